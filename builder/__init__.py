@@ -1,0 +1,1 @@
+"""The workstation side of edgebundle: import, compile, tune and sign models."""
