@@ -1,0 +1,86 @@
+"""Errors of the builder, by whose fault they are.
+
+::
+
+    BuildError
+    ├── InputFault            what was given cannot be used            exit 4
+    │   ├── ModelError            the model file cannot be read or used
+    │   │   ├── UnsupportedOperatorError
+    │   │   └── ShapeError        input names, shapes, dtypes
+    │   ├── TargetError           an unknown or impossible target
+    │   ├── ParityError           the compiled model disagrees with the reference
+    │   ├── KeyFileError          a key file that is missing, malformed or readable by others
+    │   ├── RecordsError          tuning records that do not fit
+    │   ├── PackageError          a bundle or package that cannot be read
+    │   └── FleetError            a broker or an agent that does not answer, or refuses
+    └── LinkError             the linker failed on what we compiled     exit 1
+
+A message says what was expected and what came, in one line; ``hint`` says what to do about it. Foreign exceptions
+are wrapped once, where the foreign library is called.
+"""
+
+from __future__ import annotations
+
+
+class BuildError(Exception):
+    """A failure that the builder explains in one line.
+
+    Parameters
+    ----------
+    message
+        What was expected and what came, without a final full stop.
+    hint
+        What the user can do about it, or None.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class InputFault(BuildError):  # noqa: N818 - it names whose fault it is; its leaves are the errors
+    """What the user gave cannot be used."""
+
+    exit_code = 4
+
+
+class ModelError(InputFault):
+    """The model file cannot be read or used."""
+
+
+class UnsupportedOperatorError(ModelError):
+    """The model has operators that cannot be imported; all of them are listed."""
+
+
+class ShapeError(ModelError):
+    """An input's name, shape or dtype does not fit the model."""
+
+
+class TargetError(InputFault):
+    """A target that is unknown, malformed or impossible."""
+
+
+class ParityError(InputFault):
+    """The compiled model disagrees with the reference beyond the tolerance."""
+
+
+class KeyFileError(InputFault):
+    """A key file is missing, malformed or readable by others."""
+
+
+class RecordsError(InputFault):
+    """Tuning records do not fit this version, target or model."""
+
+
+class PackageError(InputFault):
+    """A bundle or package cannot be read."""
+
+
+class FleetError(InputFault):
+    """A broker or an agent does not answer, or refuses."""
+
+
+class LinkError(BuildError):
+    """The linker refused what the compiler made: our fault."""
