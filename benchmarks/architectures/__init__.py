@@ -1,0 +1,47 @@
+"""ONNX models generated from their architectures, with seeded weights.
+
+Benchmarks and tests need the real shapes and the real export forms, not the trained values: what is generated here has
+the operators, attributes, names and quirks of the usual export of each network, and weights whose activations keep a
+sane scale through all layers, so that a comparison of logits means something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import onnx
+
+from benchmarks.architectures.bert import bert
+from benchmarks.architectures.mobilenet import mobilenetv2
+from benchmarks.architectures.resnet import resnet18, resnet50, resnet50_v2
+
+ARCHITECTURES: Mapping[str, Callable[..., onnx.ModelProto]] = {
+    "resnet18": resnet18,
+    "resnet50": resnet50,
+    "resnet50-v2": resnet50_v2,
+    "mobilenetv2": mobilenetv2,
+    "bert": bert,
+}
+
+
+def generate(name: str, seed: int = 0, **parameters: int) -> onnx.ModelProto:
+    """Generate a network.
+
+    Parameters
+    ----------
+    name
+        One of `ARCHITECTURES`.
+    seed
+        Seed of the weights: the same seed gives the same bytes.
+    parameters
+        What the architecture lets one choose: `bert` has `layers`, `hidden`, `heads`, `vocabulary`, `positions`;
+        the image networks have `size` (pixels) and `classes`.
+
+    Raises
+    ------
+    KeyError
+        There is no architecture of that name.
+    """
+    if name not in ARCHITECTURES:
+        raise KeyError(f"expected one of {', '.join(ARCHITECTURES)}, got '{name}'")
+    return ARCHITECTURES[name](seed=seed, **parameters)

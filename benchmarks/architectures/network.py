@@ -1,0 +1,153 @@
+"""A network under construction: nodes in order, weights drawn from one seeded generator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+Dim = int | str
+BATCH_NORM_EPSILON = 1e-5
+# He et al. 2015: half of a symmetric distribution's second moment passes a ReLU.
+HE_GAIN = 2.0**0.5
+# Brock et al. 2021 (arXiv 2101.08692): what passes a ReLU has a mean, which random filters turn into an offset that
+# drowns what depends on the picture. Filters of mean zero do not see it, and are scaled by the variance that is left.
+CENTRED_GAIN = (2.0 / (1.0 - 1.0 / np.pi)) ** 0.5
+
+
+class Network:
+    """Collects nodes and weights; every method adds one layer and returns the name of its output.
+
+    Parameters
+    ----------
+    name
+        The graph's name.
+    seed
+        Seed of all weights. They are drawn in the order of the calls.
+    """
+
+    def __init__(self, name: str, seed: int) -> None:
+        self.name = name
+        self._random = np.random.default_rng(seed)
+        self._nodes: list[onnx.NodeProto] = []
+        self._weights: list[onnx.TensorProto] = []
+        self._inputs: list[onnx.ValueInfoProto] = []
+        self._outputs: list[onnx.ValueInfoProto] = []
+        self._count = 0
+
+    # -- the graph
+
+    def input(self, name: str, shape: Sequence[Dim], dtype: int = TensorProto.FLOAT) -> str:
+        self._inputs.append(helper.make_tensor_value_info(name, dtype, list(shape)))
+        return name
+
+    def output(self, name: str, source: str, shape: Sequence[Dim], dtype: int = TensorProto.FLOAT) -> None:
+        """Give a value its public name, by renaming it where it is made."""
+        for node in self._nodes:
+            node.output[:] = [name if value == source else value for value in node.output]
+            node.input[:] = [name if value == source else value for value in node.input]
+        self._outputs.append(helper.make_tensor_value_info(name, dtype, list(shape)))
+
+    def node(self, op_type: str, *inputs: str, scope: str = "", **attributes: Any) -> str:
+        """Append a node of one output, named as PyTorch's exporter names them (`/layer1/Conv_12`)."""
+        name = f"{scope}/{op_type}_{self._count}"
+        self._count += 1
+        output = f"{name}_output_0"
+        self._nodes.append(helper.make_node(op_type, list(inputs), [output], name=name, **attributes))
+        return output
+
+    def weight(self, name: str, values: NDArray[Any]) -> str:
+        self._weights.append(numpy_helper.from_array(values, name))
+        return name
+
+    def constant(self, values: Any, dtype: type[np.generic], scope: str = "") -> str:
+        """Append a Constant node, the way exporters write shapes and scalars."""
+        return self.node("Constant", scope=scope, value=numpy_helper.from_array(np.array(values, dtype)))
+
+    def normal(self, *shape: int, deviation: float, mean: float = 0.0) -> NDArray[np.float32]:
+        drawn = self._random.standard_normal(shape, dtype=np.float32)
+        return drawn * np.float32(deviation) + np.float32(mean)
+
+    def uniform(self, *shape: int, low: float, high: float) -> NDArray[np.float32]:
+        return self._random.uniform(low, high, shape).astype(np.float32)
+
+    # -- layers of image networks
+
+    def conv(
+        self, x: str, name: str, channels: tuple[int, int], kernel: int, stride: int = 1, groups: int = 1
+    ) -> str:
+        """Convolution without bias, scaled so that the variance of its output is that of its input before the ReLU."""
+        inward, outward = channels
+        fan_in = inward // groups * kernel * kernel
+        gain = CENTRED_GAIN if groups == 1 else HE_GAIN
+        values = self.normal(outward, inward // groups, kernel, kernel, deviation=gain / fan_in**0.5)
+        if groups == 1:
+            values -= values.mean(axis=(1, 2, 3), keepdims=True)
+        weight = self.weight(f"{name}.weight", values)
+        return self.node(
+            "Conv",
+            x,
+            weight,
+            scope=f"/{name}",
+            dilations=[1, 1],
+            group=groups,
+            kernel_shape=[kernel, kernel],
+            pads=[kernel // 2] * 4,
+            strides=[stride, stride],
+        )
+
+    def batch_norm(self, x: str, name: str, channels: int, gain: float = 1.0, **attributes: Any) -> str:
+        """Batch normalisation with statistics near the identity; `gain` scales what it lets through."""
+        parameters = [
+            self.weight(f"{name}.weight", self.uniform(channels, low=0.9 * gain, high=1.1 * gain)),
+            self.weight(f"{name}.bias", self.normal(channels, deviation=0.1 * gain)),
+            self.weight(f"{name}.running_mean", self.normal(channels, deviation=0.1)),
+            self.weight(f"{name}.running_var", self.uniform(channels, low=0.8, high=1.2)),
+        ]
+        return self.node(
+            "BatchNormalization",
+            x,
+            *parameters,
+            scope=f"/{name}",
+            epsilon=BATCH_NORM_EPSILON,
+            momentum=0.9,
+            **attributes,
+        )
+
+    def gemm(self, x: str, name: str, sizes: tuple[int, int], deviation: float) -> str:
+        inward, outward = sizes
+        values = self.normal(outward, inward, deviation=deviation)
+        weight = self.weight(f"{name}.weight", values - values.mean(axis=1, keepdims=True))
+        bias = self.weight(f"{name}.bias", self.normal(outward, deviation=0.1))
+        return self.node("Gemm", x, weight, bias, scope=f"/{name}", alpha=1.0, beta=1.0, transB=1)
+
+    # -- the model
+
+    def model(self, opset: int, ir_version: int, *, weights_are_inputs: bool = False) -> onnx.ModelProto:
+        """Close the network.
+
+        Parameters
+        ----------
+        opset
+            Version of the default operator set.
+        ir_version
+            Version of the file format.
+        weights_are_inputs
+            List the weights among the graph's inputs too, as files before IR version 4 had to.
+        """
+        inputs = list(self._inputs)
+        if weights_are_inputs:
+            inputs += [
+                helper.make_tensor_value_info(w.name, w.data_type, list(w.dims)) for w in self._weights
+            ]
+        graph = helper.make_graph(self._nodes, self.name, inputs, self._outputs, initializer=self._weights)
+        return helper.make_model(
+            graph,
+            producer_name="edgebundle-benchmarks",
+            opset_imports=[helper.make_opsetid("", opset)],
+            ir_version=ir_version,
+        )
