@@ -1,8 +1,8 @@
 """ONNX models generated from their architectures, with seeded weights.
 
-Benchmarks and tests need the real shapes and the real export forms, not the trained values: what is generated here has
-the operators, attributes, names and quirks of the usual export of each network, and weights whose activations keep a
-sane scale through all layers, so that a comparison of logits means something.
+Benchmarks and tests need the real shapes and the real export forms, not the trained values: what is generated
+here has the operators, attributes, names and quirks of the usual export of each network, and weights whose
+activations keep a sane scale through all layers, so that a comparison of logits means something.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def generate(name: str, seed: int = 0, **parameters: int) -> onnx.ModelProto:
     seed
         Seed of the weights: the same seed gives the same bytes.
     parameters
-        What the architecture lets one choose: `bert` has `layers`, `hidden`, `heads`, `vocabulary`, `positions`;
-        the image networks have `size` (pixels) and `classes`.
+        What the architecture lets one choose: `bert` has `layers`, `hidden`, `heads`, `vocabulary` and
+        `positions`; the image networks have `size` (pixels) and `classes`.
 
     Raises
     ------

@@ -1,8 +1,8 @@
 """BERT (Devlin et al. 2018), in the form of the usual `transformers` export at opset 13.
 
-Everything that makes such a file hard to compile is here: INT64 inputs, dynamic batch and sequence, shapes computed by
-Shape/Gather/Unsqueeze/Concat in front of each Reshape, positions cut from a constant by a dynamic Slice, the mask
-expanded through ConstantOfShape/Equal/Where/Expand, LayerNorm and GELU taken apart.
+Everything that makes such a file hard to compile is here: INT64 inputs, dynamic batch and sequence, shapes
+computed by Shape/Gather/Unsqueeze/Concat in front of each Reshape, positions cut from a constant by a dynamic
+Slice, the mask expanded through ConstantOfShape/Equal/Where/Expand, LayerNorm and GELU taken apart.
 """
 
 from __future__ import annotations
@@ -43,15 +43,12 @@ def bert(
     types = net.input("token_type_ids", dims, TensorProto.INT64)
 
     bias = _mask_bias(net, ids, mask)
-    x = _embeddings(net, ids, types, hidden, vocabulary, positions)
+    x = _embeddings(net, ids, types, hidden=hidden, vocabulary=vocabulary, positions=positions)
     for layer in range(layers):
         scope = f"encoder.layer.{layer}"
-        x = _layer_norm(
-            net,
-            net.node("Add", _attention(net, x, bias, scope, hidden, heads), x, scope=f"/{scope}"),
-            f"{scope}.attention.output.LayerNorm",
-            hidden,
-        )
+        attended = _attention(net, x, bias, scope, hidden=hidden, heads=heads)
+        x = net.node("Add", attended, x, scope=f"/{scope}")
+        x = _layer_norm(net, x, f"{scope}.attention.output.LayerNorm", hidden)
         inner = _linear(net, x, f"{scope}.intermediate.dense", hidden, FEED_FORWARD * hidden)
         inner = _gelu(net, inner, f"/{scope}/intermediate")
         inner = _linear(net, inner, f"{scope}.output.dense", FEED_FORWARD * hidden, hidden)
@@ -97,7 +94,7 @@ def _mask_bias(net: Network, ids: str, mask: str) -> str:
     return net.node("Where", hidden, net.constant(MASKED, np.float32, scope), inverted, scope=scope)
 
 
-def _embeddings(net: Network, ids: str, types: str, hidden: int, vocabulary: int, positions: int) -> str:
+def _embeddings(net: Network, ids: str, types: str, *, hidden: int, vocabulary: int, positions: int) -> str:
     scope = "/embeddings"
     buffer = net.weight("embeddings.position_ids", np.arange(positions, dtype=np.int64)[None, :])
     first, axis, step = (net.constant([value], np.int64, scope) for value in (0, 1, 1))
@@ -118,32 +115,30 @@ def _embeddings(net: Network, ids: str, types: str, hidden: int, vocabulary: int
 
 
 def _linear(net: Network, x: str, name: str, inward: int, outward: int) -> str:
-    """MatMul by a transposed weight, then Add with the bias first: what torch.nn.Linear on 3 dimensions becomes."""
+    """MatMul by a transposed weight, then Add with the bias first: torch.nn.Linear on 3 dimensions."""
     weight = net.weight(f"onnx::MatMul_{name}", net.normal(inward, outward, deviation=inward**-0.5))
     bias = net.weight(f"{name}.bias", net.normal(outward, deviation=0.1))
     return net.node("Add", bias, net.node("MatMul", x, weight, scope=f"/{name}"), scope=f"/{name}")
 
 
-def _split_heads(net: Network, x: str, scope: str, heads: int, width: int, order: list[int]) -> str:
+def _split_heads(net: Network, x: str, scope: str, sizes: tuple[int, int], order: list[int]) -> str:
     batch, sequence = _dim(net, x, 0, scope), _dim(net, x, 1, scope)
-    count, size = net.constant([heads], np.int64, scope), net.constant([width], np.int64, scope)
+    count, size = (net.constant([size], np.int64, scope) for size in sizes)
     shape = net.node("Concat", batch, sequence, count, size, scope=scope, axis=0)
     return net.node("Transpose", net.node("Reshape", x, shape, scope=scope), scope=scope, perm=order)
 
 
-def _attention(net: Network, x: str, bias: str, scope: str, hidden: int, heads: int) -> str:
+def _attention(net: Network, x: str, bias: str, scope: str, *, hidden: int, heads: int) -> str:
     name, scope = f"{scope}.attention", f"/{scope}/attention/self"
-    width = hidden // heads
+    sizes = (heads, hidden // heads)
     query = _linear(net, x, f"{name}.self.query", hidden, hidden)
-    key = _split_heads(
-        net, _linear(net, x, f"{name}.self.key", hidden, hidden), scope, heads, width, [0, 2, 3, 1]
-    )
-    value = _split_heads(
-        net, _linear(net, x, f"{name}.self.value", hidden, hidden), scope, heads, width, [0, 2, 1, 3]
-    )
-    query = _split_heads(net, query, scope, heads, width, [0, 2, 1, 3])
+    key = _linear(net, x, f"{name}.self.key", hidden, hidden)
+    key = _split_heads(net, key, scope, sizes, [0, 2, 3, 1])
+    value = _linear(net, x, f"{name}.self.value", hidden, hidden)
+    value = _split_heads(net, value, scope, sizes, [0, 2, 1, 3])
+    query = _split_heads(net, query, scope, sizes, [0, 2, 1, 3])
     scores = net.node("MatMul", query, key, scope=scope)
-    scores = net.node("Div", scores, net.constant(width**0.5, np.float32, scope), scope=scope)
+    scores = net.node("Div", scores, net.constant(sizes[1] ** 0.5, np.float32, scope), scope=scope)
     weights = net.node("Softmax", net.node("Add", scores, bias, scope=scope), scope=scope, axis=-1)
     context = net.node(
         "Transpose", net.node("MatMul", weights, value, scope=scope), scope=scope, perm=[0, 2, 1, 3]

@@ -25,7 +25,7 @@ LOGIT_GAIN = 3.0
 
 
 def mobilenetv2(seed: int = 0, *, size: int = 224, classes: int = 1000) -> onnx.ModelProto:
-    """MobileNetV2: input `input` [1, 3, size, size], output `output` [1, classes]; ReLU6 is a Clip of two constants."""
+    """MobileNetV2: `input` [1, 3, size, size] to `output` [1, classes]; ReLU6 is a Clip by two constants."""
     net = Network("mobilenetv2", seed)
     x = net.input("input", (1, 3, size, size))
     x = net.conv(x, "features.0.0", (3, STEM_CHANNELS), 3, stride=2)
@@ -35,7 +35,9 @@ def mobilenetv2(seed: int = 0, *, size: int = 224, classes: int = 1000) -> onnx.
     for expansion, outward, repeats, first_stride in BLOCKS:
         for repeat in range(repeats):
             stride = first_stride if repeat == 0 else 1
-            x = _inverted_residual(net, x, f"features.{index}.conv", (inward, outward), expansion, stride)
+            x = _inverted_residual(
+                net, x, f"features.{index}.conv", (inward, outward), expansion=expansion, stride=stride
+            )
             inward = outward
             index += 1
     x = net.conv(x, f"features.{index}.0", (inward, LAST_CHANNELS), 1)
@@ -48,7 +50,7 @@ def mobilenetv2(seed: int = 0, *, size: int = 224, classes: int = 1000) -> onnx.
 
 
 def _inverted_residual(
-    net: Network, x: str, scope: str, channels: tuple[int, int], expansion: int, stride: int
+    net: Network, x: str, scope: str, channels: tuple[int, int], *, expansion: int, stride: int
 ) -> str:
     inward, outward = channels
     shortcut, layer = x, 0
@@ -57,7 +59,7 @@ def _inverted_residual(
         x = net.conv(x, f"{scope}.{layer}.0", (inward, width), 1)
         x = _relu6(net, net.batch_norm(x, f"{scope}.{layer}.1", width), f"{scope}.{layer}.2")
         layer += 1
-    x = net.conv(x, f"{scope}.{layer}.0", (width, width), 3, stride, groups=width)
+    x = net.conv(x, f"{scope}.{layer}.0", (width, width), 3, stride=stride, groups=width)
     x = _relu6(net, net.batch_norm(x, f"{scope}.{layer}.1", width), f"{scope}.{layer}.2")
     x = net.conv(x, f"{scope}.{layer + 1}", (width, outward), 1)
     x = net.batch_norm(x, f"{scope}.{layer + 2}", outward, gain=PROJECTION_GAIN)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 Dim = int | str
+Attribute: TypeAlias = int | float | str | Sequence[int] | onnx.TensorProto
 BATCH_NORM_EPSILON = 1e-5
-# He et al. 2015: half of a symmetric distribution's second moment passes a ReLU.
+# He et al. 2015 (arXiv 1502.01852): half of the second moment passes a ReLU.
 HE_GAIN = 2.0**0.5
-# Brock et al. 2021 (arXiv 2101.08692): what passes a ReLU has a mean, which random filters turn into an offset that
-# drowns what depends on the picture. Filters of mean zero do not see it, and are scaled by the variance that is left.
+# Brock et al. 2021 (arXiv 2101.08692): what passes a ReLU has a mean, which random filters turn into an
+# offset that drowns what depends on the picture. Filters of mean zero do not see it, and are scaled by the
+# variance that is left.
 CENTRED_GAIN = (2.0 / (1.0 - 1.0 / np.pi)) ** 0.5
 
 
@@ -39,8 +41,6 @@ class Network:
         self._outputs: list[onnx.ValueInfoProto] = []
         self._count = 0
 
-    # -- the graph
-
     def input(self, name: str, shape: Sequence[Dim], dtype: int = TensorProto.FLOAT) -> str:
         self._inputs.append(helper.make_tensor_value_info(name, dtype, list(shape)))
         return name
@@ -52,7 +52,7 @@ class Network:
             node.input[:] = [name if value == source else value for value in node.input]
         self._outputs.append(helper.make_tensor_value_info(name, dtype, list(shape)))
 
-    def node(self, op_type: str, *inputs: str, scope: str = "", **attributes: Any) -> str:
+    def node(self, op_type: str, *inputs: str, scope: str = "", **attributes: Attribute) -> str:
         """Append a node of one output, named as PyTorch's exporter names them (`/layer1/Conv_12`)."""
         name = f"{scope}/{op_type}_{self._count}"
         self._count += 1
@@ -64,7 +64,7 @@ class Network:
         self._weights.append(numpy_helper.from_array(values, name))
         return name
 
-    def constant(self, values: Any, dtype: type[np.generic], scope: str = "") -> str:
+    def constant(self, values: ArrayLike, dtype: type[np.generic], scope: str = "") -> str:
         """Append a Constant node, the way exporters write shapes and scalars."""
         return self.node("Constant", scope=scope, value=numpy_helper.from_array(np.array(values, dtype)))
 
@@ -75,12 +75,10 @@ class Network:
     def uniform(self, *shape: int, low: float, high: float) -> NDArray[np.float32]:
         return self._random.uniform(low, high, shape).astype(np.float32)
 
-    # -- layers of image networks
-
     def conv(
-        self, x: str, name: str, channels: tuple[int, int], kernel: int, stride: int = 1, groups: int = 1
+        self, x: str, name: str, channels: tuple[int, int], kernel: int, *, stride: int = 1, groups: int = 1
     ) -> str:
-        """Convolution without bias, scaled so that the variance of its output is that of its input before the ReLU."""
+        """Convolution without bias, whose output has the variance that its input had before the ReLU."""
         inward, outward = channels
         fan_in = inward // groups * kernel * kernel
         gain = CENTRED_GAIN if groups == 1 else HE_GAIN
@@ -100,7 +98,7 @@ class Network:
             strides=[stride, stride],
         )
 
-    def batch_norm(self, x: str, name: str, channels: int, gain: float = 1.0, **attributes: Any) -> str:
+    def batch_norm(self, x: str, name: str, channels: int, gain: float = 1.0, **attributes: Attribute) -> str:
         """Batch normalisation with statistics near the identity; `gain` scales what it lets through."""
         parameters = [
             self.weight(f"{name}.weight", self.uniform(channels, low=0.9 * gain, high=1.1 * gain)),
@@ -124,8 +122,6 @@ class Network:
         weight = self.weight(f"{name}.weight", values - values.mean(axis=1, keepdims=True))
         bias = self.weight(f"{name}.bias", self.normal(outward, deviation=0.1))
         return self.node("Gemm", x, weight, bias, scope=f"/{name}", alpha=1.0, beta=1.0, transB=1)
-
-    # -- the model
 
     def model(self, opset: int, ir_version: int, *, weights_are_inputs: bool = False) -> onnx.ModelProto:
         """Close the network.

@@ -1,4 +1,4 @@
-"""ResNet-18, ResNet-50 (He et al. 2015, stride in the 3x3 as everybody exports it) and ResNet-50 v2 (He et al. 2016)."""
+"""ResNet-18 and ResNet-50 (He et al. 2015, stride in the 3x3 as all export it), and v2 (He et al. 2016)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STAGE_WIDTHS = (64, 128, 256, 512)
 EXPANSION = 4
 # A residual branch adds a tenth of its input's variance, so that sixteen of them do not blow up the sum.
 BRANCH_GAIN = 0.3
-# Spread of the logits' weights, relative to 1/sqrt(inputs): makes logits that differ by a few units, and by picture.
+# Spread of the last weights, relative to 1/sqrt(inputs): logits differ by a few units, and by picture.
 LOGIT_GAIN = 12.0
 PRE_ACTIVATION_LOGIT_GAIN = 4.0
 
@@ -47,7 +47,7 @@ def _version1(
             outward = width * EXPANSION if bottleneck else width
             shortcut = x
             if stride != 1 or inward != outward:
-                shortcut = net.conv(x, f"{scope}.downsample.0", (inward, outward), 1, stride)
+                shortcut = net.conv(x, f"{scope}.downsample.0", (inward, outward), 1, stride=stride)
                 shortcut = net.batch_norm(shortcut, f"{scope}.downsample.1", outward, gain=0.5**0.5)
             branch = _branch(net, x, scope, (inward, width, outward), stride, bottleneck=bottleneck)
             x = net.node("Relu", net.node("Add", branch, shortcut, scope=f"/{scope}"), scope=f"/{scope}/relu")
@@ -69,7 +69,7 @@ def _branch(
         layers = [(inward, width, 3, stride), (width, outward, 3, 1)]
     for number, (before, after, kernel, step) in enumerate(layers, start=1):
         last = number == len(layers)
-        x = net.conv(x, f"{scope}.conv{number}", (before, after), kernel, step)
+        x = net.conv(x, f"{scope}.conv{number}", (before, after), kernel, stride=step)
         x = net.batch_norm(x, f"{scope}.bn{number}", after, gain=BRANCH_GAIN if last else 1.0)
         if not last:
             x = net.node("Relu", x, scope=f"/{scope}/relu")
@@ -79,9 +79,9 @@ def _branch(
 def resnet50_v2(seed: int = 0, *, size: int = 224, classes: int = 1000) -> onnx.ModelProto:
     """ResNet-50 v2 in the form of the ONNX zoo's `resnet50-v2-7`.
 
-    Input `data` [N, 3, size, size] with a symbolic batch, `classes` logits; pre-activation, so that most batch norms
-    follow an addition and cannot be folded into a convolution; opset 7 and IR version 3, whose files list the weights
-    among the graph's inputs; the flatten is a Reshape to (0, -1).
+    Input `data` [N, 3, size, size] with a symbolic batch, `classes` logits; pre-activation, so that many
+    batch norms follow an addition and cannot be folded into a convolution; opset 7 and IR version 3, whose
+    files list the weights among the graph's inputs; the flatten is a Reshape to (0, -1).
     """
     net = Network("resnet50-v2", seed)
     x = net.input("data", ("N", 3, size, size))
@@ -98,10 +98,10 @@ def resnet50_v2(seed: int = 0, *, size: int = 224, classes: int = 1000) -> onnx.
             residual = x
             x = net.node("Relu", net.batch_norm(x, f"{scope}.batchnorm0", inward), scope=f"/{scope}")
             if block == 0:
-                residual = net.conv(x, f"{scope}.downsample", (inward, outward), 1, stride)
+                residual = net.conv(x, f"{scope}.downsample", (inward, outward), 1, stride=stride)
             x = net.conv(x, f"{scope}.conv0", (inward, width), 1)
             x = net.node("Relu", net.batch_norm(x, f"{scope}.batchnorm1", width), scope=f"/{scope}")
-            x = net.conv(x, f"{scope}.conv1", (width, width), 3, stride)
+            x = net.conv(x, f"{scope}.conv1", (width, width), 3, stride=stride)
             x = net.node(
                 "Relu", net.batch_norm(x, f"{scope}.batchnorm2", width, BRANCH_GAIN), scope=f"/{scope}"
             )
