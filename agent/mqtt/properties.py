@@ -1,0 +1,206 @@
+"""The properties of a PUBLISH packet (MQTT 5.0, 3.3.2.3), decoded and encoded without copies of the payload.
+
+A core without sockets: bytes in, a frozen value out. What the agent does not use (topic aliases, subscription
+identifiers) is refused or skipped by the specification's rules: no alias is ever granted by us, so one that
+comes is a protocol error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+# What the specification allows in a two-byte length.
+MAX_STRING_BYTES: Final = 65535
+# A request carries a handful of user properties; more than this many is somebody trying something.
+MAX_USER_PROPERTIES: Final = 256
+MAX_EXPIRY_S: Final = 2**32 - 1
+
+_PAYLOAD_FORMAT: Final = 0x01
+_MESSAGE_EXPIRY: Final = 0x02
+_CONTENT_TYPE: Final = 0x03
+_RESPONSE_TOPIC: Final = 0x08
+_CORRELATION_DATA: Final = 0x09
+_SUBSCRIPTION_ID: Final = 0x0B
+_USER_PROPERTY: Final = 0x26
+
+
+class MalformedPropertiesError(ValueError):
+    """The bytes are no valid properties of a PUBLISH packet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Properties:
+    """What travels beside a payload; with MQTT 3.1.1 all of it is empty.
+
+    Parameters
+    ----------
+    content_type
+        The payload's media type.
+    response_topic, correlation_data
+        Where an answer should go, and what it must echo.
+    expiry_s
+        Seconds until the message is worth nothing.
+    utf8
+        The payload is declared to be UTF-8 text.
+    user
+        Pairs, in order; names may repeat.
+    """
+
+    content_type: str | None = None
+    response_topic: str | None = None
+    correlation_data: bytes | None = None
+    expiry_s: int | None = None
+    utf8: bool = False
+    user: tuple[tuple[str, str], ...] = ()
+
+    def first(self, name: str) -> str | None:
+        """Return the first user property of that name."""
+        return next((value for key, value in self.user if key == name), None)
+
+    def all(self, name: str) -> tuple[str, ...]:
+        """Return every user property of that name, in order."""
+        return tuple(value for key, value in self.user if key == name)
+
+
+EMPTY: Final = Properties()
+
+
+def encode(properties: Properties) -> bytes:
+    """Write properties with their length in front.
+
+    Raises
+    ------
+    ValueError
+        When a string is too long for MQTT, or the expiry is out of range.
+    """
+    out = bytearray()
+    if properties.utf8:
+        out += bytes((_PAYLOAD_FORMAT, 1))
+    if properties.expiry_s is not None:
+        if not 0 <= properties.expiry_s <= MAX_EXPIRY_S:
+            raise ValueError(
+                f"message expiry: expected 0 to {MAX_EXPIRY_S} seconds, got {properties.expiry_s}"
+            )
+        out.append(_MESSAGE_EXPIRY)
+        out += properties.expiry_s.to_bytes(4, "big")
+    if properties.content_type is not None:
+        out.append(_CONTENT_TYPE)
+        _put(out, properties.content_type.encode())
+    if properties.response_topic is not None:
+        out.append(_RESPONSE_TOPIC)
+        _put(out, properties.response_topic.encode())
+    if properties.correlation_data is not None:
+        out.append(_CORRELATION_DATA)
+        _put(out, properties.correlation_data)
+    for name, value in properties.user:
+        out.append(_USER_PROPERTY)
+        _put(out, name.encode())
+        _put(out, value.encode())
+    return _encode_length(len(out)) + bytes(out)
+
+
+def decode(packet: memoryview, start: int) -> tuple[Properties, int]:
+    """Read properties that begin at `start`, and return them with the offset behind them.
+
+    Raises
+    ------
+    MalformedPropertiesError
+        When the bytes break the specification's rules.
+    """
+    length, at = _decode_varint(packet, start)
+    end = at + length
+    if end > len(packet):
+        raise MalformedPropertiesError(
+            f"properties of {length} bytes in a packet that has {len(packet) - at} left"
+        )
+    seen: set[int] = set()
+    content_type: str | None = None
+    response_topic: str | None = None
+    correlation_data: bytes | None = None
+    expiry_s: int | None = None
+    utf8 = False
+    user: list[tuple[str, str]] = []
+    while at < end:
+        identifier = packet[at]
+        at += 1
+        if identifier == _USER_PROPERTY:
+            if len(user) == MAX_USER_PROPERTIES:
+                raise MalformedPropertiesError(f"more than {MAX_USER_PROPERTIES} user properties")
+            name, at = _get_string(packet, at, end)
+            value, at = _get_string(packet, at, end)
+            user.append((name, value))
+            continue
+        if identifier in seen and identifier != _SUBSCRIPTION_ID:
+            raise MalformedPropertiesError(f"property 0x{identifier:02x} stands twice")
+        seen.add(identifier)
+        if identifier == _RESPONSE_TOPIC:
+            response_topic, at = _get_string(packet, at, end)
+        elif identifier == _CORRELATION_DATA:
+            correlation_data, at = _get_bytes(packet, at, end)
+        elif identifier == _CONTENT_TYPE:
+            content_type, at = _get_string(packet, at, end)
+        elif identifier == _MESSAGE_EXPIRY:
+            raw = packet[at : at + 4]
+            at += 4
+            expiry_s = int.from_bytes(raw, "big")
+        elif identifier == _PAYLOAD_FORMAT:
+            utf8 = at < end and packet[at] == 1
+            at += 1
+        elif identifier == _SUBSCRIPTION_ID:
+            _, at = _decode_varint(packet, at)
+        else:
+            raise MalformedPropertiesError(
+                f"property 0x{identifier:02x} does not belong in a PUBLISH sent to us"
+            )
+        if at > end:
+            raise MalformedPropertiesError("a property runs over the end of the properties")
+    return Properties(content_type, response_topic, correlation_data, expiry_s, utf8, tuple(user)), end
+
+
+def _put(out: bytearray, value: bytes) -> None:
+    if len(value) > MAX_STRING_BYTES:
+        raise ValueError(f"an MQTT string holds {MAX_STRING_BYTES} bytes, got {len(value)}")
+    out += len(value).to_bytes(2, "big")
+    out += value
+
+
+def _get_bytes(packet: memoryview, at: int, end: int) -> tuple[bytes, int]:
+    behind = at + 2
+    stop = behind + int.from_bytes(packet[at:behind], "big")
+    if stop > end or behind > end:
+        raise MalformedPropertiesError("a string runs over the end of the properties")
+    return bytes(packet[behind:stop]), stop
+
+
+def _get_string(packet: memoryview, at: int, end: int) -> tuple[str, int]:
+    raw, stop = _get_bytes(packet, at, end)
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        raise MalformedPropertiesError(f"a string is no UTF-8: {error}") from error
+    if "\0" in text:  # MQTT 5.0, 1.5.4
+        raise MalformedPropertiesError("a string holds U+0000")
+    return text, stop
+
+
+def _encode_length(length: int) -> bytes:
+    out = bytearray()
+    while True:
+        length, low = divmod(length, 128)
+        out.append(low | 0x80 if length else low)
+        if not length:
+            return bytes(out)
+
+
+def _decode_varint(packet: memoryview, at: int) -> tuple[int, int]:
+    value = 0
+    for place in range(4):  # MQTT 5.0, 1.5.5: at most four bytes
+        if at >= len(packet):
+            raise MalformedPropertiesError("a length runs over the end of the packet")
+        byte = packet[at]
+        at += 1
+        value |= (byte & 0x7F) << (7 * place)
+        if byte < 0x80:
+            return value, at
+    raise MalformedPropertiesError("a length of more than four bytes")

@@ -1,0 +1,124 @@
+"""What each MQTT 5 reason code means for us: try again, try again much later, fall back, or give up.
+
+One table for every packet that carries a code (MQTT 5.0, 2.4). MQTT 3.1.1's return codes are mapped to it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+
+class Action(Enum):
+    """What follows from a reason code."""
+
+    DONE = "done"  # it worked
+    RETRY = "retry"  # a passing condition: with the usual back-off
+    LATER = "later"  # somebody has to change something first: with the longest back-off, and loudly
+    FALL_BACK = "fall back"  # the broker does not speak this version of MQTT
+    GIVE_UP = "give up"  # the same packet will never be accepted
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """One reason code.
+
+    Parameters
+    ----------
+    code
+        The byte on the wire.
+    name
+        The specification's name of it.
+    connecting
+        What follows when it ends a connection or refuses one (CONNACK, DISCONNECT).
+    sending
+        What follows when it refuses a message or a subscription (PUBACK, SUBACK).
+    """
+
+    code: int
+    name: str
+    connecting: Action
+    sending: Action
+
+    @property
+    def failed(self) -> bool:
+        """Whether the code reports a failure (MQTT 5.0, 2.4: 0x80 and above)."""
+        return self.code >= FAILURE
+
+    def __str__(self) -> str:
+        return f"{self.name} (0x{self.code:02x})"
+
+
+FAILURE: Final = 0x80
+
+_DONE, _RETRY, _LATER, _FALL_BACK, _GIVE_UP = Action
+
+_TABLE: Final = (
+    #      code  name                                   connecting   sending
+    Reason(0x00, "Success", _DONE, _DONE),
+    Reason(0x01, "Granted QoS 1", _DONE, _DONE),
+    Reason(0x02, "Granted QoS 2", _DONE, _DONE),
+    Reason(0x04, "Disconnect with will message", _RETRY, _DONE),
+    Reason(0x10, "No matching subscribers", _DONE, _DONE),
+    Reason(0x11, "No subscription existed", _DONE, _DONE),
+    Reason(0x18, "Continue authentication", _LATER, _GIVE_UP),
+    Reason(0x19, "Re-authenticate", _LATER, _GIVE_UP),
+    Reason(0x80, "Unspecified error", _RETRY, _RETRY),
+    Reason(0x81, "Malformed packet", _RETRY, _GIVE_UP),
+    Reason(0x82, "Protocol error", _RETRY, _GIVE_UP),
+    Reason(0x83, "Implementation specific error", _RETRY, _RETRY),
+    Reason(0x84, "Unsupported protocol version", _FALL_BACK, _GIVE_UP),
+    Reason(0x85, "Client identifier not valid", _LATER, _GIVE_UP),
+    Reason(0x86, "Bad user name or password", _LATER, _GIVE_UP),
+    Reason(0x87, "Not authorized", _LATER, _GIVE_UP),
+    Reason(0x88, "Server unavailable", _RETRY, _RETRY),
+    Reason(0x89, "Server busy", _RETRY, _RETRY),
+    Reason(0x8A, "Banned", _LATER, _GIVE_UP),
+    Reason(0x8B, "Server shutting down", _RETRY, _RETRY),
+    Reason(0x8C, "Bad authentication method", _LATER, _GIVE_UP),
+    Reason(0x8D, "Keep alive timeout", _RETRY, _RETRY),
+    # Somebody else connected under our name: coming straight back would start a war of reconnections.
+    Reason(0x8E, "Session taken over", _LATER, _RETRY),
+    Reason(0x8F, "Topic filter invalid", _LATER, _GIVE_UP),
+    Reason(0x90, "Topic name invalid", _RETRY, _GIVE_UP),
+    Reason(0x91, "Packet identifier in use", _RETRY, _RETRY),
+    Reason(0x92, "Packet identifier not found", _RETRY, _DONE),
+    Reason(0x93, "Receive maximum exceeded", _RETRY, _RETRY),
+    Reason(0x94, "Topic alias invalid", _RETRY, _GIVE_UP),
+    Reason(0x95, "Packet too large", _RETRY, _GIVE_UP),
+    Reason(0x96, "Message rate too high", _RETRY, _RETRY),
+    Reason(0x97, "Quota exceeded", _RETRY, _RETRY),
+    Reason(0x98, "Administrative action", _RETRY, _RETRY),
+    Reason(0x99, "Payload format invalid", _RETRY, _GIVE_UP),
+    Reason(0x9A, "Retain not supported", _LATER, _GIVE_UP),
+    Reason(0x9B, "QoS not supported", _LATER, _GIVE_UP),
+    Reason(0x9C, "Use another server", _LATER, _RETRY),
+    Reason(0x9D, "Server moved", _LATER, _RETRY),
+    Reason(0x9E, "Shared subscriptions not supported", _LATER, _GIVE_UP),
+    Reason(0x9F, "Connection rate exceeded", _RETRY, _RETRY),
+    Reason(0xA0, "Maximum connect time", _RETRY, _RETRY),
+    Reason(0xA1, "Subscription identifiers not supported", _LATER, _GIVE_UP),
+    Reason(0xA2, "Wildcard subscriptions not supported", _LATER, _GIVE_UP),
+)
+
+_BY_CODE: Final = {reason.code: reason for reason in _TABLE}
+
+# MQTT 3.1.1, table 3.1, to the MQTT 5 code of the same meaning.
+_CONNACK_V3: Final = {0: 0x00, 1: 0x84, 2: 0x85, 3: 0x88, 4: 0x86, 5: 0x87}
+
+
+def reason(code: int) -> Reason:
+    """Return the row of a code; one that the specification does not know counts by its failure bit alone."""
+    known = _BY_CODE.get(code)
+    if known is not None:
+        return known
+    name = f"Unknown reason code {code}"
+    if code >= FAILURE:
+        return Reason(code, name, Action.RETRY, Action.RETRY)
+    return Reason(code, name, Action.DONE, Action.DONE)
+
+
+def reason_of_connack_v3(return_code: int) -> Reason:
+    """Return the row that answers to a return code of MQTT 3.1.1's CONNACK."""
+    return reason(_CONNACK_V3.get(return_code, 0x80))

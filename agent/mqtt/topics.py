@@ -1,0 +1,275 @@
+"""Every topic of version 1, as two inverse functions.
+
+Promises: `parse_topic(format_topic(t)) == t` for every topic, and `format_topic(parse_topic(s)) == s` for
+every string that `parse_topic` accepts. No other module writes a topic string down.
+
+Who may publish what is the broker's business (its access control list); which Response Topics the agent
+answers to is decided here: only a `Reply` parses as one.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+PREFIX: Final = "edge/v1"
+RESERVED_NAMES: Final = frozenset({"groups", "replies"})
+
+# One level of a topic that we or a user choose. 64 characters keep a topic far below 65535 bytes of MQTT.
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+# A model's name is the manifest's `name`.
+_MODEL: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_OFFSET: Final = re.compile(r"0|[1-9][0-9]{0,15}", re.ASCII)
+# What a client hangs below its reply space: a few levels, without wildcards, control characters or `$`.
+_REPLY_SUFFIX: Final = re.compile(r"[A-Za-z0-9._~:=@-]{1,128}(/[A-Za-z0-9._~:=@-]{1,128}){0,7}", re.ASCII)
+# Longer strings are refused before any pattern looks at them.
+MAX_TOPIC_CHARACTERS: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """`edge/v1/<device>/state`: online, stopped or offline."""
+
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Info:
+    """`edge/v1/<device>/info`: hardware, features, versions, capabilities."""
+
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """`edge/v1/<device>/metrics`: counters and histograms, every interval."""
+
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelState:
+    """`edge/v1/<device>/models/<model>/state`: metadata, ready, version, digest."""
+
+    device: str
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Infer:
+    """`edge/v1/<device>/models/<model>/infer`: a request for this device."""
+
+    device: str
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupInfer:
+    """`edge/v1/groups/<group>/models/<model>/infer`: a request for any device of a group."""
+
+    group: str
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Desired:
+    """`edge/v1/<device>/desired`: which models should run."""
+
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """`edge/v1/<device>/reported`: which models do run."""
+
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """`edge/v1/<device>/jobs/<job>`: the execution state of one deployment."""
+
+    device: str
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class BlockWant:
+    """`edge/v1/<device>/bundles/<digest>/want`: the agent asks for blocks; `digest` is 64 hex digits."""
+
+    device: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """`edge/v1/<device>/bundles/<digest>/block/<offset>`: raw bytes of a bundle from `offset` on."""
+
+    device: str
+    digest: str
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """`edge/v1/replies/<client>/<suffix>`: where answers may go, and nowhere else."""
+
+    client: str
+    suffix: str
+
+
+Topic = (
+    State
+    | Info
+    | Metrics
+    | ModelState
+    | Infer
+    | GroupInfer
+    | Desired
+    | Reported
+    | Job
+    | BlockWant
+    | Block
+    | Reply
+)
+
+
+def is_device_name(name: str) -> bool:
+    """Whether `name` can stand as the device (or client, or group) level of a topic."""
+    return _NAME.fullmatch(name) is not None and name not in RESERVED_NAMES
+
+
+def format_topic(topic: Topic) -> str:
+    """Write a topic.
+
+    Raises
+    ------
+    ValueError
+        When a part of it would not survive `parse_topic` (a `/` or `+` in a name, say).
+    """
+    match topic:
+        case State(device):
+            text = f"{PREFIX}/{device}/state"
+        case Info(device):
+            text = f"{PREFIX}/{device}/info"
+        case Metrics(device):
+            text = f"{PREFIX}/{device}/metrics"
+        case ModelState(device, model):
+            text = f"{PREFIX}/{device}/models/{model}/state"
+        case Infer(device, model):
+            text = f"{PREFIX}/{device}/models/{model}/infer"
+        case GroupInfer(group, model):
+            text = f"{PREFIX}/groups/{group}/models/{model}/infer"
+        case Desired(device):
+            text = f"{PREFIX}/{device}/desired"
+        case Reported(device):
+            text = f"{PREFIX}/{device}/reported"
+        case Job(device, job):
+            text = f"{PREFIX}/{device}/jobs/{job}"
+        case BlockWant(device, digest):
+            text = f"{PREFIX}/{device}/bundles/{digest}/want"
+        case Block(device, digest, offset):
+            text = f"{PREFIX}/{device}/bundles/{digest}/block/{offset}"
+        case Reply(client, suffix):
+            text = f"{PREFIX}/replies/{client}/{suffix}"
+    if parse_topic(text) != topic:
+        raise ValueError(
+            f"a topic cannot be made of {topic!r}: a name in it has characters that topics may not have"
+        )
+    return text
+
+
+def parse_topic(text: str) -> Topic | None:
+    """Read a topic; None for anything that `format_topic` would not have written."""
+    if len(text) > MAX_TOPIC_CHARACTERS or not text.startswith(PREFIX + "/"):
+        return None
+    head, _, rest = text[len(PREFIX) + 1 :].partition("/")
+    if head == "replies":
+        return _parse_reply(rest)
+    if head == "groups":
+        match rest.split("/"):
+            case [group, "models", model, "infer"] if is_device_name(group) and _MODEL.fullmatch(model):
+                return GroupInfer(group, model)
+        return None
+    if not is_device_name(head):
+        return None
+    return _parse_device_topic(head, rest.split("/"))
+
+
+def _parse_reply(rest: str) -> Reply | None:
+    client, _, suffix = rest.partition("/")
+    if is_device_name(client) and _REPLY_SUFFIX.fullmatch(suffix):
+        return Reply(client, suffix)
+    return None
+
+
+def _parse_device_topic(device: str, levels: list[str]) -> Topic | None:
+    match levels:
+        case ["state"]:
+            return State(device)
+        case ["info"]:
+            return Info(device)
+        case ["metrics"]:
+            return Metrics(device)
+        case ["desired"]:
+            return Desired(device)
+        case ["reported"]:
+            return Reported(device)
+        case ["models", model, "state"] if _MODEL.fullmatch(model):
+            return ModelState(device, model)
+        case ["models", model, "infer"] if _MODEL.fullmatch(model):
+            return Infer(device, model)
+        case ["jobs", job] if _NAME.fullmatch(job):
+            return Job(device, job)
+        case ["bundles", digest, "want"] if _DIGEST.fullmatch(digest):
+            return BlockWant(device, digest)
+        case ["bundles", digest, "block", offset] if _DIGEST.fullmatch(digest) and _OFFSET.fullmatch(offset):
+            return Block(device, digest, int(offset))
+    return None
+
+
+def infer_filter(device: str) -> str:
+    """Requests for any model of a device, so that an unknown one is answered 404 and not with silence."""
+    return f"{PREFIX}/{device}/models/+/infer"
+
+
+def group_filter(group: str, model: str) -> str:
+    """The shared subscription of a group's members: the broker hands each request to one of them."""
+    return f"$share/{group}/{format_topic(GroupInfer(group, model))}"
+
+
+def reply_filter(client: str) -> str:
+    """Everything below a client's reply space."""
+    return f"{PREFIX}/replies/{client}/#"
+
+
+def block_filter(device: str, digest: str) -> str:
+    """All blocks of one bundle on their way to a device."""
+    return f"{PREFIX}/{device}/bundles/{digest}/block/+"
+
+
+def want_filter(device: str) -> str:
+    """All requests of a device for blocks."""
+    return f"{PREFIX}/{device}/bundles/+/want"
+
+
+def jobs_filter(device: str) -> str:
+    """All jobs of a device."""
+    return f"{PREFIX}/{device}/jobs/+"
+
+
+def model_states_filter(device: str = "+") -> str:
+    """The states of all models of a device, or of every device."""
+    return f"{PREFIX}/{device}/models/+/state"
+
+
+def states_filter() -> str:
+    """The states of all devices."""
+    return f"{PREFIX}/+/state"
+
+
+def infos_filter() -> str:
+    """What all devices say about themselves."""
+    return f"{PREFIX}/+/info"
