@@ -1,0 +1,175 @@
+"""A small JSON document that survives a crash, a full disk, and a flipped bit.
+
+Promises: a reader sees the whole of the old document or the whole of the new one, whatever was killed in between;
+a document that was damaged is recognised (its digest stands beside it), moved aside, and the mirror is served.
+Leaves to others: what the document means, and when it is written.
+"""
+
+import errno
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from agent.errors import NoSpaceError, StoreError
+
+# Far above anything the store writes (64 models, 64 jobs), far below what a small board can parse.
+MAX_STATE_BYTES = 4 * 1024 * 1024
+# What a full disk, a full quota, and a file-size limit say.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+Checkpoint = Callable[[str], None]
+"""Called with the name of a step that has just been made durable; tests kill the process there."""
+
+log = logging.getLogger(__name__)
+
+
+def no_checkpoint(_name: str) -> None:
+    """Do nothing: what production code passes as its checkpoint."""
+
+
+def store_error(doing: str, error: OSError) -> StoreError:
+    """Turn what the file system said into the error that a job reports.
+
+    Parameters
+    ----------
+    doing
+        What was being done, as in "writing active.json".
+    error
+        What the system call raised.
+    """
+    if error.errno in _FULL:
+        return NoSpaceError(f"{doing}: {error.strerror}", hint="free some space in the state directory")
+    return StoreError(f"{doing}: {error.strerror or error}")
+
+
+def sync_directory(directory: Path) -> None:
+    """Make renames and removals in `directory` durable.
+
+    A rename without this can be undone by a power cut, and the file is lost with it.
+    """
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_durably(path: Path, data: bytes, *, mode: int = 0o640) -> None:
+    """Replace `path` by `data`, durably and all at once.
+
+    Raises
+    ------
+    NoSpaceError
+        The disk is full; what was there before is untouched and nothing is left behind.
+    StoreError
+        Any other failure of the file system, with the same promise.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(descriptor, view) :]
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        temporary.replace(path)
+        sync_directory(path.parent)
+    except OSError as e:
+        temporary.unlink(missing_ok=True)
+        raise store_error(f"writing {path.name}", e) from e
+
+
+class StateFile:
+    """One JSON document at `path`, with a mirror beside it when it must not be lost.
+
+    Parameters
+    ----------
+    path
+        Where the document is. The mirror, if any, is ``<path>.mirror``; a damaged one ends up at
+        ``<path>.corrupt``, for a person to look at.
+    mirrored
+        Write every version twice. For what cannot be worked out again from elsewhere.
+    checkpoint
+        Called after each durable step, for fault injection.
+    """
+
+    def __init__(self, path: Path, *, mirrored: bool, checkpoint: Checkpoint = no_checkpoint) -> None:
+        self._path = path
+        self._mirror = path.with_name(path.name + ".mirror") if mirrored else None
+        self._checkpoint = checkpoint
+
+    def load(self) -> object | None:
+        """Return the newest undamaged document, or None when there is none."""
+        documents = self.load_all()
+        return documents[0] if documents else None
+
+    def load_all(self) -> list[object]:
+        """Return every undamaged copy, newest first; damaged ones are moved aside."""
+        copies = (self._path,) if self._mirror is None else (self._path, self._mirror)
+        return [document for copy in copies for document in _read(copy)]
+
+    def save(self, document: object) -> None:
+        """Replace the document, and then its mirror.
+
+        Raises
+        ------
+        NoSpaceError, StoreError
+            The document could not be written. If the mirror alone failed, the document stands.
+        """
+        body = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        digest = hashlib.sha256(body.encode()).hexdigest()
+        raw = f'{{"sha256":"{digest}","body":{body}}}\n'.encode()
+        if len(raw) > MAX_STATE_BYTES:
+            raise StoreError(f"{self._path.name} would be {len(raw)} bytes, at most {MAX_STATE_BYTES} are kept")
+        write_durably(self._path, raw)
+        self._checkpoint(f"{self._path.name}:written")
+        if self._mirror is None:
+            return
+        try:
+            write_durably(self._mirror, raw)
+        except StoreError as e:
+            log.warning("no mirror of %s: %s", self._path.name, e)
+        self._checkpoint(f"{self._path.name}:mirrored")
+
+
+def _read(path: Path) -> list[object]:
+    """Return ``[document]``, or ``[]`` when there is none or it is damaged."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_STATE_BYTES + 1)
+    except FileNotFoundError:
+        return []
+    except OSError as e:
+        log.error("cannot read %s: %s", path, e)  # noqa: TRY400 - the message says all of it
+        return []
+    document = _decode(raw)
+    if document is not None:
+        return [document]
+    aside = path.with_name(path.name + ".corrupt")
+    log.error("%s is damaged; moved to %s", path, aside.name)
+    try:
+        path.replace(aside)
+    except OSError as e:
+        log.error("cannot move %s aside: %s", path, e)  # noqa: TRY400
+    return []
+
+
+def _decode(raw: bytes) -> object | None:
+    if len(raw) > MAX_STATE_BYTES:
+        return None
+    try:
+        envelope = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(envelope, dict) or envelope.keys() != {"sha256", "body"} or envelope["body"] is None:
+        return None
+    body = json.dumps(envelope["body"], sort_keys=True, separators=(",", ":"))
+    if hashlib.sha256(body.encode()).hexdigest() != envelope["sha256"]:
+        return None
+    document: object = envelope["body"]
+    return document
