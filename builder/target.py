@@ -1,9 +1,9 @@
 """Targets: what a device is, for the compiler, the linker and the admission check on the device.
 
 A `DeviceTarget` is resolved once, from a preset (``rpi4``), a TVM target as JSON, or the spelling that TVM's
-command line used to take (``llvm -mcpu=cascadelake``). It answers three questions in one place: what LLVM is told,
-what the linker is told, and which CPU features the device must then have. It measures nothing and opens no file
-but ``/proc/cpuinfo``, and that for ``host`` alone.
+command line used to take (``llvm -mcpu=cascadelake``). It answers three questions in one place: what LLVM is
+told, what the linker is told, and which CPU features the device must then have. It measures nothing and opens
+no file but ``/proc/cpuinfo``, and that for ``host`` alone.
 """
 
 from __future__ import annotations
@@ -206,12 +206,10 @@ def _parse(spec: str) -> Mapping[str, Any]:
     text = spec.strip()
     if text.startswith("{"):
         try:
-            config = json.loads(text)
+            parsed: dict[str, Any] = json.loads(text)
         except ValueError as e:
             raise TargetError(f"target: expected a JSON object, got {text[:80]!r} ({e})") from e
-        if not isinstance(config, dict):
-            raise TargetError(f"target: expected a JSON object, got {text[:80]!r}")
-        return config
+        return parsed
     words = shlex.split(text)
     if not words or words[0] != "llvm":
         names = ", ".join(PRESETS)

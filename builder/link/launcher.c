@@ -1,0 +1,383 @@
+/* The part of every mod.so that is not a kernel: parallel launch and workspace.
+ *
+ * TVM's code calls three functions through weak pointers that a loader is meant to fill. This file fills them when
+ * the library is loaded, so that a device needs tvm-ffi and no TVM; a version script keeps the pointers local, so
+ * that no other loader overwrites them. The launcher that is measured is therefore the launcher that ships.
+ *
+ * Promises
+ * - A launch runs on as many threads as EDGE_NUM_THREADS, __tvm_ffi_edge_set_threads or the affinity mask at the
+ *   first launch say, the calling thread among them; they inherit the creator's affinity.
+ * - Workers spin for about SPIN_US after a launch, so that the kernels of one inference find them awake, then sleep.
+ * - A launch from inside a launch, or while another thread is launching, runs on the calling thread alone.
+ * - No thread and no memory is left behind when the library is unloaded; a forked child starts without workers.
+ *
+ * The signatures are those of TVM's c_backend_api.h.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <tvm/ffi/c_api.h>
+#include <unistd.h>
+
+enum { MAX_THREADS = 256, CACHE_LINE = 64, ALIGNMENT = 64, KEPT_BLOCKS = 8 };
+static const int64_t SPIN_US = 60;
+
+typedef struct {
+  void *sync_handle;
+  int32_t num_task;
+} ParallelGroupEnv;
+typedef int (*ParallelLambda)(int task_id, ParallelGroupEnv *env, void *cdata);
+
+/* ---- threads ---- */
+
+typedef struct {
+  pthread_mutex_t launching; /* held by the thread that launches, or that changes the pool */
+  pthread_t threads[MAX_THREADS];
+  int wanted;  /* threads a launch runs on, 0 while nobody said */
+  int workers; /* threads alive besides the caller */
+  int spins;   /* pauses in about SPIN_US */
+  ParallelLambda lambda;
+  void *cdata;
+  ParallelGroupEnv env;
+  _Alignas(CACHE_LINE) atomic_uint generation; /* a new value is a new launch; futex */
+  atomic_int sleepers;
+  atomic_bool stopping;
+  _Alignas(CACHE_LINE) atomic_int pending; /* tasks not yet done; futex */
+  atomic_int caller_sleeps;
+  atomic_int failed_tasks;
+  _Alignas(CACHE_LINE) atomic_int arrived; /* barrier: arrivals since the launch */
+} Pool;
+
+static Pool pool = {.launching = PTHREAD_MUTEX_INITIALIZER};
+
+static inline void pause_cpu(void) {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__) || defined(__arm__)
+  __asm__ volatile("yield");
+#else
+  atomic_signal_fence(memory_order_seq_cst);
+#endif
+}
+
+static void futex_wait(void *word, unsigned value) {
+  syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, NULL, NULL, 0);
+}
+
+static void futex_wake(void *word, int count) {
+  syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, count, NULL, NULL, 0);
+}
+
+static int64_t now_ns(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static int spins_in(int64_t us) {
+  enum { SAMPLE = 512 };
+  int64_t start = now_ns();
+  for (int i = 0; i < SAMPLE; ++i) pause_cpu();
+  int64_t ns = now_ns() - start;
+  int64_t spins = ns > 0 ? us * 1000 * SAMPLE / ns : SAMPLE;
+  return spins < 100 ? 100 : spins > 1000000 ? 1000000 : (int)spins;
+}
+
+static void finish_task(int status) {
+  if (status != 0) atomic_fetch_add_explicit(&pool.failed_tasks, 1, memory_order_relaxed);
+  if (atomic_fetch_sub(&pool.pending, 1) == 1 && atomic_load(&pool.caller_sleeps))
+    futex_wake(&pool.pending, 1);
+}
+
+static void *worker(void *argument) {
+  int task_id = (int)(intptr_t)argument;
+  unsigned seen = 0;
+  for (;;) {
+    unsigned generation = seen;
+    for (int i = 0; i < pool.spins && generation == seen; ++i) {
+      pause_cpu();
+      generation = atomic_load_explicit(&pool.generation, memory_order_acquire);
+    }
+    while (generation == seen) {
+      atomic_fetch_add(&pool.sleepers, 1);
+      if (atomic_load(&pool.generation) == seen) futex_wait(&pool.generation, seen);
+      atomic_fetch_sub(&pool.sleepers, 1);
+      generation = atomic_load_explicit(&pool.generation, memory_order_acquire);
+    }
+    seen = generation;
+    if (atomic_load(&pool.stopping)) return NULL;
+    finish_task(pool.lambda(task_id, &pool.env, pool.cdata));
+  }
+}
+
+static void announce(void) {
+  atomic_fetch_add(&pool.generation, 1);
+  if (atomic_load(&pool.sleepers) > 0) futex_wake(&pool.generation, INT_MAX);
+}
+
+/* The two below are called with the lock held. */
+
+static void stop_workers(void) {
+  if (pool.workers == 0) return;
+  atomic_store(&pool.stopping, 1);
+  announce();
+  for (int i = 0; i < pool.workers; ++i) pthread_join(pool.threads[i], NULL);
+  pool.workers = 0;
+  atomic_store(&pool.stopping, 0);
+  atomic_store(&pool.generation, 0);
+}
+
+static void start_workers(void) {
+  if (pool.spins == 0) pool.spins = spins_in(SPIN_US);
+  sigset_t all, before;
+  sigfillset(&all); /* signals are for the program's own threads */
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  while (pool.workers < pool.wanted - 1) {
+    void *task_id = (void *)(intptr_t)(pool.workers + 1);
+    pthread_t *thread = &pool.threads[pool.workers];
+    if (pthread_create(thread, NULL, worker, task_id) != 0) {
+      pool.wanted = pool.workers + 1; /* the work is then done by those there are */
+      break;
+    }
+    pthread_setname_np(*thread, "edge-kernel");
+    ++pool.workers;
+  }
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+static int threads_by_default(void) {
+  const char *text = getenv("EDGE_NUM_THREADS");
+  if (text != NULL && *text != '\0') {
+    char *end = NULL;
+    long n = strtol(text, &end, 10);
+    if (*end == '\0' && n >= 1 && n <= MAX_THREADS) return (int)n;
+  }
+  cpu_set_t mask;
+  if (sched_getaffinity(0, sizeof mask, &mask) != 0) return 1;
+  int n = CPU_COUNT(&mask);
+  return n < 1 ? 1 : n > MAX_THREADS ? MAX_THREADS : n;
+}
+
+static int run_alone(ParallelLambda lambda, void *cdata) {
+  ParallelGroupEnv env = {NULL, 1};
+  return lambda(0, &env, cdata);
+}
+
+static int parallel_launch(ParallelLambda lambda, void *cdata, int num_task) {
+  if (num_task == 1 || pthread_mutex_trylock(&pool.launching) != 0) return run_alone(lambda, cdata);
+  if (pool.wanted == 0) pool.wanted = threads_by_default();
+  if (pool.workers != pool.wanted - 1) start_workers();
+  if (pool.workers == 0) {
+    pthread_mutex_unlock(&pool.launching);
+    return run_alone(lambda, cdata);
+  }
+  pool.lambda = lambda;
+  pool.cdata = cdata;
+  pool.env.sync_handle = &pool;
+  pool.env.num_task = pool.workers + 1;
+  atomic_store_explicit(&pool.failed_tasks, 0, memory_order_relaxed);
+  atomic_store_explicit(&pool.arrived, 0, memory_order_relaxed);
+  atomic_store_explicit(&pool.pending, pool.workers, memory_order_relaxed);
+  announce();
+  int status = lambda(0, &pool.env, cdata);
+  for (int i = 0; i < pool.spins && atomic_load(&pool.pending) != 0; ++i) pause_cpu();
+  int left;
+  while ((left = atomic_load(&pool.pending)) != 0) {
+    atomic_store(&pool.caller_sleeps, 1);
+    futex_wait(&pool.pending, (unsigned)left);
+    atomic_store(&pool.caller_sleeps, 0);
+  }
+  if (status == 0 && atomic_load(&pool.failed_tasks) != 0) {
+    /* The worker's error is in the worker's thread-local storage, where the caller does not look. */
+    const char *parts[] = {"a kernel failed on a worker thread"};
+    TVMFFIErrorSetRaisedFromCStrParts("RuntimeError", parts, 1);
+    status = -1;
+  }
+  pthread_mutex_unlock(&pool.launching);
+  return status;
+}
+
+static int parallel_barrier(int task_id, ParallelGroupEnv *env) {
+  (void)task_id;
+  if (env->num_task == 1) return 0;
+  int arrival = atomic_fetch_add(&pool.arrived, 1);
+  int full = (arrival / env->num_task + 1) * env->num_task;
+  for (int i = 0; atomic_load(&pool.arrived) < full; ++i) {
+    if (i < pool.spins) pause_cpu();
+    else sched_yield();
+  }
+  return 0;
+}
+
+/* ---- workspace: blocks that a thread has freed are kept for its next kernel ---- */
+
+typedef struct Block {
+  struct Block *next;
+  size_t bytes;
+} Block;
+
+typedef struct Cache {
+  struct Cache *next, *previous;
+  Block *blocks;
+  int count;
+} Cache;
+
+static pthread_mutex_t caches_lock = PTHREAD_MUTEX_INITIALIZER;
+static Cache *caches;
+static pthread_key_t cache_key;
+static int cache_key_made;
+
+static void free_cache(void *argument) {
+  Cache *cache = argument;
+  pthread_mutex_lock(&caches_lock);
+  if (cache->previous) cache->previous->next = cache->next;
+  else caches = cache->next;
+  if (cache->next) cache->next->previous = cache->previous;
+  pthread_mutex_unlock(&caches_lock);
+  for (Block *block = cache->blocks; block != NULL;) {
+    Block *next = block->next;
+    free(block);
+    block = next;
+  }
+  free(cache);
+}
+
+static Cache *my_cache(void) {
+  Cache *cache = pthread_getspecific(cache_key);
+  if (cache != NULL || !cache_key_made) return cache;
+  cache = calloc(1, sizeof *cache);
+  if (cache == NULL || pthread_setspecific(cache_key, cache) != 0) {
+    free(cache);
+    return NULL;
+  }
+  pthread_mutex_lock(&caches_lock);
+  cache->next = caches;
+  if (caches) caches->previous = cache;
+  caches = cache;
+  pthread_mutex_unlock(&caches_lock);
+  return cache;
+}
+
+static void *alloc_workspace(int device_type, int device_id, uint64_t nbytes, int code, int bits) {
+  (void)device_type, (void)device_id, (void)code, (void)bits;
+  if (nbytes > SIZE_MAX - 2 * ALIGNMENT) return NULL;
+  size_t bytes = ((size_t)nbytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+  Cache *cache = my_cache();
+  Block **best = NULL;
+  if (cache != NULL)
+    for (Block **link = &cache->blocks; *link != NULL; link = &(*link)->next)
+      if ((*link)->bytes >= bytes && (best == NULL || (*link)->bytes < (*best)->bytes)) best = link;
+  Block *block;
+  if (best != NULL) {
+    block = *best;
+    *best = block->next;
+    --cache->count;
+  } else {
+    void *memory = NULL;
+    if (posix_memalign(&memory, ALIGNMENT, bytes + ALIGNMENT) != 0) return NULL;
+    block = memory;
+    block->bytes = bytes;
+  }
+  return (char *)block + ALIGNMENT;
+}
+
+static int free_workspace(int device_type, int device_id, void *ptr) {
+  (void)device_type, (void)device_id;
+  if (ptr == NULL) return 0;
+  Block *block = (Block *)((char *)ptr - ALIGNMENT);
+  Cache *cache = my_cache();
+  if (cache == NULL) {
+    free(block);
+    return 0;
+  }
+  block->next = cache->blocks;
+  cache->blocks = block;
+  if (++cache->count > KEPT_BLOCKS) { /* let go of the smallest: it costs least to get again */
+    Block **smallest = &cache->blocks;
+    for (Block **link = &cache->blocks; *link != NULL; link = &(*link)->next)
+      if ((*link)->bytes < (*smallest)->bytes) smallest = link;
+    Block *gone = *smallest;
+    *smallest = gone->next;
+    --cache->count;
+    free(gone);
+  }
+  return 0;
+}
+
+/* ---- control, as packed functions (tvm/ffi/c_api.h, TVMFFISafeCallType) ---- */
+
+int __tvm_ffi_edge_set_threads(void *self, const TVMFFIAny *args, int32_t num_args, TVMFFIAny *result) {
+  (void)self;
+  if (num_args != 1 || args[0].type_index != kTVMFFIInt || args[0].v_int64 < 1 ||
+      args[0].v_int64 > MAX_THREADS) {
+    const char *parts[] = {"edge_set_threads: expected one integer, 1 to 256"};
+    TVMFFIErrorSetRaisedFromCStrParts("ValueError", parts, 1);
+    return -1;
+  }
+  pthread_mutex_lock(&pool.launching);
+  if (pool.wanted != (int)args[0].v_int64) stop_workers();
+  pool.wanted = (int)args[0].v_int64;
+  pthread_mutex_unlock(&pool.launching);
+  result->type_index = kTVMFFINone;
+  result->v_int64 = 0;
+  return 0;
+}
+
+int __tvm_ffi_edge_threads(void *self, const TVMFFIAny *args, int32_t num_args, TVMFFIAny *result) {
+  (void)self, (void)args, (void)num_args;
+  pthread_mutex_lock(&pool.launching);
+  if (pool.wanted == 0) pool.wanted = threads_by_default();
+  result->type_index = kTVMFFIInt;
+  result->v_int64 = pool.wanted;
+  pthread_mutex_unlock(&pool.launching);
+  return 0;
+}
+
+/* ---- load and unload ---- */
+
+/* Defined, weak, by the kernels' object when they use them; null otherwise. */
+extern void *__TVMBackendParallelLaunch __attribute__((weak, visibility("hidden")));
+extern void *__TVMBackendParallelBarrier __attribute__((weak, visibility("hidden")));
+extern void *__TVMBackendAllocWorkspace __attribute__((weak, visibility("hidden")));
+extern void *__TVMBackendFreeWorkspace __attribute__((weak, visibility("hidden")));
+
+/* What pthread_atfork is made of; zig's x86-64 stubs bind the other to a symbol that glibc 2.34 no longer exports. */
+extern int __register_atfork(void (*)(void), void (*)(void), void (*)(void), void *dso);
+extern void *__dso_handle __attribute__((visibility("hidden")));
+
+static void forget_workers(void) { /* a forked child has the caller's thread alone */
+  pool.workers = 0;
+  pthread_mutex_init(&pool.launching, NULL);
+  pthread_mutex_init(&caches_lock, NULL);
+  atomic_store(&pool.generation, 0);
+  atomic_store(&pool.sleepers, 0);
+}
+
+__attribute__((constructor)) static void on_load(void) {
+  cache_key_made = pthread_key_create(&cache_key, free_cache) == 0;
+  __register_atfork(NULL, NULL, forget_workers, &__dso_handle);
+  if (&__TVMBackendParallelLaunch) __TVMBackendParallelLaunch = (void *)parallel_launch;
+  if (&__TVMBackendParallelBarrier) __TVMBackendParallelBarrier = (void *)parallel_barrier;
+  if (&__TVMBackendAllocWorkspace) __TVMBackendAllocWorkspace = (void *)alloc_workspace;
+  if (&__TVMBackendFreeWorkspace) __TVMBackendFreeWorkspace = (void *)free_workspace;
+}
+
+__attribute__((destructor)) static void on_unload(void) {
+  /* At exit another thread may be in the middle of a launch, which ends with the process. */
+  if (pthread_mutex_trylock(&pool.launching) == 0) {
+    stop_workers();
+    pthread_mutex_unlock(&pool.launching);
+  }
+  if (cache_key_made) pthread_key_delete(cache_key);
+  cache_key_made = 0;
+  while (caches != NULL) free_cache(caches);
+}
