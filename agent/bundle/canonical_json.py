@@ -1,0 +1,194 @@
+# ruff: noqa: ANN401 - what JSON parses to has no better type
+"""One encoding of JSON, and frozen dataclasses written in it.
+
+Promises that a value has one sequence of bytes (keys sorted, no spaces, ASCII only, numbers as Python prints
+them) and that a record read back is of exactly its declared fields and types. Leaves what the values mean to
+each record's own ``__post_init__``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import types
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from agent.errors import FormatError
+
+Record = TypeVar("Record")
+
+# What a signed integer of 64 bits holds: readers in other languages have nothing larger.
+_INT_RANGE: Final = range(-(1 << 63), 1 << 63)
+
+
+def encode(value: object) -> bytes:
+    """Return the one encoding of a JSON value."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+
+def parse(raw: bytes, what: str) -> Any:
+    """Parse ASCII JSON without duplicate keys and non-numbers; the layout is not looked at.
+
+    Raises
+    ------
+    FormatError
+        Whatever the bytes are, nothing else.
+    """
+    try:
+        # json.loads would take UTF-16 and UTF-32 too: decode first.
+        return json.loads(raw.decode("ascii"), object_pairs_hook=_unique, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as e:
+        raise FormatError(f"{what} is not JSON of the one encoding: {_one_line(e)}") from e
+
+
+def decode(raw: bytes, what: str) -> Any:
+    """Parse JSON that is in its one encoding.
+
+    Raises
+    ------
+    FormatError
+        If it is not JSON, or ``encode`` would have written the value otherwise.
+    """
+    value = parse(raw, what)
+    if encode(value) != raw:
+        raise FormatError(f"{what} is JSON, but not in its one encoding (sorted keys, no spaces, ASCII)")
+    return value
+
+
+def to_json(record: object) -> dict[str, Any]:
+    """Return a frozen dataclass as a JSON object, numbers in the type that their field declares."""
+    hints = get_type_hints(type(record))
+    out = {
+        field.name: _plain(getattr(record, field.name), hints[field.name])
+        for field in dataclasses.fields(record)  # type: ignore[arg-type]
+    }
+    kind = getattr(record, "kind", None)
+    return out if kind is None else {"kind": kind, **out}
+
+
+def from_json(cls: type[Record], value: object, where: str) -> Record:
+    """Make a record from a JSON object that has exactly its fields, each of its declared type.
+
+    Parameters
+    ----------
+    cls
+        A frozen dataclass whose fields are str, int, float, bool, another such class, tuples and string-keyed
+        mappings of those, or one of those or None. A class in a union has a ``kind`` that tells it from the
+        others.
+    value
+        What was parsed.
+    where
+        How messages call it, as in ``manifest.target``.
+
+    Raises
+    ------
+    FormatError
+        With the place, what was expected there and what came.
+    """
+    if not isinstance(value, dict):
+        raise _mismatch(where, "an object", value)
+    hints = get_type_hints(cls)
+    names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    expected = {*names, "kind"} if hasattr(cls, "kind") else set(names)
+    if unknown := sorted(value.keys() - expected):
+        raise FormatError(f"{where} has an unknown key {unknown[0]!r:.80}")
+    if missing := sorted(expected - value.keys()):
+        raise FormatError(f"{where} has no key {missing[0]!r}")
+    fields = {name: _typed(hints[name], value[name], f"{where}.{name}") for name in names}
+    try:
+        return cls(**fields)
+    except ValueError as e:
+        raise FormatError(f"{where}: {_one_line(e)}") from e
+
+
+def _typed(hint: Any, value: Any, where: str) -> Any:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return _typed_union(arguments, value, where)
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise _mismatch(where, "an array", value)
+        if arguments[-1] is Ellipsis:
+            arguments = arguments[:1] * len(value)
+        elif len(arguments) != len(value):
+            raise FormatError(f"{where} has {len(value)} elements, expected {len(arguments)}")
+        return tuple(
+            _typed(a, v, f"{where}[{i}]") for i, (a, v) in enumerate(zip(arguments, value, strict=True))
+        )
+    if origin is not None and issubclass(origin, Mapping):
+        if not isinstance(value, dict):
+            raise _mismatch(where, "an object", value)
+        return {key: _typed(arguments[1], v, f"{where}[{key!r:.80}]") for key, v in value.items()}
+    if dataclasses.is_dataclass(hint):
+        return from_json(hint, value, where)  # type: ignore[arg-type]
+    # type() and not isinstance(): True is an int to Python, and no int to JSON.
+    if type(value) is not hint:
+        raise _mismatch(
+            where, {str: "a string", int: "an integer", float: "a fraction", bool: "a boolean"}[hint], value
+        )
+    if hint is int and value not in _INT_RANGE:
+        raise FormatError(f"{where} is an integer of more than 64 bits")
+    if hint is float and not math.isfinite(value):
+        raise FormatError(f"{where} is a number too large for a double")
+    return value
+
+
+def _typed_union(members: tuple[Any, ...], value: Any, where: str) -> Any:
+    if type(None) in members and value is None:
+        return None
+    members = tuple(m for m in members if m is not type(None))
+    if len(members) == 1:
+        return _typed(members[0], value, where)
+    if not isinstance(value, dict):
+        raise _mismatch(where, "an object", value)
+    for member in members:
+        if member.kind == value.get("kind"):
+            return from_json(member, value, where)
+    kinds = ", ".join(member.kind for member in members)
+    raise FormatError(f"{where}.kind is one of {kinds}, not {value.get('kind')!r:.80}")
+
+
+def _plain(value: Any, hint: Any) -> Any:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if value is None:
+        return None
+    if origin in (Union, types.UnionType):
+        members = [m for m in arguments if m is not type(None)]
+        return _plain(value, members[0] if len(members) == 1 else type(value))
+    if origin is tuple:
+        return [
+            _plain(v, arguments[0] if arguments[-1] is Ellipsis else arguments[i])
+            for i, v in enumerate(value)
+        ]
+    if origin is not None and issubclass(origin, Mapping):
+        return {key: _plain(v, arguments[1]) for key, v in value.items()}
+    if dataclasses.is_dataclass(value):
+        return to_json(value)
+    return float(value) if hint is float else value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    out = dict(pairs)
+    if len(out) != len(pairs):
+        raise ValueError("a key stands there twice")
+    return out
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number")
+
+
+def _mismatch(where: str, expected: str, value: object) -> FormatError:
+    return FormatError(f"{where} is {_describe(value)}, expected {expected}")
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, dict):
+        return "an object"
+    return "an array" if isinstance(value, list) else f"{json.dumps(value):.80}"
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]
