@@ -1,0 +1,184 @@
+"""Key files: where the signing key of a bundle comes from.
+
+Promises: a private key is written once, readable by its owner alone, and never over another; what is read is
+an unencrypted EC P-256 key in PEM, as OpenSSL and ``model_signing`` write them too. Which public keys
+a device or a user trusts is ``agent.bundle.keyring``'s affair.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from builder.errors import KeyFileError
+
+PRIVATE_NAME = "signing.key"
+PUBLIC_NAME = "signing.pub"
+# A P-256 key in PEM takes 241 bytes; a file over this is something else, and is not read.
+MAX_KEY_FILE_BYTES = 16 * 1024
+
+_MAKE_HINT = "edgebundle keygen DIR makes a pair of keys"
+
+
+@dataclass(frozen=True)
+class KeyPair:
+    """Where a new pair of keys was written.
+
+    Attributes
+    ----------
+    private, public
+        The two files.
+    key_id
+        SHA-256 of the public key's SubjectPublicKeyInfo in DER, in hex: its name in messages.
+    """
+
+    private: Path
+    public: Path
+    key_id: str
+
+
+def key_id(key: ec.EllipticCurvePublicKey) -> str:
+    """Give the SHA-256, in hex, of the key's SubjectPublicKeyInfo in DER."""
+    der = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(der).hexdigest()
+
+
+def generate(directory: str | os.PathLike[str]) -> KeyPair:
+    """Write a new signing key and its public half into a folder, which is made when it is missing.
+
+    Raises
+    ------
+    KeyFileError
+        When one of the two files is there already, or cannot be written. Nothing is left behind then.
+    """
+    folder = Path(directory)
+    key = ec.generate_private_key(ec.SECP256R1())
+    private_pem = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    public_pem = key.public_key().public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    private, public = folder / PRIVATE_NAME, folder / PUBLIC_NAME
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _create(public, public_pem, mode=0o644)
+        try:
+            _create(private, private_pem, mode=0o600)
+        except OSError:
+            public.unlink(missing_ok=True)
+            raise
+        _sync_folder(folder)
+    except FileExistsError as error:
+        raise KeyFileError(
+            f"will not write keys over those in {folder}",
+            hint="name another folder, or move the old keys away if no device trusts them any more",
+        ) from error
+    except OSError as error:
+        raise KeyFileError(
+            f"cannot write keys into {folder}: {error.strerror}", hint="name a folder that you may write to"
+        ) from error
+    return KeyPair(private, public, key_id(key.public_key()))
+
+
+def read_private(path: str | os.PathLike[str]) -> ec.EllipticCurvePrivateKey:
+    """Read a signing key.
+
+    Raises
+    ------
+    KeyFileError
+        When the file is missing, can be read by others, or is not an unencrypted P-256 key in PEM.
+    """
+    pem = _read(Path(path), secret=True)
+    if b"PUBLIC KEY-----" in pem:
+        raise KeyFileError(
+            f"{path} is a public key, a private one is needed", hint=f"the file beside it, {PRIVATE_NAME}?"
+        )
+    try:
+        key = serialization.load_pem_private_key(pem, password=None)
+    except TypeError as error:  # how the library says that a password is needed
+        raise KeyFileError(
+            f"{path} is encrypted, an unencrypted key is needed", hint="openssl pkey -in KEY -out signing.key"
+        ) from error
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise KeyFileError(f"{path} is not a private key in PEM", hint=_MAKE_HINT) from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise KeyFileError(f"{path} is {_kind(key)}, an EC P-256 key is needed", hint=_MAKE_HINT)
+    return key
+
+
+def read_public(path: str | os.PathLike[str]) -> ec.EllipticCurvePublicKey:
+    """Read a public key.
+
+    Raises
+    ------
+    KeyFileError
+        When the file is missing, or is not a P-256 public key in PEM.
+    """
+    pem = _read(Path(path), secret=False)
+    if b"PRIVATE KEY-----" in pem:
+        raise KeyFileError(
+            f"{path} is a private key, a public one is needed",
+            hint=f"trust the file beside it, {PUBLIC_NAME}; the private key stays where bundles are signed",
+        )
+    try:
+        key = serialization.load_pem_public_key(pem)
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise KeyFileError(f"{path} is not a public key in PEM", hint=_MAKE_HINT) from error
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise KeyFileError(f"{path} is {_kind(key)}, an EC P-256 key is needed", hint=_MAKE_HINT)
+    return key
+
+
+def _kind(key: object) -> str:
+    if isinstance(key, ec.EllipticCurvePrivateKey | ec.EllipticCurvePublicKey):
+        return f"an EC {key.curve.name} key"
+    return f"of the kind {type(key).__name__.strip('_')}"
+
+
+def _read(path: Path, *, secret: bool) -> bytes:
+    try:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            if secret and status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+                raise KeyFileError(
+                    f"{path} can be read by others (mode {stat.S_IMODE(status.st_mode):04o})",
+                    hint=f"chmod 600 {path}",
+                )
+            pem = file.read(MAX_KEY_FILE_BYTES + 1)
+    except OSError as error:
+        raise KeyFileError(f"cannot read the key {path}: {error.strerror}", hint=_MAKE_HINT) from error
+    if len(pem) > MAX_KEY_FILE_BYTES:
+        raise KeyFileError(
+            f"{path} is larger than {MAX_KEY_FILE_BYTES} bytes, not a key in PEM", hint=_MAKE_HINT
+        )
+    return pem
+
+
+def _create(path: Path, content: bytes, *, mode: int) -> None:
+    # Created exclusively and with its final mode: at no moment is another key lost or this one readable.
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(file.fileno(), mode)  # whatever the umask
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
