@@ -1,10 +1,11 @@
 """Pull a bundle over MQTT in blocks: the protocol, without the MQTT.
 
-Promises: bytes and times go in, decisions come out. What is written is contiguous, so the length of the file on
-disk is all that a resumed pull needs to know; what was not asked for is dropped; nothing beyond the announced size
-is ever written, and at most one window of blocks is held in memory.
-Leaves to others: the broker, the file, the clock, and the digest at the end. (That digest is the only thing that
-makes the bytes trustworthy: whoever may publish to the block topics can spoil a transfer, never forge one.)
+Promises: bytes and times go in, decisions come out. What is written is contiguous, so the length of the
+file on disk is all that a resumed pull needs to know; what was not asked for is dropped; nothing beyond the
+announced size is ever written, and at most one window of blocks is held in memory.
+Leaves to others: the broker, the file, the clock, and the digest at the end. (That digest is the only thing
+that makes the bytes trustworthy: whoever may publish to the block topics can spoil a transfer, never forge
+one.)
 
 The exchange, at QoS 0 (this protocol asks again by itself, so the broker need not):
 
@@ -61,8 +62,9 @@ class Write:
 class BlockPull:
     """One bundle being pulled.
 
-    The window starts at two blocks, grows by one with each block that comes, and is halved by silence: a slow link
-    is not asked for megabytes that would queue up in the broker, a fast one is busy after a few blocks.
+    The window starts at two blocks, grows by one with each block that comes, and is halved by silence: a
+    slow link is not asked for megabytes that would queue up in the broker, a fast one is busy after a few
+    blocks.
 
     Parameters
     ----------
@@ -143,7 +145,9 @@ class BlockPull:
             return  # a copy of one that is written, or never asked for
         expected = min(self._block_bytes, self._size - offset)
         if len(data) > expected:
-            raise EndlessDataError(f"a block of {len(data)} bytes came at {offset}, {expected} were asked for")
+            raise EndlessDataError(
+                f"a block of {len(data)} bytes came at {offset}, {expected} were asked for"
+            )
         if len(data) < expected or offset in self._early:
             return  # a short block is as good as a lost one: silence asks for it again
         # A link that needs a second for a block must not be asked again after two.

@@ -1,7 +1,8 @@
 """A small JSON document that survives a crash, a full disk, and a flipped bit.
 
-Promises: a reader sees the whole of the old document or the whole of the new one, whatever was killed in between;
-a document that was damaged is recognised (its digest stands beside it), moved aside, and the mirror is served.
+Promises: a reader sees the whole of the old document or the whole of the new one, whatever was killed in
+between; a document that was damaged is recognised (its digest stands beside it), moved aside, and the
+mirror is served.
 Leaves to others: what the document means, and when it is written.
 """
 
@@ -125,7 +126,9 @@ class StateFile:
         digest = hashlib.sha256(body.encode()).hexdigest()
         raw = f'{{"sha256":"{digest}","body":{body}}}\n'.encode()
         if len(raw) > MAX_STATE_BYTES:
-            raise StoreError(f"{self._path.name} would be {len(raw)} bytes, at most {MAX_STATE_BYTES} are kept")
+            raise StoreError(
+                f"{self._path.name} would be {len(raw)} bytes, at most {MAX_STATE_BYTES} are kept"
+            )
         write_durably(self._path, raw)
         self._checkpoint(f"{self._path.name}:written")
         if self._mirror is None:

@@ -1,0 +1,110 @@
+"""Which places bundles may come from.
+
+Promises: a URL is accepted only when it is https, written in the one way that every reader takes apart
+alike, and lies below a prefix that the configuration allows: host and port exactly, the path at a ``/``.
+Leaves to others: contacting them.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from agent.errors import ConfigError, SourceError
+
+# What servers and proxies commonly take; a source needs far less.
+MAX_URL_CHARACTERS = 2048
+_DEFAULT_PORT = 443
+# What may stand in a path: unreserved characters, sub-delimiters, and escapes of neither a dot nor a
+# separator. Everything else, "//" and dot segments included, is a way to write one path so that two readers
+# disagree on it.
+_PATH = re.compile(r"(/([A-Za-z0-9._~!$&'()*+,;=:@-]|%(?!2[eEfF]|5[cC]|00)[0-9A-Fa-f]{2})*)+")
+
+
+@dataclass(frozen=True)
+class Location:
+    """A URL, taken apart and found to be written in the one way that is accepted."""
+
+    host: str
+    port: int
+    path: str
+    query: str
+
+    @property
+    def target(self) -> str:
+        """The request target."""
+        return f"{self.path}?{self.query}" if self.query else self.path
+
+
+def parse_url(url: str) -> Location:
+    """Take apart an https URL.
+
+    Raises
+    ------
+    SourceError
+        It is another scheme, or written in a way that could be read differently elsewhere.
+    """
+    shown = url[:120]
+    if len(url) > MAX_URL_CHARACTERS:
+        raise SourceError(f"a URL of {len(url)} characters, at most {MAX_URL_CHARACTERS} are accepted")
+    if not url.isascii() or not url.isprintable() or " " in url or "\\" in url:
+        raise SourceError(f"{shown!a}: a URL has printable ASCII characters only")
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as e:
+        raise SourceError(f"{shown}: {e}") from e
+    if parts.scheme != "https":
+        raise SourceError(f"{shown}: expected an https source, got {parts.scheme or 'no scheme'}")
+    if parts.username is not None or parts.password is not None or "#" in url or not parts.hostname:
+        raise SourceError(f"{shown}: expected https://host[:port]/path, without a user or a fragment")
+    segments = parts.path.split("/")
+    if not _PATH.fullmatch(parts.path) or "." in segments or ".." in segments or "" in segments[1:-1]:
+        raise SourceError(f"{shown}: the path has dot segments, empty segments or escaped separators")
+    return Location(parts.hostname, port or _DEFAULT_PORT, parts.path, parts.query)
+
+
+class AllowList:
+    """The places that bundles may come from.
+
+    Parameters
+    ----------
+    prefixes
+        ``https://host[:port]/path/`` each.
+
+    Raises
+    ------
+    ConfigError
+        One of them is not a URL, or has a query.
+    """
+
+    def __init__(self, prefixes: Iterable[str]) -> None:
+        self._places: list[Location] = []
+        for prefix in prefixes:
+            try:
+                place = parse_url(prefix)
+            except SourceError as e:
+                raise ConfigError(f"allowed source {e}", hint="write it as https://host[:port]/path/") from e
+            if place.query:
+                raise ConfigError(f"allowed source {prefix}: expected no query")
+            self._places.append(place)
+
+    def check(self, url: str) -> Location:
+        """Return `url` taken apart, if it is allowed.
+
+        Raises
+        ------
+        SourceError
+            It is not.
+        """
+        location = parse_url(url)
+        for place in self._places:
+            below = place.path if place.path.endswith("/") else place.path + "/"
+            if (location.host, location.port) == (place.host, place.port) and (
+                location.path == place.path or location.path.startswith(below)
+            ):
+                return location
+        raise SourceError(
+            f"https://{location.host}:{location.port}{location.path[:120]} is not an allowed source",
+            hint="add its prefix to the allowed sources in the agent's configuration",
+        )

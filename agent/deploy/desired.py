@@ -1,0 +1,165 @@
+"""What should run: the document that is retained at ``desired``, read strictly.
+
+::
+
+    {"version": 7, "models": {"resnet50": {"digest": "sha256:<64 hex>", "size": 102400, "version": "1.0.0",
+                                           "job": "<id>", "sources": ["mqtt", "https://host/path"]}}}
+
+Promises: bytes in, a frozen value or a :class:`FormatError` out; nothing is taken from a document that has
+one thing wrong with it. A higher ``version`` replaces a lower one; a model that is absent is taken out of
+service.
+Leaves to others: whether a source is allowed, and everything that happens then.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+
+from agent.deploy.allow_list import MAX_URL_CHARACTERS
+from agent.deploy.jobs import Request
+from agent.deploy.store import Origin, hex_digest
+from agent.errors import EndlessDataError, FormatError
+
+# 64 models with 8 sources of 200 characters each are 100 kB.
+MAX_DESIRED_BYTES = 256 * 1024
+# One worker process each: no board that this is for runs more.
+MAX_MODELS = 64
+MAX_SOURCES = 8
+# 4 GiB is more than the memory of the boards that this is for.
+MAX_BUNDLE_BYTES = 4 * 1024**3
+# JavaScript's limit, so that any tool can write the version.
+MAX_VERSION = 2**53 - 1
+MQTT_SOURCE = "mqtt"
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_VERSION = re.compile(r"[0-9A-Za-z.+-]{1,64}")
+_ENTRY_KEYS = {"digest", "size", "version", "job", "sources"}
+
+
+@dataclass(frozen=True)
+class Desired:
+    """A desired document."""
+
+    version: int
+    models: tuple[Request, ...]
+
+    def get(self, model: str) -> Request | None:
+        """Return what should run as `model`, or None."""
+        return next((request for request in self.models if request.model == model), None)
+
+    def to_document(self) -> dict[str, object]:
+        """Return the document again, to be kept on disk."""
+        return {
+            "version": self.version,
+            "models": {
+                request.model: {
+                    "digest": request.digest,
+                    "size": request.size,
+                    "version": request.version,
+                    "job": request.job,
+                    "sources": list(request.sources),
+                }
+                for request in self.models
+            },
+        }
+
+
+def parse_desired(raw: bytes) -> Desired:
+    """Read a desired document.
+
+    Raises
+    ------
+    EndlessDataError
+        It is over a limit.
+    FormatError
+        It is not such a document.
+    """
+    if len(raw) > MAX_DESIRED_BYTES:
+        raise EndlessDataError(
+            f"a desired document of {len(raw)} bytes, at most {MAX_DESIRED_BYTES} are read"
+        )
+    try:
+        document = json.loads(raw, object_pairs_hook=_object_without_duplicates, parse_constant=_no_constant)
+    except RecursionError as e:
+        raise FormatError("the desired document is nested too deeply") from e
+    except ValueError as e:
+        raise FormatError(f"the desired document is not JSON: {e}") from e
+    return desired_from_document(document)
+
+
+def desired_from_document(document: object) -> Desired:
+    """Read a desired document that has been taken apart already.
+
+    Raises
+    ------
+    EndlessDataError, FormatError
+        As in :func:`parse_desired`.
+    """
+    if not isinstance(document, dict) or document.keys() != {"version", "models"}:
+        raise FormatError("expected a desired document with version and models")
+    version, models = document["version"], document["models"]
+    if type(version) is not int or not 0 <= version <= MAX_VERSION:
+        raise FormatError(f"the desired version: expected a number from 0 to 2^53-1, got {_shown(version)}")
+    if not isinstance(models, dict):
+        raise FormatError(f"the desired models: expected an object, got {_shown(models)}")
+    if len(models) > MAX_MODELS:
+        raise EndlessDataError(f"{len(models)} models are desired, at most {MAX_MODELS} are run")
+    requests = tuple(_request(name, entry) for name, entry in models.items())
+    jobs = [request.job for request in requests]
+    if len(set(jobs)) != len(jobs):
+        raise FormatError("two desired models have the same job")
+    return Desired(version, requests)
+
+
+def _request(name: str, entry: object) -> Request:
+    if not _NAME.fullmatch(name):
+        raise FormatError(f"expected the name of a model, got {_shown(name)}")
+    if not isinstance(entry, dict) or entry.keys() != _ENTRY_KEYS:
+        raise FormatError(f"{name}: expected exactly {', '.join(sorted(_ENTRY_KEYS))}, got {_shown(entry)}")
+    size, sources = entry["size"], entry["sources"]
+    if type(size) is not int or size < 1:
+        raise FormatError(f"{name}: expected a size in bytes, got {_shown(size)}")
+    if size > MAX_BUNDLE_BYTES:
+        raise EndlessDataError(f"{name}: a bundle of {size} bytes, at most {MAX_BUNDLE_BYTES} are taken")
+    digest = _string(name, "digest", entry["digest"], None)
+    try:
+        hex_digest(digest)
+    except ValueError as e:
+        raise FormatError(f"{name}: {e}") from e
+    if not isinstance(sources, list) or not 1 <= len(sources) <= MAX_SOURCES:
+        raise FormatError(f"{name}: expected 1 to {MAX_SOURCES} sources, got {_shown(sources)}")
+    return Request(
+        job=_string(name, "job", entry["job"], _JOB),
+        model=name,
+        digest=digest,
+        size=size,
+        version=_string(name, "version", entry["version"], _VERSION),
+        sources=tuple(_string(name, "source", source, None) for source in sources),
+        origin=Origin.DESIRED,
+    )
+
+
+def _string(name: str, what: str, value: object, pattern: re.Pattern[str] | None) -> str:
+    if not isinstance(value, str) or len(value) > MAX_URL_CHARACTERS or not value.isprintable():
+        raise FormatError(f"{name}: expected a {what}, got {_shown(value)}")
+    if pattern is not None and not pattern.fullmatch(value):
+        raise FormatError(f"{name}: expected a {what}, got {_shown(value)}")
+    return value
+
+
+def _object_without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Two values under one key would let two readers see two documents."""
+    document = dict(pairs)
+    if len(document) != len(pairs):
+        raise ValueError("a key stands there twice")
+    return document
+
+
+def _no_constant(name: str) -> object:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _shown(value: object) -> str:
+    text = ascii(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,208 @@
+"""Deployments as records: what was asked for, how far it got, and what became of it.
+
+Promises: a job is executed once, however often it is delivered; what became of the last jobs is remembered
+across restarts, so that it can be said again.
+Leaves to others: executing them (installer.py), and telling the broker (deployment.py).
+"""
+
+import json
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from agent.deploy.state_file import Checkpoint, StateFile, no_checkpoint
+from agent.deploy.store import Origin
+from agent.errors import StoreError
+
+# A fleet tool asks about the last deployment or two; the rest is for a person who wonders what happened
+# last week.
+KEEP_JOBS = 64
+# A message is for a person, in one line; what a library says inside one can be long.
+MAX_MESSAGE_CHARACTERS = 500
+
+log = logging.getLogger(__name__)
+
+
+class Status(StrEnum):
+    """How a job stands; all but the first two are final."""
+
+    QUEUED = "QUEUED"
+    IN_PROGRESS = "IN_PROGRESS"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    TIMED_OUT = "TIMED_OUT"
+    REJECTED = "REJECTED"
+    CANCELED = "CANCELED"
+    SUPERSEDED = "SUPERSEDED"
+
+    @property
+    def final(self) -> bool:
+        """Whether nothing will happen any more."""
+        return self not in (Status.QUEUED, Status.IN_PROGRESS)
+
+
+class Step(StrEnum):
+    """What a job in progress is doing."""
+
+    DOWNLOADING = "downloading"
+    VERIFYING = "verifying"
+    INSTALLING = "installing"
+    TESTING = "testing"
+    ACTIVATING = "activating"
+    COMMITTING = "committing"
+    ROLLING_BACK = "rolling_back"
+    CLEANUP = "cleanup"
+
+
+class Result(StrEnum):
+    """In which state a finished job left the device."""
+
+    SUCCESSFUL = "SUCCESSFUL"
+    FAILED_NO_STATE_CHANGE = "FAILED_NO_STATE_CHANGE"
+    FAILED_ROLLBACK_COMPLETE = "FAILED_ROLLBACK_COMPLETE"
+    FAILED_UNABLE_TO_ROLLBACK = "FAILED_UNABLE_TO_ROLLBACK"
+    REJECTED = "REJECTED"
+
+
+@dataclass(frozen=True)
+class Request:
+    """One model that should run.
+
+    Attributes
+    ----------
+    job
+        The deployment's identifier.
+    digest, size
+        ``sha256:<hex>`` and bytes of the bundle.
+    version
+        What the requester believes it is; the bundle's signed manifest has the say.
+    sources
+        Where it may be fetched, best first: ``mqtt`` or https URLs. Empty for what lies in the inbox.
+    """
+
+    job: str
+    model: str
+    digest: str
+    size: int
+    version: str
+    sources: tuple[str, ...]
+    origin: Origin
+
+
+@dataclass(frozen=True)
+class Job:
+    """A request and what has become of it so far.
+
+    Attributes
+    ----------
+    progress
+        The part of the download that is here, 0 to 1.
+    attempts
+        How often it was begun; more than one means that the agent was killed in the middle of it.
+    time_s
+        Seconds since the epoch when this was noted, by the device's clock.
+    """
+
+    request: Request
+    status: Status = Status.QUEUED
+    step: Step | None = None
+    progress: float = 0.0
+    result: Result | None = None
+    code: str | None = None
+    message: str | None = None
+    attempts: int = 0
+    time_s: float = 0.0
+
+    def now(self, **changes: object) -> "Job":
+        """Return the job with `changes`, noted now."""
+        job: Job = replace(self, **changes, time_s=time.time())  # type: ignore[arg-type]
+        if job.message is not None and len(job.message) > MAX_MESSAGE_CHARACTERS:
+            job = replace(job, message=job.message[: MAX_MESSAGE_CHARACTERS - 3] + "...")
+        return job
+
+    def to_bytes(self) -> bytes:
+        """Return the JSON that is retained at ``jobs/<id>``."""
+        return json.dumps(
+            {
+                "id": self.request.job,
+                "model": self.request.model,
+                "digest": self.request.digest,
+                "status": self.status,
+                "step": self.step,
+                "progress": round(self.progress, 3),
+                "result": self.result,
+                "code": self.code,
+                "message": self.message,
+                "time": datetime.fromtimestamp(self.time_s, UTC).isoformat(timespec="milliseconds"),
+            },
+            separators=(",", ":"),
+        ).encode()
+
+
+class Journal:
+    """The last jobs, kept in ``jobs.json``.
+
+    A journal that cannot be written is no reason to stop: every step of a job can be done twice, so the
+    worst that a lost note does is to repeat some work after a crash.
+
+    Parameters
+    ----------
+    path
+        The file.
+    checkpoint
+        Called after each durable step, for fault injection.
+    """
+
+    def __init__(self, path: Path, *, checkpoint: Checkpoint = no_checkpoint) -> None:
+        self._file = StateFile(path, mirrored=False, checkpoint=checkpoint)
+        self._jobs: dict[str, Job] = {job.request.job: job for job in _parse(self._file.load())}
+
+    def __iter__(self) -> Iterator[Job]:
+        """Go through the jobs, oldest first."""
+        return iter(tuple(self._jobs.values()))
+
+    def get(self, job: str) -> Job | None:
+        """Return the job with that identifier, if it is remembered."""
+        return self._jobs.get(job)
+
+    def put(self, job: Job) -> tuple[str, ...]:
+        """Note how a job stands, and return the identifiers of those that are forgotten for it."""
+        self._jobs[job.request.job] = job
+        over = len(self._jobs) - KEEP_JOBS
+        forgotten = [key for key, old in self._jobs.items() if old.status.final][: max(over, 0)]
+        for key in forgotten:
+            del self._jobs[key]
+        try:
+            self._file.save([asdict(kept) for kept in self._jobs.values()])
+        except StoreError as e:
+            log.warning("the job journal is not written: %s", e)
+        return tuple(forgotten)
+
+
+def _parse(document: object) -> Iterator[Job]:
+    """Read what :meth:`Journal.put` wrote; a record that makes no sense is left out, and said so."""
+    if not isinstance(document, list):
+        return
+    for record in document:
+        try:
+            yield _parse_job(record)
+        except (KeyError, TypeError, ValueError) as e:
+            log.error("jobs.json: a record is left out: %s", e)  # noqa: TRY400 - the message says all of it
+
+
+def _parse_job(record: object) -> Job:
+    if not isinstance(record, dict):
+        raise TypeError(f"expected an object, got {type(record).__name__}")
+    fields: dict[str, Any] = dict(record)
+    request: dict[str, Any] = dict(fields.pop("request"))
+    request["sources"] = tuple(request["sources"])
+    request["origin"] = Origin(request["origin"])
+    fields["status"] = Status(fields["status"])
+    fields["step"] = None if fields["step"] is None else Step(fields["step"])
+    fields["result"] = None if fields["result"] is None else Result(fields["result"])
+    return Job(request=Request(**request), **fields)

@@ -1,0 +1,340 @@
+"""What lies on the device's disk: bundles by digest, which of them are active, and the committed counters.
+
+::
+
+    <state_dir>/
+      store/<hex digest>.bundle    whole and verified when it came; verified again before each use
+      partial/<hex digest>.part    on its way; a later transfer goes on from there
+      inbox/                       dropped here by ``edge-agent install`` (see local.py)
+      active.json                  which bundle each model runs, and which it ran before
+      counters.json                the committed security counter of each name; never goes down
+      jobs.json, desired.json      see jobs.py and deployment.py
+
+Promises: every change is whole and durable before the call returns, or has not happened; a counter never
+goes down, and survives the loss of every bundle; what is active, was active just before, or is being
+installed is not collected.
+Leaves to others: verification (a file in the store proves nothing), and what to do with a bundle that is
+damaged.
+"""
+
+import contextlib
+import fcntl
+import logging
+import os
+import re
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from types import MappingProxyType
+
+from agent.deploy.part import Part
+from agent.deploy.state_file import Checkpoint, StateFile, no_checkpoint, store_error, sync_directory
+from agent.errors import NoSpaceError, StoreError
+
+# Kept free for the journal, the logs and everybody else: a device without any space left is hard to repair.
+SPACE_MARGIN_BYTES = 16 * 1024 * 1024
+# A transfer that nobody went on with for this long is forgotten.
+PART_LIFETIME_S = 7 * 24 * 3600
+_DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
+
+log = logging.getLogger(__name__)
+
+
+class Origin(StrEnum):
+    """Who asked for a model: a desired document takes away only what one has asked for."""
+
+    DESIRED = "desired"
+    LOCAL = "local"
+
+
+@dataclass(frozen=True)
+class ActiveModel:
+    """The bundle that a model runs.
+
+    Attributes
+    ----------
+    digest, previous
+        ``sha256:<hex>`` of the bundle, and of the one before it (None at first).
+    job
+        The deployment that brought it here.
+    """
+
+    name: str
+    digest: str
+    version: str
+    origin: Origin
+    job: str
+    previous: str | None
+
+
+def hex_digest(digest: str) -> str:
+    """Return the hex part of ``sha256:<hex>``.
+
+    Raises
+    ------
+    ValueError
+        It is not a digest: it must never become part of a path.
+    """
+    match = _DIGEST.fullmatch(digest)
+    if match is None:
+        raise ValueError(f"expected sha256: and 64 hex digits, got {digest[:80]!r}")
+    return match[1]
+
+
+class Store:
+    """The state directory of one agent.
+
+    Parameters
+    ----------
+    root
+        The state directory. Its parent exists; it and its folders are made.
+    checkpoint
+        Called after each durable step, for fault injection.
+    """
+
+    def __init__(self, root: Path, *, checkpoint: Checkpoint = no_checkpoint) -> None:
+        self.root = root
+        self._bundles = root / "store"
+        self._parts = root / "partial"
+        self.inbox = root / "inbox"
+        self._checkpoint = checkpoint
+        try:
+            for directory in (root, self._bundles, self._parts, self.inbox):
+                directory.mkdir(mode=0o750, exist_ok=True)
+        except OSError as e:
+            raise store_error(f"making {root}", e) from e
+        self._lock: int | None = None
+        self._active_file = StateFile(root / "active.json", mirrored=True, checkpoint=checkpoint)
+        self._counters_file = StateFile(root / "counters.json", mirrored=True, checkpoint=checkpoint)
+        self._active = _parse_active(self._active_file.load())
+        self._counters = _parse_counters(self._counters_file.load_all())
+
+    def lock(self) -> None:
+        """Make this process the only agent on this directory, until it ends.
+
+        Raises
+        ------
+        StoreError
+            Another agent has it.
+        """
+        path = self.root / "lock"
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as e:
+                os.close(descriptor)
+                raise StoreError(
+                    f"{self.root} is in use by another agent",
+                    hint="stop it, or give this one its own state_dir",
+                ) from e
+        except OSError as e:
+            raise store_error(f"locking {path}", e) from e
+        self._lock = descriptor
+
+    def unlock(self) -> None:
+        """Let another agent have the directory."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def bundle_path(self, digest: str) -> Path:
+        """Return where the bundle with `digest` is, or would be."""
+        return self._bundles / f"{hex_digest(digest)}.bundle"
+
+    def has(self, digest: str) -> bool:
+        """Return whether the bundle with `digest` is here."""
+        return self.bundle_path(digest).is_file()
+
+    def part_path(self, digest: str) -> Path:
+        """Return where the bundle with `digest` arrives."""
+        return self._parts / f"{hex_digest(digest)}.part"
+
+    def open_part(self, digest: str, size: int) -> Part:
+        """Open the beginning of the bundle with `digest` to go on with it."""
+        return Part(self.part_path(digest), size)
+
+    def discard_part(self, digest: str) -> None:
+        """Remove the beginning of a bundle: its bytes are of no use."""
+        path = self.part_path(digest)
+        try:
+            path.with_name(path.name + ".origin").unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+        except OSError as e:
+            raise store_error(f"removing {path.name}", e) from e
+
+    def accept_part(self, digest: str) -> None:
+        """Move a whole, verified bundle into the store."""
+        source, target = self.part_path(digest), self.bundle_path(digest)
+        try:
+            source.replace(target)
+            sync_directory(self._bundles)
+            sync_directory(self._parts)
+            source.with_name(source.name + ".origin").unlink(missing_ok=True)
+        except OSError as e:
+            raise store_error(f"moving {target.name} into the store", e) from e
+        self._checkpoint("store:accepted")
+
+    def set_aside(self, digest: str) -> None:
+        """Move a damaged bundle out of the way of a new copy; what is set aside is collected later."""
+        path = self.bundle_path(digest)
+        try:
+            path.replace(path.with_suffix(".corrupt"))
+            sync_directory(self._bundles)
+        except FileNotFoundError:
+            return
+        except OSError as e:
+            raise store_error(f"moving {path.name} aside", e) from e
+
+    def free_bytes(self) -> int:
+        """Return how much an unprivileged process may still write here."""
+        try:
+            status = os.statvfs(self.root)
+        except OSError as e:
+            raise store_error(f"looking at {self.root}", e) from e
+        return status.f_bavail * status.f_frsize
+
+    def require_space(self, missing_bytes: int, *, margin_bytes: int = SPACE_MARGIN_BYTES) -> None:
+        """Check that `missing_bytes` more fit here.
+
+        Raises
+        ------
+        NoSpaceError
+            They do not, or too little would be left for everybody else.
+        """
+        free = self.free_bytes()
+        if missing_bytes + margin_bytes > free:
+            raise NoSpaceError(
+                f"{missing_bytes} bytes are needed and {margin_bytes} kept free, {free} are available",
+                hint=f"free some space on the file system of {self.root}",
+            )
+
+    def active(self) -> Mapping[str, ActiveModel]:
+        """Return the active model of each name."""
+        return MappingProxyType(self._active)
+
+    def switch(self, model: ActiveModel) -> None:
+        """Make `model` the active one of its name, all at once; it must be in the store."""
+        if not self.has(model.digest):
+            raise StoreError(f"{model.digest} is not in the store")
+        self._save_active({**self._active, model.name: model})
+
+    def adopt(self, name: str, job: str) -> None:
+        """Note that a desired document now asks for the model that is active already."""
+        model = self._active[name]
+        if model.origin is not Origin.DESIRED or model.job != job:
+            self._save_active({**self._active, name: replace(model, origin=Origin.DESIRED, job=job)})
+
+    def remove(self, name: str) -> None:
+        """Make no bundle the active one of `name`. Its counter stays."""
+        self._save_active({key: value for key, value in self._active.items() if key != name})
+
+    def _save_active(self, active: dict[str, ActiveModel]) -> None:
+        self._active_file.save(
+            {
+                name: {
+                    "digest": model.digest,
+                    "version": model.version,
+                    "origin": model.origin.value,
+                    "job": model.job,
+                    "previous": model.previous,
+                }
+                for name, model in active.items()
+            }
+        )
+        self._active = active
+
+    def committed_counter(self, name: str) -> int | None:
+        """Return the security counter below which nothing is installed as `name`; None at first."""
+        return self._counters.get(name)
+
+    def commit_counter(self, name: str, counter: int) -> None:
+        """Raise the committed counter of `name` to `counter`; it is never lowered."""
+        if counter <= self._counters.get(name, -1):
+            return
+        counters = {**self._counters, name: counter}
+        self._counters_file.save(counters)
+        self._counters = counters
+
+    def collect(self, in_use: Collection[str], *, now: float | None = None) -> int:
+        """Remove what nobody needs, and return how many bytes that freed.
+
+        Parameters
+        ----------
+        in_use
+            Digests of bundles and parts that are being worked on. What is active, and what was active just
+            before, is kept without being named.
+        now
+            Seconds since the epoch, to tell how old a part is.
+        """
+        now = time.time() if now is None else now
+        keep = {hex_digest(digest) for digest in in_use}
+        for model in self._active.values():
+            keep.add(hex_digest(model.digest))
+            if model.previous is not None:
+                keep.add(hex_digest(model.previous))
+        freed = 0
+        for path in self._bundles.iterdir():
+            if path.suffix != ".bundle" or path.stem not in keep:
+                freed += _remove(path)
+        for path in self._parts.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                old = now - path.stat().st_mtime > PART_LIFETIME_S
+                whole = (self._bundles / f"{path.name.partition('.')[0]}.bundle").exists()
+                if path.name.partition(".")[0] not in keep and (old or whole):
+                    freed += _remove(path)
+        self._checkpoint("store:collected")
+        return freed
+
+    def collect_parts(self, in_use: Collection[str]) -> int:
+        """Remove every unfinished transfer but those `in_use`, whatever its age: the space is needed."""
+        keep = {hex_digest(digest) for digest in in_use}
+        return sum(_remove(path) for path in self._parts.iterdir() if path.name.partition(".")[0] not in keep)
+
+
+def _remove(path: Path) -> int:
+    try:
+        size = path.stat().st_size
+        path.unlink()
+    except OSError as e:
+        log.warning("cannot remove %s: %s", path, e)
+        return 0
+    return size
+
+
+def _parse_active(document: object) -> dict[str, ActiveModel]:
+    """Read what :meth:`Store._save_active` wrote; an entry that makes no sense is left out, and said so."""
+    active: dict[str, ActiveModel] = {}
+    if not isinstance(document, dict):
+        return active
+    for name, entry in document.items():
+        try:
+            model = ActiveModel(
+                name=name,
+                digest=entry["digest"],
+                version=entry["version"],
+                origin=Origin(entry["origin"]),
+                job=entry["job"],
+                previous=entry["previous"],
+            )
+            for digest in (model.digest, model.previous):
+                if digest is not None:
+                    hex_digest(digest)
+        except (KeyError, TypeError, ValueError) as e:
+            log.error("active.json: %s is left out: %s", name, e)  # noqa: TRY400 - the message says all of it
+        else:
+            active[name] = model
+    return active
+
+
+def _parse_counters(documents: list[object]) -> dict[str, int]:
+    """Take the highest value of every copy: the one that was written last has it."""
+    counters: dict[str, int] = {}
+    for document in documents:
+        if isinstance(document, dict):
+            for name, counter in document.items():
+                if type(counter) is int and counter > counters.get(name, -1):
+                    counters[name] = counter
+    return counters
