@@ -1,8 +1,8 @@
 """The command line: ``edgebundle VERB ...``.
 
 Promises: exit code 0, 2 for usage, 4 when what was given cannot be used, 1 when the fault is ours, 130 after
-Ctrl-C; an error is one ``edgebundle: error:`` line and perhaps an ``edgebundle: hint:`` line on stderr, never a
-traceback unless ``--traceback`` asks for it. What a script reads goes to stdout.
+Ctrl-C; an error is one ``edgebundle: error:`` line and perhaps an ``edgebundle: hint:`` line on stderr, never
+a traceback unless ``--traceback`` asks for it. What a script reads goes to stdout.
 
 A verb lives in a module of this package that has ``add_parsers(subparsers)``; each parser it adds sets
 ``handler(args) -> int``. Those modules import compilers, arrays and brokers inside their handlers alone, so
@@ -100,21 +100,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _guarded(arguments)
-    except SystemExit as stopped:  # argparse leaves so after --help, --version and usage errors
-        return stopped.code if isinstance(stopped.code, int) else EXIT_OK
-
-
-def _guarded(arguments: list[str]) -> int:
-    try:
-        args = _parser().parse_args(arguments)
-        code = cast("Callable[[argparse.Namespace], int]", args.handler)(args)
+        code = _run(arguments)
         sys.stdout.flush()  # a reader that went away is noticed here, not in the interpreter's shutdown
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
     except BrokenPipeError:
         _silence(sys.stdout)
         return EXIT_BROKEN_PIPE
+    return code
+
+
+def _run(arguments: list[str]) -> int:
+    try:
+        parser = _parser()
+        args, unknown = parser.parse_known_args(arguments)
+        if unknown:  # said here and not by parse_args, so that the hint names the verb
+            parser.prog = f"{parser.prog} {args.verb}"
+            parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return cast("Callable[[argparse.Namespace], int]", args.handler)(args)
+    except SystemExit as stopped:  # argparse leaves so after --help, --version and usage errors
+        return stopped.code if isinstance(stopped.code, int) else EXIT_OK
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        raise
     except (BuildError, EdgeError, OSError) as error:
         _show_traceback(arguments)
         return _explain(error)
@@ -127,7 +134,6 @@ def _guarded(arguments: list[str]) -> int:
                 "a fault of edgebundle: run it again with --traceback and report what it prints",
             )
         return EXIT_OURS
-    return code
 
 
 def _parser() -> Parser:

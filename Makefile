@@ -1,0 +1,80 @@
+# Everything is done inside .venv, a virtual environment of this folder; nothing here needs root.
+# `make test` also installs Debian packages where it may (as root, with apt-get).
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+BIN := .venv/bin
+STAMP := .venv/.installed
+PYTEST_ARGS ?=
+
+.PHONY: help
+help: ## this list
+	@echo 'usage: make TARGET'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
+
+.PHONY: demo
+demo: $(STAMP) ## compile, sign, deploy and run a small classifier over MQTT, on this machine, in a minute
+	@$(BIN)/python examples/demo.py
+
+.PHONY: test
+test: $(STAMP) broker ## all tests but those of the ARM root
+	$(BIN)/pytest -m 'not arm and not systemd' $(PYTEST_ARGS)
+
+.PHONY: test-arm
+test-arm: $(STAMP) ## the agent in an arm64 root under qemu, and under a real systemd (needs root)
+	packaging/test-arm.sh $(PYTEST_ARGS)
+
+.PHONY: lint
+lint: $(STAMP) ## ruff and mypy, strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+.PHONY: bench
+bench: $(STAMP) ## speed against ONNX Runtime, and what the agent weighs
+	$(BIN)/python benchmarks/bench.py
+
+.PHONY: deb
+deb: $(STAMP) ## the agent as a Debian package, in dist/
+	packaging/build-deb.sh
+
+.PHONY: install
+install: $(STAMP) ## the virtual environment alone
+
+.PHONY: clean
+clean: ## remove what was built, and the virtual environment
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamp is newer than pyproject.toml when what that file asks for is installed.
+$(STAMP): pyproject.toml
+	@python=; for candidate in $(PYTHON) python3 python3.13 python3.12 python3.11; do \
+	  if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	    python=$$candidate; break; \
+	  fi; \
+	done; \
+	if [ -z "$$python" ]; then \
+	  echo 'make: Python 3.11 or newer is needed and was not found (apt-get install python3 python3-venv)' >&2; \
+	  exit 1; \
+	fi; \
+	if ! "$$python" -c 'import ensurepip, venv' 2>/dev/null; then \
+	  echo "make: $$python has no venv module (apt-get install python3-venv)" >&2; \
+	  exit 1; \
+	fi; \
+	echo "make: installing the packages of pyproject.toml into .venv (some minutes, once)"; \
+	test -x $(BIN)/python || "$$python" -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[builder,demo,dev]'
+	@touch $@
+
+# The tests want a broker that speaks MQTT 5: mosquitto. Without one they say which of them they leave out.
+.PHONY: broker
+broker:
+	@if PATH=$$PATH:/usr/sbin command -v mosquitto >/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo 'make: installing mosquitto'; \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends mosquitto >/dev/null; \
+	else \
+	  echo 'make: mosquitto is not installed: the tests use amqtt, and those that need MQTT 5 are left out'; \
+	fi

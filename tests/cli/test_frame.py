@@ -1,0 +1,220 @@
+"""What holds for every verb: help, exit codes, the form of errors, and that help loads nothing heavy."""
+
+import argparse
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import builder.cli as cli
+from agent.errors import RollbackError
+from builder.errors import LinkError, ModelError
+
+EDGEBUNDLE = str(Path(sys.executable).parent / "edgebundle")
+# Each of these takes longer to import than a user waits for a help text.
+Handler = Callable[[argparse.Namespace], int]
+Only = Callable[[Handler], None]
+
+HEAVY = {"tvm", "tvm_ffi", "numpy", "onnx", "onnxruntime", "PIL", "paho", "rich", "xgboost"}
+
+
+def run(*arguments: str, **options: object) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [EDGEBUNDLE, *arguments], capture_output=True, text=True, timeout=120, check=False, **options
+    )  # type: ignore[call-overload, no-any-return]
+
+
+def verbs() -> list[str]:
+    [action] = [a for a in cli._parser()._actions if isinstance(a, argparse._SubParsersAction)]
+    return list(action.choices)
+
+
+@pytest.fixture
+def only_verb(monkeypatch: pytest.MonkeyPatch) -> Only:
+    """Replace the verbs by one, ``do``, with the given handler."""
+
+    def install(handler: Handler) -> None:
+        def add_parsers(subparsers: cli.SubParsers) -> None:
+            subparsers.add_parser("do").set_defaults(handler=handler)
+
+        monkeypatch.setattr(cli, "_verb_modules", lambda: [types.SimpleNamespace(add_parsers=add_parsers)])
+
+    return install
+
+
+def raising(error: BaseException) -> Handler:
+    def handler(args: argparse.Namespace) -> int:
+        raise error
+
+    return handler
+
+
+def test_no_verb_is_a_usage_error_of_two_lines() -> None:
+    done = run()
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == (
+        "edgebundle: error: the following arguments are required: VERB\n"
+        "edgebundle: hint: see `edgebundle --help`\n"
+    )
+
+
+def test_unknown_verb_names_those_that_exist() -> None:
+    done = run("compil")
+    assert done.returncode == 2
+    first, second = done.stderr.splitlines()
+    assert first.startswith("edgebundle: error: ") and "'compil'" in first and "keygen" in first
+    assert second == "edgebundle: hint: see `edgebundle --help`"
+
+
+def test_unknown_flag_points_to_the_verbs_own_help() -> None:
+    done = run("keygen", "keys", "--colour")
+    assert done.returncode == 2
+    first, second = done.stderr.splitlines()
+    assert first == "edgebundle: error: unrecognized arguments: --colour"
+    assert second == "edgebundle: hint: see `edgebundle keygen --help`"
+
+
+def test_abbreviated_flag_is_not_guessed(tmp_path: Path) -> None:
+    assert run("keygen", str(tmp_path / "keys"), "--js").returncode == 2
+
+
+def test_version() -> None:
+    from agent import __version__
+
+    done = run("--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"edgebundle {__version__}\n", "")
+
+
+def test_python_m_builder_is_the_same_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "builder", "--version"], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == run("--version").stdout
+
+
+@pytest.mark.parametrize("verb", verbs())
+def test_help_of_each_verb_shows_an_example(verb: str) -> None:
+    done = run(verb, "--help")
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert f"  edgebundle {verb} " in done.stdout.partition("example")[2]
+
+
+@pytest.mark.parametrize("arguments", [["--help"], *([verb, "--help"] for verb in verbs())], ids=" ".join)
+def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
+    script = (
+        "import contextlib, io, json, sys\n"
+        "from builder.cli import main\n"
+        "with contextlib.redirect_stdout(io.StringIO()):\n"
+        "    code = main(sys.argv[1:])\n"
+        "print(json.dumps([code, sorted({name.partition('.')[0] for name in sys.modules})]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=60, check=True
+    )
+    code, modules = json.loads(done.stdout)
+    assert code == 0
+    assert HEAVY.intersection(modules) == set()
+
+
+def test_help_answers_within_three_tenths_of_a_second() -> None:
+    # The processor time of the child, the best of five: what else runs on this machine does not count.
+    spent = []
+    for _ in range(5):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        run("--help")
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(spent) < 0.3
+
+
+def test_fault_of_the_input_is_two_lines_and_exit_4(
+    only_verb: Only, capsys: pytest.CaptureFixture[str]
+) -> None:
+    only_verb(raising(ModelError("m.onnx is\nnot a model", hint="give an ONNX file")))
+    assert cli.main(["do"]) == 4
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == "edgebundle: error: m.onnx is not a model\nedgebundle: hint: give an ONNX file\n"
+
+
+def test_refused_bundle_carries_its_code(only_verb: Only, capsys: pytest.CaptureFixture[str]) -> None:
+    only_verb(raising(RollbackError("security counter 1 is older than 2")))
+    assert cli.main(["do"]) == 4
+    assert capsys.readouterr().err == "edgebundle: error: security counter 1 is older than 2 (ERR_ROLLBACK)\n"
+
+
+def test_fault_of_ours_that_is_explained_is_exit_1(
+    only_verb: Only, capsys: pytest.CaptureFixture[str]
+) -> None:
+    only_verb(raising(LinkError("the linker refused")))
+    assert cli.main(["do"]) == 1
+    assert capsys.readouterr().err == "edgebundle: error: the linker refused\n"
+
+
+def test_unexpected_exception_is_one_line_and_exit_1(
+    only_verb: Only, capsys: pytest.CaptureFixture[str]
+) -> None:
+    only_verb(raising(ZeroDivisionError("division\nby zero")))
+    assert cli.main(["do"]) == 1
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "edgebundle: error: internal error: ZeroDivisionError: division by zero"
+    assert second.startswith("edgebundle: hint: ") and "--traceback" in second
+
+
+@pytest.mark.parametrize("arguments", [["--traceback", "do"], ["do", "--traceback"]], ids=" ".join)
+def test_traceback_is_shown_on_request(
+    only_verb: Only, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    only_verb(raising(ZeroDivisionError("division by zero")))
+    assert cli.main(arguments) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[-1] == "edgebundle: error: internal error: ZeroDivisionError: division by zero"
+
+
+def test_full_disk_is_not_called_our_fault(only_verb: Only, capsys: pytest.CaptureFixture[str]) -> None:
+    only_verb(raising(OSError(28, "No space left on device", "out.bundle")))
+    assert cli.main(["do"]) == 4
+    assert capsys.readouterr().err.splitlines()[0] == "edgebundle: error: No space left on device: out.bundle"
+
+
+def test_interrupt_is_quiet() -> None:
+    script = (
+        "import builder.cli as cli, time, types\n"
+        "def wait(args):\n"
+        "    print('waiting', flush=True)\n"
+        "    time.sleep(60)\n"
+        "add = lambda subparsers: subparsers.add_parser('do').set_defaults(handler=wait)\n"
+        "cli._verb_modules = lambda: [types.SimpleNamespace(add_parsers=add)]\n"
+        "raise SystemExit(cli.main(['do']))\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "waiting\n"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (130, "")
+
+
+def test_reader_that_goes_away_is_no_error() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(
+            [EDGEBUNDLE, "--help"], stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    finally:
+        os.close(writing)
+    assert "Traceback" not in done.stderr
+    assert "Exception" not in done.stderr
