@@ -1,0 +1,147 @@
+"""One spelling for each operator, before layouts are chosen.
+
+The importer writes some operators as tensor expressions (ONNX's Min, Max and Clip) and batch norm as a tuple.
+Here they become the Relax operators that the layout pass knows, constants are folded, and a batch norm after a
+convolution disappears into its weights.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import tvm
+import tvm_ffi
+from tvm import relax, tirx
+from tvm.ir import Call, TensorLoad
+
+from builder.kernels.rewriter import (
+    Values,
+    constant_of,
+    op_name,
+    rewrite_main,
+    shape_of,
+    users_of,
+)
+
+_EXTREMA = {tirx.Max: relax.op.maximum, tirx.Min: relax.op.minimum}
+
+
+def canonicalise(mod: tvm.IRModule) -> tvm.IRModule:
+    """Rewrite `mod` so that later passes meet each operator in one form.
+
+    Parameters
+    ----------
+    mod
+        A static Relax module whose weights are constants.
+    """
+    t = relax.transform
+    mod = _run(mod, t.Normalize(), t.ConvertToDataflow(min_size=1), t.CanonicalizeBindings())
+    mod = rewrite_main(mod, _Spelling(mod).emit)
+    mod = _run(mod, t.DecomposeOpsForInference(), t.CanonicalizeBindings(), t.FoldConstant())
+    mod = rewrite_main(mod, _FoldScale(mod).emit)
+    return _run(mod, t.CanonicalizeBindings(), t.FoldConstant(), t.DeadCodeElimination(["main"]))
+
+
+def _run(mod: tvm.IRModule, *passes: tvm.transform.Pass) -> tvm.IRModule:
+    return tvm.transform.Sequential(list(passes))(mod)
+
+
+class _Spelling:
+    """Operators that the importer wrote as tensor expressions, and batch norm."""
+
+    def __init__(self, mod: tvm.IRModule) -> None:
+        self._mod = mod
+        self._tuples: dict[relax.Var, relax.Expr] = {}
+
+    def emit(self, table: Values, var: relax.Var, call: Call) -> bool:
+        name = op_name(call)
+        if name == "relax.call_tir":
+            operator = _extremum(self._mod[call.args[0]])
+            args = list(call.args[1].fields)
+            if operator is None or len(args) != 2:
+                return False
+            table.define(var, table.bb.emit(operator(*map(table.plain, args))))
+            return True
+        if name == "relax.nn.batch_norm" and not call.attrs.training:
+            return self._batch_norm(table, var, call)
+        return False
+
+    def _batch_norm(self, table: Values, var: relax.Var, call: Call) -> bool:
+        numbers = [constant_of(a) for a in call.args[1:5]]
+        if any(n is None for n in numbers):
+            return False
+        gamma, beta, mean, variance = (np.asarray(n, "float64") for n in numbers)
+        axis, rank = int(call.attrs.axis), len(shape_of(call.args[0]))
+        factor = gamma / np.sqrt(variance + float(call.attrs.epsilon))
+        shift = beta - mean * factor
+        shape = [1] * rank
+        shape[axis] = gamma.size
+        x = table.plain(call.args[0])
+        dtype = str(call.args[0].ty.dtype)
+        y = table.bb.emit(relax.op.multiply(x, relax.const(factor.reshape(shape).astype(dtype))))
+        y = table.bb.emit(relax.op.add(y, relax.const(shift.reshape(shape).astype(dtype))))
+        statistics = [table.plain(a) for a in call.args[3:5]]
+        table.define(var, relax.Tuple([y, *statistics]))
+        return True
+
+
+def _extremum(func: tirx.PrimFunc) -> object | None:
+    """The Relax operator of a function whose whole body is one elementwise maximum or minimum."""
+    stores: list[tirx.BufferStore] = []
+    tvm_ffi.structural_walk(func.body, (tirx.BufferStore, stores.append))
+    if len(stores) != 1:
+        return None
+    value = stores[0].value
+    operator = _EXTREMA.get(type(value))
+    if operator is None or not all(isinstance(v, TensorLoad) for v in (value.a, value.b)):
+        return None
+    if len(func.params) != 3 or not all(
+        load.source.same_as(param) for load, param in zip((value.a, value.b), func.params, strict=False)
+    ):
+        return None
+    # Broadcasting by the usual rules only: each index is the loop's own variable, or zero in an axis of one.
+    for load in (value.a, value.b):
+        own = stores[0].indices[len(stores[0].indices) - len(load.indices) :]
+        for index, iterator, extent in zip(load.indices, own, load.source.shape, strict=True):
+            if not index.same_as(iterator) and int(extent) != 1:
+                return None
+    return operator
+
+
+class _FoldScale:
+    """A multiplication by a constant per channel goes into the weights and bias of the convolution before it."""
+
+    def __init__(self, mod: tvm.IRModule) -> None:
+        self._users = users_of(mod["main"])
+        self._convs: dict[relax.Var, tuple[Call, np.ndarray | None]] = {}
+
+    def emit(self, table: Values, var: relax.Var, call: Call) -> bool:
+        name = op_name(call)
+        if name == "relax.nn.conv2d":
+            if call.attrs.kernel_layout == "OIHW" and call.attrs.data_layout == "NCHW":
+                self._convs[var] = (call, None)
+            return False
+        if name not in ("relax.multiply", "relax.add"):
+            return False
+        x, other = call.args if isinstance(call.args[0], relax.Var) else reversed(call.args)
+        conv, bias = self._convs.get(x, (None, None)) if isinstance(x, relax.Var) else (None, None)
+        if conv is None or self._users[x] != 1:
+            return False
+        numbers, weight = constant_of(other), constant_of(conv.args[1])
+        if numbers is None or weight is None:
+            return False
+        channels = weight.shape[0]
+        if (1,) * (4 - numbers.ndim) + numbers.shape not in ((1, channels, 1, 1), (1, 1, 1, 1)):
+            return False
+        vector = np.broadcast_to(numbers.reshape(-1), (channels,))
+        if name == "relax.add":
+            self._convs[var] = (conv, vector if bias is None else bias + vector)
+        else:
+            scaled = (weight * vector.reshape(-1, 1, 1, 1)).astype(weight.dtype)
+            conv = Call(conv.op, [conv.args[0], relax.const(scaled)], conv.attrs)
+            self._convs[var] = (conv, None if bias is None else bias * vector)
+        conv, bias = self._convs[var]
+        y = table.bb.emit(Call(conv.op, [table.plain(conv.args[0]), conv.args[1]], conv.attrs))
+        if bias is not None:
+            y = table.bb.emit(relax.op.add(y, relax.const(bias.reshape(1, -1, 1, 1).astype(weight.dtype))))
+        table.define(var, y)
+        return True

@@ -1,0 +1,222 @@
+"""Convolution on packed channels, computed directly.
+
+The output is ``[N, OC/bo, OH, OW, bo]``, the input ``[N, IC/bi, H, W, bi]``, where ``bi`` may be 1 (a plain
+layout seen as blocks of one). A tile of ``oc`` blocks x ``ow`` columns is kept in registers while the reduction
+runs; each step broadcasts one input value for each column and multiplies it by ``oc`` vectors of weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from tvm import relax, te, tirx
+from tvm import s_tir as st
+from tvm.ir import Call
+
+from builder.kernels.epilogue import Epilogue
+from builder.kernels.rewriter import shape_of
+from builder.target import DeviceTarget
+
+KIND = "conv2d"
+
+
+@dataclass(frozen=True)
+class Conv2d:
+    """A convolution's geometry.
+
+    Attributes
+    ----------
+    padding
+        Top, left, bottom, right.
+    """
+
+    batch: int
+    in_channels: int
+    in_height: int
+    in_width: int
+    out_channels: int
+    kernel: tuple[int, int]
+    strides: tuple[int, int]
+    padding: tuple[int, int, int, int]
+    dilation: tuple[int, int]
+    groups: int
+
+    @classmethod
+    def of(cls, call: Call) -> Conv2d | None:
+        """The geometry of a Relax call, None where it is in another layout than NCHW."""
+        attrs = call.attrs
+        if (attrs.data_layout, attrs.kernel_layout, attrs.out_layout) != ("NCHW", "OIHW", "NCHW"):
+            return None
+        n, c, h, w = shape_of(call.args[0])
+        o, _, kh, kw = shape_of(call.args[1])
+        padding = [int(p) for p in attrs.padding]
+        if len(padding) == 2:
+            padding = padding * 2
+        return cls(
+            n, c, h, w, o, (kh, kw), tuple(map(int, attrs.strides)), tuple(padding),
+            tuple(map(int, attrs.dilation)), int(attrs.groups),
+        )  # fmt: skip
+
+    @property
+    def is_depthwise(self) -> bool:
+        """Whether each channel has a filter of its own."""
+        return self.groups == self.in_channels == self.out_channels and self.groups > 1
+
+    @property
+    def out_height(self) -> int:
+        """Rows of the output."""
+        span = (self.kernel[0] - 1) * self.dilation[0] + 1
+        return (self.in_height + self.padding[0] + self.padding[2] - span) // self.strides[0] + 1
+
+    @property
+    def out_width(self) -> int:
+        """Columns of the output."""
+        span = (self.kernel[1] - 1) * self.dilation[1] + 1
+        return (self.in_width + self.padding[1] + self.padding[3] - span) // self.strides[1] + 1
+
+
+def pad(x: te.Tensor, op: Conv2d) -> te.Tensor:
+    """`x`, packed, with the convolution's zeros around it; `x` itself where there are none."""
+    top, left, bottom, right = op.padding
+    if not any(op.padding):
+        return x
+    n, c, h, w, b = (int(d) for d in x.shape)
+    return te.compute(
+        (n, c, h + top + bottom, w + left + right, b),
+        lambda i, o, y, z, v: tirx.if_then_else(
+            tirx.all(y >= top, y < h + top, z >= left, z < w + left),
+            x[i, o, y - top, z - left, v],
+            tirx.const(0, x.dtype),
+        ),
+        name="pad",
+    )
+
+
+def pack_weights(weight: np.ndarray, op: Conv2d, in_block: int, out_block: int) -> np.ndarray:
+    """``[OC, IC/groups, KH, KW]`` to ``[OC/bo, IC/bi, KH, KW, bi, bo]``, zeros where blocks are not full."""
+    o, i, kh, kw = weight.shape
+    ob, ib = -(-o // out_block), -(-i // in_block)
+    full = np.zeros((ob * out_block, ib * in_block, kh, kw), weight.dtype)
+    full[:o, :i] = weight
+    full = full.reshape(ob, out_block, ib, in_block, kh, kw).transpose(0, 2, 4, 5, 3, 1)
+    return np.ascontiguousarray(full)
+
+
+def emit(bb: relax.BlockBuilder, op: Conv2d, x: relax.Expr, weight: np.ndarray, out_block: int) -> relax.Expr:
+    """The convolution of packed `x`, as a call of a tensor expression with packed weights."""
+    packed = relax.const(pack_weights(weight, op, shape_of(x)[4], out_block))
+
+    def compute(data: te.Tensor, w: te.Tensor) -> te.Tensor:
+        return convolve(pad(data, op), w, op)
+
+    call = bb.call_te(compute, x, packed, primfunc_name_hint="conv2d", primfunc_attrs={"op_pattern": 4})
+    return bb.emit(call)
+
+
+def convolve(x: te.Tensor, w: te.Tensor, op: Conv2d) -> te.Tensor:
+    """The product itself, over an already padded `x`."""
+    out_blocks, in_blocks, kernel_h, kernel_w, in_block, out_block = (int(d) for d in w.shape)
+    per_group = out_blocks // op.groups
+    ic = te.reduce_axis((0, in_blocks), "ic")
+    kh = te.reduce_axis((0, kernel_h), "kh")
+    kw = te.reduce_axis((0, kernel_w), "kw")
+    ii = te.reduce_axis((0, in_block), "ii")
+    (sh, sw), (dh, dw) = op.strides, op.dilation
+
+    def element(n: te.Tensor, o: te.Tensor, y: te.Tensor, z: te.Tensor, v: te.Tensor) -> te.Tensor:
+        first = 0 if op.groups == 1 else o // per_group * in_blocks
+        value = x[n, first + ic, y * sh + kh * dh, z * sw + kw * dw, ii]
+        return te.sum(value * w[o, ic, kh, kw, ii, v], axis=[ic, kh, kw, ii])
+
+    return te.compute(
+        (op.batch, out_blocks, op.out_height, op.out_width, out_block),
+        element,
+        name="conv",
+        attrs={"edge.space": KIND},
+    )
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """What the design space decides.
+
+    Attributes
+    ----------
+    oc
+        Blocks of output channels held in registers.
+    ow
+        Output columns held in registers.
+    ii
+        Input channels unrolled in the innermost reduction.
+    """
+
+    oc: int
+    ow: int
+    ii: int
+
+
+@dataclass(frozen=True)
+class Space:
+    """The values each decision may take, and the heuristic's choice among them."""
+
+    oc: tuple[int, ...]
+    ow: tuple[int, ...]
+    ii: tuple[int, ...]
+    default: Tiles
+
+
+def divisors(n: int, most: int) -> tuple[int, ...]:
+    """The divisors of `n` up to `most`, ascending."""
+    return tuple(d for d in range(1, min(n, most) + 1) if n % d == 0)
+
+
+def space(out_blocks: int, out_width: int, in_block: int, target: DeviceTarget) -> Space:
+    """The design space of a packed convolution.
+
+    Accumulators, one broadcast and the weights of one step must fit the registers: beyond that LLVM spills, and
+    the speed halves.
+    """
+    registers = target.simd.registers
+    ocs = divisors(out_blocks, 8)
+    ows = divisors(out_width, 32)
+    fits = [(o, w) for o in ocs for w in ows if o * w + o + 1 <= registers] or [(1, 1)]
+    # Loads a step are o + w for o * w products: the squarest tile of the most accumulators, wide before deep.
+    oc, ow = max(fits, key=lambda t: (min(t[0] * t[1], 16), -abs(t[1] - 4 * t[0])))
+    ii = tuple(d for d in (1, 2, 4, 8, 16) if in_block % d == 0)
+    return Space(ocs, ows, ii, Tiles(oc, ow, min(4, in_block)))
+
+
+def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: Tiles) -> None:
+    """Order the loops of a packed convolution and of what is fused around it."""
+    epilogue = Epilogue.after(sch, block)
+    n, o, y, z, v, ic, kh, kw, ii = sch.get_loops(block)
+    oo, oi = sch.split(o, [None, tiles.oc])
+    zo, zi = sch.split(z, [None, tiles.ow])
+    io, iu = sch.split(ii, [None, tiles.ii])
+    sch.reorder(n, oo, y, zo, ic, kh, kw, io, iu, oi, zi, v)
+    outer = sch.fuse(n, oo, y)
+    epilogue.place(zo)
+    sch.parallel(outer)
+    sch.vectorize(v)
+    for loop in (zi, oi, iu):
+        sch.unroll(loop)
+    sch.decompose_reduction(block, ic)
+    for producer in sch.get_producers(block):
+        schedule_pad(sch, producer)
+
+
+def schedule_pad(sch: st.Schedule, block: st.schedule.SBlockRV) -> None:
+    """The copy with zeros around it: a plane a thread, a block of channels a vector."""
+    loops = sch.get_loops(block)
+    if len(loops) != 5:
+        return
+    sch.vectorize(loops[-1])
+    sch.parallel(sch.fuse(*loops[:3]))
+
+
+def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget) -> None:
+    """Apply the heuristic's decisions to `block`."""
+    extents = [int(sch.get(loop).extent) for loop in sch.get_loops(block)]
+    tiles = space(extents[1], extents[3], extents[8], target).default
+    apply(sch, block, tiles)

@@ -1,0 +1,97 @@
+"""Depthwise convolution on packed channels: each channel has its own filter, a vector is a block of channels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from tvm import relax, te, tirx
+from tvm import s_tir as st
+
+from builder.kernels.convolution import Conv2d, divisors, pad, schedule_pad
+from builder.kernels.epilogue import Epilogue
+from builder.kernels.rewriter import shape_of
+from builder.target import DeviceTarget
+
+KIND = "depthwise"
+
+
+def emit(bb: relax.BlockBuilder, op: Conv2d, x: relax.Expr, weight: np.ndarray) -> relax.Expr:
+    """The depthwise convolution of packed `x`, as a call of a tensor expression with packed weights."""
+    _, blocks, _, _, b = shape_of(x)
+    full = np.zeros((blocks * b, *op.kernel), weight.dtype)
+    full[: op.in_channels] = weight[:, 0]
+    packed = np.ascontiguousarray(full.reshape(blocks, b, *op.kernel).transpose(0, 2, 3, 1))
+
+    def compute(data: te.Tensor, w: te.Tensor) -> te.Tensor:
+        return convolve(pad(data, op), w, op)
+
+    call = bb.call_te(
+        compute, x, relax.const(packed), primfunc_name_hint="depthwise", primfunc_attrs={"op_pattern": 4}
+    )
+    return bb.emit(call)
+
+
+def convolve(x: te.Tensor, w: te.Tensor, op: Conv2d) -> te.Tensor:
+    """The product itself, over an already padded `x`."""
+    blocks, kernel_h, kernel_w, block = (int(d) for d in w.shape)
+    kh = te.reduce_axis((0, kernel_h), "kh")
+    kw = te.reduce_axis((0, kernel_w), "kw")
+    (sh, sw), (dh, dw) = op.strides, op.dilation
+
+    def element(n: tirx.Var, c: tirx.Var, y: tirx.Var, z: tirx.Var, v: tirx.Var) -> tirx.Expr:
+        value = x[n, c, y * sh + kh * dh, z * sw + kw * dw, v]
+        return te.sum(value * w[c, kh, kw, v], axis=[kh, kw])
+
+    return te.compute(
+        (op.batch, blocks, op.out_height, op.out_width, block),
+        element,
+        name="depthwise",
+        attrs={"edge.space": KIND},
+    )
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """What the design space decides: `ow` output columns held in registers."""
+
+    ow: int
+
+
+@dataclass(frozen=True)
+class Space:
+    """The values of each decision, and the heuristic's choice."""
+
+    ow: tuple[int, ...]
+    default: Tiles
+
+
+def space(out_width: int, kernel_w: int, target: DeviceTarget) -> Space:
+    """Accumulators and one row of the filter fit the registers."""
+    ows = divisors(out_width, 32)
+    most = max(1, (target.simd.registers - kernel_w - 2) // 2)
+    return Space(ows, Tiles(max(w for w in ows if w <= most)))
+
+
+def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: Tiles) -> None:
+    """Order the loops of a depthwise convolution and of what is fused around it."""
+    epilogue = Epilogue.after(sch, block)
+    n, c, y, z, v, kh, kw = sch.get_loops(block)
+    zo, zi = sch.split(z, [None, tiles.ow])
+    sch.reorder(n, c, y, zo, kh, kw, zi, v)
+    outer = sch.fuse(n, c)
+    padding = sch.get_producers(block)
+    epilogue.place(zo)
+    sch.parallel(outer)
+    sch.vectorize(v)
+    for loop in (zi, kw, kh):
+        sch.unroll(loop)
+    sch.decompose_reduction(block, kh)
+    for producer in padding:
+        schedule_pad(sch, producer)
+
+
+def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget) -> None:
+    """Apply the heuristic's decisions to `block`."""
+    extents = [int(sch.get(loop).extent) for loop in sch.get_loops(block)]
+    apply(sch, block, space(extents[3], extents[6], target).default)

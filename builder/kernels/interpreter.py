@@ -1,0 +1,97 @@
+"""Runs a lowered module node by node on this machine: what tests compare, and what the profile measures.
+
+The executor that ships is ``agent.runtime``; this one needs no link and no graph, and knows every kernel's time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.ir import Call
+
+from builder.kernels.rewriter import op_name, shape_of
+from builder.lower import LoweredModule, is_reshape
+
+
+@dataclass(frozen=True)
+class Step:
+    """One node: its kernel's name (empty for a reshape), arguments as positions in the table, and results."""
+
+    kernel: str
+    arguments: tuple[int, ...]
+    results: tuple[int, ...]
+
+
+class Interpreter:
+    """A lowered module with its kernels compiled.
+
+    Parameters
+    ----------
+    lowered
+        What to run.
+    target
+        What to compile for; must be executable here.
+    """
+
+    def __init__(self, lowered: LoweredModule, target: tvm.target.Target) -> None:
+        self.library = tvm.compile(lowered.kernels, target)
+        self.steps: list[Step] = []
+        self.tensors: list[tvm.runtime.Tensor] = []
+        self._index: dict[relax.Var, tuple[int, ...]] = {}
+        self.inputs = tuple(p.name for p in lowered.main.params)
+        for param in lowered.main.params:
+            self._index[param] = (self._new(param.ty),)
+        for block in lowered.main.body.blocks:
+            for binding in block.bindings:
+                self._bind(binding)
+        self.outputs = self._of(lowered.main.body.body)
+
+    def _new(self, ty: relax.TensorType) -> int:
+        shape = tuple(int(d) for d in ty.shape)
+        self.tensors.append(tvm.runtime.tensor(np.zeros(shape, str(ty.dtype))))
+        return len(self.tensors) - 1
+
+    def _of(self, expr: relax.Expr) -> tuple[int, ...]:
+        if isinstance(expr, relax.Var):
+            return self._index[expr]
+        if isinstance(expr, relax.Tuple):
+            return tuple(i for f in expr.fields for i in self._of(f))
+        self.tensors.append(expr.value)
+        return (len(self.tensors) - 1,)
+
+    def _bind(self, binding: relax.Binding) -> None:
+        value = binding.value
+        if is_reshape(value):
+            (source,) = self._of(value.args[0])
+            self.tensors.append(self.tensors[source]._create_view(shape_of(value)))
+            self._index[binding.var] = (len(self.tensors) - 1,)
+        elif isinstance(value, Call):
+            if op_name(value) != "relax.call_tir":
+                raise ValueError(f"expected a call of a kernel or a reshape, got {op_name(value)}")
+            ty = value.ty_args[0]
+            types = list(ty.fields) if isinstance(ty, tvm.ir.TupleType) else [ty]
+            results = tuple(self._new(t) for t in types)
+            self.steps.append(Step(value.args[0].name_hint, self._of(value.args[1]), results))
+            self._index[binding.var] = results
+        elif isinstance(value, relax.TupleGetItem):
+            self._index[binding.var] = (self._of(value.tuple_value)[value.index],)
+        else:
+            self._index[binding.var] = self._of(value)
+
+    def run(self, inputs: Mapping[str, np.ndarray]) -> Sequence[np.ndarray]:
+        """Compute the outputs for `inputs`, by name."""
+        for index, name in enumerate(self.inputs):
+            self.tensors[index].copyfrom(inputs[name])
+        for step in self.steps:
+            self.library[step.kernel](*(self.tensors[i] for i in step.arguments + step.results))
+        return [self.tensors[i].numpy() for i in self.outputs]
+
+    def time_us(self, step: Step, repeat: int = 20, number: int = 3) -> float:
+        """The least time of one call, in microseconds, over short repeats."""
+        evaluator = self.library.mod.time_evaluator(step.kernel, tvm.cpu(), number=number, repeat=repeat)
+        arguments = [self.tensors[i] for i in step.arguments + step.results]
+        return float(min(evaluator(*arguments).results)) * 1e6

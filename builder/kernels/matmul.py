@@ -1,0 +1,119 @@
+"""Matrix products: against constant weights packed in panels, and between two computed matrices.
+
+Weights become ``[N/nb, K, nb]`` where a panel ``nb`` is one to four vectors. A tile of ``rows`` x one panel is
+kept in registers while K runs; panels are the outer parallel loop, so that a core reads each weight once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from tvm import relax, te
+from tvm import s_tir as st
+from tvm.ir import Call
+
+from builder.kernels.convolution import divisors
+from builder.kernels.epilogue import Epilogue
+from builder.kernels.rewriter import Values, constant_of, shape_of
+from builder.target import DeviceTarget
+
+KIND = "matmul"
+
+
+def panel_width(columns: int, lanes: int) -> int | None:
+    """The panel for `columns`: three vectors where they divide, else two, else one; None where none does."""
+    for vectors in (3, 2, 1):
+        if columns % (vectors * lanes) == 0:
+            return vectors * lanes
+    return lanes // 2 if lanes >= 8 and columns % (lanes // 2) == 0 else None
+
+
+def emit(table: Values, var: relax.Var, call: Call, target: DeviceTarget) -> bool:
+    """Replace a product with a constant matrix by one with packed panels."""
+    weight = constant_of(call.args[1])
+    left = shape_of(call.args[0])
+    if weight is None or weight.ndim != 2 or weight.dtype != np.float32 or len(left) < 2:
+        return False
+    depth, columns = weight.shape
+    panel = panel_width(columns, target.simd.lanes)
+    if panel is None:
+        return False
+    packed = np.ascontiguousarray(weight.reshape(depth, columns // panel, panel).transpose(1, 0, 2))
+
+    def compute(a: te.Tensor, b: te.Tensor) -> te.Tensor:
+        k = te.reduce_axis((0, depth), "k")
+        return te.compute(
+            (*left[:-1], columns),
+            lambda *i: te.sum(a[(*i[:-1], k)] * b[i[-1] // panel, k, i[-1] % panel], axis=k),
+            name="matmul",
+            attrs={"edge.space": KIND, "edge.panel": panel},
+        )
+
+    x = table.plain(call.args[0])
+    new = table.bb.call_te(
+        compute, x, relax.const(packed), primfunc_name_hint="matmul", primfunc_attrs={"op_pattern": 4}
+    )
+    table.define(var, table.bb.emit(new))
+    return True
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """What the design space decides.
+
+    Attributes
+    ----------
+    rows
+        Rows held in registers.
+    k
+        Steps of the reduction unrolled.
+    """
+
+    rows: int
+    k: int
+
+
+@dataclass(frozen=True)
+class Space:
+    """The values of each decision, and the heuristic's choice."""
+
+    rows: tuple[int, ...]
+    k: tuple[int, ...]
+    default: Tiles
+
+
+def space(rows: int, depth: int, vectors: int, target: DeviceTarget) -> Space:
+    """Accumulators, a panel's row and one broadcast fit the registers."""
+    most = max(1, (target.simd.registers - 1) // vectors - 1)
+    options = divisors(rows, 32)
+    fits = [r for r in options if r <= most]
+    ks = divisors(depth, 8)
+    return Space(options, ks, Tiles(max(fits), max(k for k in ks if k <= 4)))
+
+
+def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: Tiles, panel: int, lanes: int) -> None:
+    """Order the loops of a product with packed panels."""
+    epilogue = Epilogue.after(sch, block)
+    *rows, j, k = sch.get_loops(block)
+    i = sch.fuse(*rows)
+    io, ii = sch.split(i, [None, tiles.rows])
+    width = min(lanes, panel)
+    jo, jt, ji = sch.split(j, [None, panel // width, width])
+    ko, ki = sch.split(k, [None, tiles.k])
+    sch.reorder(jo, io, ko, ki, ii, jt, ji)
+    epilogue.place(io, vector=width)
+    sch.parallel(jo)
+    sch.vectorize(ji)
+    for loop in (jt, ii, ki):
+        sch.unroll(loop)
+    sch.decompose_reduction(block, ko)
+
+
+def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget) -> None:
+    """Apply the heuristic's decisions to `block`."""
+    panel = int(sch.get(block).annotations["edge.panel"])
+    *rows, _, depth = (int(sch.get(loop).extent) for loop in sch.get_loops(block))
+    lanes = target.simd.lanes
+    tiles = space(int(np.prod(rows)), depth, -(-panel // lanes), target).default
+    apply(sch, block, tiles, panel, lanes)

@@ -1,0 +1,122 @@
+"""Walks a model's main function binding by binding, and builds the function that replaces it.
+
+TVM's own mutators visit expressions; what a layout pass decides is per value: which form of it exists, and
+which form a consumer wants. So this walk keeps a table from old variables to new expressions, and leaves what
+to do with each call to its caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.ir import Call, GenericConst, Op
+
+Emit = Callable[[relax.BlockBuilder, relax.Var, Call], relax.Expr | None]
+
+
+class Values:
+    """The new expression of each old variable, made on demand where it exists in another form only."""
+
+    def __init__(self, bb: relax.BlockBuilder) -> None:
+        self.bb = bb
+        self._plain: dict[relax.Var, relax.Expr] = {}
+
+    def define(self, var: relax.Var, expr: relax.Expr) -> None:
+        """Say that `expr` is the value of the old variable `var`."""
+        self._plain[var] = expr
+
+    def plain(self, expr: relax.Expr) -> relax.Expr:
+        """`expr` over new variables, in the layout the model had."""
+        if isinstance(expr, relax.Var):
+            return self._plain[expr]
+        if isinstance(expr, relax.Tuple):
+            return relax.Tuple([self.plain(f) for f in expr.fields])
+        return expr
+
+    def call(self, call: Call) -> relax.Expr:
+        """The same call over new variables."""
+        args = [a if isinstance(a, tvm.ir.GlobalVar) else self.plain(a) for a in call.args]
+        return Call(call.op, args, call.attrs, call.ty_args)
+
+
+def rewrite_main(
+    mod: tvm.IRModule,
+    emit: Callable[[Values, relax.Var, Call], bool],
+    values: Callable[[relax.BlockBuilder], Values] = Values,
+) -> tvm.IRModule:
+    """Rebuild ``main`` with `emit` deciding about each call.
+
+    Parameters
+    ----------
+    mod
+        A module whose ``main`` is in A-normal form.
+    emit
+        Given the table, the old variable and the old call: emits what replaces it, defines the variable and
+        returns True; or returns False, and the call is copied.
+    values
+        Makes the table; a pass with more forms of a value than one has its own.
+    """
+    main = mod["main"]
+    functions = {g: f for g, f in mod.functions.items() if g.name_hint != "main"}
+    bb = relax.BlockBuilder(tvm.IRModule(functions))
+    params = list(main.params)
+    attrs = {k: v for k, v in (main.attrs or {}).items() if k != "global_symbol"}
+    with bb.function("main", params, attrs=attrs or None):
+        with bb.dataflow():
+            table = values(bb)
+            for param in params:
+                table.define(param, param)
+            for block in main.body.blocks:
+                for binding in block.bindings:
+                    _rewrite(table, binding, emit)
+            result = bb.emit_output(table.plain(main.body.body))
+        bb.emit_func_output(result)
+    return bb.get()
+
+
+def _rewrite(table: Values, binding: relax.Binding, emit: Callable[[Values, relax.Var, Call], bool]) -> None:
+    value = binding.value
+    if isinstance(value, Call):
+        if not emit(table, binding.var, value):
+            table.define(binding.var, table.bb.emit(table.call(value)))
+    elif isinstance(value, relax.TupleGetItem):
+        source = table.plain(value.tuple_value)
+        table.define(binding.var, table.bb.emit(relax.TupleGetItem(source, value.index)))
+    else:
+        table.define(binding.var, table.plain(value))
+
+
+def op_name(call: Call) -> str:
+    """``relax.nn.conv2d`` for a call of an operator, an empty string for any other call."""
+    return str(call.op.name) if isinstance(call.op, Op) else ""
+
+
+def shape_of(expr: relax.Expr) -> tuple[int, ...]:
+    """The static shape of a tensor expression."""
+    return tuple(int(d) for d in expr.ty.shape)
+
+
+def constant_of(expr: relax.Expr) -> np.ndarray | None:
+    """The numbers of a constant, None for anything else."""
+    if isinstance(expr, GenericConst) and isinstance(expr.ty, relax.TensorType):
+        array: np.ndarray = expr.value.numpy()
+        return array
+    return None
+
+
+def users_of(main: relax.Function) -> Mapping[relax.Var, int]:
+    """How often each variable of `main` is read, its result included."""
+    counts: dict[relax.Var, int] = {}
+
+    def visit(expr: relax.Expr) -> None:
+        if isinstance(expr, relax.Var):
+            counts[expr] = counts.get(expr, 0) + 1
+
+    for block in main.body.blocks:
+        for binding in block.bindings:
+            relax.analysis.post_order_visit(binding.value, visit)
+    relax.analysis.post_order_visit(main.body.body, visit)
+    return counts

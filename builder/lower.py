@@ -1,0 +1,75 @@
+"""From a static Relax module to a graph of scheduled kernels.
+
+Promises: each node of ``main`` is a call of a kernel (one output or several) or a reshape, constants stay
+constants, every kernel is scheduled for the target, and equal kernels are one. What runs where, and in which
+storage, is for the memory plan; machine code is for the linker.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tvm
+from tvm import relax, tirx
+from tvm.ir import Call
+
+from builder.kernels.canonical import canonicalise
+from builder.kernels.layouts import choose_layouts
+from builder.kernels.legalise import RESHAPES, legalise
+from builder.kernels.rewriter import op_name
+from builder.kernels.schedule import schedule
+from builder.target import DeviceTarget
+
+
+@dataclass(frozen=True)
+class LoweredModule:
+    """What `lower` returns.
+
+    Attributes
+    ----------
+    main
+        One dataflow block of ``R.call_tir`` and reshapes over constants and parameters.
+    kernels
+        Scheduled functions, each with its ``global_symbol``: the name that ``main`` calls it by.
+    """
+
+    main: relax.Function
+    kernels: tvm.IRModule
+
+
+def lower(mod: tvm.IRModule, target: DeviceTarget) -> LoweredModule:
+    """Lower `mod` for `target`.
+
+    Parameters
+    ----------
+    mod
+        A static Relax module with a ``main``, weights as constants.
+    target
+        The device.
+    """
+    t = relax.transform
+    with target.tvm_target:
+        mod = canonicalise(mod)
+        mod = choose_layouts(mod, target)
+        mod = legalise(mod)
+        fuse = [
+            t.AnnotateTIROpPattern(),
+            t.FoldConstant(),
+            t.DeadCodeElimination(["main"]),
+            t.FuseOps(),
+            t.FuseTIR(),
+            t.CanonicalizeBindings(),
+            t.DeadCodeElimination(["main"]),
+        ]
+        mod = tvm.transform.Sequential(fuse)(mod)
+        kernels = {
+            var.name_hint: schedule(func, target).with_attr("global_symbol", var.name_hint)
+            for var, func in sorted(mod.functions.items(), key=lambda item: item[0].name_hint)
+            if isinstance(func, tirx.PrimFunc)
+        }
+    return LoweredModule(mod["main"], tvm.IRModule(kernels))
+
+
+def is_reshape(value: relax.Expr) -> bool:
+    """Whether a node of ``main`` only names its input's storage anew."""
+    return isinstance(value, Call) and op_name(value) in RESHAPES
