@@ -1,0 +1,172 @@
+"""What does not depend on the inputs, computed now: shape sub-graphs above all.
+
+Promises the same values as ONNX Runtime computes, since it computes them. Weights in int8 stay int8: dequantising
+them here would quadruple the bundle.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import onnx
+import onnxruntime
+from numpy.typing import NDArray
+from onnx import defs, helper, numpy_helper
+
+from builder.importer.onnx_graph import OnnxGraph, copy_node, remove_dead_nodes, subgraphs
+from builder.importer.shapes import infer_shapes
+from builder.importer.silence import FOREIGN_FAILURES, quiet
+from builder.importer.weights import is_large
+
+# A constant may be folded when it does not grow the model by more than this beyond what it was computed from
+# (Expand, Tile and ConstantOfShape make large tensors of little).
+MAX_GROWTH_BYTES: Final = 1 << 20
+_NEVER: Final = frozenset({"QuantizeLinear", "DequantizeLinear", "If", "Loop", "Scan"})
+_RANDOM: Final = frozenset(
+    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
+)
+
+
+def fold_constants(model: onnx.ModelProto, *, strict: bool = True) -> None:
+    """Fold until nothing changes, in place; types and shapes are recorded at the end.
+
+    Raises
+    ------
+    ModelError
+        With `strict`: the model's shapes contradict one another.
+    """
+    # A round folds everything that is constant at its beginning, and what shapes this reveals feeds the next one:
+    # a transformer needs two for each layer. Every round but the last takes a node away, so this ends.
+    while True:
+        infer_shapes(model, strict=strict)
+        folded = _fold_once(model)
+        remove_dead_nodes(model.graph)
+        if not folded:
+            return
+
+
+def _fold_once(model: onnx.ModelProto) -> int:
+    graph = OnnxGraph(model)
+    count = graph.rewrite(lambda node: _shape_as_constant(graph, node))
+    constant = {tensor.name for tensor in model.graph.initializer}
+    nodes: list[onnx.NodeProto] = []
+    for node in model.graph.node:
+        if _is_foldable(graph, node) and all(name in constant for name in node.input if name):
+            nodes.append(node)
+            constant |= set(node.output)
+    if not nodes:
+        return count
+    values = _evaluate(graph, nodes)
+    done = {name for name in values}
+    kept = {output.name for output in model.graph.output}
+
+    def replace(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
+        made = [name for name in node.output if name]
+        if not made or not all(name in done for name in made):
+            return None
+        if kept & set(made):
+            # An output must be made by a node: only inputs and weights of old files may be outputs themselves.
+            if node.op_type == "Identity" and all(graph.is_constant(name) for name in node.input):
+                return None
+            result = []
+            for name in made:
+                source = graph.add_constant(values[name], name)
+                result.append(helper.make_node("Identity", [source], [name], name=node.name))
+            return result
+        for name in made:
+            graph.set_initializer(numpy_helper.from_array(values[name], name))
+        return []
+
+    return count + graph.rewrite(replace)
+
+
+def _shape_as_constant(graph: OnnxGraph, node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
+    """Shape and Size of a value whose shape is known."""
+    if node.op_type not in ("Shape", "Size") or node.domain:
+        return None
+    shape = graph.shape_of(node.input[0])
+    if shape is None:
+        return None
+    if node.op_type == "Size":
+        values: NDArray[Any] = np.array(int(np.prod(shape, dtype=np.int64)), np.int64)
+    else:
+        ends = {attribute.name: attribute.i for attribute in node.attribute}
+        values = np.array(shape[slice(ends.get("start", 0), ends.get("end"))], np.int64)
+    constant = helper.make_node(
+        "Constant", [], list(node.output), name=node.name, value=numpy_helper.from_array(values)
+    )
+    return [constant]
+
+
+def _is_foldable(graph: OnnxGraph, node: onnx.NodeProto) -> bool:
+    if node.domain or node.op_type in _NEVER or node.op_type in _RANDOM or any(subgraphs(node)):
+        return False
+    if not defs.has(node.op_type, graph.opset, ""):
+        return False
+    if node.op_type == "Constant":
+        return node.attribute[0].name not in ("value_string", "value_strings", "sparse_value")
+    growth = 0
+    for name in node.output:
+        if not name:
+            continue
+        found = graph.type_of(name)
+        if found is None:
+            # Nothing is known of it: sequences, optionals; sizes that depend on values are small enough in practice.
+            return False
+        if found.elem_type == onnx.TensorProto.STRING:
+            return False
+        if found.static_shape is not None:
+            growth += int(np.prod(found.static_shape, dtype=np.float64)) * found.dtype.itemsize
+    for name in node.input:
+        shape = graph.shape_of(name)
+        if shape is not None and (known := graph.type_of(name)) is not None:
+            growth -= int(np.prod(shape, dtype=np.float64)) * known.dtype.itemsize
+    return growth <= MAX_GROWTH_BYTES
+
+
+def _evaluate(graph: OnnxGraph, nodes: list[onnx.NodeProto]) -> dict[str, NDArray[Any]]:
+    """Values of constant nodes: all at once, or one by one where ONNX Runtime lacks a kernel for some of them."""
+    try:
+        return _run(graph, nodes, {})
+    except FOREIGN_FAILURES:
+        values: dict[str, NDArray[Any]] = {}
+        for node in nodes:
+            if not all(graph.is_constant(name) or name in values for name in node.input if name):
+                continue
+            try:
+                values.update(_run(graph, [node], values))
+            except FOREIGN_FAILURES:
+                continue
+        return values
+
+
+def _run(
+    graph: OnnxGraph, nodes: list[onnx.NodeProto], known: dict[str, NDArray[Any]]
+) -> dict[str, NDArray[Any]]:
+    made = [name for node in nodes for name in node.output if name]
+    needed = {name for node in nodes for name in node.input if name} - set(made)
+    tensors = [tensor for tensor in graph.proto.initializer if tensor.name in needed]
+    # Large weights are fed, so that the model stays a small message.
+    fed = {t.name: np.asarray(numpy_helper.to_array(t)) for t in tensors if is_large(t)}
+    fed |= {name: known[name] for name in needed if name in known}
+    small = [tensor for tensor in tensors if tensor.name not in fed]
+    inputs = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), list(value.shape))
+        for name, value in fed.items()
+    ]
+    outputs = [onnx.ValueInfoProto(name=name) for name in made]
+    body = helper.make_graph([copy_node(node) for node in nodes], "constants", inputs, outputs, initializer=small)
+    model = helper.make_model(body, opset_imports=graph.model.opset_import, ir_version=graph.model.ir_version)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    with quiet():
+        session = onnxruntime.InferenceSession(
+            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+        results = session.run(made, fed)
+    return {
+        name: np.asarray(value) for name, value in zip(made, results, strict=True) if isinstance(value, np.ndarray)
+    }

@@ -1,0 +1,263 @@
+"""One ONNX graph, read and edited: who makes a value, what is constant, of which type and shape each value is.
+
+Works in place on the graph it was given. Subgraphs of control flow are left to those who fold them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+
+# Domain names that all mean ONNX's own operators.
+DEFAULT_DOMAINS = ("", "ai.onnx")
+
+
+@dataclass(frozen=True, slots=True)
+class ValueType:
+    """Element type (a TensorProto.DataType) and shape of a value; an unknown dimension is None.
+
+    `shape` itself is None where even the rank is unknown.
+    """
+
+    elem_type: int
+    shape: tuple[int | None, ...] | None
+
+    @property
+    def static_shape(self) -> tuple[int, ...] | None:
+        """The shape where all of it is known, else None."""
+        if self.shape is None or any(dim is None for dim in self.shape):
+            return None
+        return tuple(dim for dim in self.shape if dim is not None)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The NumPy dtype."""
+        return np.dtype(helper.tensor_dtype_to_np_dtype(self.elem_type))
+
+
+def value_type(info: onnx.ValueInfoProto) -> ValueType | None:
+    """Type of a value, or None where it is no tensor or its element type is unknown."""
+    if info.type.WhichOneof("value") != "tensor_type" or not info.type.tensor_type.elem_type:
+        return None
+    tensor = info.type.tensor_type
+    if not tensor.HasField("shape"):
+        return ValueType(tensor.elem_type, None)
+    # Some exporters write an unknown dimension as -1 or 0; a dimension of 0 has no use in a model.
+    dims = (dim.dim_value if dim.WhichOneof("value") == "dim_value" else None for dim in tensor.shape.dim)
+    return ValueType(tensor.elem_type, tuple(dim if dim is None or dim >= 0 else None for dim in dims))
+
+
+def attributes(node: onnx.NodeProto) -> dict[str, Any]:
+    """Attributes of a node as Python values; strings are decoded."""
+    result: dict[str, Any] = {}
+    for attribute in node.attribute:
+        value = helper.get_attribute_value(attribute)
+        result[attribute.name] = value.decode(errors="replace") if isinstance(value, bytes) else value
+    return result
+
+
+def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """Graphs in the attributes of a node (branches and bodies), one level deep."""
+    for attribute in node.attribute:
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            yield attribute.g
+        elif attribute.type == onnx.AttributeProto.GRAPHS:
+            yield from attribute.graphs
+
+
+def walk_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """All nodes of a graph, those in subgraphs included."""
+    for node in graph.node:
+        yield node
+        for subgraph in subgraphs(node):
+            yield from walk_nodes(subgraph)
+
+
+def outer_values(graph: onnx.GraphProto) -> set[str]:
+    """Names that a subgraph reads from the graphs around it."""
+    known = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
+    free: set[str] = set()
+    for node in graph.node:
+        free |= set(reads(node)) - known
+        known |= set(node.output)
+    return (free | {output.name for output in graph.output}) - known
+
+
+def reads(node: onnx.NodeProto) -> set[str]:
+    """Names of values that a node needs, those of its subgraphs included."""
+    names = {name for name in node.input if name}
+    for subgraph in subgraphs(node):
+        names |= outer_values(subgraph)
+    return names
+
+
+class OnnxGraph:
+    """An index over the graph of a model, kept right while nodes are replaced.
+
+    Parameters
+    ----------
+    model
+        The model, changed in place.
+    """
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.model = model
+        self.proto = model.graph
+        self._initializers = {tensor.name: tensor for tensor in self.proto.initializer}
+        infos = (*self.proto.value_info, *self.proto.input, *self.proto.output)
+        self._types = {info.name: found for info in infos if (found := value_type(info)) is not None}
+        self._names = {name for node in walk_nodes(self.proto) for name in (*node.output, *node.input)}
+        self._names |= set(self._initializers) | {value.name for value in self.proto.input}
+        self._makers = {name: node for node in self.proto.node for name in node.output if name}
+        self._counter = 0
+
+    @property
+    def opset(self) -> int:
+        """Version of ONNX's own operators."""
+        return next((o.version for o in self.model.opset_import if o.domain in DEFAULT_DOMAINS), 1)
+
+    def type_of(self, name: str) -> ValueType | None:
+        """Type of a value as far as it is known."""
+        tensor = self._initializers.get(name)
+        if tensor is not None:
+            return ValueType(tensor.data_type, tuple(tensor.dims))
+        return self._types.get(name)
+
+    def shape_of(self, name: str) -> tuple[int, ...] | None:
+        """Shape of a value where all of it is known."""
+        found = self.type_of(name)
+        return found.static_shape if found else None
+
+    def maker_of(self, name: str) -> onnx.NodeProto | None:
+        """The node that makes a value, or None for inputs and weights."""
+        return self._makers.get(name)
+
+    def is_constant(self, name: str) -> bool:
+        """Whether a value is a weight or a Constant node's."""
+        maker = self._makers.get(name)
+        return name in self._initializers or (maker is not None and maker.op_type == "Constant")
+
+    def constant(self, name: str) -> NDArray[Any] | None:
+        """A constant's value, or None where it is not constant (or no tensor)."""
+        tensor = self._initializers.get(name)
+        if tensor is not None:
+            return np.asarray(numpy_helper.to_array(tensor))
+        maker = self._makers.get(name)
+        if maker is None or maker.op_type != "Constant" or not maker.attribute:
+            return None
+        return constant_node_value(maker)
+
+    def fresh(self, stem: str) -> str:
+        """A name that no value has yet."""
+        while True:
+            self._counter += 1
+            name = f"{stem}__{self._counter}"
+            if name not in self._names:
+                self._names.add(name)
+                return name
+
+    def add_constant(self, values: NDArray[Any], stem: str = "constant") -> str:
+        """Add a weight and return its name."""
+        tensor = numpy_helper.from_array(np.asarray(values), self.fresh(stem))
+        self.set_initializer(tensor)
+        return tensor.name
+
+    def set_initializer(self, tensor: onnx.TensorProto) -> None:
+        """Add a weight under its own name."""
+        self.proto.initializer.append(tensor)
+        self._initializers[tensor.name] = self.proto.initializer[-1]
+        self._names.add(tensor.name)
+
+    def set_type(self, name: str, elem_type: int, shape: Sequence[int] | None) -> None:
+        """Remember the type of a value that a rewrite has made."""
+        self._types[name] = ValueType(elem_type, None if shape is None else tuple(shape))
+
+    def rewrite(self, replace: Callable[[onnx.NodeProto], Sequence[onnx.NodeProto] | None]) -> int:
+        """Offer every node to `replace`, in order.
+
+        Parameters
+        ----------
+        replace
+            Returns the nodes to stand in a node's place (possibly none), or None to keep it.
+
+        Returns
+        -------
+        int
+            How many nodes were replaced.
+        """
+        nodes: list[onnx.NodeProto] = []
+        replaced = 0
+        for node in list(self.proto.node):
+            new = replace(node)
+            if new is None:
+                nodes.append(node)
+                continue
+            replaced += 1
+            for fresh in new:
+                nodes.append(fresh)
+                self._makers.update({name: fresh for name in fresh.output if name})
+        if replaced:
+            # The list holds references into the repeated field: copy before the field is cleared.
+            kept = [copy_node(node) for node in nodes]
+            del self.proto.node[:]
+            self.proto.node.extend(kept)
+            self._makers = {name: node for node in self.proto.node for name in node.output if name}
+        return replaced
+
+
+def copy_node(node: onnx.NodeProto) -> onnx.NodeProto:
+    """A copy that does not belong to any graph."""
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    return copy
+
+
+def constant_node_value(node: onnx.NodeProto) -> NDArray[Any] | None:
+    """Value of a Constant node, or None for strings and sparse tensors."""
+    attribute = node.attribute[0]
+    match attribute.name:
+        case "value":
+            return np.asarray(numpy_helper.to_array(attribute.t))
+        case "value_float":
+            return np.array(attribute.f, np.float32)
+        case "value_floats":
+            return np.array(attribute.floats, np.float32)
+        case "value_int":
+            return np.array(attribute.i, np.int64)
+        case "value_ints":
+            return np.array(attribute.ints, np.int64)
+    return None
+
+
+def remove_dead_nodes(graph: onnx.GraphProto) -> None:
+    """Drop nodes and weights whose values nobody reads."""
+    needed = {output.name for output in graph.output}
+    alive: list[onnx.NodeProto] = []
+    for node in reversed(graph.node):
+        if needed & set(node.output):
+            alive.append(copy_node(node))
+            needed |= reads(node)
+    if len(alive) != len(graph.node):
+        del graph.node[:]
+        graph.node.extend(reversed(alive))
+    _keep(graph.initializer, lambda tensor: tensor.name in needed)
+    _keep(graph.value_info, lambda info: any(info.name in node.output for node in ()) or info.name in needed)
+
+
+def _keep(field: Any, wanted: Callable[[Any], bool]) -> None:  # noqa: ANN401 - protobuf's repeated fields have no type
+    for index in range(len(field) - 1, -1, -1):
+        if not wanted(field[index]):
+            del field[index]
+
+
+def describe(nodes: Iterable[onnx.NodeProto], limit: int = 3) -> str:
+    """Names of nodes, the first few of them, as they stand in a message."""
+    names = [node.name or f"(makes {', '.join(node.output)})" for node in nodes]
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more

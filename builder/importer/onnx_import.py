@@ -1,0 +1,101 @@
+"""ONNX file or model -> `ImportedModel`: read, check, normalise, convert, and say all that stands in the way."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+from numpy.typing import ArrayLike
+from tvm.ir import IRModule
+
+from agent.bundle.tensor_spec import TensorSpec
+from builder.importer.model_file import ModelFile, read_model
+from builder.importer.normalise import normalise
+from builder.importer.relax_module import FrontEndError, to_relax
+from builder.importer.structure import prepare
+from builder.importer.unsupported import explain, refuse_unsupported
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedModel:
+    """A model as the compiler takes it.
+
+    Attributes
+    ----------
+    mod
+        Relax module: `main` takes the inputs in the order of `inputs` (the names of its parameters are made valid
+        identifiers and may differ) and returns one tensor, or a tuple in the order of `outputs`. Static; weights are
+        constants.
+    inputs, outputs
+        Names, datatypes and shapes, as the model file calls them.
+    onnx
+        The normalised model, which computes the same as the original and which the reference runs.
+    source_sha256
+        Digest of what was imported, in hexadecimal.
+    notes
+        What was chosen or dropped without being asked for, a line each.
+    """
+
+    mod: IRModule
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    onnx: onnx.ModelProto
+    source_sha256: str
+    notes: tuple[str, ...]
+
+
+def import_onnx(
+    source: Path | str | onnx.ModelProto,
+    *,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    input_values: Mapping[str, ArrayLike] | None = None,
+    notes: Callable[[str], None] | None = None,
+) -> ImportedModel:
+    """Import an ONNX model.
+
+    Parameters
+    ----------
+    source
+        Path of a file, or a model in memory (which is left as it is).
+    input_shapes
+        Shapes of inputs, by name; needed where the model leaves dimensions open, but for a batch alone, of which one
+        is chosen.
+    input_values
+        Inputs that become constants: a number fills the input, a list must have its shape.
+    notes
+        Called with each note as it arises.
+
+    Raises
+    ------
+    ModelError
+        The file cannot be read, or is no valid model.
+    ShapeError
+        Names, shapes or values do not fit the model, or some are missing.
+    UnsupportedOperatorError
+        Operators cannot be imported; all of them are named, with their nodes.
+    """
+    collected: list[str] = []
+
+    def note(text: str) -> None:
+        collected.append(text)
+        if notes is not None:
+            notes(text)
+
+    file = _in_memory(source) if isinstance(source, onnx.ModelProto) else read_model(source)
+    model = prepare(file.model)
+    model = normalise(model, input_shapes or {}, input_values or {}, note)
+    refuse_unsupported(model)
+    try:
+        relax = to_relax(model)
+    except FrontEndError as error:
+        raise explain(model, str(error)) from error
+    return ImportedModel(relax.mod, relax.inputs, relax.outputs, model, file.sha256, tuple(collected))
+
+
+def _in_memory(model: onnx.ModelProto) -> ModelFile:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    return ModelFile(copy, hashlib.sha256(copy.SerializeToString(deterministic=True)).hexdigest())

@@ -1,0 +1,94 @@
+"""The normalised ONNX model as a Relax module, by TVM's own front end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx
+from onnx import helper
+from tvm import relax
+from tvm.ir import IRModule
+from tvm.relax.frontend.onnx import from_onnx
+
+from agent.bundle.tensor_spec import TensorSpec
+from builder.errors import ModelError
+from builder.importer.silence import FOREIGN_FAILURES, first_line, quiet
+
+
+class FrontEndError(Exception):
+    """TVM's front end refused a model; the message is its reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class RelaxModel:
+    """A static Relax module and what its inputs and outputs are called.
+
+    Attributes
+    ----------
+    mod
+        Holds `main`, whose parameters are the inputs in the order of `inputs`; weights are constants.
+    inputs, outputs
+        In the order of the parameters, and of the returned tuple (a single output is returned bare).
+    """
+
+    mod: IRModule
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+def convert(model: onnx.ModelProto) -> IRModule:
+    """Run the front end, silently.
+
+    Raises
+    ------
+    FrontEndError
+        It refused.
+    """
+    try:
+        with quiet():
+            return from_onnx(model, keep_params_in_input=False)
+    except FOREIGN_FAILURES as error:
+        raise FrontEndError(first_line(error)) from error
+
+
+def to_relax(model: onnx.ModelProto) -> RelaxModel:
+    """Convert a normalised model.
+
+    Raises
+    ------
+    FrontEndError
+        The front end refused the model, or made shapes that are not static.
+    ModelError
+        An input's or output's name or datatype cannot be served.
+    """
+    mod = convert(model)
+    inputs = tuple(_spec(value) for value in model.graph.input)
+    outputs = tuple(_spec(value) for value in model.graph.output)
+    main = mod["main"]
+    _check("input", inputs, [parameter.ty for parameter in main.params])
+    returned = main.ret_ty
+    _check("output", outputs, list(returned.fields) if isinstance(returned, relax.TupleType) else [returned])
+    return RelaxModel(mod, inputs, outputs)
+
+
+def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
+    tensor = value.type.tensor_type
+    dtype = str(helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+    shape = tuple(dim.dim_value for dim in tensor.shape.dim)
+    try:
+        return TensorSpec.from_dtype(value.name, dtype, shape)
+    except ValueError as error:
+        raise ModelError(f"'{value.name}' cannot be served: {error}", hint="rename or convert it in the model") from error
+
+
+def _check(kind: str, specs: tuple[TensorSpec, ...], types: list[relax.TensorType]) -> None:
+    """The front end's types must be ONNX's: a difference means a wrong converter."""
+    if len(specs) != len(types):
+        raise FrontEndError(f"{len(types)} {kind}s came out of {len(specs)}")
+    for spec, found in zip(specs, types, strict=True):
+        dims = getattr(getattr(found, "shape", None), "values", None)
+        shape = None if dims is None else tuple(getattr(dim, "value", None) for dim in dims)
+        dtype = str(getattr(getattr(found, "dtype", None), "dtype", ""))
+        if shape != spec.shape or dtype != spec.dtype:
+            came = "of unknown shape" if shape is None or None in shape else f"{list(shape)} {dtype}"
+            raise FrontEndError(f"{kind} '{spec.name}' should be {list(spec.shape)} {spec.dtype}, became {came}")

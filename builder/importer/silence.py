@@ -1,0 +1,62 @@
+"""Foreign libraries, kept quiet: what they print, warn of and log does not reach the user's terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import re
+import warnings
+from collections.abc import Iterator
+from typing import Final
+
+import onnx
+import onnx.checker
+import onnx.shape_inference
+import onnx.version_converter
+from google.protobuf.message import DecodeError
+
+# TVM's and ONNX's front ends raise whatever Python raised first, a bare Exception not among it; each call into
+# them is wrapped with this tuple where it is made.
+FOREIGN_FAILURES: Final = (
+    onnx.checker.ValidationError,
+    onnx.shape_inference.InferenceError,
+    onnx.version_converter.ConvertError,
+    DecodeError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    BufferError,
+    LookupError,
+    NameError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+_LOGGERS: Final = ("onnxslim", "onnx", "tvm", "root")
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Swallow what libraries print to Python's streams, warn of and log, while the block runs."""
+    levels = {name: logging.getLogger(name).level for name in _LOGGERS}
+    sink = io.StringIO()
+    with warnings.catch_warnings(), contextlib.redirect_stdout(sink), contextlib.redirect_stderr(sink):
+        warnings.simplefilter("ignore")
+        try:
+            for name in _LOGGERS:
+                logging.getLogger(name).setLevel(logging.CRITICAL)
+            yield
+        finally:
+            for name, level in levels.items():
+                logging.getLogger(name).setLevel(level)
+
+
+def first_line(error: BaseException) -> str:
+    """The reason, in one line, without a traceback's decoration."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    # TVM's C++ errors come with a traceback; the reason is the last line, after a location in brackets.
+    chosen = lines[-1] if lines and lines[0].startswith("Traceback") else (lines[0] if lines else "")
+    chosen = re.sub(r"^\[\d\d:\d\d:\d\d\] \S+:\d+:\s*", "", chosen)
+    return (chosen or type(error).__name__)[:240]

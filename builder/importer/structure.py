@@ -1,0 +1,219 @@
+"""Whether a graph is one: every value made once, before it is read, by operators that exist.
+
+`prepare` repairs what is harmless and common (nodes out of order, weights among the inputs, names left empty) and
+refuses the rest with the name of the node at fault. ONNX's own checker has the last word.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from graphlib import CycleError, TopologicalSorter
+from typing import Final
+
+import onnx
+from onnx import TensorProto, defs, helper, inliner
+
+from builder.errors import ModelError, UnsupportedOperatorError
+from builder.importer.onnx_graph import DEFAULT_DOMAINS, copy_node, describe, reads, walk_nodes
+from builder.importer.silence import FOREIGN_FAILURES, first_line
+
+# Before IR version 4 weights had to be graph inputs too; files of all kinds mix the rules, so all become new ones.
+MODERN_IR: Final = 8
+# The first release whose files anybody still has; older ones lack `opset_import`.
+OLDEST_IR: Final = 3
+# Sanity bound on the work that passes over the graph do; the largest known exports have some ten thousand.
+MAX_NODES: Final = 200_000
+MAX_SUBGRAPH_DEPTH: Final = 16
+
+
+def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Check a decoded model and bring it into one form.
+
+    Returns
+    -------
+    onnx.ModelProto
+        The model with functions inlined, weights not among the inputs, nodes sorted and named, at a modern IR version.
+
+    Raises
+    ------
+    ModelError
+        The graph is no valid one.
+    UnsupportedOperatorError
+        It has operators that ONNX does not define.
+    """
+    _check_versions(model)
+    _check_depth(model.graph, 0)
+    count = sum(1 for _ in walk_nodes(model.graph))
+    if count > MAX_NODES:
+        raise ModelError(f"expected a graph of at most {MAX_NODES} nodes, got {count}")
+    model = _inline_functions(model)
+    _use_default_domain(model)
+    _check_operators(model)
+    graph = model.graph
+    _weights_are_no_inputs(graph)
+    _check_values(graph)
+    _sort(graph)
+    _name_nodes(graph)
+    model.ir_version = max(model.ir_version, MODERN_IR)
+    try:
+        onnx.checker.check_model(model)
+    except (onnx.checker.ValidationError, *FOREIGN_FAILURES) as error:
+        raise ModelError(f"not a valid ONNX model: {first_line(error)}", hint="export the model again") from error
+    return model
+
+
+def _check_versions(model: onnx.ModelProto) -> None:
+    if not OLDEST_IR <= model.ir_version <= onnx.IR_VERSION:
+        raise ModelError(
+            f"expected an ONNX file of IR version {OLDEST_IR} to {onnx.IR_VERSION}, got {model.ir_version}",
+            hint="export the model again with a current exporter",
+        )
+    newest = defs.onnx_opset_version()
+    versions = [entry.version for entry in model.opset_import if entry.domain in DEFAULT_DOMAINS]
+    if not versions and any(node.domain in DEFAULT_DOMAINS for node in model.graph.node):
+        raise ModelError("expected the version of ONNX's operators (opset_import), got none")
+    for version in versions:
+        if not 1 <= version <= newest:
+            raise ModelError(
+                f"expected an opset from 1 to {newest}, got {version}", hint="export with an older opset, 17 say"
+            )
+
+
+def _check_depth(graph: onnx.GraphProto, depth: int) -> None:
+    if depth > MAX_SUBGRAPH_DEPTH:
+        raise ModelError(f"expected at most {MAX_SUBGRAPH_DEPTH} graphs inside one another, got more")
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                if inner.node:
+                    _check_depth(inner, depth + 1)
+
+
+def _inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Functions that the file itself defines (PyTorch's newer exporter makes many)."""
+    if not model.functions:
+        return model
+    try:
+        return inliner.inline_local_functions(model, convert_version=True)
+    except FOREIGN_FAILURES as error:
+        raise ModelError(f"the model's functions cannot be inlined: {first_line(error)}") from error
+
+
+def _use_default_domain(model: onnx.ModelProto) -> None:
+    """Write ONNX's own domain in one way: empty."""
+    for node in walk_nodes(model.graph):
+        if node.domain in DEFAULT_DOMAINS:
+            node.domain = ""
+    versions = {entry.version for entry in model.opset_import if entry.domain in DEFAULT_DOMAINS}
+    others = [(entry.domain, entry.version) for entry in model.opset_import if entry.domain not in DEFAULT_DOMAINS]
+    del model.opset_import[:]
+    model.opset_import.append(helper.make_opsetid("", max(versions, default=defs.onnx_opset_version())))
+    model.opset_import.extend(helper.make_opsetid(domain, version) for domain, version in others)
+
+
+def _check_operators(model: onnx.ModelProto) -> None:
+    opset = model.opset_import[0].version
+    unknown: dict[str, list[onnx.NodeProto]] = {}
+    for node in walk_nodes(model.graph):
+        if node.domain == "" and not defs.has(node.op_type, opset, ""):
+            unknown.setdefault(node.op_type, []).append(node)
+    if unknown:
+        listed = "; ".join(f"{op} ({describe(nodes)})" for op, nodes in sorted(unknown.items()))
+        raise UnsupportedOperatorError(
+            f"ONNX has no such operators at opset {opset}: {listed}",
+            hint="the exporter used operators of its own, or wrote the wrong opset",
+        )
+
+
+def _weights_are_no_inputs(graph: onnx.GraphProto) -> None:
+    weights = {tensor.name for tensor in graph.initializer}
+    inputs = [value for value in graph.input if value.name not in weights]
+    if len(inputs) != len(graph.input):
+        kept = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in inputs]
+        del graph.input[:]
+        graph.input.extend(kept)
+
+
+def _check_values(graph: onnx.GraphProto) -> None:
+    """Every value has one maker, and what is read exists."""
+    if graph.sparse_initializer:
+        raise ModelError(f"expected dense weights, got the sparse '{graph.sparse_initializer[0].values.name}'")
+    made = Counter(value.name for value in graph.input)
+    made.update({tensor.name for tensor in graph.initializer})
+    made.update(name for node in graph.node for name in node.output if name)
+    twice = next((name for name, count in made.items() if count > 1), None)
+    if twice is not None:
+        raise ModelError(f"expected every value to be made once, '{twice}' is made {made[twice]} times")
+    for node in graph.node:
+        missing = sorted(name for name in reads(node) if name not in made)
+        if missing:
+            raise ModelError(
+                f"node '{node.name}' ({node.op_type}) reads '{missing[0]}', which is neither an input, a weight nor "
+                "made by a node",
+                hint="export the model again, with its weights",
+            )
+    for output in graph.output:
+        if output.name not in made:
+            raise ModelError(f"nothing makes the output '{output.name}'")
+    for tensor in graph.initializer:
+        _check_weight(tensor)
+
+
+def _check_weight(tensor: onnx.TensorProto) -> None:
+    """A weight that is cut short would be refused by NumPy, far from here and in other words."""
+    if tensor.data_type not in TensorProto.DataType.values() or tensor.data_type == TensorProto.UNDEFINED:
+        raise ModelError(f"weight '{tensor.name}' has no known datatype")
+    if tensor.data_type == TensorProto.STRING:
+        return
+    if any(dim < 0 for dim in tensor.dims):
+        raise ModelError(f"weight '{tensor.name}' has a negative dimension: {list(tensor.dims)}")
+    if tensor.HasField("raw_data"):
+        count = 1
+        for dim in tensor.dims:
+            count *= dim
+        bits = _BITS.get(tensor.data_type, 8 * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
+        expected = (count * bits + 7) // 8
+        if len(tensor.raw_data) != expected:
+            raise ModelError(
+                f"weight '{tensor.name}' of shape {list(tensor.dims)} expects {expected} bytes, "
+                f"got {len(tensor.raw_data)}",
+                hint="the file is cut short or damaged: download or export it again",
+            )
+
+
+_BITS: Final = {
+    getattr(TensorProto, name): bits
+    for name, bits in (("INT4", 4), ("UINT4", 4), ("FLOAT4E2M1", 4), ("INT2", 2), ("UINT2", 2))
+    if hasattr(TensorProto, name)
+}
+
+
+def _sort(graph: onnx.GraphProto) -> None:
+    """Put nodes in an order in which each comes after those it reads from."""
+    maker = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
+    sorter = TopologicalSorter(
+        {i: sorted({maker[name] for name in reads(node) if name in maker}) for i, node in enumerate(graph.node)}
+    )
+    try:
+        order = list(sorter.static_order())
+    except CycleError as error:
+        cycle = [graph.node[index] for index in error.args[1][:-1]]
+        raise ModelError(f"expected a graph without cycles, these nodes wait for one another: {describe(cycle)}") from error
+    if all(maker_index < index for index, node in enumerate(graph.node) for maker_index in
+           (maker[name] for name in reads(node) if name in maker)):
+        return  # the exporter's own order reads best
+    nodes = [copy_node(graph.node[index]) for index in order]
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def _name_nodes(graph: onnx.GraphProto) -> None:
+    """Nodes without a name get one, for messages need it."""
+    taken = {node.name for node in graph.node}
+    for index, node in enumerate(graph.node):
+        if not node.name:
+            name = f"{node.op_type}_{index}"
+            while name in taken:
+                name += "_"
+            node.name = name
+            taken.add(name)

@@ -1,0 +1,45 @@
+"""A model without its large weights, for libraries that only look at the graph.
+
+Shape inference and opset conversion copy the whole model through a byte string, twice; neither reads large weights.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import onnx
+from onnx import helper
+
+# Shapes, axes, scales and other values that inference looks into stay far below.
+LARGE_BYTES: Final = 1 << 14
+
+
+def is_large(tensor: onnx.TensorProto) -> bool:
+    """Whether a weight is worth leaving out."""
+    return len(tensor.raw_data) > LARGE_BYTES or tensor.ByteSize() > LARGE_BYTES
+
+
+def without_large_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy of a model in which inputs of the same type stand for the large weights; no value types recorded."""
+    shell = onnx.ModelProto(ir_version=model.ir_version)
+    shell.opset_import.extend(model.opset_import)
+    shell.graph.name = model.graph.name or "graph"
+    shell.graph.node.extend(model.graph.node)
+    shell.graph.input.extend(model.graph.input)
+    shell.graph.output.extend(model.graph.output)
+    for tensor in model.graph.initializer:
+        if is_large(tensor):
+            info = helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+            shell.graph.input.append(info)
+        else:
+            shell.graph.initializer.append(tensor)
+    return shell
+
+
+def put_back(shell: onnx.ModelProto, model: onnx.ModelProto) -> None:
+    """Give a model that was made from a shell the large weights of the original again."""
+    large = {tensor.name: tensor for tensor in model.graph.initializer if is_large(tensor)}
+    for index in range(len(shell.graph.input) - 1, -1, -1):
+        if shell.graph.input[index].name in large:
+            del shell.graph.input[index]
+    shell.graph.initializer.extend(large.values())
