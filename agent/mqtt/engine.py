@@ -1,0 +1,338 @@
+"""The MQTT library on an asyncio event loop: one session of one protocol version. The file that imports paho.
+
+paho keeps the protocol's state (packet identifiers, what is unacknowledged, keep-alive) and sends what is
+under way again with its original identifier after a reconnection. It gets its socket connected and shaken
+hands, is called when that is readable or writable, and runs no thread. Two of its private methods are
+replaced, for reasons that stand beside them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from paho.mqtt import client as paho
+from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties as PahoProperties
+from paho.mqtt.reasoncodes import ReasonCode
+from paho.mqtt.subscribeoptions import SubscribeOptions
+
+from agent.mqtt.message import MalformedMessageError, Message, Will, decode_publish
+from agent.mqtt.properties import Properties, encode
+from agent.mqtt.reason_codes import Reason, reason
+from agent.mqtt.settings import BrokerSettings
+from agent.mqtt.transport import BrokerSocket
+
+_log = logging.getLogger(__name__)
+
+MQTT_5: Final = 5
+MQTT_3_1_1: Final = 4
+# A packet identifier may belong to a message that has waited for 65535 others; then the next one is taken.
+_MAX_PACKET_IDS: Final = 65535
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """The broker's CONNACK; without a reason it ended the connection and said nothing.
+
+    Parameters
+    ----------
+    reason
+        Its verdict.
+    session_present
+        It kept our session.
+    receive_maximum
+        Messages of QoS 1 it takes before it acknowledges one.
+    """
+
+    reason: Reason | None
+    session_present: bool = False
+    receive_maximum: int = 65535
+
+
+@dataclass(frozen=True, slots=True)
+class Callbacks:
+    """Where an engine reports; all are called in the event loop and must not raise.
+
+    Parameters
+    ----------
+    message
+        One came.
+    acknowledged
+        The broker's verdict on the message of this packet identifier.
+    granted
+        Its verdicts on the filters of this SUBSCRIBE.
+    lost
+        The connection is gone: its reason, or None when nothing was said.
+    """
+
+    message: Callable[[Message], None]
+    acknowledged: Callable[[int, Reason], None]
+    granted: Callable[[int, Sequence[Reason]], None]
+    lost: Callable[[Reason | None], None]
+
+    @staticmethod
+    def ignore() -> Callbacks:
+        """Return callbacks that do nothing."""
+        return Callbacks(
+            message=lambda _message: None,
+            acknowledged=lambda _packet_id, _reason: None,
+            granted=lambda _packet_id, _reasons: None,
+            lost=lambda _reason: None,
+        )
+
+
+class _Packed(PahoProperties):
+    """Properties that are encoded already: paho's own encoder takes 50 us for five of them."""
+
+    def __init__(self, packed: bytes) -> None:  # the base's attributes are what makes it slow
+        object.__setattr__(self, "packed", packed)
+
+    def pack(self) -> bytes:
+        return cast(bytes, object.__getattribute__(self, "packed"))
+
+
+class _Client(paho.Client):
+    next_socket: BrokerSocket | None = None
+    packet_received: Callable[[int, bytearray], None]
+
+    def _create_socket(self) -> paho.SocketLike:
+        # paho's own way blocks the loop for as long as the network likes.
+        assert self.next_socket is not None
+        return self.next_socket
+
+    def _handle_publish(self) -> MQTTErrorCode:
+        # paho's own decoder copies the payload four times.
+        packet = cast(dict[str, Any], self._in_packet)
+        try:
+            self.packet_received(packet["command"], packet["packet"])
+        except MalformedMessageError as error:
+            _log.warning("the broker sent a broken message, connection dropped: %.200s", error)
+            return MQTTErrorCode.MQTT_ERR_PROTOCOL
+        return MQTTErrorCode.MQTT_ERR_SUCCESS
+
+
+class Engine:
+    """One MQTT session, over as many connections as it takes.
+
+    Parameters
+    ----------
+    client_id
+        Its name at the broker.
+    version
+        5, or 4 for 3.1.1.
+    callbacks
+        Where to report.
+    persistent
+        Whether the broker keeps the session while nobody is connected.
+    will
+        Left with the broker at each connect.
+    bare
+        Introduce ourselves with nothing but the version: neither properties nor credentials.
+    """
+
+    def __init__(
+        self,
+        client_id: str,
+        version: int,
+        *,
+        callbacks: Callbacks,
+        persistent: bool = False,
+        will: Will | None = None,
+        bare: bool = False,
+    ) -> None:
+        self.version = version
+        self._epoch = 0
+        self._persistent = persistent
+        self._bare = bare
+        self._callbacks = callbacks
+        self._socket: BrokerSocket | None = None
+        self._writer_added = False
+        self._greeting: asyncio.Future[Greeting] | None = None
+        client = _Client(
+            CallbackAPIVersion.VERSION2,
+            client_id=client_id,
+            clean_session=None if version == MQTT_5 else not persistent,
+            protocol=MQTTProtocolVersion(version),
+            reconnect_on_failure=False,
+            manual_ack=True,
+        )
+        client.max_inflight_messages = 0  # no limit and no search: the owner counts what is under way
+        client.packet_received = self._received
+        client.on_connect = self._greeted
+        client.on_disconnect = self._disconnected
+        client.on_publish = self._published
+        client.on_subscribe = self._subscribed
+        client.on_socket_register_write = self._want_write
+        client.on_socket_unregister_write = self._unwant_write
+        if will is not None:
+            client.will_set(will.topic, will.payload, will.qos, will.retain)
+        self._client = client
+
+    async def greet(
+        self, sock: BrokerSocket, epoch: int, settings: BrokerSettings, password: str | None = None
+    ) -> Greeting:
+        """Take over a connected socket, introduce ourselves, and return the broker's answer.
+
+        Messages that come over it bear the number `epoch`. After a refusal, and when cancelled, the socket is
+        closed.
+        """
+        loop = asyncio.get_running_loop()
+        self.drop()
+        self._epoch = epoch
+        self._socket = sock
+        self._greeting = loop.create_future()
+        client = self._client
+        client.next_socket = sock
+        options: dict[str, Any] = {}
+        if self._bare:
+            options = {"clean_start": True}
+        else:
+            client.username_pw_set(settings.username, password)
+        if self.version == MQTT_5 and not self._bare:
+            properties = PahoProperties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+            properties.ReceiveMaximum = settings.receive_maximum
+            properties.MaximumPacketSize = settings.max_packet_bytes
+            if self._persistent:
+                properties.SessionExpiryInterval = settings.session_expiry_s
+            options = {"clean_start": not self._persistent, "properties": properties}
+        client.connect_async(settings.host, settings.port, keepalive=settings.keepalive_s, **options)
+        loop.add_reader(sock.fileno(), self._readable)
+        try:
+            client.reconnect()
+            greeting = await self._greeting
+        except BaseException:
+            self.drop()
+            raise
+        if greeting.reason is None or greeting.reason.failed:
+            self.drop()
+        return greeting
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a socket."""
+        return self._socket is not None
+
+    def publish(
+        self, topic: str, payload: bytes, *, qos: int, retain: bool, properties: Properties
+    ) -> int | None:
+        """Hand one message over; return its packet identifier, or None without a connection."""
+        packed = _Packed(encode(properties)) if self.version == MQTT_5 else None
+        for _ in range(_MAX_PACKET_IDS):
+            info = self._client.publish(topic, payload, qos, retain, packed)
+            if info.rc == MQTTErrorCode.MQTT_ERR_SUCCESS:
+                return info.mid
+            if info.rc != MQTTErrorCode.MQTT_ERR_QUEUE_SIZE:
+                break
+        return None
+
+    def ack(self, packet_id: int) -> None:
+        """Acknowledge a received message of QoS 1."""
+        self._client.ack(packet_id, 1)
+
+    def subscribe(self, filters: Sequence[tuple[str, int]]) -> int | None:
+        """Ask for filters, each with its largest QoS; return the packet's identifier."""
+        wanted: list[tuple[str, Any]] = list(filters)
+        if self.version == MQTT_5:
+            wanted = [(text, SubscribeOptions(qos=qos)) for text, qos in filters]
+        return self._client.subscribe(wanted)[1]
+
+    def unsubscribe(self, topic_filter: str) -> None:
+        """End a subscription."""
+        self._client.unsubscribe(topic_filter)
+
+    def disconnect(self) -> None:
+        """Say goodbye, so that the will is forgotten, and close."""
+        if self._socket is not None:
+            self._client.disconnect()
+            self._flush()
+        self.drop()
+
+    def keep_alive(self) -> None:
+        """Send a ping when one is due, and notice a broker that does not answer; to be called each second."""
+        self._client.loop_misc()
+
+    def drop(self) -> None:
+        """Close the socket without a word to the broker."""
+        sock, self._socket = self._socket, None
+        if sock is None:
+            return
+        loop = asyncio.get_running_loop()
+        fd = sock.fileno()
+        if fd >= 0:
+            loop.remove_reader(fd)
+            loop.remove_writer(fd)
+        self._writer_added = False
+        sock.close()
+
+    # Called by the event loop.
+
+    def _readable(self) -> None:
+        # What the buffers of socket and TLS hold the kernel will not wake us for.
+        while self._socket is not None:
+            self._client.loop_read()
+            if self._socket is None or not self._socket.pending():
+                return
+
+    def _flush(self) -> None:
+        if self._socket is not None:
+            self._client.loop_write()
+        if self._socket is not None and self._client.want_write() and not self._writer_added:
+            asyncio.get_running_loop().add_writer(self._socket.fileno(), self._flush)
+            self._writer_added = True
+
+    # Called by paho.
+
+    def _want_write(self, _client: object, _data: object, _sock: object) -> None:
+        # All packets of this turn of the loop go out together in its next one; the selector is only asked
+        # when the socket's buffer is full.
+        asyncio.get_running_loop().call_soon(self._flush)
+
+    def _unwant_write(self, _client: object, _data: object, _sock: object) -> None:
+        if self._writer_added and self._socket is not None:
+            asyncio.get_running_loop().remove_writer(self._socket.fileno())
+            self._writer_added = False
+
+    def _received(self, flags: int, packet: bytearray) -> None:
+        self._callbacks.message(decode_publish(flags, packet, version=self.version, epoch=self._epoch))
+
+    def _greeted(
+        self,
+        _client: object,
+        _data: object,
+        flags: paho.ConnectFlags,
+        code: ReasonCode,
+        properties: PahoProperties | None,
+    ) -> None:
+        if self._greeting is not None and not self._greeting.done():
+            limit = getattr(properties, "ReceiveMaximum", 65535)
+            self._greeting.set_result(Greeting(reason(code.value), flags.session_present, limit))
+
+    def _disconnected(
+        self,
+        _client: object,
+        _data: object,
+        flags: paho.DisconnectFlags,
+        code: ReasonCode,
+        _properties: object,
+    ) -> None:
+        self.drop()
+        said = reason(code.value) if flags.is_disconnect_packet_from_server else None
+        if self._greeting is not None and not self._greeting.done():
+            self._greeting.set_result(Greeting(said))
+        else:
+            self._callbacks.lost(said)
+
+    def _published(
+        self, _client: object, _data: object, packet_id: int, code: ReasonCode, _properties: object
+    ) -> None:
+        self._callbacks.acknowledged(packet_id, reason(code.value))
+
+    def _subscribed(
+        self, _client: object, _data: object, packet_id: int, codes: list[ReasonCode], _properties: object
+    ) -> None:
+        self._callbacks.granted(packet_id, [reason(code.value) for code in codes])

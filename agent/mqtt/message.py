@@ -1,0 +1,105 @@
+"""What arrives and what is left behind: one received message, and the will.
+
+The decoder takes a PUBLISH packet without its fixed header and copies the payload once; the library's own
+makes four copies of it and spends 0.4 ms on a 600 KB tensor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from agent.mqtt.properties import EMPTY, MalformedPropertiesError, Properties, decode
+
+_DUP: Final = 0x08
+_QOS: Final = 0x06
+_RETAIN: Final = 0x01
+
+
+class MalformedMessageError(ValueError):
+    """A PUBLISH packet that breaks the rules of MQTT."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One received message.
+
+    Parameters
+    ----------
+    topic, payload, qos, retain, dup, properties
+        As they came.
+    packet_id, epoch
+        What an acknowledgement needs: an identifier is good for the connection it came over and no other.
+    """
+
+    topic: str
+    payload: bytes = field(repr=False)
+    qos: int = 0
+    retain: bool = False
+    dup: bool = False
+    properties: Properties = EMPTY
+    packet_id: int = 0
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Will:
+    """What the broker says for a client that vanished."""
+
+    topic: str
+    payload: bytes
+    qos: int = 1
+    retain: bool = True
+
+
+def decode_publish(flags: int, packet: bytes | bytearray, *, version: int, epoch: int) -> Message:
+    """Decode a PUBLISH packet (MQTT 3.1.1 and 5.0, section 3.3).
+
+    Parameters
+    ----------
+    flags
+        The first byte of the fixed header.
+    packet
+        Everything behind the fixed header.
+    version
+        5 or 4 (for 3.1.1).
+    epoch
+        The number of the connection it came over.
+
+    Raises
+    ------
+    MalformedMessageError
+    """
+    view = memoryview(packet)
+    qos = (flags & _QOS) >> 1
+    at = 2 + int.from_bytes(view[:2], "big")
+    if qos > 1:
+        raise MalformedMessageError(f"expected QoS 0 or 1, as subscribed, got {qos}")
+    if at + 2 * qos > len(view):
+        raise MalformedMessageError("the topic runs over the end of the packet")
+    try:
+        topic = str(view[2:at], "utf-8")
+    except UnicodeDecodeError as error:
+        raise MalformedMessageError(f"the topic is no UTF-8: {error}") from error
+    packet_id = 0
+    if qos:
+        packet_id = int.from_bytes(view[at : at + 2], "big")
+        at += 2
+    properties = EMPTY
+    if version == 5:
+        try:
+            properties, at = decode(view, at)
+        except MalformedPropertiesError as error:
+            raise MalformedMessageError(str(error)) from error
+    if not topic:
+        raise MalformedMessageError("an empty topic: no topic alias was ever granted")
+    return Message(
+        topic=topic,
+        payload=bytes(view[at:]),
+        qos=qos,
+        retain=bool(flags & _RETAIN),
+        dup=bool(flags & _DUP),
+        properties=properties,
+        packet_id=packet_id,
+        epoch=epoch,
+    )

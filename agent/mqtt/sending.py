@@ -1,0 +1,124 @@
+"""What was published at QoS 1 and is not acknowledged: waiting its turn, or under way.
+
+The library knows no Receive Maximum, so the window is kept here: no more is handed to it than the server
+takes. Both places are bounded; what does not fit is refused at once and never silently.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import Final
+
+from agent.mqtt.properties import Properties
+from agent.mqtt.reason_codes import Action, Reason
+
+# Local outcomes, beside the specification's bytes.
+NOT_CONNECTED: Final = Reason(0x100, "Not connected", Action.RETRY, Action.RETRY)
+QUEUE_FULL: Final = Reason(0x101, "Too much waits for the broker", Action.RETRY, Action.RETRY)
+EXPIRED: Final = Reason(0x102, "Expired before it was sent", Action.GIVE_UP, Action.GIVE_UP)
+CLOSED: Final = Reason(0x103, "The connection was closed", Action.GIVE_UP, Action.GIVE_UP)
+
+# Servers that state no Receive Maximum take 65535; waiting in our own queue costs less than in theirs.
+MAX_UNDER_WAY: Final = 1000
+# What may wait while a broker is away.
+MAX_WAITING_MESSAGES: Final = 10_000
+MAX_WAITING_BYTES: Final = 64 << 20
+
+
+@dataclass(slots=True, eq=False)
+class Outgoing:
+    """One message of QoS 1 on its way out.
+
+    Parameters
+    ----------
+    topic, payload, retain, properties
+        What is sent.
+    done
+        Gets the broker's verdict.
+    deadline_s
+        When it is not worth sending any more (`time.monotonic`).
+    resends
+        How often it was sent again because the broker refused it for a passing reason.
+    """
+
+    topic: str
+    payload: bytes
+    retain: bool
+    properties: Properties
+    done: asyncio.Future[Reason]
+    deadline_s: float | None = None
+    resends: int = 0
+
+    def settle(self, verdict: Reason) -> None:
+        """Tell whoever waits, if they still do."""
+        if not self.done.done():
+            self.done.set_result(verdict)
+
+
+class Sending:
+    """The queue of waiting messages and the window of those under way."""
+
+    def __init__(self) -> None:
+        self.limit = MAX_UNDER_WAY
+        self._waiting: deque[Outgoing] = deque()
+        self._waiting_bytes = 0
+        self._under_way: dict[int, Outgoing] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._under_way)
+
+    def add(self, outgoing: Outgoing) -> bool:
+        """Queue a message; False when there is no room for it."""
+        if (
+            len(self._waiting) >= MAX_WAITING_MESSAGES
+            or self._waiting_bytes + len(outgoing.payload) > MAX_WAITING_BYTES
+        ):
+            return False
+        self._waiting.append(outgoing)
+        self._waiting_bytes += len(outgoing.payload)
+        return True
+
+    def next(self) -> Outgoing | None:
+        """Take the next message that the window has room for; what expired meanwhile is settled."""
+        while self._waiting and len(self._under_way) < self.limit:
+            outgoing = self._waiting.popleft()
+            self._waiting_bytes -= len(outgoing.payload)
+            if outgoing.deadline_s is None:
+                return outgoing
+            left_s = outgoing.deadline_s - time.monotonic()
+            if left_s > 0:
+                # The broker counts on from here (MQTT 5.0, 3.3.2.3.3); zero would mean dead on arrival.
+                outgoing.properties = replace(outgoing.properties, expiry_s=max(1, round(left_s)))
+                return outgoing
+            outgoing.settle(EXPIRED)
+        return None
+
+    def put_back(self, outgoing: Outgoing) -> None:
+        """Return a message to the head of the queue."""
+        self._waiting.appendleft(outgoing)
+        self._waiting_bytes += len(outgoing.payload)
+
+    def sent(self, packet_id: int, outgoing: Outgoing) -> None:
+        """Note that a message is under way."""
+        self._under_way[packet_id] = outgoing
+
+    def acknowledged(self, packet_id: int) -> Outgoing | None:
+        """Return the message that had this identifier; it is under way no more."""
+        return self._under_way.pop(packet_id, None)
+
+    def start_over(self) -> None:
+        """Queue what was under way again, in its order: a new session knows nothing of it."""
+        for outgoing in reversed(self._under_way.values()):
+            self.put_back(outgoing)
+        self._under_way.clear()
+
+    def close(self) -> None:
+        """Settle everything."""
+        for outgoing in (*self._under_way.values(), *self._waiting):
+            outgoing.settle(CLOSED)
+        self._under_way.clear()
+        self._waiting.clear()
+        self._waiting_bytes = 0

@@ -1,0 +1,140 @@
+"""How a broker is reached: address, protocol version, credentials, TLS."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+from agent.errors import ConfigError
+
+_DEFAULT_PORTS: Final = {"mqtt": 1883, "mqtts": 8883}
+PROTOCOLS: Final = ("auto", "5", "3.1.1")
+# A file with a password holds a line; more than this is the wrong file.
+MAX_SECRET_BYTES: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class TlsSettings:
+    """Transport security; the broker's certificate and host name are always checked.
+
+    Parameters
+    ----------
+    ca
+        Certificates that the broker's must lead to; None is the system's.
+    certificate, key
+        This client's own, PEM, for brokers that ask for it.
+    """
+
+    ca: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSettings:
+    """One broker and how to talk to it.
+
+    Parameters
+    ----------
+    host, port
+        Where it listens.
+    tls
+        None for a plain connection.
+    username, password_file
+        Credentials; the password stands in a file, is read at each connect, and never in an argument.
+    protocol
+        "5", "3.1.1", or "auto": 5 first, 3.1.1 when the broker refuses it.
+    keepalive_s
+        A silent connection is given up after 1.5 times this.
+    connect_timeout_s
+        For the name look-up, the connection, TLS and the broker's greeting together.
+    session_expiry_s
+        How long the broker keeps a persistent session's messages for a client that is away.
+    receive_maximum
+        Messages of QoS 1 that the broker may have sent and we not have acknowledged.
+    max_packet_bytes
+        The largest packet the broker may send (MQTT 5).
+    """
+
+    host: str
+    port: int = 1883
+    tls: TlsSettings | None = None
+    username: str | None = None
+    password_file: Path | None = None
+    protocol: str = "auto"
+    keepalive_s: int = 30
+    connect_timeout_s: float = 10.0
+    session_expiry_s: int = 600
+    receive_maximum: int = 10_000
+    max_packet_bytes: int = 64 << 20
+
+    @property
+    def url(self) -> str:
+        """The address as a URL, without any secret."""
+        scheme = "mqtts" if self.tls is not None else "mqtt"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{scheme}://{host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerUrl:
+    """What a broker's URL says."""
+
+    host: str
+    port: int
+    tls: bool
+    username: str | None
+
+
+def parse_broker_url(url: str) -> BrokerUrl:
+    """Read `mqtt://host[:port]` or `mqtts://[user@]host[:port]`.
+
+    Raises
+    ------
+    ConfigError
+        When it is none, or holds a password.
+    """
+    hint = "write mqtt://HOST, mqtts://HOST or mqtts://HOST:PORT"
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise ConfigError(f"broker: {error}", hint=hint) from error
+    if parts.scheme not in _DEFAULT_PORTS or not parts.hostname:
+        raise ConfigError(f"broker: expected a URL with mqtt:// or mqtts://, got {url!r}", hint=hint)
+    if parts.password is not None:
+        raise ConfigError(
+            "broker: a password in a URL can be read by everybody on this machine",
+            hint="put it into a file and name that with password_file",
+        )
+    if parts.path not in ("", "/") or parts.query or parts.fragment:
+        raise ConfigError(f"broker: expected nothing behind host and port, got {url!r}", hint=hint)
+    return BrokerUrl(
+        host=parts.hostname,
+        port=port or _DEFAULT_PORTS[parts.scheme],
+        tls=parts.scheme == "mqtts",
+        username=parts.username,
+    )
+
+
+def read_secret(path: Path) -> str:
+    """Read a password or token from a file: its first line.
+
+    Raises
+    ------
+    ConfigError
+        When the file cannot be read, is empty, or is too long for a secret.
+    """
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_SECRET_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"cannot read the secret in {path}: {error.strerror}") from error
+    if len(raw) > MAX_SECRET_BYTES:
+        raise ConfigError(f"{path}: expected a secret of at most {MAX_SECRET_BYTES} bytes, got more")
+    line = raw.decode("utf-8", "replace").split("\n", 1)[0].rstrip("\r")
+    if not line:
+        raise ConfigError(f"{path}: expected a secret on the first line, got nothing")
+    return line

@@ -1,0 +1,132 @@
+"""Real brokers on free ports of the loopback interface, for every test that talks MQTT."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+START_LIMIT_S = 15.0
+
+# amqtt speaks MQTT 3.1.1 only, and is what `make demo` runs where no mosquitto is installed.
+AMQTT_SCRIPT = """
+import asyncio, logging, sys
+from amqtt.broker import Broker
+logging.disable(logging.CRITICAL)
+config = {
+    "listeners": {"default": {"type": "tcp", "bind": f"127.0.0.1:{sys.argv[1]}", "max_connections": 100}},
+    "plugins": {"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}},
+}
+async def main():
+    broker = Broker(config)
+    await broker.start()
+    await asyncio.Event().wait()
+asyncio.run(main())
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+class BrokerProcess:
+    """A broker in a process of its own, which a test may stop, start and restart."""
+
+    host = "127.0.0.1"
+
+    def __init__(self, kind: str, folder: Path, *, persistent: bool = True, extra: str = "") -> None:
+        self.kind = kind
+        self.port = free_port()
+        self._folder = folder
+        self._persistent = persistent
+        self._extra = extra
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"mqtt://{self.host}:{self.port}"
+
+    def _command(self) -> list[str]:
+        if self.kind == "amqtt":
+            return [sys.executable, "-c", AMQTT_SCRIPT, str(self.port)]
+        # Debian's own configuration, but for the port, the folder and the log.
+        config = self._folder / "mosquitto.conf"
+        user = "user root\n" if os.geteuid() == 0 else ""
+        persistence = f"persistence true\npersistence_location {self._folder}/\n" if self._persistent else ""
+        config.write_text(
+            f"listener {self.port} 127.0.0.1\nallow_anonymous true\nlog_dest none\n"
+            f"{persistence}{user}{self._extra}"
+        )
+        program = shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+        if program is None:
+            pytest.fail(
+                "mosquitto is not installed: `make test` installs it where it may (Debian: mosquitto)"
+            )
+        return [program, "-c", str(config)]
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(
+            self._command(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        end_s = time.monotonic() + START_LIMIT_S
+        while time.monotonic() < end_s:
+            if self._process.poll() is not None:
+                pytest.fail(f"{self.kind} ended with status {self._process.returncode} while starting")
+            with socket.socket() as sock:
+                if sock.connect_ex((self.host, self.port)) == 0:
+                    return
+            time.sleep(0.02)
+        pytest.fail(f"{self.kind} did not listen within {START_LIMIT_S} s")
+
+    def stop(self, signal_number: int = signal.SIGTERM) -> None:
+        if self._process is not None:
+            self._process.send_signal(signal_number)
+            try:
+                self._process.wait(5)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._process = None
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+
+@pytest.fixture
+def mosquitto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """MQTT 5 and 3.1.1, as Debian installs it."""
+    broker = BrokerProcess("mosquitto", tmp_path_factory.mktemp("mosquitto"))
+    broker.start()
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture
+def amqtt_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """MQTT 3.1.1 only."""
+    broker = BrokerProcess("amqtt", tmp_path_factory.mktemp("amqtt"))
+    broker.start()
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture(params=["mosquitto", "amqtt"])
+def broker(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[BrokerProcess]:
+    """Each of both."""
+    process = BrokerProcess(request.param, tmp_path_factory.mktemp(request.param))
+    process.start()
+    yield process
+    process.stop()
