@@ -305,7 +305,8 @@ class Connection:
             )
             sock = await open_socket(self.settings)
             engine = self._engine
-            if engine is None or engine.version != version:
+            if engine is None or engine.version != version or not self._persistent:
+                # Without a session nothing is sent under its old identifier, but anew and after subscribing.
                 engine = self._replace_engine(version)
             self._epoch += 1
             last = version == self._versions[-1]
