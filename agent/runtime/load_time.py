@@ -1,0 +1,120 @@
+"""Nodes that depend on weights alone: found, run once, and their sources freed.
+
+A weight transform (packing, Winograd) is such a node: the bundle carries the model's own weights, and the
+device pays for the transformed ones once, in memory and not in the file. A classic executor runs these nodes
+every time and gets the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from agent.bundle.graph import NOP, Graph
+from agent.bundle.params import ParamEntry
+from agent.errors import InputError
+from agent.runtime.memory import GraphMemory
+
+
+@dataclass(frozen=True, slots=True)
+class LoadTime:
+    """What is known once the weights are.
+
+    Parameters
+    ----------
+    nodes
+        Ids of the nodes that read nothing else, in order.
+    constant
+        Roots of the weights and of all that these nodes write.
+    consumed
+        Roots of the weights that these nodes' kernels read.
+    """
+
+    nodes: tuple[int, ...]
+    constant: frozenset[int]
+    consumed: frozenset[int]
+
+
+def find(graph: Graph, memory: GraphMemory, params: Iterable[int]) -> LoadTime:
+    """Find the nodes that depend on weights alone.
+
+    Parameters
+    ----------
+    params
+        Entries of the weights.
+    """
+    nodes = []
+    weights = set(params)
+    constant = set(weights)
+    consumed = set()
+    for i, node in enumerate(graph.nodes):
+        roots = [memory.root[graph.entry_id(entry)] for entry in node.inputs]
+        if roots and constant.issuperset(roots):
+            nodes.append(i)
+            if node.func_name != NOP:
+                constant.update(range(graph.node_row_ptr[i], graph.node_row_ptr[i + 1]))
+                consumed.update(weights.intersection(roots))
+    return LoadTime(tuple(nodes), frozenset(constant), frozenset(consumed))
+
+
+def fold(
+    graph: Graph,
+    memory: GraphMemory,
+    load_time: LoadTime,
+    *,
+    given: Mapping[int, ParamEntry],
+    data: memoryview,
+    execute: Callable[[int], None],
+) -> None:
+    """Load the weights and run the load-time nodes, holding as few weights at a time as their order allows.
+
+    Parameters
+    ----------
+    given
+        Weights to load, by entry.
+    data
+        The parameter file that `given` points into.
+    execute
+        Runs a node by its id.
+
+    Raises
+    ------
+    InputError
+        If a node needs a weight that is not given and was freed before.
+    """
+    steps = [i for i in load_time.nodes if graph.nodes[i].func_name != NOP]
+    inputs = {i: [memory.root[graph.entry_id(entry)] for entry in graph.nodes[i].inputs] for i in steps}
+    kept = {memory.root[graph.entry_id(entry)] for entry in graph.heads}
+    skipped = set(load_time.nodes)
+    for i, node in enumerate(graph.nodes):
+        if i not in skipped:
+            kept.update(memory.root[graph.entry_id(entry)] for entry in node.inputs)
+    missing = (load_time.consumed & memory.freed) - given.keys()
+    if missing:
+        name = graph.nodes[_node_of(graph, min(missing))].name
+        raise InputError(f"weight {name!r} was freed before: load all weights at once")
+    reads = Counter(root for roots in inputs.values() for root in roots)
+    waiting = set(given)
+    for i in steps:
+        for root in waiting.intersection(inputs[i]):
+            _load(memory, root, given[root], data)
+        waiting.difference_update(inputs[i])
+        execute(i)
+        for root in inputs[i]:
+            reads[root] -= 1
+            if not reads[root] and root not in kept:
+                memory.free(root)
+    for root in waiting:
+        if root in kept:
+            _load(memory, root, given[root], data)
+
+
+def _load(memory: GraphMemory, root: int, param: ParamEntry, data: memoryview) -> None:
+    memory.own(root)[:] = np.frombuffer(data, np.uint8, param.nbytes, param.offset)
+
+
+def _node_of(graph: Graph, entry: int) -> int:
+    return next(i for i in graph.arg_nodes if graph.node_row_ptr[i] == entry)

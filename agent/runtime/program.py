@@ -1,0 +1,151 @@
+"""The calls of a graph, with their arguments bound.
+
+Promises a run that is a loop over calls and allocates nothing. Trusts kernels to keep to their arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final, Protocol
+
+import numpy as np
+import tvm_ffi
+
+from agent.bundle.graph import COPY, NOP, Graph
+from agent.errors import ExecutionError, FormatError
+from agent.runtime.memory import GraphMemory
+from agent.runtime.module import Kernel
+from agent.runtime.storage import Array
+
+# What a kernel's own checks raise, by the kinds that tvm-ffi knows, and what kernels written in numpy do.
+_KERNEL_ERRORS: Final = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+Call = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+class Kernels(Protocol):
+    """Callables by name: a `KernelModule`, TVM's own module, or a dictionary of numpy functions."""
+
+    def __getitem__(self, name: str, /) -> Kernel:
+        """Return the kernel called `name`."""
+
+
+class Program:
+    """What a graph executes.
+
+    Raises
+    ------
+    FormatError
+        If the graph calls a kernel that is not there.
+    """
+
+    def __init__(self, graph: Graph, memory: GraphMemory, kernels: Kernels) -> None:
+        self._graph = graph
+        self._memory = memory
+        self._functions = {
+            node.func_name: _resolve(kernels, node.func_name)
+            for node in graph.nodes
+            if not node.is_null and node.func_name != NOP
+        }
+        self._readers: dict[int, list[int]] = {}
+        # Node ids of the calls of a run, and the calls themselves.
+        self.steps: list[int] = []
+        self.calls: list[Call] = []
+        self.bound = False
+
+    def bind(self, skipped: Iterable[int]) -> None:
+        """Bind every call of a run; `skipped` are the nodes that ran at load time."""
+        left_out = set(skipped)
+        self.steps = [
+            i
+            for i, node in enumerate(self._graph.nodes)
+            if not node.is_null and node.func_name != NOP and i not in left_out
+        ]
+        self.calls = [self.call(i) for i in self.steps]
+        self._readers = {}
+        for index, i in enumerate(self.steps):
+            for entry in self.entries(i):
+                self._readers.setdefault(self._memory.root[entry], []).append(index)
+        self.bound = True
+
+    def rebind(self, root: int) -> None:
+        """Bind the calls again that touch this root, whose memory has moved."""
+        if self.bound:
+            for index in self._readers.get(root, ()):
+                self.calls[index] = self.call(self.steps[index])
+
+    def run(self) -> None:
+        """Make all calls.
+
+        Raises
+        ------
+        ExecutionError
+            If a kernel fails.
+        """
+        arguments: tuple[Any, ...] = ()
+        try:
+            for function, arguments in self.calls:
+                function(*arguments)
+        except _KERNEL_ERRORS as e:
+            # Each call has a tuple of its own: which one failed is found out afterwards, and costs a run
+            # nothing.
+            index = next(i for i, call in enumerate(self.calls) if call[1] is arguments)
+            raise self._failure(self.steps[index], e) from e
+
+    def execute(self, i: int) -> None:
+        """Make one node's call, bound for this once.
+
+        Raises
+        ------
+        ExecutionError
+            If the kernel fails.
+        """
+        function, arguments = self.call(i)
+        try:
+            function(*arguments)
+        except _KERNEL_ERRORS as e:
+            raise self._failure(i, e) from e
+
+    def call(self, i: int) -> Call:
+        """Bind a node's inputs, then its outputs, to its function."""
+        node = self._graph.nodes[i]
+        function = self._functions[node.func_name]
+        arrays: list[Array] = [self._memory.array(entry) for entry in self.entries(i)]
+        if node.flatten_data:
+            arrays = [array.reshape(-1) for array in arrays]
+        # A tensor of tvm-ffi is passed in a third of the time that it takes to pass a numpy array.
+        native = isinstance(function, tvm_ffi.Function)
+        return function, tuple(map(tvm_ffi.from_dlpack, arrays)) if native else tuple(arrays)
+
+    def entries(self, i: int) -> list[int]:
+        """Return a node's inputs and outputs, in the order of its arguments."""
+        graph = self._graph
+        inputs = [graph.entry_id(entry) for entry in graph.nodes[i].inputs]
+        return inputs + list(range(graph.node_row_ptr[i], graph.node_row_ptr[i + 1]))
+
+    def _failure(self, i: int, error: BaseException) -> ExecutionError:
+        node = self._graph.nodes[i]
+        reason = " ".join(str(error).split())
+        return ExecutionError(f"node {node.name!r}, kernel {node.func_name}: {reason:.400}")
+
+
+def _resolve(kernels: Kernels, name: str) -> Kernel:
+    if name == COPY:
+        return _copy
+    try:
+        return kernels[name]
+    except (AttributeError, KeyError) as e:
+        raise FormatError(f"there is no kernel {name!r}, which mod.json calls") from e
+
+
+def _copy(source: Array, target: Array) -> None:
+    np.copyto(target, source)

@@ -1,0 +1,160 @@
+"""What a profile says, as a table, JSON or CSV; the columns are those of TVM's profiler, and GFLOP/s."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One call of a kernel, or several calls of the same kernel on the same shapes.
+
+    Parameters
+    ----------
+    name
+        The kernel.
+    duration_us
+        Microseconds of all `count` calls in one run.
+    flops
+        Floating-point operations of one call, or None if that is not known.
+    shapes
+        Arguments' dtypes and shapes.
+    count
+        Calls in one run.
+    """
+
+    name: str
+    duration_us: float
+    flops: float | None
+    shapes: str
+    count: int = 1
+
+    @property
+    def gflops(self) -> float | None:
+        """Billions of floating-point operations a second, or None if that is not known."""
+        if self.flops is None or not self.duration_us:
+            return None
+        return self.flops * self.count / self.duration_us / 1e3
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Rows in the order of execution.
+
+    Parameters
+    ----------
+    rows
+        One for each call.
+    total_us
+        Microseconds of a whole run, clock reading included.
+    """
+
+    rows: tuple[Row, ...]
+    total_us: float
+
+    def aggregated(self) -> tuple[Row, ...]:
+        """Return calls of the same kernel on the same shapes as one row."""
+        merged: dict[tuple[str, str], Row] = {}
+        for row in self.rows:
+            key = (row.name, row.shapes)
+            old = merged.get(key)
+            merged[key] = row if old is None else _add(old, row)
+        return tuple(merged.values())
+
+    def table(self, *, sort: bool = True, aggregate: bool = True, col_sums: bool = True) -> str:
+        """Return a table for people.
+
+        Parameters
+        ----------
+        sort
+            Longest first; else in the order of execution.
+        aggregate
+            One row for calls of the same kernel on the same shapes.
+        col_sums
+            Sum and total below.
+        """
+        rows = self._rows(sort, aggregate)
+        lines = [_HEADS, *(self._cells(row) for row in rows)]
+        if col_sums:
+            spent = sum(row.duration_us for row in rows)
+            lines.append(("----------", "", "", "", "", "", ""))
+            lines.append(
+                ("Sum", _number(spent), self._percent(spent), "", "", str(sum(r.count for r in rows)), "")
+            )
+            lines.append(("Total", _number(self.total_us), "", "", "cpu", "1", ""))
+        widths = [max(len(line[column]) for line in lines) for column in range(len(_HEADS))]
+        return "\n".join(_line(line, widths) for line in lines)
+
+    def json(self) -> str:
+        """Return the report in the JSON form of TVM's profiler."""
+        return json.dumps(
+            {
+                "calls": [
+                    {
+                        "Name": row.name,
+                        "Duration (us)": {"microseconds": row.duration_us},
+                        "Percent": {"percent": self._share(row.duration_us)},
+                        "GFLOP/s": None if row.gflops is None else {"ratio": row.gflops},
+                        "Device": "cpu",
+                        "Count": {"count": row.count},
+                        "Argument Shapes": row.shapes,
+                    }
+                    for row in self.rows
+                ],
+                "device_metrics": {"cpu": {"Duration (us)": {"microseconds": self.total_us}}},
+                "configuration": {"Executor": "Graph"},
+            }
+        )
+
+    def csv(self) -> str:
+        """Return the rows as comma-separated values with a head."""
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(_HEADS)
+        for row in self.rows:
+            gflops = "" if row.gflops is None else f"{row.gflops:.6g}"
+            share = f"{self._share(row.duration_us):.6g}"
+            writer.writerow((row.name, f"{row.duration_us:.6g}", share, gflops, "cpu", row.count, row.shapes))
+        return out.getvalue()
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def _rows(self, sort: bool, aggregate: bool) -> Sequence[Row]:
+        rows = self.aggregated() if aggregate else self.rows
+        return sorted(rows, key=lambda row: -row.duration_us) if sort else rows
+
+    def _cells(self, row: Row) -> tuple[str, ...]:
+        gflops = "" if row.gflops is None else f"{row.gflops:.1f}"
+        duration = _number(row.duration_us)
+        return (row.name, duration, self._percent(row.duration_us), gflops, "cpu", str(row.count), row.shapes)
+
+    def _share(self, duration_us: float) -> float:
+        return 100 * duration_us / self.total_us if self.total_us else 0.0
+
+    def _percent(self, duration_us: float) -> str:
+        return f"{self._share(duration_us):.2f}"
+
+
+_HEADS = ("Name", "Duration (us)", "Percent", "GFLOP/s", "Device", "Count", "Argument Shapes")
+
+
+def _add(a: Row, b: Row) -> Row:
+    return replace(a, duration_us=a.duration_us + b.duration_us, count=a.count + b.count)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.2f}"
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    # Names and shapes to the left, numbers to the right.
+    last = len(cells) - 1
+    return "  ".join(
+        cell.ljust(width) if column in {0, last} else cell.rjust(width)
+        for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    ).rstrip()
