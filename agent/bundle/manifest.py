@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Final
 
 from agent.bundle import canonical_json
+from agent.bundle.archive import MANIFEST, MAX_BUNDLE_BYTES, MAX_MEMBER_BYTES, SIGNATURE, max_member_bytes
 from agent.bundle.processing import Detect, Postprocess, Preprocess, Softmax, Step, TopK
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import EndlessDataError, FormatError
@@ -37,10 +38,9 @@ __all__ = [
 ]
 
 FORMAT: Final = 1
-# Ten times what a manifest with hundreds of inputs takes; it is read whole into memory.
-MAX_MANIFEST_BYTES: Final = 512 * 1024
-# A bundle is unpacked into memory on boards that have 1 to 16 GiB.
-MAX_FILE_BYTES: Final = 1 << 31
+MAX_MANIFEST_BYTES: Final = MAX_MEMBER_BYTES[MANIFEST]
+_REQUIRED_FILES: Final = ("mod.json", "mod.params", "mod.so")
+_SAMPLE_FILES: Final = ("samples/inputs.params", "samples/outputs.params")
 MAX_TENSORS: Final = 1024
 MAX_SAMPLES: Final = 1024
 # The samples' names are "<k>/<tensor name>" and bounded by TensorSpec too.
@@ -115,7 +115,7 @@ class FileDigest:
 
     def __post_init__(self) -> None:
         _match("sha256", self.sha256, _SHA256)
-        _within("size", self.size, 0, MAX_FILE_BYTES)
+        _within("size", self.size, 0, MAX_BUNDLE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +246,7 @@ class Manifest:
                 _within(
                     f"the length of the name of {kind} {spec.name}", len(spec.name), 1, _MAX_TENSOR_NAME_CHARS
                 )
+        _check_files(self.files)
         if self.preprocess is not None and self.preprocess.input not in {spec.name for spec in self.inputs}:
             raise ValueError(f"preprocess is for input {self.preprocess.input!r:.80}, which is not there")
         if self.postprocess is not None:
@@ -261,9 +262,14 @@ class Manifest:
 
         Raises
         ------
+        FormatError
+            If the digest of a file is missing that every such bundle has.
         EndlessDataError
             If it is larger than a reader takes.
         """
+        required = [*_REQUIRED_FILES, *(_SAMPLE_FILES if self.samples.count else ())]
+        if missing := [name for name in required if name not in self.files]:
+            raise FormatError(f"the manifest's files lack {missing[0]}")
         raw = canonical_json.encode(canonical_json.to_json(self))
         if len(raw) > MAX_MANIFEST_BYTES:
             raise EndlessDataError(f"a manifest has at most {MAX_MANIFEST_BYTES} bytes, this one {len(raw)}")
@@ -286,6 +292,16 @@ class Manifest:
         if manifest.to_bytes() != raw:
             raise FormatError("manifest.json is not in its one encoding")
         return manifest
+
+
+def _check_files(files: Mapping[str, FileDigest]) -> None:
+    for name, digest in files.items():
+        if name in (MANIFEST, SIGNATURE):
+            raise ValueError(f"files has {name}, which cannot hold its own digest")
+        try:
+            _within(f"the size of {name}", digest.size, 0, max_member_bytes(name))
+        except FormatError as e:
+            raise ValueError(str(e)) from e
 
 
 def _check_steps(postprocess: Postprocess, outputs: tuple[TensorSpec, ...]) -> None:

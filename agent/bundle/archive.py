@@ -1,0 +1,308 @@
+"""The file itself: a USTAR archive of which there is one encoding for the same members.
+
+Promises that what is read is, byte for byte, what ``write_archive`` would have written: every header is
+encoded again and compared, padding is zero, members are sorted, and nothing stands after the end. Leaves to
+``verify`` whether the members belong together, and to nobody the links, devices, folders and absolute paths
+of tar: there are none.
+
+The headers are those of POSIX.1-1988 (IEEE Std 1003.1, pax, "ustar Interchange Format").
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import BinaryIO, Final
+
+from agent.errors import EndlessDataError, FormatError, StoreError
+
+BLOCK_BYTES: Final = 512
+# Two blocks of zeros and no more: tar's usual padding to 10240 bytes would be bytes that nothing vouches for.
+END_BYTES: Final = 2 * BLOCK_BYTES
+# Large enough for disk speed, small enough to stay in a Pi's second-level cache.
+CHUNK_BYTES: Final = 1 << 20
+
+MANIFEST: Final = "manifest.json"
+SIGNATURE: Final = "model.sig"
+# A bundle is unpacked into memory, on boards with 1 to 16 GiB.
+MAX_BUNDLE_BYTES: Final = 1 << 31
+# Manifest, code, graph, weights, labels, signature, two files of samples; the rest is room.
+MAX_MEMBERS: Final = 64
+# What each member may take at most; manifest and signature are read whole before anything is known about
+# them.
+MAX_MEMBER_BYTES: Final = MappingProxyType(
+    {
+        MANIFEST: 512 << 10,
+        SIGNATURE: 64 << 10,
+        "labels.txt": 4 << 20,
+        "mod.json": 8 << 20,
+        "mod.params": MAX_BUNDLE_BYTES,
+        "mod.so": 256 << 20,
+    }
+)
+MAX_SAMPLE_BYTES: Final = 256 << 20
+# An ASCII name without "..", so no path leads anywhere else; at most 80 characters, and ustar's field has
+# 100.
+_SAMPLE: Final = re.compile(r"samples/[a-z0-9][a-z0-9_-]{0,47}\.[a-z0-9]{1,16}")
+
+_NAME_FIELD: Final = 100
+_SIZE_FIELD: Final = slice(124, 136)
+_SIZE: Final = re.compile(rb"[0-7]{11}\0")
+_TYPE_AT: Final = 156
+_TYPES: Final = MappingProxyType(
+    {
+        b"1": "a hard link",
+        b"2": "a symbolic link",
+        b"3": "a character device",
+        b"4": "a block device",
+        b"5": "a folder",
+        b"6": "a FIFO",
+        b"g": "a pax header",
+        b"x": "a pax header",
+        b"L": "a GNU long name",
+        b"K": "a GNU long link",
+        b"S": "a sparse file",
+    }
+)
+# Never inside a literal: digits after it would make it another octal escape.
+_NUL: Final = bytes(1)
+_ZEROS: Final = bytes(END_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A file in the archive: its data are ``size`` bytes at ``offset``."""
+
+    name: str
+    offset: int
+    size: int
+
+    @property
+    def padding(self) -> int:
+        """Zero bytes between the data and the next header."""
+        return -self.size % BLOCK_BYTES
+
+
+def max_member_bytes(name: str) -> int:
+    """Return how large a member may be.
+
+    Raises
+    ------
+    FormatError
+        If no member has such a name.
+    """
+    limit = MAX_MEMBER_BYTES.get(name)
+    if limit is not None:
+        return limit
+    if _SAMPLE.fullmatch(name):
+        return MAX_SAMPLE_BYTES
+    raise FormatError(f"a bundle has no member {name!r:.120}")
+
+
+def encode_header(name: str, size: int) -> bytes:
+    """Return the one header of a member: a regular file, mode 0644, of user and time 0.
+
+    Raises
+    ------
+    FormatError
+        If no member has such a name.
+    EndlessDataError
+        If the member is over its limit.
+    """
+    limit = max_member_bytes(name)
+    if not 0 <= size <= limit:
+        raise EndlessDataError(f"{name} has at most {limit} bytes, this one {size}")
+    fields = b"".join(
+        (
+            name.encode("ascii").ljust(_NAME_FIELD, _NUL),
+            b"0000644" + _NUL,  # mode
+            b"0000000" + _NUL,  # user
+            b"0000000" + _NUL,  # group
+            b"%011o" % size + _NUL,
+            b"00000000000" + _NUL,  # time
+            b"        ",  # the checksum is taken over spaces
+            b"0",  # a regular file
+            bytes(100),  # link target
+            b"ustar" + _NUL + b"00",
+            bytes(64),  # user's and group's names
+            b"0000000" + _NUL,  # device numbers
+            b"0000000" + _NUL,
+            bytes(155 + 12),  # prefix, rest of the block
+        )
+    )
+    return fields[:148] + b"%06o" % sum(fields) + _NUL + b" " + fields[156:]
+
+
+def read_index(fd: int) -> tuple[Member, ...]:
+    """Read and check everything in an archive but its members' data.
+
+    Parameters
+    ----------
+    fd
+        A regular file, open for reading; its position is neither used nor moved.
+
+    Raises
+    ------
+    FormatError
+        If ``write_archive`` would have written any header, padding or end otherwise.
+    EndlessDataError
+        If the file, a member or their number is over its limit.
+    StoreError
+        If the file cannot be read.
+    """
+    with _reading():
+        status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode):
+        raise FormatError("a bundle is a regular file")
+    if status.st_size > MAX_BUNDLE_BYTES:
+        raise EndlessDataError(f"a bundle has at most {MAX_BUNDLE_BYTES} bytes, this one {status.st_size}")
+    if status.st_size % BLOCK_BYTES or status.st_size < BLOCK_BYTES + END_BYTES:
+        raise FormatError(f"{status.st_size} bytes are no whole bundle: it was cut short, or is no bundle")
+    members: list[Member] = []
+    at = 0
+    while (header := read_exactly(fd, BLOCK_BYTES, at)) != _ZEROS[:BLOCK_BYTES]:
+        if len(members) == MAX_MEMBERS:
+            raise EndlessDataError(f"a bundle has at most {MAX_MEMBERS} members")
+        member = _decode_header(header, at)
+        if members and not members[-1].name < member.name:
+            order = "twice" if members[-1].name == member.name else f"after {members[-1].name}"
+            raise FormatError(f"the bundle has {member.name} {order}, expected sorted names")
+        at = member.offset + member.size
+        if at + member.padding + END_BYTES > status.st_size:
+            raise FormatError(f"{member.name} has {member.size} bytes, beyond the end of the bundle")
+        if member.padding and read_exactly(fd, member.padding, at) != _ZEROS[: member.padding]:
+            raise FormatError(f"the padding after {member.name} is not zero")
+        at += member.padding
+        members.append(member)
+    if at + END_BYTES != status.st_size or read_exactly(fd, END_BYTES, at) != _ZEROS:
+        raise FormatError(
+            f"the bundle has {status.st_size} bytes, expected its end, two zero blocks, at {at}"
+        )
+    return tuple(members)
+
+
+def read_member(fd: int, member: Member) -> bytes:
+    """Return a member's data; nothing is checked here but that they are there."""
+    return read_exactly(fd, member.size, member.offset)
+
+
+def read_exactly(fd: int, size: int, offset: int) -> bytes:
+    """Read so many bytes, wherever the file's position is.
+
+    Raises
+    ------
+    FormatError
+        If the file ends before.
+    StoreError
+        If the system cannot read it.
+    """
+    with _reading():
+        data = os.pread(fd, size, offset)
+        # Linux returns at most 0x7ffff000 bytes, and less than asked only at the end or on a signal.
+        while len(data) < size and (more := os.pread(fd, size - len(data), offset + len(data))):
+            data += more
+    if len(data) != size:
+        raise FormatError(f"the bundle ends within {size} bytes at {offset}")
+    return data
+
+
+def pack(members: Mapping[str, bytes]) -> bytes:
+    """Return the archive of these members; see ``write_archive``."""
+    out = io.BytesIO()
+    write_archive(out, members)
+    return out.getvalue()
+
+
+def write_archive(target: str | os.PathLike[str] | BinaryIO, members: Mapping[str, bytes | Path]) -> None:
+    """Write the archive of these members.
+
+    Parameters
+    ----------
+    target
+        A file that is open for writing, or a path, which then has the whole archive or what it had before.
+    members
+        Name -> data, or the path of a file with it. Their order does not matter.
+
+    Raises
+    ------
+    FormatError
+        If a bundle has no member of that name.
+    EndlessDataError
+        If anything is over its limit.
+    """
+    if len(members) > MAX_MEMBERS:
+        raise EndlessDataError(f"a bundle has at most {MAX_MEMBERS} members, not {len(members)}")
+    if not isinstance(target, str | os.PathLike):
+        _write(target, members)
+        return
+    path = Path(target)
+    fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(fd, "wb") as file:
+            _write(file, members)
+            file.flush()
+            os.fchmod(fd, 0o644)
+            os.fsync(fd)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _write(out: BinaryIO, members: Mapping[str, bytes | Path]) -> None:
+    total = END_BYTES
+    # Code points sort as their bytes do in ASCII, and names are ASCII or refused.
+    for name, data in sorted(members.items()):
+        with io.BytesIO(data) if isinstance(data, bytes) else data.open("rb") as source:
+            size = source.seek(0, os.SEEK_END)
+            source.seek(0)
+            out.write(encode_header(name, size))
+            left = size
+            while left and (chunk := source.read(min(left, CHUNK_BYTES))):
+                out.write(chunk)
+                left -= len(chunk)
+            if left or source.read(1):
+                raise FormatError(f"{name} changed while it was packed")
+        out.write(_ZEROS[: -size % BLOCK_BYTES])
+        total += BLOCK_BYTES + size + -size % BLOCK_BYTES
+        if total > MAX_BUNDLE_BYTES:
+            raise EndlessDataError(f"a bundle has at most {MAX_BUNDLE_BYTES} bytes")
+    out.write(_ZEROS)
+
+
+def _decode_header(header: bytes, at: int) -> Member:
+    raw_name = header[:_NAME_FIELD].partition(_NUL)[0]
+    kind = header[_TYPE_AT : _TYPE_AT + 1]
+    if kind in _TYPES:
+        raise FormatError(f"the bundle has {_TYPES[kind]}, {raw_name!r:.120}, expected regular files")
+    if not _SIZE.fullmatch(header[_SIZE_FIELD]):
+        raise FormatError(f"the header at {at} has size {header[_SIZE_FIELD]!r}, expected 11 octal digits")
+    try:
+        name = raw_name.decode("ascii")
+    except UnicodeDecodeError as e:
+        raise FormatError(f"a bundle has no member {raw_name!r:.120}") from e
+    size = int(header[_SIZE_FIELD][:11], 8)
+    if encode_header(name, size) != header:
+        raise FormatError(f"the header of {name} at {at} is not the one that is written for it")
+    return Member(name, at + BLOCK_BYTES, size)
+
+
+@contextlib.contextmanager
+def _reading() -> Iterator[None]:
+    try:
+        yield
+    except OSError as e:
+        raise StoreError(f"the bundle cannot be read: {e.strerror}") from e
