@@ -1,13 +1,14 @@
 """Linking: a kernels' object file becomes ``mod.so`` for the machine it will run on.
 
 One linker serves every target from every host: zig's clang with lld, which carries each target's C library
-and takes the glibc version to link against. The launcher (`launcher.c`) is compiled in, so that a device needs
-tvm-ffi and no TVM; `exports.map` keeps everything but the kernels local. What comes out depends on its inputs
-alone: no paths, times or build identifiers are in it.
+and takes the glibc version to link against. The launcher (`launcher.c`) is compiled in, so that a device
+needs tvm-ffi and no TVM; `exports.map` keeps everything but the kernels local. What comes out depends on
+its inputs alone: no paths, times or build identifiers are in it.
 """
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 import tempfile
@@ -108,7 +109,7 @@ def _include_paths() -> list[str]:
     return [str(include), str(tvm_ffi.libinfo.find_dlpack_include_path())]
 
 
-def describe(path: Path) -> SharedObject:
+def describe(code: bytes) -> SharedObject:
     """Read what a shared object needs and offers.
 
     Raises
@@ -117,7 +118,7 @@ def describe(path: Path) -> SharedObject:
         The file is no ELF shared object.
     """
     try:
-        with path.open("rb") as file:
+        with io.BytesIO(code) as file:
             elf = ELFFile(file)
             newest = (0, 0)
             exports: set[str] = set()
@@ -140,5 +141,5 @@ def describe(path: Path) -> SharedObject:
                 exports=frozenset(exports),
                 imports=frozenset(imports),
             )
-    except (ELFError, OSError, ValueError) as e:
-        raise LinkError(f"{path}: expected an ELF shared object ({e})") from e
+    except (ELFError, ValueError) as e:
+        raise LinkError(f"expected an ELF shared object ({e})") from e

@@ -1,0 +1,67 @@
+"""Execution on this machine: a compiled model in memory, run by the device's own executor.
+
+What parity and ``edgebundle run`` measure is therefore what ships. It trusts its caller; nothing here
+verifies.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from agent.bundle.graph import Graph
+from agent.runtime.graph_executor import GraphModule, create
+from agent.runtime.module import KernelModule
+
+Arrays = Mapping[str, npt.NDArray[np.generic]]
+
+
+def load_kernels(code: bytes) -> KernelModule:
+    """Load ``mod.so`` from memory.
+
+    Raises
+    ------
+    IncompatibleError
+        It is for another machine.
+    """
+    fd = os.memfd_create("mod.so", os.MFD_CLOEXEC)
+    try:
+        with os.fdopen(os.dup(fd), "wb") as file:
+            file.write(code)
+        return KernelModule.load(fd)
+    finally:
+        os.close(fd)
+
+
+def executor(code: bytes, graph: Graph | bytes, params: bytes) -> GraphModule:
+    """Set up a graph with its weights loaded."""
+    module = create(graph, load_kernels(code))
+    module.load_params(params)
+    return module
+
+
+def execute(
+    code: bytes, graph: Graph | bytes, params: bytes, inputs: Arrays
+) -> list[npt.NDArray[np.generic]]:
+    """Run a compiled model once.
+
+    Parameters
+    ----------
+    code, graph, params
+        ``mod.so``, ``mod.json`` (text, or read already) and ``mod.params``.
+    inputs
+        An array for each input.
+
+    Returns
+    -------
+    list
+        Copies of the outputs, in order.
+    """
+    module = executor(code, graph, params)
+    for name, value in inputs.items():
+        module.set_input(name, value)
+    module.run()
+    return [np.array(module.get_output(i)) for i in range(module.get_num_outputs())]

@@ -1,0 +1,43 @@
+"""Kernels to machine code: one relocatable object for a target, from scheduled functions."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import tvm
+
+from builder.errors import BuildError
+from builder.target import DeviceTarget
+
+
+def compile_object(kernels: tvm.IRModule, target: DeviceTarget) -> bytes:
+    """Compile scheduled kernels.
+
+    Parameters
+    ----------
+    kernels
+        Functions with a ``global_symbol`` each, as `builder.lower.lower` returns them.
+    target
+        What to generate code for; it may be another than they were scheduled for, as long as the schedule
+        uses no instruction by name.
+
+    Returns
+    -------
+    bytes
+        An ELF relocatable object; each kernel is ``__tvm_ffi_<global_symbol>``.
+
+    Raises
+    ------
+    BuildError
+        LLVM refused what we scheduled: our fault.
+    """
+    try:
+        module = tvm.compile(kernels, target.tvm_target).mod
+        with tempfile.TemporaryDirectory() as work:
+            path = Path(work, "kernels.o")
+            module.write_to_file(str(path), "o")
+            return path.read_bytes()
+    except (RuntimeError, ValueError, TypeError, tvm.error.InternalError) as e:
+        reason = str(e).strip().splitlines()[-1][:300]
+        raise BuildError(f"code generation for {target.cpu} failed: {reason}") from e
