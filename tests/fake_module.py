@@ -1,0 +1,128 @@
+"""Kernels in numpy with a compiled module's interface: ``module[name](*inputs, *outputs)``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from agent.bundle.graph import Graph, Node, NodeEntry
+from agent.bundle.params import dump_params
+from agent.bundle.tensor_spec import TensorSpec
+
+Array = np.ndarray[Any, Any]
+
+
+def _add(a: Array, b: Array, out: Array) -> None:
+    np.add(a, b, out=out)
+
+
+def _relu(a: Array, out: Array) -> None:
+    np.maximum(a, 0, out=out)
+
+
+def _dense(a: Array, b: Array, out: Array) -> None:
+    np.matmul(a, b, out=out)
+
+
+def _double(a: Array, out: Array) -> None:
+    np.multiply(a, 2, out=out)
+
+
+def _split(a: Array, low: Array, high: Array) -> None:
+    half = a.shape[-1] // 2
+    low[...], high[...] = a[..., :half], a[..., half:]
+
+
+def _fail(*arrays: Array) -> None:
+    raise ValueError("this kernel\nalways fails")
+
+
+def _sum(a: Array, out: Array) -> None:
+    out[...] = a.sum(dtype=out.dtype)
+
+
+KERNELS: dict[str, Callable[..., None]] = {
+    "add": _add,
+    "relu": _relu,
+    "dense": _dense,
+    "double": _double,
+    "split": _split,
+    "fail": _fail,
+    "sum": _sum,
+}
+
+
+class FakeModule:
+    """A module over `KERNELS` (or those given) that counts its calls."""
+
+    def __init__(self, kernels: dict[str, Callable[..., None]] | None = None) -> None:
+        self._kernels = KERNELS if kernels is None else kernels
+        self.calls: Counter[str] = Counter()
+
+    def __getitem__(self, name: str) -> Callable[..., None]:
+        kernel = self._kernels[name]
+
+        def counted(*arrays: Array) -> None:
+            self.calls[name] += 1
+            kernel(*arrays)
+
+        return counted
+
+
+class GraphBuilder:
+    """Writes a graph a node at a time, each tensor in a storage of its own unless told otherwise."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.dltype: list[str] = []
+        self.shape: list[tuple[int, ...]] = []
+        self.storage: list[int] = []
+        self.heads: list[NodeEntry] = []
+        self._first: list[int] = []
+
+    def input(self, name: str, shape: tuple[int, ...], dtype: str = "float32") -> NodeEntry:
+        return self._append(Node.null(name), [shape], dtype)
+
+    def call(
+        self,
+        func: str,
+        inputs: list[NodeEntry],
+        *shapes: tuple[int, ...],
+        dtype: str = "float32",
+        storage: int | None = None,
+    ) -> NodeEntry:
+        name = f"{func}_{len(self.nodes)}"
+        return self._append(Node.call(name, func, inputs, len(shapes)), list(shapes), dtype, storage)
+
+    def reshape(self, entry: NodeEntry, shape: tuple[int, ...]) -> NodeEntry:
+        source = self._first[entry.node_id] + entry.index
+        node = Node.call(f"reshape_{len(self.nodes)}", "__nop", [entry])
+        return self._append(node, [shape], self.dltype[source], self.storage[source])
+
+    def storage_of(self, entry: NodeEntry) -> int:
+        return self.storage[self._first[entry.node_id] + entry.index]
+
+    def graph(self, *heads: NodeEntry) -> Graph:
+        return Graph.build(self.nodes, heads, self.dltype, self.storage, self.shape)
+
+    def _append(
+        self, node: Node, shapes: list[tuple[int, ...]], dtype: str, storage: int | None = None
+    ) -> NodeEntry:
+        self._first.append(len(self.dltype))
+        self.nodes.append(node)
+        for shape in shapes:
+            self.dltype.append(dtype)
+            self.shape.append(shape)
+            self.storage.append(len(self.storage) if storage is None else storage)
+        return NodeEntry(len(self.nodes) - 1)
+
+
+def params(**arrays: Array) -> bytes:
+    """Return a parameter file of these arrays."""
+    return dump_params(
+        (TensorSpec.from_dtype(name, str(array.dtype), array.shape), np.ascontiguousarray(array))
+        for name, array in arrays.items()
+    )
