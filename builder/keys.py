@@ -7,7 +7,6 @@ a device or a user trusts is ``agent.bundle.keyring``'s affair.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from agent.bundle.keyring import key_id
 from builder.errors import KeyFileError
 
 PRIVATE_NAME = "signing.key"
@@ -42,12 +42,6 @@ class KeyPair:
     private: Path
     public: Path
     key_id: str
-
-
-def key_id(key: ec.EllipticCurvePublicKey) -> str:
-    """Give the SHA-256, in hex, of the key's SubjectPublicKeyInfo in DER."""
-    der = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
-    return hashlib.sha256(der).hexdigest()
 
 
 def generate(directory: str | os.PathLike[str]) -> KeyPair:
@@ -96,7 +90,7 @@ def read_private(path: str | os.PathLike[str]) -> ec.EllipticCurvePrivateKey:
     KeyFileError
         When the file is missing, can be read by others, or is not an unencrypted P-256 key in PEM.
     """
-    pem = _read(Path(path), secret=True)
+    pem = _read(Path(path))
     if b"PUBLIC KEY-----" in pem:
         raise KeyFileError(
             f"{path} is a public key, a private one is needed", hint=f"the file beside it, {PRIVATE_NAME}?"
@@ -114,40 +108,17 @@ def read_private(path: str | os.PathLike[str]) -> ec.EllipticCurvePrivateKey:
     return key
 
 
-def read_public(path: str | os.PathLike[str]) -> ec.EllipticCurvePublicKey:
-    """Read a public key.
-
-    Raises
-    ------
-    KeyFileError
-        When the file is missing, or is not a P-256 public key in PEM.
-    """
-    pem = _read(Path(path), secret=False)
-    if b"PRIVATE KEY-----" in pem:
-        raise KeyFileError(
-            f"{path} is a private key, a public one is needed",
-            hint=f"trust the file beside it, {PUBLIC_NAME}; the private key stays where bundles are signed",
-        )
-    try:
-        key = serialization.load_pem_public_key(pem)
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise KeyFileError(f"{path} is not a public key in PEM", hint=_MAKE_HINT) from error
-    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise KeyFileError(f"{path} is {_kind(key)}, an EC P-256 key is needed", hint=_MAKE_HINT)
-    return key
-
-
 def _kind(key: object) -> str:
-    if isinstance(key, ec.EllipticCurvePrivateKey | ec.EllipticCurvePublicKey):
+    if isinstance(key, ec.EllipticCurvePrivateKey):
         return f"an EC {key.curve.name} key"
     return f"of the kind {type(key).__name__.strip('_')}"
 
 
-def _read(path: Path, *, secret: bool) -> bytes:
+def _read(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
-            if secret and status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
                 raise KeyFileError(
                     f"{path} can be read by others (mode {stat.S_IMODE(status.st_mode):04o})",
                     hint=f"chmod 600 {path}",

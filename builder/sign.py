@@ -6,14 +6,12 @@ to ``builder.package``.
 
 from __future__ import annotations
 
-import hashlib
 import os
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from agent.bundle.manifest import FileDigest
 from agent.errors import MixAndMatchError
-from builder.package import Package
+from builder.package import Package, digests
 
 
 def sign_bundle(
@@ -38,10 +36,7 @@ def sign_bundle(
         When its members are not those of its manifest.
     """
     package = Package.load(source)
-    found = {
-        name: FileDigest(hashlib.sha256(data).hexdigest(), len(data))
-        for name, data in package.members.items()
-    }
+    found = digests(package.members)
     declared = package.manifest.files
     wrong = sorted(name for name in declared.keys() | found.keys() if declared.get(name) != found.get(name))
     if wrong:

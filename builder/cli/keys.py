@@ -1,0 +1,152 @@
+"""The verbs around trust: ``keygen``, ``sign``, ``verify``, ``inspect``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING
+
+from builder.cli import Parser, SubParsers
+
+if TYPE_CHECKING:
+    from agent.bundle.keyring import Keyring
+
+
+def add_parsers(subparsers: SubParsers) -> None:
+    """Add the verbs."""
+    parser = subparsers.add_parser(
+        "keygen",
+        help="make a pair of keys that signs bundles",
+        description="Make an EC P-256 key that signs bundles, and the public half that devices trust.",
+        epilog="example:\n  edgebundle keygen keys/",
+    )
+    parser.add_argument("folder", metavar="DIR", help="where signing.key and signing.pub go")
+    _add_json(parser)
+    parser.set_defaults(handler=_keygen)
+
+    parser = subparsers.add_parser(
+        "sign",
+        help="sign a bundle that has no signature, or another one",
+        description="Sign a bundle again with another key, or one that was compiled without --sign-key.",
+        epilog="example:\n  edgebundle sign model.bundle --key keys/signing.key -o signed.bundle",
+    )
+    parser.add_argument("bundle", metavar="FILE", help="the bundle")
+    parser.add_argument("--key", required=True, metavar="KEY", help="the private key, as keygen wrote it")
+    parser.add_argument("-o", "--output", metavar="OUT", help="the signed bundle (default: FILE, replaced)")
+    _add_json(parser)
+    parser.set_defaults(handler=_sign)
+
+    parser = subparsers.add_parser(
+        "verify",
+        help="check a bundle's signature and every byte of it",
+        description="Check a bundle as a device does before it loads one: signature, manifest, every byte.",
+        epilog="examples:\n"
+        "  edgebundle verify model.bundle --trust keys/signing.pub\n"
+        "  edgebundle verify model.bundle --trust /etc/edge-agent/trust/",
+    )
+    parser.add_argument("bundle", metavar="FILE", help="the bundle")
+    _add_trust(parser, required=True)
+    _add_json(parser)
+    parser.set_defaults(handler=_verify)
+
+    parser = subparsers.add_parser(
+        "inspect",
+        help="show what is in a bundle",
+        description="Show a bundle's manifest and members. Nothing is checked unless --trust is given.",
+        epilog="examples:\n"
+        "  edgebundle inspect model.bundle --trust keys/signing.pub\n"
+        "  edgebundle inspect model.bundle --json",
+    )
+    parser.add_argument("bundle", metavar="FILE", help="the bundle")
+    _add_trust(parser, required=False)
+    _add_json(parser)
+    parser.set_defaults(handler=_inspect)
+
+
+def _add_trust(parser: Parser, *, required: bool) -> None:
+    parser.add_argument(
+        "--trust",
+        action="append",
+        required=required,
+        metavar="KEY.pub|DIR",
+        help="a public key that may have signed it, or a folder of them; may be given more than once",
+    )
+
+
+def _add_json(parser: Parser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
+
+
+def _keygen(args: argparse.Namespace) -> int:
+    from builder.keys import generate
+
+    pair = generate(args.folder)
+    if args.json:
+        _print_json({"private": str(pair.private), "public": str(pair.public), "key_id": pair.key_id})
+        return 0
+    print(f"private key  {pair.private}  (keep it secret: who has it can sign for your devices)")
+    print(f"public key   {pair.public}")
+    print(f"key id       {pair.key_id}")
+    print("next:")
+    print(f"  edgebundle compile MODEL.onnx --target rpi4 --sign-key {pair.private} -o MODEL.bundle")
+    print(f"  copy {pair.public} into each device's trust folder (/etc/edge-agent/trust/)")
+    return 0
+
+
+def _sign(args: argparse.Namespace) -> int:
+    from agent.bundle.keyring import key_id
+    from builder.keys import read_private
+    from builder.sign import sign_bundle
+
+    key = read_private(args.key)
+    output = args.output or args.bundle
+    manifest = sign_bundle(args.bundle, key, output).manifest
+    signer = key_id(key.public_key())
+    if args.json:
+        _print_json({"name": manifest.name, "version": manifest.version, "key_id": signer, "output": output})
+        return 0
+    print(f"signed {manifest.name} {manifest.version}: {output}")
+    print(f"key id {signer}")
+    return 0
+
+
+def _verify(args: argparse.Namespace) -> int:
+    from agent.bundle.verify import verify
+
+    with verify(args.bundle, _keyring(args.trust)) as bundle:
+        manifest, digest, key = bundle.manifest, bundle.digest, bundle.key_id
+    if args.json:
+        _print_json({"name": manifest.name, "version": manifest.version, "digest": digest, "key_id": key})
+        return 0
+    print(f"verified {manifest.name} {manifest.version}")
+    print(f"digest   {digest}")
+    print(f"key id   {key}")
+    return 0
+
+
+def _keyring(trusted: list[str]) -> Keyring:
+    from pathlib import Path
+
+    from agent.bundle.keyring import Keyring
+
+    folders = [Keyring.from_dir(path) for path in trusted if Path(path).is_dir()]
+    files = Keyring.from_files(path for path in trusted if not Path(path).is_dir())
+    keys = [key.public_key for keyring in (files, *folders) for key in keyring.keys.values()]
+    return Keyring.of(keys, frozenset[str]().union(*(folder.revoked for folder in folders)))
+
+
+def _inspect(args: argparse.Namespace) -> int:
+    from builder.inspect import inspect_bundle
+
+    report = inspect_bundle(args.bundle, _keyring(args.trust) if args.trust else None)
+    if args.json:
+        _print_json(report.to_json())
+    else:
+        print("\n".join(report.lines()))
+    if report.refusal is not None:
+        raise report.refusal
+    return 0
+
+
+def _print_json(value: object) -> None:
+    print(json.dumps(value, indent=2))

@@ -1,0 +1,180 @@
+"""What a bundle says about itself, for people: verified where keys are given, and plainly not where not.
+
+Promises that nothing of the bundle is loaded or executed, and that a report says whether it was checked.
+Leaves the checking to ``agent.bundle.verify``.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from agent.bundle import archive, canonical_json
+from agent.bundle.keyring import Keyring
+from agent.bundle.manifest import Manifest, Step
+from agent.bundle.processing import Detect, Postprocess, Preprocess, Softmax, TopK
+from agent.bundle.tensor_spec import TensorSpec
+from agent.bundle.verify import verify
+from agent.errors import BundleError, FormatError
+from builder.errors import PackageError
+
+
+@dataclass(frozen=True)
+class Report:
+    """A bundle's manifest and members, and what is known about its signature.
+
+    Attributes
+    ----------
+    manifest
+        What the file says; only as true as `key_id` makes it.
+    members
+        Name -> size in bytes.
+    signed
+        Whether there is a signature at all.
+    key_id
+        The trusted key that it verified with, or None.
+    digest
+        Of the whole file, when it was verified.
+    refusal
+        Why it did not verify, when keys were given and it did not.
+    """
+
+    manifest: Manifest
+    members: dict[str, int]
+    signed: bool
+    key_id: str | None
+    digest: str | None
+    refusal: BundleError | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Give the report as a JSON object."""
+        return {
+            "verified": self.key_id is not None,
+            "signed": self.signed,
+            "key_id": self.key_id,
+            "digest": self.digest,
+            "refusal": None if self.refusal is None else self.refusal.code,
+            "manifest": canonical_json.to_json(self.manifest),
+            "members": self.members,
+        }
+
+    def lines(self) -> list[str]:
+        """Give the report as lines of text."""
+        manifest = self.manifest
+        runtime, target, samples = manifest.runtime, manifest.target, manifest.samples
+        rows = [
+            ("signature", self._signature()),
+            ("digest", self.digest or "not computed, for nothing was verified"),
+            ("target", f"{target.triple}, {target.cpu}" + _listed(", needs ", target.features)),
+            ("runtime", f"{runtime.abi}, glibc {runtime.glibc} or newer, {runtime.executor} executor"),
+            ("compatible", ", ".join(manifest.compatible)),
+            ("counter", f"{manifest.security_counter} (security_counter)"),
+            *(("input", _tensor(spec)) for spec in manifest.inputs),
+            *(("output", _tensor(spec)) for spec in manifest.outputs),
+            ("before", "nothing" if manifest.preprocess is None else _preprocess(manifest.preprocess)),
+            ("after", "nothing" if manifest.postprocess is None else _postprocess(manifest.postprocess)),
+            ("parity", _parity(manifest)),
+            ("samples", f"{samples.count}, checked within rtol {samples.rtol:g} and atol {samples.atol:g}"),
+            ("memory", f"{_size(manifest.resources.params_bytes)} of weights, "
+                       f"{_size(manifest.resources.arena_bytes)} of activations"),
+            ("compiled", f"by {manifest.provenance.builder}, TVM {runtime.tvm}, tvm-ffi {runtime.tvm_ffi}"),
+            ("from", f"a model of sha256 {manifest.provenance.source_sha256}"),
+        ]  # fmt: skip
+        width = max(len(name) for name in self.members)
+        return [
+            f"{manifest.name} {manifest.version}",
+            *(f"  {name:<10}  {value}" for name, value in rows),
+            "members",
+            *(f"  {name:<{width}}  {_size(size):>10}" for name, size in self.members.items()),
+        ]
+
+    def _signature(self) -> str:
+        if self.key_id is not None:
+            return f"verified, by key {self.key_id}"
+        if self.refusal is not None:
+            return f"DOES NOT VERIFY ({self.refusal.code}): believe nothing below"
+        if not self.signed:
+            return "none: no device takes this bundle"
+        return "not checked: give --trust KEY.pub"
+
+
+def inspect_bundle(path: str | os.PathLike[str], keyring: Keyring | None = None) -> Report:
+    """Read a bundle's manifest and index, and verify it when keys are given.
+
+    Raises
+    ------
+    PackageError
+        When the file cannot be opened.
+    FormatError, EndlessDataError
+        When it is no bundle, so that there is nothing to show.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not block
+    except OSError as error:
+        raise PackageError(f"cannot read the bundle {os.fspath(path)}: {error.strerror}") from error
+    try:
+        index = {member.name: member for member in archive.read_index(fd)}
+        if archive.MANIFEST not in index:
+            raise FormatError(f"the bundle has no {archive.MANIFEST}")
+        manifest = Manifest.from_bytes(archive.read_member(fd, index[archive.MANIFEST]))
+        key_id = digest = refusal = None
+        if keyring is not None:
+            try:
+                with verify(fd, keyring) as bundle:
+                    key_id, digest = bundle.key_id, bundle.digest
+            except BundleError as error:
+                refusal = error
+    finally:
+        os.close(fd)
+    sizes = {name: member.size for name, member in index.items()}
+    return Report(manifest, sizes, archive.SIGNATURE in index, key_id, digest, refusal)
+
+
+def _tensor(spec: TensorSpec) -> str:
+    return f"{spec.name} {spec.datatype} {list(spec.shape)}"
+
+
+def _preprocess(declared: Preprocess) -> str:
+    steps = [declared.colour + (", inverted" if declared.invert else "")]
+    if declared.resize:
+        steps.append(
+            f"{declared.resize[0]}x{declared.resize[1]} {declared.resize_mode} {declared.interpolation}"
+        )
+    if declared.crop:
+        steps.append(f"centre {declared.crop[0]}x{declared.crop[1]}")
+    mean, std = (" ".join(f"{value:g}" for value in values) for values in (declared.mean, declared.std))
+    steps.append(f"(pixel * {declared.scale:g} - [{mean}]) / [{std}]")
+    return f"image to {declared.input}: {', '.join(steps)}, {declared.layout}"
+
+
+def _postprocess(declared: Postprocess) -> str:
+    return ", then ".join(_step(step) for step in declared.steps)
+
+
+def _step(step: Step) -> str:
+    match step:
+        case Softmax():
+            return f"softmax of {step.output}"
+        case TopK():
+            return f"the {step.k} largest of {step.output}"
+        case Detect():
+            return f"detections from {step.boxes} and {step.scores}, score over {step.score_threshold:g}"
+
+
+def _parity(manifest: Manifest) -> str:
+    provenance = manifest.provenance
+    if provenance.parity_error is None:
+        return "not measured"
+    return f"relative error {provenance.parity_error:.1e} against {provenance.reference or 'the reference'}"
+
+
+def _listed(lead: str, words: tuple[str, ...]) -> str:
+    return lead + " ".join(words) if words else ""
+
+
+def _size(count: int) -> str:
+    for unit, bytes_per_unit in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= bytes_per_unit:
+            return f"{count / bytes_per_unit:.1f} {unit}"
+    return f"{count} B"

@@ -1,0 +1,72 @@
+"""What the tests of the command share: how to run it, and a small bundle that takes no compiler to make."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agent.bundle.manifest import Manifest, Provenance, Resources, Runtime, Samples, Target
+from agent.bundle.tensor_spec import TensorSpec
+from builder import keys
+from builder.package import Package, digests
+
+Edgebundle = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="session")
+def edgebundle() -> Edgebundle:
+    """Run ``edgebundle ARGUMENTS...`` as a terminal would."""
+    command = str(Path(sys.executable).parent / "edgebundle")
+
+    def run(*arguments: str | Path, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [command, *map(str, arguments)], capture_output=True, text=True, timeout=300, check=False, cwd=cwd
+        )
+
+    return run
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> keys.KeyPair:
+    return keys.generate(tmp_path / "keys")
+
+
+@pytest.fixture
+def unsigned() -> Package:
+    """Every member that a bundle must have, with contents that nothing here executes."""
+    members = {
+        "mod.so": b"\x7fELF" + bytes(1500),
+        "mod.json": b"{}",
+        "mod.params": bytes(2048),
+        "samples/inputs.params": b"i" * 100,
+        "samples/outputs.params": b"o" * 100,
+    }
+    manifest = Manifest(
+        name="tiny",
+        version="1.2.3",
+        security_counter=4,
+        compatible=("linux-x86_64",),
+        target=Target("x86_64-linux-gnu", "znver3", ("avx2", "fma")),
+        runtime=Runtime("0.27.0", "0.1.14", "graph", "tvm-ffi-0.1", "2.28"),
+        inputs=(TensorSpec("x", "FP32", (1, 4)),),
+        outputs=(TensorSpec("y", "FP32", (1, 2)),),
+        preprocess=None,
+        postprocess=None,
+        samples=Samples(1, 1e-4, 1e-5),
+        resources=Resources(4096, 2048),
+        files=digests(members),
+        provenance=Provenance(
+            "a" * 64, "edgebundle 0.1.0", parity_error=2.5e-7, reference="onnxruntime 1.31"
+        ),
+    )
+    return Package(manifest, members)
+
+
+@pytest.fixture
+def bundle(tmp_path: Path, unsigned: Package, pair: keys.KeyPair) -> Path:
+    """The same, signed by ``pair``."""
+    path = tmp_path / "tiny.bundle"
+    unsigned.sign(keys.read_private(pair.private)).save(path)
+    return path
