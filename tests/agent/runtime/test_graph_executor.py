@@ -147,7 +147,7 @@ def test_every_buffer_is_aligned_and_kept_over_runs() -> None:
     def record(*arrays: np.ndarray) -> None:
         seen.append({array.ctypes.data for array in arrays})
 
-    module = graph_executor.create(dense_relu(), {name: record for name in KERNELS})
+    module = graph_executor.create(dense_relu(), dict.fromkeys(KERNELS, record))
     module.run()
     module.run()
     assert seen[:3] == seen[3:]
@@ -160,7 +160,7 @@ def test_tensors_of_one_storage_share_memory_and_no_others_do() -> None:
     def record(*arrays: np.ndarray) -> None:
         seen.append(tuple(array.ctypes.data for array in arrays))
 
-    graph_executor.create(dense_relu(), {name: record for name in KERNELS}).run()
+    graph_executor.create(dense_relu(), dict.fromkeys(KERNELS, record)).run()
     (x, w, dense), (dense_again, b, added), (added_again, relu) = seen
     assert dense == dense_again == relu
     assert added == added_again
