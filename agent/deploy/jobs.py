@@ -104,6 +104,8 @@ class Job:
         The part of the download that is here, 0 to 1.
     attempts
         How often it was begun; more than one means that the agent was killed in the middle of it.
+    ending
+        How a job that is still in progress will end: it failed, and is being cleaned up after.
     time_s
         Seconds since the epoch when this was noted, by the device's clock.
     """
@@ -116,6 +118,7 @@ class Job:
     code: str | None = None
     message: str | None = None
     attempts: int = 0
+    ending: Status | None = None
     time_s: float = 0.0
 
     def now(self, **changes: object) -> "Job":
@@ -203,6 +206,7 @@ def _parse_job(record: object) -> Job:
     request["sources"] = tuple(request["sources"])
     request["origin"] = Origin(request["origin"])
     fields["status"] = Status(fields["status"])
+    fields["ending"] = None if fields["ending"] is None else Status(fields["ending"])
     fields["step"] = None if fields["step"] is None else Step(fields["step"])
     fields["result"] = None if fields["result"] is None else Result(fields["result"])
     return Job(request=Request(**request), **fields)

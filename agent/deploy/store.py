@@ -221,11 +221,11 @@ class Store:
             raise StoreError(f"{model.digest} is not in the store")
         self._save_active({**self._active, model.name: model})
 
-    def adopt(self, name: str, job: str) -> None:
-        """Note that a desired document now asks for the model that is active already."""
+    def adopt(self, name: str, job: str, origin: Origin) -> None:
+        """Note that `job` asks for the bundle that is active as `name` already."""
         model = self._active[name]
-        if model.origin is not Origin.DESIRED or model.job != job:
-            self._save_active({**self._active, name: replace(model, origin=Origin.DESIRED, job=job)})
+        if (model.origin, model.job) != (origin, job):
+            self._save_active({**self._active, name: replace(model, origin=origin, job=job)})
 
     def remove(self, name: str) -> None:
         """Make no bundle the active one of `name`. Its counter stays."""

@@ -58,14 +58,14 @@ def pull_all(pull: BlockPull, offer: Offer, disk: bytearray, *, mangle=lambda bl
     return now
 
 
-def test_a_file_comes_whole_and_only_once():
+def test_a_file_comes_whole_and_only_once() -> None:
     offer, disk = Offer(FILE), bytearray()
     pull_all(BlockPull(size=len(FILE), have=0, now=0, block_bytes=64, window_blocks=4), offer, disk)
     assert disk == FILE
     assert offer.sent == len(FILE)
 
 
-def test_a_resumed_pull_asks_only_for_the_rest():
+def test_a_resumed_pull_asks_only_for_the_rest() -> None:
     offer, disk = Offer(FILE), bytearray(FILE[:321])
     pull_all(BlockPull(size=len(FILE), have=321, now=0, block_bytes=64, window_blocks=4), offer, disk)
     assert disk == FILE
@@ -79,7 +79,7 @@ def test_a_resumed_pull_asks_only_for_the_rest():
     window=st.integers(1, 9),
     loss=st.floats(0, 0.6),
 )
-def test_a_link_that_loses_copies_and_reorders_delivers_the_file(seed, size, block, window, loss):
+def test_a_link_that_loses_copies_and_reorders_delivers_the_file(seed, size, block, window, loss) -> None:
     rng = random.Random(seed)
 
     def mangle(wire):
@@ -99,7 +99,7 @@ def test_a_link_that_loses_copies_and_reorders_delivers_the_file(seed, size, blo
 
 
 @given(st.lists(st.tuples(st.integers(-50, 1200), st.binary(max_size=80)), max_size=60))
-def test_whatever_a_stranger_publishes_the_file_never_grows_beyond_its_size(blocks):
+def test_whatever_a_stranger_publishes_the_file_never_grows_beyond_its_size(blocks) -> None:
     pull = BlockPull(size=1000, have=0, now=0, block_bytes=64, window_blocks=4)
     list(pull.start(0))
     written = 0
@@ -114,15 +114,17 @@ def test_whatever_a_stranger_publishes_the_file_never_grows_beyond_its_size(bloc
     assert written == pull.written <= 1000
 
 
-def test_a_block_longer_than_asked_is_endless_data():
+def test_a_block_longer_than_asked_is_endless_data() -> None:
     pull = BlockPull(size=1000, have=0, now=0, block_bytes=64, window_blocks=4)
     list(pull.start(0))
     with pytest.raises(EndlessDataError, match="65 bytes came at 0, 64 were asked for"):
         list(pull.block(0, bytes(65), 0))
 
 
-def test_silence_is_answered_by_asking_for_less_and_later_each_time():
-    pull = BlockPull(size=10_000, have=0, now=0, block_bytes=10, window_blocks=8, silence_s=2, longest_silence_s=30)
+def test_silence_is_answered_by_asking_for_less_and_later_each_time() -> None:
+    pull = BlockPull(
+        size=10_000, have=0, now=0, block_bytes=10, window_blocks=8, silence_s=2, longest_silence_s=30
+    )
     list(pull.start(0))
     for offset in range(0, 100, 10):
         list(pull.block(offset, bytes(10), 0))
@@ -138,7 +140,7 @@ def test_silence_is_answered_by_asking_for_less_and_later_each_time():
     assert times == [2, 4, 8, 16, 30, 30, 30]
 
 
-def test_a_slow_link_is_not_asked_twice_for_what_is_under_way():
+def test_a_slow_link_is_not_asked_twice_for_what_is_under_way() -> None:
     pull = BlockPull(size=10_000, have=0, now=0, block_bytes=10, window_blocks=8, silence_s=2)
     list(pull.start(0))
     list(pull.block(0, bytes(10), 1.5))  # 1.5 s a block
@@ -146,7 +148,7 @@ def test_a_slow_link_is_not_asked_twice_for_what_is_under_way():
     assert pull.ask_again_at == pytest.approx(7.5)
 
 
-def test_a_new_connection_asks_again_for_the_gaps_alone():
+def test_a_new_connection_asks_again_for_the_gaps_alone() -> None:
     pull = BlockPull(size=1000, have=0, now=0, block_bytes=10, window_blocks=4)
     list(pull.start(0))
     for offset in (0, 10):
@@ -156,7 +158,7 @@ def test_a_new_connection_asks_again_for_the_gaps_alone():
     assert [(want.offset, want.count) for want in wants] == [(20, 1), (40, 2)]
 
 
-def test_at_most_a_window_is_asked_for():
+def test_at_most_a_window_is_asked_for() -> None:
     pull = BlockPull(size=10_000, have=0, now=0, block_bytes=10, window_blocks=4)
     asked_to, written = 0, 0
     pending = list(pull.start(0))
@@ -170,7 +172,7 @@ def test_at_most_a_window_is_asked_for():
         written += 10
 
 
-def test_the_request_on_the_wire_is_json():
+def test_the_request_on_the_wire_is_json() -> None:
     assert json.loads(Want(offset=512, count=3, block_bytes=256, seq=7).to_bytes()) == {
         "offset": 512,
         "count": 3,

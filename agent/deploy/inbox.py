@@ -1,0 +1,127 @@
+"""Bundles that somebody on this device dropped into a folder, and what became of them.
+
+``edge-agent install FILE`` writes ``inbox/<hex digest>.bundle`` (temporary name, fsync, rename), the agent
+looks once a second, executes a job as for any other bundle, and leaves ``inbox/<hex digest>.result`` with
+the job's final state. A folder needs no second protocol, no signal and no permission but that of the
+folder, and what is dropped while no agent runs is found when one starts.
+
+Promises: a file is looked at only under its final name; whatever is in it is verified before its name is
+believed.
+Leaves to others: the job.
+"""
+
+import json
+import logging
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from agent.bundle.keyring import Keyring
+from agent.bundle.verify import verify_only
+from agent.deploy.desired import MAX_BUNDLE_BYTES
+from agent.deploy.jobs import Job, Request, Result, Status
+from agent.deploy.state_file import write_durably
+from agent.deploy.store import Origin
+from agent.errors import BundleError, EdgeError, EndlessDataError, FormatError, StoreError
+
+# A result that nobody fetched is forgotten after this long.
+RESULT_LIFETIME_S = 24 * 3600
+_DROPPED = re.compile(r"([0-9a-f]{64})\.bundle")
+
+log = logging.getLogger(__name__)
+
+
+class Inbox:
+    """The folder that ``edge-agent install`` drops bundles into."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def dropped(self) -> Iterator[str]:
+        """Return the digests of what lies here, and remove results that nobody fetched."""
+        now = time.time()
+        for path in sorted(self._directory.iterdir()):
+            match = _DROPPED.fullmatch(path.name)
+            if match is not None:
+                yield f"sha256:{match[1]}"
+            elif path.suffix in (".result", ".tmp"):
+                try:
+                    if now - path.stat().st_mtime > RESULT_LIFETIME_S:
+                        path.unlink()
+                except OSError as e:
+                    log.warning("inbox: %s: %s", path.name, e)
+
+    def request(self, digest: str, keyring: Keyring) -> Request:
+        """Verify what was dropped, and return the request that it stands for. Call it in a thread.
+
+        Raises
+        ------
+        BundleError, StoreError
+            It is no bundle that may be installed.
+        """
+        path = self._path(digest, "bundle")
+        try:
+            size = path.lstat().st_size
+            regular = path.is_file() and not path.is_symlink()
+        except OSError as e:
+            raise StoreError(f"reading {path.name}: {e.strerror}") from e
+        if not regular:
+            raise FormatError("what was dropped is not a file")
+        if size > MAX_BUNDLE_BYTES:
+            raise EndlessDataError(f"a bundle of {size} bytes, at most {MAX_BUNDLE_BYTES} are taken")
+        manifest, _ = verify_only(path, keyring)
+        return Request(
+            job=f"local-{digest[7:19]}-{time.time_ns():x}",
+            model=manifest.name,
+            digest=digest,
+            size=size,
+            version=manifest.version,
+            sources=(),
+            origin=Origin.LOCAL,
+        )
+
+    def refuse(self, digest: str, error: EdgeError) -> None:
+        """Remove what was dropped, and say why it was not taken."""
+        request = Request(
+            job=f"local-{digest[7:19]}",
+            model="",
+            digest=digest,
+            size=0,
+            version="",
+            sources=(),
+            origin=Origin.LOCAL,
+        )
+        rejected = isinstance(error, BundleError)
+        self.answer(
+            Job(request).now(
+                status=Status.REJECTED if rejected else Status.FAILED,
+                result=Result.REJECTED if rejected else Result.FAILED_NO_STATE_CHANGE,
+                code=error.code,
+                message=str(error),
+            )
+        )
+
+    def answer(self, job: Job) -> None:
+        """Leave the final state of a job for whoever dropped the bundle."""
+        digest = job.request.digest
+        try:
+            write_durably(self._path(digest, "result"), job.to_bytes(), mode=0o644)
+            self._path(digest, "bundle").unlink(missing_ok=True)
+        except (StoreError, OSError) as e:
+            log.warning("inbox: %s", e)
+
+    def take_result(self, digest: str) -> dict[str, str | None] | None:
+        """Return and remove the final state of the job for `digest`: the command line's side."""
+        path = self._path(digest, "result")
+        try:
+            document = json.loads(path.read_bytes())
+            path.unlink(missing_ok=True)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as e:
+            raise StoreError(f"reading {path.name}: {e}") from e
+        return {key: document.get(key) for key in ("status", "result", "code", "message", "model")}
+
+    def _path(self, digest: str, suffix: str) -> Path:
+        return self._directory / f"{digest.removeprefix('sha256:')}.{suffix}"

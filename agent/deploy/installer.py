@@ -1,0 +1,360 @@
+"""One deployment, step by step, from a request to a result.
+
+Promises: what ran before goes on running until its successor has passed its own recorded samples, and again
+if anything fails after that; every step can be done twice, so a job that was interrupted anywhere goes on
+at the next start and ends in a final state; nothing reaches the store that was not verified and admitted.
+Leaves to others: which jobs there are and in which order (deployment.py), fetching, and running models.
+
+The order is fixed by what each step may trust: sizes and space, the bytes' digest, the signature, the
+manifest's demands on this machine, the model's own samples, and only then the switch, and after it the
+counter.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from agent.bundle.admission import admit
+from agent.bundle.keyring import Keyring
+from agent.bundle.machine import Machine
+from agent.bundle.manifest import Manifest
+from agent.bundle.verify import VerifiedBundle, verify
+from agent.deploy.jobs import Job, Request, Result, Status, Step
+from agent.deploy.models import Models
+from agent.deploy.sources import Downloader
+from agent.deploy.state_file import Checkpoint, no_checkpoint
+from agent.deploy.store import ActiveModel, Store
+from agent.deploy.transitions import TRANSITIONS, Failure, classify
+from agent.errors import EdgeError, MixAndMatchError, StoreError
+
+# A job that was cut off so often after its download is what cuts it off.
+MAX_ATTEMPTS = 3
+# Often enough for a person who watches, seldom enough for a metered link.
+PROGRESS_INTERVAL_S = 1.0
+
+log = logging.getLogger(__name__)
+
+
+class Installer:
+    """Executes jobs, one at a time.
+
+    Parameters
+    ----------
+    store, downloader, models
+        Where bundles are kept, how they come, and what runs them.
+    keyring
+        Returns the keys that are trusted now.
+    machine
+        What this device is.
+    note
+        Called with each state of the job, to remember and report it; with False when only the progress
+        changed.
+    in_use
+        Returns the digests that other jobs still need.
+    checkpoint
+        Called at each boundary between steps, for fault injection.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        downloader: Downloader,
+        models: Models,
+        *,
+        keyring: Callable[[], Keyring],
+        machine: Machine,
+        note: Callable[[Job, bool], None],
+        in_use: Callable[[], Collection[str]],
+        checkpoint: Checkpoint = no_checkpoint,
+    ) -> None:
+        self._store = store
+        self._downloader = downloader
+        self._models = models
+        self._keyring = keyring
+        self._machine = machine
+        self._note = note
+        self._in_use = in_use
+        self._checkpoint = checkpoint
+        self._running: dict[str, str] = {}
+        self._download: asyncio.Task[None] | None = None
+        self._abandoned: Status | None = None
+        self._actions: Mapping[Step, Callable[[_Run], Awaitable[None]]] = {
+            Step.DOWNLOADING: self._do_download,
+            Step.VERIFYING: self._do_verify,
+            Step.INSTALLING: self._do_install,
+            Step.TESTING: self._do_test,
+            Step.ACTIVATING: self._do_activate,
+            Step.COMMITTING: self._do_commit,
+            Step.ROLLING_BACK: self._do_roll_back,
+            Step.CLEANUP: self._do_clean_up,
+        }
+
+    @property
+    def running(self) -> Mapping[str, str]:
+        """The digest that each model runs with in this process."""
+        return MappingProxyType(self._running)
+
+    async def run(self, job: Job) -> Job:
+        """Execute a job, or go on with one that was interrupted, and return it in its final state."""
+        request = job.request
+        if job.step is None and self._is_installed(request):
+            self._store.adopt(request.model, request.job, request.origin)
+            return self._finish(job.now(message="already installed"), None)
+        run = _Run(job, self._store.active().get(request.model))
+        self._abandoned = None
+        try:
+            step: Step | None = self._first_step(run)
+            while step is not None:
+                step = await self._make(run, step)
+        finally:
+            run.close()
+        return self._finish(run.job, run.failure)
+
+    def abandon(self, status: Status) -> bool:
+        """End the job that is running as `status`, if it has changed nothing yet; return whether that is so."""
+        if self._download is None:
+            return False
+        self._abandoned = status
+        self._download.cancel()
+        return True
+
+    async def restore(self, name: str, digest: str) -> Manifest:
+        """Run a bundle that was active before this process started: verified and admitted again.
+
+        Raises
+        ------
+        EdgeError
+            It cannot be run. Nothing is changed.
+        """
+        verified = await self._verified(name, digest)
+        manifest = verified.manifest
+        await self._activate(verified, digest)
+        self._store.commit_counter(name, manifest.security_counter)
+        return manifest
+
+    async def remove(self, name: str) -> None:
+        """Take a model out of service."""
+        self._store.remove(name)
+        self._running.pop(name, None)
+        await self._models.deactivate(name)
+
+    def _is_installed(self, request: Request) -> bool:
+        active = self._store.active().get(request.model)
+        return active is not None and active.digest == request.digest == self._running.get(request.model)
+
+    def _first_step(self, run: "_Run") -> Step:
+        step = run.job.step
+        if step is None:
+            return Step.DOWNLOADING
+        attempts = run.job.attempts + (step is not Step.DOWNLOADING)
+        run.job = replace(run.job, attempts=attempts)
+        switched = run.before is not None and run.before.digest == run.job.request.digest
+        if run.job.ending is not None:
+            result = run.job.result or Result.FAILED_NO_STATE_CHANGE
+            run.failure = Failure(run.job.ending, result, run.job.code, run.job.message)
+        if attempts > MAX_ATTEMPTS and step not in (Step.ROLLING_BACK, Step.CLEANUP):
+            run.fail(step, StoreError(f"cut off {MAX_ATTEMPTS} times, last while {step}"))
+            return Step.ROLLING_BACK if switched else Step.CLEANUP
+        transition = TRANSITIONS[step]
+        return transition.after_restart_if_switched if switched else transition.after_restart
+
+    async def _make(self, run: "_Run", step: Step) -> Step | None:
+        """Make one step, and return what follows it."""
+        self._enter(run, step)
+        try:
+            await self._actions[step](run)
+        except (EdgeError, TimeoutError) as e:
+            log.warning("job %s: %s: %s", run.job.request.job, step, e)
+            run.fail(step, e)
+            return TRANSITIONS[step].on_error
+        except asyncio.CancelledError:
+            if self._abandoned is None:
+                raise
+            run.failure = Failure(self._abandoned, Result.FAILED_NO_STATE_CHANGE, None, "no longer wanted")
+            return TRANSITIONS[step].on_error
+        return TRANSITIONS[step].then
+
+    def _enter(self, run: "_Run", step: Step) -> None:
+        failure = run.failure
+        run.job = run.job.now(
+            status=Status.IN_PROGRESS,
+            step=step,
+            ending=None if failure is None else failure.status,
+            result=None if failure is None else failure.result,
+            code=None if failure is None else failure.code,
+            message=None if failure is None else failure.message,
+        )
+        self._note(run.job, True)
+        self._checkpoint(f"installer:{step}")
+
+    def _finish(self, job: Job, failure: Failure | None) -> Job:
+        if failure is None:
+            done = job.now(status=Status.SUCCEEDED, step=None, result=Result.SUCCESSFUL, progress=1.0)
+        else:
+            done = job.now(
+                status=failure.status,
+                step=None,
+                result=failure.result,
+                code=failure.code,
+                message=failure.message,
+            )
+        self._note(done, True)
+        self._checkpoint("installer:finished")
+        log.info("job %s: %s %s", job.request.job, done.status, done.message or "")
+        return done
+
+    async def _do_download(self, run: "_Run") -> None:
+        self._download = asyncio.ensure_future(self._fetch(run))
+        try:
+            await self._download
+        finally:
+            self._download = None
+
+    async def _fetch(self, run: "_Run") -> None:
+        request = run.job.request
+        last = time.monotonic()
+
+        def progress(written: int) -> None:
+            nonlocal last
+            now = time.monotonic()
+            if now - last >= PROGRESS_INTERVAL_S:
+                last = now
+                run.job = run.job.now(progress=written / request.size)
+                self._note(run.job, False)
+
+        await self._downloader.fetch(request, {request.digest, *self._in_use()}, progress)
+        run.job = run.job.now(progress=1.0)
+
+    async def _do_verify(self, run: "_Run") -> None:
+        request = run.job.request
+        run.verified = await self._verified(request.model, request.digest)
+
+    async def _verified(self, name: str, digest: str) -> VerifiedBundle:
+        """Verify what is on disk, and check that it is what was asked for and that it may run here."""
+        path = self._store.bundle_path(digest)
+        if not path.exists():
+            path = self._store.part_path(digest)
+        try:
+            verified = await asyncio.to_thread(verify, path, self._keyring())
+        except OSError as e:
+            raise StoreError(f"reading {path.name}: {e.strerror}") from e
+        with contextlib.ExitStack() as undo:
+            undo.callback(verified.close)
+            self._admit(verified, name, digest)
+            undo.pop_all()
+        return verified
+
+    def _admit(self, verified: VerifiedBundle, name: str, digest: str) -> None:
+        if verified.digest != digest:
+            raise MixAndMatchError(f"{digest} was asked for, {verified.digest} came")
+        admit(
+            verified.manifest,
+            self._machine,
+            deployed_as=name,
+            committed_counter=self._store.committed_counter(name),
+        )
+
+    async def _do_install(self, run: "_Run") -> None:
+        digest = run.job.request.digest
+        if self._store.part_path(digest).exists():
+            self._store.accept_part(digest)
+
+    async def _do_test(self, run: "_Run") -> None:
+        verified, run.verified = run.verified, None
+        assert verified is not None, "testing follows verifying"
+        run.version = verified.manifest.version
+        run.counter = verified.manifest.security_counter
+        await self._activate(verified, run.job.request.digest)
+
+    async def _activate(self, verified: VerifiedBundle, digest: str) -> None:
+        name = verified.manifest.name
+        await self._models.activate(verified)
+        self._running[name] = digest
+
+    async def _do_activate(self, run: "_Run") -> None:
+        request, before = run.job.request, run.before
+        assert run.version is not None, "activating follows testing"
+        previous = None
+        if before is not None:
+            previous = before.previous if before.digest == request.digest else before.digest
+        self._store.switch(
+            ActiveModel(
+                name=request.model,
+                digest=request.digest,
+                version=run.version,
+                origin=request.origin,
+                job=request.job,
+                previous=previous,
+            )
+        )
+
+    async def _do_commit(self, run: "_Run") -> None:
+        request = run.job.request
+        if run.counter is None:  # a restart: the bundle that is active now says what its counter is
+            with await self._verified(request.model, request.digest) as verified:
+                run.counter = verified.manifest.security_counter
+        self._store.commit_counter(request.model, run.counter)
+
+    async def _do_roll_back(self, run: "_Run") -> None:
+        request = run.job.request
+        active = self._store.active().get(request.model)
+        before = run.before
+        if before is not None and before.digest == request.digest:
+            # A restart: what was active before the switch is known by its digest alone.
+            before = (
+                None if before.previous is None else replace(before, digest=before.previous, previous=None)
+            )
+        if before is None:
+            await self.remove(request.model)
+        else:
+            verified = await self._verified(request.model, before.digest)
+            before = replace(before, version=verified.manifest.version)
+            if self._running.get(request.model) == before.digest:
+                verified.close()
+            else:
+                await self._activate(verified, before.digest)
+            if active is not None and active.digest == request.digest:
+                self._store.switch(before)
+        if run.failure is not None:
+            run.failure = replace(run.failure, result=Result.FAILED_ROLLBACK_COMPLETE)
+
+    async def _do_clean_up(self, run: "_Run") -> None:
+        request = run.job.request
+        if run.failure is None or run.failure.status is Status.REJECTED:
+            self._store.discard_part(request.digest)
+        await asyncio.to_thread(self._store.collect, self._in_use())
+
+
+class _Run:
+    """What the steps of one job hand on to each other."""
+
+    def __init__(self, job: Job, before: ActiveModel | None) -> None:
+        self.job = job
+        self.before = before
+        self.verified: VerifiedBundle | None = None
+        self.version: str | None = None
+        self.counter: int | None = None
+        self.failure: Failure | None = None
+
+    def fail(self, step: Step, error: EdgeError | TimeoutError) -> None:
+        """Note why the job fails; the first reason is the one that counts."""
+        if step is Step.CLEANUP:
+            return  # what is left over is collected after the next job
+        if step is Step.ROLLING_BACK and self.failure is not None:
+            self.failure = replace(
+                self.failure,
+                result=Result.FAILED_UNABLE_TO_ROLLBACK,
+                message=f"{self.failure.message}; and then, rolling back: {error}",
+            )
+            return
+        self.failure = classify(error)
+
+    def close(self) -> None:
+        """Let go of the verified files."""
+        if self.verified is not None:
+            self.verified.close()
+            self.verified = None

@@ -1,0 +1,70 @@
+"""The steps of a deployment as data: what follows each, when it fails, and after a crash in the middle of it.
+
+Promises: every step leads to the end of the job, whatever fails and wherever it is cut off; the table is
+the only place that says how. ``tests/agent/deploy/test_transitions.py`` walks it.
+Leaves to others: doing the steps (installer.py).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from agent.deploy.jobs import Result, Status, Step
+from agent.errors import BundleError, EdgeError, SelfTestError, SourceError
+
+
+@dataclass(frozen=True)
+class Transition:
+    """What follows a step.
+
+    Attributes
+    ----------
+    then
+        The step after it; None ends the job.
+    on_error
+        The step after it if it fails; None ends the job.
+    after_restart
+        Where a job goes on that was cut off in it. What the steps before left on disk is found and not done
+        again; what they left in memory (a verified bundle) is lost, and made again.
+    after_restart_if_switched
+        The same, when the switch had become durable.
+    """
+
+    then: Step | None
+    on_error: Step | None
+    after_restart: Step
+    after_restart_if_switched: Step
+
+
+_S = Step
+TRANSITIONS: Mapping[Step, Transition] = MappingProxyType(
+    {
+        _S.DOWNLOADING: Transition(_S.VERIFYING, _S.CLEANUP, _S.DOWNLOADING, _S.DOWNLOADING),
+        _S.VERIFYING: Transition(_S.INSTALLING, _S.CLEANUP, _S.DOWNLOADING, _S.DOWNLOADING),
+        _S.INSTALLING: Transition(_S.TESTING, _S.CLEANUP, _S.DOWNLOADING, _S.DOWNLOADING),
+        _S.TESTING: Transition(_S.ACTIVATING, _S.CLEANUP, _S.DOWNLOADING, _S.DOWNLOADING),
+        _S.ACTIVATING: Transition(_S.COMMITTING, _S.ROLLING_BACK, _S.DOWNLOADING, _S.COMMITTING),
+        _S.COMMITTING: Transition(_S.CLEANUP, _S.ROLLING_BACK, _S.DOWNLOADING, _S.COMMITTING),
+        _S.ROLLING_BACK: Transition(_S.CLEANUP, _S.CLEANUP, _S.ROLLING_BACK, _S.ROLLING_BACK),
+        _S.CLEANUP: Transition(None, None, _S.CLEANUP, _S.CLEANUP),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How a job that does not succeed will end."""
+
+    status: Status
+    result: Result
+    code: str | None
+    message: str | None
+
+
+def classify(error: EdgeError | TimeoutError) -> Failure:
+    """Say what a failure means for the job: refused for good, or worth another attempt."""
+    if isinstance(error, TimeoutError):
+        return Failure(Status.TIMED_OUT, Result.FAILED_NO_STATE_CHANGE, SourceError.code, str(error))
+    if isinstance(error, BundleError) and not isinstance(error, SelfTestError):
+        return Failure(Status.REJECTED, Result.REJECTED, error.code, str(error))
+    return Failure(Status.FAILED, Result.FAILED_NO_STATE_CHANGE, error.code, str(error))

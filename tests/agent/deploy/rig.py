@@ -1,0 +1,261 @@
+"""Signed bundles of nothing in particular, and stand-ins for what deployment works with."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from agent.bundle import signature
+from agent.bundle.archive import pack
+from agent.bundle.keyring import Keyring
+from agent.bundle.machine import Machine
+from agent.bundle.manifest import FileDigest, Manifest, Provenance, Resources, Runtime, Samples, Target
+from agent.bundle.tensor_spec import TensorSpec
+from agent.bundle.verify import VerifiedBundle
+from agent.deploy.deployment import Deployment
+from agent.deploy.https import HttpsSettings
+from agent.deploy.store import Store
+from agent.errors import SelfTestError
+from agent.mqtt import topics
+from agent.mqtt.reason_codes import Reason, reason
+
+DEVICE = "kitchen"
+MACHINE = Machine(
+    arch="x86_64",
+    cpu_model="",
+    features=frozenset({"avx2"}),
+    glibc="2.36",
+    abi="tvm-ffi-0.1",
+    compatible=frozenset({"linux-x86_64"}),
+)
+KEY = ec.derive_private_key(0x1234567890ABCDEF, ec.SECP256R1())
+KEYRING = Keyring.of([KEY.public_key()])
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundle's bytes, and what a deployment says about them."""
+
+    raw: bytes
+    name: str
+    version: str
+    counter: int
+
+    @property
+    def digest(self) -> str:
+        return f"sha256:{hashlib.sha256(self.raw).hexdigest()}"
+
+    @property
+    def hex(self) -> str:
+        return self.digest[7:]
+
+    def entry(self, job: str, **changes: Any) -> dict[str, Any]:
+        entry = {
+            "digest": self.digest,
+            "size": len(self.raw),
+            "version": self.version,
+            "job": job,
+            "sources": ["mqtt"],
+        }
+        return entry | changes
+
+
+def make_bundle(
+    name: str = "digits",
+    version: str = "1.0.0",
+    counter: int = 1,
+    *,
+    key: ec.EllipticCurvePrivateKey = KEY,
+    params: bytes = b"weights",
+    abi: str = "tvm-ffi-0.1",
+    features: tuple[str, ...] = ("avx2",),
+) -> Bundle:
+    """Pack and sign a bundle that a `FakeModels` runs."""
+    members = {"mod.so": b"code", "mod.json": b"{}", "mod.params": params}
+    files = {path: FileDigest(hashlib.sha256(data).hexdigest(), len(data)) for path, data in members.items()}
+    spec = TensorSpec("data", "FP32", (1, 4))
+    manifest = Manifest(
+        name=name,
+        version=version,
+        security_counter=counter,
+        compatible=("linux-x86_64",),
+        target=Target("x86_64-linux-gnu", "x86-64-v3", features),
+        runtime=Runtime(tvm="0.27.0", tvm_ffi="0.1.14", executor="graph", abi=abi, glibc="2.28"),
+        inputs=(spec,),
+        outputs=(TensorSpec("out", "FP32", (1, 4)),),
+        preprocess=None,
+        postprocess=None,
+        samples=Samples(0, 1e-4, 1e-4),
+        resources=Resources(64, len(params)),
+        files=files,
+        provenance=Provenance("0" * 64, "edgebundle test"),
+    )
+    members["manifest.json"] = manifest.to_bytes()
+    digests = {path: hashlib.sha256(data).hexdigest() for path, data in members.items()}
+    members["model.sig"] = signature.sign(digests, key)
+    return Bundle(pack(members), name, version, counter)
+
+
+class FakeModels:
+    """Runs bundles by noting their version; refuses those whose parameters say so."""
+
+    def __init__(self) -> None:
+        self.serving: dict[str, str] = {}
+        self.history: list[str] = []
+
+    async def activate(self, verified: VerifiedBundle) -> None:
+        with verified:
+            params = os.pread(verified.files["mod.params"], 100, 0)
+            await asyncio.sleep(0)
+            if params == b"wrong":
+                raise SelfTestError("sample 0 is off by 3.5")
+            self.serving[verified.manifest.name] = verified.manifest.version
+            self.history.append(f"+{verified.manifest.name} {verified.manifest.version}")
+
+    async def deactivate(self, name: str) -> None:
+        self.serving.pop(name, None)
+        self.history.append(f"-{name}")
+
+
+@dataclass
+class FakeControl:
+    """A broker's retained messages, and an offer of bundles that answers every want."""
+
+    connected: bool = True
+    retained: dict[str, bytes] = field(default_factory=dict)
+    log: list[tuple[str, bytes]] = field(default_factory=list)
+    offers: dict[str, bytes] = field(default_factory=dict)
+    deployment: Deployment | None = None
+    filters: set[str] = field(default_factory=set)
+    sent_bytes: int = 0
+
+    def publish(
+        self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False
+    ) -> asyncio.Future[Reason]:
+        self.log.append((topic, payload))
+        if retain and payload:
+            self.retained[topic] = payload
+        elif retain:
+            self.retained.pop(topic, None)
+        parsed = topics.parse_topic(topic)
+        if isinstance(parsed, topics.BlockWant) and parsed.digest in self.offers:
+            asyncio.get_running_loop().call_soon(self._answer, parsed.digest, json.loads(payload))
+        done: asyncio.Future[Reason] = asyncio.get_running_loop().create_future()
+        done.set_result(reason(0))
+        return done
+
+    def _answer(self, digest: str, want: dict[str, int]) -> None:
+        assert self.deployment is not None
+        for index in range(want["count"]):
+            offset = want["offset"] + index * want["block_bytes"]
+            data = self.offers[digest][offset : offset + want["block_bytes"]]
+            self.sent_bytes += len(data)
+            self.deployment.on_message(topics.Block(DEVICE, digest, offset), data)
+
+    def want(self, topic_filter: str, qos: int = 1) -> None:
+        self.filters.add(topic_filter)
+
+    def unsubscribe(self, topic_filter: str) -> None:
+        self.filters.discard(topic_filter)
+
+    def job(self, job: str) -> dict[str, Any]:
+        document: dict[str, Any] = json.loads(self.retained[topics.format_topic(topics.Job(DEVICE, job))])
+        return document
+
+    def reported(self) -> dict[str, Any]:
+        document: dict[str, Any] = json.loads(self.retained[topics.format_topic(topics.Reported(DEVICE))])
+        return document
+
+
+class Agent:
+    """A deployment with everything around it, over a state directory that outlives it."""
+
+    def __init__(self, root: Path, *, https: HttpsSettings | None = None, patience_s: float = 5.0) -> None:
+        self.root = root
+        self.models = FakeModels()
+        self.control = FakeControl()
+        self.https = https or HttpsSettings()
+        self.patience_s = patience_s
+        self.keyring = KEYRING
+        self.checkpoint: Callable[[str], None] = lambda _name: None
+        self.version = 0
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> Agent:
+        self.store = Store(self.root, checkpoint=self.checkpoint)
+        self.models.serving.clear()
+        self.deployment = Deployment(
+            device=DEVICE,
+            store=self.store,
+            keyring=lambda: self.keyring,
+            machine=MACHINE,
+            models=self.models,
+            control=self.control,
+            https=self.https,
+            patience_s=self.patience_s,
+            checkpoint=self.checkpoint,
+        )
+        self.control.deployment = self.deployment
+        await self.deployment.start()
+        self.deployment.on_connected()
+        self._task = asyncio.create_task(self.deployment.run())
+        return self
+
+    async def stop(self) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        try:
+            await self._task
+        except asyncio.CancelledError:
+            pass
+        finally:
+            self.deployment.close()
+
+    def offer(self, *bundles: Bundle) -> None:
+        self.control.offers.update({bundle.hex: bundle.raw for bundle in bundles})
+
+    def desire(self, models: dict[str, Any], version: int | None = None) -> None:
+        self.version = self.version + 1 if version is None else version
+        payload = json.dumps({"version": self.version, "models": models}).encode()
+        self.deployment.on_message(topics.Desired(DEVICE), payload)
+
+    async def finished(self, job: str, limit_s: float = 10.0) -> dict[str, Any]:
+        async with asyncio.timeout(limit_s):
+            while True:
+                assert self._task is not None
+                if self._task.done():
+                    self._task.result()
+                topic = topics.format_topic(topics.Job(DEVICE, job))
+                if topic in self.control.retained:
+                    state = self.control.job(job)
+                    if state["status"] not in ("QUEUED", "IN_PROGRESS"):
+                        await asyncio.sleep(0.01)
+                        return state
+                await asyncio.sleep(0.005)
+
+    async def deploy(self, bundle: Bundle, job: str, **changes: Any) -> dict[str, Any]:
+        self.offer(bundle)
+        self.desire({bundle.name: bundle.entry(job, **changes)})
+        return await self.finished(job)
+
+    def statuses(self, job: str) -> list[tuple[str, str | None]]:
+        topic = topics.format_topic(topics.Job(DEVICE, job))
+        seen = [json.loads(payload) for where, payload in self.control.log if where == topic and payload]
+        return [(state["status"], state["step"]) for state in seen]
+
+    def disk(self) -> dict[str, bytes]:
+        """Everything in the state directory but the journal, the desired document, and the lock."""
+        left_out = ("jobs.json", "desired.json", "desired.json.mirror", "lock")
+        return {
+            str(path.relative_to(self.root)): path.read_bytes()
+            for path in sorted(self.root.rglob("*"))
+            if path.is_file() and path.name not in left_out
+        }

@@ -1,0 +1,407 @@
+"""Deployments from the desired document to the result: what is installed, what is refused, what stays."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from agent.bundle.keyring import Keyring, key_id
+from agent.deploy.store import Store
+from agent.errors import StoreError
+from agent.mqtt import topics
+from tests.agent.deploy.rig import DEVICE, KEY, Agent, Bundle, make_bundle
+
+STEPS = ["downloading", "verifying", "installing", "testing", "activating", "committing", "cleanup"]
+
+
+async def test_a_bundle_is_pulled_installed_and_reported(agent: Agent) -> None:
+    bundle = make_bundle()
+    await agent.start()
+    state = await agent.deploy(bundle, "job-1")
+    assert (state["status"], state["result"], state["code"]) == ("SUCCEEDED", "SUCCESSFUL", None)
+    assert agent.models.serving == {"digits": "1.0.0"}
+    seen = [step for _, step in agent.statuses("job-1") if step]
+    assert list(dict.fromkeys(seen)) == STEPS
+    assert agent.statuses("job-1")[0] == ("QUEUED", None)
+    model = agent.control.reported()["models"]["digits"]
+    assert (model["digest"], model["state"], model["security_counter"]) == (bundle.digest, "active", 1)
+    assert agent.store.bundle_path(bundle.digest).read_bytes() == bundle.raw
+    await agent.stop()
+
+
+async def test_a_restarted_agent_runs_what_was_active_without_a_broker(agent: Agent) -> None:
+    await agent.start()
+    await agent.deploy(make_bundle(), "job-1")
+    await agent.stop()
+    agent.control.retained.clear()
+    await agent.start()
+    assert agent.models.serving == {"digits": "1.0.0"}
+    assert agent.control.job("job-1")["status"] == "SUCCEEDED", "said again to a broker that forgot"
+    assert agent.control.reported()["version"] == 1
+    await agent.stop()
+
+
+async def test_a_new_version_keeps_the_one_before_it_and_no_more(agent: Agent) -> None:
+    await agent.start()
+    bundles = [make_bundle(version=f"1.{minor}.0", params=b"%d" % minor) for minor in range(3)]
+    for index, bundle in enumerate(bundles):
+        assert (await agent.deploy(bundle, f"job-{index}"))["status"] == "SUCCEEDED"
+    stored = {path.stem for path in (agent.root / "store").iterdir()}
+    assert stored == {bundles[1].hex, bundles[2].hex}
+    assert agent.control.reported()["models"]["digits"]["previous"] == bundles[1].digest
+    assert agent.models.history == ["+digits 1.0.0", "+digits 1.1.0", "+digits 1.2.0"]
+    await agent.stop()
+
+
+def refused() -> dict[str, tuple[Bundle, dict[str, Any], str]]:
+    good = make_bundle(version="2.0.0")
+    stranger = ec.derive_private_key(0xBAD, ec.SECP256R1())
+    unsigned = bytearray(good.raw)
+    at = unsigned.index(b'"payload"') + 20
+    unsigned[at] ^= 1
+    return {
+        "a stranger's key": (make_bundle(version="2.0.0", key=stranger), {}, "ERR_ARBITRARY_SOFTWARE"),
+        "a broken signature": (Bundle(bytes(unsigned), "digits", "2.0.0", 1), {}, "ERR_ARBITRARY_SOFTWARE"),
+        "no bundle": (Bundle(b"hello" * 100, "digits", "2.0.0", 1), {}, "ERR_ARBITRARY_SOFTWARE"),
+        "an older counter": (make_bundle(version="2.0.0", counter=4), {}, "ERR_ROLLBACK"),
+        "another CPU": (make_bundle(counter=9, features=("avx512f",)), {}, "ERR_INCOMPATIBLE"),
+        "another ABI": (make_bundle(counter=9, abi="tvm-ffi-0.2"), {}, "ERR_INCOMPATIBLE"),
+        "a foreign URL": (good, {"sources": ["https://evil.example/digits.bundle"]}, "ERR_SOURCE"),
+        "a file": (good, {"sources": ["file:///etc/shadow"]}, "ERR_SOURCE"),
+        "plain http": (good, {"sources": ["http://allowed.example/a.bundle"]}, "ERR_SOURCE"),
+        "one foreign URL of two": (good, {"sources": ["mqtt", "https://evil.example/a"]}, "ERR_SOURCE"),
+    }
+
+
+@pytest.mark.parametrize("what", refused())
+async def test_what_may_not_run_is_rejected_and_nothing_changes(agent: Agent, what: str) -> None:
+    bundle, changes, code = refused()[what]
+    await agent.start()
+    await agent.deploy(make_bundle(counter=5), "job-1")
+    before = agent.disk()
+    state = await agent.deploy(bundle, "job-2", **changes)
+    assert (state["status"], state["result"], state["code"]) == ("REJECTED", "REJECTED", code)
+    assert agent.disk() == before
+    assert agent.models.history == ["+digits 1.0.0"]
+    assert agent.control.reported()["models"]["digits"]["version"] == "1.0.0"
+    await agent.stop()
+    await agent.start()
+    assert agent.models.serving == {"digits": "1.0.0"}
+    assert agent.disk() == before
+    await agent.stop()
+
+
+async def test_another_models_bundle_is_refused_under_a_wrong_name(agent: Agent) -> None:
+    await agent.start()
+    bundle = make_bundle(name="faces")
+    agent.offer(bundle)
+    before = agent.disk()
+    agent.desire({"digits": bundle.entry("job-1")})
+    state = await agent.finished("job-1")
+    assert (state["status"], state["code"]) == ("REJECTED", "ERR_MIX_AND_MATCH")
+    assert agent.disk() == before
+    assert agent.models.history == []
+    await agent.stop()
+
+
+async def test_a_validly_signed_bundle_of_another_digest_is_refused(agent: Agent) -> None:
+    await agent.start()
+    asked, other = make_bundle(params=b"asked for"), make_bundle(params=b"another")
+    assert len(asked.raw) == len(other.raw)
+    agent.control.offers[asked.hex] = other.raw
+    agent.desire({"digits": asked.entry("job-1")})
+    state = await agent.finished("job-1")
+    assert (state["status"], state["code"]) == ("REJECTED", "ERR_MIX_AND_MATCH")
+    assert agent.models.history == []
+    await agent.stop()
+
+
+async def test_a_signed_older_bundle_replayed_is_refused_even_after_its_successor_is_gone(
+    agent: Agent,
+) -> None:
+    await agent.start()
+    old, new = make_bundle(counter=1), make_bundle(version="2.0.0", counter=2)
+    await agent.deploy(old, "job-1")
+    await agent.deploy(new, "job-2")
+    agent.desire({})
+    while agent.models.serving:
+        await asyncio.sleep(0.01)
+    await agent.stop()
+    for path in (agent.root / "store").iterdir():
+        path.unlink()
+    await agent.start()
+    state = await agent.deploy(old, "job-3")
+    assert (state["status"], state["code"]) == ("REJECTED", "ERR_ROLLBACK")
+    assert agent.models.serving == {}
+    await agent.stop()
+
+
+async def test_failed_samples_leave_the_old_version_serving(agent: Agent) -> None:
+    await agent.start()
+    await agent.deploy(make_bundle(), "job-1")
+    before = agent.disk()
+    state = await agent.deploy(make_bundle(version="2.0.0", counter=2, params=b"wrong"), "job-2")
+    assert (state["status"], state["result"]) == ("FAILED", "FAILED_NO_STATE_CHANGE")
+    assert state["code"] == "ERR_SELF_TEST"
+    assert agent.disk() == before
+    assert agent.models.serving == {"digits": "1.0.0"}
+    assert agent.store.committed_counter("digits") == 1
+    await agent.stop()
+
+
+async def test_a_job_is_executed_once_and_its_end_said_again(agent: Agent) -> None:
+    await agent.start()
+    bundle = make_bundle()
+    await agent.deploy(bundle, "job-1")
+    for _ in range(5):
+        agent.desire({"digits": bundle.entry("job-1")}, version=agent.version)
+        agent.desire({"digits": bundle.entry("job-1")})
+    agent.control.retained.clear()
+    agent.desire({"digits": bundle.entry("job-1")}, version=agent.version)
+    assert (await agent.finished("job-1"))["status"] == "SUCCEEDED"
+    await agent.stop()
+    await agent.start()
+    agent.desire({"digits": bundle.entry("job-1")})
+    await asyncio.sleep(0.05)
+    assert agent.models.history == ["+digits 1.0.0", "+digits 1.0.0"], "once by the job, once at the start"
+    await agent.stop()
+
+
+async def test_a_rejected_job_is_not_tried_again(agent: Agent) -> None:
+    await agent.start()
+    bundle = make_bundle(abi="tvm-ffi-9.9")
+    await agent.deploy(bundle, "job-1")
+    sent = agent.control.sent_bytes
+    agent.desire({"digits": bundle.entry("job-1")})
+    await asyncio.sleep(0.05)
+    assert agent.control.sent_bytes == sent
+    await agent.stop()
+
+
+async def test_the_same_bundle_under_a_new_job_is_already_installed(agent: Agent) -> None:
+    await agent.start()
+    bundle = make_bundle()
+    await agent.deploy(bundle, "job-1")
+    sent = agent.control.sent_bytes
+    state = await agent.deploy(bundle, "job-2")
+    assert (state["status"], state["message"]) == ("SUCCEEDED", "already installed")
+    assert agent.control.sent_bytes == sent
+    assert agent.control.reported()["models"]["digits"]["job"] == "job-2"
+    await agent.stop()
+
+
+async def test_an_identifier_used_for_two_deployments_is_refused(agent: Agent) -> None:
+    await agent.start()
+    await agent.deploy(make_bundle(), "job-1")
+    agent.desire({"digits": make_bundle(version="2.0.0").entry("job-1")})
+    assert agent.control.reported()["error"]["code"] == "ERR_SOURCE"
+    assert agent.control.reported()["version"] == 1
+    await agent.stop()
+
+
+async def test_a_model_that_is_absent_is_taken_out_of_service(agent: Agent) -> None:
+    await agent.start()
+    digits, faces = make_bundle(), make_bundle(name="faces")
+    agent.offer(digits, faces)
+    agent.desire({"digits": digits.entry("job-1"), "faces": faces.entry("job-2")})
+    await agent.finished("job-1")
+    await agent.finished("job-2")
+    assert agent.models.serving == {"digits": "1.0.0", "faces": "1.0.0"}
+    agent.desire({"faces": faces.entry("job-2")})
+    while "digits" in agent.models.serving:
+        await asyncio.sleep(0.01)
+    assert list(agent.control.reported()["models"]) == ["faces"]
+    assert agent.store.committed_counter("digits") == 1, "the counter outlives the model"
+    assert not agent.store.has(digits.digest)
+    await agent.stop()
+
+
+async def test_a_job_replaced_while_it_waits_is_superseded(agent: Agent) -> None:
+    await agent.start()
+    first, second, third = (make_bundle(version=f"{n}.0.0", params=b"%d" % n) for n in (1, 2, 3))
+    agent.desire({"digits": first.entry("job-1")})  # nobody offers it: it goes on downloading
+    await asyncio.sleep(0.05)
+    agent.offer(second, third)
+    faces = make_bundle(name="faces")
+    agent.desire({"digits": second.entry("job-2"), "faces": faces.entry("job-f")})
+    agent.offer(faces)
+    agent.desire({"digits": third.entry("job-3"), "faces": faces.entry("job-f")})
+    assert (await agent.finished("job-3"))["status"] == "SUCCEEDED"
+    assert (await agent.finished("job-f"))["status"] == "SUCCEEDED"
+    assert (await agent.finished("job-1"))["status"] == "SUPERSEDED"
+    assert (await agent.finished("job-2"))["status"] == "SUPERSEDED"
+    assert agent.models.history == ["+faces 1.0.0", "+digits 3.0.0"]
+    await agent.stop()
+
+
+async def test_a_model_taken_back_while_it_downloads_is_canceled(agent: Agent) -> None:
+    await agent.start()
+    bundle = make_bundle()
+    agent.desire({"digits": bundle.entry("job-1")})
+    await asyncio.sleep(0.05)
+    agent.desire({})
+    state = await agent.finished("job-1")
+    assert (state["status"], state["result"]) == ("CANCELED", "FAILED_NO_STATE_CHANGE")
+    await agent.stop()
+
+
+async def test_a_bundle_that_nobody_offers_times_out(agent: Agent) -> None:
+    agent.patience_s = 0.2
+    await agent.start()
+    agent.desire({"digits": make_bundle().entry("job-1")})
+    state = await agent.finished("job-1")
+    assert (state["status"], state["result"]) == ("TIMED_OUT", "FAILED_NO_STATE_CHANGE")
+    await agent.stop()
+
+
+async def test_time_without_a_broker_is_held_against_nobody(agent: Agent) -> None:
+    agent.patience_s = 0.2
+    await agent.start()
+    bundle = make_bundle()
+    agent.control.connected = False
+    agent.desire({"digits": bundle.entry("job-1")})
+    await asyncio.sleep(0.6)
+    assert agent.control.job("job-1")["status"] == "IN_PROGRESS"
+    agent.offer(bundle)
+    agent.control.connected = True
+    agent.deployment.on_connected()
+    assert (await agent.finished("job-1"))["status"] == "SUCCEEDED"
+    await agent.stop()
+
+
+async def test_an_older_desired_document_changes_nothing(agent: Agent) -> None:
+    await agent.start()
+    old, new = make_bundle(), make_bundle(version="2.0.0", counter=1, params=b"2")
+    agent.offer(old, new)
+    agent.desire({"digits": new.entry("job-2")}, version=7)
+    await agent.finished("job-2")
+    agent.desire({"digits": old.entry("job-1")}, version=6)
+    agent.desire({}, version=7)
+    await asyncio.sleep(0.05)
+    assert agent.models.serving == {"digits": "2.0.0"}
+    assert agent.control.reported()["version"] == 7
+    await agent.stop()
+
+
+@pytest.mark.parametrize("payload", [b"{", b"\xff", b"[]", b'{"version":9,"models":{"X":{}}}', b"[" * 10_000])
+async def test_a_desired_document_that_cannot_be_read_changes_nothing(agent: Agent, payload: bytes) -> None:
+    await agent.start()
+    await agent.deploy(make_bundle(), "job-1")
+    before = agent.disk()
+    agent.deployment.on_message(topics.Desired(DEVICE), payload)
+    await asyncio.sleep(0.05)
+    assert agent.control.reported()["error"]["code"] == "ERR_ARBITRARY_SOFTWARE"
+    assert agent.control.reported()["version"] == 1
+    assert agent.disk() == before
+    assert agent.models.serving == {"digits": "1.0.0"}
+    await agent.stop()
+
+
+async def test_a_cleared_desired_document_stops_nothing(agent: Agent) -> None:
+    await agent.start()
+    await agent.deploy(make_bundle(), "job-1")
+    agent.deployment.on_message(topics.Desired(DEVICE), b"")
+    await asyncio.sleep(0.05)
+    assert agent.models.serving == {"digits": "1.0.0"}
+    await agent.stop()
+
+
+async def test_an_active_bundle_that_is_damaged_gives_way_to_its_predecessor_and_is_fetched_again(
+    agent: Agent,
+) -> None:
+    await agent.start()
+    old, new = make_bundle(), make_bundle(version="1.1.0", params=b"new")
+    await agent.deploy(old, "job-1")
+    await agent.deploy(new, "job-2")
+    await agent.stop()
+    path = agent.store.bundle_path(new.digest)
+    damaged = bytearray(path.read_bytes())
+    damaged[-600] ^= 1
+    path.write_bytes(damaged)
+    await agent.start()
+    assert agent.models.history[-1] == "+digits 1.0.0"
+    async with asyncio.timeout(5):
+        while agent.models.serving != {"digits": "1.1.0"}:
+            await asyncio.sleep(0.01)
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == new.hex
+    await agent.stop()
+
+
+async def test_a_damaged_bundle_does_not_give_way_to_one_below_the_committed_counter(agent: Agent) -> None:
+    await agent.start()
+    await agent.deploy(make_bundle(counter=1), "job-1")
+    new = make_bundle(version="2.0.0", counter=2)
+    await agent.deploy(new, "job-2")
+    await agent.stop()
+    agent.control.offers.clear()
+    agent.store.bundle_path(new.digest).write_bytes(b"damaged")
+    await agent.start()
+    assert agent.models.serving == {}
+    assert agent.control.reported()["models"]["digits"]["state"] == "failed"
+    await agent.stop()
+
+
+async def test_a_revoked_key_stops_what_it_signed_at_the_next_start(agent: Agent) -> None:
+    await agent.start()
+    await agent.deploy(make_bundle(), "job-1")
+    await agent.stop()
+    agent.keyring = Keyring.of([KEY.public_key()], revoked=[key_id(KEY.public_key())])
+    await agent.start()
+    assert agent.models.serving == {}
+    await agent.stop()
+
+
+async def test_two_agents_cannot_share_a_state_directory(agent: Agent, tmp_path: Path) -> None:
+    await agent.start()
+    with pytest.raises(StoreError, match="in use by another agent"):
+        Store(agent.root).lock()
+    await agent.stop()
+    other = Store(agent.root)
+    other.lock()
+    other.unlock()
+
+
+async def test_a_transfer_goes_on_where_the_last_agent_was_stopped(agent: Agent) -> None:
+    bundle = make_bundle(params=b"x" * 3_000_000)
+    await agent.start()
+    half = len(bundle.raw) // 2 // 262_144 * 262_144
+    agent.control.offers[bundle.hex] = bundle.raw[:half]
+    agent.desire({"digits": bundle.entry("job-1")})
+    async with asyncio.timeout(5):
+        while not agent.store.part_path(bundle.digest).exists() or (
+            agent.store.part_path(bundle.digest).stat().st_size < half
+        ):
+            await asyncio.sleep(0.01)
+    await agent.stop()
+    sent = agent.control.sent_bytes
+    agent.offer(bundle)
+    await agent.start()
+    assert (await agent.finished("job-1"))["status"] == "SUCCEEDED"
+    assert agent.control.sent_bytes - sent == len(bundle.raw) - half
+    await agent.stop()
+
+
+async def test_a_spoilt_beginning_is_thrown_away_once(agent: Agent) -> None:
+    bundle = make_bundle(params=b"x" * 600_000)
+    await agent.start()
+    agent.store.part_path(bundle.digest).write_bytes(bytes(300_000))
+    assert (await agent.deploy(bundle, "job-1"))["status"] == "SUCCEEDED"
+    assert agent.control.sent_bytes == 2 * len(bundle.raw) - 300_000
+    await agent.stop()
+
+
+async def test_old_jobs_are_forgotten_here_and_at_the_broker(agent: Agent) -> None:
+    await agent.start()
+    bundle = make_bundle()
+    for index in range(70):
+        await agent.deploy(bundle, f"job-{index}")
+    topic = topics.format_topic(topics.Job(DEVICE, "job-0"))
+    assert topic not in agent.control.retained
+    assert json.loads((agent.root / "jobs.json").read_text())["body"][0]["request"]["job"] == "job-6"
+    await agent.stop()
