@@ -1,8 +1,8 @@
 """The digits of scikit-learn as little pictures, and the split that training and tests share.
 
 The data set has 1797 scans of 8x8 grey levels. A *picture* here is what a scanner would hand over: 64x64
-pixels, grey, white on black. Nothing downstream sees the 8x8 originals: the model learns from pictures that went
-through the declared preprocessing (``preprocess.toml``), and is judged on PNG files that went through it.
+pixels, grey, white on black. Nothing downstream sees the 8x8 originals: the model learns from pictures that
+went through the declared preprocessing (``preprocess.toml``), and is judged on PNG files that did.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ HELD_OUT = 450  # a quarter of the data, never trained on
 SEED = 20261
 MEAN, STD = 0.3, 0.4  # of a grey level in 0..1; preprocess.toml declares the same
 
-# Digit -> which of its held-out pictures is committed as a PNG file: ones that people read as easily as the model.
+# Digit -> which of its held-out pictures is committed as a PNG file: ones that people read easily too.
 SAMPLES = {7: 12, 3: 2, 4: 4, 0: 8, 5: 5}
 
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
