@@ -46,7 +46,8 @@ def preprocess(images: list[Image.Image]) -> NDArray[np.float32]:
     """Do what preprocess.toml declares: the mean of each 8x8 block, scaled and shifted: [n, 8, 8, 1]."""
     pixels = np.stack([np.asarray(image, dtype=np.float32) for image in images])
     blocks = pixels.reshape(len(images), 8, SIDE // 8, 8, SIDE // 8).mean(axis=(2, 4))
-    return ((blocks / 255 - MEAN) / STD)[..., None].astype(np.float32)
+    values: NDArray[np.float32] = ((blocks / 255 - MEAN) / STD)[..., None].astype(np.float32)
+    return values
 
 
 def jitter(image: Image.Image, rng: np.random.Generator) -> Image.Image:
