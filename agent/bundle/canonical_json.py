@@ -9,6 +9,7 @@ each record's own ``__post_init__``.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import types
@@ -43,23 +44,9 @@ def parse(raw: bytes, what: str) -> Any:
         raise FormatError(f"{what} is not JSON of the one encoding: {_one_line(e)}") from e
 
 
-def decode(raw: bytes, what: str) -> Any:
-    """Parse JSON that is in its one encoding.
-
-    Raises
-    ------
-    FormatError
-        If it is not JSON, or ``encode`` would have written the value otherwise.
-    """
-    value = parse(raw, what)
-    if encode(value) != raw:
-        raise FormatError(f"{what} is JSON, but not in its one encoding (sorted keys, no spaces, ASCII)")
-    return value
-
-
 def to_json(record: object) -> dict[str, Any]:
     """Return a frozen dataclass as a JSON object, numbers in the type that their field declares."""
-    hints = get_type_hints(type(record))
+    hints = _hints(type(record))  # type: ignore[arg-type]
     out = {
         field.name: _plain(getattr(record, field.name), hints[field.name])
         for field in dataclasses.fields(record)  # type: ignore[arg-type]
@@ -89,7 +76,7 @@ def from_json(cls: type[Record], value: object, where: str) -> Record:
     """
     if not isinstance(value, dict):
         raise _mismatch(where, "an object", value)
-    hints = get_type_hints(cls)
+    hints = _hints(cls)  # type: ignore[arg-type]
     names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
     expected = {*names, "kind"} if hasattr(cls, "kind") else set(names)
     if unknown := sorted(value.keys() - expected):
@@ -101,6 +88,12 @@ def from_json(cls: type[Record], value: object, where: str) -> Record:
         return cls(**fields)
     except ValueError as e:
         raise FormatError(f"{where}: {_one_line(e)}") from e
+
+
+@functools.cache
+def _hints(cls: type) -> Mapping[str, Any]:
+    # Annotations are text, and evaluating those of one manifest takes longer than all the rest of reading it.
+    return types.MappingProxyType(get_type_hints(cls))
 
 
 def _typed(hint: Any, value: Any, where: str) -> Any:

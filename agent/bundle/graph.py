@@ -73,8 +73,10 @@ class Graph:
     device_index: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if not 1 <= len(self.nodes) <= MAX_NODES:
-            raise EndlessDataError(f"a graph has 1 to {MAX_NODES} nodes, not {len(self.nodes)}")
+        if not self.nodes:
+            raise FormatError("a graph has nodes, and this one none")
+        if len(self.nodes) > MAX_NODES:
+            raise EndlessDataError(f"a graph has at most {MAX_NODES} nodes, not {len(self.nodes)}")
         self._check_nodes()
         self._check_tables()
         self._check_storage()

@@ -288,9 +288,9 @@ class Manifest:
         """
         if len(raw) > MAX_MANIFEST_BYTES:
             raise EndlessDataError(f"a manifest has at most {MAX_MANIFEST_BYTES} bytes, this one {len(raw)}")
-        manifest = canonical_json.from_json(cls, canonical_json.decode(raw, "manifest.json"), "manifest")
+        manifest = canonical_json.from_json(cls, canonical_json.parse(raw, "manifest.json"), "manifest")
         if manifest.to_bytes() != raw:
-            raise FormatError("manifest.json is not in its one encoding")
+            raise FormatError("manifest.json is not in its one encoding: keys sorted, no spaces, ASCII")
         return manifest
 
 

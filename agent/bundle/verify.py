@@ -189,7 +189,7 @@ def _same_names(where: str, listed: AbstractSet[str], present: AbstractSet[str])
 def _read_through(fd: int, checked: _Checked, files: Mapping[str, int]) -> str:
     """Read the whole file once, from start to end; check and hash all of it, copy what ``files`` asks for."""
     whole = hashlib.sha256()
-    buffer = memoryview(bytearray(CHUNK_BYTES))
+    buffer = memoryview(bytearray(min(CHUNK_BYTES, max(member.size for member in checked.members))))
     for member in checked.members:
         # What was read before decides what must stand here now; nothing is parsed a second time.
         _expect(fd, member.offset - BLOCK_BYTES, encode_header(member.name, member.size), whole)

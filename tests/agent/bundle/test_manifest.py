@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError, replace
+from typing import Any
+
+import pytest
+
+from agent.bundle.manifest import Detect, Manifest, Postprocess, Preprocess, Softmax, TopK
+from agent.bundle.tensor_spec import TensorSpec
+from agent.errors import EndlessDataError, FormatError
+
+
+def encode(document: Any) -> bytes:
+    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+
+
+def encode_reversed(raw: bytes) -> bytes:
+    document = json.loads(raw)
+    return json.dumps(dict(reversed(document.items())), separators=(",", ":")).encode()
+
+
+def test_manifest_survives_the_round_trip(kit: Any) -> None:
+    manifest = kit.manifest()
+    assert Manifest.from_bytes(manifest.to_bytes()) == manifest
+    assert manifest.has_labels
+
+
+def test_detection_steps_survive_the_round_trip(kit: Any) -> None:
+    outputs = (TensorSpec("boxes", "FP32", (1, 9, 4)), TensorSpec("scores", "FP32", (1, 9, 2)))
+    steps = (Softmax("scores", 2), Detect("boxes", "scores", 0.5, 0.3, 100, "corners", True, True))
+    manifest = kit.manifest(outputs=outputs, postprocess=Postprocess(steps), preprocess=None)
+    assert Manifest.from_bytes(manifest.to_bytes()).postprocess == Postprocess(steps)
+
+
+def test_whole_numbers_are_written_as_fractions_where_fractions_are_declared(kit: Any) -> None:
+    preprocess = replace(kit.manifest().preprocess, scale=1, mean=(0, 0, 0), std=(1, 1, 1))
+    raw = kit.manifest(preprocess=preprocess).to_bytes()
+    assert b'"scale":1.0' in raw
+    assert Manifest.from_bytes(raw).preprocess == preprocess
+
+
+def test_manifest_cannot_be_changed(kit: Any) -> None:
+    manifest = kit.manifest()
+    with pytest.raises(FrozenInstanceError):
+        manifest.name = "other"
+    with pytest.raises(TypeError):
+        manifest.files["mod.so"] = None
+
+
+def _set(*path: Any, to: Any) -> Callable[[Any], None]:
+    def change(document: Any) -> None:
+        for key in path[:-1]:
+            document = document[key]
+        document[path[-1]] = to
+
+    return change
+
+
+def _drop(*path: Any) -> Callable[[Any], None]:
+    def change(document: Any) -> None:
+        for key in path[:-1]:
+            document = document[key]
+        del document[path[-1]]
+
+    return change
+
+
+BAD: dict[str, Callable[[Any], None]] = {
+    "unknown key": _set("extra", to=1),
+    "unknown nested key": _set("target", "extra", to=1),
+    "missing key": _drop("version"),
+    "missing nested key": _drop("runtime", "abi"),
+    "missing nullable key": _drop("preprocess"),
+    "future format": _set("format", to=2),
+    "format as boolean": _set("format", to=True),
+    "counter as string": _set("security_counter", to="7"),
+    "counter as fraction": _set("security_counter", to=7.0),
+    "counter negative": _set("security_counter", to=-1),
+    "counter beyond 64 bits": _set("security_counter", to=1 << 63),
+    "name with a slash": _set("name", to="../pets"),
+    "name with upper case": _set("name", to="Pets"),
+    "name too long": _set("name", to="p" * 65),
+    "name with a newline": _set("name", to="pets\n"),
+    "name null": _set("name", to=None),
+    "version not semantic": _set("version", to="1.2"),
+    "version with a leading zero": _set("version", to="01.2.3"),
+    "version in other digits": _set("version", to="1.2.٣"),
+    "compatible empty": _set("compatible", to=[]),
+    "compatible no list": _set("compatible", to="linux-x86_64"),
+    "compatible with a space": _set("compatible", to=["linux x86"]),
+    "features not sorted": _set("target", "features", to=["crc32", "asimd"]),
+    "features twice": _set("target", "features", to=["asimd", "asimd"]),
+    "executor unknown": _set("runtime", "executor", to="vm"),
+    "glibc no version": _set("runtime", "glibc", to="2"),
+    "inputs empty": _set("inputs", to=[]),
+    "inputs twice": lambda d: d["inputs"].append(d["inputs"][0]),
+    "input of bytes": _set("inputs", 0, "datatype", to="BYTES"),
+    "shape negative": _set("inputs", 0, "shape", 0, to=-1),
+    "shape of fractions": _set("inputs", 0, "shape", 0, to=1.0),
+    "shape enormous": _set("inputs", 0, "shape", to=[1 << 40]),
+    "preprocess of no input": _set("preprocess", "input", to="sound"),
+    "preprocess std zero": _set("preprocess", "std", to=[0.0]),
+    "preprocess two means": _set("preprocess", "mean", to=[0.5, 0.5]),
+    "preprocess resize of three": _set("preprocess", "resize", to=[2, 2, 2]),
+    "preprocess resize enormous": _set("preprocess", "resize", to=[2, 1 << 20]),
+    "preprocess scale an integer": _set("preprocess", "scale", to=1),
+    "postprocess of no output": _set("postprocess", "steps", 0, "output", to="image"),
+    "postprocess of no kind": _set("postprocess", "steps", 0, "kind", to="shell"),
+    "postprocess without kind": _drop("postprocess", "steps", 0, "kind"),
+    "postprocess empty": _set("postprocess", "steps", to=[]),
+    "tolerance negative": _set("samples", "rtol", to=-1.0),
+    "digest in upper case": _set("files", "mod.so", "sha256", to="A" * 64),
+    "digest short": _set("files", "mod.so", "sha256", to="a" * 63),
+    "size negative": _set("files", "mod.so", "size", to=-1),
+    "size over the member's limit": _set("files", "mod.so", "size", to=1 << 30),
+    "file of no member": _set("files", "../mod.so", to={"sha256": "a" * 64, "size": 1}),
+    "file of itself": _set("files", "manifest.json", to={"sha256": "a" * 64, "size": 1}),
+    "file missing": _drop("files", "mod.so"),
+    "samples missing": _drop("files", "samples/inputs.params"),
+    "provenance without source": _set("provenance", "source_sha256", to=None),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_manifest_that_is_not_exactly_right_is_refused(kit: Any, name: str) -> None:
+    document = json.loads(kit.manifest().to_bytes())
+    assert encode(document) == kit.manifest().to_bytes()
+    BAD[name](document)
+    with pytest.raises(FormatError):
+        Manifest.from_bytes(encode(document))
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    {
+        "space": lambda raw: raw.replace(b":", b": ", 1),
+        "newline at the end": lambda raw: raw + b"\n",
+        "duplicate key": lambda raw: raw.replace(b'{"', b'{"name":"other","', 1),
+        "same key twice": lambda raw: raw.replace(b'"name":"pets"', b'"name":"pets","name":"pets"'),
+        "escaped letter": lambda raw: raw.replace(b'"pets"', b'"\\u0070ets"'),
+        "other order": encode_reversed,
+        "exponent": lambda raw: raw.replace(b'"rtol":0.0001', b'"rtol":1e-4'),
+        "trailing zero": lambda raw: raw.replace(b'"rtol":0.0001', b'"rtol":0.00010'),
+        "minus zero": lambda raw: raw.replace(b'"security_counter":7', b'"security_counter":-0'),
+        "not a number": lambda raw: raw.replace(b'"rtol":0.0001', b'"rtol":NaN'),
+        "infinity": lambda raw: raw.replace(b'"rtol":0.0001', b'"rtol":1e999'),
+        "byte order mark": lambda raw: b"\xef\xbb\xbf" + raw,
+        "UTF-16": lambda raw: raw.decode().encode("utf-16"),
+        "raw UTF-8": lambda raw: raw.replace(b"edgebundle 0", "édgebundle 0".encode()),
+        "more digits than Python takes": lambda raw: raw.replace(b'"size":', b'"size":' + b"9" * 5000, 1),
+        "second document": lambda raw: raw + raw,
+        "empty": lambda _: b"",
+        "array": lambda _: b"[]",
+        "deep": lambda _: b"[" * 200_000,
+    }.items(),
+)
+def test_manifest_in_another_encoding_is_refused(
+    kit: Any, name: str, change: Callable[[bytes], bytes]
+) -> None:
+    raw = kit.manifest().to_bytes()
+    changed = change(raw)
+    assert changed != raw
+    with pytest.raises(FormatError):
+        Manifest.from_bytes(changed)
+
+
+def test_manifest_over_the_limit_is_refused_before_it_is_parsed() -> None:
+    with pytest.raises(EndlessDataError):
+        Manifest.from_bytes(b"[" * (512 * 1024 + 1))
+
+
+def test_message_names_the_place_and_both_sides(kit: Any) -> None:
+    document = json.loads(kit.manifest().to_bytes())
+    document["target"]["cpu"] = 5
+    with pytest.raises(FormatError, match=r"manifest\.target\.cpu is 5, expected a string"):
+        Manifest.from_bytes(encode(document))
+
+
+def test_incomplete_manifest_is_not_written(kit: Any) -> None:
+    with pytest.raises(FormatError, match=r"mod\.json"):
+        kit.manifest(files={}).to_bytes()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Preprocess("x", "RGBA", None, "stretch", "bilinear", None, 1.0, (0.0,), (1.0,), "NCHW"),
+        lambda: Preprocess("x", "RGB", None, "fill", "bilinear", None, 1.0, (0.0,), (1.0,), "NCHW"),
+        lambda: Preprocess("x", "RGB", None, "stretch", "lanczos", None, 1.0, (0.0,), (1.0,), "NCHW"),
+        lambda: Preprocess("x", "RGB", None, "stretch", "bilinear", (0, 1), 1.0, (0.0,), (1.0,), "NCHW"),
+        lambda: Preprocess(
+            "x", "RGB", None, "stretch", "bilinear", None, float("inf"), (0.0,), (1.0,), "NCHW"
+        ),
+        lambda: Preprocess("x", "GRAY", None, "stretch", "bilinear", None, 1.0, (0.0,) * 3, (1.0,), "NCHW"),
+        lambda: Preprocess("x", "RGB", None, "stretch", "bilinear", None, 1.0, (0.0,), (1.0,), "CHW"),
+        lambda: TopK("y", 0),
+        lambda: Softmax("y", 16),
+        lambda: Detect("b", "s", 1.5, 0.5, 10, "corners", True),
+        lambda: Detect("b", "s", 0.5, 0.5, 0, "corners", True),
+        lambda: Detect("b", "s", 0.5, 0.5, 10, "polar", True),
+    ],
+)
+def test_processing_out_of_range_is_refused(make: Callable[[], object]) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        make()
