@@ -7,6 +7,7 @@ Leaves the checking to ``agent.bundle.verify``.
 from __future__ import annotations
 
 import os
+import textwrap
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,8 @@ from agent.bundle.tensor_spec import TensorSpec
 from agent.bundle.verify import verify
 from agent.errors import BundleError, FormatError
 from builder.errors import PackageError
+
+WIDTH = 100  # characters of a line: a terminal on half a screen; a digest is never broken
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ class Report:
         width = max(len(name) for name in self.members)
         return [
             f"{manifest.name} {manifest.version}",
-            *(f"  {name:<10}  {value}" for name, value in rows),
+            *(line for name, value in rows for line in _row(name, value)),
             "members",
             *(f"  {name:<{width}}  {_size(size):>10}" for name, size in self.members.items()),
         ]
@@ -129,6 +132,17 @@ def inspect_bundle(path: str | os.PathLike[str], keyring: Keyring | None = None)
         os.close(fd)
     sizes = {name: member.size for name, member in index.items()}
     return Report(manifest, sizes, archive.SIGNATURE in index, key_id, digest, refusal)
+
+
+def _row(name: str, value: str) -> list[str]:
+    return textwrap.wrap(
+        value,
+        WIDTH,
+        initial_indent=f"  {name:<10}  ",
+        subsequent_indent=" " * 14,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _tensor(spec: TensorSpec) -> str:
