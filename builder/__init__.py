@@ -1,1 +1,58 @@
-"""The workstation side of edgebundle: import, compile, tune and sign models."""
+"""The workstation side of edgebundle: import, compile, tune and sign models.
+
+What ``tvmc.load``, ``compile`` and ``run`` gave from Python::
+
+    from builder import load, compile, run
+
+    model = load("resnet50-v2-7.onnx")
+    package = compile(model, target="host", preprocess="imagenet", postprocess="softmax,top5")
+    package.save("resnet50.bundle")
+    result = run(package, "cat.jpg", benchmark=True)
+    print(result.times, result.get_output("output_0"))
+
+Names are loaded when they are first used: a program that only verifies a bundle never loads a compiler.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from builder.compilation import Identity, compile
+    from builder.importer import ImportedModel, load
+    from builder.local_run import RunResult, profile, run
+    from builder.package import Package
+    from builder.target import DeviceTarget, resolve
+
+_HOME = {
+    "DeviceTarget": "builder.target",
+    "Identity": "builder.compilation",
+    "ImportedModel": "builder.importer",
+    "Package": "builder.package",
+    "RunResult": "builder.local_run",
+    "compile": "builder.compilation",
+    "load": "builder.importer",
+    "profile": "builder.local_run",
+    "resolve": "builder.target",
+    "run": "builder.local_run",
+}
+
+__all__ = [
+    "DeviceTarget",
+    "Identity",
+    "ImportedModel",
+    "Package",
+    "RunResult",
+    "compile",
+    "load",
+    "profile",
+    "resolve",
+    "run",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'builder' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)

@@ -12,7 +12,7 @@ transforms); their results are pinned, like the parameters themselves.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -55,7 +55,12 @@ class GeneratedGraph:
     arena_bytes: int
 
 
-def generate(main: relax.Function, input_names: Sequence[str], output_names: Sequence[str]) -> GeneratedGraph:
+def generate(
+    main: relax.Function,
+    input_names: Sequence[str],
+    output_names: Sequence[str],
+    flops: Mapping[str, float] | None = None,
+) -> GeneratedGraph:
     """Generate the graph of a lowered function.
 
     Parameters
@@ -64,13 +69,15 @@ def generate(main: relax.Function, input_names: Sequence[str], output_names: Seq
         The function that `builder.lower.lower` returns.
     input_names, output_names
         The model's own names, in order.
+    flops
+        Floating-point operations of one call, by kernel; written beside each call, where a profile reads it.
 
     Raises
     ------
     UnsupportedOperatorError
         The function has something other than calls of kernels: control flow, dynamic shapes, library calls.
     """
-    walk = _Walk()
+    walk = _Walk(flops or {})
     for param, name in zip(main.params, input_names, strict=True):
         walk.add_input(param, name)
     body = main.body
@@ -88,6 +95,7 @@ def generate(main: relax.Function, input_names: Sequence[str], output_names: Seq
 class _Walk:
     """State of one walk over a function; entries are numbered as the graph numbers them."""
 
+    flops: Mapping[str, float]
     nodes: list[Node] = field(default_factory=list)
     specs: list[TensorSpec] = field(default_factory=list)
     first_entry: list[int] = field(default_factory=list)
@@ -155,7 +163,8 @@ class _Walk:
         name = f"{kernel}_{len(self.nodes)}"
         types = call.ty.fields if isinstance(call.ty, tvm.ir.TupleType) else [call.ty]
         specs = tuple(_spec(ty, f"{name}:{i}") for i, ty in enumerate(types))
-        return self._append(Node.call(name, kernel, inputs, len(specs)), specs)
+        attrs = {"flops": f"{self.flops[kernel]:.0f}"} if kernel in self.flops else {}
+        return self._append(Node.call(name, kernel, inputs, len(specs), **attrs), specs)
 
     def _param(self, constant: tvm.ir.GenericConst) -> NodeEntry:
         data = np.ascontiguousarray(constant.value.numpy())

@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 import tvm
+from tvm.s_tir.analysis import estimate_tir_flops
 
 from builder.errors import BuildError
 from builder.target import DeviceTarget
@@ -41,3 +42,11 @@ def compile_object(kernels: tvm.IRModule, target: DeviceTarget) -> bytes:
     except (RuntimeError, ValueError, TypeError, tvm.error.InternalError) as e:
         reason = str(e).strip().splitlines()[-1][:300]
         raise BuildError(f"code generation for {target.cpu} failed: {reason}") from e
+
+
+def count_flops(kernels: tvm.IRModule) -> dict[str, float]:
+    """Floating-point operations of one call of each kernel, by TVM's estimate; a multiply-add is two."""
+    return {
+        var.name_hint: float(estimate_tir_flops(tvm.IRModule({"main": kernel})))
+        for var, kernel in kernels.functions.items()
+    }

@@ -30,7 +30,7 @@ from builder.errors import ModelError
 from builder.execute import execute
 from builder.graph_codegen import generate
 from builder.importer import ImportedModel, import_onnx
-from builder.kernel_object import compile_object
+from builder.kernel_object import compile_object, count_flops
 from builder.link.linker import describe, link
 from builder.lower import lower
 from builder.package import Package, digests
@@ -124,7 +124,8 @@ def compile(
 
     progress(f"lowering for {device.name} ({device.cpu})")
     lowered = lower(model.mod, device)
-    graph = generate(lowered.main, [s.name for s in model.inputs], [s.name for s in model.outputs])
+    names = [s.name for s in model.inputs], [s.name for s in model.outputs]
+    graph = generate(lowered.main, *names, count_flops(lowered.kernels))
     progress(f"generating code for {len(lowered.kernels.functions)} kernels")
     code = link(compile_object(lowered.kernels, device), device)
     params = dump_params((spec, np.ascontiguousarray(data).data) for spec, data in graph.params)

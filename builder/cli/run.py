@@ -1,0 +1,142 @@
+"""The verbs ``run`` and ``profile``: a bundle on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING
+
+from builder.cli import Parser, SubParsers
+
+if TYPE_CHECKING:
+    from builder.local_run import RunResult
+
+RUN_EXAMPLES = """examples:
+  edgebundle run resnet50.bundle --inputs cat.npz --outputs out.npz --print-time --repeat 100
+  edgebundle run resnet50.bundle --inputs cat.jpg
+  edgebundle run model.bundle --fill-mode ones --print-top 5
+"""
+
+
+def add_parsers(subparsers: SubParsers) -> None:
+    """Add the verbs."""
+    parser = subparsers.add_parser(
+        "run",
+        help="run a bundle on this machine",
+        description="Run a bundle that was compiled for this machine. It is not verified: it is yours.",
+        epilog=RUN_EXAMPLES,
+    )
+    parser.add_argument("bundle", metavar="FILE", help="the bundle")
+    parser.add_argument("--device", default="cpu", choices=["cpu"], help="default: %(default)s")
+    parser.add_argument(
+        "-i", "--inputs", metavar="FILE", help="arrays in an .npz file, or a JPEG or PNG picture"
+    )
+    parser.add_argument("-o", "--outputs", metavar="NPZ", help="where output_0, output_1, ... go")
+    parser.add_argument(
+        "--fill-mode",
+        choices=["zeros", "ones", "random"],
+        default="random",
+        help="what inputs that are not given are filled with (default: %(default)s)",
+    )
+    parser.add_argument("--print-time", action="store_true", help="time it and print the summary")
+    parser.add_argument("--print-top", type=int, metavar="N", help="print the N largest values of output_0")
+    parser.add_argument("--profile", action="store_true", help="time each kernel too")
+    parser.add_argument("--repeat", type=int, default=1, metavar="N", help="times measured (default: 1)")
+    parser.add_argument(
+        "--number", type=int, default=1, metavar="N", help="runs a time is the mean of (default: 1)"
+    )
+    parser.add_argument(
+        "--min-repeat-ms", type=float, default=0, metavar="MS", help="least duration of one time"
+    )
+    parser.add_argument("--end-to-end", action="store_true", help="time copying inputs and outputs as well")
+    _add_common(parser)
+    parser.set_defaults(handler=_run)
+
+    parser = subparsers.add_parser(
+        "profile",
+        help="show where a bundle's time goes, kernel by kernel",
+        description="Time each kernel of a bundle on this machine: a row a kernel.",
+        epilog="example:\n  edgebundle profile resnet50.bundle --number 50",
+    )
+    parser.add_argument("bundle", metavar="FILE", help="the bundle")
+    parser.add_argument("--number", type=int, default=10, metavar="N", help="runs averaged (default: 10)")
+    _add_common(parser)
+    parser.set_defaults(handler=_profile)
+
+
+def _add_common(parser: Parser) -> None:
+    parser.add_argument("--threads", type=int, metavar="N", help="kernel threads (default: all CPUs)")
+    parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
+
+
+def _run(args: argparse.Namespace) -> int:
+    from builder.local_run import profile, run
+    from builder.package import Package
+
+    package = Package.load(args.bundle)
+    result = run(
+        package,
+        args.inputs,
+        fill_mode=args.fill_mode,
+        benchmark=args.print_time,
+        repeat=args.repeat,
+        number=args.number,
+        min_repeat_ms=args.min_repeat_ms,
+        end_to_end=args.end_to_end,
+        threads=args.threads,
+    )
+    if args.outputs:
+        result.save(args.outputs)
+    if args.json:
+        print(json.dumps(_document(result)))
+        return 0
+    if result.answers is not None:
+        _print_answers(result)
+    if args.print_top:
+        import numpy as np
+
+        flat = np.ravel(result.get_output("output_0"))
+        best = np.argsort(flat, kind="stable")[::-1][: args.print_top]
+        print(np.array([best, flat[best]]))
+    if args.profile:
+        print(profile(package, threads=args.threads))
+    if result.times is not None:
+        print(result.times)
+    return 0
+
+
+def _print_answers(result: RunResult) -> None:
+    answers = result.answers or {}
+    labels, scores = answers.get("labels"), answers.get("scores")
+    for i, score in enumerate(scores if scores is not None else ()):
+        if labels is not None:
+            print(f"{float(score):8.4f}  {bytes(labels[i]).decode()}")
+        elif "boxes" in answers:
+            box = ", ".join(f"{v:.0f}" for v in answers["boxes"][i])
+            print(f"{float(score):8.4f}  [{box}]")
+        elif "indices" in answers:
+            print(f"{float(score):8.4f}  class {int(answers['indices'][i])}")
+
+
+def _document(result: RunResult) -> dict[str, object]:
+    document: dict[str, object] = {
+        "outputs": {
+            name: {"shape": list(a.shape), "dtype": str(a.dtype)} for name, a in result.outputs.items()
+        }
+    }
+    if result.answers is not None:
+        document["answers"] = {
+            name: [bytes(v).decode() for v in value] if isinstance(value, tuple) else value.tolist()
+            for name, value in result.answers.items()
+        }
+    if result.times is not None:
+        document["times_s"] = {k: getattr(result.times, k) for k in ("mean", "median", "max", "min", "std")}
+    return document
+
+
+def _profile(args: argparse.Namespace) -> int:
+    from builder.local_run import profile
+
+    report = profile(args.bundle, number=args.number, threads=args.threads)
+    print(report.json() if args.json else report.table())
+    return 0
