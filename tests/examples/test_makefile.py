@@ -1,0 +1,92 @@
+"""The way in: what ``make`` says before anything is installed."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TARGETS = {"help", "demo", "test", "test-arm", "lint", "bench", "deb", "install", "clean"}
+# What the recipes need beside Python.
+TOOLS = ("sh", "make", "sed", "expand", "echo", "test", "touch", "id")
+
+
+def make(folder: Path, *arguments: str, tools: Path) -> "subprocess.CompletedProcess[str]":
+    shutil.copy(ROOT / "Makefile", folder)
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    environment = {"PATH": str(tools), "HOME": str(folder)}
+    return subprocess.run(
+        [str(tools / "make"), *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.fixture
+def tools(tmp_path: Path) -> Path:
+    """A PATH without any Python."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for tool in TOOLS:
+        found = shutil.which(tool)
+        assert found, tool
+        (folder / tool).symlink_to(found)
+    return folder
+
+
+def put(tools: Path, name: str, script: str) -> None:
+    (tools / name).write_text(f"#!/bin/sh\n{script}\n")
+    (tools / name).chmod(0o755)
+
+
+def test_make_alone_lists_the_targets(tmp_path: Path, tools: Path) -> None:
+    done = make(tmp_path, tools=tools)
+    assert (done.returncode, done.stderr) == (0, "")
+    first, *lines = done.stdout.splitlines()
+    assert first == "usage: make TARGET"
+    assert {line.split()[0] for line in lines} == TARGETS
+    assert all(len(line) < 110 for line in lines)
+
+
+@pytest.mark.parametrize("target", ["demo", "test", "lint"])
+def test_missing_python_is_one_clear_line(tmp_path: Path, tools: Path, target: str) -> None:
+    done = make(tmp_path, target, tools=tools)
+    assert done.returncode == 2
+    first = done.stderr.splitlines()[0]
+    assert first.startswith("make: Python 3.11 or newer is needed and was not found")
+    assert not (tmp_path / ".venv").exists()
+
+
+def test_older_python_is_passed_over_for_a_newer_one(tmp_path: Path, tools: Path) -> None:
+    put(tools, "python3", "exit 1")  # as 3.9 answers the question for its version
+    put(tools, "python3.12", 'case "$*" in *venv\\ .venv*) echo "used $0" >&2; exit 3;; esac; exit 0')
+    done = make(tmp_path, "install", tools=tools)
+    assert f"used {tools / 'python3.12'}" in done.stderr
+    assert done.returncode == 2
+
+
+def test_python_without_venv_says_which_package_has_it(tmp_path: Path, tools: Path) -> None:
+    put(tools, "python3", 'case "$*" in *ensurepip*) exit 1;; esac; exit 0')
+    done = make(tmp_path, "install", tools=tools)
+    assert done.returncode == 2
+    assert "apt-get install python3-venv" in done.stderr.splitlines()[0]
+
+
+def test_packages_are_installed_again_when_what_is_asked_for_changed(tmp_path: Path, tools: Path) -> None:
+    put(tools, "python3", "exit 0")
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    put(tmp_path / ".venv" / "bin", "python", f'echo "$@" >> {tmp_path}/pip.log')
+    assert make(tmp_path, "install", tools=tools).returncode == 0
+    os.utime(tmp_path / ".venv" / ".installed")
+    assert (
+        make(tmp_path, "--question", "install", tools=tools).returncode == 1
+    )  # the copy of pyproject is newer
+    said = (tmp_path / "pip.log").read_text()
+    assert "-m pip install" in said
+    assert ".[builder,demo,dev]" in said
