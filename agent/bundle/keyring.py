@@ -6,6 +6,7 @@ Promises that every key is a P-256 public key. Leaves who may write into the fol
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -159,7 +160,8 @@ def _load(path: Path) -> ec.EllipticCurvePublicKey:
 
 
 def _revoked(path: Path) -> frozenset[str]:
-    if not path.exists():
+    # A link to nowhere is a list that got lost, not one that was never there.
+    if not os.path.lexists(path):
         return frozenset()
     try:
         return parse_revoked(_read(path, MAX_REVOKED_FILE_BYTES))

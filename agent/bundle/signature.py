@@ -202,7 +202,9 @@ def _resources(statement: object) -> Mapping[str, str]:
     predicate, root = _predicate(statement)
     serialization = dict(_object(predicate["serialization"]))
     ignored = serialization.pop("ignore_paths", [])
-    if serialization != {"method": "files", "hash_type": "sha256", "allow_symlinks": False}:
+    # False is False: 0 and 0.0 are equal to it, and another encoding.
+    links = serialization.pop("allow_symlinks", None)
+    if serialization != {"method": "files", "hash_type": "sha256"} or links is not False:
         raise FormatError(
             f"the signature is over {serialization!s:.120}, expected files, sha256 and no links"
         )

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+
+from agent.bundle.keyring import Keyring, TrustedKey, key_id, parse_revoked
+from agent.errors import ConfigError
+
+
+def pem(key: ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey | rsa.RSAPrivateKey) -> bytes:
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    return key.public_key().public_bytes(serialization.Encoding.PEM, form)
+
+
+@pytest.fixture
+def key() -> ec.EllipticCurvePrivateKey:
+    return ec.derive_private_key(42, ec.SECP256R1())
+
+
+def test_key_id_is_what_openssl_and_sha256sum_give(key: ec.EllipticCurvePrivateKey, tmp_path: Path) -> None:
+    (tmp_path / "a.pub").write_bytes(pem(key))
+    command = ["openssl", "pkey", "-pubin", "-in", tmp_path / "a.pub", "-outform", "DER"]
+    der = subprocess.run(command, capture_output=True, check=True).stdout
+    assert key_id(key.public_key()) == hashlib.sha256(der).hexdigest()
+
+
+def test_folder_gives_its_keys_and_what_was_revoked(key: ec.EllipticCurvePrivateKey, tmp_path: Path) -> None:
+    other = ec.derive_private_key(43, ec.SECP256R1())
+    (tmp_path / "a.pub").write_bytes(pem(key))
+    (tmp_path / "b.pem").write_bytes(pem(other))
+    (tmp_path / "README").write_text("not a key")
+    (tmp_path / "revoked").write_text(f"# lost in March\n\n{key_id(other.public_key())}\n")
+    keyring = Keyring.from_dir(tmp_path)
+    ids = {trusted.key_id for trusted in keyring.keys.values()}
+    assert ids == {key_id(key.public_key()), key_id(other.public_key())}
+    assert keyring.revoked == {key_id(other.public_key())}
+
+
+def test_hint_is_the_digest_of_the_pem(key: ec.EllipticCurvePrivateKey) -> None:
+    assert TrustedKey.of(key.public_key()).hint == hashlib.sha256(pem(key)).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b"", "no public key"),
+        (b"-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n", "no public key"),
+        (pem(ec.derive_private_key(42, ec.SECP384R1())), "secp384r1"),
+        (pem(ed25519.Ed25519PrivateKey.from_private_bytes(bytes(32))), "Ed25519"),
+        (b"x" * 20000, "more than"),
+    ],
+)
+def test_file_without_a_p256_public_key_is_refused(raw: bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.pub"
+    path.write_bytes(raw)
+    with pytest.raises(ConfigError, match=message) as error:
+        Keyring.from_files([path])
+    assert str(path) in str(error.value)
+
+
+def test_private_key_is_no_public_key(key: ec.EllipticCurvePrivateKey, tmp_path: Path) -> None:
+    path = tmp_path / "signing.key"
+    form, plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    path.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, plain))
+    with pytest.raises(ConfigError):
+        Keyring.from_files([path])
+
+
+def test_missing_file_or_folder_or_empty_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Keyring.from_files([tmp_path / "missing.pub"])
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Keyring.from_dir(tmp_path / "missing")
+    with pytest.raises(ConfigError, match="0 keys"):
+        Keyring.from_dir(tmp_path)
+
+
+def test_unreadable_revocation_is_an_error_and_never_an_empty_list(
+    key: ec.EllipticCurvePrivateKey, tmp_path: Path
+) -> None:
+    (tmp_path / "a.pub").write_bytes(pem(key))
+    (tmp_path / "revoked").mkdir()
+    with pytest.raises(ConfigError, match="revoked"):
+        Keyring.from_dir(tmp_path)
+    (tmp_path / "revoked").rmdir()
+    (tmp_path / "revoked").symlink_to(tmp_path / "gone")
+    with pytest.raises(ConfigError, match="revoked"):
+        Keyring.from_dir(tmp_path)
+
+
+@pytest.mark.parametrize("line", ["abc", "A" * 64, "a" * 63, "a" * 65, "\xff" * 64])
+def test_revoked_line_that_is_no_key_id_is_refused(line: str) -> None:
+    with pytest.raises(ConfigError, match="line 2"):
+        parse_revoked(f"# comment\n{line}\n".encode("latin-1"))
+
+
+def test_key_on_another_curve_is_not_taken() -> None:
+    with pytest.raises(ValueError, match="secp384r1"):
+        Keyring.of([ec.derive_private_key(42, ec.SECP384R1()).public_key()])

@@ -1,0 +1,280 @@
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
+
+from agent.bundle import signature
+from agent.bundle.keyring import Keyring, key_hint, key_id
+from agent.errors import BundleError, EndlessDataError, FormatError, KeyRevokedError, SignatureError
+
+FILES = {"manifest.json": "a" * 64, "mod.so": "b" * 64, "samples/inputs.params": "c" * 64}
+ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
+
+
+def canonical(statement: Any) -> bytes:
+    return json.dumps(statement, sort_keys=True, separators=(",", ":")).encode()
+
+
+def envelope(key: ec.EllipticCurvePrivateKey, payload: bytes, *, low: bool = True) -> bytes:
+    """A signature file over any payload, as an attacker with the key, or another writer, would make it."""
+    pae = b"DSSEv1 28 application/vnd.in-toto+json %d %s" % (len(payload), payload)
+    r, s = decode_dss_signature(key.sign(pae, ec.ECDSA(hashes.SHA256())))
+    s = min(s, ORDER - s) if low else max(s, ORDER - s)
+    bundle = {
+        "mediaType": "application/vnd.dev.sigstore.bundle.v0.3+json",
+        "verificationMaterial": {"publicKey": {"hint": key_hint(key.public_key())}, "tlogEntries": []},
+        "dsseEnvelope": {
+            "payload": base64.b64encode(payload).decode(),
+            "payloadType": "application/vnd.in-toto+json",
+            "signatures": [{"sig": base64.b64encode(encode_dss_signature(r, s)).decode(), "keyid": ""}],
+        },
+    }
+    return json.dumps(bundle, separators=(",", ":")).encode()
+
+
+def payload_of(raw: bytes) -> bytes:
+    return base64.b64decode(json.loads(raw)["dsseEnvelope"]["payload"])
+
+
+def test_statement_lists_what_was_signed_and_by_whom(kit: Any) -> None:
+    statement = signature.verify(signature.sign(FILES, kit.key), kit.keyring)
+    assert statement.resources == FILES
+    assert statement.key_id == key_id(kit.key.public_key())
+
+
+def test_signing_twice_gives_the_same_bytes(kit: Any) -> None:
+    assert signature.sign(FILES, kit.key) == signature.sign(dict(reversed(FILES.items())), kit.key)
+
+
+def test_payload_is_a_model_signing_statement(kit: Any) -> None:
+    statement = json.loads(payload_of(signature.sign(FILES, kit.key, name="pets")))
+    assert statement["_type"] == "https://in-toto.io/Statement/v1"
+    assert statement["predicateType"] == "https://model_signing/signature/v1.0"
+    assert statement["subject"][0]["name"] == "pets"
+    assert [resource["name"] for resource in statement["predicate"]["resources"]] == sorted(FILES)
+
+
+def test_unknown_key_is_refused(kit: Any) -> None:
+    stranger = ec.derive_private_key(99, ec.SECP256R1())
+    with pytest.raises(SignatureError, match="not trusted") as error:
+        signature.verify(signature.sign(FILES, stranger), kit.keyring)
+    assert error.value.hint is not None
+    assert error.value.code == "ERR_ARBITRARY_SOFTWARE"
+
+
+def test_strangers_signature_under_a_trusted_hint_is_refused(kit: Any) -> None:
+    stranger = ec.derive_private_key(99, ec.SECP256R1())
+    raw = signature.sign(FILES, stranger)
+    hint, own = key_hint(stranger.public_key()).encode(), key_hint(kit.key.public_key()).encode()
+    with pytest.raises(SignatureError, match="does not hold"):
+        signature.verify(raw.replace(hint, own), kit.keyring)
+
+
+def test_revoked_key_is_refused_as_revoked(kit: Any) -> None:
+    revoked = Keyring.of([kit.key.public_key()], [key_id(kit.key.public_key())])
+    with pytest.raises(KeyRevokedError) as error:
+        signature.verify(signature.sign(FILES, kit.key), revoked)
+    assert error.value.code == "ERR_KEY_REVOKED"
+
+
+def test_the_other_of_two_valid_signatures_is_refused(kit: Any) -> None:
+    raw = signature.sign(FILES, kit.key)
+    sig = base64.b64decode(json.loads(raw)["dsseEnvelope"]["signatures"][0]["sig"])
+    r, s = decode_dss_signature(sig)
+    assert s <= ORDER // 2
+    other = raw.replace(base64.b64encode(sig), base64.b64encode(encode_dss_signature(r, ORDER - s)))
+    assert other != raw
+    with pytest.raises(FormatError, match="lower"):
+        signature.verify(other, kit.keyring)
+
+
+def _sig_bits(raw: bytes) -> bytes:
+    """The same DER under another base64: the unused bits of its last character set."""
+    alphabet = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+    at = raw.rindex(b'","keyid"')
+    end = at - (len(raw[:at]) - len(raw[:at].rstrip(b"=")))
+    assert end < at, "the test's key must give a signature whose base64 is padded"
+    return raw[: end - 1] + alphabet[alphabet.index(raw[end - 1]) ^ 1 :][:1] + raw[end:]
+
+
+def _long_der(raw: bytes) -> bytes:
+    old = json.loads(raw)["dsseEnvelope"]["signatures"][0]["sig"].encode()
+    der = base64.b64decode(old)
+    return raw.replace(old, base64.b64encode(der[:1] + b"\x81" + der[1:]))
+
+
+def _reordered(raw: bytes) -> bytes:
+    bundle = json.loads(raw)
+    return json.dumps(dict(reversed(bundle.items())), separators=(",", ":")).encode()
+
+
+def _second_signature(raw: bytes) -> bytes:
+    bundle = json.loads(raw)
+    bundle["dsseEnvelope"]["signatures"] *= 2
+    return json.dumps(bundle, separators=(",", ":")).encode()
+
+
+def _hint(raw: bytes) -> bytes:
+    return json.loads(raw)["verificationMaterial"]["publicKey"]["hint"].encode()
+
+
+LOOSE: dict[str, Callable[[bytes], bytes]] = {
+    "space": lambda raw: raw.replace(b":", b": ", 1),
+    "newline at the end": lambda raw: raw + b"\n",
+    "newline before": lambda raw: b"\n" + raw,
+    "duplicate key": lambda raw: raw.replace(b'"keyid":""', b'"keyid":"","keyid":""'),
+    "duplicate payload, the second ours": lambda raw: raw.replace(
+        b'"payload":', b'"payload":"e30=","payload":', 1
+    ),
+    "unknown key": lambda raw: raw.replace(b'"keyid":""', b'"keyid":"","x":1'),
+    "key id": lambda raw: raw.replace(b'"keyid":""', b'"keyid":"k"'),
+    "escape": lambda raw: raw.replace(b"application", b"\\u0061pplication", 1),
+    "other order": _reordered,
+    "two signatures": _second_signature,
+    "media type": lambda raw: raw.replace(b"v0.3", b"v0.2"),
+    "payload type": lambda raw: raw.replace(b"in-toto+json", b"in-toto+yaml"),
+    "log entry": lambda raw: raw.replace(b'"tlogEntries":[]', b'"tlogEntries":[1]'),
+    "newline in base64": lambda raw: raw.replace(b'"payload":"', b'"payload":"\\n', 1),
+    "space in base64": lambda raw: raw.replace(b'"payload":"', b'"payload":" ', 1),
+    "base64 without padding": lambda raw: raw.replace(b'="', b'"'),
+    "bits behind base64": _sig_bits,
+    "URL's base64": lambda raw: raw.replace(b"/", b"_").replace(b"+", b"-"),
+    "DER with a long length": _long_der,
+    "hint in upper case": lambda raw: raw.replace(_hint(raw), _hint(raw).upper()),
+    "no hint": lambda raw: raw.replace(b'"' + _hint(raw) + b'"', b"null"),
+    "UTF-16": lambda raw: raw.decode().encode("utf-16"),
+    "byte order mark": lambda raw: b"\xef\xbb\xbf" + raw,
+    "deep": lambda _: b"[" * 60000,
+    "number": lambda _: b"1",
+    "array": lambda _: b"[]",
+    "empty": lambda _: b"",
+}
+
+
+@pytest.mark.parametrize("name", LOOSE)
+def test_envelope_in_another_encoding_is_refused(kit: Any, name: str) -> None:
+    # Looked for once: a subject whose signature's and payload's base64 are padded, for the cases about padding.
+    raw = next(
+        raw
+        for raw in (signature.sign(FILES, kit.key, name=f"pets-{i}") for i in range(64))
+        if b'=","keyid"' in raw and b'=","payloadType"' in raw
+    )
+    signature.verify(raw, kit.keyring)
+    changed = LOOSE[name](raw)
+    assert changed != raw
+    with pytest.raises(FormatError):
+        signature.verify(changed, kit.keyring)
+
+
+def test_signature_over_the_limit_is_refused_before_it_is_parsed(kit: Any) -> None:
+    with pytest.raises(EndlessDataError):
+        signature.verify(b"[" * 65537, kit.keyring)
+
+
+def _set(*path: Any, to: Any) -> Callable[[Any], None]:
+    def change(document: Any) -> None:
+        for key in path[:-1]:
+            document = document[key]
+        document[path[-1]] = to
+
+    return change
+
+
+SERIALIZATION = ("predicate", "serialization")
+RESOURCE = ("predicate", "resources", 0)
+BAD: dict[str, tuple[type[BundleError], Callable[[Any], None]]] = {
+    "hides the code": (SignatureError, _set(*SERIALIZATION, "ignore_paths", to=["model.sig", "mod.so"])),
+    "hides all samples": (SignatureError, _set(*SERIALIZATION, "ignore_paths", to=["samples"])),
+    "hides everything": (SignatureError, _set(*SERIALIZATION, "ignore_paths", to=["."])),
+    "hides from outside": (SignatureError, _set(*SERIALIZATION, "ignore_paths", to=["../bundle/mod.so"])),
+    "hides no string": (SignatureError, _set(*SERIALIZATION, "ignore_paths", to=[["mod.so"]])),
+    "ignores twice": (FormatError, _set(*SERIALIZATION, "ignore_paths", to=["model.sig", "model.sig"])),
+    "ignores no list": (FormatError, _set(*SERIALIZATION, "ignore_paths", to="model.sig")),
+    "shards": (FormatError, _set(*SERIALIZATION, "method", to="shards")),
+    "another hash": (FormatError, _set(*SERIALIZATION, "hash_type", to="blake2b")),
+    "links": (FormatError, _set(*SERIALIZATION, "allow_symlinks", to=True)),
+    "links as a number": (FormatError, _set(*SERIALIZATION, "allow_symlinks", to=0)),
+    "more serialization": (FormatError, _set(*SERIALIZATION, "shard_size", to=1)),
+    "serialization missing": (FormatError, _set(*SERIALIZATION, to={})),
+    "more predicate": (FormatError, _set("predicate", "x", to=1)),
+    "another predicate": (FormatError, _set("predicateType", to="https://model_signing/Digests/v0.1")),
+    "another statement": (FormatError, _set("_type", to="https://in-toto.io/Statement/v0.1")),
+    "two subjects": (FormatError, lambda d: d["subject"].append(d["subject"][0])),
+    "no subject": (FormatError, _set("subject", to=[])),
+    "another root digest": (FormatError, _set("subject", 0, "digest", "sha256", to="0" * 64)),
+    "two root digests": (FormatError, _set("subject", 0, "digest", "sha512", to="0" * 128)),
+    "no resources": (FormatError, _set("predicate", "resources", to={})),
+    "no resource at all": (EndlessDataError, _set("predicate", "resources", to=[])),
+    "resource of another hash": (FormatError, _set(*RESOURCE, "algorithm", to="sha512")),
+    "resource in upper case": (FormatError, _set(*RESOURCE, "digest", to="A" * 64)),
+    "resource of no string": (FormatError, _set(*RESOURCE, "digest", to=7)),
+    "resource outside": (FormatError, _set(*RESOURCE, "name", to="../mod.so")),
+    "resource absolute": (FormatError, _set(*RESOURCE, "name", to="/etc/passwd")),
+    "resource with more": (FormatError, _set(*RESOURCE, "x", to=1)),
+    "resource twice": (
+        FormatError,
+        lambda d: d["predicate"]["resources"].insert(0, d["predicate"]["resources"][0]),
+    ),
+    "resources not sorted": (FormatError, lambda d: d["predicate"]["resources"].reverse()),
+    "signature of itself": (FormatError, _set("predicate", "resources", 1, "name", to="model.sig")),
+    "no object": (FormatError, _set("predicate", to=[])),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize(
+    "layout", [canonical, lambda d: json.dumps(d, indent=2).encode()], ids=["ours", "theirs"]
+)
+def test_statement_that_does_not_cover_a_whole_bundle_is_refused_though_signed(
+    kit: Any, name: str, layout: Callable[[Any], bytes]
+) -> None:
+    expected, change = BAD[name]
+    statement = json.loads(payload_of(signature.sign(FILES, kit.key)))
+    signature.verify(envelope(kit.key, layout(statement)), kit.keyring)
+    change(statement)
+    with pytest.raises(expected):
+        signature.verify(envelope(kit.key, layout(statement)), kit.keyring)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda payload: payload + b"\n",
+        lambda payload: payload.replace(b'"_type":', b'"_type":"x","_type":'),
+        lambda payload: payload.replace(b",", b", ", 1),
+        lambda payload: payload.replace(b"sha256", b"sh\\u0061256", 1),
+        lambda payload: json.dumps(json.loads(payload), indent=4).encode(),
+        lambda payload: json.dumps(json.loads(payload), indent=2).encode() + b"\n",
+        lambda _: b"\xff",
+        lambda _: b"",
+    ],
+)
+def test_statement_in_another_layout_is_refused_though_signed(
+    kit: Any, change: Callable[[bytes], bytes]
+) -> None:
+    payload = payload_of(signature.sign(FILES, kit.key))
+    with pytest.raises(FormatError):
+        signature.verify(envelope(kit.key, change(payload)), kit.keyring)
+
+
+def test_reference_writers_layout_is_taken_with_either_signature(kit: Any) -> None:
+    # It signs without a rule for s, and half of what it writes has the higher one.
+    payload = json.dumps(json.loads(payload_of(signature.sign(FILES, kit.key))), indent=2).encode()
+    for low in (True, False):
+        assert signature.verify(envelope(kit.key, payload, low=low), kit.keyring).resources == FILES
+
+
+def test_key_on_another_curve_and_files_of_no_bundle_are_not_signed(kit: Any) -> None:
+    with pytest.raises(ValueError, match="secp384r1"):
+        signature.sign(FILES, ec.derive_private_key(5, ec.SECP384R1()))
+    with pytest.raises(FormatError):
+        signature.sign({"../x": "a" * 64}, kit.key)
+    with pytest.raises(ValueError, match="one file"):
+        signature.sign({}, kit.key)
