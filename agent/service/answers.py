@@ -1,0 +1,134 @@
+"""Requests that were seen before get the answer they got, and do not run again.
+
+A request is the same when topic, Response Topic, Correlation Data and the payload's SHA-256 are; another
+client's with equal Correlation Data is another request. It is remembered until its own expiry. Refusals
+that cost nothing (a full queue, an unknown model) are remembered apart, so that a storm of them pushes
+out no answer that took work.
+
+`AnswerStore` is the interface; `MemoryAnswers` forgets when the process ends. What it may hold is
+bounded, and what it dropped early is counted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+# At 16 requests a second these last the default minute; an entry without a payload takes about 1 KB.
+MAX_ANSWERS: Final = 4096
+MAX_ANSWER_BYTES: Final = 16 << 20
+MAX_REFUSALS: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class RequestKey:
+    """What makes two requests the same; a digest over its parts, each with its length in front."""
+
+    digest: bytes
+
+    @classmethod
+    def of(cls, topic: str, reply_to: str, correlation: bytes, payload: bytes) -> RequestKey:
+        """Make the key of one request."""
+        whole = hashlib.sha256()
+        for part in (topic.encode(), reply_to.encode(), correlation):
+            whole.update(len(part).to_bytes(4, "big"))
+            whole.update(part)
+        whole.update(hashlib.sha256(payload).digest())
+        return cls(whole.digest())
+
+
+@dataclass(frozen=True, slots=True)
+class FinalAnswer:
+    """An answer as it was, or will be, published.
+
+    Parameters
+    ----------
+    status, message
+        As in the user properties `__stat` and `__stMsg`.
+    content_type, payload, user
+        What the requester gets; `user` holds the other user properties.
+    """
+
+    status: int
+    message: str
+    content_type: str
+    payload: bytes
+    user: tuple[tuple[str, str], ...] = ()
+
+
+class AnswerStore(Protocol):
+    """Remembers answers until their requests expire."""
+
+    dropped: int
+
+    def get(self, key: RequestKey) -> FinalAnswer | None:
+        """Return the answer that this request got, if it is remembered."""
+
+    def put(self, key: RequestKey, answer: FinalAnswer, deadline_s: float, *, cheap: bool) -> None:
+        """Remember an answer until `deadline_s` (`time.monotonic`); a cheap one took no work."""
+
+    def close(self) -> None:
+        """Let go of files and the like."""
+
+
+class MemoryAnswers:
+    """Remembers in memory, for the life of the process."""
+
+    def __init__(self) -> None:
+        self.dropped = 0
+        self._answers = _Shelf(MAX_ANSWERS, MAX_ANSWER_BYTES)
+        self._refusals = _Shelf(MAX_REFUSALS, MAX_ANSWER_BYTES)
+
+    def get(self, key: RequestKey) -> FinalAnswer | None:
+        """Return the answer that this request got, if it is remembered."""
+        return self._answers.get(key) or self._refusals.get(key)
+
+    def put(self, key: RequestKey, answer: FinalAnswer, deadline_s: float, *, cheap: bool) -> None:
+        """Remember an answer until `deadline_s` (`time.monotonic`)."""
+        shelf = self._refusals if cheap else self._answers
+        self.dropped += shelf.put(key, answer, deadline_s)
+
+    def close(self) -> None:
+        """Forget everything."""
+        self._answers = _Shelf(MAX_ANSWERS, MAX_ANSWER_BYTES)
+        self._refusals = _Shelf(MAX_REFUSALS, MAX_ANSWER_BYTES)
+
+
+class _Shelf:
+    def __init__(self, max_entries: int, max_bytes: int) -> None:
+        self._max_entries = max_entries
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._entries: OrderedDict[RequestKey, tuple[FinalAnswer, float]] = OrderedDict()
+
+    def get(self, key: RequestKey) -> FinalAnswer | None:
+        entry = self._entries.get(key)
+        if entry is None or entry[1] < time.monotonic():
+            return None
+        return entry[0]
+
+    def put(self, key: RequestKey, answer: FinalAnswer, deadline_s: float) -> int:
+        """Remember, and return how many were dropped before their time."""
+        now_s = time.monotonic()
+        self._remove(key)
+        if len(answer.payload) > self._max_bytes:
+            return 1
+        self._entries[key] = (answer, deadline_s)
+        self._bytes += len(answer.payload)
+        dropped = 0
+        while self._entries:
+            oldest, (_, until_s) = next(iter(self._entries.items()))
+            expired = until_s < now_s
+            if not expired and len(self._entries) <= self._max_entries and self._bytes <= self._max_bytes:
+                break
+            self._remove(oldest)
+            dropped += not expired
+        return dropped
+
+    def _remove(self, key: RequestKey) -> None:
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            self._bytes -= len(entry[0].payload)

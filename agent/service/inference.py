@@ -1,0 +1,221 @@
+"""From a request that came over MQTT to its answer, and to its acknowledgement.
+
+Promises: every request that can be answered is answered; requests are answered in the order in which they
+finish and acknowledged in the order in which they came, each only when the broker has its answer; one
+that comes again gets the answer it got. Nothing from the network reaches a log without bounds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from agent.errors import DeadlineError, OverloadedError, RequestError, UnknownModelError
+from agent.mqtt.connection import Connection
+from agent.mqtt.message import Message
+from agent.mqtt.reason_codes import Reason
+from agent.mqtt.sending import CLOSED
+from agent.mqtt.topics import GroupInfer, Infer, parse_topic
+from agent.service.acknowledgement import AckOrder, Slot
+from agent.service.answers import AnswerStore, FinalAnswer
+from agent.service.metrics import UNKNOWN_MODEL, Metrics
+from agent.service.models import Models
+from agent.service.requests import (
+    MODEL_VERSION,
+    TENSOR,
+    InferRequest,
+    UnanswerableError,
+    answer_properties,
+    read_request,
+    refusal,
+)
+from agent.service.workers import Outcome
+
+_log = logging.getLogger(__name__)
+
+# What goes wrong because of what others send is logged at most so often a kind; the counters have all of it.
+_LOG_INTERVAL_S: Final = 10.0
+
+
+@dataclass(slots=True, eq=False)
+class _Exchange:
+    """A request on its way, and every delivery of it that waits for an acknowledgement."""
+
+    request: InferRequest
+    slots: list[Slot]
+
+
+class Inference:
+    """Answers requests.
+
+    Parameters
+    ----------
+    device
+        Our name in topics.
+    models
+        What runs here.
+    answers
+        What was answered before.
+    metrics
+        What is counted.
+    default_deadline_s
+        For requests without Message Expiry.
+    """
+
+    def __init__(
+        self, device: str, models: Models, answers: AnswerStore, metrics: Metrics, default_deadline_s: float
+    ) -> None:
+        self._device = device
+        self._models = models
+        self._answers = answers
+        self._metrics = metrics
+        self._default_deadline_s = default_deadline_s
+        self._connection: Connection | None = None
+        self._acks = AckOrder(self._ack)
+        self._running: dict[bytes, _Exchange] = {}
+        self._in_flight = 0
+        self._logged_s: dict[str, float] = {}
+
+    @property
+    def in_flight(self) -> int:
+        """How many requests are accepted and their answers not out."""
+        return self._in_flight
+
+    def use(self, connection: Connection) -> None:
+        """Answer over this connection; its messages are to be given to `on_message`."""
+        self._connection = connection
+
+    def on_down(self, _why: Reason) -> None:
+        """Forget the order of acknowledgement: the broker delivers again what it kept."""
+        self._acks.forget()
+
+    def on_message(self, message: Message) -> None:
+        """Take a request."""
+        slot = self._acks.arrived(message)
+        try:
+            self._take(message, slot)
+        except Exception:  # the outermost loop of a request: one bad message must not hold up all others
+            _log.exception("a fault of ours while taking a request")
+            self._metrics.count("edge_faults_total")
+            if slot is not None:
+                slot.finish()
+
+    def _take(self, message: Message, slot: Slot | None) -> None:
+        slots = [] if slot is None else [slot]
+        topic = parse_topic(message.topic)
+        if not isinstance(topic, Infer | GroupInfer) or message.retain:
+            why = "retained" if message.retain else "no_request"
+            self._unanswerable(slots, UnanswerableError(why, f"on {message.topic[:200]!r}"))
+            return
+        try:
+            request = read_request(message, topic.model, time.monotonic(), self._default_deadline_s)
+        except UnanswerableError as error:
+            self._unanswerable(slots, error)
+            return
+        key = request.key
+        exchange = _Exchange(request, slots)
+        if key is not None:
+            running = self._running.get(key.digest)
+            if running is not None:
+                self._metrics.count("edge_inference_duplicates_total")
+                running.slots += slots
+                return
+            known = self._answers.get(key)
+            self._running[key.digest] = exchange
+            if known is not None:
+                self._metrics.count("edge_inference_duplicates_total")
+                self._in_flight += 1
+                self._send(exchange, known)
+                return
+        self._in_flight += 1
+        try:
+            self._submit(exchange, topic)
+        except RequestError as error:
+            self._finish(exchange, refusal(request, error), cheap=True)
+
+    def _submit(self, exchange: _Exchange, topic: Infer | GroupInfer) -> None:
+        request = exchange.request
+        model = self._models.get(request.model)
+        if model is None:
+            if isinstance(topic, GroupInfer):
+                # Ours to serve a moment ago; another member may still be able to.
+                raise OverloadedError(
+                    f"{request.model} does not run on this member of {topic.group} any more"
+                )
+            raise UnknownModelError(f"no model {request.model!r} runs on {self._device}")
+        if request.deadline_s <= request.received_s:
+            raise DeadlineError("the deadline passed before the request came")
+        model.submit(request, functools.partial(self._computed, exchange))
+
+    def _computed(self, exchange: _Exchange, outcome: Outcome) -> None:
+        request = exchange.request
+        if outcome.answer is None:
+            assert outcome.error is not None
+            cheap = isinstance(outcome.error, OverloadedError)
+            self._finish(exchange, refusal(request, outcome.error), cheap=cheap)
+            return
+        answer = outcome.answer
+        self._metrics.durations(request.model, answer, time.monotonic() - request.received_s)
+        tensors = tuple((TENSOR, text) for text in answer.tensors)
+        final = FinalAnswer(
+            status=answer.status,
+            message=answer.message,
+            content_type=answer.content_type,
+            payload=bytes(outcome.payload),
+            user=((MODEL_VERSION, outcome.version), *tensors),
+        )
+        self._finish(exchange, final, cheap=False)
+
+    def _finish(self, exchange: _Exchange, answer: FinalAnswer, *, cheap: bool) -> None:
+        request = exchange.request
+        known = self._models.get(request.model) is not None
+        self._metrics.request(request.model if known else UNKNOWN_MODEL, answer.status)
+        if request.key is not None:
+            self._answers.put(request.key, answer, request.deadline_s, cheap=cheap)
+        self._send(exchange, answer)
+
+    def _send(self, exchange: _Exchange, answer: FinalAnswer) -> None:
+        assert self._connection is not None
+        request = exchange.request
+        sent = self._connection.publish(
+            request.reply_to,
+            answer.payload,
+            qos=request.qos,
+            properties=answer_properties(request, answer, time.monotonic()),
+        )
+        sent.add_done_callback(functools.partial(self._sent, exchange))
+
+    def _sent(self, exchange: _Exchange, sent: asyncio.Future[Reason]) -> None:
+        self._in_flight -= 1
+        request = exchange.request
+        if request.key is not None:
+            self._running.pop(request.key.digest, None)
+        verdict = sent.result()
+        if verdict is CLOSED:
+            return  # not acknowledged: it comes again when we do
+        if verdict.failed:
+            self._metrics.count("edge_answers_undelivered_total", reason=verdict.name)
+            self._log_sparingly(verdict.name, lambda: f"an answer could not be delivered: {verdict}")
+        for slot in exchange.slots:
+            slot.finish()
+
+    def _unanswerable(self, slots: list[Slot], error: UnanswerableError) -> None:
+        self._metrics.count("edge_inference_unanswerable_total", reason=error.reason)
+        self._log_sparingly(error.reason, lambda: f"a request was dropped: {error}")
+        for slot in slots:
+            slot.finish()
+
+    def _ack(self, message: Message) -> None:
+        assert self._connection is not None
+        self._connection.ack(message)
+
+    def _log_sparingly(self, kind: str, text: Callable[[], str]) -> None:
+        now_s = time.monotonic()
+        if now_s - self._logged_s.get(kind, -_LOG_INTERVAL_S) >= _LOG_INTERVAL_S:
+            self._logged_s[kind] = now_s
+            _log.warning("%s", ascii(text())[1:-1][:400])

@@ -1,0 +1,328 @@
+"""The models that run here: a bounded queue for each, and the worker that empties it.
+
+Promises: a queue that is full refuses at once, whatever other models do; a request whose deadline passes
+is answered 408 then and there and not computed any more; a new version takes over between two requests,
+and what the old one was given it answers; every request that is accepted is finished exactly once. Leaves
+to others: topics, acknowledgement and wording of answers (`inference`), processes (`workers`), which
+versions there are and whether they may run (deployment).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from agent.bundle.manifest import Manifest
+from agent.bundle.verify import VerifiedBundle
+from agent.errors import DeadlineError, OverloadedError, RequestError
+from agent.service.requests import InferRequest
+from agent.service.workers import Outcome, Sent, State, Supervisor, WorkerSettings
+
+_log = logging.getLogger(__name__)
+
+# How long the old version of a model, or an agent that is told to stop, may compute what was accepted.
+DRAIN_LIMIT_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    """What may wait for one model.
+
+    Parameters
+    ----------
+    requests
+        How many; at a tenth of a second each, 64 are waited for longer than most deadlines last.
+    payload_bytes
+        Their payloads together.
+    """
+
+    requests: int = 64
+    payload_bytes: int = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStatus:
+    """What is to be said about a model.
+
+    Parameters
+    ----------
+    name, state, message
+        Which, how it is, and why, when it is not well.
+    manifest, digest, key_id
+        What it runs.
+    restarts
+        How often its worker died.
+    queued, rss_bytes
+        Requests that wait or are computed, and its worker's resident memory.
+    """
+
+    name: str
+    state: State
+    message: str
+    manifest: Manifest
+    digest: str
+    key_id: str
+    restarts: int
+    queued: int
+    rss_bytes: int
+
+    @property
+    def ready(self) -> bool:
+        """Whether it answers."""
+        return self.state is State.READY
+
+
+class _Waiting(Sent):
+    """A request in a queue or in a worker."""
+
+    __slots__ = ("finished", "timer")
+
+    def __init__(self, request: InferRequest, finish: Callable[[Outcome], None]) -> None:
+        super().__init__(request, finish)
+        self.finished = False
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class Model:
+    """One model's queue and its worker.
+
+    Parameters
+    ----------
+    name
+        As in topics.
+    limits
+        Of the queue.
+    on_state
+        Called when its worker's state changes.
+    """
+
+    def __init__(self, name: str, limits: QueueLimits, on_state: Callable[[], None]) -> None:
+        self.name = name
+        self._limits = limits
+        self._on_state = on_state
+        self._queue: deque[_Waiting] = deque()
+        self._queued_bytes = 0
+        self._supervisor: Supervisor | None = None
+
+    @property
+    def version(self) -> str:
+        """The version that runs."""
+        return "" if self._supervisor is None else self._supervisor.verified.manifest.version
+
+    def submit(self, request: InferRequest, finish: Callable[[Outcome], None]) -> None:
+        """Accept a request; `finish` is called exactly once, perhaps before this returns.
+
+        Raises
+        ------
+        OverloadedError
+            When the queue is full or the model out of service; `finish` is not called then.
+        """
+        supervisor = self._supervisor
+        if supervisor is None or supervisor.state in (State.FAILED, State.STOPPED):
+            why = "stopped" if supervisor is None else supervisor.message
+            raise OverloadedError(
+                f"{self.name} is out of service: {why}", hint="deploy it again, or ask later"
+            )
+        if not (supervisor.has_room and not self._queue) and (
+            len(self._queue) >= self._limits.requests
+            or self._queued_bytes + len(request.payload) > self._limits.payload_bytes
+        ):
+            raise OverloadedError(
+                f"{self.name} has {len(self._queue)} requests waiting", hint="ask again later, or less often"
+            )
+        waiting = _Waiting(request, lambda _outcome: None)
+        waiting.finish = lambda outcome: self._finish(waiting, finish, outcome)
+        left_s = request.deadline_s - time.monotonic()
+        waiting.timer = asyncio.get_running_loop().call_later(left_s, self._expire, waiting)
+        self._queue.append(waiting)
+        self._queued_bytes += len(request.payload)
+        self.pump()
+
+    def pump(self) -> None:
+        """Hand what waits to the worker, as far as it has room."""
+        supervisor = self._supervisor
+        if supervisor is None:
+            return
+        for sent in reversed(supervisor.take_back()):
+            assert isinstance(sent, _Waiting)
+            self._put_back(sent)
+        if supervisor.state is State.FAILED:
+            self._refuse_all(OverloadedError(f"{self.name} is out of service: {supervisor.message}"))
+        while self._queue and supervisor.has_room:
+            waiting = self._queue.popleft()
+            self._queued_bytes -= len(waiting.request.payload)
+            if not waiting.finished:
+                supervisor.send(waiting)
+
+    def status(self) -> ModelStatus | None:
+        """Say how it is."""
+        supervisor = self._supervisor
+        if supervisor is None:
+            return None
+        return ModelStatus(
+            name=self.name,
+            state=supervisor.state,
+            message=supervisor.message,
+            manifest=supervisor.verified.manifest,
+            digest=supervisor.verified.digest,
+            key_id=supervisor.verified.key_id,
+            restarts=supervisor.crashes,
+            queued=len(self._queue) + supervisor.busy,
+            rss_bytes=supervisor.rss_bytes(),
+        )
+
+    async def replace(self, verified: VerifiedBundle, settings: WorkerSettings) -> Supervisor | None:
+        """Start a worker for a bundle and give it the queue; return the one before it.
+
+        Raises
+        ------
+        EdgeError
+            When it does not start; nothing has changed then.
+        """
+        supervisor = Supervisor(verified, settings, on_room=self.pump, on_state=self._on_state)
+        await supervisor.start()
+        before, self._supervisor = self._supervisor, supervisor
+        if before is not None:
+            for sent in reversed(before.take_back()):
+                assert isinstance(sent, _Waiting)
+                self._put_back(sent)
+        self._on_state()
+        self.pump()
+        return before
+
+    async def retire(self, supervisor: Supervisor, limit_s: float) -> None:
+        """End a worker that has been replaced; what it does not answer in time its successor gets."""
+        for sent in reversed(await supervisor.stop(limit_s)):
+            assert isinstance(sent, _Waiting)
+            self._put_back(sent)
+        self.pump()
+
+    async def stop(self, limit_s: float) -> None:
+        """Answer what was accepted, within a limit, and end the worker; the rest is refused."""
+        end_s = time.monotonic() + limit_s
+        supervisor = self._supervisor
+        while self._queue and supervisor is not None and time.monotonic() < end_s:
+            await asyncio.sleep(0.01)
+        self._supervisor = None
+        if supervisor is not None:
+            for sent in await supervisor.stop(max(0.0, end_s - time.monotonic())):
+                sent.finish(Outcome(error=OverloadedError(f"{self.name} is being stopped")))
+        self._refuse_all(OverloadedError(f"{self.name} is being stopped"))
+
+    def _put_back(self, waiting: _Waiting) -> None:
+        if not waiting.finished:
+            self._queue.appendleft(waiting)
+            self._queued_bytes += len(waiting.request.payload)
+
+    def _refuse_all(self, error: RequestError) -> None:
+        left = list(self._queue)
+        self._queue.clear()
+        self._queued_bytes = 0
+        for waiting in left:
+            waiting.finish(Outcome(error=error))
+
+    def _expire(self, waiting: _Waiting) -> None:
+        where = "while it waited"
+        if waiting in self._queue:
+            self._queue.remove(waiting)
+            self._queued_bytes -= len(waiting.request.payload)
+        else:
+            where = "while it was computed"
+        waited_s = time.monotonic() - waiting.request.received_s
+        waiting.finish(
+            Outcome(error=DeadlineError(f"{self.name}: the deadline of {waited_s:.3g} s passed {where}"))
+        )
+
+    @staticmethod
+    def _finish(waiting: _Waiting, finish: Callable[[Outcome], None], outcome: Outcome) -> None:
+        if waiting.timer is not None:
+            waiting.timer.cancel()
+        if not waiting.finished:  # an answer that comes after the deadline is none any more
+            waiting.finished = True
+            finish(outcome)
+
+
+class Models:
+    """All models, by name.
+
+    Parameters
+    ----------
+    settings
+        Of workers.
+    limits
+        Of queues.
+    on_change
+        Called with a model's name when what `status` says about it has changed, or it is gone.
+    """
+
+    def __init__(
+        self, settings: WorkerSettings, limits: QueueLimits, on_change: Callable[[str], None]
+    ) -> None:
+        self._settings = settings
+        self._limits = limits
+        self._on_change = on_change
+        self._models: dict[str, Model] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._retiring: set[asyncio.Task[None]] = set()
+
+    def __iter__(self) -> Iterator[Model]:
+        return iter(tuple(self._models.values()))
+
+    def get(self, name: str) -> Model | None:
+        """Return a model that runs here."""
+        return self._models.get(name)
+
+    def status(self, name: str) -> ModelStatus | None:
+        """Say how a model is; None for one that does not run here."""
+        model = self._models.get(name)
+        return None if model is None else model.status()
+
+    async def activate(self, verified: VerifiedBundle) -> None:
+        """Start a worker with the bundle, let it pass its samples, and give it the model's requests.
+
+        What served them before serves them until then, and goes on if this raises. The bundle belongs to this
+        object from the call on.
+
+        Raises
+        ------
+        EdgeError
+            The new worker did not start, or its samples did not come out.
+        """
+        name = verified.manifest.name
+        async with self._locks.setdefault(name, asyncio.Lock()):
+            model = self._models.get(name)
+            if model is None:
+                model = Model(name, self._limits, lambda: self._on_change(name))
+            started_s = time.monotonic()
+            before = await model.replace(verified, self._settings)
+            self._models[name] = model
+            self._on_change(name)
+            _log.info(
+                "%s %s is in service after %.2f s",
+                name,
+                verified.manifest.version,
+                time.monotonic() - started_s,
+            )
+            if before is not None:
+                task = asyncio.get_running_loop().create_task(model.retire(before, DRAIN_LIMIT_S))
+                self._retiring.add(task)
+                task.add_done_callback(self._retiring.discard)
+
+    async def deactivate(self, name: str) -> None:
+        """Answer what was accepted, and end the model's worker."""
+        async with self._locks.setdefault(name, asyncio.Lock()):
+            model = self._models.pop(name, None)
+            if model is not None:
+                self._on_change(name)
+                await model.stop(DRAIN_LIMIT_S)
+                _log.info("%s is taken out of service", name)
+
+    async def close(self, limit_s: float) -> None:
+        """Answer what was accepted, within a limit, and end all workers."""
+        models, self._models = list(self._models.values()), {}
+        await asyncio.gather(*(model.stop(limit_s) for model in models), *self._retiring)

@@ -1,0 +1,392 @@
+"""Keeps one worker alive for one bundle: starts it, starts it again, and gives up loudly.
+
+Promises: a worker that dies costs the request it was computing and no other: those sent ahead go to its
+successor; one that computes for longer than its limit is ended, and its request answered 408; after a few
+deaths in a short while the bundle is out of service and says so. Leaves to others: queues, deadlines, and
+who its successor is in a swap (`models`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from agent.bundle.verify import VerifiedBundle
+from agent.errors import (
+    DeadlineError,
+    EdgeError,
+    ExecutionError,
+    IncompatibleError,
+    MixAndMatchError,
+    NoSpaceError,
+    RequestError,
+    SelfTestError,
+)
+from agent.service.requests import InferRequest
+from agent.service.worker_process import WorkerProcess
+from agent.worker.channel import Answer, Buffer, Failed, Frame, Load, Ready, Request
+
+_log = logging.getLogger(__name__)
+
+# One computes while the next waits in its socket: no turn of our loop stands between two kernels.
+_SENT_AHEAD: Final = 2
+# Before each new start; a worker is back within two seconds, and a loop of deaths is no loop of forks.
+_RESTART_DELAYS_S: Final = (0.05, 0.25, 1.0)
+# Import, load and self-test; a large model on a slow card takes its time.
+START_LIMIT_S: Final = 120.0
+
+
+class State(StrEnum):
+    """What a supervised worker is doing."""
+
+    STARTING = "starting"
+    READY = "ready"
+    RESTARTING = "restarting"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """Limits of every worker.
+
+    Parameters
+    ----------
+    compute_limit_s
+        Longest time for one request.
+    crash_limit, crash_window_s
+        So many deaths within so many seconds take a bundle out of service.
+    threads, cpus
+        As in `channel.Load`.
+    memory_bytes
+        Address space a worker may take beyond twice what its bundle says it needs; 0 for no limit.
+    require_sandbox
+        Refuse to load where the kernel offers no sandbox.
+    command
+        The worker's program, None for our own.
+    """
+
+    compute_limit_s: float = 30.0
+    crash_limit: int = 3
+    crash_window_s: float = 60.0
+    threads: int = 0
+    cpus: tuple[int, ...] = ()
+    memory_bytes: int = 0
+    require_sandbox: bool = False
+    command: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one request: an answer with its payload and the version that gave it, or an error."""
+
+    answer: Answer | None = None
+    payload: Buffer = b""
+    version: str = ""
+    error: RequestError | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Sent:
+    """One request that was handed over; `finish` is called exactly once."""
+
+    request: InferRequest
+    finish: Callable[[Outcome], None]
+    seq: int = 0
+
+
+class Supervisor:
+    """One bundle and the process that serves it.
+
+    Parameters
+    ----------
+    verified
+        The bundle; this object owns it and closes it in the end.
+    settings
+        Limits.
+    on_room
+        Called whenever it can take a request again.
+    on_state
+        Called after each change of `state`.
+    """
+
+    def __init__(
+        self,
+        verified: VerifiedBundle,
+        settings: WorkerSettings,
+        *,
+        on_room: Callable[[], None],
+        on_state: Callable[[], None],
+    ) -> None:
+        self.verified = verified
+        self.state = State.STARTING
+        self.message = ""
+        self.ready: Ready | None = None
+        self.crashes = 0
+        self._settings = settings
+        self._on_room = on_room
+        self._on_state = on_state
+        self._process: WorkerProcess | None = None
+        self._started: asyncio.Future[Ready] | None = None
+        self._sent: deque[Sent] = deque()
+        self._seq = 0
+        self._limit: asyncio.TimerHandle | None = None
+        self._over_limit = False
+        self._stopping = False
+        self._deaths: deque[float] = deque(maxlen=settings.crash_limit)
+        self._restarting: asyncio.Task[None] | None = None
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a request may be sent now."""
+        return self.state is State.READY and len(self._sent) < _SENT_AHEAD
+
+    @property
+    def busy(self) -> int:
+        """How many requests it has."""
+        return len(self._sent)
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id while it runs."""
+        return None if self._process is None else self._process.pid
+
+    def rss_bytes(self) -> int:
+        """Return its resident memory."""
+        return 0 if self._process is None else self._process.rss_bytes()
+
+    async def start(self) -> None:
+        """Start the worker for the first time, and let it pass its samples.
+
+        Raises
+        ------
+        EdgeError
+            When it does not; the process is gone then, and the bundle closed.
+        """
+        try:
+            self.ready = await self._launch()
+        except BaseException:
+            self._set(State.STOPPED)
+            await self._end_process(0)
+            self.verified.close()
+            raise
+        self._set(State.READY)
+
+    def send(self, sent: Sent) -> None:
+        """Hand a request over; `has_room` must hold."""
+        assert self._process is not None
+        self._seq += 1
+        sent.seq = self._seq
+        self._sent.append(sent)
+        self._idle.clear()
+        if len(self._sent) == 1:
+            self._watch()
+        request = sent.request
+        self._process.send(
+            Request(
+                seq=sent.seq,
+                content_type=request.content_type,
+                tensors=request.tensors,
+                accept=request.accept,
+                id=request.id,
+                received_s=request.received_s,
+                deadline_s=request.deadline_s,
+                client_json=request.client_json,
+            ),
+            request.payload,
+        )
+
+    async def stop(self, limit_s: float) -> list[Sent]:
+        """Let it answer what it has, end it, and close the bundle.
+
+        Returns
+        -------
+        list[Sent]
+            What was not answered within `limit_s`.
+        """
+        self._stopping = True
+        if self._restarting is not None:
+            self._restarting.cancel()
+        if self.state is State.READY:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(limit_s):
+                    await self._idle.wait()
+        self._set(State.STOPPED)
+        await self._end_process(1.0)
+        left = list(self._sent)
+        self._sent.clear()
+        self.verified.close()
+        return left
+
+    def take_back(self) -> list[Sent]:
+        """Return the requests that were sent ahead and are not being computed, while there is no worker."""
+        if self.state in (State.READY, State.STARTING):
+            return []
+        left = list(self._sent)
+        self._sent.clear()
+        return left
+
+    async def _launch(self) -> Ready:
+        manifest = self.verified.manifest
+        names = tuple(self.verified.files)
+        settings = self._settings
+        memory = settings.memory_bytes
+        if memory:
+            memory += 2 * (manifest.resources.arena_bytes + manifest.resources.params_bytes)
+        load = Load(
+            files=names,
+            threads=settings.threads,
+            cpus=settings.cpus,
+            memory_bytes=memory,
+            require_sandbox=settings.require_sandbox,
+        )
+        self._started = started = asyncio.get_running_loop().create_future()
+        self._process = WorkerProcess(
+            manifest.name, command=settings.command, on_frame=self._frame, on_end=self._ended
+        )
+        try:
+            descriptors = [self.verified.files[name] for name in names]
+            await self._process.start(load, manifest.to_bytes(), descriptors)
+            async with asyncio.timeout(START_LIMIT_S):
+                ready: Ready = await started
+        except OSError as error:  # TimeoutError is one
+            self._process.kill()
+            what = f"not ready within {START_LIMIT_S:g} s" if isinstance(error, TimeoutError) else str(error)
+            raise SelfTestError(f"{manifest.name}: its worker does not start: {what}") from error
+        if self._process.pid is None:
+            raise SelfTestError(f"{manifest.name}: its worker died as soon as it was ready")
+        return ready
+
+    def _frame(self, frame: Frame) -> None:
+        match frame.header:
+            case Answer() as answer:
+                self._answered(answer, frame.payload)
+            case Ready() as ready if self._started is not None and not self._started.done():
+                self._started.set_result(ready)
+            case Failed() as failed if self._started is not None and not self._started.done():
+                self._started.set_exception(_error_of(failed))
+            case _:
+                kind = type(frame.header).__name__
+                _log.error("%s: its worker sent %s out of turn", self.verified.manifest.name, kind)
+                self._kill()
+
+    def _answered(self, answer: Answer, payload: Buffer) -> None:
+        if not self._sent or self._sent[0].seq != answer.seq:
+            _log.error("%s: its worker answered what was not asked", self.verified.manifest.name)
+            self._kill()
+            return
+        sent = self._sent.popleft()
+        self._watch()
+        sent.finish(Outcome(answer=answer, payload=payload, version=self.verified.manifest.version))
+        if self.has_room:
+            self._on_room()
+        if not self._sent:
+            self._idle.set()
+
+    def _watch(self) -> None:
+        if self._limit is not None:
+            self._limit.cancel()
+            self._limit = None
+        if self._sent:
+            loop = asyncio.get_running_loop()
+            self._limit = loop.call_later(self._settings.compute_limit_s, self._too_long)
+
+    def _too_long(self) -> None:
+        self._limit = None
+        self._over_limit = True
+        _log.error(
+            "%s: its worker computes for more than %g s and is ended",
+            self.verified.manifest.name,
+            self._settings.compute_limit_s,
+        )
+        self._kill()
+
+    def _kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+
+    def _ended(self, how: str) -> None:
+        """Take note that the process is gone."""
+        if self._limit is not None:
+            self._limit.cancel()
+            self._limit = None
+        over_limit, self._over_limit = self._over_limit, False
+        if self._started is not None and not self._started.done():
+            name = self.verified.manifest.name
+            self._started.set_exception(SelfTestError(f"{name}: its worker {how} before it was ready"))
+            return
+        if self.state is not State.READY:
+            return
+        self.crashes += 1
+        self._deaths.append(time.monotonic())
+        name = self.verified.manifest.name
+        if self._stopping:
+            self._set(State.STOPPED)
+        elif self._out_of_patience():
+            count, window_s = len(self._deaths), self._settings.crash_window_s
+            self.message = f"{count} workers died within {window_s:g} s, the last one {how}"
+            self._set(State.FAILED)
+            _log.critical("%s is out of service: %s", name, self.message)
+        else:
+            self.message = f"worker {how}"
+            self._set(State.RESTARTING)
+            _log.error("%s: its worker %s, starting another", name, how)
+            self._restarting = asyncio.get_running_loop().create_task(self._restart())
+        if self._sent:
+            guilty = self._sent.popleft()
+            limit_s = self._settings.compute_limit_s
+            error: RequestError = (
+                DeadlineError(f"{name} computed for more than {limit_s:g} s")
+                if over_limit
+                else ExecutionError(f"{name}: its worker {how}")
+            )
+            guilty.finish(Outcome(error=error))
+        self._on_room()
+        if not self._sent:
+            self._idle.set()
+
+    def _out_of_patience(self) -> bool:
+        full = len(self._deaths) == self._settings.crash_limit
+        return full and self._deaths[-1] - self._deaths[0] <= self._settings.crash_window_s
+
+    async def _restart(self) -> None:
+        name = self.verified.manifest.name
+        for attempt in range(self._settings.crash_limit):
+            await asyncio.sleep(_RESTART_DELAYS_S[min(attempt, len(_RESTART_DELAYS_S) - 1)])
+            try:
+                self.ready = await self._launch()
+            except EdgeError as error:
+                self.message = str(error)
+                _log.error("%s: no new worker: %s", name, error)
+            else:
+                self.message = ""
+                self._set(State.READY)
+                self._on_room()
+                return
+        self._set(State.FAILED)
+        _log.critical("%s is out of service: %s", name, self.message)
+        self._on_room()
+
+    async def _end_process(self, limit_s: float) -> None:
+        if self._process is not None and self._process.pid is not None:
+            await self._process.stop(limit_s)
+
+    def _set(self, state: State) -> None:
+        self.state = state
+        self._on_state()
+
+
+def _error_of(failed: Failed) -> EdgeError:
+    """Make the error that a worker reported; a code it does not have the right to is a self-test's."""
+    kinds: Sequence[type[EdgeError]] = (IncompatibleError, MixAndMatchError, NoSpaceError)
+    kind = next((kind for kind in kinds if kind.code == failed.code), SelfTestError)
+    return kind(failed.message[:500], hint=failed.hint)
