@@ -99,7 +99,7 @@ class Installer:
         return MappingProxyType(self._running)
 
     async def run(self, job: Job) -> Job:
-        """Execute a job, or go on with one that was interrupted, and return it in its final state."""
+        """Execute a job, or go on with one that was interrupted; return it in its final state."""
         request = job.request
         if job.step is None and self._is_installed(request):
             self._store.adopt(request.model, request.job, request.origin)
@@ -115,7 +115,7 @@ class Installer:
         return self._finish(run.job, run.failure)
 
     def abandon(self, status: Status) -> bool:
-        """End the job that is running as `status`, if it has changed nothing yet; return whether that is so."""
+        """End the job that is running as `status` if it has changed nothing yet; say whether that is so."""
         if self._download is None:
             return False
         self._abandoned = status

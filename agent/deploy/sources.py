@@ -80,13 +80,13 @@ class Downloader:
             self._store.set_aside(request.digest)
         if request.origin is Origin.LOCAL:
             return await self._take_from_inbox(request)
+        self._make_space(request, in_use)
         with self._store.open_part(request.digest, request.size) as part:
-            self._make_space(part, in_use)
             await self._fill(request, part, progress)
         return self._store.part_path(request.digest)
 
-    def _make_space(self, part: Part, in_use: Collection[str]) -> None:
-        missing = part.size - part.written
+    def _make_space(self, request: Request, in_use: Collection[str]) -> None:
+        missing = max(request.size - self._store.part_bytes(request.digest), 0)
         try:
             self._store.require_space(missing)
         except NoSpaceError:

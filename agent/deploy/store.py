@@ -133,6 +133,9 @@ class Store:
         except OSError as e:
             raise store_error(f"locking {path}", e) from e
         self._lock = descriptor
+        for directory in (self.root, self._parts):
+            for path in directory.glob(".*.tmp"):  # of a write that was cut off: nobody else is writing now
+                _remove(path)
 
     def unlock(self) -> None:
         """Let another agent have the directory."""
@@ -151,6 +154,15 @@ class Store:
     def part_path(self, digest: str) -> Path:
         """Return where the bundle with `digest` arrives."""
         return self._parts / f"{hex_digest(digest)}.part"
+
+    def part_bytes(self, digest: str) -> int:
+        """Return how much of the bundle with `digest` has arrived."""
+        try:
+            return self.part_path(digest).stat().st_size
+        except FileNotFoundError:
+            return 0
+        except OSError as e:
+            raise store_error(f"looking at {digest}", e) from e
 
     def open_part(self, digest: str, size: int) -> Part:
         """Open the beginning of the bundle with `digest` to go on with it."""

@@ -140,6 +140,7 @@ class FakeControl:
     def publish(
         self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False
     ) -> asyncio.Future[Reason]:
+        assert qos in (0, 1)
         self.log.append((topic, payload))
         if retain and payload:
             self.retained[topic] = payload
@@ -161,6 +162,7 @@ class FakeControl:
             self.deployment.on_message(topics.Block(DEVICE, digest, offset), data)
 
     def want(self, topic_filter: str, qos: int = 1) -> None:
+        assert qos in (0, 1)
         self.filters.add(topic_filter)
 
     def unsubscribe(self, topic_filter: str) -> None:

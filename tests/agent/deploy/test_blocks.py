@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -9,6 +10,9 @@ from hypothesis import strategies as st
 
 from agent.deploy.blocks import BlockPull, Want, Write
 from agent.errors import EndlessDataError
+
+Wire = list[tuple[int, bytes]]
+Mangle = Callable[[Wire], Wire]
 
 FILE = random.Random(7).randbytes(1000)
 
@@ -31,7 +35,9 @@ class Offer:
         return blocks
 
 
-def pull_all(pull: BlockPull, offer: Offer, disk: bytearray, *, mangle=lambda blocks: blocks) -> float:
+def pull_all(
+    pull: BlockPull, offer: Offer, disk: bytearray, *, mangle: Mangle = lambda blocks: blocks
+) -> float:
     """Run both sides until the file is whole; return the time it took."""
     now = 0.0
     wire: list[tuple[int, bytes]] = []
@@ -79,10 +85,12 @@ def test_a_resumed_pull_asks_only_for_the_rest() -> None:
     window=st.integers(1, 9),
     loss=st.floats(0, 0.6),
 )
-def test_a_link_that_loses_copies_and_reorders_delivers_the_file(seed, size, block, window, loss) -> None:
+def test_a_link_that_loses_copies_and_reorders_delivers_the_file(
+    seed: int, size: int, block: int, window: int, loss: float
+) -> None:
     rng = random.Random(seed)
 
-    def mangle(wire):
+    def mangle(wire: Wire) -> Wire:
         kept = [item for item in wire if rng.random() >= loss / max(len(wire), 1)]
         if kept and rng.random() < 0.2:
             kept.append(rng.choice(kept))
@@ -99,7 +107,7 @@ def test_a_link_that_loses_copies_and_reorders_delivers_the_file(seed, size, blo
 
 
 @given(st.lists(st.tuples(st.integers(-50, 1200), st.binary(max_size=80)), max_size=60))
-def test_whatever_a_stranger_publishes_the_file_never_grows_beyond_its_size(blocks) -> None:
+def test_whatever_a_stranger_publishes_the_file_never_grows_beyond_its_size(blocks: Wire) -> None:
     pull = BlockPull(size=1000, have=0, now=0, block_bytes=64, window_blocks=4)
     list(pull.start(0))
     written = 0
