@@ -171,24 +171,30 @@ def divisors(n: int, most: int) -> tuple[int, ...]:
     return tuple(d for d in range(1, min(n, most) + 1) if n % d == 0)
 
 
+def accumulators(target: DeviceTarget) -> int:
+    """The most accumulators in a tile: LLVM was measured to spill beyond half of 32 and three quarters of 16."""
+    registers = target.simd.registers
+    return registers // 2 if registers >= 32 else max(1, registers * 3 // 4)
+
+
 def space(out_blocks: int, out_width: int, in_block: int, target: DeviceTarget) -> Space:
     """The design space of a packed convolution.
 
-    Accumulators, one broadcast and the weights of one step must fit the registers: beyond that LLVM spills, and
-    the speed halves.
+    Of the tiles whose accumulators LLVM keeps in registers, the one with the fewest loads for its products: a
+    step loads ``oc`` vectors and ``ow`` broadcasts for ``oc * ow`` multiply-adds.
     """
-    registers = target.simd.registers
     ocs = divisors(out_blocks, 8)
     ows = divisors(out_width, 32)
-    fits = [(o, w) for o in ocs for w in ows if o * w + o + 1 <= registers] or [(1, 1)]
-    # Loads a step are o + w for o * w products: the squarest tile of the most accumulators, wide before deep.
-    oc, ow = max(fits, key=lambda t: (min(t[0] * t[1], 16), -abs(t[1] - 4 * t[0])))
+    most = accumulators(target)
+    fits = [(o, w) for o in ocs for w in ows if o * w <= most]
+    oc, ow = min(fits, key=lambda t: ((t[0] + t[1]) / (t[0] * t[1]) + 1 / (t[0] * t[1]), t[0]))
     ii = tuple(d for d in (1, 2, 4, 8, 16) if in_block % d == 0)
     return Space(ocs, ows, ii, Tiles(oc, ow, min(4, in_block)))
 
 
 def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: Tiles) -> None:
     """Order the loops of a packed convolution and of what is fused around it."""
+    padding = sch.get_producers(block)
     epilogue = Epilogue.after(sch, block)
     n, o, y, z, v, ic, kh, kw, ii = sch.get_loops(block)
     oo, oi = sch.split(o, [None, tiles.oc])
@@ -202,7 +208,7 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: Tiles) -> None:
     for loop in (zi, oi, iu):
         sch.unroll(loop)
     sch.decompose_reduction(block, ic)
-    for producer in sch.get_producers(block):
+    for producer in padding:
         schedule_pad(sch, producer)
 
 

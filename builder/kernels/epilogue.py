@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from tvm import s_tir as st
 from tvm import tirx
 
+from builder.kernels.fallback import is_cheap
+
 
 @dataclass(frozen=True)
 class Epilogue:
@@ -23,16 +25,15 @@ class Epilogue:
     @classmethod
     def after(cls, sch: st.Schedule, anchor: st.schedule.SBlockRV) -> Epilogue:
         """Inline everything behind `anchor` into one block."""
-        while True:
-            consumers = sch.get_consumers(anchor)
-            if not consumers:
-                return cls(sch, sch.cache_write(anchor, 0, "global"))
-            if len(consumers) > 1:
-                raise st.ScheduleError("the anchor's result is read by several blocks")
-            (block,) = consumers
-            if not sch.get_consumers(block):
-                return cls(sch, block)
-            sch.compute_inline(block)
+        while consumers := sch.get_consumers(anchor):
+            inner = [block for block in consumers if sch.get_consumers(block)]
+            if not inner and len(consumers) == 1:
+                return cls(sch, consumers[0])
+            if not inner:
+                raise st.ScheduleError("the anchor's result is an output several times over")
+            for block in inner:
+                sch.compute_inline(block)
+        return cls(sch, sch.cache_write(anchor, 0, "global"))
 
     def place(self, loop: st.schedule.LoopRV, vector: int | None = None) -> None:
         """Compute the epilogue under `loop`, its last axis vectorised and the rest of the tile unrolled.
@@ -52,8 +53,11 @@ class Epilogue:
             outer, last = sch.split(last, [None, vector])
             inner.append(outer)
         sch.vectorize(last)
-        for rest in inner:
-            sch.unroll(rest)
+        # A long formula, unrolled over a tile, would be more code than the product; it reads the tile from the
+        # first cache instead.
+        if is_cheap(sch.get(self.block)):
+            for rest in inner:
+                sch.unroll(rest)
 
 
 def _depth(sch: st.Schedule, loop: st.schedule.LoopRV) -> int:

@@ -42,12 +42,17 @@ _EXPENSIVE = {
     f"tirx.{n}" for n in ("exp", "erf", "tanh", "log", "pow", "sin", "cos", "sigmoid", "call_extern")
 }
 
+_CHEAP_PRODUCTS = 4  # a polynomial in place of an elementary function has more
 
-def _is_cheap(block: tirx.Stmt) -> bool:
+
+def is_cheap(block: tirx.Stmt) -> bool:
     """Whether computing the block twice costs about as much as reading its result twice."""
     calls: list[Call] = []
+    products: list[tirx.Mul] = []
     tvm_ffi.structural_walk(block.body, (Call, calls.append))
-    return not any(str(getattr(call.op, "name", "")) in _EXPENSIVE for call in calls)
+    tvm_ffi.structural_walk(block.body, ((tirx.Mul, tirx.Div), products.append))
+    expensive = any(str(getattr(call.op, "name", "")) in _EXPENSIVE for call in calls)
+    return not expensive and len(products) <= _CHEAP_PRODUCTS
 
 
 def _inline(sch: st.Schedule) -> None:
@@ -65,7 +70,7 @@ def _inline(sch: st.Schedule) -> None:
             into_reduction = any(
                 int(v.iter_type) != tirx.IterVar.DataPar for c in consumers for v in sch.get(c).iter_vars
             )
-            if not _is_cheap(stmt) and (len(consumers) > 1 or into_reduction):
+            if not is_cheap(stmt) and (len(consumers) > 1 or into_reduction):
                 continue
             try:
                 sch.compute_inline(block)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import tvm
-from tvm import relax
+from tvm import relax, topi
 from tvm.ir import Call
+
+from builder.kernels import elementary, matmul, rows
 
 # Reshapes move nothing: the graph keeps them, as names for the same storage.
 RESHAPES = ("relax.reshape", "relax.flatten", "relax.squeeze", "relax.expand_dims")
@@ -16,7 +18,18 @@ Legalisation = Callable[[relax.BlockBuilder, Call], relax.Expr]
 
 def legalise_map() -> dict[str, Legalisation]:
     """Our tensor expressions, by the operator they replace."""
-    return {}
+    own: dict[str, Legalisation] = dict.fromkeys(elementary.OPERATORS, elementary.legalise)
+    own["relax.nn.softmax"] = rows.softmax
+    own["relax.nn.layer_norm"] = rows.layer_norm
+    own["relax.matmul"] = matmul.legalise
+    own["relax.take"] = _take
+    return own
+
+
+def _take(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
+    """Indices come from users: one out of range takes the nearest element, and never reads beyond the table."""
+    axis = None if call.attrs.axis is None else int(call.attrs.axis)
+    return bb.call_te(topi.take, call.args[0], call.args[1], axis, mode="clip", primfunc_name_hint="take")
 
 
 def legalise(mod: tvm.IRModule) -> tvm.IRModule:

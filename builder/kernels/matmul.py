@@ -19,6 +19,7 @@ from builder.kernels.rewriter import Values, constant_of, shape_of
 from builder.target import DeviceTarget
 
 KIND = "matmul"
+BATCHED = "batch_matmul"
 
 
 def panel_width(columns: int, lanes: int) -> int | None:
@@ -117,3 +118,48 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     lanes = target.simd.lanes
     tiles = space(int(np.prod(rows)), depth, -(-panel // lanes), target).default
     apply(sch, block, tiles, panel, lanes)
+
+
+def legalise(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
+    """The product of two computed matrices of the same rank and batch; any other product as TVM has it."""
+    left, right = shape_of(call.args[0]), shape_of(call.args[1])
+    same = len(left) == len(right) >= 2 and left[:-2] == right[:-2]
+    if not same or str(call.ty.dtype) != "float32":
+        default = call.op.get_attr("FLegalize")
+        result: relax.Expr = default(bb, call)
+        return result
+
+    def compute(a: te.Tensor, b: te.Tensor) -> te.Tensor:
+        k = te.reduce_axis((0, left[-1]), "k")
+        return te.compute(
+            (*left[:-1], right[-1]),
+            lambda *i: te.sum(a[(*i[:-1], k)] * b[(*i[:-2], k, i[-1])], axis=k),
+            name="matmul",
+            attrs={"edge.space": BATCHED},
+        )
+
+    return bb.call_te(
+        compute, *call.args, primfunc_name_hint="batch_matmul", primfunc_attrs={"op_pattern": 4}
+    )
+
+
+def schedule_batched(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget) -> None:
+    """A tile of rows x vectors of columns in registers; matrices and blocks of rows are divided among cores."""
+    epilogue = Epilogue.after(sch, block)
+    *batch, i, j, k = sch.get_loops(block)
+    rows, columns, depth = (int(sch.get(loop).extent) for loop in (i, j, k))
+    lanes = target.simd.lanes
+    width = lanes if columns % lanes == 0 else max(divisors(columns, lanes))
+    vectors = max(divisors(columns // width, 3))
+    tiles = space(rows, depth, vectors, target).default
+    io, ii = sch.split(i, [None, tiles.rows])
+    jo, jt, ji = sch.split(j, [None, vectors, width])
+    ko, ki = sch.split(k, [None, tiles.k])
+    sch.reorder(*batch, io, jo, ko, ki, ii, jt, ji)
+    outer = sch.fuse(*batch, io)
+    epilogue.place(jo, vector=width)
+    sch.parallel(outer)
+    sch.vectorize(ji)
+    for loop in (jt, ii, ki):
+        sch.unroll(loop)
+    sch.decompose_reduction(block, ko)

@@ -8,7 +8,7 @@ import tvm
 from tvm import s_tir as st
 from tvm import tirx
 
-from builder.kernels import convolution, depthwise, fallback, matmul, pooling
+from builder.kernels import convolution, depthwise, fallback, matmul, pooling, rows
 from builder.target import DeviceTarget
 
 Schedule = Callable[[st.Schedule, st.schedule.SBlockRV, DeviceTarget], None]
@@ -17,7 +17,9 @@ SPACES: Mapping[str, Schedule] = {
     convolution.KIND: convolution.schedule,
     depthwise.KIND: depthwise.schedule,
     matmul.KIND: matmul.schedule,
+    matmul.BATCHED: matmul.schedule_batched,
     pooling.KIND: pooling.schedule,
+    rows.KIND: rows.schedule,
 }
 
 
@@ -32,6 +34,6 @@ def schedule(func: tirx.PrimFunc, target: DeviceTarget) -> tirx.PrimFunc:
             sch.unannotate(block, "edge.space")
             SPACES[str(kind)](sch, block, target)
         except (st.ScheduleError, tvm.error.InternalError, RuntimeError):
-            return fallback.schedule(func, target)
-        return sch.mod["main"]
+            break
+        return sch.mod["main"].with_attr("edge.schedule", str(kind))
     return fallback.schedule(func, target)
