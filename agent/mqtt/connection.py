@@ -300,9 +300,9 @@ class Connection:
         """Try to connect with each version that may be tried, and return the broker's last word."""
         why = SILENCE
         for version in self._versions:
-            password = (
-                None if self.settings.password_file is None else read_secret(self.settings.password_file)
-            )
+            password = self.settings.password
+            if self.settings.password_file is not None:
+                password = read_secret(self.settings.password_file)
             sock = await open_socket(self.settings)
             engine = self._engine
             if engine is None or engine.version != version or not self._persistent:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -43,7 +43,9 @@ class BrokerSettings:
     tls
         None for a plain connection.
     username, password_file
-        Credentials; the password stands in a file, is read at each connect, and never in an argument.
+        Credentials; the password stands in a file, and is read at each connect.
+    password
+        The same for whoever was given it and not a file: a client verb whose user wrote it into the URL.
     protocol
         "5", "3.1.1", or "auto": 5 first, 3.1.1 when the broker refuses it.
     keepalive_s
@@ -63,6 +65,7 @@ class BrokerSettings:
     tls: TlsSettings | None = None
     username: str | None = None
     password_file: Path | None = None
+    password: str | None = field(default=None, repr=False)
     protocol: str = "auto"
     keepalive_s: int = 30
     connect_timeout_s: float = 10.0
