@@ -110,7 +110,7 @@ class _Walk:
         self.num_inputs += 1
 
     def bind(self, var: relax.Var, value: relax.Expr) -> None:
-        self.values[var] = self._value(value)
+        self.values[var] = self._call(value, var.ty) if isinstance(value, relax.Call) else self._value(value)
 
     def finish(self, result: relax.Expr, output_names: Sequence[str]) -> GeneratedGraph:
         heads = self._value(result)
@@ -142,15 +142,13 @@ class _Walk:
             return tuple(entry for member in value.fields for entry in self._value(member))
         if isinstance(value, relax.TupleGetItem):
             return (self._value(value.tuple_value)[value.index],)
-        if isinstance(value, relax.Call):
-            return self._call(value)
         raise UnsupportedOperatorError(f"a graph has no room for {type(value).__name__}")
 
-    def _call(self, call: relax.Call) -> tuple[NodeEntry, ...]:
+    def _call(self, call: relax.Call, ty: tvm.ir.Type) -> tuple[NodeEntry, ...]:
         op = getattr(call.op, "name", str(call.op))
         if op in RESHAPES:
             (source,) = self._value(call.args[0])
-            spec = _spec(call.ty, f"reshape{len(self.nodes)}")
+            spec = _spec(ty, f"reshape{len(self.nodes)}")
             entries = self._append(Node.call(spec.name, NOP, (source,)), (spec,))
             self.aliases[self._entry_id(entries[0])] = self._root(self._entry_id(source))
             return entries
@@ -161,8 +159,8 @@ class _Walk:
         kernel = call.args[0].name_hint
         inputs = tuple(entry for argument in call.args[1].fields for entry in self._value(argument))
         name = f"{kernel}_{len(self.nodes)}"
-        types = call.ty.fields if isinstance(call.ty, tvm.ir.TupleType) else [call.ty]
-        specs = tuple(_spec(ty, f"{name}:{i}") for i, ty in enumerate(types))
+        types = ty.fields if isinstance(ty, tvm.ir.TupleType) else [ty]
+        specs = tuple(_spec(output, f"{name}:{i}") for i, output in enumerate(types))
         attrs = {"flops": f"{self.flops[kernel]:.0f}"} if kernel in self.flops else {}
         return self._append(Node.call(name, kernel, inputs, len(specs), **attrs), specs)
 

@@ -52,7 +52,7 @@ def add_parsers(subparsers: SubParsers) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="devices refuse a bundle of this name with a lower counter than they have committed (default: 0)",
+        help="devices refuse a lower counter than they have committed for this name (default: 0)",
     )
     described.add_argument(
         "--compatible",
