@@ -243,7 +243,8 @@ def _to_sent(boxes: Array, normalised: bool, placement: Placement | None) -> Arr
     scale = np.array([placement.scale_x, placement.scale_y] * 2)
     pixels = boxes * size if normalised else boxes
     limit = np.array([placement.width, placement.height] * 2, dtype=np.float64)
-    return np.clip((pixels - offset) / scale, 0, limit).astype(np.float32)
+    sent: Array = np.clip((pixels - offset) / scale, 0, limit).astype(np.float32)
+    return sent
 
 
 def _refuse_nan(scores: Array, name: str) -> None:

@@ -92,6 +92,7 @@ class Preprocessor:
     """
 
     def __init__(self, declared: Preprocess, spec: TensorSpec, max_pixels: int = MAX_PIXELS) -> None:
+        self.input = spec.name
         self._declared = declared
         self._spec = spec
         self._max_pixels = max_pixels
@@ -100,7 +101,7 @@ class Preprocessor:
         shape = spec.shape
         if len(shape) != 4 or shape[0] != 1 or shape[1 if nchw else 3] != self._channels:
             raise FormatError(
-                f"preprocess declares {declared.colour} images in {declared.layout}, which {spec} does not take"
+                f"preprocess makes {declared.colour} images in {declared.layout}, which {spec} does not take"
             )
         self._size = (shape[2], shape[3]) if nchw else (shape[1], shape[2])
         leads_to = declared.crop or (declared.resize if declared.resize_mode != "shortest" else None)
@@ -183,9 +184,9 @@ class Preprocessor:
             ratio = max(ratios) if declared.resize_mode == "shortest" else min(ratios)
             # The side that decides is met exactly; the other is cut down to whole pixels, as torchvision's
             # Resize does.
-            new = tuple(
-                wanted if each == ratio else max(1, math.floor(side * ratio))
-                for wanted, each, side in zip((width, height), ratios, image.size, strict=True)
+            new = (
+                width if ratios[0] == ratio else max(1, math.floor(image.width * ratio)),
+                height if ratios[1] == ratio else max(1, math.floor(image.height * ratio)),
             )
         if new[0] * new[1] > MAX_RESIZED_PIXELS:
             raise InputError(

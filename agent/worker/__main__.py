@@ -1,0 +1,151 @@
+"""One worker process: ``python -m agent.worker FD``, FD being its end of the channel.
+
+Started by the agent alone. It takes the bundle's members over the channel, imports what it needs, closes its
+sandbox, loads the model, and then answers requests one by one until it is told to stop or the agent is gone.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from agent.bundle.manifest import Manifest
+from agent.errors import EdgeError, IncompatibleError
+from agent.worker import sandbox
+from agent.worker.channel import Channel, ChannelError, Failed, Load, Ready, Request, Stop
+
+if TYPE_CHECKING:
+    from agent.worker.model import Model
+
+_LOG = logging.getLogger("agent.worker")
+
+
+def main(arguments: list[str]) -> int:
+    """Serve one model; return the process's exit status."""
+    if len(arguments) != 1 or not arguments[0].isdigit():
+        sys.stderr.write("usage: python -m agent.worker FD (started by edge-agent)\n")
+        return 2
+    logging.basicConfig(format="worker: %(message)s", level=logging.INFO)
+    # A terminal's interrupt and the service manager's stop reach every process; the agent says when it is
+    # time here.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with socket.socket(fileno=int(arguments[0])) as connection:
+        channel = Channel(connection)
+        try:
+            model = _load(channel, connection)
+            if model is not None:
+                _serve(channel, *model)
+        except ChannelError:
+            _LOG.exception("the agent sent what is no frame")
+            return 1
+        except (BrokenPipeError, ConnectionResetError):
+            # The agent is gone, and with it everybody who waits for an answer.
+            return 0
+        except Exception:  # noqa: BLE001 - the process's outermost loop
+            _LOG.exception("the worker failed")
+            return 1
+    return 0
+
+
+def _load(channel: Channel, connection: socket.socket) -> tuple[Model, int] | None:
+    received = channel.receive_load()
+    if received is None:
+        return None
+    frame, descriptors = received
+    start_s = time.monotonic()
+    load = frame.header
+    assert isinstance(load, Load)
+    _close_others({0, 1, 2, connection.fileno(), *descriptors})
+    if load.cpus:
+        os.sched_setaffinity(0, load.cpus)
+    try:
+        # numpy's linear algebra would start a thread for each processor; kernels have their own.
+        os.environ.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
+        from agent.worker.model import Members, Prepared, load_model
+
+        members = Members(dict(zip(load.files, descriptors, strict=True)))
+        prepared = Prepared(Manifest.from_bytes(bytes(frame.payload)), load, members)
+        status = sandbox.close_files(sandbox.Limits(load.memory_bytes))
+        if load.require_sandbox and not status.complete:
+            raise IncompatibleError(
+                f"a sandbox is required, and this kernel gives: {status}",
+                hint="Landlock needs Linux 5.13 with lsm=landlock; or allow an incomplete sandbox",
+            )
+        _watch(connection)
+        model = load_model(prepared, members, load.threads)
+        sandbox.close_loading(status)
+    except EdgeError as e:
+        channel.send(Failed(e.code, str(e), e.hint))
+        return None
+    except MemoryError:
+        channel.send(Failed("ERR_INTERNAL", "loading needs more memory than the model is allowed"))
+        return None
+    # What is loaded stays: no collection needs to look at it again.
+    gc.collect()
+    gc.freeze()
+    channel.send(
+        Ready(
+            load_s=time.monotonic() - start_s,
+            self_test_error=model.self_test_error,
+            # In KiB (getrusage(2)); /proc is closed by now.
+            rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            threads=model.threads,
+            landlock=status.landlock,
+            seccomp=status.seccomp,
+            sandbox=str(status),
+        )
+    )
+    return model, load.cpu_s
+
+
+def _serve(channel: Channel, model: Model, cpu_s: int) -> None:
+    while (frame := channel.receive()) is not None:
+        if isinstance(frame.header, Stop):
+            return
+        if not isinstance(frame.header, Request):
+            raise ChannelError(f"expected request or stop, came {type(frame.header).__name__.lower()}")
+        if cpu_s:
+            sandbox.limit_cpu(cpu_s)
+        answer, payload = model.answer(frame.header, memoryview(frame.payload))
+        channel.send(answer, payload)
+
+
+def _close_others(kept: Iterable[int]) -> None:
+    highest = max(kept)
+    for descriptor in set(range(highest)) - set(kept):
+        try:
+            os.close(descriptor)
+        except OSError:
+            continue
+    os.closerange(highest + 1, os.sysconf("SC_OPEN_MAX"))
+
+
+def _watch(connection: socket.socket) -> None:
+    """End the process when the agent is gone, even in the middle of a kernel that never returns."""
+    poll = select.poll()
+    # Hanging up is reported without being asked for; arriving bytes are not.
+    poll.register(connection.fileno(), 0)
+
+    def wait() -> None:
+        poll.poll()
+        os._exit(0)
+
+    # The smallest stack that Python takes gladly: address space is limited.
+    default = threading.stack_size(256 * 1024)
+    threading.Thread(target=wait, name="watch", daemon=True).start()
+    threading.stack_size(default)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,257 @@
+"""The model that a worker serves: from a bundle's memory files to answers.
+
+Promises an answer for every request, whatever is in it; what only kills the process is the supervisor's to
+handle. Trusts the files: they come from a verified bundle. Imported after the environment of numpy is set,
+and before the sandbox is closed.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
+
+from agent.bundle.manifest import Manifest
+from agent.errors import DeadlineError, ExecutionError, FormatError, RequestError
+from agent.runtime.graph_executor import GraphModule, create
+from agent.runtime.module import KernelModule
+from agent.runtime.postprocess import Postprocessor
+from agent.runtime.self_test import check_samples
+from agent.worker.channel import Answer, Load, Request
+from agent.worker.codec import Codec, Payload, encode_error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from agent.runtime.preprocess import Preprocessor
+
+# labels.txt of a thousand classes has 20 KB.
+_MAX_LABELS_BYTES: Final = 16 * 1024 * 1024
+
+
+class Members:
+    """The bundle's memory files by name; closing one gives its memory back once nobody else holds it."""
+
+    def __init__(self, descriptors: Mapping[str, int]) -> None:
+        self._descriptors = dict(descriptors)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._descriptors
+
+    def descriptor(self, name: str) -> int:
+        """Return a member's descriptor.
+
+        Raises
+        ------
+        FormatError
+            If it is absent.
+        """
+        try:
+            return self._descriptors[name]
+        except KeyError:
+            raise FormatError(f"the bundle has no {name}") from None
+
+    def read(self, name: str) -> bytes:
+        """Return a small member's bytes."""
+        with self.mapped(name) as view:
+            return bytes(view)
+
+    @contextmanager
+    def mapped(self, name: str) -> Iterator[memoryview]:
+        """Map a member for reading, for as long as the context lasts."""
+        descriptor = self.descriptor(name)
+        if not os.fstat(descriptor).st_size:
+            yield memoryview(b"")
+            return
+        with mmap.mmap(descriptor, 0, prot=mmap.PROT_READ) as file, memoryview(file) as view:
+            yield view
+
+    def close(self, name: str | None = None) -> None:
+        """Close one member, or all that are left."""
+        for each in [name] if name is not None else list(self._descriptors):
+            os.close(self._descriptors.pop(each))
+
+
+class Model:
+    """A loaded model; `load` makes one.
+
+    Parameters
+    ----------
+    prepared
+        What was set up before the sandbox was closed.
+    module
+        The graph with its weights.
+    self_test_error
+        Largest relative error of the recorded samples.
+    """
+
+    def __init__(self, prepared: Prepared, module: GraphModule, self_test_error: float) -> None:
+        self.self_test_error = self_test_error
+        self._module = module
+        self._outputs = {spec.name: module.output_view(i) for i, spec in enumerate(prepared.manifest.outputs)}
+        self._postprocess = prepared.postprocessor
+        # Looked up once: a request then writes into the inputs' memory itself.
+        views = {spec.name: module.input_view(spec.name) for spec in prepared.manifest.inputs}
+        self._codec = Codec(prepared.manifest, prepared.preprocessor, views.__getitem__)
+
+    @property
+    def threads(self) -> int:
+        """Threads of a kernel, 0 if the library does not say."""
+        kernels = self._module.kernels
+        return (kernels.threads() or 0) if isinstance(kernels, KernelModule) else 0
+
+    def answer(
+        self, request: Request, payload: memoryview, clock: Callable[[], float] = time.monotonic
+    ) -> tuple[Answer, Payload]:
+        """Answer one request.
+
+        Parameters
+        ----------
+        clock
+            `time.monotonic`, or a test's.
+
+        Returns
+        -------
+        Answer, payload
+            The payload may be the model's own memory: it changes with the next request.
+        """
+        times = [clock()]
+        media_type = ""
+        try:
+            media_type = self._codec.answer_type(request)
+            if request.deadline_s is not None and times[0] >= request.deadline_s:
+                late_ms = (times[0] - request.deadline_s) * 1e3
+                raise DeadlineError(f"the deadline passed {late_ms:.0f} ms before the model was free")
+            decoded = self._codec.decode(request, payload)
+            times.append(clock())
+            self._module.run()
+            times.append(clock())
+            values = self._postprocess(self._outputs, decoded.placement)
+            tensors, body = self._codec.encode(request, decoded, media_type, values)
+            times.append(clock())
+        except RequestError as e:
+            return self._refuse(request, media_type, e, times, clock)
+        except MemoryError:
+            error = ExecutionError("the request needs more memory than the model is allowed")
+            return self._refuse(request, media_type, error, times, clock)
+        return Answer(request.seq, 200, "", media_type, tensors, **_durations(request, times)), body
+
+    def _refuse(
+        self,
+        request: Request,
+        media_type: str,
+        error: RequestError,
+        times: list[float],
+        clock: Callable[[], float],
+    ) -> tuple[Answer, Payload]:
+        times.append(clock())
+        message = str(error) if error.hint is None else f"{error} ({error.hint})"
+        content_type, body = encode_error(request, media_type or _error_type(request), error.status, message)
+        return Answer(
+            request.seq, error.status, message, content_type, (), **_durations(request, times)
+        ), body
+
+
+class Prepared:
+    """All that is imported and set up before the sandbox is closed.
+
+    Parameters
+    ----------
+    manifest
+        The bundle's, verified.
+    load
+        What the agent asks for.
+    members
+        The bundle's memory files.
+
+    Raises
+    ------
+    BundleError
+        If the manifest's declarations do not fit together.
+    """
+
+    def __init__(self, manifest: Manifest, load: Load, members: Members) -> None:
+        self.manifest = manifest
+        self.preprocessor: Preprocessor | None = None
+        if manifest.preprocess is not None:
+            # Image readers cost 40 ms and 5 MB, and are code that parses a stranger's bytes: only where
+            # declared.
+            from agent.runtime import preprocess
+
+            spec = next(spec for spec in manifest.inputs if spec.name == manifest.preprocess.input)
+            max_pixels = load.max_pixels or preprocess.MAX_PIXELS
+            self.preprocessor = preprocess.Preprocessor(manifest.preprocess, spec, max_pixels)
+        labels = members.read("labels.txt").splitlines() if "labels.txt" in members else []
+        self.postprocessor = Postprocessor(manifest.postprocess, manifest.outputs, labels)
+
+
+def load_model(prepared: Prepared, members: Members, threads: int) -> Model:
+    """Load the model and run its recorded samples; the sandbox is closed before.
+
+    Parameters
+    ----------
+    threads
+        Of a kernel; 0 leaves it to the library.
+
+    Raises
+    ------
+    BundleError
+        If the files do not fit together or this machine, or the samples do not come out.
+    ExecutionError
+        If a kernel fails.
+    """
+    manifest = prepared.manifest
+    kernels = KernelModule.load(members.descriptor("mod.so"))
+    if threads:
+        kernels.set_threads(threads)
+    module = create(members.read("mod.json"), kernels)
+    with members.mapped("mod.params") as params:
+        module.load_params(params)
+    members.close("mod.params")
+    _check_interface(manifest, module)
+    error = 0.0
+    if manifest.samples.count:
+        with (
+            members.mapped("samples/inputs.params") as inputs,
+            members.mapped("samples/outputs.params") as outputs,
+        ):
+            error = check_samples(module, manifest.outputs, manifest.samples, inputs, outputs)
+    else:
+        # The first run binds every call; no request should wait for that.
+        module.run()
+    members.close()
+    return Model(prepared, module, error)
+
+
+def _check_interface(manifest: Manifest, module: GraphModule) -> None:
+    shapes, dtypes = module.get_input_info()
+    came = [f"{name} {dtypes[name]}{list(shape)}" for name, shape in sorted(shapes.items())]
+    expected = [
+        f"{spec.name} {spec.dtype}{list(spec.shape)}"
+        for spec in sorted(manifest.inputs, key=lambda spec: spec.name)
+    ]
+    for index in range(min(module.get_num_outputs(), len(manifest.outputs))):
+        view, spec = module.output_view(index), manifest.outputs[index]
+        came.append(f"{view.dtype}{list(view.shape)}")
+        expected.append(f"{spec.dtype}{list(spec.shape)}")
+    if came != expected or module.get_num_outputs() != len(manifest.outputs):
+        raise FormatError(
+            f"mod.json does not fit the manifest: expected {expected!s:.200}, came {came!s:.200}"
+        )
+
+
+def _durations(request: Request, times: list[float]) -> dict[str, int]:
+    # A refused request has fewer times: where it stopped is the last.
+    steps = [max(0, round((after - before) * 1e6)) for before, after in pairwise(times)]
+    decode, compute, encode = (*steps, 0, 0, 0)[:3]
+    queue = max(0, round((times[0] - request.received_s) * 1e6)) if request.received_s else 0
+    return {"queue_us": queue, "decode_us": decode, "compute_us": compute, "encode_us": encode}
+
+
+def _error_type(request: Request) -> str:
+    """Return how a refusal is told where the answer's own content type is what was refused."""
+    return "application/json" if request.client_json or "json" in request.content_type.lower() else ""

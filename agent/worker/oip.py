@@ -1,0 +1,251 @@
+"""Requests and answers of the Open Inference Protocol v2, between documents and tensors.
+
+Serves JSON and CBOR alike: a document here is what their parsers return. Promises that every tensor of a
+request is exactly what the model takes, or an `InputError` that names the input, what was expected and what
+came. Values are checked and converted by whole lists, never one by one in Python.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, pairwise
+from typing import Any, Final
+
+import numpy as np
+
+from agent.bundle.tensor_spec import TensorSpec
+from agent.errors import InputError
+from agent.runtime.storage import Array
+
+# Keys of a request's tensor; a misspelt one must not pass for an absent one. Unknown keys of the request
+# itself are for others: a protocol extension, or the agent's own reply_to.
+_TENSOR_KEYS: Final = frozenset({"name", "datatype", "shape", "data", "parameters"})
+# A name in an error message; longer ones are cut.
+_SHOWN: Final = 80
+# Names that clients give their requests travel back in every answer.
+MAX_ID_CHARS: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTensor:
+    """One input of a request, as its document has it.
+
+    Parameters
+    ----------
+    data
+        A list, nested or flat, or in CBOR the little-endian bytes.
+    content_type
+        The parameter of that name, for an image in BYTES.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: Sequence[Any] | bytes
+    content_type: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class InferRequest:
+    """A request's document, its form checked.
+
+    Parameters
+    ----------
+    id
+        The client's name for it, or None.
+    inputs
+        Its tensors, names unique.
+    outputs
+        Names of the outputs it wants, or None for all.
+    """
+
+    id: str | None
+    inputs: tuple[RequestTensor, ...]
+    outputs: tuple[str, ...] | None
+
+
+def parse_request(document: object) -> InferRequest:
+    """Check a request's form.
+
+    Raises
+    ------
+    InputError
+        If it is no inference request.
+    """
+    if not isinstance(document, dict):
+        raise InputError(f"a request is an object with inputs, not {_kind(document)}")
+    inputs = document.get("inputs")
+    if not isinstance(inputs, list) or not inputs:
+        raise InputError(f"a request has inputs, an array of tensors, not {_kind(inputs)}")
+    tensors = tuple(_tensor(each, index) for index, each in enumerate(inputs))
+    if len({tensor.name for tensor in tensors}) != len(tensors):
+        raise InputError("a request has an input twice")
+    name = document.get("id")
+    if name is not None and (not isinstance(name, str) or len(name) > MAX_ID_CHARS):
+        raise InputError(f"id is a string of at most {MAX_ID_CHARS} characters, not {_kind(name)}")
+    return InferRequest(name, tensors, _wanted(document.get("outputs")))
+
+
+def fill(out: Array, spec: TensorSpec, tensor: RequestTensor) -> None:
+    """Write a request's tensor into the model's input.
+
+    Parameters
+    ----------
+    out
+        The input's memory, contiguous.
+    spec
+        What the model takes.
+
+    Raises
+    ------
+    InputError
+        If datatype, shape, number or range of the values are not the input's.
+    """
+    if (tensor.datatype, tensor.shape) != (spec.datatype, spec.shape):
+        raise InputError(
+            f"input {spec.name!r} expects {spec.datatype}{_shape(spec.shape)}, "
+            f"came {tensor.datatype:.{_SHOWN}}{_shape(tensor.shape)}"
+        )
+    if isinstance(tensor.data, bytes):
+        fill_raw(out, spec, tensor.data)
+        return
+    values = _flatten(tensor.data, spec)
+    count = math.prod(spec.shape)
+    if len(values) != count:
+        raise InputError(f"input {spec.name!r} expects {count} values, came {len(values)}")
+    out.reshape(-1)[:] = _convert(values, spec)
+
+
+def fill_raw(out: Array, spec: TensorSpec, data: bytes | memoryview) -> None:
+    """Write little-endian bytes into the model's input.
+
+    Raises
+    ------
+    InputError
+        If there are not exactly as many as the input has, or a BOOL is neither 0 nor 1.
+    """
+    raw = np.frombuffer(data, np.uint8)
+    if raw.size != spec.nbytes:
+        raise InputError(f"input {spec.name!r} expects {spec.nbytes} bytes, came {raw.size}")
+    if spec.datatype == "BOOL" and raw.size and raw.max() > 1:
+        raise InputError(f"input {spec.name!r} is BOOL, whose bytes are 0 or 1, came {raw.max()}")
+    out.reshape(-1).view(np.uint8)[:] = raw
+
+
+def check_names(given: Sequence[str], inputs: Mapping[str, TensorSpec]) -> None:
+    """Check that a request has each of the model's inputs, and no other.
+
+    Raises
+    ------
+    InputError
+        If it has not.
+    """
+    unknown = [name for name in given if name not in inputs]
+    missing = [name for name in inputs if name not in given]
+    if unknown or missing:
+        expected = ", ".join(map(repr, inputs))
+        came = ", ".join(f"{name!r:.{_SHOWN}}" for name in given)
+        raise InputError(f"expected the inputs {expected}, came {came or 'none'}")
+
+
+def datatype_of(value: Array | tuple[bytes, ...]) -> tuple[str, tuple[int, ...]]:
+    """Return datatype and shape of what is answered."""
+    if isinstance(value, tuple):
+        return "BYTES", (len(value),)
+    spec = TensorSpec.from_dtype("-", str(value.dtype), value.shape)
+    return spec.datatype, spec.shape
+
+
+def _tensor(document: object, index: int) -> RequestTensor:
+    where = f"inputs[{index}]"
+    if not isinstance(document, dict):
+        raise InputError(f"{where} is an object, not {_kind(document)}")
+    unknown = document.keys() - _TENSOR_KEYS
+    if unknown:
+        raise InputError(f"{where} has the unknown key {next(iter(unknown))!s:.{_SHOWN}}")
+    name, datatype, shape = (document.get(key) for key in ("name", "datatype", "shape"))
+    if not isinstance(name, str) or not isinstance(datatype, str):
+        raise InputError(
+            f"{where} has a name and a datatype, strings, not {_kind(name)} and {_kind(datatype)}"
+        )
+    if not isinstance(shape, list) or any(type(dim) is not int or dim < 0 for dim in shape):
+        raise InputError(f"input {name!r:.{_SHOWN}} has a shape, an array of integers that are not negative")
+    data = document.get("data")
+    if not isinstance(data, list | bytes):
+        raise InputError(f"input {name!r:.{_SHOWN}} has data, an array, not {_kind(data)}")
+    parameters = document.get("parameters", {})
+    if not isinstance(parameters, dict):
+        raise InputError(f"parameters of input {name!r:.{_SHOWN}} are an object, not {_kind(parameters)}")
+    content_type = parameters.get("content_type")
+    if content_type is not None and not isinstance(content_type, str):
+        raise InputError(f"content_type of input {name!r:.{_SHOWN}} is a string, not {_kind(content_type)}")
+    return RequestTensor(name, datatype, tuple(shape), data, content_type)
+
+
+def _wanted(document: object) -> tuple[str, ...] | None:
+    if document is None:
+        return None
+    if not isinstance(document, list):
+        raise InputError(f"outputs is an array, not {_kind(document)}")
+    names = [each.get("name") if isinstance(each, dict) else None for each in document]
+    wanted = tuple(name for name in names if isinstance(name, str))
+    if len(wanted) != len(names) or len(set(wanted)) != len(wanted):
+        raise InputError("outputs is an array of objects with a name, each once")
+    return wanted or None
+
+
+def _flatten(data: Sequence[Any], spec: TensorSpec) -> Sequence[Any]:
+    """Unfold nested arrays level by level; a flat one passes as it is."""
+    if not data or type(data[0]) is not list:
+        return data
+    rows = 1
+    for dim, below in pairwise(spec.shape):
+        rows *= dim
+        # Types before lengths: a row that is no array has none.
+        if len(data) != rows or set(map(type, data)) != {list} or set(map(len, data)) != {below}:
+            raise InputError(f"input {spec.name!r} has arrays nested otherwise than as {_shape(spec.shape)}")
+        data = list(chain.from_iterable(data))
+    return data
+
+
+def _convert(values: Sequence[Any], spec: TensorSpec) -> Array:
+    kinds = set(map(type, values))
+    dtype = np.dtype(spec.dtype)
+    allowed = {bool} if dtype.kind == "b" else {int, float} if dtype.kind == "f" else {int}
+    if kinds - allowed:
+        odd = min(kind.__name__ for kind in kinds - allowed)
+        names = " or ".join(sorted(kind.__name__ for kind in allowed))
+        raise InputError(f"input {spec.name!r} is {spec.datatype} and takes {names}, came {odd}")
+    if dtype.kind in "iu" and values:
+        limits = np.iinfo(dtype)
+        low, high = min(values), max(values)
+        if low < limits.min or high > limits.max:
+            raise InputError(
+                f"input {spec.name!r} is {spec.datatype}, from {limits.min} to {limits.max}, "
+                f"came {_short(low if low < limits.min else high)}"
+            )
+    try:
+        # Out of float32's range becomes infinite, which is looked for below.
+        with np.errstate(over="ignore"):
+            array: Array = np.array(values, dtype=np.float64 if dtype.kind == "f" else dtype).astype(dtype)
+    except OverflowError as e:
+        raise InputError(f"input {spec.name!r} is {spec.datatype}, and has a value out of its range") from e
+    if dtype.kind == "f" and not np.isfinite(array).all():
+        raise InputError(f"input {spec.name!r} is {spec.datatype}, and has a value out of its range")
+    return array
+
+
+def _short(number: int) -> str:
+    # An integer of a million digits takes seconds to print; Python refuses more than 4300.
+    return str(number) if abs(number) < 1 << 128 else f"a number of {number.bit_length()} bits"
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return f"[{','.join(map(_short, shape)):.{_SHOWN}}]"
+
+
+def _kind(value: object) -> str:
+    names = {dict: "an object", list: "an array", str: "a string", type(None): "nothing"}
+    return names.get(type(value), type(value).__name__)

@@ -1,0 +1,119 @@
+"""The Open Inference Protocol's JSON, fast for tensors and strict for everything else."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping
+from typing import Any, Final, NoReturn
+
+import numpy as np
+
+from agent.errors import ExecutionError, InputError
+from agent.runtime.storage import Array
+from agent.worker.oip import datatype_of
+
+# A list of numbers takes four times its text in memory, one of empty arrays thirty times: half a gigabyte at
+# worst.
+MAX_JSON_BYTES: Final = 16 * 1024 * 1024
+
+# Digits that bring every value of a type back, and no more: half the text of the float64 that Python would
+# print.
+_FORMATS: Final = {"float16": "%.5g", "float32": "%.9g"}
+
+
+def parse(payload: bytes | bytearray | memoryview) -> object:
+    """Parse a request's JSON.
+
+    Raises
+    ------
+    InputError
+        If it is not JSON (RFC 8259: no NaN, no key twice), or too large.
+    """
+    nbytes = payload.nbytes if isinstance(payload, memoryview) else len(payload)
+    if nbytes > MAX_JSON_BYTES:
+        raise InputError(
+            f"a JSON request has at most {MAX_JSON_BYTES} bytes, this one has {nbytes}",
+            hint="send large tensors as application/octet-stream",
+        )
+    try:
+        return json.loads(str(payload, "utf-8"), object_pairs_hook=_unique, parse_constant=_refuse)
+    except (ValueError, RecursionError) as e:
+        raise InputError(f"the payload is not JSON: {e}") from e
+
+
+def image_bytes(data: object) -> bytes:
+    """Return the image in a BYTES tensor's data.
+
+    Parameters
+    ----------
+    data
+        An array of one base64 string (RFC 4648, padded); in CBOR also of the bytes themselves.
+
+    Raises
+    ------
+    InputError
+        If it is neither.
+    """
+    if isinstance(data, list) and len(data) == 1:
+        (data,) = data
+    if isinstance(data, bytes):
+        return data
+    if not isinstance(data, str):
+        raise InputError("an image is an array of one base64 string")
+    try:
+        return base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError) as e:
+        raise InputError(f"an image is base64: {e}") from e
+
+
+def format_answer(head: Mapping[str, Any], outputs: Mapping[str, Array | tuple[bytes, ...]]) -> bytes:
+    """Return the answer's JSON.
+
+    Parameters
+    ----------
+    head
+        Members before the outputs: model_name, model_version, id and the like.
+    outputs
+        Tensors by name, BYTES as a tuple of UTF-8 texts.
+
+    Raises
+    ------
+    ExecutionError
+        If an output holds NaN or infinity, which JSON has no number for.
+    """
+    parts = []
+    for name, value in outputs.items():
+        datatype, shape = datatype_of(value)
+        meta = json.dumps({"name": name, "datatype": datatype, "shape": shape}, separators=(",", ":"))
+        parts.append(f'{meta[:-1]},"data":{_data(name, value)}}}')
+    start = json.dumps(dict(head), separators=(",", ":"))
+    comma = "," if head else ""
+    return f'{start[:-1]}{comma}"outputs":[{",".join(parts)}]}}'.encode()
+
+
+def _data(name: str, value: Array | tuple[bytes, ...]) -> str:
+    if isinstance(value, tuple):
+        return json.dumps([each.decode("utf-8", "replace") for each in value], separators=(",", ":"))
+    if value.dtype.kind == "f" and not np.isfinite(value).all():
+        raise ExecutionError(
+            f"output {name!r} holds NaN or infinity, which JSON cannot carry",
+            hint="ask for application/octet-stream",
+        )
+    values = value.ravel().tolist()
+    form = _FORMATS.get(str(value.dtype))
+    if form is None or not values:
+        return json.dumps(values, separators=(",", ":"))
+    return f"[{','.join([form] * len(values))}]" % tuple(values)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    document = dict(pairs)
+    if len(document) != len(pairs):
+        raise ValueError("an object has a key twice")
+    return document
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no number of JSON")

@@ -1,0 +1,95 @@
+"""Raw tensors: little-endian bytes one after the other, described by user properties ``name;FP32;1,3,4``.
+
+Elements of BYTES, which only answers have, are each preceded by their length as u32 (the Open Inference
+Protocol's binary tensor extension).
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from agent.bundle.tensor_spec import TensorSpec
+from agent.errors import InputError
+from agent.runtime.storage import Array
+from agent.worker.oip import check_names, datatype_of, fill_raw
+
+_PROPERTY: Final = re.compile(
+    r"([^;]{1,256});([A-Z0-9]{1,8});(|(?:0|[1-9][0-9]{0,9})(?:,(?:0|[1-9][0-9]{0,9})){0,15})"
+)
+_LENGTH: Final = struct.Struct("<I")
+
+
+def fill_inputs(
+    payload: memoryview,
+    properties: Sequence[str],
+    inputs: Mapping[str, TensorSpec],
+    target: Callable[[str], Array],
+) -> None:
+    """Copy a payload's tensors straight into the model's inputs.
+
+    Parameters
+    ----------
+    payload
+        Bytes of all tensors, in the order of `properties`; in the order of `inputs` if there are none.
+    inputs
+        What the model takes.
+    target
+        Returns an input's memory by its name.
+
+    Raises
+    ------
+    InputError
+        If tensors and payload are not the model's.
+    """
+    specs = [_parse(each) for each in properties] or list(inputs.values())
+    names = [spec.name for spec in specs]
+    if len(set(names)) != len(names):
+        raise InputError("a request has an input twice")
+    check_names(names, inputs)
+    for spec in specs:
+        if spec != inputs[spec.name]:
+            raise InputError(f"expected {inputs[spec.name]}, came {spec}")
+    total = sum(spec.nbytes for spec in specs)
+    if payload.nbytes != total:
+        raise InputError(
+            f"the payload of {', '.join(map(str, specs)):.200} has {total} bytes, came {payload.nbytes}"
+        )
+    offset = 0
+    for spec in specs:
+        fill_raw(target(spec.name), spec, payload[offset : offset + spec.nbytes])
+        offset += spec.nbytes
+
+
+def format_answer(
+    outputs: Mapping[str, Array | tuple[bytes, ...]],
+) -> tuple[tuple[str, ...], bytes | memoryview]:
+    """Return the user properties and the payload of an answer.
+
+    A single contiguous tensor is not copied: the payload is then its memory.
+    """
+    properties = []
+    parts: list[bytes | memoryview] = []
+    for name, value in outputs.items():
+        datatype, shape = datatype_of(value)
+        properties.append(f"{name};{datatype};{','.join(map(str, shape))}")
+        if isinstance(value, tuple):
+            parts.extend(piece for each in value for piece in (_LENGTH.pack(len(each)), each))
+        else:
+            parts.append(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
+    return tuple(properties), parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _parse(text: str) -> TensorSpec:
+    match = _PROPERTY.fullmatch(text)
+    if match is None:
+        raise InputError(f"a tensor is described as name;FP32;1,3,4, not {text!r:.80}")
+    shape = tuple(map(int, match[3].split(","))) if match[3] else ()
+    try:
+        return TensorSpec(match[1], match[2], shape)
+    except ValueError as e:
+        raise InputError(f"tensor {text!r:.80}: {e}") from e

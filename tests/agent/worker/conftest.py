@@ -1,0 +1,183 @@
+"""Real workers: a bundle's members in sealed memory files, a mod.so compiled here, a process at the channel's end."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import socket
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agent.bundle.graph import Graph
+from agent.bundle.manifest import (
+    FileDigest,
+    Manifest,
+    Postprocess,
+    Preprocess,
+    Provenance,
+    Resources,
+    Runtime,
+    Samples,
+    Target,
+)
+from agent.bundle.tensor_spec import TensorSpec
+from agent.worker.channel import Answer, Channel, Failed, Frame, Load, Ready, Request, send_load
+from tests.fake_module import GraphBuilder, params
+
+HERE = Path(__file__).parent
+ANSWER_LIMIT_S = 30.0
+
+
+def compile_c(source: Path, target: Path, *flags: str) -> Path:
+    import tvm_ffi.libinfo as info
+
+    includes = [f"-I{path}" for path in (info.find_include_path(), info.find_dlpack_include_path())]
+    command = [
+        "gcc",
+        "-O1",
+        "-shared",
+        "-fPIC",
+        *includes,
+        *flags,
+        "-o",
+        str(target),
+        str(source),
+        "-lpthread",
+    ]
+    subprocess.run(command, check=True)
+    return target
+
+
+@pytest.fixture(scope="session")
+def kernel_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compile_c(HERE / "kernels.c", tmp_path_factory.mktemp("kernels") / "mod.so")
+
+
+def sealed(content: bytes) -> int:
+    descriptor = os.memfd_create("member", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+    os.write(descriptor, content)
+    seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    return descriptor
+
+
+def manifest(
+    files: Mapping[str, bytes],
+    inputs: tuple[TensorSpec, ...],
+    outputs: tuple[TensorSpec, ...],
+    *,
+    preprocess: Preprocess | None = None,
+    postprocess: Postprocess | None = None,
+    samples: Samples | None = None,
+) -> Manifest:
+    return Manifest(
+        name="probe",
+        version="1.2.3",
+        security_counter=0,
+        compatible=("linux-x86_64",),
+        target=Target("x86_64-linux-gnu", "generic", ()),
+        runtime=Runtime("0.27.0", "0.1.14", "graph", "tvm-ffi-0.1", "2.28"),
+        inputs=inputs,
+        outputs=outputs,
+        preprocess=preprocess,
+        postprocess=postprocess,
+        samples=samples or Samples(0, 1e-4, 1e-5),
+        resources=Resources(0, 0),
+        files={name: FileDigest(hashlib.sha256(data).hexdigest(), len(data)) for name, data in files.items()},
+        provenance=Provenance("0" * 64, "test"),
+    )
+
+
+def one_kernel(name: str, shape: tuple[int, ...] = (4,)) -> Graph:
+    g = GraphBuilder()
+    return g.graph(g.call(name, [g.input("x", shape)], shape))
+
+
+class WorkerProcess:
+    """A worker as the agent has it: a process and a channel."""
+
+    def __init__(self, process: subprocess.Popen[bytes], connection: socket.socket) -> None:
+        self.process = process
+        self.connection = connection
+        self.channel = Channel(connection)
+        self.loaded: Ready | Failed | None = None
+
+    def infer(self, payload: bytes | np.ndarray[Any, Any] = b"", **fields: Any) -> tuple[Answer, bytes]:
+        body = payload.tobytes() if isinstance(payload, np.ndarray) else payload
+        self.channel.send(Request(**({"seq": 1, "content_type": "application/octet-stream"} | fields)), body)
+        frame = self.channel.receive()
+        assert isinstance(frame, Frame), "the worker is gone"
+        assert isinstance(frame.header, Answer)
+        return frame.header, bytes(frame.payload)
+
+    def infer_raw(self, *values: float) -> np.ndarray[Any, Any]:
+        answer, payload = self.infer(np.array(values, np.float32))
+        assert answer.status == 200, answer.message
+        return np.frombuffer(payload, np.float32)
+
+
+Spawn = Callable[..., WorkerProcess]
+
+
+@pytest.fixture
+def spawn(kernel_library: Path) -> Iterator[Spawn]:
+    """Start workers: ``spawn(graph, weights, spec..., load fields...)``; all are gone when the test ends."""
+    started: list[WorkerProcess] = []
+
+    def start(
+        graph: Graph | str,
+        *,
+        library: Path | None = None,
+        weights: Mapping[str, np.ndarray[Any, Any]] | None = None,
+        files: Mapping[str, bytes] | None = None,
+        inputs: tuple[TensorSpec, ...] = (TensorSpec("x", "FP32", (4,)),),
+        outputs: tuple[TensorSpec, ...] = (TensorSpec("y", "FP32", (4,)),),
+        load: Mapping[str, Any] | None = None,
+        **declared: Any,
+    ) -> WorkerProcess:
+        if isinstance(graph, str):
+            graph = one_kernel(graph)
+        content = {
+            "mod.so": (library or kernel_library).read_bytes(),
+            "mod.json": graph.to_json(),
+            "mod.params": params(**(weights or {})),
+        } | dict(files or {})
+        ours, theirs = socket.socketpair()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "agent.worker", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+        )
+        theirs.close()
+        worker = WorkerProcess(process, ours)
+        started.append(worker)
+        ours.settimeout(ANSWER_LIMIT_S)
+        descriptors = [sealed(each) for each in content.values()]
+        described = manifest(content, inputs, outputs, **declared).to_bytes()
+        send_load(ours, Load(tuple(content), **(load or {})), described, descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        frame = worker.channel.receive()
+        if frame is not None:
+            assert isinstance(frame.header, Ready | Failed)
+            worker.loaded = frame.header
+        return worker
+
+    yield start
+    for worker in started:
+        worker.connection.close()
+        worker.process.kill()
+        worker.process.wait()
+
+
+@pytest.fixture(scope="session")
+def python_headers() -> str:
+    return sysconfig.get_paths()["include"]
