@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from onnx import defs, helper, numpy_helper
 
 from builder.importer.onnx_graph import OnnxGraph, copy_node, remove_dead_nodes, subgraphs
+from builder.importer.opset import NEWEST
 from builder.importer.shapes import infer_shapes
 from builder.importer.silence import FOREIGN_FAILURES, quiet
 from builder.importer.weights import is_large
@@ -157,7 +158,8 @@ def _run(
     ]
     outputs = [onnx.ValueInfoProto(name=name) for name in made]
     body = helper.make_graph([copy_node(node) for node in nodes], "constants", inputs, outputs, initializer=small)
-    model = helper.make_model(body, opset_imports=graph.model.opset_import, ir_version=graph.model.ir_version)
+    opset = [helper.make_opsetid("", min(graph.opset, NEWEST))]
+    model = helper.make_model(body, opset_imports=opset, ir_version=graph.model.ir_version)
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4

@@ -11,13 +11,14 @@ from typing import Final
 import onnx
 import onnxslim
 
-from builder.errors import ModelError
 from builder.importer.constant_folding import fold_constants
 from builder.importer.control_flow import has_control_flow, inline_constant_ifs
-from builder.importer.onnx_graph import ValueType, value_type
-from builder.importer.opset import raise_opset
+from builder.importer.function_bodies import expand, has_body
+from builder.importer.onnx_graph import OnnxGraph, ValueType, value_type
+from builder.importer.opset import convert_opset
+from builder.importer.relax_module import supported_operators
 from builder.importer.rewrites import apply_rewrites
-from builder.importer.silence import FOREIGN_FAILURES, first_line, quiet
+from builder.importer.silence import FOREIGN_FAILURES, quiet
 from builder.importer.static_inputs import Shapes, Values, fix_inputs
 
 # A rewrite may make what another one takes apart, and unrolled bodies hold more of both; known chains end after three.
@@ -52,18 +53,35 @@ def normalise(
     fold_constants(model)
     while has_control_flow(model) and inline_constant_ifs(model):
         fold_constants(model)
-    model = raise_opset(model)
+    return simplify(convert_opset(model))
+
+
+def simplify(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Rewrite, expand and fold a model of static inputs until nothing changes, then tidy it up."""
     for _ in range(MAX_PASSES):
         fold_constants(model)
-        if not apply_rewrites(model) and not inline_constant_ifs(model):
-            break
+        changed = apply_rewrites(model) + inline_constant_ifs(model)
+        if not changed:
+            missing = _defined_by_others(model)
+            if not missing or (expanded := expand(model, missing)) is model:
+                break
+            model = expanded
     model = _slim(model)
     fold_constants(model)
-    try:
-        onnx.checker.check_model(model)
-    except FOREIGN_FAILURES as error:
-        raise ModelError(f"not a valid ONNX model: {first_line(error)}", hint="export the model again") from error
     return model
+
+
+def _defined_by_others(model: onnx.ModelProto) -> set[str]:
+    """Operators that ONNX defines by others, and that have no converter or whose shapes it cannot infer as such."""
+    graph = OnnxGraph(model)
+    known = supported_operators()
+    return {
+        node.op_type
+        for node in model.graph.node
+        if not node.domain
+        and (node.op_type not in known or any(graph.shape_of(name) is None for name in node.output if name))
+        and has_body(node.op_type, graph.opset)
+    }
 
 
 def _slim(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -12,11 +12,12 @@ from numpy.typing import ArrayLike
 from tvm.ir import IRModule
 
 from agent.bundle.tensor_spec import TensorSpec
+from builder.importer.function_bodies import expand, has_body
 from builder.importer.model_file import ModelFile, read_model
-from builder.importer.normalise import normalise
-from builder.importer.relax_module import FrontEndError, to_relax
+from builder.importer.normalise import normalise, simplify
+from builder.importer.relax_module import FrontEndError, RelaxModel, to_relax
 from builder.importer.structure import prepare
-from builder.importer.unsupported import explain, refuse_unsupported
+from builder.importer.unsupported import explain, refuse_unsupported, refused_operators
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,8 @@ class ImportedModel:
         Digest of what was imported, in hexadecimal.
     notes
         What was chosen or dropped without being asked for, a line each.
+    name
+        The file's name without its suffix; the graph's name for a model in memory.
     """
 
     mod: IRModule
@@ -45,6 +48,7 @@ class ImportedModel:
     onnx: onnx.ModelProto
     source_sha256: str
     notes: tuple[str, ...]
+    name: str
 
 
 def import_onnx(
@@ -78,6 +82,7 @@ def import_onnx(
         Operators cannot be imported; all of them are named, with their nodes.
     """
     collected: list[str] = []
+    name = source.graph.name if isinstance(source, onnx.ModelProto) else Path(source).stem
 
     def note(text: str) -> None:
         collected.append(text)
@@ -88,11 +93,24 @@ def import_onnx(
     model = prepare(file.model)
     model = normalise(model, input_shapes or {}, input_values or {}, note)
     refuse_unsupported(model)
-    try:
-        relax = to_relax(model)
-    except FrontEndError as error:
-        raise explain(model, str(error)) from error
-    return ImportedModel(relax.mod, relax.inputs, relax.outputs, model, file.sha256, tuple(collected))
+    model, relax = _convert(model)
+    return ImportedModel(relax.mod, relax.inputs, relax.outputs, model, file.sha256, tuple(collected), name)
+
+
+def _convert(model: onnx.ModelProto) -> tuple[onnx.ModelProto, RelaxModel]:
+    """Convert; operators that the front end refuses in the form at hand are expanded, where ONNX defines them."""
+    tried: set[str] = set()
+    while True:
+        try:
+            return model, to_relax(model)
+        except FrontEndError as error:
+            opset = model.opset_import[0].version
+            refused = {op for op in refused_operators(model) if has_body(op, opset)} - tried
+            if not refused:
+                raise explain(model, str(error)) from error
+            tried |= refused
+            model = simplify(expand(model, refused))
+            refuse_unsupported(model)
 
 
 def _in_memory(model: onnx.ModelProto) -> ModelFile:

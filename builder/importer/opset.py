@@ -1,34 +1,51 @@
-"""The opset, raised: TVM's front end knows the newer form of operators best, and often only that."""
+"""The opset, brought into a range: TVM's front end knows new forms of operators best, ONNX Runtime not the newest."""
 
 from __future__ import annotations
 
 from typing import Final
 
 import onnx
-from onnx import version_converter
+from onnx import defs, helper, version_converter
 
+from builder.importer.onnx_graph import walk_nodes
 from builder.importer.silence import FOREIGN_FAILURES, quiet
 from builder.importer.weights import put_back, without_large_weights
 
 # The oldest opset whose operators all have the form that the front end and our rewrites expect.
-OPSET: Final = 17
+OLDEST: Final = 17
+# The newest that ONNX Runtime promises to run (1.31: 26).
+NEWEST: Final = 26
 
 
-def raise_opset(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Convert the operators of a model to `OPSET`, where they are older.
+def convert_opset(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Bring the operators of a model to an opset from `OLDEST` to `NEWEST`.
 
     Returns
     -------
     onnx.ModelProto
-        The converted model; the model itself where it is new enough, or where ONNX has no adapter for an operator: the
-        import may succeed all the same, and says which node is at fault if it does not.
+        The converted model; the model itself where it is in the range, or where ONNX has no adapter for an operator:
+        the import may succeed all the same, and says which node is at fault if it does not.
     """
-    if model.opset_import[0].version >= OPSET:
+    version = model.opset_import[0].version
+    if version > NEWEST and _means_the_same(model, NEWEST):
+        model.opset_import[0].CopyFrom(helper.make_opsetid("", NEWEST))
+    if version >= OLDEST:
         return model
     try:
         with quiet():
-            converted = version_converter.convert_version(without_large_weights(model), OPSET)
+            converted = version_converter.convert_version(without_large_weights(model), OLDEST)
     except FOREIGN_FAILURES:
         return model
     put_back(converted, model)
     return converted
+
+
+def _means_the_same(model: onnx.ModelProto, version: int) -> bool:
+    """Whether no operator of the model has changed since another opset."""
+    current = model.opset_import[0].version
+    operators = {node.op_type for node in walk_nodes(model.graph) if not node.domain}
+    return all(
+        defs.has(operator, version, "")
+        and defs.get_schema(operator, current, "").since_version <= version
+        for operator in operators
+    )

@@ -8,7 +8,7 @@ import onnx
 from onnx import helper
 from tvm import relax
 from tvm.ir import IRModule
-from tvm.relax.frontend.onnx import from_onnx
+from tvm.relax.frontend.onnx import from_onnx, onnx_frontend
 
 from agent.bundle.tensor_spec import TensorSpec
 from builder.errors import ModelError
@@ -34,6 +34,12 @@ class RelaxModel:
     mod: IRModule
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+
+
+def supported_operators() -> frozenset[str]:
+    """Operators of ONNX's own domain that TVM's front end has a converter for."""
+    # The list has no public name; nothing else says what the front end knows.
+    return frozenset(onnx_frontend._get_convert_map())  # noqa: SLF001
 
 
 def convert(model: onnx.ModelProto) -> IRModule:

@@ -15,14 +15,22 @@ import onnx.checker
 import onnx.shape_inference
 import onnx.version_converter
 from google.protobuf.message import DecodeError
+from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
-# TVM's and ONNX's front ends raise whatever Python raised first, a bare Exception not among it; each call into
-# them is wrapped with this tuple where it is made.
+# TVM's front end raises whatever Python raised first, and the others have classes of their own without a common
+# base. Each call into them is wrapped with this tuple where it is made.
 FOREIGN_FAILURES: Final = (
     onnx.checker.ValidationError,
     onnx.shape_inference.InferenceError,
     onnx.version_converter.ConvertError,
     DecodeError,
+    ort_errors.EPFail,
+    ort_errors.Fail,
+    ort_errors.InvalidArgument,
+    ort_errors.InvalidGraph,
+    ort_errors.InvalidProtobuf,
+    ort_errors.NotImplemented,
+    ort_errors.RuntimeException,
     ArithmeticError,
     AssertionError,
     AttributeError,

@@ -9,11 +9,10 @@ from typing import Final
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
-from tvm.relax.frontend.onnx import onnx_frontend
 
 from builder.errors import ModelError, UnsupportedOperatorError
 from builder.importer.onnx_graph import OnnxGraph, copy_node, describe, subgraphs
-from builder.importer.relax_module import FrontEndError, convert
+from builder.importer.relax_module import FrontEndError, convert, supported_operators
 
 # Each trial is one run of the front end on one node. Nodes that differ in name alone are tried once; a graph with
 # more different ones than this names those that were found by then.
@@ -62,12 +61,6 @@ def refuse_unsupported(model: onnx.ModelProto) -> None:
     raise explain(model, "")
 
 
-def supported_operators() -> frozenset[str]:
-    """Operators of ONNX's own domain that TVM's front end has a converter for."""
-    # The list has no public name; nothing else says what the front end knows.
-    return frozenset(onnx_frontend._get_convert_map())  # noqa: SLF001
-
-
 def explain(model: onnx.ModelProto, reason: str) -> ModelError:
     """Find every node that the front end refuses.
 
@@ -87,6 +80,11 @@ def explain(model: onnx.ModelProto, reason: str) -> ModelError:
         hint = _VALUE_HINT
     noun = "operator" if len(found) == 1 else "operators"
     return UnsupportedOperatorError(f"{len(found)} {noun} cannot be imported: {listed}", hint=hint)
+
+
+def refused_operators(model: onnx.ModelProto) -> set[str]:
+    """Operators of ONNX's own domain that have a converter, which refuses some node at hand."""
+    return {obstacle.operator for obstacle in _obstacles(model)}
 
 
 def _obstacles(model: onnx.ModelProto) -> list[Obstacle]:

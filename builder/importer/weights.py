@@ -16,7 +16,7 @@ LARGE_BYTES: Final = 1 << 14
 
 def is_large(tensor: onnx.TensorProto) -> bool:
     """Whether a weight is worth leaving out."""
-    return len(tensor.raw_data) > LARGE_BYTES or tensor.ByteSize() > LARGE_BYTES
+    return bool(tensor.ByteSize() > LARGE_BYTES)
 
 
 def without_large_weights(model: onnx.ModelProto) -> onnx.ModelProto:

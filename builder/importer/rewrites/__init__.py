@@ -1,9 +1,48 @@
-"""Operators that TVM's front end lacks or gets wrong, written with operators that it gets right."""
+"""Operators that TVM's front end lacks or gets wrong, written with operators that it gets right.
+
+`REWRITES` is the table: an operator of ONNX's own domain, and the function that replaces a node of it. Operators that
+ONNX defines by others need no entry: `function_bodies` expands them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Final
+
 import onnx
+
+from builder.importer.onnx_graph import OnnxGraph
+from builder.importer.rewrites import loops, normalisation, quantised, recurrent, resize
+from builder.importer.rewrites.replacement import Rewrite
+from builder.importer.rewrites.sequences import resolve_sequences
+
+REWRITES: Final[Mapping[str, Rewrite]] = {
+    "ConvInteger": quantised.conv_integer,
+    "GRU": recurrent.unroll,
+    "LSTM": recurrent.unroll,
+    "Loop": loops.unroll_loop,
+    "LpNormalization": normalisation.lp_normalization,
+    "QLinearConv": quantised.qlinear_conv,
+    "QLinearMatMul": quantised.qlinear_matmul,
+    "RNN": recurrent.unroll,
+    "Resize": resize.resize,
+    "Scan": loops.unroll_scan,
+}
 
 
 def apply_rewrites(model: onnx.ModelProto) -> int:
-    return 0
+    """Rewrite every node that the table has an entry for, once, in place.
+
+    Returns
+    -------
+    int
+        How many nodes were replaced; what replaced them may hold further ones.
+    """
+    graph = OnnxGraph(model)
+
+    def replace(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
+        rewrite = None if node.domain else REWRITES.get(node.op_type)
+        new = rewrite(node, graph) if rewrite else None
+        return None if new is None else list(new)
+
+    return graph.rewrite(replace) + resolve_sequences(OnnxGraph(model))

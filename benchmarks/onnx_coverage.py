@@ -1,0 +1,191 @@
+"""How much of ONNX can be imported: the node tests that come with the onnx package, each imported, built and run.
+
+`python -m benchmarks.onnx_coverage` counts the cases whose inputs and outputs are plain tensors: those that pass as
+they are, and those that pass once inputs that say a shape, an axis or a count are fixed with input values. With
+`--plain` TVM's front end is given the models as they are, for comparison. Takes some ten minutes; cases run in child
+processes, so that a crash costs one case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import re
+import subprocess
+import sys
+import warnings
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx.backend.test.case.node import collect_testcases
+
+from builder.errors import BuildError
+from builder.importer import import_onnx
+from builder.importer.silence import FOREIGN_FAILURES, quiet
+
+CHUNK = 40
+CHUNK_TIMEOUT_S = 900
+# Looser than the cases' own 1e-7: ours are float32 sums in another order.
+ATOL = 1e-5
+ATOL_HALF = 2e-3
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a case: `passed`, `passed with values`, or the stage where it failed and why."""
+
+    name: str
+    operator: str
+    verdict: str
+    reason: str = ""
+
+
+def plain_cases(pattern: str = "") -> list[Any]:
+    """Node tests whose inputs and outputs are all tensors of numbers."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        cases = collect_testcases(None)
+    return [c for c in cases if c.data_sets and _is_plain(c) and re.search(pattern, c.name)]
+
+
+def _is_plain(case: Any) -> bool:
+    graph = case.model.graph
+    if any(value.type.WhichOneof("value") != "tensor_type" for value in (*graph.input, *graph.output)):
+        return False
+    inputs, outputs = case.data_sets[0]
+    return all(isinstance(a, np.ndarray) and a.dtype.kind in "biuf" for a in (*inputs, *outputs))
+
+
+def run_case(case: Any, *, plain: bool) -> Outcome:
+    operator = case.model.graph.node[-1].op_type
+    inputs, expected = case.data_sets[0]
+    names = [value.name for value in case.model.graph.input]
+    feeds = dict(zip(names, inputs, strict=False))
+    verdict, reason = _attempt(case, feeds, {}, expected, plain=plain)
+    if verdict != "passed" and not plain:
+        for fold in (_indices(feeds), _all_but_first(feeds)):
+            if fold and len(fold) < len(feeds):
+                rest = {name: value for name, value in feeds.items() if name not in fold}
+                again, why = _attempt(case, rest, fold, expected, plain=False)
+                reason = f"{reason} | with values: {why}"
+                if again == "passed":
+                    return Outcome(case.name, operator, "passed with values")
+    return Outcome(case.name, operator, verdict, reason)
+
+
+def _indices(feeds: dict[str, Any]) -> dict[str, Any]:
+    """Small integers (shapes, axes, counts) and single values."""
+    first = next(iter(feeds), "")
+    small = {n: v for n, v in feeds.items() if v.ndim == 0 or (v.ndim == 1 and v.dtype.kind in "iu")}
+    return {name: value for name, value in small.items() if name != first}
+
+
+def _all_but_first(feeds: dict[str, Any]) -> dict[str, Any]:
+    return dict(list(feeds.items())[1:])
+
+
+def _attempt(
+    case: Any, feeds: dict[str, Any], values: dict[str, Any], expected: list[Any], *, plain: bool
+) -> tuple[str, str]:
+    import tvm
+    from tvm import relax
+    from tvm.relax.frontend.onnx import from_onnx
+
+    try:
+        if plain:
+            with quiet():
+                mod = from_onnx(case.model, keep_params_in_input=False)
+        else:
+            shapes = {name: value.shape for name, value in feeds.items() if 0 not in value.shape}
+            mod = import_onnx(case.model, input_shapes=shapes, input_values=values).mod
+    except BuildError as error:
+        return "import", str(error)
+    except FOREIGN_FAILURES as error:
+        return "import" if plain else "TRACEBACK", f"{type(error).__name__}: {error}"
+    try:
+        with quiet():
+            machine = relax.VirtualMachine(tvm.compile(mod, target="llvm"), tvm.cpu())
+        results = machine["main"](*(tvm.runtime.tensor(np.ascontiguousarray(v)) for v in feeds.values()))
+    except FOREIGN_FAILURES as error:
+        return "build", f"{type(error).__name__}: {str(error).strip().splitlines()[-1] if str(error) else ''}"
+    results = [results] if isinstance(results, tvm.runtime.Tensor) else list(results)
+    for got, want in zip(results, expected, strict=False):
+        found = got.numpy()
+        if found.shape != want.shape or found.dtype != want.dtype:
+            return "result", f"expected {want.dtype}{list(want.shape)}, got {found.dtype}{list(found.shape)}"
+        half = want.dtype.itemsize < 4 and want.dtype.kind == "f"
+        close = np.isclose(
+            found.astype(np.float64), want.astype(np.float64), rtol=1e-2 if half else case.rtol,
+            atol=ATOL_HALF if half else max(case.atol, ATOL), equal_nan=True,
+        )
+        if not close.all():
+            return "result", f"{np.count_nonzero(~close)} of {close.size} elements differ"
+    return "passed", ""
+
+
+def _child(start: int, stop: int, pattern: str, *, plain: bool) -> None:
+    for case in plain_cases(pattern)[start:stop]:
+        print(json.dumps(["begin", case.name]), flush=True)
+        print(json.dumps(["end", asdict(run_case(case, plain=plain))]), flush=True)
+
+
+def _chunk(start: int, stop: int, pattern: str, *, plain: bool) -> tuple[list[Outcome], int]:
+    """Outcomes of a chunk, and where to go on: behind a case that killed its process."""
+    command = [sys.executable, "-m", "benchmarks.onnx_coverage", "--child", f"{start}:{stop}", "--filter", pattern]
+    try:
+        done = subprocess.run(
+            [*command, *(["--plain"] if plain else [])],
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=CHUNK_TIMEOUT_S, check=False,
+        ).stdout
+    except subprocess.TimeoutExpired as error:
+        done = error.stdout or b""
+    outcomes, begun = [], ""
+    for line in done.decode().splitlines():
+        if not line.startswith('["'):
+            continue
+        kind, what = json.loads(line)
+        if kind == "begin":
+            begun = what
+        else:
+            outcomes.append(Outcome(**what))
+            begun = ""
+    if begun:
+        outcomes.append(Outcome(begun, "", "CRASH"))
+    return outcomes, (start + len(outcomes)) if outcomes else stop
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.onnx_coverage", description=__doc__)
+    parser.add_argument("--filter", default="", help="only cases whose name this regular expression finds")
+    parser.add_argument("--plain", action="store_true", help="TVM's front end alone")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("-o", "--output", type=Path, help="write all outcomes here (JSON)")
+    arguments = parser.parse_args()
+    if arguments.child:
+        start, stop = (int(part) for part in arguments.child.split(":"))
+        _child(start, stop, arguments.filter, plain=arguments.plain)
+        return
+    total = len(plain_cases(arguments.filter))
+    outcomes: list[Outcome] = []
+    position = 0
+    while position < total:
+        stop = min(position + CHUNK, total)
+        found, position = _chunk(position, stop, arguments.filter, plain=arguments.plain)
+        outcomes += found
+        if sys.stderr.isatty():
+            print(f"\r{position} of {total}", end="", file=sys.stderr)
+    counts = collections.Counter(outcome.verdict for outcome in outcomes)
+    for verdict, count in counts.most_common():
+        print(f"{count:6} {verdict}")
+    passed = counts["passed"] + counts["passed with values"]
+    print(f"{passed} of {total} pass (onnx {onnx.__version__})")
+    if arguments.output:
+        arguments.output.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1))
+
+
+if __name__ == "__main__":
+    main()

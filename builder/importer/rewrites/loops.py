@@ -1,0 +1,117 @@
+"""Loop and Scan of a known number of steps, unrolled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import onnx
+
+from builder.importer.control_flow import inline_body
+from builder.importer.onnx_graph import OnnxGraph, attributes
+from builder.importer.rewrites.replacement import Replacement, input_name
+
+# Bounds the work behind an unrolled loop; a body of 20 nodes may run 500 times.
+MAX_UNROLLED_NODES: Final = 10_000
+
+
+def unroll_loop(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """Unroll a Loop whose trip count is a constant and which nothing ends early."""
+    body: onnx.GraphProto = attributes(node)["body"]
+    trips = graph.constant(node.input[0]) if node.input[0] else None
+    if trips is None or trips.size != 1 or not _always_goes_on(node, graph, body):
+        return None
+    count = int(trips.reshape(()))
+    if count < 1 or count * len(body.node) > MAX_UNROLLED_NODES:
+        return None
+    carried = list(node.input[2:])
+    scanned = len(body.output) - 1 - len(carried)
+    new = Replacement(node, graph)
+    going_on = new.constant(True, np.bool_)
+    rows: list[list[str]] = [[] for _ in range(scanned)]
+    for step in range(count):
+        outputs = [graph.fresh(output.name) for output in body.output]
+        index = new.constant(step, np.int64)
+        new.nodes += inline_body(
+            graph, body, f"{node.name}/{step}", [index, going_on, *carried], outputs
+        )
+        carried = outputs[1 : 1 + len(carried)]
+        for row, value in zip(rows, outputs[1 + len(carried) :], strict=True):
+            row.append(value)
+    _hand_out(new, node.output, carried, rows, [0] * scanned, [False] * scanned)
+    return new.nodes
+
+
+def _always_goes_on(node: onnx.NodeProto, graph: OnnxGraph, body: onnx.GraphProto) -> bool:
+    """Whether the condition is true at the start, and handed on or set true by the body."""
+    if name := input_name(node, 1):
+        start = graph.constant(name)
+        if start is None or not bool(start.reshape(())):
+            return False
+    makers = {name: maker for maker in body.node for name in maker.output}
+    weights = {tensor.name: tensor for tensor in body.initializer}
+    name = body.output[0].name
+    while (maker := makers.get(name)) is not None and maker.op_type == "Identity":
+        name = maker.input[0]
+    if name == body.input[1].name:
+        return True
+    if name in weights:
+        return bool(onnx.numpy_helper.to_array(weights[name]).reshape(()))
+    if maker is not None and maker.op_type == "Constant" and maker.attribute[0].name == "value":
+        return bool(onnx.numpy_helper.to_array(maker.attribute[0].t).reshape(()))
+    outer = graph.constant(name)
+    return outer is not None and bool(outer.reshape(()))
+
+
+def unroll_scan(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """Unroll a Scan over inputs of known length."""
+    options = attributes(node)
+    body: onnx.GraphProto = options["body"]
+    scans = int(options["num_scan_inputs"])
+    carried, read = list(node.input[: len(node.input) - scans]), list(node.input[len(node.input) - scans :])
+    made = len(body.output) - len(carried)
+    axes_in = list(options.get("scan_input_axes", [0] * scans))
+    axes_out = list(options.get("scan_output_axes", [0] * made))
+    back_in = list(options.get("scan_input_directions", [0] * scans))
+    back_out = [bool(direction) for direction in options.get("scan_output_directions", [0] * made)]
+    shapes = [graph.shape_of(name) for name in read]
+    if not read or any(shape is None for shape in shapes) or "" in carried:
+        return None
+    count = (shapes[0] or ())[axes_in[0]]
+    if count < 1 or count * len(body.node) > MAX_UNROLLED_NODES:
+        return None
+    new = Replacement(node, graph)
+    rows: list[list[str]] = [[] for _ in range(made)]
+    for step in range(count):
+        slices = []
+        for name, axis, backwards in zip(read, axes_in, back_in, strict=True):
+            index = new.constant(count - 1 - step if backwards else step, np.int64)
+            slices.append(new.op("Gather", name, index, axis=axis))
+        outputs = [graph.fresh(output.name) for output in body.output]
+        new.nodes += inline_body(graph, body, f"{node.name}/{step}", [*carried, *slices], outputs)
+        carried = outputs[: len(carried)]
+        for row, value in zip(rows, outputs[len(carried) :], strict=True):
+            row.append(value)
+    _hand_out(new, node.output, carried, rows, axes_out, back_out)
+    return new.nodes
+
+
+def _hand_out(
+    new: Replacement,
+    names: Sequence[str],
+    carried: list[str],
+    rows: list[list[str]],
+    axes: list[int],
+    backwards: list[bool],
+) -> None:
+    """The loop's outputs: last states, and what each step made, stacked."""
+    for name, value in zip(names, carried, strict=False):
+        if name:
+            new.op("Identity", value, to=name)
+    for name, row, axis, reverse in zip(names[len(carried) :], rows, axes, backwards, strict=False):
+        if name:
+            parts = [new.op("Unsqueeze", value, new.ints(axis)) for value in (reversed(row) if reverse else row)]
+            new.op("Concat", *parts, to=name, axis=axis)
+
+

@@ -1,0 +1,77 @@
+"""Operators on quantised tensors, written as dequantise - operate - quantise.
+
+That is their definition (ONNX operator specification, QLinearConv-10 and its kin); the sums are float32 instead of
+int32, and may differ from them by one step of the output's scale where a value lies between two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from builder.importer.onnx_graph import OnnxGraph
+from builder.importer.rewrites.replacement import Replacement, input_name
+
+
+def qlinear_conv(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """QLinearConv: x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias."""
+    new = Replacement(node, graph)
+    x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero = node.input[:8]
+    data = new.op("DequantizeLinear", x, x_scale, x_zero)
+    weight = new.op("DequantizeLinear", w, w_scale, w_zero, axis=0)
+    inputs = [data, weight]
+    if bias := input_name(node, 8):
+        scale = new.op("Mul", x_scale, w_scale)
+        inputs.append(new.op("Mul", new.cast(bias, TensorProto.FLOAT), scale))
+    return [*new.nodes, *_conv(node, new, inputs, graph, [y_scale, y_zero])]
+
+
+def _conv(
+    node: onnx.NodeProto, new: Replacement, inputs: list[str], graph: OnnxGraph, quantise: list[str]
+) -> list[onnx.NodeProto]:
+    """A Conv with the attributes of the node, quantised at the end."""
+    conv = helper.make_node("Conv", inputs, [graph.fresh(f"{node.name}/Conv")], name=f"{node.name}/Conv")
+    conv.attribute.extend(node.attribute)
+    last = helper.make_node(
+        "QuantizeLinear", [conv.output[0], *quantise], list(node.output), name=f"{node.name}/QuantizeLinear"
+    )
+    return [conv, last]
+
+
+def qlinear_matmul(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """QLinearMatMul: a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero."""
+    ranks = [len(shape) if (shape := graph.shape_of(node.input[i])) is not None else None for i in (0, 3)]
+    if None in ranks:
+        return None
+    new = Replacement(node, graph)
+    a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = node.input
+    # A vector of scales goes along the rows of a, and along the columns of b.
+    left = new.op("DequantizeLinear", a, a_scale, a_zero, axis=max((ranks[0] or 0) - 2, 0))
+    right = new.op("DequantizeLinear", b, b_scale, b_zero, axis=max((ranks[1] or 0) - 1, 0))
+    new.op("QuantizeLinear", new.op("MatMul", left, right), y_scale, y_zero, to=node.output[0])
+    return new.nodes
+
+
+def conv_integer(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """ConvInteger: x, w, x_zero, w_zero. The sums are exact up to 2**24, and rounded beyond."""
+    new = Replacement(node, graph)
+    data = new.cast(node.input[0], TensorProto.FLOAT)
+    weight = new.cast(node.input[1], TensorProto.FLOAT)
+    if zero := input_name(node, 2):
+        data = new.op("Sub", data, new.cast(zero, TensorProto.FLOAT))
+    if zero := input_name(node, 3):
+        point = new.cast(zero, TensorProto.FLOAT)
+        rank = len(graph.shape_of(node.input[1]) or ())
+        if graph.shape_of(zero):
+            point = new.op("Reshape", point, new.ints(-1, *[1] * (rank - 1)))
+        weight = new.op("Sub", weight, point)
+    conv = helper.make_node("Conv", [data, weight], [graph.fresh(f"{node.name}/Conv")], name=f"{node.name}/Conv")
+    conv.attribute.extend(node.attribute)
+    new.nodes.append(conv)
+    new.cast(new.op("Round", conv.output[0]), TensorProto.INT32, to=node.output[0])
+    return new.nodes
+
+

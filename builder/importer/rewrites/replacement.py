@@ -1,0 +1,84 @@
+"""The nodes that take the place of one: written in the order in which they run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import onnx
+from numpy.typing import ArrayLike, DTypeLike
+from onnx import helper
+
+from builder.importer.onnx_graph import OnnxGraph
+
+Attribute: TypeAlias = int | float | str | Sequence[int]
+# Gives the nodes to stand in a node's place, or None where it should stay.
+Rewrite: TypeAlias = Callable[[onnx.NodeProto, OnnxGraph], Sequence[onnx.NodeProto] | None]
+
+# From this opset on, every reduction takes its axes as an input; ReduceSum does from 13.
+_AXES_ARE_INPUT = 18
+
+
+class Replacement:
+    """Collects nodes that replace a node.
+
+    Parameters
+    ----------
+    node
+        The node to be replaced: new nodes carry its name, so that messages still point at it.
+    graph
+        The graph that it stands in.
+    """
+
+    def __init__(self, node: onnx.NodeProto, graph: OnnxGraph) -> None:
+        self._node = node
+        self._graph = graph
+        self.nodes: list[onnx.NodeProto] = []
+
+    def op(self, op_type: str, *inputs: str, to: str = "", **attributes: Attribute) -> str:
+        """Add a node of one output; `to` names the output, which is new otherwise."""
+        output = to or self._graph.fresh(f"{self._node.name}/{op_type}")
+        self._add(op_type, inputs, [output], **attributes)
+        return output
+
+    def op_many(self, op_type: str, count: int, *inputs: str, **attributes: Attribute) -> list[str]:
+        """Add a node of several outputs."""
+        outputs = [self._graph.fresh(f"{self._node.name}/{op_type}") for _ in range(count)]
+        self._add(op_type, inputs, outputs, **attributes)
+        return outputs
+
+    def _add(self, op_type: str, inputs: Sequence[str], outputs: list[str], **attributes: Attribute) -> None:
+        name = f"{self._node.name}/{op_type}_{len(self.nodes)}"
+        self.nodes.append(helper.make_node(op_type, list(inputs), outputs, name=name, **attributes))
+
+    def cast(self, x: str, elem_type: int, to: str = "") -> str:
+        """Add a Cast, whose attribute has the name of this class's `to`."""
+        output = to or self._graph.fresh(f"{self._node.name}/Cast")
+        name = f"{self._node.name}/Cast_{len(self.nodes)}"
+        self.nodes.append(helper.make_node("Cast", [x], [output], name=name, to=elem_type))
+        return output
+
+    def constant(self, values: ArrayLike, dtype: DTypeLike) -> str:
+        """Add a weight."""
+        return self._graph.add_constant(np.asarray(values, dtype), f"{self._node.name}/constant")
+
+    def ints(self, *values: int) -> str:
+        """Add a vector of INT64, as shapes and axes are given."""
+        return self.constant(values, np.int64)
+
+    def reduce(self, op_type: str, x: str, axes: Sequence[int], *, keep: bool, to: str = "") -> str:
+        """Add a reduction, in the form of the model's opset."""
+        if self._graph.opset >= _AXES_ARE_INPUT or op_type == "ReduceSum":
+            return self.op(op_type, x, self.ints(*axes), to=to, keepdims=int(keep))
+        return self.op(op_type, x, to=to, axes=list(axes), keepdims=int(keep))
+
+
+def input_name(node: onnx.NodeProto, index: int) -> str:
+    """Name of an optional input, empty where it is absent."""
+    return node.input[index] if index < len(node.input) else ""
+
+
+def output_name(node: onnx.NodeProto, index: int) -> str:
+    """Name of an optional output, empty where it is absent."""
+    return node.output[index] if index < len(node.output) else ""

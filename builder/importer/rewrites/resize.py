@@ -1,0 +1,222 @@
+"""Resize in the forms in which TVM's front end differs from ONNX: along each axis, a product with a constant matrix.
+
+TVM derives the scale from the sizes, where ONNX uses the scale it was given (they differ when the size is rounded
+down), and lacks antialiasing, `exclude_outside`, `axes` and some coordinate transformations. Every mode of Resize is
+separable and linear in the picture, so one small matrix an axis says all of it; nearest is a Gather.
+Formulas: ONNX operator specification, Resize-19; Keys 1981 for the cubic kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from builder.importer.onnx_graph import OnnxGraph, attributes
+from builder.importer.rewrites.replacement import Replacement, input_name
+
+_KEPT_COORDINATES: Final = frozenset({"half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners"})
+# The matrices of one Resize, in elements; a picture of 4096 pixels a side needs 16 million an axis at most.
+MAX_ELEMENTS: Final = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """One axis to be resized: its place, the sizes, and the scale as ONNX counts it."""
+
+    axis: int
+    before: int
+    after: int
+    scale: float
+    start: float
+    end: float
+
+
+def resize(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """Rewrite a Resize that the front end would get wrong; None where it does it right, or sizes are unknown."""
+    options = attributes(node)
+    shape = graph.shape_of(node.input[0])
+    found = graph.type_of(node.input[0])
+    axes = None if shape is None else _axes(node, graph, options, shape)
+    if found is None or shape is None or axes is None or _is_kept(options, axes, shape):
+        return None
+    changed = [axis for axis in axes if not _is_identity(axis, options)]
+    if sum(axis.before * axis.after for axis in changed) > MAX_ELEMENTS:
+        return None
+    new = Replacement(node, graph)
+    x = node.input[0]
+    if options.get("mode", "nearest") == "nearest":
+        for axis in changed:
+            x = new.op("Gather", x, new.ints(*_nearest(axis, options)), axis=axis.axis)
+    else:
+        x = _multiply(new, x, len(shape), changed, options, found.dtype)
+    if options.get("coordinate_transformation_mode") == "tf_crop_and_resize":
+        x = _extrapolate(new, x, axes, options, len(shape), found.dtype)
+    new.op("Identity", x, to=node.output[0])
+    return new.nodes
+
+
+def _axes(
+    node: onnx.NodeProto, graph: OnnxGraph, options: dict[str, Any], shape: tuple[int, ...]
+) -> list[_Axis] | None:
+    """The axes that Resize names, all of them where it names none."""
+    after = graph.shape_of(node.output[0])
+    places = [int(axis) % len(shape) for axis in options.get("axes", range(len(shape)))]
+    if after is None:
+        return None
+    scales: NDArray[Any] | None = None
+    sizes: NDArray[Any] | None = None
+    if name := input_name(node, 2):
+        scales = graph.constant(name)
+    if (name := input_name(node, 3)) and (scales is None or not scales.size):
+        sizes = graph.constant(name)
+    region: NDArray[Any] | None = None
+    if (name := input_name(node, 1)) and options.get("coordinate_transformation_mode") == "tf_crop_and_resize":
+        region = graph.constant(name)
+        if region is None or region.size != 2 * len(places):
+            return None
+    result = []
+    for index, axis in enumerate(places):
+        if scales is not None and scales.size:
+            scale = float(scales[index])
+        elif sizes is not None:
+            scale = float(sizes[index]) / shape[axis]
+        else:
+            return None
+        start = 0.0 if region is None else float(region[index])
+        end = 1.0 if region is None else float(region[index + len(places)])
+        result.append(_Axis(axis, shape[axis], after[axis], scale, start, end))
+    policy = options.get("keep_aspect_ratio_policy", "stretch")
+    if policy != "stretch" and sizes is not None:
+        ratios = [axis.scale for axis in result]
+        shared = min(ratios) if policy == "not_larger" else max(ratios)
+        result = [_Axis(a.axis, a.before, a.after, shared, a.start, a.end) for a in result]
+    return result
+
+
+def _is_kept(options: dict[str, Any], axes: list[_Axis], shape: tuple[int, ...]) -> bool:
+    """Whether the front end's own Resize computes what ONNX asks for: NCHW, the last two axes, exact scales."""
+    if len(shape) != 4 or "axes" in options or len(axes) != 4:
+        return False
+    if options.get("antialias", 0) or options.get("exclude_outside", 0):
+        return False
+    coordinates = options.get("coordinate_transformation_mode", "half_pixel")
+    if coordinates not in _KEPT_COORDINATES or any(axis.before != axis.after for axis in axes[:2]):
+        return False
+    exact = all(math.isclose(axis.before * axis.scale, axis.after, rel_tol=1e-6) for axis in axes)
+    # One pixel has no two corners to align: the front end divides by zero.
+    return exact and not (coordinates == "align_corners" and any(axis.after == 1 for axis in axes[2:]))
+
+
+def _is_identity(axis: _Axis, options: dict[str, Any]) -> bool:
+    cropped = options.get("coordinate_transformation_mode") == "tf_crop_and_resize"
+    return axis.before == axis.after and axis.scale == 1.0 and not cropped
+
+
+def _coordinates(axis: _Axis, options: dict[str, Any]) -> NDArray[np.float64]:
+    """Where each output element lies among the inputs."""
+    out = np.arange(axis.after, dtype=np.float64)
+    exact_after = axis.before * axis.scale
+    match options.get("coordinate_transformation_mode", "half_pixel"):
+        case "half_pixel":
+            return (out + 0.5) / axis.scale - 0.5
+        case "half_pixel_symmetric":
+            adjustment = axis.after / exact_after
+            centre = axis.before / 2
+            return centre * (1 - adjustment) + (out + 0.5) / axis.scale - 0.5
+        case "pytorch_half_pixel":
+            return (out + 0.5) / axis.scale - 0.5 if exact_after > 1 else np.full(axis.after, -0.5)
+        case "align_corners":
+            return out * (axis.before - 1) / (exact_after - 1) if exact_after != 1 else np.zeros(axis.after)
+        case "asymmetric":
+            return out / axis.scale
+        case "tf_crop_and_resize":
+            last = axis.before - 1
+            if axis.after > 1:
+                return axis.start * last + out * (axis.end - axis.start) * last / (exact_after - 1)
+            return np.full(axis.after, 0.5 * (axis.start + axis.end) * last)
+    return out / axis.scale
+
+
+def _nearest(axis: _Axis, options: dict[str, Any]) -> list[int]:
+    where = _coordinates(axis, options)
+    match options.get("nearest_mode", "round_prefer_floor"):
+        case "round_prefer_ceil":
+            chosen = np.floor(where + 0.5)
+        case "floor":
+            chosen = np.floor(where)
+        case "ceil":
+            chosen = np.ceil(where)
+        case _:
+            chosen = np.ceil(where - 0.5)
+    return [int(index) for index in np.clip(chosen, 0, axis.before - 1)]
+
+
+def _matrix(axis: _Axis, options: dict[str, Any]) -> NDArray[np.float64]:
+    """Weights [after, before]."""
+    cubic = options.get("mode") == "cubic"
+    # Antialiasing widens the kernel by the factor that the picture shrinks by.
+    stretch = min(axis.scale, 1.0) if options.get("antialias", 0) else 1.0
+    reach = (2.0 if cubic else 1.0) / stretch
+    coefficient = float(options.get("cubic_coeff_a", -0.75))
+    matrix = np.zeros((axis.after, axis.before))
+    for row, where in enumerate(_coordinates(axis, options)):
+        taps = np.arange(math.floor(where - reach) + 1, math.ceil(where + reach))
+        if not taps.size:
+            taps = np.array([math.floor(where)])
+        distance = np.abs(taps - where) * stretch
+        weights = _cubic(distance, coefficient) if cubic else np.maximum(1.0 - distance, 0.0)
+        if options.get("exclude_outside", 0):
+            weights = np.where((taps < 0) | (taps >= axis.before), 0.0, weights)
+        weights = weights / weights.sum()
+        np.add.at(matrix[row], np.clip(taps, 0, axis.before - 1), weights)
+    return matrix
+
+
+def _cubic(distance: NDArray[np.float64], a: float) -> NDArray[np.float64]:
+    near = (a + 2) * distance**3 - (a + 3) * distance**2 + 1
+    far = a * distance**3 - 5 * a * distance**2 + 8 * a * distance - 4 * a
+    return np.where(distance <= 1, near, np.where(distance < 2, far, 0.0))
+
+
+def _multiply(
+    new: Replacement,
+    x: str,
+    rank: int,
+    axes: list[_Axis],
+    options: dict[str, Any],
+    dtype: np.dtype[Any],
+) -> str:
+    """Multiply each axis by its matrix; an axis before the last two is brought to the end and back."""
+    for axis in axes:
+        matrix = _matrix(axis, options)
+        if axis.axis == rank - 1:
+            x = new.op("MatMul", x, new.constant(matrix.T, dtype))
+        elif axis.axis == rank - 2:
+            x = new.op("MatMul", new.constant(matrix, dtype), x)
+        else:
+            order = list(range(rank))
+            order[axis.axis], order[-1] = order[-1], order[axis.axis]
+            x = new.op("MatMul", new.op("Transpose", x, perm=order), new.constant(matrix.T, dtype))
+            x = new.op("Transpose", x, perm=order)
+    return x
+
+
+def _extrapolate(
+    new: Replacement, x: str, axes: list[_Axis], options: dict[str, Any], rank: int, dtype: np.dtype[Any]
+) -> str:
+    """Outside the picture stands one value."""
+    inside: NDArray[np.bool_] = np.ones([1] * rank, np.bool_)
+    for axis in axes:
+        where = _coordinates(axis, options)
+        line = (where >= 0) & (where <= axis.before - 1)
+        inside = inside & line.reshape([-1 if place == axis.axis else 1 for place in range(rank)])
+    if inside.all():
+        return x
+    value = new.constant(float(options.get("extrapolation_value", 0.0)), dtype)
+    return new.op("Where", new.constant(inside, np.bool_), x, value)
