@@ -79,20 +79,22 @@ def preprocess(text: str, inputs: Sequence[TensorSpec]) -> Preprocess:
             f"preprocess: expected an input of 1 or 3 channels, {spec.name} has {channels} ({layout})"
         )
     crop = fields.get("crop")
-    fields |= {
-        "input": spec.name,
-        "layout": layout,
-        "colour": fields.get("colour") or ("GRAY" if channels == 1 else "RGB"),
-        "resize": tuple(fields.get("resize") or (height, width)),
-        "resize_mode": fields.get("resize_mode", "stretch"),
-        "interpolation": fields.get("interpolation", "bilinear"),
-        "crop": (height, width) if crop == "model" else tuple(crop) if crop else None,
-        "scale": float(fields.get("scale", 1.0)),
-        "mean": tuple(float(v) for v in _sequence(fields.get("mean", [0.0]))),
-        "std": tuple(float(v) for v in _sequence(fields.get("std", [1.0]))),
-    }
     try:
-        declared = Preprocess(**fields)
+        declared = Preprocess(
+            **fields
+            | {
+                "input": spec.name,
+                "layout": layout,
+                "colour": fields.get("colour") or ("GRAY" if channels == 1 else "RGB"),
+                "resize": tuple(fields.get("resize") or (height, width)),
+                "resize_mode": fields.get("resize_mode", "stretch"),
+                "interpolation": fields.get("interpolation", "bilinear"),
+                "crop": (height, width) if crop == "model" else tuple(crop) if crop else None,
+                "scale": float(fields.get("scale", 1.0)),
+                "mean": tuple(float(v) for v in _sequence(fields.get("mean", [0.0]))),
+                "std": tuple(float(v) for v in _sequence(fields.get("std", [1.0]))),
+            }
+        )
     except (TypeError, ValueError) as e:
         raise ModelError(f"preprocess {text}: {e}", hint="fields: " + ", ".join(_fields(Preprocess))) from e
     if (declared.colour == "GRAY") != (channels == 1):
@@ -128,21 +130,10 @@ def postprocess(text: str, outputs: Sequence[TensorSpec]) -> Postprocess:
                 hint="for example --postprocess softmax,top5",
             )
         return _postprocess_file(text)
-    steps: list[Step] = []
-    for word in words:
-        if word == "faces":
-            steps.append(_detect(outputs))
-            continue
-        if len(outputs) != 1:
-            names = ", ".join(o.name for o in outputs)
-            raise ModelError(
-                f"postprocess {word}: expected one output, the model has {names}", hint="use a TOML file"
-            )
-        steps.append(Softmax(outputs[0].name) if word == "softmax" else TopK(outputs[0].name, int(word[3:])))
     try:
-        return Postprocess(tuple(steps))
+        return Postprocess(tuple(_step(word, outputs) for word in words))
     except ValueError as e:
-        raise ModelError(f"postprocess: {e}") from e
+        raise ModelError(f"postprocess {text[:80]}: {e}") from e
 
 
 def labels(path: Path, outputs: Sequence[TensorSpec], declared: Postprocess | None) -> bytes:
@@ -190,6 +181,17 @@ def _postprocess_file(text: str) -> Postprocess:
         return Postprocess(tuple(steps))
     except (TypeError, ValueError, AttributeError) as e:
         raise ModelError(f"{text}: {e}") from e
+
+
+def _step(word: str, outputs: Sequence[TensorSpec]) -> Step:
+    if word == "faces":
+        return _detect(outputs)
+    if len(outputs) != 1:
+        names = ", ".join(o.name for o in outputs)
+        raise ModelError(
+            f"postprocess {word}: expected one output, the model has {names[:300]}", hint="use a TOML file"
+        )
+    return Softmax(outputs[0].name) if word == "softmax" else TopK(outputs[0].name, int(word[3:]))
 
 
 def _detect(outputs: Sequence[TensorSpec]) -> Detect:
