@@ -67,7 +67,7 @@ class Connection:
     on_message
         Called in the event loop with each message; one received at QoS 1 must be given to `ack` once.
     will
-        Left with the broker at each connect.
+        Left with the broker at each connect; it may be set until the first.
     persistent
         Keep the session at the broker while away: it then delivers again what was not acknowledged.
     on_up
@@ -91,7 +91,7 @@ class Connection:
         self.client_id = client_id
         self.connects = 0
         self._on_message = on_message
-        self._will = will
+        self.will = will
         self._persistent = persistent
         self._on_up = on_up
         self._on_down = on_down
@@ -348,7 +348,7 @@ class Connection:
         callbacks = Callbacks(self._on_message, self._acknowledged, self._granted_by_broker, self._lost)
         self._sending.start_over()
         self._engine = engine = Engine(
-            self.client_id, version, callbacks=callbacks, persistent=self._persistent, will=self._will
+            self.client_id, version, callbacks=callbacks, persistent=self._persistent, will=self.will
         )
         return engine
 

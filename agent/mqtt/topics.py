@@ -273,3 +273,13 @@ def states_filter() -> str:
 def infos_filter() -> str:
     """What all devices say about themselves."""
     return f"{PREFIX}/+/info"
+
+
+def fleet_filters() -> tuple[str, ...]:
+    """What every device has said about itself and its models."""
+    return (f"{PREFIX}/+/state", f"{PREFIX}/+/info", f"{PREFIX}/+/models/+/state")
+
+
+def model_state_filter(device: str) -> str:
+    """What a device has said about its models."""
+    return f"{PREFIX}/{device}/models/+/state"

@@ -79,6 +79,7 @@ class Inference:
         self._acks = AckOrder(self._ack)
         self._running: dict[bytes, _Exchange] = {}
         self._in_flight = 0
+        self._closed = False
         self._logged_s: dict[str, float] = {}
 
     @property
@@ -90,16 +91,22 @@ class Inference:
         """Answer over this connection; its messages are to be given to `on_message`."""
         self._connection = connection
 
+    def refuse_new(self) -> None:
+        """Take nothing more: what comes from now on stays unacknowledged, and with the broker."""
+        self._closed = True
+
     def on_down(self, _why: Reason) -> None:
         """Forget the order of acknowledgement: the broker delivers again what it kept."""
         self._acks.forget()
 
     def on_message(self, message: Message) -> None:
         """Take a request."""
+        if self._closed:
+            return
         slot = self._acks.arrived(message)
         try:
             self._take(message, slot)
-        except Exception:  # the outermost loop of a request: one bad message must not hold up all others
+        except Exception:  # noqa: BLE001 - the outermost loop of a request: one must not hold up all others
             _log.exception("a fault of ours while taking a request")
             self._metrics.count("edge_faults_total")
             if slot is not None:

@@ -1,0 +1,118 @@
+"""Whether the agent is there: birth, clean stop and will, retained on one topic with one session number.
+
+Promises: a will of an earlier session, delivered late by a slow broker, does not leave a living agent
+"offline": the agent reads its own topic and says again what is true. The number grows with each start and
+survives it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from agent.deploy.state_file import write_durably
+from agent.mqtt.connection import Connection
+from agent.mqtt.message import Will
+from agent.mqtt.topics import State, format_topic
+
+_log = logging.getLogger(__name__)
+
+ONLINE: Final = "online"
+STOPPED: Final = "stopped"
+OFFLINE: Final = "offline"
+
+_FILE: Final = "session_seq"
+# JavaScript's limit, so that any tool reads the number right.
+_MAX_SEQ: Final = 2**53 - 1
+_MAX_FILE_BYTES: Final = 32
+# Two agents with one name would otherwise contradict each other as fast as the broker carries it.
+_REASSERT_INTERVAL_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One start of the agent: its device, its number, its version."""
+
+    device: str
+    seq: int
+    version: str
+
+    def document(self, state: str) -> bytes:
+        """Write what is retained on the state topic."""
+        return json.dumps(
+            {"state": state, "session_seq": self.seq, "version": self.version}, separators=(",", ":")
+        ).encode()
+
+    def will(self) -> Will:
+        """Return what the broker says when the agent is gone without a word."""
+        return Will(format_topic(State(self.device)), self.document(OFFLINE))
+
+
+def next_session_seq(state_dir: Path) -> int:
+    """Count this start, durably.
+
+    Raises
+    ------
+    StoreError
+        When the number cannot be written.
+    """
+    path = state_dir / _FILE
+    try:
+        with path.open("rb") as file:
+            before = int(file.read(_MAX_FILE_BYTES))
+    except FileNotFoundError:
+        before = 0
+    except (OSError, ValueError) as error:
+        # The clock's seconds are higher than any count of starts: the number still grows.
+        _log.warning("%s is unreadable (%s), counting on from the time", path, error)
+        before = int(time.time())
+    seq = before + 1 if 0 <= before < _MAX_SEQ else 1
+    write_durably(path, str(seq).encode())
+    return seq
+
+
+class Presence:
+    """Says on the state topic what is true.
+
+    Parameters
+    ----------
+    session
+        This start of the agent.
+    connection
+        The control connection, whose will is `session.will()`.
+    clock
+        Seconds; `time.monotonic` but in tests.
+    """
+
+    def __init__(
+        self, session: Session, connection: Connection, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._session = session
+        self._connection = connection
+        self._clock = clock
+        self._topic = format_topic(State(session.device))
+        self._state = ONLINE
+        self._asserted_s = float("-inf")
+
+    def announce(self) -> None:
+        """Say that we are here."""
+        self._asserted_s = self._clock()
+        self._connection.publish(self._topic, self._session.document(self._state), retain=True)
+
+    def on_state(self, payload: bytes) -> None:
+        """Read what stands on our topic, and correct it."""
+        if payload == self._session.document(self._state) or self._state != ONLINE:
+            return
+        if self._clock() - self._asserted_s >= _REASSERT_INTERVAL_S:
+            _log.info("the state topic says %.100s, correcting it", ascii(payload))
+            self.announce()
+
+    def stop(self) -> None:
+        """Say that we are going of our own accord."""
+        self._state = STOPPED
+        self._connection.publish(self._topic, self._session.document(STOPPED), retain=True)

@@ -1,0 +1,264 @@
+"""The agent, wired up: what is made, in which order it starts, and in which it ends.
+
+Promises: without a broker the agent is up, its models loaded, and it keeps trying; told to stop, it
+answers what it has accepted, within a limit, leaves what it has not accepted with the broker, and says
+goodbye; should one of its tasks fail by a fault of ours, it ends with that error rather than living on
+half.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from typing import Final
+
+import agent
+from agent.bundle.keyring import Keyring
+from agent.bundle.machine import Machine
+from agent.config import Config
+from agent.deploy.deployment import Deployment
+from agent.deploy.https import HttpsSettings
+from agent.deploy.store import Store
+from agent.mqtt.connection import Connection
+from agent.mqtt.message import Message
+from agent.mqtt.topics import (
+    Info,
+    ModelState,
+    State,
+    format_topic,
+    group_filter,
+    infer_filter,
+    parse_topic,
+)
+from agent.mqtt.topics import Metrics as MetricsTopic
+from agent.service import host, model_state
+from agent.service.answers import MemoryAnswers
+from agent.service.inference import Inference
+from agent.service.metrics import Metrics
+from agent.service.models import Models, QueueLimits
+from agent.service.notify import READY, STOPPING, WATCHDOG, Notifier
+from agent.service.presence import Presence, Session, next_session_seq
+from agent.service.workers import WorkerSettings
+
+_log = logging.getLogger(__name__)
+
+# Something else kept the loop busy for so long: an answer was late by it, and a person should know.
+_LATE_S: Final = 0.5
+_PULSE_S: Final = 1.0
+# For the goodbye on the state topic and the last jobs.
+_FAREWELL_S: Final = 2.0
+
+
+class Service:
+    """One agent.
+
+    Parameters
+    ----------
+    config
+        What it is told.
+    notifier
+        The way to systemd.
+    worker_command
+        The worker's program; None for our own.
+    """
+
+    def __init__(
+        self, config: Config, notifier: Notifier, *, worker_command: tuple[str, ...] | None = None
+    ) -> None:
+        self._config = config
+        self._notifier = notifier
+        self._metrics = Metrics()
+        self._published: dict[str, bytes] = {}
+        self._shared: set[str] = set()
+        Keyring.from_dir(config.trust_dir)  # a wrong folder is told now and not at the first bundle
+        machine = Machine.detect(configured=config.compatible)
+        self._info = json.dumps(
+            host.describe(
+                config.device,
+                machine,
+                sources=("mqtt", *config.sources_https),
+                groups=config.groups,
+                max_packet_bytes=config.broker.max_packet_bytes,
+            ),
+            separators=(",", ":"),
+        ).encode()
+        self._store = Store(config.state_dir)
+        self._host = host.Host(config.state_dir)
+        settings = WorkerSettings(
+            compute_limit_s=config.inference_compute_limit_s,
+            crash_limit=config.inference_crash_limit,
+            crash_window_s=config.inference_crash_window_s,
+            threads=config.worker_threads,
+            memory_bytes=config.worker_memory_bytes,
+            require_sandbox=config.worker_require_sandbox,
+            command=worker_command,
+        )
+        limits = QueueLimits(config.inference_queue_requests, config.inference_queue_bytes)
+        self.models = Models(settings, limits, self._model_changed)
+        self._answers = MemoryAnswers()
+        self._inference = Inference(
+            config.device, self.models, self._answers, self._metrics, config.inference_default_deadline_s
+        )
+        self._requests = Connection(
+            config.broker,
+            client_id=f"{config.device}-inference",
+            on_message=self._inference.on_message,
+            on_down=self._inference.on_down,
+            persistent=True,
+        )
+        self._inference.use(self._requests)
+        self._control = Connection(
+            config.broker,
+            client_id=f"{config.device}-control",
+            on_message=self._on_control_message,
+            on_up=self._on_control_up,
+        )
+        self._presence: Presence | None = None
+        self._deployment = Deployment(
+            device=config.device,
+            store=self._store,
+            keyring=lambda: Keyring.from_dir(config.trust_dir),
+            machine=machine,
+            models=self.models,
+            control=self._control,
+            https=HttpsSettings(allow=config.sources_https, ca_file=config.sources_ca),
+        )
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until `stop` is set.
+
+        Raises
+        ------
+        EdgeError
+            When the state directory cannot be used.
+        """
+        config = self._config
+        await self._deployment.start()
+        try:
+            session = Session(config.device, next_session_seq(config.state_dir), agent.__version__)
+            self._presence = Presence(session, self._control)
+            self._control.will = session.will()
+            self._control.want(format_topic(State(config.device)))
+            self._requests.want(infer_filter(config.device))
+            self._control.start()
+            self._requests.start()
+            self._notifier.say(READY, f"STATUS=serving as {config.device}")
+            _log.info("edge-agent %s serves as %s", agent.__version__, config.device)
+            await self._serve(stop)
+        finally:
+            self._notifier.say(STOPPING)
+            await self._shut_down()
+            self._deployment.close()
+            self._answers.close()
+
+    async def _serve(self, stop: asyncio.Event) -> None:
+        loop = asyncio.get_running_loop()
+        stopping = loop.create_task(stop.wait(), name="stop")
+        tasks = {
+            stopping,
+            loop.create_task(self._deployment.run(), name="deployment"),
+            loop.create_task(self._publish_metrics(), name="metrics"),
+            loop.create_task(self._pulse(), name="pulse"),
+        }
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done - {stopping}:
+                task.result()  # none of the others ever ends but by an exception
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _shut_down(self) -> None:
+        limit_s = self._config.shutdown_limit_s
+        end_s = time.monotonic() + limit_s
+        self._inference.refuse_new()
+        await self.models.close(limit_s)
+        while self._inference.in_flight and self._requests.connected and time.monotonic() < end_s:
+            await asyncio.sleep(0.01)
+        await self._requests.close()
+        if self._presence is not None:
+            self._presence.stop()
+        await self._control.close(_FAREWELL_S)
+
+    async def _pulse(self) -> None:
+        """Tell systemd that the loop turns, from within it."""
+        pulse_s = _PULSE_S
+        if self._notifier.watchdog_s is not None:
+            pulse_s = min(pulse_s, self._notifier.watchdog_s / 3)
+        while True:
+            before_s = time.monotonic()
+            await asyncio.sleep(pulse_s)
+            late_s = time.monotonic() - before_s - pulse_s
+            if late_s > _LATE_S:
+                _log.warning("the event loop stood still for %.1f s", late_s)
+            if self._notifier.watchdog_s is not None:
+                self._notifier.say(WATCHDOG)
+
+    async def _publish_metrics(self) -> None:
+        topic = format_topic(MetricsTopic(self._config.device))
+        while True:
+            await self._control.wait_connected()
+            samples = self._metrics.write(self._gauges())
+            self._control.publish(topic, json.dumps(samples, separators=(",", ":")).encode(), qos=0)
+            await asyncio.sleep(self._config.metrics_interval_s)
+
+    def _gauges(self) -> host.Gauges:
+        gauges = self._host.gauges()
+        gauges["edge_inference_in_flight", ()] = self._inference.in_flight
+        gauges["edge_answers_dropped_total", ()] = self._answers.dropped
+        for connection in (self._control, self._requests):
+            labels = (("connection", connection.client_id.rpartition("-")[2]),)
+            gauges["edge_mqtt_connects_total", labels] = connection.connects
+            gauges["edge_mqtt_unacknowledged", labels] = connection.unacknowledged
+        for model in self.models:
+            status = model.status()
+            if status is not None:
+                labels = (("model", status.name),)
+                gauges["edge_model_ready", labels] = int(status.ready)
+                gauges["edge_model_queue_length", labels] = status.queued
+                gauges["edge_worker_resident_memory_bytes", labels] = status.rss_bytes
+                gauges["edge_worker_restarts_total", labels] = status.restarts
+        return gauges
+
+    def _on_control_up(self, _session_present: bool) -> None:
+        assert self._presence is not None
+        self._presence.announce()
+        self._control.publish(format_topic(Info(self._config.device)), self._info, retain=True)
+        self._published.clear()
+        for model in self.models:
+            self._model_changed(model.name)
+        self._deployment.on_connected()
+
+    def _on_control_message(self, message: Message) -> None:
+        try:
+            topic = parse_topic(message.topic)
+            if isinstance(topic, State):
+                if self._presence is not None:
+                    self._presence.on_state(message.payload)
+            elif topic is not None:
+                self._deployment.on_message(topic, message.payload)
+        except Exception:  # noqa: BLE001 - the outermost loop of a message
+            _log.exception("a fault of ours while taking a message on %.200s", ascii(message.topic))
+            self._metrics.count("edge_faults_total")
+        self._control.ack(message)
+
+    def _model_changed(self, name: str) -> None:
+        """Tell the broker how a model is, and share in its groups' requests while it runs here."""
+        status = self.models.status(name)
+        for group in self._config.groups:
+            shared = group_filter(group, name)
+            if status is not None and shared not in self._shared:
+                self._shared.add(shared)
+                self._requests.want(shared)
+            elif status is None and shared in self._shared:
+                self._shared.discard(shared)
+                self._requests.unsubscribe(shared)
+        if status is None:
+            self._metrics.forget(name)
+        payload = b"" if status is None else model_state.document(status)
+        if self._published.get(name) != payload:
+            self._published[name] = payload
+            self._control.publish(format_topic(ModelState(self._config.device, name)), payload, retain=True)
