@@ -194,7 +194,7 @@ def _inputs(
         try:
             with np.load(inputs, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
-        except (OSError, ValueError, zipfile.BadZipFile, AttributeError) as e:
+        except (OSError, EOFError, ValueError, zipfile.BadZipFile, AttributeError) as e:
             raise ModelError(
                 f"{inputs}: expected an .npz file, a JPEG or a PNG ({str(e)[:120]})",
                 hint="numpy.savez('inputs.npz', data=array) makes one",

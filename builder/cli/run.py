@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 from builder.cli import Parser, SubParsers
+from builder.cli.arguments import positive
 
 if TYPE_CHECKING:
     from builder.local_run import RunResult
@@ -39,11 +40,11 @@ def add_parsers(subparsers: SubParsers) -> None:
         help="what inputs that are not given are filled with (default: %(default)s)",
     )
     parser.add_argument("--print-time", action="store_true", help="time it and print the summary")
-    parser.add_argument("--print-top", type=int, metavar="N", help="print the N largest values of output_0")
+    parser.add_argument("--print-top", type=positive, metavar="N", help="print the N largest values of output_0")
     parser.add_argument("--profile", action="store_true", help="time each kernel too")
-    parser.add_argument("--repeat", type=int, default=1, metavar="N", help="times measured (default: 1)")
+    parser.add_argument("--repeat", type=positive, default=1, metavar="N", help="times measured (default: 1)")
     parser.add_argument(
-        "--number", type=int, default=1, metavar="N", help="runs a time is the mean of (default: 1)"
+        "--number", type=positive, default=1, metavar="N", help="runs a time is the mean of (default: 1)"
     )
     parser.add_argument(
         "--min-repeat-ms", type=float, default=0, metavar="MS", help="least duration of one time"
@@ -59,13 +60,13 @@ def add_parsers(subparsers: SubParsers) -> None:
         epilog="example:\n  edgebundle profile resnet50.bundle --number 50",
     )
     parser.add_argument("bundle", metavar="FILE", help="the bundle")
-    parser.add_argument("--number", type=int, default=10, metavar="N", help="runs averaged (default: 10)")
+    parser.add_argument("--number", type=positive, default=10, metavar="N", help="runs averaged (default: 10)")
     _add_common(parser)
     parser.set_defaults(handler=_profile)
 
 
 def _add_common(parser: Parser) -> None:
-    parser.add_argument("--threads", type=int, metavar="N", help="kernel threads (default: all CPUs)")
+    parser.add_argument("--threads", type=positive, metavar="N", help="kernel threads (default: all CPUs)")
     parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
 
 

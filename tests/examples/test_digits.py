@@ -14,7 +14,7 @@ from PIL import Image
 
 from agent.runtime.postprocess import Postprocessor
 from agent.runtime.preprocess import Preprocessor
-from builder.compile import compile
+from builder.compilation import compile
 from builder.execute import executor
 from builder.package import Package
 

@@ -1,0 +1,361 @@
+"""``compile`` as a terminal sees it: what it writes, and the many things it can be given that do not work."""
+
+import json
+import re
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import builder.cli as cli
+from builder.keys import KeyPair
+from builder.package import Package
+
+DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits"
+MODEL = DIGITS / "digits.onnx"
+Edgebundle = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@dataclass(frozen=True)
+class Said:
+    code: int
+    out: str
+    err: list[str]
+
+
+Terminal = Callable[..., Said]
+
+
+@pytest.fixture
+def terminal(capfd: pytest.CaptureFixture[str]) -> Terminal:
+    """Run a command within this process, where the compiler is loaded already."""
+
+    def run(*arguments: object) -> Said:
+        capfd.readouterr()
+        code = cli.main([str(argument) for argument in arguments])
+        out, err = capfd.readouterr()
+        return Said(code, out, err.splitlines())
+
+    return run
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out.bundle"
+
+
+def fails(said: Said, *words: str, hint: str | None = None) -> None:
+    assert said.code == 4, said
+    assert said.out == ""
+    errors = [line for line in said.err if line.startswith("edgebundle: error: ")]
+    hints = [line for line in said.err if line.startswith("edgebundle: hint: ")]
+    assert len(errors) == 1, said
+    assert len(hints) <= 1, said
+    assert said.err == errors + hints, said
+    for word in words:
+        assert word in errors[0], errors[0]
+    if hint is not None:
+        assert hint in "".join(hints), said
+
+
+def save(path: Path, *nodes: onnx.NodeProto, shape: tuple[int | str, ...] = (1, 4)) -> Path:
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)
+    model = helper.make_model(
+        helper.make_graph(nodes, "small", [x], [y]), opset_imports=[helper.make_opsetid("", 17)], ir_version=8
+    )
+    onnx.save(model, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("compiled") / "digits.bundle"
+    assert cli.main(["compile", str(MODEL), "-q", "-o", str(path)]) == 0
+    return path
+
+
+# What works
+
+
+def test_signed_bundle_is_written_and_verifies(edgebundle: Edgebundle, pair: KeyPair, tmp_path: Path) -> None:
+    done = edgebundle(
+        *("compile", MODEL, "--sign-key", pair.private, "--labels", DIGITS / "labels.txt"),
+        *("--preprocess", DIGITS / "preprocess.toml", "--postprocess", "softmax,top3"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("digits.bundle: digits 1.0.0 for ")
+    assert "agrees with onnxruntime" in done.stdout
+    assert any(line.startswith("comparing") for line in done.stderr.splitlines())  # it says what it does
+    assert edgebundle("verify", tmp_path / "digits.bundle", "--trust", pair.public).returncode == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["digits.bundle", "keys"]
+
+
+def test_json_is_all_that_a_script_sees(terminal: Terminal, out: Path) -> None:
+    said = terminal("compile", MODEL, "-o", out, "--json")
+    assert (said.code, said.err) == (0, [])
+    document = json.loads(said.out)
+    assert (document["bundle"], document["signed"]) == (str(out), False)
+    assert document["parity_error"] < 1e-4
+
+
+def test_unsigned_bundle_says_that_no_device_takes_it(terminal: Terminal, out: Path) -> None:
+    said = terminal("compile", MODEL, "-q", "-o", out)
+    assert said.code == 0
+    assert "not signed" in said.out
+
+
+def test_symbolic_batch_becomes_one_and_says_so(terminal: Terminal, tmp_path: Path, out: Path) -> None:
+    model = save(tmp_path / "m.onnx", helper.make_node("Relu", ["x"], ["y"]), shape=("N", 4))
+    said = terminal("compile", model, "-o", out)
+    assert said.code == 0, said
+    assert any(re.search(r"\bN\b.*\b1\b", line) for line in said.err), said.err
+    document = json.loads(terminal("inspect", out, "--json").out)
+    assert document["manifest"]["inputs"] == [{"datatype": "FP32", "name": "x", "shape": [1, 4]}]
+
+
+def test_described_name_version_and_counter_are_in_the_bundle(terminal: Terminal, out: Path) -> None:
+    said = terminal(
+        *("compile", MODEL, "-q", "-o", out, "--name", "eyes", "--model-version", "2.1.0"),
+        *("--security-counter", "7", "--compatible", "raspberrypi,4-model-b"),
+    )
+    assert said.code == 0, said
+    manifest = json.loads(terminal("inspect", out, "--json").out)["manifest"]
+    assert manifest["name"] == "eyes"
+    assert manifest["version"] == "2.1.0"
+    assert manifest["security_counter"] == 7
+    assert manifest["compatible"] == ["raspberrypi,4-model-b"]
+
+
+# Models that cannot be read or used
+
+
+@pytest.mark.parametrize("content", [b"", b"hello, this is no model\n", bytes(4096), b"\xff" * 100])
+def test_file_that_is_no_model(terminal: Terminal, tmp_path: Path, out: Path, content: bytes) -> None:
+    (tmp_path / "no.onnx").write_bytes(content)
+    fails(terminal("compile", tmp_path / "no.onnx", "-q", "-o", out), "no.onnx")
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("part", [0.1, 0.5, 0.9, 0.999])
+def test_model_that_was_cut_short(terminal: Terminal, tmp_path: Path, out: Path, part: float) -> None:
+    whole = MODEL.read_bytes()
+    (tmp_path / "cut.onnx").write_bytes(whole[: int(len(whole) * part)])
+    fails(terminal("compile", tmp_path / "cut.onnx", "-q", "-o", out), "cut.onnx")
+    assert not out.exists()
+
+
+def test_missing_model(terminal: Terminal, tmp_path: Path, out: Path) -> None:
+    fails(terminal("compile", tmp_path / "absent.onnx", "-q", "-o", out), "absent.onnx")
+
+
+def test_folder_as_model(terminal: Terminal, tmp_path: Path, out: Path) -> None:
+    fails(terminal("compile", tmp_path, "-q", "-o", out), str(tmp_path))
+
+
+def test_every_unsupported_operator_is_named_at_once(terminal: Terminal, tmp_path: Path, out: Path) -> None:
+    model = save(
+        tmp_path / "m.onnx",
+        helper.make_node("Frobnicate", ["x"], ["a"], name="first"),
+        helper.make_node("Relu", ["a"], ["b"], name="fine"),
+        helper.make_node("Defenestrate", ["b"], ["y"], name="second"),
+    )
+    said = terminal("compile", model, "-q", "-o", out)
+    assert said.code == 4
+    text = "\n".join(said.err)
+    for word in ("Frobnicate", "first", "Defenestrate", "second"):
+        assert word in text
+    assert "Traceback" not in text
+    assert not out.exists()
+
+
+# Shapes, targets, declarations
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        "picture:[1,1,8,8]",
+        "image:[1,1,8]",
+        "image:[1,1,9,9]",
+        "image:[1,1,8,0]",
+        "image:[1,1,8,-1]",
+        "image",
+        "image:8",
+    ],
+)
+def test_shapes_that_do_not_fit(terminal: Terminal, out: Path, shapes: str) -> None:
+    fails(terminal("compile", MODEL, "-q", "-o", out, "--input-shapes", shapes))
+    assert not out.exists()
+
+
+def test_wrong_input_name_lists_those_that_exist(terminal: Terminal, out: Path) -> None:
+    said = terminal("compile", MODEL, "-q", "-o", out, "--input-shapes", "picture:[1,1,8,8]")
+    fails(said, "picture")
+    assert "image" in "\n".join(said.err).replace(str(MODEL), "")
+
+
+@pytest.mark.parametrize("target", ["pi", "llvm -mcpu=potato", '{"kind":', '{"kind":"cuda"}', ""])
+def test_target_that_is_none(terminal: Terminal, out: Path, target: str) -> None:
+    fails(terminal("compile", MODEL, "-q", "-o", out, "--target", target))
+    assert not out.exists()
+
+
+def test_unknown_target_names_those_that_exist(terminal: Terminal, out: Path) -> None:
+    said = terminal("compile", MODEL, "-q", "-o", out, "--target", "rpi9")
+    fails(said, "rpi9")
+    assert "rpi4" in "\n".join(said.err)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "word"),
+    [
+        ("--preprocess", "imagenot", "imagenot"),
+        ("--preprocess", "absent.toml", "absent.toml"),
+        ("--preprocess", "imagenet", "channels"),
+        ("--postprocess", "softmax,top", "softmax,top"),
+        ("--postprocess", "top0", "1"),
+        ("--postprocess", "faces", "faces"),
+        ("--labels", "absent.txt", "absent.txt"),
+    ],
+)
+def test_declaration_that_does_not_work(
+    terminal: Terminal, out: Path, flag: str, value: str, word: str
+) -> None:
+    fails(terminal("compile", MODEL, "-q", "-o", out, flag, value), word)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("colour = GRAY", "TOML"),
+        ('colour = "MAUVE"', "MAUVE"),
+        ("resize = [16, 16]", "16x16"),
+        ('scael = 1.0\ncolour = "GRAY"', "scael"),
+        ("std = [0.0]", "std"),
+        ('input = "picture"', "picture"),
+        ('mean = ["a"]', "'a'"),
+        ("resize = [8]", "resize"),
+        ('resize = "8x8"', "resize"),
+    ],
+)
+def test_preprocess_file_with_a_mistake(
+    terminal: Terminal, tmp_path: Path, out: Path, text: str, word: str
+) -> None:
+    (tmp_path / "p.toml").write_text(text)
+    fails(terminal("compile", MODEL, "-q", "-o", out, "--preprocess", tmp_path / "p.toml"), word)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"zero\none\n", b"a\n" * 11, b"\xff\xfe\n" * 10])
+def test_labels_that_do_not_fit(terminal: Terminal, tmp_path: Path, out: Path, content: bytes) -> None:
+    (tmp_path / "l.txt").write_bytes(content)
+    fails(
+        terminal("compile", MODEL, "-q", "-o", out, "--postprocess", "top3", "--labels", tmp_path / "l.txt"),
+        "l.txt",
+    )
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "word"),
+    [
+        ("--name", "No Spaces!", "name"),
+        ("--name", "../../etc", "name"),
+        ("--model-version", "1.0", "version"),
+        ("--security-counter", "-1", "security_counter"),
+        ("--compatible", "a b", "compatible"),
+    ],
+)
+def test_description_that_no_manifest_takes(
+    terminal: Terminal, out: Path, flag: str, value: str, word: str
+) -> None:
+    fails(terminal("compile", MODEL, "-q", "-o", out, f"{flag}={value}"), word)
+    assert not out.exists()
+
+
+def test_disagreement_with_the_reference_writes_nothing(terminal: Terminal, out: Path) -> None:
+    fails(terminal("compile", MODEL, "-q", "-o", out, "--tolerance", "1e-30"))
+    assert not out.exists()
+
+
+# Keys and outputs: found out before minutes of work
+
+
+def test_missing_key_is_found_out_first(terminal: Terminal, tmp_path: Path, out: Path) -> None:
+    said = terminal("compile", MODEL, "-o", out, "--sign-key", tmp_path / "absent")
+    fails(said, "absent", hint="keygen")  # and no step was begun: fails() allows no other line
+
+
+def test_public_key_does_not_sign(terminal: Terminal, pair: KeyPair, out: Path) -> None:
+    pair.public.chmod(0o600)
+    fails(terminal("compile", MODEL, "-o", out, "--sign-key", pair.public), "is a public key")
+
+
+def test_output_folder_that_is_missing_is_found_out_first(terminal: Terminal, tmp_path: Path) -> None:
+    fails(terminal("compile", MODEL, "-o", tmp_path / "no" / "o.bundle"), "no", hint="mkdir")
+
+
+def test_output_that_is_a_folder(terminal: Terminal, tmp_path: Path) -> None:
+    (tmp_path / "o.bundle").mkdir()
+    fails(terminal("compile", MODEL, "-q", "-o", tmp_path / "o.bundle"), "o.bundle")
+
+
+def test_full_disk_leaves_nothing_half_written(
+    terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_package = Package.save
+
+    def save_on_a_full_disk(package: Package, path: str) -> None:
+        # No file may grow beyond 32 KiB: writing the bundle fails in its middle, as on a full disk.
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (32 << 10, before[1]))
+        try:
+            save_package(package, path)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    monkeypatch.setattr(Package, "save", save_on_a_full_disk)
+    fails(terminal("compile", MODEL, "-q", "-o", tmp_path / "o.bundle"), "File too large")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_old_bundle_survives_a_compile_that_fails(terminal: Terminal, compiled: Path, tmp_path: Path) -> None:
+    old = tmp_path / "o.bundle"
+    old.write_bytes(compiled.read_bytes())
+    fails(terminal("compile", MODEL, "-q", "-o", old, "--tolerance", "1e-30"))
+    assert old.read_bytes() == compiled.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "arguments", [["-O", "9"], ["--tolerance", "small"], ["--security-counter", "x"]], ids=str
+)
+def test_flags_that_cannot_be_read_are_usage_errors(terminal: Terminal, arguments: list[str]) -> None:
+    said = terminal("compile", MODEL, *arguments)
+    assert said.code == 2
+    assert said.err[-1] == "edgebundle: hint: see `edgebundle compile --help`"
+
+
+def test_interrupted_compile_leaves_nothing(tmp_path: Path) -> None:
+    command = str(Path(sys.executable).parent / "edgebundle")
+    process = subprocess.Popen(
+        [command, "compile", str(MODEL), "-o", "o.bundle"], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("importing"):
+            break
+    process.send_signal(signal.SIGINT)
+    rest = process.stderr.read()
+    assert process.wait(60) == 130
+    assert "Traceback" not in rest
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,220 @@
+"""``run`` and ``profile`` as a terminal sees them: TVMC's habits, and inputs that do not fit."""
+
+import json
+import re
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import builder.cli as cli
+
+DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits"
+Edgebundle = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@dataclass(frozen=True)
+class Said:
+    code: int
+    out: str
+    err: list[str]
+
+
+Terminal = Callable[..., Said]
+
+
+@pytest.fixture
+def terminal(capfd: pytest.CaptureFixture[str]) -> Terminal:
+    """Run a command within this process, where the executor is loaded already."""
+
+    def run(*arguments: object) -> Said:
+        capfd.readouterr()
+        code = cli.main([str(argument) for argument in arguments])
+        out, err = capfd.readouterr()
+        return Said(code, out, err.splitlines())
+
+    return run
+
+
+def fails(said: Said, *words: str) -> None:
+    assert said.code == 4, said
+    assert said.out == ""
+    assert said.err[0].startswith("edgebundle: error: "), said
+    assert all(line.startswith("edgebundle: hint: ") for line in said.err[1:]), said
+    assert len(said.err) <= 2
+    for word in words:
+        assert word in said.err[0]
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("run") / "digits.bundle"
+    arguments = [
+        *("compile", DIGITS / "digits.onnx", "-q", "-o", path, "--labels", DIGITS / "labels.txt"),
+        *("--preprocess", DIGITS / "preprocess.toml", "--postprocess", "softmax,top3"),
+    ]
+    assert cli.main([str(argument) for argument in arguments]) == 0
+    return path
+
+
+@pytest.fixture(scope="module")
+def for_another_machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("other") / "other.bundle"
+    assert cli.main(["compile", str(DIGITS / "digits.onnx"), "-q", "--target", "rpi4", "-o", str(path)]) == 0
+    return path
+
+
+def test_picture_goes_in_and_labels_come_out(edgebundle: Edgebundle, digits: Path) -> None:
+    done = edgebundle("run", digits, "--inputs", DIGITS / "seven.png")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert len(lines) == 3
+    assert lines[0][1] == "seven"
+    assert float(lines[0][0]) > 0.9
+    assert sum(float(score) for score, _ in lines) <= 1.001
+
+
+def test_time_is_summed_up_as_tvmc_did(terminal: Terminal, digits: Path) -> None:
+    said = terminal("run", digits, "--print-time", "--repeat", "5", "--number", "2")
+    assert (said.code, said.err) == (0, [])
+    assert "Execution time summary:" in said.out
+    assert re.search(r"mean \(ms\)\s+median \(ms\)\s+max \(ms\)\s+min \(ms\)\s+std \(ms\)", said.out)
+
+
+def test_arrays_go_in_and_output_0_comes_out(terminal: Terminal, digits: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "in.npz", image=np.zeros((1, 1, 8, 8), np.float32))
+    said = terminal("run", digits, "--inputs", tmp_path / "in.npz", "--outputs", tmp_path / "out.npz")
+    assert said.code == 0, said
+    with np.load(tmp_path / "out.npz") as outputs:
+        assert outputs.files == ["output_0"]
+        assert outputs["output_0"].shape == (1, 10)
+
+
+def test_fill_modes_differ_and_random_is_repeatable(terminal: Terminal, digits: Path, tmp_path: Path) -> None:
+    outputs = []
+    for mode in ("zeros", "ones", "random", "random"):
+        path = tmp_path / "o.npz"
+        assert terminal("run", digits, "--fill-mode", mode, "-o", path).code == 0
+        with np.load(path) as archive:
+            outputs.append(archive["output_0"])
+    zeros, ones, random, again = outputs
+    assert not np.array_equal(zeros, ones)
+    assert not np.array_equal(ones, random)
+    np.testing.assert_array_equal(random, again)
+
+
+def test_print_top(terminal: Terminal, digits: Path) -> None:
+    said = terminal("run", digits, "--inputs", DIGITS / "three.png", "--print-top", "2")
+    assert said.code == 0
+    assert re.search(r"\[\[ *3\.", said.out), said.out
+
+
+def test_json_is_all_that_a_script_sees(terminal: Terminal, digits: Path) -> None:
+    said = terminal("run", digits, "--inputs", DIGITS / "zero.png", "--json", "--print-time")
+    assert (said.code, said.err) == (0, [])
+    document = json.loads(said.out)
+    assert document["outputs"]["output_0"] == {"shape": [1, 10], "dtype": "float32"}
+    assert document["answers"]["labels"][0] == "zero"
+    assert set(document["times_s"]) == {"mean", "median", "max", "min", "std"}
+
+
+def test_profile_has_a_row_for_each_kernel(terminal: Terminal, digits: Path) -> None:
+    said = terminal("profile", digits, "--number", "3")
+    assert said.code == 0
+    assert "conv2d" in said.out
+    assert said.out.splitlines()[0].startswith("Name")
+    assert json.loads(terminal("profile", digits, "--json", "--number", "2").out)
+
+
+# What does not work
+
+
+def test_missing_bundle(terminal: Terminal, tmp_path: Path) -> None:
+    fails(terminal("run", tmp_path / "absent.bundle"), "absent.bundle")
+
+
+@pytest.mark.parametrize("content", [b"", b"no bundle\n", bytes(2048)])
+def test_file_that_is_no_bundle(terminal: Terminal, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "no.bundle").write_bytes(content)
+    fails(terminal("run", tmp_path / "no.bundle"), "no.bundle")
+    fails(terminal("profile", tmp_path / "no.bundle"), "no.bundle")
+
+
+def test_bundle_for_another_machine(terminal: Terminal, for_another_machine: Path) -> None:
+    said = terminal("run", for_another_machine)
+    fails(said, "aarch64")
+
+
+@pytest.mark.parametrize(
+    ("arrays", "word"),
+    [
+        ({"picture": np.zeros((1, 1, 8, 8), np.float32)}, "picture"),
+        ({"image": np.zeros((1, 1, 8, 9), np.float32)}, "9"),
+        ({"image": np.zeros((8, 8), np.float32)}, "8"),
+        ({"image": np.zeros((1, 1, 8, 8), np.float64)}, "float64"),
+        ({"image": np.zeros((1, 1, 8, 8), np.int32)}, "int32"),
+        ({"image": np.zeros((0,), np.float32)}, "image"),
+        ({"image": np.full((1, 1, 8, 8), "a")}, "image"),
+    ],
+    ids=["name", "shape", "rank", "double", "integer", "empty", "text"],
+)
+def test_arrays_that_do_not_fit(
+    terminal: Terminal, digits: Path, tmp_path: Path, arrays: dict[str, object], word: str
+) -> None:
+    np.savez(tmp_path / "in.npz", **arrays)  # type: ignore[arg-type]
+    fails(terminal("run", digits, "--inputs", tmp_path / "in.npz"), word)
+
+
+def test_pickled_array_is_not_unpickled(terminal: Terminal, digits: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "in.npz", image=np.array([print], dtype=object))
+    fails(terminal("run", digits, "--inputs", tmp_path / "in.npz"))
+
+
+@pytest.mark.parametrize("name", ["in.npz", "in.png", "in.jpg", "in.txt", "in"])
+@pytest.mark.parametrize("content", [b"", b"what is this?"])
+def test_input_file_that_cannot_be_read(
+    terminal: Terminal, digits: Path, tmp_path: Path, name: str, content: bytes
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    fails(terminal("run", digits, "--inputs", tmp_path / name))
+
+
+def test_input_file_that_is_missing(terminal: Terminal, digits: Path, tmp_path: Path) -> None:
+    for name in ("absent.npz", "absent.png"):
+        fails(terminal("run", digits, "--inputs", tmp_path / name), name)
+
+
+def test_picture_that_was_cut_short(terminal: Terminal, digits: Path, tmp_path: Path) -> None:
+    (tmp_path / "cut.png").write_bytes((DIGITS / "seven.png").read_bytes()[:300])
+    fails(terminal("run", digits, "--inputs", tmp_path / "cut.png"))
+
+
+def test_picture_for_a_model_that_declares_no_preprocessing(terminal: Terminal, tmp_path: Path) -> None:
+    path = tmp_path / "plain.bundle"
+    assert terminal("compile", DIGITS / "digits.onnx", "-q", "-o", path).code == 0
+    fails(terminal("run", path, "--inputs", DIGITS / "seven.png"))
+
+
+def test_outputs_into_a_folder_that_is_missing(terminal: Terminal, digits: Path, tmp_path: Path) -> None:
+    fails(terminal("run", digits, "--outputs", tmp_path / "no" / "o.npz"), "o.npz")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [["--repeat", "0"], ["--number", "0"], ["--repeat", "-1"], ["--threads", "0"], ["--threads", "-2"]],
+    ids=" ".join,
+)
+def test_counts_below_one(terminal: Terminal, digits: Path, flags: list[str]) -> None:
+    said = terminal("run", digits, "--print-time", *flags)
+    assert said.code in {2, 4}, said
+    assert said.err[0].startswith("edgebundle: error: ")
+    assert len(said.err) <= 2
+
+
+def test_device_that_there_is_not(terminal: Terminal, digits: Path) -> None:
+    said = terminal("run", digits, "--device", "cuda")
+    assert said.code == 2
+    assert "cuda" in said.err[0]
