@@ -86,10 +86,10 @@ def preprocess(text: str, inputs: Sequence[TensorSpec]) -> Preprocess:
                 "input": spec.name,
                 "layout": layout,
                 "colour": fields.get("colour") or ("GRAY" if channels == 1 else "RGB"),
-                "resize": tuple(fields.get("resize") or (height, width)),
+                "resize": _pair("resize", fields.get("resize") or (height, width)),
                 "resize_mode": fields.get("resize_mode", "stretch"),
                 "interpolation": fields.get("interpolation", "bilinear"),
-                "crop": (height, width) if crop == "model" else tuple(crop) if crop else None,
+                "crop": (height, width) if crop == "model" else _pair("crop", crop) if crop else None,
                 "scale": float(fields.get("scale", 1.0)),
                 "mean": tuple(float(v) for v in _sequence(fields.get("mean", [0.0]))),
                 "std": tuple(float(v) for v in _sequence(fields.get("std", [1.0]))),
@@ -101,7 +101,7 @@ def preprocess(text: str, inputs: Sequence[TensorSpec]) -> Preprocess:
         raise ShapeError(f"preprocess: {declared.colour} does not fit {spec.name} with {channels} channels")
     made = declared.crop or declared.resize
     if made != (height, width):
-        raise ShapeError(f"preprocess makes {made[0]}x{made[1]} pixels, {spec.name} takes {height}x{width}")  # type: ignore[index]
+        raise ShapeError(f"preprocess makes {made} pixels, {spec.name} takes {(height, width)}")
     return declared
 
 
@@ -204,8 +204,8 @@ def _detect(outputs: Sequence[TensorSpec]) -> Detect:
             f"postprocess faces: expected outputs [1, n, 4] and [1, n, classes], got {found[:300]}"
         )
     return Detect(
-        boxes=boxes[0].name, scores=scores[0].name, score_threshold=0.7, iou_threshold=0.3, max_detections=200,
-        format="corners", normalised=True, background=True,
+        boxes=boxes[0].name, scores=scores[0].name, score_threshold=0.7, iou_threshold=0.3,
+        max_detections=200, format="corners", normalised=True, background=True,
     )  # fmt: skip
 
 
@@ -238,6 +238,12 @@ def _read(path: Path, limit: int) -> bytes:
         return path.read_bytes()
     except OSError as e:
         raise ModelError(f"{path}: cannot be read ({e.strerror})") from e
+
+
+def _pair(name: str, value: object) -> tuple[int, int]:
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        raise ValueError(f"{name} is a height and a width, not {value!r:.80}")
+    return (int(value[0]), int(value[1]))
 
 
 def _sequence(value: object) -> Sequence[float]:
