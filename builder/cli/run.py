@@ -40,7 +40,9 @@ def add_parsers(subparsers: SubParsers) -> None:
         help="what inputs that are not given are filled with (default: %(default)s)",
     )
     parser.add_argument("--print-time", action="store_true", help="time it and print the summary")
-    parser.add_argument("--print-top", type=positive, metavar="N", help="print the N largest values of output_0")
+    parser.add_argument(
+        "--print-top", type=positive, metavar="N", help="print the N largest values of output_0"
+    )
     parser.add_argument("--profile", action="store_true", help="time each kernel too")
     parser.add_argument("--repeat", type=positive, default=1, metavar="N", help="times measured (default: 1)")
     parser.add_argument(
@@ -60,7 +62,9 @@ def add_parsers(subparsers: SubParsers) -> None:
         epilog="example:\n  edgebundle profile resnet50.bundle --number 50",
     )
     parser.add_argument("bundle", metavar="FILE", help="the bundle")
-    parser.add_argument("--number", type=positive, default=10, metavar="N", help="runs averaged (default: 10)")
+    parser.add_argument(
+        "--number", type=positive, default=10, metavar="N", help="runs averaged (default: 10)"
+    )
     _add_common(parser)
     parser.set_defaults(handler=_profile)
 
