@@ -67,7 +67,12 @@ class Members:
         if not os.fstat(descriptor).st_size:
             yield memoryview(b"")
             return
-        with mmap.mmap(descriptor, 0, prot=mmap.PROT_READ) as file, memoryview(file) as view:
+        try:
+            file = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
+        except OSError as e:
+            # The address space is limited; nothing else can fail for a memory file.
+            raise MemoryError(f"cannot map {name}: {e.strerror}") from e
+        with file, memoryview(file) as view:
             yield view
 
     def close(self, name: str | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Real workers: a bundle's members in sealed memory files, a mod.so compiled here, a process at the channel's end."""
+"""Real workers: a bundle in sealed memory files, a mod.so compiled here, a process at the channel's end."""
 
 from __future__ import annotations
 
@@ -40,18 +40,9 @@ def compile_c(source: Path, target: Path, *flags: str) -> Path:
     import tvm_ffi.libinfo as info
 
     includes = [f"-I{path}" for path in (info.find_include_path(), info.find_dlpack_include_path())]
-    command = [
-        "gcc",
-        "-O1",
-        "-shared",
-        "-fPIC",
-        *includes,
-        *flags,
-        "-o",
-        str(target),
-        str(source),
-        "-lpthread",
-    ]
+    # Flags after the source: libraries are searched for what came before them.
+    output = ["-o", str(target), str(source)]
+    command = ["gcc", "-O1", "-shared", "-fPIC", *includes, *output, *flags, "-lpthread"]
     subprocess.run(command, check=True)
     return target
 

@@ -10,10 +10,11 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
+#include <sys/resource.h>
 #include <sys/ptrace.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <tvm/ffi/c_api.h>
@@ -44,10 +45,6 @@ KERNEL(twice) {
 KERNEL(plus) {
   for (int64_t i = 0; i < count(&args[2]); ++i) data(&args[2])[i] = data(&args[0])[i] + data(&args[1])[i];
   return 0;
-}
-KERNEL(refuse) {
-  TVMFFIErrorSetRaisedFromCStr("ValueError", "this kernel refuses");
-  return -1;
 }
 // Ill-behaved where the input's first value says so; else as `twice`.
 KERNEL(segfault) {
@@ -95,10 +92,20 @@ KERNEL(make_executable) {
   void *page = mmap(0, 4096, PROT_READ | PROT_WRITE | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   return say(&args[1], page == MAP_FAILED ? -1 : 0);
 }
+KERNEL(make_namespace) { return say(&args[1], unshare(CLONE_NEWUSER)); }
 KERNEL(raise_limit) {
-#ifdef SYS_unshare
-  return say(&args[1], syscall(SYS_unshare, 0x10000000));
-#endif
+  struct rlimit limit = {65536, 65536};
+  return say(&args[1], setrlimit(RLIMIT_NOFILE, &limit));
+}
+KERNEL(burn) {
+  clock_t end = clock() + (clock_t)(data(&args[0])[0] * CLOCKS_PER_SEC);
+  while (clock() < end) {}
+  return 0;
+}
+KERNEL(refuse_13) {
+  if (data(&args[0])[0] != 13) return __tvm_ffi_twice(self, args, num_args, result);
+  TVMFFIErrorSetRaisedFromCStr("ValueError", "this kernel refuses");
+  return -1;
 }
 static void *double_in_thread(void *args) {
   __tvm_ffi_twice(0, (const TVMFFIAny *)args, 2, 0);

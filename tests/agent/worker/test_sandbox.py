@@ -1,0 +1,311 @@
+"""What a hostile mod.so can do: nothing. Each kernel here is compiled C that runs in a real worker."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import signal
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agent.worker import system_calls
+from agent.worker.channel import Failed, Ready, Request
+from agent.worker.sandbox import Status, filter_program
+from tests.agent.worker.conftest import Spawn, compile_c
+
+
+def outcome(spawn: Spawn, kernel: str) -> int:
+    """What the call inside of a kernel came to: an errno, or 0."""
+    worker = spawn(kernel)
+    assert isinstance(worker.loaded, Ready), worker.loaded
+    result = int(worker.infer_raw(1, 2, 3, 4)[0])
+    # It goes on serving.
+    assert worker.infer(np.zeros(4, np.float32))[0].status == 200
+    return result
+
+
+def test_this_kernel_gives_the_whole_sandbox(spawn: Spawn) -> None:
+    loaded = spawn("twice").loaded
+    assert isinstance(loaded, Ready)
+    assert loaded.landlock >= 1, loaded.sandbox
+    assert loaded.seccomp
+    assert loaded.sandbox == f"landlock {loaded.landlock}, seccomp"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "refused"),
+    [
+        ("open_socket", errno.EPERM),
+        ("open_unix_socket", errno.EPERM),
+        ("open_pair", errno.EPERM),
+        ("read_file", errno.EPERM),
+        ("write_file", errno.EPERM),
+        ("read_memory_of_agent", errno.EPERM),
+        ("run_program", errno.EPERM),
+        ("make_process", errno.EPERM),
+        ("kill_agent", errno.EPERM),
+        ("trace", errno.EPERM),
+        ("mount", errno.EPERM),
+        ("make_memory_file", errno.EPERM),
+        ("make_executable", errno.EPERM),
+        ("make_namespace", errno.EPERM),
+        ("raise_limit", errno.EPERM),
+    ],
+)
+def test_the_kernel_refuses_what_a_model_has_no_business_with(
+    spawn: Spawn, kernel: str, refused: int
+) -> None:
+    assert outcome(spawn, kernel) == refused
+    assert not Path("/tmp/edgebundle-was-here").exists()
+
+
+def test_the_same_calls_succeed_without_a_sandbox(kernel_library: Path) -> None:
+    # Else the test above could pass because its kernels do nothing.
+    script = """if True:
+        import sys, numpy as np
+        from agent.runtime.module import KernelModule
+        module = KernelModule.load(sys.argv[1])
+        x, y = np.ones(4, np.float32), np.ones(4, np.float32)
+        for name in sys.argv[2:]:
+            module[name](x, y)
+            print(name, int(y[0]))
+    """
+    names = ["open_socket", "open_pair", "read_file", "make_process", "make_memory_file", "make_executable"]
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(kernel_library), *names],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == [word for name in names for word in (name, "0")]
+
+
+def test_threads_and_affinity_are_left_to_kernels(spawn: Spawn) -> None:
+    worker = spawn("threaded")
+    np.testing.assert_array_equal(worker.infer_raw(1, 2, 3, 4), [2, 4, 6, 8])
+
+
+@pytest.mark.parametrize(("kernel", "death"), [("segfault", signal.SIGSEGV), ("abort", signal.SIGABRT)])
+def test_a_crash_ends_the_worker_and_leaves_no_core(
+    spawn: Spawn, tmp_path: Path, kernel: str, death: signal.Signals
+) -> None:
+    worker = spawn(kernel)
+    np.testing.assert_array_equal(worker.infer_raw(1, 2, 3, 4), [2, 4, 6, 8])
+    worker.channel.send(Request(2, "application/octet-stream"), np.full(4, 13, np.float32).tobytes())
+    assert worker.channel.receive() is None
+    assert worker.process.wait(10) == -death
+
+
+def test_an_endless_kernel_is_ended_by_its_processor_time(spawn: Spawn) -> None:
+    worker = spawn("loop", load={"cpu_s": 1})
+    np.testing.assert_array_equal(worker.infer_raw(1, 2, 3, 4), [2, 4, 6, 8])
+    start_s = time.monotonic()
+    worker.channel.send(Request(2, "application/octet-stream"), np.full(4, 13, np.float32).tobytes())
+    assert worker.channel.receive() is None
+    assert worker.process.wait(10) == -signal.SIGXCPU
+    assert time.monotonic() - start_s < 10
+
+
+def test_the_processor_time_of_many_requests_is_not_added_up(spawn: Spawn) -> None:
+    worker = spawn("burn", load={"cpu_s": 1})
+    # 0.4 s each: far more than one budget together.
+    for _ in range(8):
+        worker.infer_raw(0.4, 0, 0, 0)
+
+
+def test_an_endless_kernel_does_not_outlive_its_agent(spawn: Spawn) -> None:
+    worker = spawn("loop")
+    worker.channel.send(Request(2, "application/octet-stream"), np.full(4, 13, np.float32).tobytes())
+    time.sleep(0.2)
+    assert worker.process.poll() is None
+    worker.connection.close()
+    assert worker.process.wait(10) == 0
+
+
+def test_memory_is_bounded(spawn: Spawn) -> None:
+    worker = spawn("devour", load={"memory_bytes": 256 << 20})
+    assert int(worker.infer_raw(13, 0, 0, 0)[0]) == errno.ENOMEM
+    np.testing.assert_array_equal(worker.infer_raw(1, 2, 3, 4), [2, 4, 6, 8])
+
+
+def test_a_model_larger_than_its_memory_is_refused_in_one_line(spawn: Spawn) -> None:
+    loaded = spawn(
+        "twice", weights={"unknown": np.zeros(1 << 22, np.float32)}, load={"memory_bytes": 1 << 23}
+    ).loaded
+    assert isinstance(loaded, Failed)
+    assert "memory" in loaded.message
+
+
+def test_a_library_that_needs_another_library_is_refused_in_one_line(spawn: Spawn, tmp_path: Path) -> None:
+    source = tmp_path / "other.c"
+    source.write_text("int other(void) { return 1; }\n")
+    compile_c(source, tmp_path / "libother.so")
+    source.write_text("int other(void); int __tvm_ffi_twice(void) { return other(); }\n")
+    library = compile_c(source, tmp_path / "mod.so", "-L", str(tmp_path), "-lother", f"-Wl,-rpath,{tmp_path}")
+    loaded = spawn("twice", library=library).loaded
+    assert isinstance(loaded, Failed)
+    assert loaded.code == "ERR_INCOMPATIBLE"
+    assert "libother.so" in loaded.message
+    assert "\n" not in loaded.message
+
+
+def test_constructors_of_the_library_are_behind_the_sandbox_already(spawn: Spawn, tmp_path: Path) -> None:
+    source = tmp_path / "early.c"
+    source.write_text(
+        """
+        #include <fcntl.h>
+        #include <stdlib.h>
+        #include <sys/socket.h>
+        __attribute__((constructor)) static void early(void) {
+          if (open("/etc/passwd", O_RDONLY) >= 0 || socket(AF_INET, SOCK_STREAM, 0) >= 0) abort();
+        }
+        int __tvm_ffi_noop(void *s, const void *a, int n, void *r) { return 0; }
+        """
+    )
+    loaded = spawn("noop", library=compile_c(source, tmp_path / "mod.so")).loaded
+    assert isinstance(loaded, Ready), loaded
+
+
+def test_a_kernels_own_error_is_an_answer_and_no_death(spawn: Spawn) -> None:
+    worker = spawn("refuse_13")
+    answer, _ = worker.infer(np.full(4, 13, np.float32))
+    assert (answer.status, answer.message) == (
+        500,
+        "node 'refuse_13_1', kernel refuse_13: this kernel refuses",
+    )
+    np.testing.assert_array_equal(worker.infer_raw(1, 2, 3, 4), [2, 4, 6, 8])
+
+
+def test_a_worker_holds_no_descriptor_of_its_parents(spawn: Spawn) -> None:
+    read, write = os.pipe()
+    os.set_inheritable(write, True)
+    worker = spawn("twice")
+    held = {str(each.readlink()) for each in Path(f"/proc/{worker.process.pid}/fd").iterdir()}
+    own = {str(Path(f"/proc/self/fd/{each}").readlink()) for each in (1, 2)}
+    os.close(read)
+    os.close(write)
+    assert not any("pipe" in each for each in held - own)
+    # Of the bundle only the library is still held, under its own name.
+    assert sum("memfd" in each for each in held) == 1
+
+
+def test_require_sandbox_is_met_here_and_says_what_lacks_elsewhere(spawn: Spawn) -> None:
+    assert isinstance(spawn("twice", load={"require_sandbox": True}).loaded, Ready)
+    status = Status(0, True, ("landlock: Function not implemented",))
+    assert not status.complete
+    assert str(status) == "no landlock, seccomp, landlock: Function not implemented"
+
+
+# -- the filter, on every architecture
+
+
+def run_filter(program: bytes, arch: int, number: int, *arguments: int) -> int:
+    """Interpret classic BPF over a struct seccomp_data, as the kernel does."""
+    data = struct.pack("=iIQ6Q", number, arch, 0, *(arguments + (0,) * 6)[:6])
+    code = [struct.unpack_from("=HBBI", program, at) for at in range(0, len(program), 8)]
+    accumulator = at = 0
+    while True:
+        operation, jump_true, jump_false, k = code[at]
+        at += 1
+        if operation == 0x20:
+            (accumulator,) = struct.unpack_from("=I", data, k)
+        elif operation == 0x06:
+            return k
+        else:
+            test = {0x15: accumulator == k, 0x35: accumulator >= k, 0x45: bool(accumulator & k)}[operation]
+            at += jump_true if test else jump_false
+
+
+ALLOW, KILL = 0x7FFF0000, 0x80000000
+EPERM, ENOSYS = 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
+ARCHITECTURES = sorted(set(system_calls._ARCHITECTURES.values()), key=lambda each: each.name)
+
+
+def header_numbers(name: str) -> dict[str, int]:
+    """System call numbers from the kernel headers that zig brings along for each architecture."""
+    ziglang = pytest.importorskip("ziglang", reason="the kernel's headers come with the builder's linker")
+    folder = {
+        "x86_64": "x86-linux-any/asm/unistd_64.h",
+        "aarch64": "aarch64-linux-any/asm/unistd_64.h",
+        "riscv64": "riscv-linux-any/asm/unistd_64.h",
+        "arm": "arm-linux-any/asm/unistd-eabi.h",
+    }[name]
+    text = (Path(ziglang.__file__).parent / "lib/libc/include" / folder).read_text()
+    found = re.findall(r"#define\s+__NR_(\w+)\s+\(?(?:__NR_SYSCALL_BASE\s*\+\s*)?(\d+)\)?", text)
+    return {name: int(number) for name, number in found}
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda each: each.name)
+def test_numbers_are_those_of_the_kernels_headers(architecture: system_calls.Architecture) -> None:
+    numbers = header_numbers(architecture.name)
+    singles = (
+        "CLONE",
+        "KILL",
+        "TGKILL",
+        "PRLIMIT64",
+        "PRCTL",
+        "MPROTECT",
+        "CLONE3",
+        "OPEN",
+        "OPENAT",
+        "SECCOMP",
+    )
+    table = dict(system_calls.ALLOWED) | {name.lower(): getattr(system_calls, name) for name in singles}
+    table["mmap2" if architecture.name == "arm" else "mmap"] = system_calls.MMAP
+    for name, each in table.items():
+        number = architecture.number(each)
+        assert number == numbers.get(name), name
+    assert numbers["landlock_create_ruleset"] == system_calls.LANDLOCK_CREATE_RULESET
+    assert numbers["landlock_restrict_self"] == system_calls.LANDLOCK_RESTRICT_SELF
+
+
+@pytest.mark.parametrize("loading", [True, False])
+@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda each: each.name)
+def test_the_filter_allows_its_list_and_nothing_else(
+    architecture: system_calls.Architecture, loading: bool
+) -> None:
+    program = filter_program(architecture, 4711, loading=loading)
+    # BPF_MAXINSNS
+    assert len(program) // 8 <= 4096
+    number = {
+        name: architecture.number(getattr(system_calls, name))
+        for name in ("CLONE", "CLONE3", "KILL", "TGKILL", "PRLIMIT64", "PRCTL", "MMAP", "MPROTECT")
+    }
+    allowed = {architecture.number(each) for each in system_calls.ALLOWED.values()} - {None}
+    special = set(number.values())
+    if loading:
+        for each in (system_calls.OPEN, system_calls.OPENAT, system_calls.SECCOMP):
+            allowed.add(architecture.number(each))
+
+    def verdict(call: int | None, *arguments: int) -> int:
+        assert call is not None
+        return run_filter(program, architecture.audit, call, *arguments)
+
+    for call in range(600):
+        if call not in special:
+            assert verdict(call) == (ALLOW if call in allowed else EPERM), call
+    assert verdict(number["CLONE"], 0x10000 | 0x3D0F00) == ALLOW
+    assert verdict(number["CLONE"], 17) == EPERM
+    assert verdict(number["CLONE3"]) == ENOSYS
+    for call in (number["KILL"], number["TGKILL"]):
+        assert verdict(call, 4711, 6) == ALLOW
+        assert verdict(call, 4712, 6) == EPERM
+        # kill(-1): everybody.
+        assert verdict(call, 0xFFFFFFFFFFFFFFFF, 6) == EPERM
+    assert verdict(number["PRLIMIT64"], 0, 7) == ALLOW
+    assert verdict(number["PRLIMIT64"], 4712, 7) == EPERM
+    assert verdict(number["PRCTL"], 15) == ALLOW
+    assert verdict(number["PRCTL"], 0x53564D41) == ALLOW
+    assert verdict(number["PRCTL"], 22) == EPERM
+    for call in (number["MMAP"], number["MPROTECT"]):
+        assert verdict(call, 0, 4096, 3) == ALLOW
+        assert verdict(call, 0, 4096, 7) == (ALLOW if loading else EPERM)
+    assert run_filter(program, 0x12345678, 0) == KILL
+    assert verdict(0x40000000) == EPERM
