@@ -20,6 +20,9 @@ from agent.errors import FormatError
 
 Record = TypeVar("Record")
 
+# No record goes beyond 6. What Python parses it may not be able to print or encode: that takes more stack.
+_MAX_DEPTH: Final = 16
+
 # What a signed integer of 64 bits holds: readers in other languages have nothing larger.
 _INT_RANGE: Final = range(-(1 << 63), 1 << 63)
 
@@ -39,9 +42,20 @@ def parse(raw: bytes, what: str) -> Any:
     """
     try:
         # json.loads would take UTF-16 and UTF-32 too: decode first.
-        return json.loads(raw.decode("ascii"), object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        value = json.loads(raw.decode("ascii"), object_pairs_hook=_unique, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as e:
         raise FormatError(f"{what} is not JSON of the one encoding: {_one_line(e)}") from e
+    level = [value]
+    for _ in range(_MAX_DEPTH):
+        level = [
+            child
+            for parent in level
+            if isinstance(parent, dict | list)
+            for child in (parent.values() if isinstance(parent, dict) else parent)
+        ]
+    if level:
+        raise FormatError(f"{what} is nested more than {_MAX_DEPTH} deep")
+    return value
 
 
 def to_json(record: object) -> dict[str, Any]:

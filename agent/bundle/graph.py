@@ -159,7 +159,11 @@ class Graph:
             document = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as e:
             raise FormatError(f"mod.json is not JSON: {' '.join(str(e).split()):.200}") from e
-        return _graph(document)
+        try:
+            return _graph(document)
+        except RecursionError as e:
+            # What could be parsed is still too deep to be printed in a message.
+            raise FormatError("mod.json is nested deeper than any graph") from e
 
     def _check_nodes(self) -> None:
         if len(self.node_row_ptr) != len(self.nodes) + 1 or self.node_row_ptr[0] != 0:

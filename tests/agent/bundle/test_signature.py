@@ -160,7 +160,7 @@ LOOSE: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.parametrize("name", LOOSE)
 def test_envelope_in_another_encoding_is_refused(kit: Any, name: str) -> None:
-    # Looked for once: a subject whose signature's and payload's base64 are padded, for the cases about padding.
+    # A subject whose signature's and payload's base64 are padded, for the cases about padding.
     raw = next(
         raw
         for raw in (signature.sign(FILES, kit.key, name=f"pets-{i}") for i in range(64))

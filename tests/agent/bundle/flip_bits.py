@@ -1,0 +1,99 @@
+"""Flip bits of a bundle one by one and verify it each time; print what happened as JSON.
+
+Run in a process of its own, so that its audit hook sees this and nothing else.
+Usage: python flip_bits.py BUNDLE PUBLIC_KEY
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import sys
+from pathlib import Path
+
+from agent.bundle.archive import read_index
+from agent.bundle.keyring import Keyring
+from agent.bundle.verify import verify
+from agent.errors import BundleError
+
+# What loading or running something would raise (Python's "Audit events table"). "import" is among them:
+# the verifier has imported what it needs by then, and a bundle is nothing that could be imported.
+LOADS = (
+    "import",
+    "exec",
+    "compile",
+    "ctypes.",
+    "subprocess.",
+    "os.exec",
+    "os.posix_spawn",
+    "os.system",
+    "os.fork",
+    "socket.",
+)
+
+
+def regions(raw: bytes, fd: int) -> dict[str, list[range]]:
+    out: dict[str, list[range]] = collections.defaultdict(list)
+    end = 0
+    for member in read_index(fd):
+        out["header"].append(range(member.offset - 512, member.offset))
+        kind = {"manifest.json": "manifest", "model.sig": "signature"}.get(member.name, "data")
+        end = member.offset + member.size
+        out[kind].append(range(member.offset, end))
+        out["padding"].append(range(end, end + member.padding))
+        end += member.padding
+    out["end"].append(range(end, len(raw)))
+    assert sum(len(part) for parts in out.values() for part in parts) == len(raw)
+    return out
+
+
+def open_descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def main(path: str, key: str) -> None:
+    raw = Path(path).read_bytes()
+    keyring = Keyring.from_files([key])
+    fd = os.memfd_create("bundle")
+    os.write(fd, raw)
+    loaded: list[str] = []
+    watching = False
+
+    def hook(event: str, args: tuple[object, ...]) -> None:
+        if watching and event.startswith(LOADS):
+            loaded.append(f"{event} {args!r:.200}")
+
+    sys.addaudithook(hook)
+    verify(fd, keyring).close()
+    watching = True
+    verify(fd, keyring).close()
+    descriptors = open_descriptors()
+    results: dict[str, collections.Counter[str]] = {}
+    accepted = []
+    for region, parts in regions(raw, fd).items():
+        results[region] = collections.Counter()
+        for at in (at for part in parts for at in part):
+            # Every bit of what frames the data; of the data themselves one bit a byte, another each time.
+            for bit in (at % 8,) if region == "data" else range(8):
+                os.pwrite(fd, bytes([raw[at] ^ 1 << bit]), at)
+                try:
+                    verify(fd, keyring).close()
+                    accepted.append((region, at, bit))
+                except BundleError as e:
+                    results[region][type(e).__name__] += 1
+            os.pwrite(fd, raw[at : at + 1], at)
+    watching = False
+    verify(fd, keyring).close()
+    report = {
+        "accepted": accepted,
+        "loaded": loaded,
+        "results": results,
+        "leaked": open_descriptors() - descriptors,
+        "bytes": len(raw),
+    }
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+
+from agent.bundle import archive
+
+
+@pytest.mark.slow
+def test_every_flipped_bit_is_refused_and_nothing_is_loaded(kit: Any, tmp_path: Path) -> None:
+    bundle, key = tmp_path / "pets.bundle", tmp_path / "signing.pub"
+    members = kit.members()
+    bundle.write_bytes(archive.pack(members))
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    key.write_bytes(kit.key.public_key().public_bytes(serialization.Encoding.PEM, form))
+    script = Path(__file__).with_name("flip_bits.py")
+    run = subprocess.run(
+        [sys.executable, script, bundle, key], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    report = json.loads(run.stdout)
+    assert report["accepted"] == []
+    assert report["loaded"] == []
+    assert report["leaked"] == 0
+    results = report["results"]
+    flips = {region: sum(counts.values()) for region, counts in results.items()}
+    data = sum(len(value) for name, value in members.items() if name not in ("manifest.json", "model.sig"))
+    framing = len(archive.pack(members)) - data
+    assert sum(flips.values()) == 8 * framing + data
+    assert flips["header"] == 8 * 512 * len(members)
+    assert set(results["padding"]) == {"FormatError"}
+    assert set(results["end"]) == {"FormatError"}
+    assert set(results["manifest"]) == {"MixAndMatchError"}
+    assert set(results["data"]) == {"MixAndMatchError"}
+    assert set(results["signature"]) <= {"FormatError", "SignatureError"}
+    # A flip in a name or a size can give another that is allowed; what it frames is then wrong, or too much.
+    assert set(results["header"]) <= {"FormatError", "EndlessDataError", "MixAndMatchError"}
