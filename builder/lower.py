@@ -53,8 +53,8 @@ def lower(mod: tvm.IRModule, target: DeviceTarget) -> LoweredModule:
         mod = choose_layouts(mod, target)
         mod = legalise(mod)
         fuse = [
+            # No constant folding from here on: a transform of weights at load would be folded into the bundle.
             t.AnnotateTIROpPattern(),
-            t.FoldConstant(),
             t.DeadCodeElimination(["main"]),
             t.FuseOps(),
             t.FuseTIR(),

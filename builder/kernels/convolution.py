@@ -93,7 +93,7 @@ def pad(x: te.Tensor, op: Conv2d) -> te.Tensor:
     )
 
 
-def pack_weights(weight: np.ndarray, op: Conv2d, in_block: int, out_block: int) -> np.ndarray:
+def pack_weights(weight: np.ndarray, in_block: int, out_block: int) -> np.ndarray:
     """``[OC, IC/groups, KH, KW]`` to ``[OC/bo, IC/bi, KH, KW, bi, bo]``, zeros where blocks are not full."""
     o, i, kh, kw = weight.shape
     ob, ib = -(-o // out_block), -(-i // in_block)
@@ -105,7 +105,7 @@ def pack_weights(weight: np.ndarray, op: Conv2d, in_block: int, out_block: int) 
 
 def emit(bb: relax.BlockBuilder, op: Conv2d, x: relax.Expr, weight: np.ndarray, out_block: int) -> relax.Expr:
     """The convolution of packed `x`, as a call of a tensor expression with packed weights."""
-    packed = relax.const(pack_weights(weight, op, shape_of(x)[4], out_block))
+    packed = relax.const(pack_weights(weight, shape_of(x)[4], out_block))
 
     def compute(data: te.Tensor, w: te.Tensor) -> te.Tensor:
         return convolve(pad(data, op), w, op)

@@ -19,7 +19,7 @@ import tvm
 from tvm import relax, te
 from tvm.ir import Call
 
-from builder.kernels import convolution, depthwise, matmul, pooling
+from builder.kernels import convolution, depthwise, matmul, pooling, winograd
 from builder.kernels.rewriter import Values, constant_of, op_name, rewrite_main, shape_of
 from builder.target import DeviceTarget
 
@@ -206,7 +206,11 @@ class _Packing:
             if in_block is None:
                 return False
             x = table.as_packed(call.args[0], in_block)
-            new = convolution.emit(table.bb, op, x.expr, weight, out_block)
+            m = winograd.output_tile(op, in_block, self._target)
+            if m is None:
+                new = convolution.emit(table.bb, op, x.expr, weight, out_block)
+            else:
+                new = winograd.emit(table.bb, op, x.expr, weight, out_block, m)
         table.define_packed(var, Packed(new, op.out_channels))
         return True
 

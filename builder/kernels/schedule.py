@@ -8,7 +8,7 @@ import tvm
 from tvm import s_tir as st
 from tvm import tirx
 
-from builder.kernels import convolution, depthwise, fallback, matmul, pooling, rows
+from builder.kernels import convolution, depthwise, fallback, matmul, pooling, rows, winograd
 from builder.target import DeviceTarget
 
 Schedule = Callable[[st.Schedule, st.schedule.SBlockRV, DeviceTarget], None]
@@ -20,6 +20,8 @@ SPACES: Mapping[str, Schedule] = {
     matmul.BATCHED: matmul.schedule_batched,
     pooling.KIND: pooling.schedule,
     rows.KIND: rows.schedule,
+    winograd.KIND: winograd.schedule,
+    winograd.WEIGHTS_KIND: winograd.schedule_weights,
 }
 
 

@@ -1,0 +1,336 @@
+"""Winograd's convolution F(m x m, 3 x 3) on packed channels, for 3x3 windows at stride 1.
+
+A tile of ``m x m`` outputs costs ``(m + 2)**2`` products in place of ``9 * m**2``: 36 in place of 144 for m = 4.
+Three stages: input tiles are transformed (``B^T d B``), multiplied with transformed weights, one matrix product
+for each of the ``(m + 2)**2`` positions, and transformed back (``A^T m A``) where the epilogue is fused.
+
+The matrices are Toom and Cook's for the points 0, 1, -1, 2, -2, ... and infinity, transposed (Winograd,
+*Arithmetic Complexity of Computations*, 1980; Lavin and Gray, arXiv:1509.09308). The transforms are written out
+as arithmetic: zeros vanish, and the rows of p and -p share their even and odd halves.
+
+The weights are transformed by a node of their own that reads constants only, so that the executor runs it once
+at load and the bundle holds the nine numbers it came with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import prod
+
+import numpy as np
+from tvm import relax, te, tirx
+from tvm import s_tir as st
+
+from builder.kernels.convolution import Conv2d, accumulators, divisors, pack_weights
+from builder.kernels.epilogue import Epilogue
+from builder.kernels.rewriter import shape_of
+from builder.target import DeviceTarget
+
+KIND = "winograd"
+WEIGHTS_KIND = "winograd_weights"
+_POINTS = tuple(map(Fraction, (0, 1, -1, 2, -2, Fraction(1, 2), Fraction(-1, 2))))
+
+Matrix = tuple[tuple[Fraction, ...], ...]
+_OPAQUE, _FUSES_ELEMENTWISE = 8, 4  # TVM's OpPatternKind
+
+
+@dataclass(frozen=True)
+class Transforms:
+    """``y = A^T [(G g) * (B^T d)]`` in one dimension.
+
+    Attributes
+    ----------
+    input, weights, output
+        ``B^T`` of shape [m + 2, m + 2], ``G`` of [m + 2, 3], ``A^T`` of [m, m + 2].
+    """
+
+    input: Matrix
+    weights: Matrix
+    output: Matrix
+
+    @classmethod
+    def of(cls, m: int) -> Transforms:
+        """The matrices of F(m, 3), exactly."""
+        size = m + 2
+        points = _POINTS[: size - 1]
+        rows, weights = [], []
+        for point in points:
+            others = [p for p in points if p != point]
+            factor = prod((point - p for p in others), start=Fraction(1))
+            rows.append((*_polynomial(others), Fraction(0)))
+            weights.append(tuple(point**k / factor for k in range(3)))
+        rows.append(_polynomial(points))
+        weights.append((Fraction(0), Fraction(0), Fraction(1)))
+        output = tuple((*(point**r for point in points), Fraction(int(r == m - 1))) for r in range(m))
+        return cls(tuple(rows), tuple(weights), output)
+
+
+def _polynomial(roots: Sequence[Fraction]) -> tuple[Fraction, ...]:
+    """The coefficients of the product of ``x - root``, lowest first."""
+    coefficients = [Fraction(1)]
+    for root in roots:
+        shifted = [Fraction(0), *coefficients]
+        coefficients = [s - root * c for s, c in zip(shifted, [*coefficients, Fraction(0)], strict=True)]
+    return tuple(coefficients)
+
+
+def combine(row: Sequence[Fraction], value: Callable[[int], tirx.Expr]) -> tirx.Expr:
+    """The sum of ``row[k] * value(k)``, even and odd terms apart so that rows of p and -p share both halves."""
+    even = _terms([(c, k) for k, c in enumerate(row) if c and k % 2 == 0], value)
+    odd = _terms([(c, k) for k, c in enumerate(row) if c and k % 2 == 1], value)
+    if odd is None or even is None:
+        (sign, total) = even or odd or (1, tirx.const(0, "float32"))
+        return total if sign > 0 else tirx.const(-1.0, "float32") * total
+    if odd[0] == even[0]:
+        both = even[1] + odd[1]
+        return both if even[0] > 0 else tirx.const(-1.0, "float32") * both
+    return even[1] - odd[1] if even[0] > 0 else odd[1] - even[1]
+
+
+def _terms(
+    terms: list[tuple[Fraction, int]], value: Callable[[int], tirx.Expr]
+) -> tuple[int, tirx.Expr] | None:
+    """The sum of `terms` with its first sign taken out."""
+    if not terms:
+        return None
+    sign = 1 if terms[0][0] > 0 else -1
+    total: tirx.Expr | None = None
+    for coefficient, k in terms:
+        size = abs(coefficient)
+        term = value(k) if size == 1 else tirx.const(float(size), "float32") * value(k)
+        if total is None:
+            total = term
+        else:
+            total = total + term if coefficient * sign > 0 else total - term
+    return sign, total
+
+
+def select(index: tirx.Expr, rows: Matrix, value: Callable[[int], tirx.Expr]) -> tirx.Expr:
+    """Row ``index`` of a transform; the loop over `index` is unrolled, and one row remains."""
+    result = combine(rows[-1], value)
+    for k in range(len(rows) - 2, -1, -1):
+        result = tirx.Select(index == k, combine(rows[k], value), result)
+    return result
+
+
+def output_tile(op: Conv2d, in_block: int, target: DeviceTarget) -> int | None:
+    """m of the F(m x m) that pays for `op`, None where the direct convolution is as fast.
+
+    Work is counted in vector operations: products, transforms at about three a value, and what the larger
+    weights cost to read when they exceed the second cache.
+    """
+    plain = (op.kernel, op.strides, op.dilation, op.groups) == ((3, 3), (1, 1), (1, 1), 1)
+    if not plain or in_block < target.simd.lanes:
+        return None
+    lanes = target.simd.lanes
+    i, o = op.in_channels, op.out_channels
+    best: tuple[float, int | None] = (op.out_height * op.out_width * 9 * i * o / lanes, None)
+    for m in (4, 2):
+        size = (m + 2) ** 2
+        tiles = -(-op.out_height // m) * -(-op.out_width // m)
+        products = size * tiles * i * o / lanes
+        transforms = size * tiles * (i + o) / lanes * _TRANSFORM_COST
+        weights = size * i * o * 4
+        reading = weights / _BYTES_PER_OPERATION if weights > target.l2_bytes else 0.0
+        best = min(best, (op.batch * (products * _GEMM_COST + transforms) + reading, m), key=lambda c: c[0])
+    return best[1]
+
+
+_TRANSFORM_COST = 8.0
+_GEMM_COST = 1.1
+_BYTES_PER_OPERATION = 8.0
+
+
+def emit(
+    bb: relax.BlockBuilder, op: Conv2d, x: relax.Expr, weight: np.ndarray, out_block: int, m: int
+) -> relax.Expr:
+    """The convolution of packed `x` as two calls: the transform of constant weights, and the convolution."""
+    packed = relax.const(pack_weights(weight, shape_of(x)[4], out_block))
+    transform = bb.call_te(
+        lambda w: transform_weights(w, m),
+        packed,
+        primfunc_name_hint="winograd_weights",
+        primfunc_attrs={"op_pattern": _OPAQUE},
+    )
+    u = bb.emit(transform)
+    call = bb.call_te(
+        lambda data, weights: convolve(data, weights, op, m),
+        x,
+        u,
+        primfunc_name_hint="winograd",
+        primfunc_attrs={"op_pattern": _FUSES_ELEMENTWISE},
+    )
+    return bb.emit(call)
+
+
+def transform_weights(w: te.Tensor, m: int) -> te.Tensor:
+    """``G g G^T``: [OB, IB, 3, 3, bi, bo] to [(m + 2)**2, OB, IB, bi, bo]."""
+    size, g = m + 2, Transforms.of(m).weights
+    ob, ib, _, _, bi, bo = (int(d) for d in w.shape)
+    half = te.compute(
+        (ob, ib, size, 3, bi, bo),
+        lambda o, i, e, kw, a, b: select(e, g, lambda kh: w[o, i, kh, kw, a, b]),
+        name="half",
+    )
+    return te.compute(
+        (size * size, ob, ib, bi, bo),
+        lambda xi, o, i, a, b: select(xi % size, g, lambda kw: half[o, i, xi // size, kw, a, b]),
+        name="weights",
+        attrs={"edge.space": WEIGHTS_KIND},
+    )
+
+
+def convolve(x: te.Tensor, u: te.Tensor, op: Conv2d, m: int) -> te.Tensor:
+    """The three stages over packed `x` and transformed weights `u`."""
+    size, t = m + 2, Transforms.of(m)
+    n, in_blocks, height, width, bi = (int(d) for d in x.shape)
+    _, out_blocks, _, _, bo = (int(d) for d in u.shape)
+    top, left = op.padding[:2]
+    rows, columns = -(-op.out_height // m), -(-op.out_width // m)
+    tiles = n * rows * columns
+
+    def padded(i: tirx.Expr, c: tirx.Expr, y: tirx.Expr, z: tirx.Expr, v: tirx.Expr) -> tirx.Expr:
+        inside = tirx.all(y >= top, y < height + top, z >= left, z < width + left)
+        return tirx.if_then_else(inside, x[i, c, y - top, z - left, v], tirx.const(0, "float32"))
+
+    pad = te.compute((n, in_blocks, rows * m + 2, columns * m + 2, bi), padded, name="pad")
+
+    def at_tile(tile: tirx.Expr) -> tuple[tirx.Expr, tirx.Expr, tirx.Expr]:
+        return tile // (rows * columns), tile // columns % rows, tile % columns
+
+    def vertical(c: tirx.Var, tile: tirx.Var, e: tirx.Var, b: tirx.Var, v: tirx.Var) -> tirx.Expr:
+        i, y, z = at_tile(tile)
+        return select(e, t.input, lambda a: pad[i, c, y * m + a, z * m + b, v])
+
+    half_in = te.compute((in_blocks, tiles, size, size, bi), vertical, name="half_in")
+    data = te.compute(
+        (size * size, in_blocks, tiles, bi),
+        lambda xi, c, tile, v: select(xi % size, t.input, lambda b: half_in[c, tile, xi // size, b, v]),
+        name="data",
+    )
+    ic = te.reduce_axis((0, in_blocks), "ic")
+    ii = te.reduce_axis((0, bi), "ii")
+    product = te.compute(
+        (size * size, out_blocks, tiles, bo),
+        lambda xi, o, tile, v: te.sum(data[xi, ic, tile, ii] * u[xi, o, ic, ii, v], axis=[ic, ii]),
+        name="product",
+    )
+    half_out = te.compute(
+        (out_blocks, tiles, m, size, bo),
+        lambda o, tile, a, nu, v: select(a, t.output, lambda e: product[e * size + nu, o, tile, v]),
+        name="half_out",
+    )
+
+    def result(i: tirx.Var, o: tirx.Var, y: tirx.Var, z: tirx.Var, v: tirx.Var) -> tirx.Expr:
+        tile = (i * rows + y // m) * columns + z // m
+        return select(z % m, t.output, lambda nu: half_out[o, tile, y % m, nu, v])
+
+    return te.compute(
+        (n, out_blocks, op.out_height, op.out_width, bo),
+        result,
+        name="winograd",
+        attrs={"edge.space": KIND, "edge.tile": m},
+    )
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """What the design space decides: a register tile of `tiles` x `oc` blocks, `ii` steps unrolled."""
+
+    tiles: int
+    oc: int
+    ii: int
+
+
+@dataclass(frozen=True)
+class Space:
+    """The values of each decision, and the heuristic's choice."""
+
+    tiles: tuple[int, ...]
+    oc: tuple[int, ...]
+    ii: tuple[int, ...]
+    default: Tiles
+
+
+def space(tiles: int, out_blocks: int, in_block: int, target: DeviceTarget) -> Space:
+    """The product's tile, as in the direct convolution."""
+    most = accumulators(target)
+    ts, ocs = divisors(tiles, 32), divisors(out_blocks, 8)
+    fits = [(t, o) for t in ts for o in ocs if t * o <= most]
+    tile, oc = min(fits, key=lambda f: ((f[0] + f[1] + 1) / (f[0] * f[1]), f[1]))
+    ii = tuple(d for d in (1, 2, 4, 8, 16) if in_block % d == 0)
+    return Space(ts, ocs, ii, Tiles(tile, oc, min(4, in_block)))
+
+
+def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: Tiles, m: int) -> None:
+    """Order the loops of the three stages; `block` is the last of them before the epilogue."""
+    half_out = sch.get_producers(block)[0]
+    product = sch.get_producers(half_out)[0]
+    data = sch.get_sblock("data")
+    half_in, pad = sch.get_sblock("half_in"), sch.get_sblock("pad")
+    epilogue = Epilogue.after(sch, block)
+    sch.compute_inline(block)
+    sch.compute_inline(pad)
+    size = m + 2
+
+    xi, c, tile, v = sch.get_loops(data)
+    e, nu = sch.split(xi, [size, size])
+    sch.reorder(c, tile, e, nu, v)
+    sch.compute_at(half_in, tile, preserve_unit_loops=True)
+    *_, a, b, lane = sch.get_loops(half_in)
+    for loop in (a, b, e, nu):
+        sch.unroll(loop)
+    for loop in (lane, v):
+        sch.vectorize(loop)
+    sch.parallel(sch.fuse(c, tile))
+
+    xi, o, tile, v, ic, ii = sch.get_loops(product)
+    to, ti = sch.split(tile, [None, tiles.tiles])
+    oo, oi = sch.split(o, [None, tiles.oc])
+    io, iu = sch.split(ii, [None, tiles.ii])
+    sch.reorder(xi, oo, to, ic, io, iu, oi, ti, v)
+    sch.vectorize(v)
+    for loop in (oi, ti, iu):
+        sch.unroll(loop)
+    sch.parallel(sch.fuse(xi, oo))
+    sch.decompose_reduction(product, ic)
+
+    i, o, y, z, v = sch.get_loops(epilogue.block)
+    yo, yi = sch.split(y, [None, m])
+    zo, zi = sch.split(z, [None, m])
+    sch.reorder(i, o, yo, zo, yi, zi, v)
+    sch.compute_at(half_out, zo, preserve_unit_loops=True)
+    *_, a, nu, lane = sch.get_loops(half_out)
+    for loop in (a, nu, yi, zi):
+        sch.unroll(loop)
+    for loop in (lane, v):
+        sch.vectorize(loop)
+    sch.parallel(sch.fuse(i, o, yo))
+
+
+def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget) -> None:
+    """Apply the heuristic's decisions to `block`."""
+    m = int(sch.get(block).annotations["edge.tile"])
+    product = sch.get_sblock("product")
+    _, out_blocks, tiles, _, _, in_block = (int(sch.get(q).extent) for q in sch.get_loops(product))
+    apply(sch, block, space(tiles, out_blocks, in_block, target).default, m)
+
+
+def schedule_weights(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget) -> None:
+    """The load-time transform: blocks of channels are divided among cores."""
+    del target
+    half = sch.get_producers(block)[0]
+    xi, o, i, a, b = sch.get_loops(block)
+    size = round(int(sch.get(xi).extent) ** 0.5)
+    e, nu = sch.split(xi, [size, size])
+    sch.reorder(o, i, a, e, nu, b)
+    sch.compute_at(half, a, preserve_unit_loops=True)
+    loops = sch.get_loops(half)[3:]
+    long = [loop for loop in loops if int(sch.get(loop).extent) > 1]
+    for loop in (*long[:-1], e, nu):
+        sch.unroll(loop)
+    sch.vectorize(long[-1])
+    sch.vectorize(b)
+    sch.parallel(sch.fuse(o, i))
