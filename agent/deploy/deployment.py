@@ -321,6 +321,8 @@ class Deployment:
                 }
                 for model in self._store.active().values()
             },
+            # For whoever deploys next, when the broker has forgotten what was desired.
+            "desired": None if self._desired is None else self._desired.to_document(),
             "error": None if error is None else {"code": error.code, "message": str(error)[:500]},
         }
         topic = topics.format_topic(topics.Reported(self._device))

@@ -137,6 +137,22 @@ class Store:
             for path in directory.glob(".*.tmp"):  # of a write that was cut off: nobody else is writing now
                 _remove(path)
 
+    def in_use(self) -> bool:
+        """Return whether an agent runs on this directory, without making anything in it."""
+        try:
+            descriptor = os.open(self.root / "lock", os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        except OSError as e:
+            raise store_error("opening the agent's lock", e) from e
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
     def unlock(self) -> None:
         """Let another agent have the directory."""
         if self._lock is not None:

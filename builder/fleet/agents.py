@@ -1,0 +1,158 @@
+"""Who is there, with what: read from what the agents have left with the broker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from agent.mqtt import topics
+from agent.mqtt.message import Message
+from builder.fleet.broker import Broker
+from builder.fleet.client import Client
+
+# Messages of a fleet are read for at least so long, and until none has come for a while.
+QUIET_S = 0.3
+
+
+@dataclass(frozen=True)
+class ModelSummary:
+    """One model of an agent."""
+
+    name: str
+    version: str
+    ready: bool
+    digest: str
+
+
+@dataclass(frozen=True)
+class AgentSummary:
+    """One agent.
+
+    Parameters
+    ----------
+    state
+        ``online``, ``stopped`` or ``offline``; ``unknown`` where only other messages are left of it.
+    version
+        Of the agent.
+    machine
+        What it runs on, in words.
+    """
+
+    name: str
+    state: str
+    version: str
+    machine: str
+    models: tuple[ModelSummary, ...]
+
+
+def agents(broker: Broker, *, wait_s: float = 2.0) -> tuple[AgentSummary, ...]:
+    """List the agents that a broker knows, by name.
+
+    Parameters
+    ----------
+    wait_s
+        How long to listen at most. What is retained comes at once; the list is complete when it is quiet.
+
+    Raises
+    ------
+    BrokerError
+        The broker cannot be reached, or refuses.
+    """
+    return asyncio.run(agents_async(broker, wait_s=wait_s))
+
+
+async def agents_async(broker: Broker, *, wait_s: float = 2.0) -> tuple[AgentSummary, ...]:
+    """Do what :func:`agents` does, in a running event loop."""
+    found = _Found()
+    async with Client(broker, found.on_message) as client:
+        for topic_filter in topics.fleet_filters():
+            await client.subscribe(topic_filter, 0)
+        await found.wait_until_quiet(wait_s)
+    return found.summaries()
+
+
+class _Found:
+    """What has come so far."""
+
+    def __init__(self) -> None:
+        self._states: dict[str, dict[str, Any]] = {}
+        self._infos: dict[str, dict[str, Any]] = {}
+        self._models: dict[str, dict[str, dict[str, Any]]] = {}
+        self._came = asyncio.Event()
+
+    def on_message(self, topic: topics.Topic, message: Message) -> None:
+        document = _json(message.payload)
+        match topic:
+            case topics.State(device):
+                self._states[device] = document
+            case topics.Info(device):
+                self._infos[device] = document
+            case topics.ModelState(device, model):
+                self._models.setdefault(device, {})[model] = document
+        self._came.set()
+
+    async def wait_until_quiet(self, limit_s: float) -> None:
+        try:
+            async with asyncio.timeout(limit_s):
+                while True:
+                    self._came.clear()
+                    try:
+                        await asyncio.wait_for(self._came.wait(), QUIET_S)
+                    except TimeoutError:
+                        if self._states:
+                            return
+        except TimeoutError:
+            return
+
+    def summaries(self) -> tuple[AgentSummary, ...]:
+        names = sorted({*self._states, *self._infos, *self._models})
+        return tuple(self._summary(name) for name in names if self._states.get(name) != {})
+
+    def _summary(self, name: str) -> AgentSummary:
+        state, info = self._states.get(name, {}), self._infos.get(name, {})
+        models = tuple(
+            ModelSummary(
+                name=model,
+                version=_text(document.get("version") or _first(document.get("versions"))),
+                ready=document.get("ready") is True,
+                digest=_text(document.get("digest")),
+            )
+            for model, document in sorted(self._models.get(name, {}).items())
+            if document
+        )
+        return AgentSummary(
+            name=name,
+            state=_text(state.get("state")) or "unknown",
+            version=_text(state.get("version") or info.get("agent")),
+            machine=_machine(info),
+            models=models,
+        )
+
+
+def _machine(info: dict[str, Any]) -> str:
+    """Return the board's name, or else the processor's and the architecture."""
+    hardware = info.get("hardware")
+    fields = hardware if isinstance(hardware, dict) else info
+    words = [_text(fields.get("board") or fields.get("cpu")), _text(fields.get("arch"))]
+    return ", ".join(word for word in words if word)
+
+
+def _first(value: object) -> object:
+    return value[0] if isinstance(value, list) and value else None
+
+
+def _text(value: object) -> str:
+    """Return a text that may be printed: what an agent says is not trusted with a terminal."""
+    if not isinstance(value, str):
+        return ""
+    return "".join(character if character.isprintable() else "?" for character in value[:200])
+
+
+def _json(payload: bytes) -> dict[str, Any]:
+    try:
+        document = json.loads(payload)
+    except (ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}

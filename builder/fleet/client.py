@@ -1,0 +1,113 @@
+"""A connection of a command: made once, dropped at its end, its own name and reply space.
+
+Promises: every message that came is acknowledged after its handler returned; the name is new each time, so
+that two commands on one machine never take each other's place at the broker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from types import TracebackType
+
+from agent.mqtt.connection import Connection
+from agent.mqtt.message import Message
+from agent.mqtt.properties import EMPTY, Properties
+from agent.mqtt.reason_codes import Reason
+from agent.mqtt.topics import Topic, parse_topic
+from builder.errors import FleetError
+from builder.fleet.broker import Broker
+
+# The last acknowledgement is waited for so long: a broker that is there needs a millisecond.
+_DRAIN_S = 2.0
+
+
+class Client:
+    """One command's connection.
+
+    Parameters
+    ----------
+    broker
+        Which one.
+    on_message
+        Called in the event loop with each message whose topic is one of ours.
+    on_up
+        Called after each connect.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        on_message: Callable[[Topic, Message], None],
+        *,
+        on_up: Callable[[], None] | None = None,
+    ) -> None:
+        self.name = f"edgebundle-{secrets.token_hex(6)}"
+        self._on_message = on_message
+        self._on_up = on_up
+        self._connection = Connection(
+            broker.settings(), client_id=self.name, on_message=self._received, on_up=self._up
+        )
+
+    async def __aenter__(self) -> Client:
+        await self._connection.connect()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._connection.close(drain_s=_DRAIN_S if error is None else 0.0)
+
+    @property
+    def speaks_5(self) -> bool:
+        """Whether messages have properties."""
+        return self._connection.version == 5
+
+    async def subscribe(self, topic_filter: str, qos: int = 1) -> None:
+        """Subscribe, now and after each reconnection."""
+        await self._connection.subscribe(topic_filter, qos)
+
+    def want(self, topic_filter: str, qos: int = 1) -> None:
+        """Subscribe without waiting for the broker's word."""
+        self._connection.want(topic_filter, qos)
+
+    def publish(
+        self,
+        topic: str,
+        payload: bytes,
+        *,
+        qos: int = 1,
+        retain: bool = False,
+        properties: Properties = EMPTY,
+    ) -> asyncio.Future[Reason]:
+        """Send a message; the future has the broker's verdict."""
+        return self._connection.publish(topic, payload, qos=qos, retain=retain, properties=properties)
+
+    async def publish_surely(self, topic: str, payload: bytes, *, retain: bool, limit_s: float) -> None:
+        """Send a message, and wait until the broker has it.
+
+        Raises
+        ------
+        FleetError
+            It refused, or did not answer in time.
+        """
+        try:
+            verdict = await asyncio.wait_for(self.publish(topic, payload, retain=retain), limit_s)
+        except TimeoutError as e:
+            raise FleetError(f"the broker did not take a message to {topic} within {limit_s:g} s") from e
+        if verdict.failed:
+            raise FleetError(
+                f"the broker refused a message to {topic}: {verdict}",
+                hint="does its access list allow this user to publish there?",
+            )
+
+    def _received(self, message: Message) -> None:
+        topic = parse_topic(message.topic)
+        if topic is not None:
+            self._on_message(topic, message)
+        self._connection.ack(message)
+
+    def _up(self, _session_present: bool) -> None:
+        if self._on_up is not None:
+            self._on_up()

@@ -1,0 +1,82 @@
+"""Metrics of an agent, as it publishes them: one flat JSON object, each key a sample's Prometheus name.
+
+Promises: what is returned are names and numbers, whatever came. Leaves their meaning to docs/mqtt.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from agent.mqtt import topics
+from agent.mqtt.message import Message
+from builder.errors import FleetError
+from builder.fleet.broker import Broker
+from builder.fleet.client import Client
+
+# An agent that publishes every ten seconds, as it does by default, and is late once.
+WAIT_S = 25.0
+
+
+@dataclass(frozen=True)
+class MetricsSample:
+    """What an agent published at one moment: sample name, with its labels, -> value."""
+
+    agent: str
+    values: Mapping[str, float]
+
+
+def metrics(agent: str, broker: Broker, *, wait_s: float = WAIT_S) -> MetricsSample:
+    """Wait for what an agent next publishes about itself.
+
+    Parameters
+    ----------
+    agent
+        The device's name.
+    wait_s
+        How long to wait; it publishes every ``metrics.interval_s`` of its configuration.
+
+    Raises
+    ------
+    FleetError
+        Nothing came in time, or something else than metrics.
+    BrokerError
+        The broker cannot be reached, or refuses.
+    """
+    return asyncio.run(metrics_async(agent, broker, wait_s=wait_s))
+
+
+async def metrics_async(agent: str, broker: Broker, *, wait_s: float = WAIT_S) -> MetricsSample:
+    """Do what :func:`metrics` does, in a running event loop."""
+    if not topics.is_device_name(agent):
+        raise FleetError(f"{agent!r:.80} cannot be the name of an agent")
+    payload: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    def on_message(topic: topics.Topic, message: Message) -> None:
+        if topic == topics.Metrics(agent) and not payload.done():
+            payload.set_result(bytes(message.payload))
+
+    async with Client(broker, on_message) as client:
+        await client.subscribe(topics.format_topic(topics.Metrics(agent)), 0)
+        try:
+            raw = await asyncio.wait_for(payload, wait_s)
+        except TimeoutError as e:
+            raise FleetError(
+                f"agent {agent} published no metrics within {wait_s:g} s",
+                hint="edgebundle agents shows who is there; metrics.interval_s says how often it publishes",
+            ) from e
+    return MetricsSample(agent, _parse(raw, agent))
+
+
+def _parse(raw: bytes, agent: str) -> dict[str, float]:
+    try:
+        document = json.loads(raw)
+    except (ValueError, RecursionError) as e:
+        raise FleetError(f"the metrics of {agent} are not JSON: {e}") from e
+    if not isinstance(document, dict) or not all(type(value) in (int, float) for value in document.values()):
+        raise FleetError(f"the metrics of {agent} are not an object of numbers")
+    if not all(name.isprintable() for name in document):  # they end up on a terminal
+        raise FleetError(f"the metrics of {agent} have names that cannot be printed")
+    return document

@@ -1,0 +1,79 @@
+"""A deployment behind a real broker, without models: what `edgebundle deploy` talks to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+from agent.deploy.deployment import Deployment
+from agent.deploy.https import HttpsSettings
+from agent.deploy.store import Store
+from agent.mqtt import topics
+from agent.mqtt.connection import Connection
+from agent.mqtt.message import Message
+from agent.mqtt.settings import BrokerSettings
+from tests.agent.deploy.rig import DEVICE, KEYRING, MACHINE, FakeModels
+
+
+class Device:
+    """The deployment side of an agent on a real connection."""
+
+    def __init__(
+        self,
+        root: Path,
+        broker_url: str,
+        *,
+        device: str = DEVICE,
+        protocol: str = "auto",
+        https: HttpsSettings | None = None,
+    ) -> None:
+        host, port = broker_url.removeprefix("mqtt://").split(":")
+        self.device = device
+        self.models = FakeModels()
+        self.store = Store(root)
+        self.connection = Connection(
+            BrokerSettings(host, int(port), protocol=protocol),
+            client_id=f"{device}-control",
+            on_message=self._on_message,
+            on_up=self._on_up,
+        )
+        self.deployment = Deployment(
+            device=device,
+            store=self.store,
+            keyring=lambda: KEYRING,
+            machine=MACHINE,
+            models=self.models,
+            control=self.connection,
+            https=https or HttpsSettings(),
+        )
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Device:
+        await self.deployment.start()
+        self.connection.start()
+        self._task = asyncio.create_task(self.deployment.run())
+        await self.connection.wait_connected()
+        return self
+
+    async def __aexit__(self, *_exception: object) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        try:
+            await self._task
+        except asyncio.CancelledError:
+            pass
+        finally:
+            self.deployment.close()
+            await self.connection.close(drain_s=1.0)
+
+    def _on_up(self, _session_present: bool) -> None:
+        state = json.dumps({"state": "online", "session_seq": 1, "version": "0.1.0"}).encode()
+        self.connection.publish(topics.format_topic(topics.State(self.device)), state, retain=True)
+        self.deployment.on_connected()
+
+    def _on_message(self, message: Message) -> None:
+        topic = topics.parse_topic(message.topic)
+        if topic is not None:
+            self.deployment.on_message(topic, message.payload)
+        self.connection.ack(message)
