@@ -56,9 +56,8 @@ def fill_inputs(
             raise InputError(f"expected {inputs[spec.name]}, came {spec}")
     total = sum(spec.nbytes for spec in specs)
     if payload.nbytes != total:
-        raise InputError(
-            f"the payload of {', '.join(map(str, specs)):.200} has {total} bytes, came {payload.nbytes}"
-        )
+        expected = ", ".join(map(str, specs))
+        raise InputError(f"expected {total} bytes of {expected:.200}, came {payload.nbytes}")
     offset = 0
     for spec in specs:
         fill_raw(target(spec.name), spec, payload[offset : offset + spec.nbytes])

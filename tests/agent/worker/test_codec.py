@@ -1,0 +1,557 @@
+from __future__ import annotations
+
+import base64
+import io
+import json
+import math
+import re
+import struct
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import cbor2
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from agent.bundle.manifest import Preprocess
+from agent.bundle.tensor_spec import TensorSpec
+from agent.errors import ExecutionError, InputError, MediaTypeError, RequestError
+from agent.runtime.preprocess import Preprocessor
+from agent.worker import oip_json
+from agent.worker.channel import Request
+from agent.worker.codec import Codec, Decoded, encode_error
+from tests.agent.worker.conftest import manifest
+
+RAW, JSON, CBOR = "application/octet-stream", "application/json", "application/cbor"
+NUMERIC = ("UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64")
+
+
+class Bench:
+    """A codec and the memory that it fills."""
+
+    def __init__(self, *specs: TensorSpec, preprocess: Preprocess | None = None) -> None:
+        self.memory = {spec.name: np.zeros(spec.shape, spec.dtype) for spec in specs}
+        declared = manifest({"mod.so": b""}, specs, (TensorSpec("y", "FP32", (1,)),), preprocess=preprocess)
+        preprocessor = Preprocessor(preprocess, specs[0], max_pixels=10_000) if preprocess else None
+        self.codec = Codec(declared, preprocessor, self.memory.__getitem__)
+
+    def decode(self, payload: bytes, content_type: str = JSON, **fields: Any) -> Decoded:
+        return self.codec.decode(Request(1, content_type, **fields), memoryview(payload))
+
+    def json(self, *tensors: Mapping[str, Any], **more: Any) -> Decoded:
+        return self.decode(json.dumps({"inputs": tensors} | more).encode())
+
+    def encode(
+        self, values: Mapping[str, Any], accept: str = JSON, decoded: Decoded | None = None, **fields: Any
+    ) -> tuple[tuple[str, ...], bytes]:
+        request = Request(1, accept=accept, **fields)
+        tensors, payload = self.codec.encode(
+            request, decoded or Decoded(None), self.codec.answer_type(request), values
+        )
+        return tensors, bytes(payload)
+
+
+def bench(datatype: str = "FP32", shape: tuple[int, ...] = (2, 3)) -> Bench:
+    return Bench(TensorSpec("x", datatype, shape))
+
+
+def tensor(
+    data: object, datatype: str = "FP32", shape: tuple[int, ...] = (2, 3), **more: Any
+) -> dict[str, Any]:
+    return {"name": "x", "datatype": datatype, "shape": list(shape), "data": data} | more
+
+
+# -- JSON in
+
+
+@pytest.mark.parametrize("data", [[1, 2, 3, 4.5, -5, 0], [[1, 2, 3], [4.5, -5, 0]]])
+def test_flat_and_nested_data_are_the_same_tensor(data: list[Any]) -> None:
+    b = bench()
+    decoded = b.json(tensor(data), id="mine", reply_to="edge/v1/replies/a/1", parameters={})
+    assert b.memory["x"].tolist() == [[1, 2, 3], [4.5, -5, 0]]
+    assert decoded == Decoded("mine")
+
+
+@given(data=st.data(), datatype=st.sampled_from(NUMERIC))
+def test_every_value_of_every_datatype_arrives(data: st.DataObject, datatype: str) -> None:
+    b = bench(datatype, (4,))
+    array = b.memory["x"]
+    if array.dtype.kind == "f":
+        elements = st.floats(width=array.dtype.itemsize * 8, allow_nan=False, allow_infinity=False)  # type: ignore[arg-type]
+        values: list[Any] = data.draw(st.lists(elements, min_size=4, max_size=4))
+    else:
+        limits = np.iinfo(array.dtype)
+        values = data.draw(st.lists(st.integers(limits.min, limits.max), min_size=4, max_size=4))
+    b.json(tensor(values, datatype, (4,)))
+    assert array.tolist() == values
+
+
+def test_booleans_arrive_and_numbers_for_them_do_not() -> None:
+    b = bench("BOOL", (2,))
+    b.json(tensor([True, False], "BOOL", (2,)))
+    assert b.memory["x"].tolist() == [True, False]
+    with pytest.raises(InputError, match="BOOL and takes bool, came int"):
+        b.json(tensor([1, 0], "BOOL", (2,)))
+
+
+def test_scalars_and_empty_tensors_arrive() -> None:
+    b = bench("INT64", ())
+    b.json(tensor([7], "INT64", ()))
+    assert b.memory["x"] == 7
+    bench("FP32", (0, 4)).json(tensor([], "FP32", (0, 4)))
+
+
+@pytest.mark.parametrize(
+    ("data", "datatype", "words"),
+    [
+        ([1, 2, 3], "FP32", "input 'x' expects 6 values, came 3"),
+        ([], "FP32", "expects 6 values, came 0"),
+        ([[1, 2], [3, 4], [5, 6]], "FP32", r"nested otherwise than as \[2,3\]"),
+        ([[1, 2, 3], [4, 5]], "FP32", "nested otherwise"),
+        ([[1, 2, 3], 4], "FP32", "nested otherwise"),
+        ([[[1], 2, 3], [4, 5, 6]], "FP32", "takes float or int, came list"),
+        ([1, 2, 3, 4, 5, True], "FP32", "takes float or int, came bool"),
+        ([1, 2, 3, 4, 5, "6"], "FP32", "came str"),
+        ([1, 2, 3, 4, 5, None], "FP32", "came NoneType"),
+        ([1, 2, 3, 4, 5, {}], "FP32", "came dict"),
+        ([1, 2, 3, 4, 5, 1e39], "FP32", "out of its range"),
+        ([1, 2, 3, 4, 5, 10**400], "FP32", "out of its range"),
+        ([1, 2, 3, 4, 5, 70000], "FP16", "out of its range"),
+        ([1, 2, 3, 4, 5, 0.5], "INT32", "INT32 and takes int, came float"),
+        ([1, 2, 3, 4, 5, 128], "INT8", "from -128 to 127, came 128"),
+        ([1, 2, 3, 4, 5, -1], "UINT64", "came -1"),
+        ([1, 2, 3, 4, 5, 2**64], "UINT64", "came 18446744073709551616"),
+        ([1, 2, 3, 4, 5, 10**4000], "INT64", "a number of 13288 bits"),
+    ],
+)
+def test_values_that_do_not_fit_are_refused(data: list[Any], datatype: str, words: str) -> None:
+    b = bench(datatype)
+    with pytest.raises(InputError, match=words):
+        b.json(tensor(data, datatype))
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        ([], "a request is an object with inputs, not an array"),
+        ({}, "inputs, an array of tensors, not nothing"),
+        ({"inputs": []}, "inputs, an array"),
+        ({"inputs": [1]}, r"inputs\[0\] is an object, not int"),
+        ({"inputs": [tensor([1] * 6) | {"dtype": "x"}]}, "unknown key dtype"),
+        ({"inputs": [{"name": "x"}]}, "a name and a datatype"),
+        ({"inputs": [tensor([1] * 6) | {"shape": [2, -3]}]}, "not negative"),
+        ({"inputs": [tensor([1] * 6) | {"shape": [2, True]}]}, "integers"),
+        ({"inputs": [tensor("AAAA")]}, "data, an array, not a string"),
+        ({"inputs": [tensor([1] * 6) | {"parameters": []}]}, "parameters"),
+        ({"inputs": [tensor([1] * 6)] * 2}, "an input twice"),
+        ({"inputs": [tensor([1] * 6) | {"name": "z"}]}, "expected the inputs 'x', came 'z'"),
+        ({"inputs": [tensor([1] * 6, "FP64")]}, r"expects FP32\[2,3\], came FP64\[2,3\]"),
+        ({"inputs": [tensor([1] * 6, shape=(3, 2))]}, r"expects FP32\[2,3\], came FP32\[3,2\]"),
+        ({"inputs": [tensor([1] * 6, shape=(10**50, 2))]}, r"came FP32\[a number of 167 bits,2\]"),
+        ({"inputs": [tensor(["AAAA"], "BYTES", (1,))]}, "this input takes no image"),
+        ({"inputs": [tensor([1] * 6)], "id": 5}, "id is a string"),
+        ({"inputs": [tensor([1] * 6)], "outputs": "y"}, "outputs is an array"),
+        ({"inputs": [tensor([1] * 6)], "outputs": [{"name": 1}]}, "outputs is an array of objects"),
+    ],
+)
+def test_what_is_no_request_is_told_why(document: object, words: str) -> None:
+    b = bench()
+    with pytest.raises(InputError, match=words) as raised:
+        b.decode(json.dumps(document).encode())
+    assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 400
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"inputs":[{"name":"x","datatype":"FP32","shape":[2,3],"data":[1,2,3,4,5,NaN]}]}',
+        b'{"inputs":[{"name":"x","datatype":"FP32","shape":[2,3],"data":[1,2,3,4,5,-Infinity]}]}',
+        b'{"inputs":[],"inputs":[]}',
+        b'{"inputs":' + b"9" * 5000 + b"}",
+    ],
+)
+def test_what_is_not_json_is_told_so(payload: bytes) -> None:
+    b = bench()
+    with pytest.raises(InputError, match="not JSON"):
+        b.decode(payload)
+
+
+def test_json_over_its_limit_is_refused_unread() -> None:
+    b = bench()
+    with pytest.raises(InputError, match="at most 16777216 bytes"):
+        b.decode(b" " * (oip_json.MAX_JSON_BYTES + 1))
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(["inputs", "name", "datatype", "shape", "data", "parameters", "id", "outputs"]),
+            inner,
+        )
+    ),
+    max_leaves=20,
+)
+
+
+@given(document=json_values)
+def test_any_document_is_a_request_or_refused(document: object) -> None:
+    b = bench("FP32", (1,))
+    try:
+        b.decode(json.dumps(document).encode())
+    except InputError as e:
+        assert "\n" not in str(e)
+
+
+@given(first=json_values, second=json_values)
+def test_any_tensor_is_taken_or_refused(first: object, second: object) -> None:
+    b = bench("FP32", (1,))
+    body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": second, "data": [first]}]}
+    try:
+        b.decode(json.dumps(body).encode())
+    except InputError as e:
+        assert "\n" not in str(e)
+    else:
+        assert math.isfinite(b.memory["x"][0])
+
+
+def test_600_kb_of_json_take_a_few_hundredths_of_a_second() -> None:
+    b = bench("FP32", (1, 3, 128, 128))
+    values = np.random.default_rng(1).random(3 * 128 * 128).round(9).tolist()
+    payload = json.dumps({"inputs": [tensor(values, "FP32", (1, 3, 128, 128))]}).encode()
+    assert len(payload) > 550_000
+    best = math.inf
+    for _ in range(5):
+        start = time.perf_counter()
+        b.decode(payload)
+        best = min(best, time.perf_counter() - start)
+    # A loop in Python over the values takes ten times as long.
+    assert best < 0.1
+    np.testing.assert_array_equal(b.memory["x"].ravel(), np.array(values, np.float32))
+
+
+# -- raw tensors in
+
+
+def two() -> Bench:
+    return Bench(TensorSpec("a", "INT64", (2,)), TensorSpec("b", "FP32", ()))
+
+
+A, B = np.array([1, -2], "<i8").tobytes(), np.array(0.5, "<f4").tobytes()
+
+
+@pytest.mark.parametrize(
+    ("properties", "payload"),
+    [(("a;INT64;2", "b;FP32;"), A + B), (("b;FP32;", "a;INT64;2"), B + A), ((), A + B)],
+)
+def test_raw_tensors_arrive_in_the_order_of_their_properties(
+    properties: tuple[str, ...], payload: bytes
+) -> None:
+    t = two()
+    t.decode(payload, RAW, tensors=properties)
+    assert t.memory["a"].tolist() == [1, -2]
+    assert t.memory["b"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("properties", "payload", "words"),
+    [
+        (("a;INT64;2",), A, "expected the inputs 'a', 'b', came 'a'"),
+        (("a;INT64;2", "b;FP32;", "c;FP32;"), A + B, "came 'a', 'b', 'c'"),
+        (("a;INT64;2", "a;INT64;2"), A + A, "an input twice"),
+        (("a;INT32;2", "b;FP32;"), A + B, r"expected a INT64\[2\], came a INT32\[2\]"),
+        (("a;INT64;1,2", "b;FP32;"), A + B, r"came a INT64\[1,2\]"),
+        (("a;INT64;2", "b;FP32;"), A, "expected 20 bytes of .*, came 16"),
+        (("a;INT64;2", "b;FP32;"), A + B + b"x", "came 21"),
+        ((), b"", "expected 20 bytes"),
+        (("a;INT64", "b;FP32;"), A + B, "described as name;FP32;1,3,4"),
+        (("a;INT64;02", "b;FP32;"), A + B, "described as"),
+        (("a;INT64;2;", "b;FP32;"), A + B, "described as"),
+        (("a;INT64;9999999999,9999999999", "b;FP32;"), A + B, "tensor 'a;INT64"),
+    ],
+)
+def test_raw_tensors_that_do_not_fit_are_refused(
+    properties: tuple[str, ...], payload: bytes, words: str
+) -> None:
+    t = two()
+    with pytest.raises(InputError, match=words):
+        t.decode(payload, RAW, tensors=properties)
+
+
+def test_a_raw_boolean_is_0_or_1() -> None:
+    b = bench("BOOL", (2,))
+    b.decode(b"\1\0", RAW)
+    with pytest.raises(InputError, match="0 or 1, came 2"):
+        b.decode(b"\1\2", RAW)
+
+
+@given(
+    properties=st.lists(st.text(alphabet="ab;INT64FP32,0129 ", max_size=30), max_size=3),
+    payload=st.binary(max_size=40),
+)
+def test_any_properties_are_taken_or_refused(properties: list[str], payload: bytes) -> None:
+    t = two()
+    try:
+        t.decode(payload, RAW, tensors=tuple(properties))
+    except InputError:
+        return
+    assert len(payload) == 20
+
+
+# -- images in
+
+PICTURE = Image.new("RGB", (4, 2), (255, 0, 51))
+TO_4X2 = Preprocess("x", "RGB", None, "stretch", "bilinear", None, 1 / 255, (0.0,), (1.0,), "NCHW")
+
+
+def png(image: Image.Image = PICTURE) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
+
+
+def image_bench() -> Bench:
+    return Bench(TensorSpec("x", "FP32", (1, 3, 2, 4)), preprocess=TO_4X2)
+
+
+def image_tensor(data: bytes, content_type: str | None = "image/png", **more: Any) -> dict[str, Any]:
+    parameters = {} if content_type is None else {"parameters": {"content_type": content_type}}
+    return tensor([base64.b64encode(data).decode()], "BYTES", (1,)) | parameters | more
+
+
+def test_an_image_is_the_input_by_its_content_type() -> None:
+    b = image_bench()
+    decoded = b.decode(png(), "image/png")
+    np.testing.assert_allclose(b.memory["x"][0, :, 0, 0], [1, 0, 0.2], rtol=1e-6)
+    assert decoded.placement is not None
+    assert (decoded.placement.width, decoded.placement.height) == (4, 2)
+
+
+def test_an_image_in_json_is_the_same() -> None:
+    b = image_bench()
+    decoded = b.json(image_tensor(png(), "Image/PNG; q=1"))
+    np.testing.assert_allclose(b.memory["x"][0, :, 1, 3], [1, 0, 0.2], rtol=1e-6)
+    assert decoded.placement is not None
+
+
+def test_a_model_that_takes_images_takes_tensors_too() -> None:
+    b = image_bench()
+    b.json(tensor(list(range(24)), "FP32", (1, 3, 2, 4)))
+    assert b.memory["x"].ravel().tolist() == list(range(24))
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (image_tensor(b"not an image"), "cannot be read"),
+        (image_tensor(png()) | {"data": ["AA=A"]}, "base64"),
+        (image_tensor(png()) | {"data": ["\u00e4"]}, "base64"),
+        (image_tensor(png()) | {"data": [5]}, "an array of one base64 string"),
+        (image_tensor(png()) | {"data": ["", ""]}, "an array of one base64 string"),
+        (image_tensor(png()) | {"shape": [2]}, r"BYTES of shape \[1\]"),
+        (image_tensor(png(), None), "content_type, image/jpeg or image/png, not None"),
+        (image_tensor(png(), "image/gif"), "not 'image/gif'"),
+    ],
+)
+def test_an_image_in_json_that_is_none_is_refused(body: dict[str, Any], words: str) -> None:
+    b = image_bench()
+    with pytest.raises(InputError, match=words):
+        b.json(body)
+
+
+def test_an_image_for_a_model_without_preprocessing_is_415() -> None:
+    with pytest.raises(MediaTypeError, match="takes no images"):
+        bench().decode(png(), "image/png")
+
+
+def test_an_image_for_one_of_two_inputs_is_refused() -> None:
+    b = Bench(TensorSpec("x", "FP32", (1, 3, 2, 4)), TensorSpec("z", "FP32", (1,)), preprocess=TO_4X2)
+    with pytest.raises(InputError, match="expected the inputs 'x', 'z', came one image"):
+        b.decode(png(), "image/png")
+    b.json(image_tensor(png()), tensor([1], "FP32", (1,)) | {"name": "z"})
+    assert b.memory["z"][0] == 1
+
+
+# -- CBOR
+
+
+def test_cbor_is_jsons_form_with_bytes_for_tensors() -> None:
+    b = bench()
+    values = np.arange(6, dtype=np.float32)
+    b.decode(cbor2.dumps({"inputs": [tensor(values.tobytes())]}), CBOR)
+    np.testing.assert_array_equal(b.memory["x"].ravel(), values)
+    b.decode(cbor2.dumps({"inputs": [tensor([5.0] * 6)]}), CBOR)
+    assert b.memory["x"].ravel().tolist() == [5] * 6
+    _, payload = b.encode({"y": values, "labels": (b"cat",)}, CBOR)
+    outputs = cbor2.loads(payload)["outputs"]
+    assert outputs[0] == {"name": "y", "datatype": "FP32", "shape": [6], "data": values.tobytes()}
+    assert outputs[1] == {"name": "labels", "datatype": "BYTES", "shape": [1], "data": [b"cat"]}
+    i = image_bench()
+    i.decode(cbor2.dumps({"inputs": [image_tensor(png()) | {"data": [png()]}]}), CBOR)
+    assert i.memory["x"][0, 0, 0, 0] == 1
+    for bad in (
+        b"",
+        b"\xff",
+        b"\x9b" + b"\xff" * 8,
+        b"\x81" * 5000,
+        cbor2.dumps([1]),
+        cbor2.dumps({"inputs": [tensor(b"")]}),
+    ):
+        with pytest.raises(InputError):
+            b.decode(bad, CBOR)
+
+
+@given(payload=st.binary(max_size=60))
+def test_any_cbor_is_a_request_or_refused(payload: bytes) -> None:
+    try:
+        bench().decode(payload, CBOR)
+    except InputError as e:
+        assert "\n" not in str(e)
+
+
+def test_without_cbor2_cbor_is_415(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cbor2", None)
+    b = bench()
+    with pytest.raises(MediaTypeError, match="not 'application/cbor'"):
+        b.decode(b"\xa0", CBOR)
+    with pytest.raises(MediaTypeError, match="not 'application/cbor'"):
+        b.codec.answer_type(Request(1, accept=CBOR))
+
+
+# -- content types
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "image/gif", "application/jsonx"])
+def test_another_content_type_is_415(content_type: str) -> None:
+    with pytest.raises(MediaTypeError, match=re.escape(repr(content_type))):
+        bench().decode(b"", content_type)
+
+
+def test_no_content_type_is_json() -> None:
+    with pytest.raises(InputError, match="not JSON"):
+        bench().decode(b"", "")
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, JSON),
+        ({"content_type": "Application/JSON; charset=utf-8"}, JSON),
+        ({"content_type": "image/png"}, JSON),
+        ({"content_type": RAW}, RAW),
+        ({"content_type": RAW, "accept": JSON}, JSON),
+        ({"content_type": JSON, "accept": RAW}, RAW),
+        ({"content_type": RAW, "accept": "*/*"}, RAW),
+        ({"content_type": RAW, "accept": RAW, "client_json": True}, JSON),
+    ],
+)
+def test_an_answer_has_the_content_type_that_was_wished_for(fields: dict[str, Any], expected: str) -> None:
+    assert bench().codec.answer_type(Request(1, **fields)) == expected
+
+
+def test_a_wish_for_a_content_type_that_is_not_served_is_415() -> None:
+    with pytest.raises(MediaTypeError, match="not 'image/png'"):
+        bench().codec.answer_type(Request(1, accept="image/png"))
+
+
+# -- answers
+
+
+def test_a_json_answer_is_the_protocols() -> None:
+    values = {
+        "y": np.array([[1, 0.1], [-2.5e-8, 3e20]], np.float32),
+        "n": np.array([2**63 - 1, -1], np.int64),
+        "t": np.array([True, False]),
+        "half": np.array(0.1, np.float16),
+        "wide": np.array([0.1], np.float64),
+        "none": np.zeros((0, 4), np.float32),
+        "labels": (b"cat", "größer".encode(), b"\xff"),
+    }
+    _, payload = bench().encode(values, decoded=Decoded("mine"))
+    answer = json.loads(payload)
+    outputs = {output["name"]: output for output in answer.pop("outputs")}
+    assert answer == {"model_name": "probe", "model_version": "1.2.3", "id": "mine"}
+    assert outputs["y"]["shape"] == [2, 2]
+    np.testing.assert_array_equal(np.array(outputs["y"]["data"], np.float32), values["y"].ravel())
+    assert len(json.dumps(outputs["y"]["data"])) < 50
+    assert outputs["n"] == {"name": "n", "datatype": "INT64", "shape": [2], "data": [2**63 - 1, -1]}
+    assert outputs["t"] == {"name": "t", "datatype": "BOOL", "shape": [2], "data": [True, False]}
+    assert np.float16(outputs["half"]["data"][0]) == np.float16(0.1)
+    assert outputs["wide"]["data"] == [0.1]
+    assert outputs["none"] == {"name": "none", "datatype": "FP32", "shape": [0, 4], "data": []}
+    assert outputs["labels"] == {
+        "name": "labels",
+        "datatype": "BYTES",
+        "shape": [3],
+        "data": ["cat", "größer", "\ufffd"],
+    }
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), max_size=20))
+def test_a_json_answer_brings_every_float_back(values: list[float]) -> None:
+    array = np.array(values, np.float32)
+    _, payload = bench().encode({"y": array})
+    np.testing.assert_array_equal(np.array(json.loads(payload)["outputs"][0]["data"], np.float32), array)
+
+
+def test_a_client_without_properties_finds_its_status_in_the_json() -> None:
+    _, payload = bench().encode({}, client_json=True, decoded=Decoded("i"))
+    assert json.loads(payload) == {
+        "model_name": "probe", "model_version": "1.2.3", "id": "i", "status": 200, "message": "", "outputs": []
+    }  # fmt: skip
+
+
+def test_nan_cannot_be_told_in_json() -> None:
+    with pytest.raises(ExecutionError, match="'y' holds NaN or infinity"):
+        bench().encode({"y": np.array([np.nan], np.float32)})
+    _, payload = bench().encode({"y": np.array([np.nan], np.float32)}, RAW)
+    assert np.isnan(np.frombuffer(payload, np.float32)).all()
+
+
+def test_a_raw_answer_is_its_tensors_one_after_the_other() -> None:
+    y, n = np.arange(6, dtype=np.float32).reshape(2, 3), np.array(7, np.int64)
+    properties, payload = bench().encode({"y": y.T, "labels": (b"cat", b""), "n": n}, RAW)
+    assert properties == ("y;FP32;3,2", "labels;BYTES;2", "n;INT64;")
+    labels = struct.pack("<I", 3) + b"cat" + struct.pack("<I", 0)
+    assert payload == y.T.tobytes() + labels + n.tobytes()
+
+
+def test_a_single_raw_tensor_is_not_copied() -> None:
+    b, y = bench(), np.arange(4, dtype=np.float32)
+    _, payload = b.codec.encode(Request(1, RAW), Decoded(None), RAW, {"y": y})
+    y[0] = 9
+    assert np.frombuffer(payload, np.float32)[0] == 9
+
+
+def test_a_request_may_choose_outputs() -> None:
+    b = bench()
+    decoded = b.json(tensor([0] * 6), outputs=[{"name": "b"}])
+    values = {"a": np.zeros(1, np.float32), "b": np.ones(1, np.float32)}
+    _, payload = b.encode(values, decoded=decoded)
+    assert [output["name"] for output in json.loads(payload)["outputs"]] == ["b"]
+    with pytest.raises(InputError, match="expected outputs among 'a', 'b', came 'c'"):
+        b.encode(values, decoded=Decoded(None, ("c",)))
+
+
+def test_an_error_is_told_in_json_alone() -> None:
+    assert encode_error(Request(1, id="i"), RAW, 400, "no") == ("", b"")
+    content_type, payload = encode_error(Request(1, id="i"), JSON, 400, "no")
+    assert (content_type, json.loads(payload)) == (JSON, {"error": "no", "id": "i"})
+    _, payload = encode_error(Request(1, client_json=True), JSON, 408, "late")
+    assert json.loads(payload) == {"error": "late", "status": 408, "message": "late"}
+
+
+def test_every_refusal_has_its_status() -> None:
+    assert {error.status for error in (InputError, MediaTypeError, ExecutionError)} == {400, 415, 500}
+    assert issubclass(InputError, RequestError)
