@@ -38,7 +38,7 @@ bench: $(STAMP) ## speed against ONNX Runtime, and what the agent weighs
 
 .PHONY: deb
 deb: $(STAMP) ## the agent as a Debian package, in dist/
-	packaging/build-deb.sh
+	$(BIN)/python packaging/build_deb.py
 
 .PHONY: install
 install: $(STAMP) ## the virtual environment alone

@@ -49,10 +49,12 @@ plugins:
 AGENT = """\
 device = "{device}"
 state_dir = "{folder}/state"
-trust = "{folder}/trust"
 
 [broker]
 url = "mqtt://127.0.0.1:{port}"
+
+[trust]
+dir = "{folder}/trust"
 
 [metrics]
 interval_s = {interval}

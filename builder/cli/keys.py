@@ -42,7 +42,7 @@ def add_parsers(subparsers: SubParsers) -> None:
         description="Check a bundle as a device does before it loads one: signature, manifest, every byte.",
         epilog="examples:\n"
         "  edgebundle verify model.bundle --trust keys/signing.pub\n"
-        "  edgebundle verify model.bundle --trust /etc/edge-agent/trust/",
+        "  edgebundle verify model.bundle --trust /etc/edge-agent/keyring/",
     )
     parser.add_argument("bundle", metavar="FILE", help="the bundle")
     _add_trust(parser, required=True)
@@ -89,7 +89,7 @@ def _keygen(args: argparse.Namespace) -> int:
     print(f"key id       {pair.key_id}")
     print("next:")
     print(f"  edgebundle compile MODEL.onnx --target rpi4 --sign-key {pair.private} -o MODEL.bundle")
-    print(f"  copy {pair.public} into each device's trust folder (/etc/edge-agent/trust/)")
+    print(f"  copy {pair.public} into each device's trust folder (/etc/edge-agent/keyring/)")
     return 0
 
 
