@@ -119,8 +119,11 @@ def _attempt(
             return "result", f"expected {want.dtype}{list(want.shape)}, got {found.dtype}{list(found.shape)}"
         half = want.dtype.itemsize < 4 and want.dtype.kind == "f"
         close = np.isclose(
-            found.astype(np.float64), want.astype(np.float64), rtol=1e-2 if half else case.rtol,
-            atol=ATOL_HALF if half else max(case.atol, ATOL), equal_nan=True,
+            found.astype(np.float64),
+            want.astype(np.float64),
+            rtol=1e-2 if half else case.rtol,
+            atol=ATOL_HALF if half else max(case.atol, ATOL),
+            equal_nan=True,
         )
         if not close.all():
             return "result", f"{np.count_nonzero(~close)} of {close.size} elements differ"
@@ -135,11 +138,22 @@ def _child(start: int, stop: int, pattern: str, *, plain: bool) -> None:
 
 def _chunk(start: int, stop: int, pattern: str, *, plain: bool) -> tuple[list[Outcome], int]:
     """Outcomes of a chunk, and where to go on: behind a case that killed its process."""
-    command = [sys.executable, "-m", "benchmarks.onnx_coverage", "--child", f"{start}:{stop}", "--filter", pattern]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.onnx_coverage",
+        "--child",
+        f"{start}:{stop}",
+        "--filter",
+        pattern,
+    ]
     try:
         done = subprocess.run(
             [*command, *(["--plain"] if plain else [])],
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=CHUNK_TIMEOUT_S, check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=CHUNK_TIMEOUT_S,
+            check=False,
         ).stdout
     except subprocess.TimeoutExpired as error:
         done = error.stdout or b""

@@ -106,7 +106,11 @@ def _is_foldable(graph: OnnxGraph, node: onnx.NodeProto) -> bool:
     if not defs.has(node.op_type, graph.opset, ""):
         return False
     if node.op_type == "Constant":
-        return node.attribute[0].name not in ("value_string", "value_strings", "sparse_value")
+        return (
+            bool(node.attribute)
+            and node.attribute[0].name.startswith("value")
+            and "string" not in node.attribute[0].name
+        )
     growth = 0
     for name in node.output:
         if not name:
@@ -157,7 +161,9 @@ def _run(
         for name, value in fed.items()
     ]
     outputs = [onnx.ValueInfoProto(name=name) for name in made]
-    body = helper.make_graph([copy_node(node) for node in nodes], "constants", inputs, outputs, initializer=small)
+    body = helper.make_graph(
+        [copy_node(node) for node in nodes], "constants", inputs, outputs, initializer=small
+    )
     opset = [helper.make_opsetid("", min(graph.opset, NEWEST))]
     model = helper.make_model(body, opset_imports=opset, ir_version=graph.model.ir_version)
     options = onnxruntime.SessionOptions()
@@ -170,5 +176,7 @@ def _run(
         )
         results = session.run(made, fed)
     return {
-        name: np.asarray(value) for name, value in zip(made, results, strict=True) if isinstance(value, np.ndarray)
+        name: np.asarray(value)
+        for name, value in zip(made, results, strict=True)
+        if isinstance(value, np.ndarray)
     }

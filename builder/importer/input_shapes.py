@@ -55,7 +55,9 @@ def parse_input_shapes(text: str) -> dict[str, tuple[int, ...]]:
         match = _ENTRY.match(text, position)
         if match is None:
             came = text[position:end].strip()
-            raise ShapeError(f"expected NAME:[DIM,...] in the input shapes, got {_quote(came)}", hint=SHAPES_HINT)
+            raise ShapeError(
+                f"expected NAME:[DIM,...] in the input shapes, got {_quote(came)}", hint=SHAPES_HINT
+            )
         name = match["name"]
         if name in shapes:
             raise ShapeError(f"expected one shape for each input, got two for '{name}'", hint=SHAPES_HINT)
@@ -75,7 +77,8 @@ def _dims(name: str, text: str) -> tuple[int, ...]:
     for part in parts:
         if not _DIM.fullmatch(part) or not 0 < int(part) <= MAX_DIM:
             raise ShapeError(
-                f"expected positive integers in the shape of input '{name}', got {_quote(part)}", hint=SHAPES_HINT
+                f"expected positive integers in the shape of input '{name}', got {_quote(part)}",
+                hint=SHAPES_HINT,
             )
     return tuple(int(part) for part in parts)
 
@@ -100,7 +103,9 @@ def parse_input_values(texts: str | Iterable[str]) -> dict[str, Value]:
         for entry in re.sub(r"\[[^\]]*\]", lambda m: re.sub(r"\s", "", m[0]), text).split():
             name, equals, value = entry.rpartition("=")
             if not equals or not name or not value:
-                raise ShapeError(f"expected NAME=VALUE in the input values, got {_quote(entry)}", hint=VALUES_HINT)
+                raise ShapeError(
+                    f"expected NAME=VALUE in the input values, got {_quote(entry)}", hint=VALUES_HINT
+                )
             if name in values:
                 raise ShapeError(f"expected one value for each input, got two for '{name}'", hint=VALUES_HINT)
             if value.startswith("[") and value.endswith("]"):
@@ -121,7 +126,9 @@ def _scalar(name: str, text: str) -> Scalar:
             return kind(text)
         except ValueError:
             continue
-    raise ShapeError(f"expected a number, true or false for input '{name}', got {_quote(text)}", hint=VALUES_HINT)
+    raise ShapeError(
+        f"expected a number, true or false for input '{name}', got {_quote(text)}", hint=VALUES_HINT
+    )
 
 
 def _quote(text: str) -> str:

@@ -169,7 +169,9 @@ def _confined(location: str, folder: Path, name: str, source: Path) -> Path:
         )
     file = (folder / location).resolve()
     if not file.is_relative_to(folder):
-        raise ModelError(f"weight '{name}' of {source} lies outside the model's folder, through a link: {location}")
+        raise ModelError(
+            f"weight '{name}' of {source} lies outside the model's folder, through a link: {location}"
+        )
     if not file.is_file():
         raise ModelError(
             f"weight '{name}' of {source} expects the file {location} beside the model, which is not there",

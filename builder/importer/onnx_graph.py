@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper
+from onnx import defs, helper, numpy_helper
 
 # Domain names that all mean ONNX's own operators.
 DEFAULT_DOMAINS = ("", "ai.onnx")
@@ -239,15 +239,35 @@ def remove_dead_nodes(graph: onnx.GraphProto) -> None:
     """Drop nodes and weights whose values nobody reads."""
     needed = {output.name for output in graph.output}
     alive: list[onnx.NodeProto] = []
+    changed = False
     for node in reversed(graph.node):
         if needed & set(node.output):
             alive.append(copy_node(node))
             needed |= reads(node)
-    if len(alive) != len(graph.node):
+            changed |= _drop_unread_outputs(alive[-1], needed)
+    if changed or len(alive) != len(graph.node):
         del graph.node[:]
         graph.node.extend(reversed(alive))
     _keep(graph.initializer, lambda tensor: tensor.name in needed)
-    _keep(graph.value_info, lambda info: any(info.name in node.output for node in ()) or info.name in needed)
+    made = {name for node in graph.node for name in node.output}
+    _keep(graph.value_info, lambda info: info.name in needed or info.name in made)
+
+
+def _drop_unread_outputs(node: onnx.NodeProto, needed: set[str]) -> bool:
+    """Drop optional outputs at the end that nobody reads: converters that lack them need not know."""
+    dropped = False
+    while len(node.output) > 1 and node.output[-1] not in needed and _is_optional_output(node):
+        del node.output[-1]
+        dropped = True
+    return dropped
+
+
+def _is_optional_output(node: onnx.NodeProto) -> bool:
+    if node.domain or not defs.has(node.op_type, ""):
+        return False
+    outputs = defs.get_schema(node.op_type, "").outputs
+    index = len(node.output) - 1
+    return index < len(outputs) and outputs[index].option == defs.OpSchema.FormalParameterOption.Optional
 
 
 def _keep(field: Any, wanted: Callable[[Any], bool]) -> None:  # noqa: ANN401 - protobuf's repeated fields have no type

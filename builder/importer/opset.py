@@ -45,7 +45,6 @@ def _means_the_same(model: onnx.ModelProto, version: int) -> bool:
     current = model.opset_import[0].version
     operators = {node.op_type for node in walk_nodes(model.graph) if not node.domain}
     return all(
-        defs.has(operator, version, "")
-        and defs.get_schema(operator, current, "").since_version <= version
+        defs.has(operator, version, "") and defs.get_schema(operator, current, "").since_version <= version
         for operator in operators
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import onnx
 from onnx import helper
@@ -13,6 +14,23 @@ from tvm.relax.frontend.onnx import from_onnx, onnx_frontend
 from agent.bundle.tensor_spec import TensorSpec
 from builder.errors import ModelError
 from builder.importer.silence import FOREIGN_FAILURES, first_line, quiet
+
+# The front end makes tuples of these, or crashes; a graph executor has tensors alone.
+_NOT_TENSORS: Final = frozenset(
+    {
+        "Optional",
+        "OptionalGetElement",
+        "OptionalHasElement",
+        "ConcatFromSequence",
+        "SequenceAt",
+        "SequenceConstruct",
+        "SequenceEmpty",
+        "SequenceErase",
+        "SequenceInsert",
+        "SequenceLength",
+        "SplitToSequence",
+    }
+)
 
 
 class FrontEndError(Exception):
@@ -39,7 +57,7 @@ class RelaxModel:
 def supported_operators() -> frozenset[str]:
     """Operators of ONNX's own domain that TVM's front end has a converter for."""
     # The list has no public name; nothing else says what the front end knows.
-    return frozenset(onnx_frontend._get_convert_map())  # noqa: SLF001
+    return frozenset(onnx_frontend._get_convert_map()) - _NOT_TENSORS
 
 
 def convert(model: onnx.ModelProto) -> IRModule:
@@ -84,7 +102,9 @@ def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
     try:
         return TensorSpec.from_dtype(value.name, dtype, shape)
     except ValueError as error:
-        raise ModelError(f"'{value.name}' cannot be served: {error}", hint="rename or convert it in the model") from error
+        raise ModelError(
+            f"'{value.name}' cannot be served: {error}", hint="rename or convert it in the model"
+        ) from error
 
 
 def _check(kind: str, specs: tuple[TensorSpec, ...], types: list[relax.TensorType]) -> None:
@@ -97,4 +117,6 @@ def _check(kind: str, specs: tuple[TensorSpec, ...], types: list[relax.TensorTyp
         dtype = str(getattr(getattr(found, "dtype", None), "dtype", ""))
         if shape != spec.shape or dtype != spec.dtype:
             came = "of unknown shape" if shape is None or None in shape else f"{list(shape)} {dtype}"
-            raise FrontEndError(f"{kind} '{spec.name}' should be {list(spec.shape)} {spec.dtype}, became {came}")
+            raise FrontEndError(
+                f"{kind} '{spec.name}' should be {list(spec.shape)} {spec.dtype}, became {came}"
+            )

@@ -24,9 +24,7 @@ Values = Mapping[str, ArrayLike]
 CHOSEN_BATCH: Final = 1
 
 
-def fix_inputs(
-    model: onnx.ModelProto, shapes: Shapes, values: Values, notes: Callable[[str], None]
-) -> None:
+def fix_inputs(model: onnx.ModelProto, shapes: Shapes, values: Values, notes: Callable[[str], None]) -> None:
     """Give every input a static shape, in place.
 
     Parameters
@@ -81,7 +79,9 @@ def _declared_dims(value: onnx.ValueInfoProto) -> tuple[Dim, ...] | None:
     """Dimensions as the file has them: a number, a symbol, or None where neither is known; None without a rank."""
     kind = value.type.WhichOneof("value")
     if kind != "tensor_type":
-        raise ModelError(f"expected tensors as inputs, '{value.name}' is a {(kind or 'value without a type')}")
+        raise ModelError(
+            f"expected tensors as inputs, '{value.name}' is a {(kind or 'value without a type')}"
+        )
     tensor = value.type.tensor_type
     if tensor.elem_type == TensorProto.STRING:
         raise ModelError(
@@ -94,7 +94,9 @@ def _declared_dims(value: onnx.ValueInfoProto) -> tuple[Dim, ...] | None:
         return None
     # Exporters also write an unknown dimension as 0 or -1.
     return tuple(
-        (dim.dim_value if dim.dim_value > 0 else None) if dim.HasField("dim_value") else (dim.dim_param or None)
+        (dim.dim_value if dim.dim_value > 0 else None)
+        if dim.HasField("dim_value")
+        else (dim.dim_param or None)
         for dim in tensor.shape.dim
     )
 
@@ -178,7 +180,9 @@ def _choose_batch(
     # A vector's only dimension may as well be a length, unless it is the same symbol as a batch.
     batches = {(declared[name] or (None,))[0] for name, found in open_inputs.items() if len(found or ()) > 1}
     for name, found in open_inputs.items():
-        if len(found or ()) == 1 and ((symbol := (declared[name] or (None,))[0]) is None or symbol not in batches):
+        if len(found or ()) == 1 and (
+            (symbol := (declared[name] or (None,))[0]) is None or symbol not in batches
+        ):
             return
     for name, found in open_inputs.items():
         assert found is not None
@@ -203,8 +207,13 @@ def _refuse_unknown(
         return
     listed = ", ".join(f"'{name}' {_text(declared[name])}" for name in unknown)
     # What is known stands as a number, so that the example is only wrong where the user must decide.
-    example = " ".join(f"{name}:{_text(dims[name]) if dims[name] is not None else '[...]'}" for name in unknown)
-    raise ShapeError(f"the shapes of these inputs are needed: {listed}", hint=f'give --input-shapes "{example}" with numbers')
+    example = " ".join(
+        f"{name}:{_text(dims[name]) if dims[name] is not None else '[...]'}" for name in unknown
+    )
+    raise ShapeError(
+        f"the shapes of these inputs are needed: {listed}",
+        hint=f'give --input-shapes "{example}" with numbers',
+    )
 
 
 def _fold_value(model: onnx.ModelProto, name: str, value: ArrayLike, shape: tuple[int, ...] | None) -> None:

@@ -59,7 +59,9 @@ def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
     try:
         onnx.checker.check_model(model)
     except (onnx.checker.ValidationError, *FOREIGN_FAILURES) as error:
-        raise ModelError(f"not a valid ONNX model: {first_line(error)}", hint="export the model again") from error
+        raise ModelError(
+            f"not a valid ONNX model: {first_line(error)}", hint="export the model again"
+        ) from error
     return model
 
 
@@ -76,7 +78,8 @@ def _check_versions(model: onnx.ModelProto) -> None:
     for version in versions:
         if not 1 <= version <= newest:
             raise ModelError(
-                f"expected an opset from 1 to {newest}, got {version}", hint="export with an older opset, 17 say"
+                f"expected an opset from 1 to {newest}, got {version}",
+                hint="export with an older opset, 17 say",
             )
 
 
@@ -106,7 +109,9 @@ def _use_default_domain(model: onnx.ModelProto) -> None:
         if node.domain in DEFAULT_DOMAINS:
             node.domain = ""
     versions = {entry.version for entry in model.opset_import if entry.domain in DEFAULT_DOMAINS}
-    others = [(entry.domain, entry.version) for entry in model.opset_import if entry.domain not in DEFAULT_DOMAINS]
+    others = [
+        (entry.domain, entry.version) for entry in model.opset_import if entry.domain not in DEFAULT_DOMAINS
+    ]
     del model.opset_import[:]
     model.opset_import.append(helper.make_opsetid("", max(versions, default=defs.onnx_opset_version())))
     model.opset_import.extend(helper.make_opsetid(domain, version) for domain, version in others)
@@ -138,7 +143,9 @@ def _weights_are_no_inputs(graph: onnx.GraphProto) -> None:
 def _check_values(graph: onnx.GraphProto) -> None:
     """Every value has one maker, and what is read exists."""
     if graph.sparse_initializer:
-        raise ModelError(f"expected dense weights, got the sparse '{graph.sparse_initializer[0].values.name}'")
+        raise ModelError(
+            f"expected dense weights, got the sparse '{graph.sparse_initializer[0].values.name}'"
+        )
     made = Counter(value.name for value in graph.input)
     made.update({tensor.name for tensor in graph.initializer})
     made.update(name for node in graph.node for name in node.output if name)
@@ -193,15 +200,23 @@ def _sort(graph: onnx.GraphProto) -> None:
     """Put nodes in an order in which each comes after those it reads from."""
     maker = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
     sorter = TopologicalSorter(
-        {i: sorted({maker[name] for name in reads(node) if name in maker}) for i, node in enumerate(graph.node)}
+        {
+            i: sorted({maker[name] for name in reads(node) if name in maker})
+            for i, node in enumerate(graph.node)
+        }
     )
     try:
         order = list(sorter.static_order())
     except CycleError as error:
         cycle = [graph.node[index] for index in error.args[1][:-1]]
-        raise ModelError(f"expected a graph without cycles, these nodes wait for one another: {describe(cycle)}") from error
-    if all(maker_index < index for index, node in enumerate(graph.node) for maker_index in
-           (maker[name] for name in reads(node) if name in maker)):
+        raise ModelError(
+            f"expected a graph without cycles, these nodes wait for one another: {describe(cycle)}"
+        ) from error
+    if all(
+        maker_index < index
+        for index, node in enumerate(graph.node)
+        for maker_index in (maker[name] for name in reads(node) if name in maker)
+    ):
         return  # the exporter's own order reads best
     nodes = [copy_node(graph.node[index]) for index in order]
     del graph.node[:]

@@ -12,7 +12,7 @@ from onnx import helper, numpy_helper
 
 from builder.errors import ModelError, UnsupportedOperatorError
 from builder.importer.onnx_graph import OnnxGraph, copy_node, describe, subgraphs
-from builder.importer.relax_module import FrontEndError, convert, supported_operators
+from builder.importer.relax_module import FrontEndError, supported_operators, to_relax
 
 # Each trial is one run of the front end on one node. Nodes that differ in name alone are tried once; a graph with
 # more different ones than this names those that were found by then.
@@ -162,7 +162,7 @@ def _try(node: onnx.NodeProto, graph: OnnxGraph) -> str | None:
         ir_version=graph.model.ir_version,
     )
     try:
-        convert(single)
-    except FrontEndError as error:
+        to_relax(single)
+    except (FrontEndError, ModelError) as error:
         return str(error).removesuffix(".")
     return None

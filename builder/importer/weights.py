@@ -26,7 +26,10 @@ def without_large_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     shell.graph.name = model.graph.name or "graph"
     shell.graph.node.extend(model.graph.node)
     shell.graph.input.extend(model.graph.input)
-    shell.graph.output.extend(model.graph.output)
+    for output in model.graph.output:
+        # Without the shape that an earlier inference found: it may have been rougher than this one.
+        kind = onnx.TypeProto(tensor_type=onnx.TypeProto.Tensor(elem_type=output.type.tensor_type.elem_type))
+        shell.graph.output.append(onnx.ValueInfoProto(name=output.name, type=kind))
     for tensor in model.graph.initializer:
         if is_large(tensor):
             info = helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))

@@ -12,21 +12,47 @@ from typing import Final
 import onnx
 
 from builder.importer.onnx_graph import OnnxGraph
-from builder.importer.rewrites import loops, normalisation, quantised, recurrent, resize
+from builder.importer.rewrites import (
+    convolution,
+    elementwise,
+    fourier,
+    layout,
+    loops,
+    normalisation,
+    quantised,
+    recurrent,
+    resize,
+)
 from builder.importer.rewrites.replacement import Rewrite
 from builder.importer.rewrites.sequences import resolve_sequences
 
 REWRITES: Final[Mapping[str, Rewrite]] = {
+    "BatchNormalization": normalisation.batch_normalization,
+    "Concat": layout.concat_without_empty,
     "ConvInteger": quantised.conv_integer,
+    "ConvTranspose": convolution.conv_transpose,
+    "DFT": fourier.dft,
+    "Dropout": elementwise.dropout,
+    "EyeLike": elementwise.eye_like,
     "GRU": recurrent.unroll,
+    "IsInf": elementwise.is_inf,
     "LSTM": recurrent.unroll,
     "Loop": loops.unroll_loop,
     "LpNormalization": normalisation.lp_normalization,
+    "MeanVarianceNormalization": normalisation.mean_variance_normalization,
+    "OptionalGetElement": elementwise.optional_get_element,
+    "OptionalHasElement": elementwise.optional_has_element,
+    "Pow": elementwise.power,
     "QLinearConv": quantised.qlinear_conv,
     "QLinearMatMul": quantised.qlinear_matmul,
+    "RMSNormalization": normalisation.rms_normalization,
     "RNN": recurrent.unroll,
     "Resize": resize.resize,
+    "ReverseSequence": layout.reverse_sequence,
+    "STFT": fourier.stft,
     "Scan": loops.unroll_scan,
+    "SpaceToDepth": layout.space_to_depth,
+    "Split": layout.split_without_empty,
 }
 
 

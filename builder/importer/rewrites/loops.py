@@ -33,9 +33,7 @@ def unroll_loop(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodePro
     for step in range(count):
         outputs = [graph.fresh(output.name) for output in body.output]
         index = new.constant(step, np.int64)
-        new.nodes += inline_body(
-            graph, body, f"{node.name}/{step}", [index, going_on, *carried], outputs
-        )
+        new.nodes += inline_body(graph, body, f"{node.name}/{step}", [index, going_on, *carried], outputs)
         carried = outputs[1 : 1 + len(carried)]
         for row, value in zip(rows, outputs[1 + len(carried) :], strict=True):
             row.append(value)
@@ -111,7 +109,7 @@ def _hand_out(
             new.op("Identity", value, to=name)
     for name, row, axis, reverse in zip(names[len(carried) :], rows, axes, backwards, strict=False):
         if name:
-            parts = [new.op("Unsqueeze", value, new.ints(axis)) for value in (reversed(row) if reverse else row)]
+            parts = [
+                new.op("Unsqueeze", value, new.ints(axis)) for value in (reversed(row) if reverse else row)
+            ]
             new.op("Concat", *parts, to=name, axis=axis)
-
-

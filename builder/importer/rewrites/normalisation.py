@@ -1,13 +1,15 @@
-"""Normalisations that the front end lacks."""
+"""Normalisations that the front end lacks, or has for the usual axes alone."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import onnx
+from onnx import TensorProto
 
 from builder.importer.onnx_graph import OnnxGraph, attributes
-from builder.importer.rewrites.replacement import Replacement
+from builder.importer.rewrites.replacement import Replacement, output_name
 
 
 def lp_normalization(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
@@ -18,8 +20,75 @@ def lp_normalization(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.No
         return None
     axis = int(options.get("axis", -1))
     new = Replacement(node, graph)
-    norm = new.reduce("ReduceL1" if options.get("p", 2) == 1 else "ReduceL2", node.input[0], [axis], keep=True)
+    norm = new.reduce(
+        "ReduceL1" if options.get("p", 2) == 1 else "ReduceL2", node.input[0], [axis], keep=True
+    )
     zero = new.constant(0, found.dtype)
     safe = new.op("Where", new.op("Equal", norm, zero), new.constant(1, found.dtype), norm)
     new.op("Div", node.input[0], safe, to=node.output[0])
+    return new.nodes
+
+
+def mean_variance_normalization(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """MeanVarianceNormalization-13, whose definition by a function ONNX's own inference refuses."""
+    found = graph.type_of(node.input[0])
+    if found is None:
+        return None
+    axes = list(attributes(node).get("axes", [0, 2, 3]))
+    new = Replacement(node, graph)
+    x = node.input[0]
+    centred = new.op("Sub", x, new.reduce("ReduceMean", x, axes, keep=True))
+    variance = new.reduce("ReduceMean", new.op("Mul", centred, centred), axes, keep=True)
+    deviation = new.op("Add", new.op("Sqrt", variance), new.constant(1e-9, found.dtype))
+    new.op("Div", centred, deviation, to=node.output[0])
+    return new.nodes
+
+
+def rms_normalization(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """RMSNormalization over more than the last axis."""
+    options = attributes(node)
+    found = graph.type_of(node.input[0])
+    if found is None or found.shape is None:
+        return None
+    rank = len(found.shape)
+    first = int(options.get("axis", -1)) % rank
+    if first == rank - 1:
+        return None
+    new = Replacement(node, graph)
+    stash = int(options.get("stash_type", TensorProto.FLOAT))
+    x = node.input[0] if stash == found.elem_type else new.cast(node.input[0], stash)
+    mean = new.reduce("ReduceMean", new.op("Mul", x, x), list(range(first, rank)), keep=True)
+    epsilon = new.cast(new.constant(options.get("epsilon", 1e-5), np.float32), stash)
+    x = new.op("Div", x, new.op("Sqrt", new.op("Add", mean, epsilon)))
+    if stash != found.elem_type:
+        x = new.cast(x, found.elem_type)
+    new.op("Mul", x, node.input[1], to=node.output[0])
+    return new.nodes
+
+
+def batch_normalization(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """BatchNormalization in training mode, which the front end would take for the usual one."""
+    options = attributes(node)
+    found = graph.type_of(node.input[0])
+    if not options.get("training_mode", 0) or found is None or found.shape is None:
+        return None
+    x, scale, bias, old_mean, old_variance = node.input
+    rank = len(found.shape)
+    axes = [axis for axis in range(rank) if axis != 1]
+    new = Replacement(node, graph)
+    mean = new.reduce("ReduceMean", x, axes, keep=True)
+    centred = new.op("Sub", x, mean)
+    variance = new.reduce("ReduceMean", new.op("Mul", centred, centred), axes, keep=True)
+    epsilon = new.constant(options.get("epsilon", 1e-5), found.dtype)
+    normal = new.op("Div", centred, new.op("Sqrt", new.op("Add", variance, epsilon)))
+    column = new.ints(-1, *[1] * (rank - 2)) if rank > 1 else new.ints(-1)
+    scaled = new.op("Mul", normal, new.op("Reshape", scale, column))
+    new.op("Add", scaled, new.op("Reshape", bias, column), to=node.output[0])
+    momentum = float(options.get("momentum", 0.9))
+    for index, old, current in ((1, old_mean, mean), (2, old_variance, variance)):
+        if name := output_name(node, index):
+            kept = new.op("Mul", old, new.constant(momentum, found.dtype))
+            flat = new.op("Reshape", current, new.ints(-1))
+            added = new.op("Mul", flat, new.constant(1 - momentum, found.dtype))
+            new.op("Add", kept, added, to=name)
     return new.nodes

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
@@ -68,10 +67,10 @@ def conv_integer(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodePr
         if graph.shape_of(zero):
             point = new.op("Reshape", point, new.ints(-1, *[1] * (rank - 1)))
         weight = new.op("Sub", weight, point)
-    conv = helper.make_node("Conv", [data, weight], [graph.fresh(f"{node.name}/Conv")], name=f"{node.name}/Conv")
+    conv = helper.make_node(
+        "Conv", [data, weight], [graph.fresh(f"{node.name}/Conv")], name=f"{node.name}/Conv"
+    )
     conv.attribute.extend(node.attribute)
     new.nodes.append(conv)
     new.cast(new.op("Round", conv.output[0]), TensorProto.INT32, to=node.output[0])
     return new.nodes
-
-

@@ -112,14 +112,10 @@ def _prepare(
     recurrent_bias = ""
     reset_after = kind == "GRU" and bool(options.get("linear_before_reset", 0))
     if bias := input_name(node, 3):
-        inward, recurring = new.op_many(
-            "Split", 2, _take(new, bias, direction), new.ints(size, size), axis=0
-        )
+        inward, recurring = new.op_many("Split", 2, _take(new, bias, direction), new.ints(size, size), axis=0)
         if reset_after:
             # The candidate's recurrent bias lies inside the product with the reset gate.
-            gates, recurrent_bias = new.op_many(
-                "Split", 2, recurring, new.ints(2 * hidden, hidden), axis=0
-            )
+            gates, recurrent_bias = new.op_many("Split", 2, recurring, new.ints(2 * hidden, hidden), axis=0)
             kind_of = graph.type_of(bias)
             zeros = new.constant(np.zeros(hidden), kind_of.dtype if kind_of else np.float32)
             recurring = new.op("Concat", gates, zeros, axis=0)
@@ -231,8 +227,10 @@ def _lstm_step(new: Replacement, cell: _Cell, gates: str, state: str, memory: st
         inward = new.op("Add", inward, new.op("Mul", cell.peepholes[0], memory))
         forget = new.op("Add", forget, new.op("Mul", cell.peepholes[2], memory))
     inward = _activate(new, cell, 0, inward)
-    forget = new.op("Sub", new.constant(1, np.float32), inward) if cell.couple_input_forget else _activate(
-        new, cell, 0, forget
+    forget = (
+        new.op("Sub", new.constant(1, np.float32), inward)
+        if cell.couple_input_forget
+        else _activate(new, cell, 0, forget)
     )
     candidate = _activate(new, cell, 1, candidate)
     memory = new.op("Add", new.op("Mul", forget, memory), new.op("Mul", inward, candidate))

@@ -76,7 +76,9 @@ def _axes(
     if (name := input_name(node, 3)) and (scales is None or not scales.size):
         sizes = graph.constant(name)
     region: NDArray[Any] | None = None
-    if (name := input_name(node, 1)) and options.get("coordinate_transformation_mode") == "tf_crop_and_resize":
+    if (name := input_name(node, 1)) and options.get(
+        "coordinate_transformation_mode"
+    ) == "tf_crop_and_resize":
         region = graph.constant(name)
         if region is None or region.size != 2 * len(places):
             return None

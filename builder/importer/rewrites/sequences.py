@@ -44,7 +44,10 @@ def resolve_sequences(graph: OnnxGraph) -> int:
     needed = {name for node in graph.proto.node for name in node.input if name not in known}
     needed |= {output.name for output in graph.proto.output}
     readers = {
-        name for node in graph.proto.node if not any(out in known for out in node.output) for name in node.input
+        name
+        for node in graph.proto.node
+        if not any(out in known for out in node.output)
+        for name in node.input
     }
     needed |= readers
     return count + graph.rewrite(drop)

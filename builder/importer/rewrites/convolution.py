@@ -1,0 +1,49 @@
+"""Convolutions whose padding follows from a wish about the output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx
+from onnx import helper
+
+from builder.importer.onnx_graph import OnnxGraph, attributes, copy_node
+
+
+def conv_transpose(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """ConvTranspose with `output_shape` or `auto_pad`: the padding worked out.
+
+    ONNX operator specification, ConvTranspose-11: total = stride (in - 1) + output_padding + (kernel - 1) dilation
+    + 1 - out; the odd one stands at the end with SAME_UPPER and where `output_shape` is given without it.
+    """
+    options = attributes(node)
+    shape, weight = graph.shape_of(node.input[0]), graph.shape_of(node.input[1])
+    mode = options.get("auto_pad", "NOTSET")
+    if shape is None or weight is None or ("output_shape" not in options and mode in ("NOTSET", "VALID")):
+        return None
+    rank = len(shape) - 2
+    strides = list(options.get("strides", [1] * rank))
+    wanted = list(options.get("output_shape", []))[-rank:] or [
+        size * stride for size, stride in zip(shape[2:], strides, strict=True)
+    ]
+    dilations = options.get("dilations", [1] * rank)
+    extra = list(options.get("output_padding", [0] * rank))
+    begins, ends = [], []
+    for axis in range(rank):
+        full = strides[axis] * (shape[2 + axis] - 1) + (weight[2 + axis] - 1) * dilations[axis] + 1
+        total = full + extra[axis] - wanted[axis]
+        if total < 0:
+            # More is wanted than the convolution makes: zeros at the end.
+            extra[axis] -= total
+            total = 0
+        small, large = total // 2, total - total // 2
+        begins.append(large if mode == "SAME_LOWER" else small)
+        ends.append(small if mode == "SAME_LOWER" else large)
+    copy = copy_node(node)
+    del copy.attribute[:]
+    kept = {
+        k: v for k, v in options.items() if k not in ("auto_pad", "output_shape", "pads", "output_padding")
+    }
+    new = helper.make_node("ConvTranspose", [], [], pads=begins + ends, output_padding=extra, **kept)
+    copy.attribute.extend(new.attribute)
+    return [copy]

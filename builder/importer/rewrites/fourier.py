@@ -1,0 +1,118 @@
+"""Fourier transforms of known length, as products with constant matrices; ONNX operator specification, DFT and STFT."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from builder.importer.onnx_graph import OnnxGraph, attributes
+from builder.importer.rewrites.replacement import Replacement, input_name
+
+# A matrix of 2048 x 2048 floats has 16 MiB: beyond, a product is no longer a sensible way to transform.
+MAX_LENGTH: Final = 2048
+_AXIS_IS_INPUT: Final = 20
+
+
+def dft(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """DFT of [..., n, ..., 1 or 2] along an axis."""
+    options = attributes(node)
+    found = graph.type_of(node.input[0])
+    shape = graph.shape_of(node.input[0])
+    inverse, onesided = bool(options.get("inverse", 0)), bool(options.get("onesided", 0))
+    axis = _integer(node, graph, 2, -2) if graph.opset >= _AXIS_IS_INPUT else int(options.get("axis", 1))
+    if found is None or shape is None or axis is None or (inverse and onesided):
+        return None
+    axis %= len(shape)
+    length = _integer(node, graph, 1, shape[axis])
+    if length is None or not 0 < length <= MAX_LENGTH or axis == len(shape) - 1:
+        return None
+    new = Replacement(node, graph)
+    parts = [
+        new.op("Gather", node.input[0], new.constant(part, np.int64), axis=len(shape) - 1)
+        for part in range(shape[-1])
+    ]
+    rank = len(shape) - 1
+    order = [place for place in range(rank) if place != axis] + [axis]
+    if axis != rank - 1:
+        parts = [new.op("Transpose", part, perm=order) for part in parts]
+    if length < shape[axis]:
+        bounds = [new.ints(value) for value in (0, length, -1)]
+        parts = [new.op("Slice", part, *bounds) for part in parts]
+    rows = min(length, shape[axis])
+    pair = _transform(new, parts, rows, length, found.dtype, onesided=onesided, inverse=inverse)
+    if axis != rank - 1:
+        back = [order.index(place) for place in range(rank)]
+        pair = [new.op("Transpose", part, perm=back) for part in pair]
+    pair = [new.op("Unsqueeze", part, new.ints(-1)) for part in pair]
+    new.op("Concat", *pair, to=node.output[0], axis=-1)
+    return new.nodes
+
+
+def stft(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """STFT of a signal [batch, length(, 1 or 2)] by frames of a known length."""
+    found = graph.type_of(node.input[0])
+    shape = graph.shape_of(node.input[0])
+    step = _integer(node, graph, 1, None)
+    window = input_name(node, 2)
+    window_shape = graph.shape_of(window) if window else None
+    length = _integer(node, graph, 3, window_shape[0] if window_shape else None)
+    if (
+        found is None
+        or shape is None
+        or not step
+        or not length
+        or not 0 < length <= min(shape[1], MAX_LENGTH)
+    ):
+        return None
+    onesided = bool(attributes(node).get("onesided", 1))
+    frames = (shape[1] - length) // step + 1
+    where = np.arange(length)[None, :] + step * np.arange(frames)[:, None]
+    new = Replacement(node, graph)
+    signals = [node.input[0]]
+    if len(shape) == 3:
+        signals = [
+            new.op("Gather", node.input[0], new.constant(part, np.int64), axis=2) for part in range(shape[2])
+        ]
+    parts = [new.op("Gather", signal, new.constant(where, np.int64), axis=1) for signal in signals]
+    if window:
+        parts = [new.op("Mul", part, window) for part in parts]
+    pair = _transform(new, parts, length, length, found.dtype, onesided=onesided, inverse=False)
+    pair = [new.op("Unsqueeze", part, new.ints(-1)) for part in pair]
+    new.op("Concat", *pair, to=node.output[0], axis=-1)
+    return new.nodes
+
+
+def _integer(node: onnx.NodeProto, graph: OnnxGraph, index: int, default: int | None) -> int | None:
+    name = input_name(node, index)
+    if not name:
+        return default
+    value = graph.constant(name)
+    return int(value.reshape(())) if value is not None and value.size == 1 else None
+
+
+def _transform(
+    new: Replacement,
+    parts: list[str],
+    rows: int,
+    length: int,
+    dtype: np.dtype[Any],
+    *,
+    onesided: bool,
+    inverse: bool,
+) -> list[str]:
+    """Real and imaginary part of the transform along the last axis; `parts` holds one or both of the input."""
+    columns = length // 2 + 1 if onesided else length
+    # Reduce the product of indices before it becomes an angle: cos of a large number loses digits.
+    turns: NDArray[np.float64] = np.outer(np.arange(rows), np.arange(columns)) % length / length
+    scale = 1 / length if inverse else 1.0
+    cosine = new.constant(np.cos(2 * np.pi * turns) * scale, dtype)
+    sine = new.constant(np.sin(2 * np.pi * turns) * (scale if inverse else -scale), dtype)
+    real, imaginary = new.op("MatMul", parts[0], cosine), new.op("MatMul", parts[0], sine)
+    if len(parts) == 2:
+        real = new.op("Sub", real, new.op("MatMul", parts[1], sine))
+        imaginary = new.op("Add", imaginary, new.op("MatMul", parts[1], cosine))
+    return [real, imaginary]

@@ -1,0 +1,84 @@
+"""Operators that move elements about, in the forms that the front end lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+
+from builder.importer.onnx_graph import OnnxGraph, attributes
+from builder.importer.rewrites.replacement import Replacement
+
+
+def space_to_depth(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """SpaceToDepth in CRD order."""
+    options = attributes(node)
+    shape = graph.shape_of(node.input[0])
+    if options.get("mode", "DCR") != "CRD" or shape is None:
+        return None
+    batch, channels, height, width = shape
+    block = int(options["blocksize"])
+    new = Replacement(node, graph)
+    split = new.ints(batch, channels, height // block, block, width // block, block)
+    x = new.op("Transpose", new.op("Reshape", node.input[0], split), perm=[0, 1, 3, 5, 2, 4])
+    joined = new.ints(batch, channels * block * block, height // block, width // block)
+    new.op("Reshape", x, joined, to=node.output[0])
+    return new.nodes
+
+
+def reverse_sequence(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """ReverseSequence by constant lengths: a GatherND."""
+    options = attributes(node)
+    shape = graph.shape_of(node.input[0])
+    lengths = graph.constant(node.input[1])
+    if shape is None or lengths is None:
+        return None
+    batch_axis, time_axis = int(options.get("batch_axis", 1)), int(options.get("time_axis", 0))
+    batch, steps = shape[batch_axis], shape[time_axis]
+    where = np.tile(np.arange(steps), (batch, 1))
+    for row, length in enumerate(lengths):
+        where[row, :length] = where[row, :length][::-1]
+    rows = np.tile(np.arange(batch)[:, None], (1, steps))
+    indices = np.stack([rows, where], axis=-1)
+    new = Replacement(node, graph)
+    x = node.input[0]
+    if batch_axis == 1:
+        order = [1, 0, *range(2, len(shape))]
+        gathered = new.op("GatherND", new.op("Transpose", x, perm=order), new.constant(indices, np.int64))
+        new.op("Transpose", gathered, to=node.output[0], perm=order)
+    else:
+        new.op("GatherND", x, new.constant(indices, np.int64), to=node.output[0])
+    return new.nodes
+
+
+def split_without_empty(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """Split into parts some of which have no elements: a Slice for each of the others."""
+    shapes = [graph.shape_of(name) for name in node.output if name]
+    if not any(shape is not None and 0 in shape for shape in shapes) or any(
+        shape is None for shape in shapes
+    ):
+        return None
+    axis = int(attributes(node).get("axis", 0))
+    new = Replacement(node, graph)
+    found = graph.type_of(node.input[0])
+    start = 0
+    for name, shape in zip(node.output, shapes, strict=False):
+        assert shape is not None and found is not None
+        end = start + shape[axis]
+        if 0 in shape:
+            new.op("Identity", new.constant(np.zeros(shape), found.dtype), to=name)
+        else:
+            new.op("Slice", node.input[0], new.ints(start), new.ints(end), new.ints(axis), to=name)
+        start = end
+    return new.nodes
+
+
+def concat_without_empty(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """Concat of parts some of which have no elements."""
+    parts = [name for name in node.input if 0 not in (graph.shape_of(name) or (1,))]
+    if len(parts) == len(node.input) or not parts:
+        return None
+    new = Replacement(node, graph)
+    new.op("Concat", *parts, to=node.output[0], axis=int(attributes(node)["axis"]))
+    return new.nodes
