@@ -75,7 +75,7 @@ class Codec:
         self._inputs: dict[str, TensorSpec] = {spec.name: spec for spec in manifest.inputs}
         self._preprocessor = preprocessor
         self._target = target
-        self._cbor = _import_cbor()
+        self._cbor = import_cbor()
 
     def answer_type(self, request: Request) -> str:
         """Return the content type of a request's answer.
@@ -230,9 +230,9 @@ def _media_type(text: str) -> str:
     return text.partition(";")[0].strip().lower()
 
 
-def _import_cbor() -> Any:  # noqa: ANN401 - a module
-    # Optional: it earns its megabyte only where clients speak it. Imported here, before the sandbox closes
-    # the files.
+def import_cbor() -> Any:  # noqa: ANN401 - a module
+    """Import cbor2 where it is installed; the worker does so before its sandbox closes the files."""
+    # Optional: it earns its megabyte only where clients speak it.
     try:
         return importlib.import_module("cbor2")
     except ImportError:
