@@ -167,6 +167,7 @@ class Engine:
         client.on_disconnect = self._disconnected
         client.on_publish = self._published
         client.on_subscribe = self._subscribed
+        client.on_socket_close = self._closing
         client.on_socket_register_write = self._want_write
         client.on_socket_unregister_write = self._unwant_write
         if will is not None:
@@ -261,13 +262,17 @@ class Engine:
         sock, self._socket = self._socket, None
         if sock is None:
             return
-        loop = asyncio.get_running_loop()
+        self._unwatch(sock)
+        sock.close()
+
+    def _unwatch(self, sock: BrokerSocket) -> None:
+        # Before it is closed: the next socket may get its number, and the selector would take it for this one.
         fd = sock.fileno()
         if fd >= 0:
+            loop = asyncio.get_running_loop()
             loop.remove_reader(fd)
             loop.remove_writer(fd)
         self._writer_added = False
-        sock.close()
 
     # Called by the event loop.
 
@@ -296,6 +301,10 @@ class Engine:
         if self._writer_added and self._socket is not None:
             asyncio.get_running_loop().remove_writer(self._socket.fileno())
             self._writer_added = False
+
+    def _closing(self, _client: object, _data: object, sock: object) -> None:
+        if sock is self._socket and self._socket is not None:
+            self._unwatch(self._socket)
 
     def _received(self, flags: int, packet: bytearray) -> None:
         self._callbacks.message(decode_publish(flags, packet, version=self.version, epoch=self._epoch))

@@ -115,9 +115,13 @@ class Inference:
     def _take(self, message: Message, slot: Slot | None) -> None:
         slots = [] if slot is None else [slot]
         topic = parse_topic(message.topic)
-        if not isinstance(topic, Infer | GroupInfer) or message.retain:
-            why = "retained" if message.retain else "no_request"
-            self._unanswerable(slots, UnanswerableError(why, f"on {message.topic[:200]!r}"))
+        if not isinstance(topic, Infer | GroupInfer):
+            for taken in slots:  # some brokers send what nobody subscribed to
+                taken.finish()
+            return
+        if message.retain:
+            # It would be computed again at each of our connects, for somebody who is long gone.
+            self._unanswerable(slots, UnanswerableError("retained", f"retained on {message.topic[:200]!r}"))
             return
         try:
             request = read_request(message, topic.model, time.monotonic(), self._default_deadline_s)

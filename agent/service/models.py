@@ -114,6 +114,16 @@ class Model:
         """The version that runs."""
         return "" if self._supervisor is None else self._supervisor.verified.manifest.version
 
+    @property
+    def busy(self) -> int:
+        """How many requests its worker has."""
+        return 0 if self._supervisor is None else self._supervisor.busy
+
+    @property
+    def worker_pid(self) -> int | None:
+        """Its worker's process id while it runs."""
+        return None if self._supervisor is None else self._supervisor.pid
+
     def submit(self, request: InferRequest, finish: Callable[[Outcome], None]) -> None:
         """Accept a request; `finish` is called exactly once, perhaps before this returns.
 

@@ -201,9 +201,12 @@ class Service:
         topic = format_topic(MetricsTopic(self._config.device))
         while True:
             await self._control.wait_connected()
-            samples = self._metrics.write(self._gauges())
-            self._control.publish(topic, json.dumps(samples, separators=(",", ":")).encode(), qos=0)
+            self._control.publish(topic, json.dumps(self.samples(), separators=(",", ":")).encode(), qos=0)
             await asyncio.sleep(self._config.metrics_interval_s)
+
+    def samples(self) -> dict[str, float]:
+        """Return all metrics as they are now."""
+        return self._metrics.write(self._gauges())
 
     def _gauges(self) -> host.Gauges:
         gauges = self._host.gauges()

@@ -1,0 +1,226 @@
+"""A service with a broker, signed bundles without kernels, and clients that know what they sent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import itertools
+import os
+import sys
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from agent.bundle import archive, signature
+from agent.bundle.keyring import Keyring
+from agent.bundle.manifest import FileDigest, Manifest, Provenance, Resources, Runtime, Samples, Target
+from agent.bundle.tensor_spec import TensorSpec
+from agent.bundle.verify import VerifiedBundle, verify
+from agent.config import Config, parse_config
+from agent.mqtt.connection import Connection
+from agent.mqtt.message import Message
+from agent.mqtt.properties import Properties
+from agent.mqtt.settings import BrokerSettings
+from agent.mqtt.topics import Infer, Reply, format_topic, reply_filter
+from agent.service.notify import Notifier
+from agent.service.service import Service
+
+FAKE_WORKER = (sys.executable, str(Path(__file__).with_name("fake_worker.py")))
+ANSWER_LIMIT_S = 10.0
+
+
+@dataclass
+class Signer:
+    """Makes verified bundles that the fake worker serves."""
+
+    trust: Path
+    key: ec.EllipticCurvePrivateKey = field(default_factory=lambda: ec.generate_private_key(ec.SECP256R1()))
+
+    def __post_init__(self) -> None:
+        self.trust.mkdir(exist_ok=True)
+        (self.trust / "test.pub").write_bytes(
+            self.key.public_key().public_bytes(
+                serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+            )
+        )
+
+    def bundle(self, name: str = "echo", version: str = "1.0.0") -> VerifiedBundle:
+        files = {"mod.json": b"{}", "mod.params": b"", "mod.so": b"\x7fELF " + version.encode()}
+        manifest = Manifest(
+            name=name,
+            version=version,
+            security_counter=1,
+            compatible=("linux-x86_64",),
+            target=Target("x86_64-linux-gnu", "generic", ()),
+            runtime=Runtime("0.27.0.post1", "0.1.14.post1", "graph", "tvm-ffi-0.1", "2.17"),
+            inputs=(TensorSpec("x", "FP32", (1, 4)),),
+            outputs=(TensorSpec("y", "FP32", (1, 4)),),
+            preprocess=None,
+            postprocess=None,
+            samples=Samples(0, 1e-4, 1e-5),
+            resources=Resources(1024, 16),
+            files={name: FileDigest(_sha256(data), len(data)) for name, data in files.items()},
+            provenance=_provenance(),
+        )
+        members = {**files, "manifest.json": manifest.to_bytes()}
+        digests = {name: _sha256(data) for name, data in members.items()}
+        members["model.sig"] = signature.sign(digests, self.key)
+        descriptor = os.memfd_create("bundle")
+        try:
+            os.write(descriptor, archive.pack(members))
+            return verify(descriptor, Keyring.from_dir(self.trust))
+        finally:
+            os.close(descriptor)
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _provenance() -> Provenance:
+    known: dict[str, Any] = {
+        "source_sha256": "0" * 64,
+        "builder": "0.1.0",
+        "tuning_records_sha256": None,
+        "parity_error": 0.0,
+    }
+    return Provenance(**known)
+
+
+@pytest.fixture
+def signer(tmp_path: Path) -> Signer:
+    return Signer(tmp_path / "trust")
+
+
+class Client:
+    """A requester with a name, a reply space, and everything that came into it."""
+
+    def __init__(self, settings: BrokerSettings, name: str, device: str) -> None:
+        self.name = name
+        self.device = device
+        self.received: list[Message] = []
+        self._arrived = asyncio.Event()
+        self._numbers = itertools.count()
+        self.connection = Connection(settings, client_id=name, on_message=self._take)
+
+    def _take(self, message: Message) -> None:
+        # amqtt sends a new client the retained messages of everybody's subscriptions, with QoS 0.
+        if not message.retain:
+            self.received.append(message)
+        self._arrived.set()
+        self.connection.ack(message)
+
+    async def start(self) -> None:
+        await self.connection.connect()
+        await self.connection.subscribe(reply_filter(self.name))
+
+    def send(
+        self,
+        payload: bytes,
+        *,
+        model: str = "echo",
+        correlation: bytes | None = None,
+        expiry_s: int | None = 30,
+        qos: int = 1,
+        reply_to: str | None = None,
+    ) -> bytes:
+        correlation = str(next(self._numbers)).encode() if correlation is None else correlation
+        self.connection.publish(
+            format_topic(Infer(self.device, model)),
+            payload,
+            qos=qos,
+            properties=Properties(
+                content_type="application/octet-stream",
+                response_topic=format_topic(Reply(self.name, "answers")) if reply_to is None else reply_to,
+                correlation_data=correlation,
+                expiry_s=expiry_s,
+            ),
+        )
+        return correlation
+
+    async def answer(self, correlation: bytes, limit_s: float = ANSWER_LIMIT_S) -> Message:
+        return (await self.answers(correlation, 1, limit_s))[0]
+
+    async def answers(self, correlation: bytes, count: int, limit_s: float = ANSWER_LIMIT_S) -> list[Message]:
+        async with asyncio.timeout(limit_s):
+            while True:
+                self._arrived.clear()
+                found = [m for m in self.received if m.properties.correlation_data == correlation]
+                if len(found) >= count:
+                    return found
+                await self._arrived.wait()
+
+    async def ask(self, payload: bytes, **options: Any) -> Message:
+        return await self.answer(self.send(payload, **options))
+
+
+def status_of(message: Message) -> int:
+    return int(message.properties.first("__stat") or "0")
+
+
+@dataclass
+class Rig:
+    """A running service and what belongs to it."""
+
+    service: Service
+    settings: BrokerSettings
+    device: str
+    signer: Signer
+    clients: list[Client] = field(default_factory=list)
+
+    async def client(self, name: str = "client") -> Client:
+        client = Client(self.settings, name, self.device)
+        await client.start()
+        self.clients.append(client)
+        return client
+
+
+StartService = Callable[..., contextlib.AbstractAsyncContextManager[Rig]]
+
+
+@pytest.fixture
+def start_service(tmp_path: Path, signer: Signer) -> StartService:
+    """Return a context manager that runs a service against a broker."""
+
+    @contextlib.asynccontextmanager
+    async def start(port: int, **keys: object) -> AsyncIterator[Rig]:
+        config = configure(tmp_path, signer.trust, port, **keys)
+        service = Service(config, Notifier({}), worker_command=FAKE_WORKER)
+        stop = asyncio.Event()
+        running = asyncio.create_task(service.run(stop))
+        rig = Rig(service, BrokerSettings("127.0.0.1", port), config.device, signer)
+        try:
+            yield rig
+        finally:
+            for client in rig.clients:
+                await client.connection.close()
+            stop.set()
+            await asyncio.wait_for(running, 30)
+
+    return start
+
+
+def configure(folder: Path, trust: Path, port: int, **keys: object) -> Config:
+    document: dict[str, Any] = {"device": "kitchen", "state_dir": str(folder / "state")}
+    for name, value in {
+        "broker_url": f"mqtt://127.0.0.1:{port}",
+        "trust_dir": str(trust),
+        "inference_crash_window_s": 60.0,
+        "shutdown_limit_s": 2.0,
+        **keys,
+    }.items():
+        section, _, key = name.partition("_")
+        document.setdefault(section, {})[key] = value
+    return parse_config(document, {}, {}, folder=folder)
+
+
+async def until(condition: Callable[[], bool], limit_s: float = ANSWER_LIMIT_S) -> None:
+    async with asyncio.timeout(limit_s):
+        while not condition():
+            await asyncio.sleep(0.005)

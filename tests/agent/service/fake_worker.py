@@ -1,0 +1,62 @@
+"""A worker without models: it does what a request's payload says.
+
+`sleep:S` answers after S seconds, `crash` aborts, `hang` never answers, `garbage` writes what is no frame; anything
+else comes back as `<version>:<payload>`. A bundle whose version ends in `-bad` fails its self-test, one ending in
+`-dead` dies while loading.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+
+from agent.worker.channel import Answer, Channel, Failed, Ready, Request, Stop
+
+
+def main() -> None:
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    channel = Channel(connection)
+    loaded = channel.receive_load()
+    assert loaded is not None
+    frame, descriptors = loaded
+    for descriptor in descriptors:
+        os.close(descriptor)
+    version = json.loads(bytes(frame.payload))["version"]
+    if version.endswith("-bad"):
+        channel.send(Failed("ERR_SELF_TEST", "sample 0 differs by 0.5"))
+        return
+    if version.endswith("-dead"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    channel.send(Ready(0.0, 0.0, 0, 1, 0, False, "no sandbox: a test"))
+    while (frame := channel.receive()) is not None:
+        if isinstance(frame.header, Stop):
+            return
+        assert isinstance(frame.header, Request)
+        payload = bytes(frame.payload)
+        command, _, argument = payload.decode("latin-1").partition(":")
+        if command == "sleep":
+            time.sleep(float(argument))
+        elif command == "crash":
+            os.abort()
+        elif command == "hang":
+            time.sleep(3600)
+        elif command == "garbage":
+            connection.sendall(b"not a frame at all, for sure")
+        if frame.header.client_json:
+            body = json.dumps(
+                {"id": frame.header.id, "status": 200, "message": "", "version": version}
+            ).encode()
+            channel.send(Answer(frame.header.seq, 200, content_type="application/json"), body)
+        else:
+            body = version.encode() + b":" + payload
+            answer = Answer(
+                frame.header.seq, 200, content_type="application/octet-stream", tensors=("y;UINT8;1",)
+            )
+            channel.send(answer, body)
+
+
+main()
