@@ -1,21 +1,255 @@
+"""A worker process from its load frame to its end."""
+
 from __future__ import annotations
 
+import io
 import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import numpy as np
+import pytest
+from PIL import Image
 
-from agent.worker.channel import Ready
-from tests.agent.worker.conftest import Spawn
+from agent.bundle.manifest import Postprocess, Preprocess, Samples, Softmax, TopK
+from agent.bundle.tensor_spec import TensorSpec
+from agent.worker.channel import Answer, Failed, Ready, Request, Stop
+from tests.agent.worker.conftest import Spawn, one_kernel
+from tests.fake_module import GraphBuilder, params
+
+RAW, JSON = "application/octet-stream", "application/json"
+X = np.array([1, 2, 3, 4], np.float32)
+BODY = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [4], "data": [1, 2, 3, 4.5]}]}
 
 
-def test_a_model_is_served(spawn: Spawn) -> None:
+def test_a_model_answers_raw_tensors_and_json(spawn: Spawn) -> None:
     worker = spawn("twice")
+    loaded = worker.loaded
+    assert isinstance(loaded, Ready), loaded
+    assert 0 < loaded.load_s < 10
+    assert 10 << 20 < loaded.rss_bytes < 200 << 20
+    answer, payload = worker.infer(X, seq=7)
+    assert (answer.seq, answer.status, answer.message, answer.content_type) == (7, 200, "", RAW)
+    assert answer.tensors == ("y;FP32;4",)
+    np.testing.assert_array_equal(np.frombuffer(payload, np.float32), X * 2)
+    answer, payload = worker.infer(json.dumps(BODY | {"id": "a"}).encode(), content_type=JSON)
+    document = json.loads(payload)
+    assert document["id"] == "a"
+    assert document["outputs"] == [{"name": "y", "datatype": "FP32", "shape": [4], "data": [2, 4, 6, 9]}]
+
+
+def test_times_are_told(spawn: Spawn) -> None:
+    worker = spawn("burn")
+    answer, _ = worker.infer(np.array([0.05, 0, 0, 0], np.float32), received_s=time.monotonic() - 0.5)
+    assert 500_000 <= answer.queue_us < 5_000_000
+    assert 50_000 <= answer.compute_us < 5_000_000
+    assert answer.decode_us < 50_000
+    assert answer.encode_us < 50_000
+
+
+@pytest.mark.parametrize(
+    ("payload", "fields", "status", "words"),
+    [
+        (b"{", {"content_type": JSON}, 400, "not JSON"),
+        (b"x", {"content_type": RAW}, 400, r"expected 16 bytes"),
+        (b"x", {"content_type": "image/png"}, 415, "takes no images"),
+        (b"x", {"content_type": "text/plain"}, 415, "text/plain"),
+        (X.tobytes(), {"content_type": RAW, "accept": "text/plain"}, 415, "text/plain"),
+        (X.tobytes(), {"content_type": RAW, "deadline_s": 1.0}, 408, "deadline passed"),
+    ],
+)
+def test_a_request_that_cannot_be_answered_is_told_why_and_the_next_is_served(
+    spawn: Spawn, payload: bytes, fields: dict[str, object], status: int, words: str
+) -> None:
+    worker = spawn("twice")
+    answer, body = worker.infer(payload, **fields)
+    assert (answer.status, answer.compute_us) == (status, 0)
+    assert words in answer.message
+    # Who sends raw tensors reads its status from the properties; everybody else gets it as JSON too.
+    assert answer.content_type == ("" if fields["content_type"] == RAW else JSON)
+    if answer.content_type == JSON:
+        assert json.loads(body)["error"] == answer.message
+    np.testing.assert_array_equal(worker.infer_raw(*X), X * 2)
+
+
+def test_a_client_without_properties_finds_everything_in_the_json(spawn: Spawn) -> None:
+    worker = spawn("twice")
+    _, payload = worker.infer(json.dumps(BODY).encode(), content_type="", client_json=True, id="i")
+    assert {"status": 200, "message": "", "id": "i"}.items() <= json.loads(payload).items()
+    answer, payload = worker.infer(b"x", content_type="text/plain", client_json=True, id="i")
+    assert answer.content_type == JSON
+    assert {"status": 415, "id": "i"}.items() <= json.loads(payload).items()
+
+
+def test_requests_sent_ahead_are_answered_in_order(spawn: Spawn) -> None:
+    worker = spawn("twice")
+    for seq in range(20):
+        worker.channel.send(Request(seq, RAW), (X + seq).tobytes())
+    worker.channel.send(Stop())
+    for seq in range(20):
+        frame = worker.channel.receive()
+        assert frame is not None
+        assert isinstance(frame.header, Answer)
+        assert frame.header.seq == seq
+        np.testing.assert_array_equal(np.frombuffer(frame.payload, np.float32), (X + seq) * 2)
+    # What was sent before the stop is answered, then it ends.
+    assert worker.channel.receive() is None
+    assert worker.process.wait(10) == 0
+
+
+def test_a_worker_ends_with_its_agent(spawn: Spawn) -> None:
+    worker = spawn("twice")
+    worker.connection.close()
+    assert worker.process.wait(10) == 0
+
+
+def test_a_terminals_interrupt_is_the_agents_business(spawn: Spawn) -> None:
+    worker = spawn("twice")
+    worker.process.send_signal(signal.SIGINT)
+    worker.process.send_signal(signal.SIGTERM)
+    np.testing.assert_array_equal(worker.infer_raw(*X), X * 2)
+
+
+def test_a_frame_that_is_none_ends_the_worker(spawn: Spawn) -> None:
+    worker = spawn("twice")
+    worker.connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    assert worker.process.wait(10) == 1
+
+
+def test_without_a_channel_it_says_how_it_is_started() -> None:
+    done = subprocess.run([sys.executable, "-m", "agent.worker"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage:")
+
+
+# -- the whole bundle
+
+
+def test_weights_samples_labels_and_steps_of_a_bundle_are_used(spawn: Spawn) -> None:
+    g = GraphBuilder()
+    w, image = g.input("w", (1, 3, 2, 2)), g.input("image", (1, 3, 2, 2))
+    doubled = g.call("twice", [w], (1, 3, 2, 2))
+    total = g.reshape(g.call("plus", [image, doubled], (1, 3, 2, 2)), (1, 12))
+    weight = np.arange(12, dtype=np.float32).reshape(1, 3, 2, 2)
+    recorded = np.linspace(0, 1, 12, dtype=np.float32).reshape(1, 3, 2, 2)
+    expected = (recorded + 2 * weight).reshape(1, 12)
+    worker = spawn(
+        g.graph(total),
+        weights={"w": weight},
+        files={
+            "labels.txt": "".join(f"label {i}\n" for i in range(12)).encode(),
+            "samples/inputs.params": params(**{"0/image": recorded}),
+            "samples/outputs.params": params(**{"0/scores": expected}),
+        },
+        inputs=(TensorSpec("image", "FP32", (1, 3, 2, 2)),),
+        outputs=(TensorSpec("scores", "FP32", (1, 12)),),
+        preprocess=Preprocess(
+            "image", "RGB", (2, 2), "stretch", "bilinear", None, 1 / 255, (0,), (1,), "NCHW"
+        ),
+        postprocess=Postprocess((Softmax("scores"), TopK("scores", 2))),
+        samples=Samples(1, 1e-4, 1e-5),
+        load={"require_sandbox": True, "memory_bytes": 1 << 30, "threads": 1, "cpus": (0,)},
+    )
     assert isinstance(worker.loaded, Ready), worker.loaded
-    print(worker.loaded)
-    np.testing.assert_array_equal(worker.infer_raw(1, 2, 3, 4), [2, 4, 6, 8])
-    body = {"id": "a", "inputs": [{"name": "x", "datatype": "FP32", "shape": [4], "data": [1, 2, 3, 4.5]}]}
-    answer, payload = worker.infer(json.dumps(body).encode(), content_type="application/json")
-    assert answer.status == 200, answer
-    assert json.loads(payload)["outputs"] == [
-        {"name": "y", "datatype": "FP32", "shape": [4], "data": [2, 4, 6, 9]}
-    ]
+    file = io.BytesIO()
+    Image.new("RGB", (20, 10), "white").save(file, "JPEG")
+    answer, payload = worker.infer(file.getvalue(), content_type="image/jpeg")
+    assert answer.status == 200, answer.message
+    outputs = {output["name"]: output["data"] for output in json.loads(payload)["outputs"]}
+    logits = 1 + 2 * np.arange(12)
+    probabilities = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
+    assert outputs["labels"] == ["label 11", "label 10"]
+    assert outputs["indices"] == [11, 10]
+    np.testing.assert_allclose(outputs["scores"], probabilities[[11, 10]], rtol=1e-5)
+    # A damaged picture, and a huge one by its header alone.
+    assert worker.infer(file.getvalue()[:300], content_type="image/jpeg")[0].status == 400
+
+
+def test_a_bundle_whose_samples_do_not_come_out_is_not_served(spawn: Spawn) -> None:
+    worker = spawn(
+        "twice",
+        files={
+            "samples/inputs.params": params(**{"0/x": X}),
+            "samples/outputs.params": params(**{"0/y": X * 2.1}),
+        },
+        samples=Samples(1, 1e-4, 1e-5),
+    )
+    assert isinstance(worker.loaded, Failed)
+    assert worker.loaded.code == "ERR_SELF_TEST"
+    assert "sample 0: output 'y' is off by 0.0476" in worker.loaded.message
+    assert worker.process.wait(10) == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "words"),
+    [
+        ({"graph": one_kernel("absent")}, "ERR_ARBITRARY_SOFTWARE", "no kernel 'absent'"),
+        ({"files": {"mod.so": b"\x7fELF no"}}, "ERR_INCOMPATIBLE", "cannot load the kernel library"),
+        ({"files": {"mod.json": b"{}"}}, "ERR_ARBITRARY_SOFTWARE", "mod.json"),
+        ({"files": {"mod.params": b"{}"}}, "ERR_ARBITRARY_SOFTWARE", "mod.params"),
+        (
+            {"outputs": (TensorSpec("y", "FP32", (5,)),)},
+            "ERR_ARBITRARY_SOFTWARE",
+            "does not fit the manifest",
+        ),
+        ({"inputs": (TensorSpec("z", "FP32", (4,)),)}, "ERR_ARBITRARY_SOFTWARE", "does not fit the manifest"),
+        ({"postprocess": Postprocess((TopK("y", 5),))}, "ERR_ARBITRARY_SOFTWARE", "top-k of 5"),
+    ],
+)
+def test_a_bundle_that_does_not_fit_together_is_refused_in_one_line(
+    spawn: Spawn, change: dict[str, object], code: str, words: str
+) -> None:
+    worker = spawn(**({"graph": "twice"} | change))
+    assert isinstance(worker.loaded, Failed), worker.loaded
+    assert worker.loaded.code == code
+    assert words in worker.loaded.message
+    assert "\n" not in worker.loaded.message
+    assert worker.process.wait(10) == 0
+
+
+def test_the_worker_never_holds_tvm_onnx_paho_or_the_builder(kernel_library: Path) -> None:
+    # The process itself says what it holds: its own `main`, over a real channel, with everything declared.
+    script = """if True:
+        import sys
+        sys.argv[0] = "worker"
+        from agent.worker import __main__ as worker
+        status = worker.main([sys.argv[1]])
+        forbidden = "tvm onnx onnxruntime builder paho agent.service agent.deploy agent.mqtt"
+        held = set(sys.modules)
+        print(status, sorted(held & set(forbidden.split())), "PIL" in held, "cryptography" in held)
+    """
+    from agent.worker.channel import Channel, Load, send_load
+    from tests.agent.worker.conftest import manifest, sealed
+
+    content = {
+        "mod.so": kernel_library.read_bytes(),
+        "mod.json": one_kernel("twice").to_json(),
+        "mod.params": params(),
+    }
+    specs = (TensorSpec("x", "FP32", (4,)),), (TensorSpec("y", "FP32", (4,)),)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-c", script, str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        descriptors = [sealed(each) for each in content.values()]
+        send_load(ours, Load(tuple(content)), manifest(content, *specs).to_bytes(), descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        channel = Channel(ours)
+        frame = channel.receive()
+        assert frame is not None
+        assert isinstance(frame.header, Ready)
+        channel.send(Request(1, RAW), X.tobytes())
+        assert channel.receive() is not None
+        channel.send(Stop())
+        output, _ = process.communicate(timeout=30)
+    assert output.split("\n")[0] == "0 [] False False"
