@@ -22,7 +22,7 @@ import agent
 from agent.config import Config, load_config, sample_config
 from agent.errors import BundleError, ConfigError, EdgeError
 
-DEFAULT_CONFIG: Final = Path("/etc/edge-agent/config.toml")
+DEFAULT_CONFIG: Final = Path("/etc/edge-agent/agent.toml")
 EXIT_INPUT: Final = 4
 # sd-daemon(3): the level that journald takes from the head of a line.
 _JOURNAL_LEVELS: Final = {
