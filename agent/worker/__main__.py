@@ -72,10 +72,8 @@ def _load(channel: Channel, connection: socket.socket) -> tuple[Model, int] | No
     try:
         # numpy's linear algebra would start a thread for each processor; kernels have their own.
         os.environ.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
-        from agent.worker.codec import import_cbor
         from agent.worker.model import Members, Prepared, load_model
 
-        import_cbor()
         members = Members(dict(zip(load.files, descriptors, strict=True)))
         prepared = Prepared(Manifest.from_bytes(bytes(frame.payload)), load, members)
         status = sandbox.close_files(sandbox.Limits(load.memory_bytes))

@@ -14,6 +14,7 @@ import importlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from agent.bundle.manifest import Manifest
@@ -66,16 +67,22 @@ class Codec:
         Its preprocessing, or None if it takes no images.
     target
         Returns an input's memory by its name.
+    cbor
+        As `import_cbor` returned it.
     """
 
     def __init__(
-        self, manifest: Manifest, preprocessor: Preprocessor | None, target: Callable[[str], Array]
+        self,
+        manifest: Manifest,
+        preprocessor: Preprocessor | None,
+        target: Callable[[str], Array],
+        cbor: ModuleType | None,
     ) -> None:
         self._manifest = manifest
         self._inputs: dict[str, TensorSpec] = {spec.name: spec for spec in manifest.inputs}
         self._preprocessor = preprocessor
         self._target = target
-        self._cbor = import_cbor()
+        self._cbor = cbor
 
     def answer_type(self, request: Request) -> str:
         """Return the content type of a request's answer.
@@ -158,7 +165,8 @@ class Codec:
         if media_type == CBOR:
             assert self._cbor is not None
             outputs = [_cbor_tensor(name, value) for name, value in values.items()]
-            return (), self._cbor.dumps(head | {"outputs": outputs})
+            body: bytes = self._cbor.dumps(head | {"outputs": outputs})
+            return (), body
         return (), oip_json.format_answer(head, values)
 
     def _decode_document(self, document: object, given_id: str | None) -> Decoded:
@@ -230,9 +238,11 @@ def _media_type(text: str) -> str:
     return text.partition(";")[0].strip().lower()
 
 
-def import_cbor() -> Any:  # noqa: ANN401 - a module
-    """Import cbor2 where it is installed; the worker does so before its sandbox closes the files."""
-    # Optional: it earns its megabyte only where clients speak it.
+def import_cbor() -> ModuleType | None:
+    """Import cbor2 where it is installed, before the sandbox closes the files.
+
+    Optional: it earns its megabyte only where clients speak it.
+    """
     try:
         return importlib.import_module("cbor2")
     except ImportError:

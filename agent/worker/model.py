@@ -22,7 +22,7 @@ from agent.runtime.module import KernelModule
 from agent.runtime.postprocess import Postprocessor
 from agent.runtime.self_test import check_samples
 from agent.worker.channel import Answer, Load, Request
-from agent.worker.codec import Codec, Payload, encode_error
+from agent.worker.codec import Codec, Payload, encode_error, import_cbor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -101,7 +101,7 @@ class Model:
         self._postprocess = prepared.postprocessor
         # Looked up once: a request then writes into the inputs' memory itself.
         views = {spec.name: module.input_view(spec.name) for spec in prepared.manifest.inputs}
-        self._codec = Codec(prepared.manifest, prepared.preprocessor, views.__getitem__)
+        self._codec = Codec(prepared.manifest, prepared.preprocessor, views.__getitem__, prepared.cbor)
 
     @property
     def threads(self) -> int:
@@ -181,6 +181,7 @@ class Prepared:
 
     def __init__(self, manifest: Manifest, load: Load, members: Members) -> None:
         self.manifest = manifest
+        self.cbor = import_cbor()
         self.preprocessor: Preprocessor | None = None
         if manifest.preprocess is not None:
             # Image readers cost 40 ms and 5 MB, and are code that parses a stranger's bytes: only where

@@ -24,7 +24,7 @@ from agent.errors import ExecutionError, InputError, MediaTypeError, RequestErro
 from agent.runtime.preprocess import Preprocessor
 from agent.worker import oip_json
 from agent.worker.channel import Request
-from agent.worker.codec import Codec, Decoded, encode_error
+from agent.worker.codec import Codec, Decoded, encode_error, import_cbor
 from tests.agent.worker.conftest import manifest
 
 RAW, JSON, CBOR = "application/octet-stream", "application/json", "application/cbor"
@@ -38,7 +38,7 @@ class Bench:
         self.memory = {spec.name: np.zeros(spec.shape, spec.dtype) for spec in specs}
         declared = manifest({"mod.so": b""}, specs, (TensorSpec("y", "FP32", (1,)),), preprocess=preprocess)
         preprocessor = Preprocessor(preprocess, specs[0], max_pixels=10_000) if preprocess else None
-        self.codec = Codec(declared, preprocessor, self.memory.__getitem__)
+        self.codec = Codec(declared, preprocessor, self.memory.__getitem__, import_cbor())
 
     def decode(self, payload: bytes, content_type: str = JSON, **fields: Any) -> Decoded:
         return self.codec.decode(Request(1, content_type, **fields), memoryview(payload))

@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import cbor2
 import numpy as np
 import pytest
 from PIL import Image
@@ -41,6 +42,14 @@ def test_a_model_answers_raw_tensors_and_json(spawn: Spawn) -> None:
     document = json.loads(payload)
     assert document["id"] == "a"
     assert document["outputs"] == [{"name": "y", "datatype": "FP32", "shape": [4], "data": [2, 4, 6, 9]}]
+
+
+def test_what_is_optional_was_imported_before_the_files_were_closed(spawn: Spawn) -> None:
+    worker = spawn("twice")
+    body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [4], "data": X.tobytes()}]}
+    answer, payload = worker.infer(cbor2.dumps(body), content_type="application/cbor")
+    assert answer.status == 200, answer.message
+    assert cbor2.loads(payload)["outputs"][0]["data"] == (X * 2).tobytes()
 
 
 def test_times_are_told(spawn: Spawn) -> None:
