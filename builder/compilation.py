@@ -128,7 +128,7 @@ def compile(
     graph = generate(lowered.main, *names, count_flops(lowered.kernels))
     progress(f"generating code for {len(lowered.kernels.functions)} kernels")
     code = link(compile_object(lowered.kernels, device), device)
-    params = dump_params((spec, np.ascontiguousarray(data).data) for spec, data in graph.params)
+    params = dump_params((spec, data.data) for spec, data in graph.params)
 
     progress("comparing with the reference")
     inputs = sample_inputs.record(model.inputs, model.onnx, declared_before)
@@ -193,7 +193,7 @@ def _runtime(code: bytes) -> Runtime:
 
 def _dump_samples(specs: Sequence[TensorSpec], arrays: Sequence[npt.NDArray[np.generic]]) -> bytes:
     return dump_params(
-        (TensorSpec(f"0/{spec.name}", spec.datatype, spec.shape), np.ascontiguousarray(array).data)
+        (TensorSpec(f"0/{spec.name}", spec.datatype, spec.shape), np.array(array, order="C").data)
         for spec, array in zip(specs, arrays, strict=True)
     )
 

@@ -165,7 +165,7 @@ class _Walk:
         return self._append(Node.call(name, kernel, inputs, len(specs), **attrs), specs)
 
     def _param(self, constant: tvm.ir.GenericConst) -> NodeEntry:
-        data = np.ascontiguousarray(constant.value.numpy())
+        data = np.array(constant.value.numpy(), order="C")  # ascontiguousarray would give a scalar an axis
         key = (str(data.dtype), data.shape, hashlib.sha256(data.tobytes()).digest())
         if key not in self.param_by_content:
             name = f"p{len(self.params)}"
