@@ -21,7 +21,7 @@ from agent.bundle.manifest import Manifest
 from agent.bundle.params import index_params
 from agent.bundle.tensor_spec import TensorSpec
 from agent.bundle.verify import verify
-from agent.errors import EdgeError
+from agent.errors import EdgeError, FormatError
 
 # The same inputs each time: a failure here is to be repeated, not to be lucky about.
 fuzz = settings(
@@ -300,6 +300,12 @@ def test_depth(kit: Any, depth: int) -> None:
     for raw in (nest, kit.members()["model.sig"].replace(b'"keyid":""', b'"keyid":' + nest)):
         with pytest.raises(EdgeError):
             signature.verify(raw, kit.keyring)
+
+
+def test_document_deeper_than_any_record_is_refused_as_such() -> None:
+    message = r"manifest\.json is nested more than 16 deep"
+    with pytest.raises(FormatError, match=message):
+        Manifest.from_bytes(b"[" * 17 + b"]" * 17)
 
 
 def test_wide_documents_take_a_bounded_multiple_of_their_size() -> None:

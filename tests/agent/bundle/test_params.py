@@ -96,6 +96,11 @@ def test_every_truncation_is_refused() -> None:
             index_params(raw[:size])
 
 
+def test_data_that_reach_beyond_the_end_are_named() -> None:
+    with pytest.raises(FormatError, match=r"x INT8.* reaches beyond the end"):
+        index_params(dump_params([(TensorSpec("x", "INT8", (9,)), bytes(9))])[:-1])
+
+
 def test_trailing_byte_is_refused() -> None:
     with pytest.raises(FormatError, match="1 bytes after"):
         index_params(file_of(arrays()) + b"\0")
