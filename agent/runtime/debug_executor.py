@@ -62,9 +62,7 @@ class GraphModuleDebug(GraphModule):
         if not self._program.bound:
             self._program.bind(self._load_time.nodes)
         if index not in self._program.steps:
-            raise InputError(
-                f"node {index} is not run: it is an input, a reshape or a load-time node, or is not there"
-            )
+            raise InputError(f"node {index} is not one of those that run: {self._program.steps}")
         function, arguments = self._program.calls[self._program.steps.index(index)]
         return time_calls(
             lambda: function(*arguments), number=number, repeat=repeat, min_repeat_ms=min_repeat_ms

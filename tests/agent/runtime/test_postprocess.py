@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from agent.bundle.processing import Detect, Postprocess, Softmax, TopK
+from agent.bundle.tensor_spec import TensorSpec
+from agent.errors import ExecutionError, FormatError
+from agent.runtime.placement import Placement
+from agent.runtime.postprocess import Postprocessor, detect, non_maximum_suppression, softmax, top_k
+
+RNG = np.random.default_rng(3)
+
+
+def process(
+    *steps: Any, labels: tuple[bytes, ...] = (), placement: Placement | None = None, **outputs: np.ndarray
+) -> Any:
+    specs = [TensorSpec.from_dtype(name, str(array.dtype), array.shape) for name, array in outputs.items()]
+    return Postprocessor(Postprocess(steps) if steps else None, specs, labels)(outputs, placement)
+
+
+def test_without_steps_outputs_pass_as_they_are() -> None:
+    y = np.ones((1, 3), np.float32)
+    assert process(y=y) == {"y": y}
+
+
+def test_softmax_sums_to_one_and_does_not_overflow() -> None:
+    values = np.array([[1e4, 1e4, -1e4], [0, 1, 2]], np.float32)
+    result = softmax(values, -1)
+    assert result.dtype == np.float32
+    np.testing.assert_allclose(result[0], [0.5, 0.5, 0])
+    np.testing.assert_allclose(result.sum(axis=1), 1, rtol=1e-6)
+    np.testing.assert_allclose(softmax(values.T, 0).T, result)
+
+
+@given(
+    scores=hnp.arrays(np.float32, st.integers(1, 50), elements=st.floats(-5, 5, width=16)),
+    data=st.data(),
+)
+def test_top_k_is_numpys_stable_sort(scores: np.ndarray, data: st.DataObject) -> None:
+    k = data.draw(st.integers(1, scores.size))
+    expected = np.argsort(-scores, kind="stable")[:k]
+    np.testing.assert_array_equal(top_k(scores, k), expected)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int64", "float16", "float64"])
+def test_top_k_of_every_dtype(dtype: str) -> None:
+    scores = np.array([3, 1, 3, 0, 2], dtype)
+    assert top_k(scores, 3).tolist() == [0, 2, 4]
+
+
+def test_labels_and_probabilities_of_a_classifier() -> None:
+    logits = RNG.standard_normal((1, 1000)).astype(np.float32)
+    labels = tuple(f"class {i}".encode() for i in range(1000))
+    result = process(Softmax("y"), TopK("y", 5), labels=labels, y=logits)
+    probabilities = np.exp(logits[0].astype(np.float64)) / np.exp(logits[0].astype(np.float64)).sum()
+    best = np.argsort(-probabilities)[:5]
+    assert list(result) == ["labels", "scores", "indices"]
+    assert result["labels"] == tuple(labels[i] for i in best)
+    np.testing.assert_allclose(result["scores"], probabilities[best], rtol=1e-5)
+    np.testing.assert_array_equal(result["indices"], best)
+    assert (result["scores"].dtype, result["indices"].dtype) == (np.float32, np.int64)
+
+
+def test_other_outputs_are_answered_beside_the_lists_and_two_lists_are_told_apart() -> None:
+    a, b, c = (np.arange(3, dtype=np.float32)[None] + i for i in range(3))
+    result = process(TopK("a", 1), a=a, c=c)
+    assert list(result) == ["scores", "indices", "c"]
+    result = process(TopK("a", 1), TopK("b", 2), a=a, b=b, c=c)
+    assert list(result) == ["a_scores", "a_indices", "b_scores", "b_indices", "c"]
+
+
+def test_scores_that_are_not_numbers_cannot_be_ranked() -> None:
+    with pytest.raises(ExecutionError, match="'y' holds NaN"):
+        process(TopK("y", 1), y=np.array([[np.nan, 1]], np.float32))
+
+
+@pytest.mark.parametrize(
+    ("steps", "outputs", "labels"),
+    [
+        ((Softmax("y", 2),), {"y": np.ones((1, 3), np.float32)}, ()),
+        ((Softmax("z"),), {"y": np.ones((1, 3), np.float32)}, ()),
+        ((TopK("y", 4),), {"y": np.ones((1, 3), np.float32)}, ()),
+        ((TopK("y", 1),), {"y": np.ones((2, 3), np.float32)}, ()),
+        ((TopK("y", 1),), {"y": np.ones((), np.float32)}, ()),
+        ((TopK("y", 1),), {"y": np.ones((1, 3), np.float32)}, (b"a", b"b")),
+        (
+            (Detect("y", "z", 0.5, 0.5, 10, "corners", True),),
+            {"y": np.ones((1, 5, 4), np.float32), "z": np.ones((1, 6, 2), np.float32)},
+            (),
+        ),
+    ],
+)
+def test_a_declaration_that_does_not_fit_is_refused(steps: Any, outputs: Any, labels: Any) -> None:
+    with pytest.raises(FormatError):
+        process(*steps, labels=labels, **outputs)
+
+
+# -- detections
+
+
+def iou(a: np.ndarray, b: np.ndarray) -> float:
+    width = max(0.0, min(a[2], b[2]) - max(a[0], b[0]))
+    height = max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
+    union = (a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - width * height
+    return width * height / union if union > 0 else 0.0
+
+
+def brute_force(boxes: np.ndarray, scores: np.ndarray, step: Detect) -> list[tuple[int, int]]:
+    """Non-maximum suppression written from its definition, one pair at a time."""
+    first = 1 if step.background else 0
+    candidates = [
+        (float(scores[i, c]), i, c)
+        for i in range(scores.shape[0])
+        for c in range(first, scores.shape[1])
+        if scores[i, c] > step.score_threshold
+    ]
+    candidates.sort(key=lambda each: -each[0])
+    kept: list[tuple[int, int]] = []
+    for _, i, c in candidates:
+        if all(c != other or iou(boxes[i], boxes[j]) <= step.iou_threshold for j, other in kept):
+            kept.append((i, c))
+    return kept[: step.max_detections]
+
+
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 2**32),
+    count=st.integers(0, 40),
+    classes=st.integers(1, 3),
+    iou_threshold=st.sampled_from([0.0, 0.3, 0.5, 1.0]),
+    limit=st.sampled_from([1, 5, 1000]),
+    background=st.booleans(),
+)
+def test_detections_are_those_of_the_definition(
+    seed: int, count: int, classes: int, iou_threshold: float, limit: int, background: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    # On a coarse grid, so that boxes coincide, touch and contain each other.
+    low = rng.integers(0, 8, (count, 2))
+    boxes = np.concatenate((low, low + rng.integers(0, 6, (count, 2))), axis=1).astype(np.float32)
+    scores = rng.permutation(count * (classes + background)).astype(np.float32)
+    scores = scores.reshape(count, classes + background)
+    step = Detect("b", "s", 0.5, iou_threshold, limit, "corners", False, background)
+    expected = brute_force(boxes, scores / max(1, scores.size), step)
+    found, best, kinds = detect(boxes, scores / max(1, scores.size), step)
+    np.testing.assert_array_equal(kinds, [c for _, c in expected])
+    np.testing.assert_array_equal(found, boxes[[i for i, _ in expected]])
+    np.testing.assert_allclose(best, [scores[i, c] / scores.size for i, c in expected], rtol=1e-6)
+
+
+def test_boxes_given_by_their_centre_are_turned_into_corners() -> None:
+    step = Detect("b", "s", 0.5, 0.5, 10, "centre", False)
+    boxes, _, _ = detect(np.array([[10, 20, 4, 6]], np.float32), np.array([[0.9]], np.float32), step)
+    assert boxes.tolist() == [[8, 17, 12, 23]]
+
+
+def test_boxes_are_in_pixels_of_the_image_as_sent() -> None:
+    boxes = np.array([[[0.25, 0.25, 0.75, 0.75], [0, 0, 1, 1]]], np.float32)
+    scores = np.array([[[0.1, 0.9], [0.2, 0.8]]], np.float32)
+    step = Detect("b", "s", 0.5, 0.5, 10, "corners", True, True)
+    # 200x100, fitted into 64x64: 0.32 times, 16 rows below the top.
+    placement = Placement(200, 100, 0.32, 0.32, 0, 16, 64, 64)
+    result = process(step, labels=(b"nothing", b"face"), placement=placement, b=boxes, s=scores)
+    assert list(result) == ["boxes", "scores", "classes", "labels"]
+    np.testing.assert_allclose(result["boxes"], [[50, 0, 150, 100], [0, 0, 200, 100]], atol=1e-4)
+    assert result["labels"] == (b"face", b"face")
+    pixels = process(
+        Detect("b", "s", 0.5, 0.5, 10, "corners", False), placement=placement, b=boxes * 64, s=scores
+    )
+    np.testing.assert_allclose(pixels["boxes"][0], [50, 0, 150, 100], atol=1e-4)
+    raw = process(step, b=boxes, s=scores)
+    np.testing.assert_array_equal(raw["boxes"], boxes[0])
+
+
+def test_nothing_found_is_an_empty_answer() -> None:
+    result = process(
+        Detect("b", "s", 0.5, 0.5, 10, "corners", True),
+        labels=(b"x",),
+        b=np.zeros((1, 4, 4), np.float32),
+        s=np.zeros((1, 4, 1), np.float32),
+    )
+    assert (result["boxes"].shape, result["scores"].shape, result["labels"]) == ((0, 4), (0,), ())
+
+
+def test_suppression_of_thousands_of_boxes_is_bounded() -> None:
+    corners = (
+        np.tile(np.array([[0, 0, 1, 1]], np.float32), (4096, 1))
+        + np.arange(4096)[:, None].astype(np.float32) * 2
+    )
+    assert len(non_maximum_suppression(corners, np.zeros(4096), 0.5, 100)) == 100
