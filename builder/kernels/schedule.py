@@ -24,6 +24,8 @@ SPACES: Mapping[str, Schedule] = {
     winograd.WEIGHTS_KIND: winograd.schedule_weights,
 }
 
+SCHEDULE = "edge.schedule"  # a kernel's attribute: the design space its loops come from
+
 
 def schedule(func: tirx.PrimFunc, target: DeviceTarget) -> tirx.PrimFunc:
     """`func` with its loops ordered for `target`."""
@@ -37,5 +39,5 @@ def schedule(func: tirx.PrimFunc, target: DeviceTarget) -> tirx.PrimFunc:
             SPACES[str(kind)](sch, block, target)
         except (st.ScheduleError, tvm.error.InternalError, RuntimeError):
             break
-        return sch.mod["main"].with_attr("edge.schedule", str(kind))
-    return fallback.schedule(func, target)
+        return sch.mod["main"].with_attr(SCHEDULE, str(kind))
+    return fallback.schedule(func, target).with_attr(SCHEDULE, "fallback")

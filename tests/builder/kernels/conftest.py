@@ -1,0 +1,22 @@
+"""Each test of a kernel runs for machines of 4, 8 and 16 lanes, on numbers that are the same every time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from builder.target import DeviceTarget
+from tests.builder.kernels.machines import machine
+
+
+@pytest.fixture(params=[4, 8, 16])
+def target(request: pytest.FixtureRequest) -> DeviceTarget:
+    return machine(request.param)
+
+
+@pytest.fixture
+def randn() -> Callable[..., np.ndarray]:
+    state = np.random.RandomState(7)
+    return lambda *shape: state.randn(*shape).astype("f4")

@@ -1,0 +1,76 @@
+"""What the tests of kernels share: machines of 4, 8 and 16 lanes that this one can play, and a way to run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from tvm import relax
+
+from builder.kernels.interpreter import Interpreter
+from builder.lower import LoweredModule, lower
+from builder.target import DeviceTarget, Simd, resolve
+
+REGISTERS = {4: 32, 8: 16, 16: 32}
+
+
+def machine(lanes: int) -> DeviceTarget:
+    """This machine with kernels written for another vector width: LLVM splits or widens the vectors."""
+    return replace(resolve("host"), simd=Simd(lanes, REGISTERS[lanes], fma=True))
+
+
+@dataclass(frozen=True)
+class Result:
+    outputs: list[np.ndarray]
+    lowered: LoweredModule
+
+    @property
+    def schedules(self) -> set[str]:
+        """Which design spaces the kernels come from."""
+        funcs = self.lowered.kernels.functions.values()
+        return {str(f.attrs["edge.schedule"]) for f in funcs}
+
+
+Build = Callable[..., relax.Expr]
+
+
+def run(build: Build, inputs: Mapping[str, np.ndarray], target: DeviceTarget) -> Result:
+    """Lower the expression that `build` makes of its inputs, and run it on `inputs`."""
+    bb = relax.BlockBuilder()
+    params = [relax.Var(k, relax.TensorType(v.shape, str(v.dtype))) for k, v in inputs.items()]
+    with bb.function("main", params):
+        with bb.dataflow():
+            out = bb.emit_output(bb.normalize(build(*params)))
+        bb.emit_func_output(out)
+    lowered = lower(bb.get(), target)
+    outputs = Interpreter(lowered, target.tvm_target).run(inputs)
+    return Result(list(outputs), lowered)
+
+
+def conv2d(x, w, strides=(1, 1), padding=(0, 0, 0, 0), dilation=(1, 1), groups=1):
+    """The convolution of `x` in double precision, by its definition."""
+    top, left, bottom, right = padding
+    x = np.pad(x.astype("f8"), ((0, 0), (0, 0), (top, bottom), (left, right)))
+    n, c, h, w_in = x.shape
+    o, i, kh, kw = w.shape
+    oh = (h - (kh - 1) * dilation[0] - 1) // strides[0] + 1
+    ow = (w_in - (kw - 1) * dilation[1] - 1) // strides[1] + 1
+    out = np.zeros((n, groups, o // groups, oh, ow))
+    x = x.reshape(n, groups, c // groups, h, w_in)
+    weights = w.astype("f8").reshape(groups, o // groups, i, kh, kw)
+    for a in range(kh):
+        for b in range(kw):
+            y, z = a * dilation[0], b * dilation[1]
+            part = x[
+                ...,
+                y : y + strides[0] * (oh - 1) + 1 : strides[0],
+                z : z + strides[1] * (ow - 1) + 1 : strides[1],
+            ]
+            out += np.einsum("ngcyz,goc->ngoyz", part, weights[..., a, b])
+    return out.reshape(n, o, oh, ow)
+
+
+def close(got: np.ndarray, want: np.ndarray, tolerance: float = 1e-5) -> None:
+    assert got.shape == want.shape
+    assert np.abs(got - want).max() <= tolerance * max(np.abs(want).max(), 1e-30)
