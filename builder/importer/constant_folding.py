@@ -1,7 +1,7 @@
 """What does not depend on the inputs, computed now: shape sub-graphs above all.
 
-Promises the same values as ONNX Runtime computes, since it computes them. Weights in int8 stay int8: dequantising
-them here would quadruple the bundle.
+Promises the same values as ONNX Runtime computes, since it computes them. Weights in int8 stay int8:
+dequantising them here would quadruple the bundle.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from builder.importer.weights import is_large
 # A constant may be folded when it does not grow the model by more than this beyond what it was computed from
 # (Expand, Tile and ConstantOfShape make large tensors of little).
 MAX_GROWTH_BYTES: Final = 1 << 20
+_CONSTANT_VALUES: Final = frozenset({"value", "value_float", "value_floats", "value_int", "value_ints"})
 _NEVER: Final = frozenset({"QuantizeLinear", "DequantizeLinear", "If", "Loop", "Scan"})
 _RANDOM: Final = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
@@ -37,8 +38,8 @@ def fold_constants(model: onnx.ModelProto, *, strict: bool = True) -> None:
     ModelError
         With `strict`: the model's shapes contradict one another.
     """
-    # A round folds everything that is constant at its beginning, and what shapes this reveals feeds the next one:
-    # a transformer needs two for each layer. Every round but the last takes a node away, so this ends.
+    # A round folds everything that is constant at its beginning, and the shapes this reveals feed the next
+    # one: a transformer needs two for each layer. Every round but the last takes a node away, so this ends.
     while True:
         infer_shapes(model, strict=strict)
         folded = _fold_once(model)
@@ -59,7 +60,7 @@ def _fold_once(model: onnx.ModelProto) -> int:
     if not nodes:
         return count
     values = _evaluate(graph, nodes)
-    done = {name for name in values}
+    done = set(values)
     kept = {output.name for output in model.graph.output}
 
     def replace(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
@@ -67,7 +68,7 @@ def _fold_once(model: onnx.ModelProto) -> int:
         if not made or not all(name in done for name in made):
             return None
         if kept & set(made):
-            # An output must be made by a node: only inputs and weights of old files may be outputs themselves.
+            # An output must be made by a node: no front end takes a weight for one.
             if node.op_type == "Identity" and all(graph.is_constant(name) for name in node.input):
                 return None
             result = []
@@ -117,7 +118,7 @@ def _is_foldable(graph: OnnxGraph, node: onnx.NodeProto) -> bool:
             continue
         found = graph.type_of(name)
         if found is None:
-            # Nothing is known of it: sequences, optionals; sizes that depend on values are small enough in practice.
+            # Sequences and optionals. A size that depends on values is let through: it is small in practice.
             return False
         if found.elem_type == onnx.TensorProto.STRING:
             return False
@@ -131,7 +132,7 @@ def _is_foldable(graph: OnnxGraph, node: onnx.NodeProto) -> bool:
 
 
 def _evaluate(graph: OnnxGraph, nodes: list[onnx.NodeProto]) -> dict[str, NDArray[Any]]:
-    """Values of constant nodes: all at once, or one by one where ONNX Runtime lacks a kernel for some of them."""
+    """Values of constant nodes: all at once, or one by one where ONNX Runtime lacks some kernel."""
     try:
         return _run(graph, nodes, {})
     except FOREIGN_FAILURES:

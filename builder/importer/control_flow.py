@@ -62,7 +62,8 @@ def inline_body(
         copy.name = f"{scope}/{node.name or node.op_type}"
         rename(copy, names)
         nodes.append(copy)
-    # One value may leave through two outputs, or pass through untouched: an Identity serves all cases, and folds.
+    # One value may leave through two outputs, or pass through untouched: an Identity serves all cases, and
+    # folds.
     for inner, outer in zip(body.output, outputs, strict=True):
         if outer:
             source = names.get(inner.name, inner.name)

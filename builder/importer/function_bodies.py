@@ -1,4 +1,4 @@
-"""Operators that ONNX itself defines by others: replaced by their definition where the front end lacks a converter."""
+"""Operators that ONNX itself defines by others, replaced by their definition where there is no converter."""
 
 from __future__ import annotations
 

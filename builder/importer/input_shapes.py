@@ -12,8 +12,8 @@ from typing import Final
 
 from builder.errors import ShapeError
 
-# A name may hold nearly anything ("serving_default_x:0", "/model/input.1"): it ends at the last colon before a
-# bracket. What TVMC's documentation writes, "data:[1,3,224,224] mask:[1,128]", and a comma between the entries.
+# A name may hold nearly anything ("serving_default_x:0", "/model/input.1"): it ends at the last colon before
+# a bracket. As TVMC's documentation writes it, "data:[1,3,224,224] mask:[1,128]"; a comma may stand between.
 _ENTRY: Final = re.compile(r"\s*,?\s*(?P<name>[^\s\[\]]+?)\s*:\s*\[(?P<dims>[^\[\]]*)\]")
 _DIM: Final = re.compile(r"[0-9]{1,10}")
 # A tensor of a byte an element with this extent alone would fill the memory of any board.
@@ -89,8 +89,8 @@ def parse_input_values(texts: str | Iterable[str]) -> dict[str, Value]:
     Parameters
     ----------
     texts
-        `NAME=VALUE`, where VALUE is an integer, a float, `true`, `false`, or `[VALUE,...]` of one dimension. One
-        text may hold several, separated by white space.
+        `NAME=VALUE`, where VALUE is an integer, a float, `true`, `false`, or `[VALUE,...]` of one dimension.
+        One text may hold several, separated by white space.
 
     Raises
     ------

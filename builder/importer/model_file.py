@@ -1,7 +1,7 @@
 """A model file, read safely.
 
-Promises a decoded model whose weights are all in memory, within limits, and from nowhere but the model's own folder.
-Whether the graph makes sense is checked elsewhere (`structure`).
+Promises a decoded model whose weights are all in memory, within limits, and from nowhere but the model's own
+folder. Whether the graph makes sense is checked elsewhere (`structure`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from google.protobuf.message import DecodeError
 from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
 
 from builder.errors import ModelError
-from builder.importer.onnx_graph import walk_nodes
 
 # A protobuf message ends at 2 GiB; every tool that works on the model holds it as one, shapes and all.
 MAX_MODEL_BYTES: Final = (1 << 31) - (1 << 20)
@@ -42,8 +41,8 @@ class ModelFile:
     model
         The model; no tensor of it is external any more.
     sha256
-        Digest, in hexadecimal, of the file; where weights stood in files of their own, of the digests of all files
-        in the order of their names, the model's first.
+        Digest, in hexadecimal, of the file; where weights stood in files of their own, of the digests of all
+        files, the model's first and the others in the order of their names.
     """
 
     model: onnx.ModelProto
@@ -72,6 +71,15 @@ def read_model(path: Path | str) -> ModelFile:
         _load_external(model, folder, path)
         return ModelFile(model, hashlib.sha256("\n".join(digests).encode()).hexdigest())
     return ModelFile(model, digests[0])
+
+
+def file_sha256(path: Path) -> str:
+    """Digest of a model file that another library will read."""
+    try:
+        with path.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def decode(raw: bytes, source: str) -> onnx.ModelProto:
@@ -133,7 +141,7 @@ def _node_tensors(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
 
 
 def _external_files(model: onnx.ModelProto, folder: Path, source: Path) -> list[Path]:
-    """Files that hold weights, each checked to lie in the model's folder, and all of them to be small enough."""
+    """Files that hold weights; each lies in the model's folder, and together they are small enough."""
     found: set[Path] = set()
     total = 0
     for tensor in tensors(model):
@@ -148,7 +156,8 @@ def _external_files(model: onnx.ModelProto, folder: Path, source: Path) -> list[
         length = max(size - offset, 0) if length is None else length
         if offset + length > size:
             raise ModelError(
-                f"weight '{tensor.name}' expects bytes {offset} to {offset + length} of {file.name}, which has {size}",
+                f"weight '{tensor.name}' expects bytes {offset} to {offset + length} of {file.name}, "
+                f"which has {size}",
                 hint=_EXPORT_HINT,
             )
         total += length
@@ -200,8 +209,3 @@ def _load_external(model: onnx.ModelProto, folder: Path, source: Path) -> None:
             raise ModelError(f"cannot read weight '{tensor.name}' of {source}: {reason}") from error
         tensor.data_location = onnx.TensorProto.DEFAULT
         del tensor.external_data[:]
-
-
-def uses_domains(model: onnx.ModelProto) -> set[str]:
-    """Domains of all operators of a model."""
-    return {node.domain for node in walk_nodes(model.graph)}

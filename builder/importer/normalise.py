@@ -1,6 +1,6 @@
-"""Any ONNX model made one that TVM's front end takes: static, folded, at one opset, of operators that it knows.
+"""Any ONNX model made one that TVM's front end takes: static, folded, of operators and forms that it knows.
 
-Promises the same numbers as the original. ONNX and onnxslim do what they do well; what is left to us is in `rewrites`.
+Promises the same numbers as the original. ONNX and onnxslim do what they do well; the rest is in `rewrites`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from builder.importer.rewrites import apply_rewrites
 from builder.importer.silence import FOREIGN_FAILURES, quiet
 from builder.importer.static_inputs import Shapes, Values, fix_inputs
 
-# A rewrite may make what another one takes apart, and unrolled bodies hold more of both; known chains end after three.
+# A rewrite may make what another takes apart, and unrolled bodies hold more of both; known chains end after
+# 3.
 MAX_PASSES: Final = 12
 
 
@@ -73,7 +74,7 @@ def simplify(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _defined_by_others(model: onnx.ModelProto) -> set[str]:
-    """Operators that ONNX defines by others, and that have no converter or whose shapes it cannot infer as such."""
+    """Operators defined by others that have no converter, or whose shapes ONNX cannot infer as they are."""
     graph = OnnxGraph(model)
     known = supported_operators()
     return {

@@ -1,4 +1,4 @@
-"""One ONNX graph, read and edited: who makes a value, what is constant, of which type and shape each value is.
+"""One ONNX graph, read and edited: who makes a value, what is constant, which type and shape a value has.
 
 Works in place on the graph it was given. Subgraphs of control flow are left to those who fold them.
 """
@@ -38,7 +38,8 @@ class ValueType:
     @property
     def dtype(self) -> np.dtype[Any]:
         """The NumPy dtype."""
-        return np.dtype(helper.tensor_dtype_to_np_dtype(self.elem_type))
+        dtype: np.dtype[Any] = np.dtype(helper.tensor_dtype_to_np_dtype(self.elem_type))
+        return dtype
 
 
 def value_type(info: onnx.ValueInfoProto) -> ValueType | None:
@@ -166,7 +167,7 @@ class OnnxGraph:
         """Add a weight and return its name."""
         tensor = numpy_helper.from_array(np.asarray(values), self.fresh(stem))
         self.set_initializer(tensor)
-        return tensor.name
+        return str(tensor.name)
 
     def set_initializer(self, tensor: onnx.TensorProto) -> None:
         """Add a weight under its own name."""

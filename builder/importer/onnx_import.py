@@ -1,4 +1,4 @@
-"""ONNX file or model -> `ImportedModel`: read, check, normalise, convert, and say all that stands in the way."""
+"""ONNX file or model -> `ImportedModel`: read, check, normalise, convert, and say what stands in the way."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class ImportedModel:
     Attributes
     ----------
     mod
-        Relax module: `main` takes the inputs in the order of `inputs` (the names of its parameters are made valid
-        identifiers and may differ) and returns one tensor, or a tuple in the order of `outputs`. Static; weights are
-        constants.
+        Relax module: `main` takes the inputs in the order of `inputs` (the names of its parameters are made
+        valid identifiers and may differ) and returns one tensor, or a tuple in the order of `outputs`.
+        Static; weights are constants.
     inputs, outputs
         Names, datatypes and shapes, as the model file calls them.
     onnx
@@ -65,8 +65,8 @@ def import_onnx(
     source
         Path of a file, or a model in memory (which is left as it is).
     input_shapes
-        Shapes of inputs, by name; needed where the model leaves dimensions open, but for a batch alone, of which one
-        is chosen.
+        Shapes of inputs, by name; needed where the model leaves dimensions open, but for a batch alone, of
+        which one is chosen.
     input_values
         Inputs that become constants: a number fills the input, a list must have its shape.
     notes
@@ -98,7 +98,7 @@ def import_onnx(
 
 
 def _convert(model: onnx.ModelProto) -> tuple[onnx.ModelProto, RelaxModel]:
-    """Convert; operators that the front end refuses in the form at hand are expanded, where ONNX defines them."""
+    """Convert; operators refused in the form at hand are expanded, where ONNX defines them by others."""
     tried: set[str] = set()
     while True:
         try:

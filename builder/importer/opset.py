@@ -1,4 +1,4 @@
-"""The opset, brought into a range: TVM's front end knows new forms of operators best, ONNX Runtime not the newest."""
+"""The opset, brought into a range: TVM's front end wants new forms, ONNX Runtime lacks the newest."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def convert_opset(model: onnx.ModelProto) -> onnx.ModelProto:
     Returns
     -------
     onnx.ModelProto
-        The converted model; the model itself where it is in the range, or where ONNX has no adapter for an operator:
-        the import may succeed all the same, and says which node is at fault if it does not.
+        The converted model; the model itself where it is in the range, or where ONNX has no adapter for an
+        operator: the import may succeed all the same, and says which node is at fault if it does not.
     """
     version = model.opset_import[0].version
     if version > NEWEST and _means_the_same(model, NEWEST):

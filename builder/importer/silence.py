@@ -17,8 +17,8 @@ import onnx.version_converter
 from google.protobuf.message import DecodeError
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
-# TVM's front end raises whatever Python raised first, and the others have classes of their own without a common
-# base. Each call into them is wrapped with this tuple where it is made.
+# TVM's front end raises whatever Python raised first, and the others have classes of their own without a
+# common base. Each call into them is wrapped with this tuple where it is made.
 FOREIGN_FAILURES: Final = (
     onnx.checker.ValidationError,
     onnx.shape_inference.InferenceError,

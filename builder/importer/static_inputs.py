@@ -1,4 +1,4 @@
-"""The model's inputs, made static: shapes given, shared dimensions solved, a batch of one chosen, values folded in.
+"""The model's inputs, made static: shapes given, symbols solved, a batch of one chosen, values folded in.
 
 Promises that each remaining input has a known type and shape, or a ShapeError that says what is missing.
 """
@@ -20,7 +20,8 @@ Dim = int | str | None
 Shapes = Mapping[str, Sequence[int]]
 Values = Mapping[str, ArrayLike]
 
-# A model that reads pictures in a batch of a symbolic size, and of nothing else symbolic, is meant for one picture.
+# A model that reads pictures in a batch of symbolic size, and nothing else symbolic, is meant for one
+# picture.
 CHOSEN_BATCH: Final = 1
 
 
@@ -58,7 +59,7 @@ def fix_inputs(model: onnx.ModelProto, shapes: Shapes, values: Values, notes: Ca
     remaining = [value.name for value in graph.input]
     dims = {name: _substitute(given.get(name), declared[name], solved) for name in remaining}
     _choose_batch(dims, declared, notes)
-    _refuse_unknown(model, dims, declared)
+    _refuse_unknown(dims, declared)
     for value in graph.input:
         found = dims[value.name]
         assert found is not None
@@ -68,7 +69,7 @@ def fix_inputs(model: onnx.ModelProto, shapes: Shapes, values: Values, notes: Ca
 
 
 def forget_shapes(graph: onnx.GraphProto) -> None:
-    """Drop recorded shapes of all but the inputs: they may name dimensions that are numbers now, or be stale."""
+    """Drop recorded shapes of all but the inputs: they may be stale, or name what is a number now."""
     del graph.value_info[:]
     for output in graph.output:
         if output.type.WhichOneof("value") == "tensor_type":
@@ -76,7 +77,7 @@ def forget_shapes(graph: onnx.GraphProto) -> None:
 
 
 def _declared_dims(value: onnx.ValueInfoProto) -> tuple[Dim, ...] | None:
-    """Dimensions as the file has them: a number, a symbol, or None where neither is known; None without a rank."""
+    """Dimensions as the file has them: a number, a symbol, or None; None for all where there is no rank."""
     kind = value.type.WhichOneof("value")
     if kind != "tensor_type":
         raise ModelError(
@@ -135,13 +136,15 @@ def _check_given(
         return
     if len(shape) != len(declared):
         raise ShapeError(
-            f"input '{name}' expects {len(declared)} dimensions, {_text(declared)}, got {len(shape)}, {_text(shape)}",
+            f"input '{name}' expects {len(declared)} dimensions, {_text(declared)}, "
+            f"got {len(shape)}, {_text(shape)}",
             hint=f"the model's inputs are {signature(model)}",
         )
     for axis, (expected, came) in enumerate(zip(declared, shape, strict=True)):
         if isinstance(expected, int) and expected != came:
             raise ShapeError(
-                f"input '{name}' expects {_text(declared)}, got {_text(shape)}: dimension {axis} is fixed at {expected}",
+                f"input '{name}' expects {_text(declared)}, got {_text(shape)}: "
+                f"dimension {axis} is fixed at {expected}",
                 hint="dimensions that the file fixes cannot be changed; export the model with them dynamic",
             )
 
@@ -156,7 +159,8 @@ def _solve(
         known, source = solved.setdefault(symbol, (size, name))
         if known != size:
             raise ShapeError(
-                f"dimension '{symbol}' expects one size, got {known} from input '{source}' and {size} from '{name}'"
+                f"dimension '{symbol}' expects one size, "
+                f"got {known} from input '{source}' and {size} from '{name}'"
             )
 
 
@@ -198,7 +202,6 @@ def _is_static(dims: Sequence[Dim]) -> bool:
 
 
 def _refuse_unknown(
-    model: onnx.ModelProto,
     dims: Mapping[str, tuple[Dim, ...] | None],
     declared: Mapping[str, tuple[Dim, ...] | None],
 ) -> None:

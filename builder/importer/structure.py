@@ -1,6 +1,6 @@
 """Whether a graph is one: every value made once, before it is read, by operators that exist.
 
-`prepare` repairs what is harmless and common (nodes out of order, weights among the inputs, names left empty) and
+`prepare` repairs what is harmless and common (nodes out of order, weights among the inputs, empty names) and
 refuses the rest with the name of the node at fault. ONNX's own checker has the last word.
 """
 
@@ -17,8 +17,8 @@ from builder.errors import ModelError, UnsupportedOperatorError
 from builder.importer.onnx_graph import DEFAULT_DOMAINS, copy_node, describe, reads, walk_nodes
 from builder.importer.silence import FOREIGN_FAILURES, first_line
 
-# Before IR version 4 weights had to be graph inputs too, and files mix the rules; ONNX Runtime is some versions
-# behind the newest. What differs in between does not concern a graph of tensors, so all files get this one.
+# Before IR version 4 weights had to be graph inputs too, and files mix the rules; ONNX Runtime is some
+# versions behind the newest. What differs does not concern a graph of tensors, so all files get this one.
 MODERN_IR: Final = 10
 # The first release whose files anybody still has; older ones lack `opset_import`.
 OLDEST_IR: Final = 3
@@ -33,7 +33,8 @@ def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
     Returns
     -------
     onnx.ModelProto
-        The model with functions inlined, weights not among the inputs, nodes sorted and named, at a modern IR version.
+        The model with functions inlined, weights not among the inputs, nodes sorted and named, at one IR
+        version.
 
     Raises
     ------
@@ -156,8 +157,8 @@ def _check_values(graph: onnx.GraphProto) -> None:
         missing = sorted(name for name in reads(node) if name not in made)
         if missing:
             raise ModelError(
-                f"node '{node.name}' ({node.op_type}) reads '{missing[0]}', which is neither an input, a weight nor "
-                "made by a node",
+                f"node '{node.name}' ({node.op_type}) reads '{missing[0]}', "
+                "which is neither an input, a weight nor made by a node",
                 hint="export the model again, with its weights",
             )
     for output in graph.output:

@@ -14,8 +14,8 @@ from builder.errors import ModelError, UnsupportedOperatorError
 from builder.importer.onnx_graph import OnnxGraph, copy_node, describe, subgraphs
 from builder.importer.relax_module import FrontEndError, supported_operators, to_relax
 
-# Each trial is one run of the front end on one node. Nodes that differ in name alone are tried once; a graph with
-# more different ones than this names those that were found by then.
+# Each trial is one run of the front end on one node. Nodes that differ in name alone are tried once; in a
+# graph with more different ones than this, those found by then are named.
 MAX_TRIALS: Final = 2000
 
 _HINTS: Final[Mapping[str, str]] = {
@@ -136,7 +136,8 @@ def _likeness(node: onnx.NodeProto, graph: OnnxGraph) -> bytes:
         small = value is not None and value.size <= 64
         types.append(f"{graph.type_of(name)}{value.tolist() if small and value is not None else ''}")
     copy.input[:] = types
-    return copy.SerializeToString(deterministic=True)
+    key: bytes = copy.SerializeToString(deterministic=True)
+    return key
 
 
 def _try(node: onnx.NodeProto, graph: OnnxGraph) -> str | None:

@@ -1,6 +1,7 @@
 """A model without its large weights, for libraries that only look at the graph.
 
-Shape inference and opset conversion copy the whole model through a byte string, twice; neither reads large weights.
+Shape inference and opset conversion copy the whole model through a byte string, twice; neither reads large
+weights.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def is_large(tensor: onnx.TensorProto) -> bool:
 
 
 def without_large_weights(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of a model in which inputs of the same type stand for the large weights; no value types recorded."""
+    """A copy of a model in which inputs stand for the large weights; it has no recorded value types."""
     shell = onnx.ModelProto(ir_version=model.ir_version)
     shell.opset_import.extend(model.opset_import)
     shell.graph.name = model.graph.name or "graph"

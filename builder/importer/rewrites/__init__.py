@@ -1,7 +1,7 @@
 """Operators that TVM's front end lacks or gets wrong, written with operators that it gets right.
 
-`REWRITES` is the table: an operator of ONNX's own domain, and the function that replaces a node of it. Operators that
-ONNX defines by others need no entry: `function_bodies` expands them.
+`REWRITES` is the table: an operator of ONNX's own domain, and the function that replaces a node of it.
+Operators that ONNX defines by others need no entry: `function_bodies` expands them.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from builder.importer.onnx_graph import OnnxGraph, attributes, copy_node
 def conv_transpose(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
     """ConvTranspose with `output_shape` or `auto_pad`: the padding worked out.
 
-    ONNX operator specification, ConvTranspose-11: total = stride (in - 1) + output_padding + (kernel - 1) dilation
-    + 1 - out; the odd one stands at the end with SAME_UPPER and where `output_shape` is given without it.
+    ONNX operator specification, ConvTranspose-11: total = stride (in - 1) + output_padding
+    + (kernel - 1) dilation + 1 - out; an odd one stands at the end, but for SAME_LOWER.
     """
     options = attributes(node)
     shape, weight = graph.shape_of(node.input[0]), graph.shape_of(node.input[1])

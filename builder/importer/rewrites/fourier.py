@@ -1,4 +1,7 @@
-"""Fourier transforms of known length, as products with constant matrices; ONNX operator specification, DFT and STFT."""
+"""Fourier transforms of known length, as products with constant matrices.
+
+Source: ONNX operator specification, DFT-20 and STFT-17.
+"""
 
 from __future__ import annotations
 
@@ -104,7 +107,7 @@ def _transform(
     onesided: bool,
     inverse: bool,
 ) -> list[str]:
-    """Real and imaginary part of the transform along the last axis; `parts` holds one or both of the input."""
+    """Real and imaginary part of the transform along the last axis; `parts` are one or both of the input."""
     columns = length // 2 + 1 if onesided else length
     # Reduce the product of indices before it becomes an angle: cos of a large number loses digits.
     turns: NDArray[np.float64] = np.outer(np.arange(rows), np.arange(columns)) % length / length

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -14,6 +15,14 @@ from builder.importer.rewrites.replacement import Replacement, input_name
 
 # Bounds the work behind an unrolled loop; a body of 20 nodes may run 500 times.
 MAX_UNROLLED_NODES: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """What every step made for one output, and the axis along which it is stacked."""
+
+    values: list[str]
+    axis: int
 
 
 def unroll_loop(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
@@ -37,7 +46,7 @@ def unroll_loop(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodePro
         carried = outputs[1 : 1 + len(carried)]
         for row, value in zip(rows, outputs[1 + len(carried) :], strict=True):
             row.append(value)
-    _hand_out(new, node.output, carried, rows, [0] * scanned, [False] * scanned)
+    _hand_out(new, node.output, carried, [_Row(row, 0) for row in rows])
     return new.nodes
 
 
@@ -91,7 +100,11 @@ def unroll_scan(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodePro
         carried = outputs[: len(carried)]
         for row, value in zip(rows, outputs[len(carried) :], strict=True):
             row.append(value)
-    _hand_out(new, node.output, carried, rows, axes_out, back_out)
+    stacked = [
+        _Row(row[::-1] if backwards else row, axis)
+        for row, axis, backwards in zip(rows, axes_out, back_out, strict=True)
+    ]
+    _hand_out(new, node.output, carried, stacked)
     return new.nodes
 
 
@@ -99,17 +112,13 @@ def _hand_out(
     new: Replacement,
     names: Sequence[str],
     carried: list[str],
-    rows: list[list[str]],
-    axes: list[int],
-    backwards: list[bool],
+    rows: list[_Row],
 ) -> None:
     """The loop's outputs: last states, and what each step made, stacked."""
     for name, value in zip(names, carried, strict=False):
         if name:
             new.op("Identity", value, to=name)
-    for name, row, axis, reverse in zip(names[len(carried) :], rows, axes, backwards, strict=False):
+    for name, row in zip(names[len(carried) :], rows, strict=False):
         if name:
-            parts = [
-                new.op("Unsqueeze", value, new.ints(axis)) for value in (reversed(row) if reverse else row)
-            ]
-            new.op("Concat", *parts, to=name, axis=axis)
+            parts = [new.op("Unsqueeze", value, new.ints(row.axis)) for value in row.values]
+            new.op("Concat", *parts, to=name, axis=row.axis)

@@ -1,7 +1,7 @@
 """Operators on quantised tensors, written as dequantise - operate - quantise.
 
-That is their definition (ONNX operator specification, QLinearConv-10 and its kin); the sums are float32 instead of
-int32, and may differ from them by one step of the output's scale where a value lies between two.
+That is their definition (ONNX operator specification, QLinearConv-10 and its kin); the sums are float32
+instead of int32, and may differ from them by one step of the output's scale where a value lies between two.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ def qlinear_conv(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodePr
     if bias := input_name(node, 8):
         scale = new.op("Mul", x_scale, w_scale)
         inputs.append(new.op("Mul", new.cast(bias, TensorProto.FLOAT), scale))
-    return [*new.nodes, *_conv(node, new, inputs, graph, [y_scale, y_zero])]
+    return [*new.nodes, *_conv(node, inputs, graph, [y_scale, y_zero])]
 
 
 def _conv(
-    node: onnx.NodeProto, new: Replacement, inputs: list[str], graph: OnnxGraph, quantise: list[str]
+    node: onnx.NodeProto, inputs: list[str], graph: OnnxGraph, quantise: list[str]
 ) -> list[onnx.NodeProto]:
     """A Conv with the attributes of the node, quantised at the end."""
     conv = helper.make_node("Conv", inputs, [graph.fresh(f"{node.name}/Conv")], name=f"{node.name}/Conv")

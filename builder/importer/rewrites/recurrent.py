@@ -1,17 +1,18 @@
 """LSTM, GRU and RNN over a sequence of known length, unrolled.
 
-Formulas and the order of the gates: ONNX operator specification, LSTM-14, GRU-14 and RNN-14. The products with the
-inputs do not depend on the state and are made for all steps at once.
+Formulas and the order of the gates: ONNX operator specification, LSTM-14, GRU-14 and RNN-14. The products
+with the inputs do not depend on the state and are made for all steps at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import onnx
+from numpy.typing import ArrayLike
 
 from builder.importer.onnx_graph import OnnxGraph, attributes
 from builder.importer.rewrites.replacement import Replacement, input_name, output_name
@@ -28,54 +29,89 @@ _ACTIVATIONS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Cell:
-    """What a step needs, for one direction: names of values, and the node's attributes."""
+class _Layer:
+    """A recurrent node, its sizes and attributes, and the nodes that will replace it."""
 
-    recurrent: str  # R^T [hidden, gates * hidden]
-    recurrent_bias: str  # GRU's Rbh [hidden] where it is inside the reset; else empty
-    peepholes: tuple[str, ...]  # LSTM's for i, o, f; else empty
-    activations: tuple[str, ...]
+    node: onnx.NodeProto
+    new: Replacement
+    options: Mapping[str, Any]
+    batch: int
+    steps: int
     hidden: int
-    clip: float
-    couple_input_forget: bool
-    reset_after: bool
+    dtype: np.dtype[Any]
+
+    @property
+    def kind(self) -> str:
+        return str(self.node.op_type)
+
+    @property
+    def batch_first(self) -> bool:
+        return bool(self.options.get("layout", 0))
+
+    def constant(self, values: ArrayLike) -> str:
+        return self.new.constant(values, self.dtype)
+
+    def of_direction(self, tensor: str, direction: int, axis: int = 0) -> str:
+        """One direction of a weight or state."""
+        return self.new.op("Gather", tensor, self.new.constant(direction, np.int64), axis=axis)
+
+    def split(self, x: str, sizes: Sequence[int], axis: int) -> list[str]:
+        return self.new.op_many("Split", len(sizes), x, self.new.ints(*sizes), axis=axis)
+
+    def activate(self, cell: _Cell, index: int, x: str) -> str:
+        if clip := float(self.options.get("clip", 0.0)):
+            x = self.new.op("Clip", x, self.constant(-clip), self.constant(clip))
+        return self.new.op(cell.activations[index], x)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    """The weights of one direction, by the names of their values."""
+
+    # R^T [hidden, gates * hidden]; a GRU's candidate, which comes later, apart.
+    recurrent: tuple[str, ...]
+    # A GRU's Rbh [hidden] where it lies inside the reset; else empty.
+    candidate_bias: str
+    # An LSTM's for i, o, f; else empty.
+    peepholes: tuple[str, ...]
+    activations: tuple[str, ...]
 
 
 def unroll(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
     """Unroll a recurrent layer; None where its length is unknown or its activations are uncommon."""
     options = attributes(node)
-    shape = graph.shape_of(node.input[0])
+    shape, weights = graph.shape_of(node.input[0]), graph.shape_of(node.input[2])
+    found = graph.type_of(node.input[0])
     directions = 2 if options.get("direction") == "bidirectional" else 1
-    chosen = [str(name) for name in _decoded(options.get("activations", ()))]
-    chosen = chosen or list(_ACTIVATIONS[node.op_type]) * directions
-    batch_first = bool(options.get("layout", 0))
-    if shape is None or "activation_alpha" in options or "activation_beta" in options:
+    chosen = _activations(node, options, directions)
+    if shape is None or weights is None or found is None or chosen is None:
         return None
-    if not set(chosen) <= _PLAIN_ACTIVATIONS or len(chosen) != directions * len(_ACTIVATIONS[node.op_type]):
-        return None
-    batch, steps = (shape[0], shape[1]) if batch_first else (shape[1], shape[0])
+    batch, steps = (shape[0], shape[1]) if options.get("layout", 0) else (shape[1], shape[0])
     if steps * directions > MAX_STEPS or not _runs_to_the_end(node, graph, steps):
         return None
-    found = graph.type_of(node.input[0])
-    dtype = found.dtype if found else np.dtype(np.float32)
-
     new = Replacement(node, graph)
-    x = new.op("Transpose", node.input[0], perm=[1, 0, 2]) if batch_first else node.input[0]
+    layer = _Layer(node, new, options, batch, steps, weights[-1], found.dtype)
+    x = new.op("Transpose", node.input[0], perm=[1, 0, 2]) if layer.batch_first else node.input[0]
     sequences, finals, cells = [], [], []
+    count = len(_ACTIVATIONS[node.op_type])
     for direction in range(directions):
+        cell, projected = _prepare(layer, x, direction, chosen[direction * count : (direction + 1) * count])
         backwards = options.get("direction") == "reverse" or direction == 1
-        cell, projected = _prepare(node, graph, new, x, direction, chosen, options)
-        states = _initial_states(node, new, direction, batch, cell.hidden, dtype, batch_first=batch_first)
-        outputs, states = _run(node.op_type, new, cell, projected, states, steps, backwards=backwards)
+        outputs, (state, memory) = _run(layer, cell, projected, direction, backwards=backwards)
         sequences.append(new.op("Concat", *outputs, axis=0))
-        finals.append(states[0])
-        cells.append(states[1])
-    _join(node, new, sequences, finals, cells, batch_first=batch_first)
+        finals.append(state)
+        cells.append(memory)
+    _join(layer, sequences, finals, cells)
     return new.nodes
 
 
-def _decoded(names: Sequence[bytes | str]) -> list[str]:
-    return [name.decode() if isinstance(name, bytes) else name for name in names]
+def _activations(node: onnx.NodeProto, options: Mapping[str, Any], directions: int) -> tuple[str, ...] | None:
+    usual = _ACTIVATIONS[node.op_type] * directions
+    given = tuple(name.decode() for name in options.get("activations", ()))
+    chosen = given or usual
+    if "activation_alpha" in options or "activation_beta" in options:
+        return None
+    return chosen if set(chosen) <= _PLAIN_ACTIVATIONS and len(chosen) == len(usual) else None
 
 
 def _runs_to_the_end(node: onnx.NodeProto, graph: OnnxGraph, steps: int) -> bool:
@@ -87,183 +123,104 @@ def _runs_to_the_end(node: onnx.NodeProto, graph: OnnxGraph, steps: int) -> bool
     return value is not None and bool(np.all(value == steps))
 
 
-def _take(new: Replacement, tensor: str, direction: int) -> str:
-    """One direction of a weight [directions, ...]."""
-    return new.op("Gather", tensor, new.constant(direction, np.int64), axis=0)
-
-
-def _prepare(
-    node: onnx.NodeProto,
-    graph: OnnxGraph,
-    new: Replacement,
-    x: str,
-    direction: int,
-    activations: list[str],
-    options: Mapping[str, Any],
-) -> tuple[_Cell, str]:
+def _prepare(layer: _Layer, x: str, direction: int, activations: tuple[str, ...]) -> tuple[_Cell, str]:
     """Weights of a direction, and the inputs' part of all gates, [steps, batch, gates * hidden]."""
-    kind = node.op_type
-    shape = graph.shape_of(node.input[2])
-    hidden = int(options.get("hidden_size") or (shape[-1] if shape else 0))
-    size = _GATES[kind] * hidden
-    weight = new.op("Transpose", _take(new, node.input[1], direction), perm=[1, 0])
-    recurrent = new.op("Transpose", _take(new, node.input[2], direction), perm=[1, 0])
+    node, new, hidden = layer.node, layer.new, layer.hidden
+    size = _GATES[layer.kind] * hidden
+    weight = new.op("Transpose", layer.of_direction(node.input[1], direction), perm=[1, 0])
+    whole = new.op("Transpose", layer.of_direction(node.input[2], direction), perm=[1, 0])
+    recurrent = layer.split(whole, [2 * hidden, hidden], 1) if layer.kind == "GRU" else [whole]
     projected = new.op("MatMul", x, weight)
-    recurrent_bias = ""
-    reset_after = kind == "GRU" and bool(options.get("linear_before_reset", 0))
+    candidate_bias = ""
     if bias := input_name(node, 3):
-        inward, recurring = new.op_many("Split", 2, _take(new, bias, direction), new.ints(size, size), axis=0)
-        if reset_after:
-            # The candidate's recurrent bias lies inside the product with the reset gate.
-            gates, recurrent_bias = new.op_many("Split", 2, recurring, new.ints(2 * hidden, hidden), axis=0)
-            kind_of = graph.type_of(bias)
-            zeros = new.constant(np.zeros(hidden), kind_of.dtype if kind_of else np.float32)
-            recurring = new.op("Concat", gates, zeros, axis=0)
+        inward, recurring = layer.split(layer.of_direction(bias, direction), [size, size], 0)
+        if layer.kind == "GRU" and layer.options.get("linear_before_reset", 0):
+            gates, candidate_bias = layer.split(recurring, [2 * hidden, hidden], 0)
+            recurring = new.op("Concat", gates, layer.constant(np.zeros(hidden)), axis=0)
         projected = new.op("Add", projected, new.op("Add", inward, recurring))
-    peepholes: tuple[str, ...] = ()
-    if kind == "LSTM" and (weights := input_name(node, 7)):
-        sizes = new.ints(hidden, hidden, hidden)
-        peepholes = tuple(new.op_many("Split", 3, _take(new, weights, direction), sizes, axis=0))
-    count = len(_ACTIVATIONS[kind])
-    cell = _Cell(
-        recurrent=recurrent,
-        recurrent_bias=recurrent_bias,
-        peepholes=peepholes,
-        activations=tuple(activations[direction * count : (direction + 1) * count]),
-        hidden=hidden,
-        clip=float(options.get("clip", 0.0)),
-        couple_input_forget=bool(options.get("input_forget", 0)),
-        reset_after=reset_after,
-    )
-    return cell, projected
-
-
-def _initial_states(
-    node: onnx.NodeProto,
-    new: Replacement,
-    direction: int,
-    batch: int,
-    hidden: int,
-    dtype: np.dtype[Any],
-    *,
-    batch_first: bool,
-) -> tuple[str, str]:
-    """Hidden and cell state [batch, hidden] before the first step."""
-    states = []
-    for index in (5, 6):
-        given = input_name(node, index) if index == 5 or node.op_type == "LSTM" else ""
-        if not given:
-            states.append(new.constant(np.zeros((batch, hidden)), dtype))
-            continue
-        index_of_direction = new.constant(direction, np.int64)
-        states.append(new.op("Gather", given, index_of_direction, axis=1 if batch_first else 0))
-    return states[0], states[1]
+    peepholes: list[str] = []
+    if layer.kind == "LSTM" and (weights := input_name(node, 7)):
+        peepholes = layer.split(layer.of_direction(weights, direction), [hidden] * 3, 0)
+    return _Cell(tuple(recurrent), candidate_bias, tuple(peepholes), activations), projected
 
 
 def _run(
-    kind: str,
-    new: Replacement,
-    cell: _Cell,
-    projected: str,
-    states: tuple[str, str],
-    steps: int,
-    *,
-    backwards: bool,
+    layer: _Layer, cell: _Cell, projected: str, direction: int, *, backwards: bool
 ) -> tuple[list[str], tuple[str, str]]:
-    """All steps; the outputs are [1, batch, hidden] each, in the order of time."""
-    step_function: Callable[[Replacement, _Cell, str, str, str], tuple[str, str]] = {
-        "LSTM": _lstm_step,
-        "GRU": _gru_step,
-        "RNN": _rnn_step,
-    }[kind]
-    outputs = [""] * steps
-    order = range(steps - 1, -1, -1) if backwards else range(steps)
-    for step in order:
+    """All steps: the outputs, [1, batch, hidden] each in the order of time, and the last states."""
+    new = layer.new
+    state, memory = (_initial_state(layer, index, direction) for index in (5, 6))
+    outputs = [""] * layer.steps
+    for step in range(layer.steps - 1, -1, -1) if backwards else range(layer.steps):
         gates = new.op("Gather", projected, new.constant(step, np.int64), axis=0)
-        states = step_function(new, cell, gates, *states)
-        outputs[step] = new.op("Unsqueeze", states[0], new.ints(0))
-    return outputs, states
+        if layer.kind == "LSTM":
+            state, memory = _lstm_step(layer, cell, gates, state, memory)
+        elif layer.kind == "GRU":
+            state = _gru_step(layer, cell, gates, state)
+        else:
+            total = new.op("Add", gates, new.op("MatMul", state, cell.recurrent[0]))
+            state = layer.activate(cell, 0, total)
+        outputs[step] = new.op("Unsqueeze", state, new.ints(0))
+    return outputs, (state, memory)
 
 
-def _activate(new: Replacement, cell: _Cell, index: int, x: str) -> str:
-    if cell.clip:
-        low, high = new.constant(-cell.clip, np.float32), new.constant(cell.clip, np.float32)
-        x = new.op("Clip", x, low, high)
-    return new.op(cell.activations[index], x)
+def _initial_state(layer: _Layer, index: int, direction: int) -> str:
+    """Hidden (input 5) or cell state (input 6) before the first step, [batch, hidden]."""
+    given = input_name(layer.node, index) if index == 5 or layer.kind == "LSTM" else ""
+    if not given:
+        return layer.constant(np.zeros((layer.batch, layer.hidden)))
+    return layer.of_direction(given, direction, axis=1 if layer.batch_first else 0)
 
 
-def _rnn_step(new: Replacement, cell: _Cell, gates: str, state: str, memory: str) -> tuple[str, str]:
-    total = new.op("Add", gates, new.op("MatMul", state, cell.recurrent))
-    return _activate(new, cell, 0, total), memory
-
-
-def _gru_step(new: Replacement, cell: _Cell, gates: str, state: str, memory: str) -> tuple[str, str]:
-    hidden = cell.hidden
-    sizes = new.ints(2 * hidden, hidden)
-    inward_gates, inward_candidate = new.op_many("Split", 2, gates, sizes, axis=1)
-    weight_gates, weight_candidate = new.op_many("Split", 2, cell.recurrent, sizes, axis=1)
-    both = new.op("Add", inward_gates, new.op("MatMul", state, weight_gates))
-    update, reset = new.op_many("Split", 2, _activate(new, cell, 0, both), new.ints(hidden, hidden), axis=1)
-    if cell.reset_after:
-        recurring = new.op("MatMul", state, weight_candidate)
-        if cell.recurrent_bias:
-            recurring = new.op("Add", recurring, cell.recurrent_bias)
+def _gru_step(layer: _Layer, cell: _Cell, gates: str, state: str) -> str:
+    new, hidden = layer.new, layer.hidden
+    inward_gates, inward_candidate = layer.split(gates, [2 * hidden, hidden], 1)
+    both = new.op("Add", inward_gates, new.op("MatMul", state, cell.recurrent[0]))
+    update, reset = layer.split(layer.activate(cell, 0, both), [hidden, hidden], 1)
+    if layer.options.get("linear_before_reset", 0):
+        recurring = new.op("MatMul", state, cell.recurrent[1])
+        if cell.candidate_bias:
+            recurring = new.op("Add", recurring, cell.candidate_bias)
         recurring = new.op("Mul", reset, recurring)
     else:
-        recurring = new.op("MatMul", new.op("Mul", reset, state), weight_candidate)
-    candidate = _activate(new, cell, 1, new.op("Add", inward_candidate, recurring))
+        recurring = new.op("MatMul", new.op("Mul", reset, state), cell.recurrent[1])
+    candidate = layer.activate(cell, 1, new.op("Add", inward_candidate, recurring))
     # (1 - z) * candidate + z * state, with one product less.
-    change = new.op("Mul", update, new.op("Sub", state, candidate))
-    return new.op("Add", candidate, change), memory
+    return new.op("Add", candidate, new.op("Mul", update, new.op("Sub", state, candidate)))
 
 
-def _lstm_step(new: Replacement, cell: _Cell, gates: str, state: str, memory: str) -> tuple[str, str]:
-    hidden = cell.hidden
-    total = new.op("Add", gates, new.op("MatMul", state, cell.recurrent))
-    inward, outward, forget, candidate = new.op_many(
-        "Split", 4, total, new.ints(hidden, hidden, hidden, hidden), axis=1
-    )
+def _lstm_step(layer: _Layer, cell: _Cell, gates: str, state: str, memory: str) -> tuple[str, str]:
+    new = layer.new
+    total = new.op("Add", gates, new.op("MatMul", state, cell.recurrent[0]))
+    inward, outward, forget, candidate = layer.split(total, [layer.hidden] * 4, 1)
     if cell.peepholes:
         inward = new.op("Add", inward, new.op("Mul", cell.peepholes[0], memory))
         forget = new.op("Add", forget, new.op("Mul", cell.peepholes[2], memory))
-    inward = _activate(new, cell, 0, inward)
-    forget = (
-        new.op("Sub", new.constant(1, np.float32), inward)
-        if cell.couple_input_forget
-        else _activate(new, cell, 0, forget)
-    )
-    candidate = _activate(new, cell, 1, candidate)
+    inward = layer.activate(cell, 0, inward)
+    if layer.options.get("input_forget", 0):
+        forget = new.op("Sub", layer.constant(1), inward)
+    else:
+        forget = layer.activate(cell, 0, forget)
+    candidate = layer.activate(cell, 1, candidate)
     memory = new.op("Add", new.op("Mul", forget, memory), new.op("Mul", inward, candidate))
     if cell.peepholes:
         outward = new.op("Add", outward, new.op("Mul", cell.peepholes[1], memory))
-    outward = _activate(new, cell, 0, outward)
-    return new.op("Mul", outward, _activate_output(new, cell, memory)), memory
+    outward = layer.activate(cell, 0, outward)
+    # The specification clips what enters a gate; the cell state is not among that.
+    return new.op("Mul", outward, new.op(cell.activations[2], memory)), memory
 
 
-def _activate_output(new: Replacement, cell: _Cell, memory: str) -> str:
-    # The specification clips the input of activations; its `h` of the cell state is not among them.
-    return new.op(cell.activations[2], memory)
-
-
-def _join(
-    node: onnx.NodeProto,
-    new: Replacement,
-    sequences: list[str],
-    finals: list[str],
-    cells: list[str],
-    *,
-    batch_first: bool,
-) -> None:
-    """Y [steps, directions, batch, hidden], Y_h and Y_c [directions, batch, hidden]; batch first with layout 1."""
+def _join(layer: _Layer, sequences: list[str], finals: list[str], cells: list[str]) -> None:
+    """Y [steps, directions, batch, hidden], Y_h and Y_c [directions, batch, hidden]; or batch first."""
+    new, node = layer.new, layer.node
     if name := output_name(node, 0):
-        axis, perm = 1, [2, 0, 1, 3]
-        parts = [new.op("Unsqueeze", sequence, new.ints(axis)) for sequence in sequences]
-        if batch_first:
-            new.op("Transpose", new.op("Concat", *parts, axis=axis), to=name, perm=perm)
+        parts = [new.op("Unsqueeze", sequence, new.ints(1)) for sequence in sequences]
+        if layer.batch_first:
+            new.op("Transpose", new.op("Concat", *parts, axis=1), to=name, perm=[2, 0, 1, 3])
         else:
-            new.op("Concat", *parts, to=name, axis=axis)
+            new.op("Concat", *parts, to=name, axis=1)
     for index, states in ((1, finals), (2, cells)):
         if name := output_name(node, index):
-            axis = 1 if batch_first else 0
+            axis = 1 if layer.batch_first else 0
             parts = [new.op("Unsqueeze", state, new.ints(axis)) for state in states]
             new.op("Concat", *parts, to=name, axis=axis)

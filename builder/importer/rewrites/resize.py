@@ -1,9 +1,9 @@
-"""Resize in the forms in which TVM's front end differs from ONNX: along each axis, a product with a constant matrix.
+"""Resize, where TVM's front end differs from ONNX: along each axis, a product with a constant matrix.
 
-TVM derives the scale from the sizes, where ONNX uses the scale it was given (they differ when the size is rounded
-down), and lacks antialiasing, `exclude_outside`, `axes` and some coordinate transformations. Every mode of Resize is
-separable and linear in the picture, so one small matrix an axis says all of it; nearest is a Gather.
-Formulas: ONNX operator specification, Resize-19; Keys 1981 for the cubic kernel.
+TVM derives the scale from the sizes, where ONNX uses the scale it was given (they differ when the size is
+rounded down), and lacks antialiasing, `exclude_outside`, `axes` and some coordinate transformations. Every
+mode of Resize is separable and linear in the picture, so one small matrix an axis says it all; nearest is a
+Gather. Formulas: ONNX operator specification, Resize-19; Keys 1981 for the cubic kernel.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Axis:
 
 
 def resize(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
-    """Rewrite a Resize that the front end would get wrong; None where it does it right, or sizes are unknown."""
+    """Rewrite a Resize that the front end gets wrong; None where it does it right, or sizes are unknown."""
     options = attributes(node)
     shape = graph.shape_of(node.input[0])
     found = graph.type_of(node.input[0])
@@ -54,9 +54,12 @@ def resize(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] |
         for axis in changed:
             x = new.op("Gather", x, new.ints(*_nearest(axis, options)), axis=axis.axis)
     else:
-        x = _multiply(new, x, len(shape), changed, options, found.dtype)
+        matrices = [(axis.axis, _matrix(axis, options).astype(found.dtype)) for axis in changed]
+        x = _multiply(new, x, len(shape), matrices)
     if options.get("coordinate_transformation_mode") == "tf_crop_and_resize":
-        x = _extrapolate(new, x, axes, options, len(shape), found.dtype)
+        inside = _inside(axes, options, len(shape))
+        value = new.constant(float(options.get("extrapolation_value", 0.0)), found.dtype)
+        x = new.op("Where", new.constant(inside, np.bool_), x, value)
     new.op("Identity", x, to=node.output[0])
     return new.nodes
 
@@ -102,7 +105,7 @@ def _axes(
 
 
 def _is_kept(options: dict[str, Any], axes: list[_Axis], shape: tuple[int, ...]) -> bool:
-    """Whether the front end's own Resize computes what ONNX asks for: NCHW, the last two axes, exact scales."""
+    """Whether the front end's own Resize does what ONNX asks for: NCHW, the last two axes, exact scales."""
     if len(shape) != 4 or "axes" in options or len(axes) != 4:
         return False
     if options.get("antialias", 0) or options.get("exclude_outside", 0):
@@ -186,39 +189,27 @@ def _cubic(distance: NDArray[np.float64], a: float) -> NDArray[np.float64]:
     return np.where(distance <= 1, near, np.where(distance < 2, far, 0.0))
 
 
-def _multiply(
-    new: Replacement,
-    x: str,
-    rank: int,
-    axes: list[_Axis],
-    options: dict[str, Any],
-    dtype: np.dtype[Any],
-) -> str:
+def _multiply(new: Replacement, x: str, rank: int, matrices: list[tuple[int, NDArray[Any]]]) -> str:
     """Multiply each axis by its matrix; an axis before the last two is brought to the end and back."""
-    for axis in axes:
-        matrix = _matrix(axis, options)
-        if axis.axis == rank - 1:
-            x = new.op("MatMul", x, new.constant(matrix.T, dtype))
-        elif axis.axis == rank - 2:
-            x = new.op("MatMul", new.constant(matrix, dtype), x)
-        else:
-            order = list(range(rank))
-            order[axis.axis], order[-1] = order[-1], order[axis.axis]
-            x = new.op("MatMul", new.op("Transpose", x, perm=order), new.constant(matrix.T, dtype))
+    for axis, matrix in matrices:
+        if axis == rank - 2:
+            x = new.op("MatMul", new.constant(matrix, matrix.dtype), x)
+            continue
+        order = list(range(rank))
+        order[axis], order[-1] = order[-1], order[axis]
+        if axis != rank - 1:
+            x = new.op("Transpose", x, perm=order)
+        x = new.op("MatMul", x, new.constant(matrix.T, matrix.dtype))
+        if axis != rank - 1:
             x = new.op("Transpose", x, perm=order)
     return x
 
 
-def _extrapolate(
-    new: Replacement, x: str, axes: list[_Axis], options: dict[str, Any], rank: int, dtype: np.dtype[Any]
-) -> str:
-    """Outside the picture stands one value."""
+def _inside(axes: list[_Axis], options: dict[str, Any], rank: int) -> NDArray[np.bool_]:
+    """Which elements lie within the picture: outside stands one value."""
     inside: NDArray[np.bool_] = np.ones([1] * rank, np.bool_)
     for axis in axes:
         where = _coordinates(axis, options)
         line = (where >= 0) & (where <= axis.before - 1)
         inside = inside & line.reshape([-1 if place == axis.axis else 1 for place in range(rank)])
-    if inside.all():
-        return x
-    value = new.constant(float(options.get("extrapolation_value", 0.0)), dtype)
-    return new.op("Where", new.constant(inside, np.bool_), x, value)
+    return inside
