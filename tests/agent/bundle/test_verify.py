@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import errno
 import hashlib
 import mmap
 import os
@@ -24,6 +25,7 @@ from agent.errors import (
     FormatError,
     KeyRevokedError,
     MixAndMatchError,
+    NoSpaceError,
     SignatureError,
     StoreError,
 )
@@ -257,6 +259,47 @@ def test_file_that_changes_after_its_signature_was_checked_is_refused(
     with pytest.raises(BundleError):
         verify(path, kit.keyring)
     assert open_descriptors() == before
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.ENOMEM])
+def test_memory_that_runs_out_is_no_fault_of_the_bundle(
+    kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    path = write(tmp_path, kit.members())
+
+    def full(fd: int, data: bytes) -> int:
+        raise OSError(number, os.strerror(number))
+
+    before = open_descriptors()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with pytest.raises(NoSpaceError) as error:
+            verify(path, kit.keyring)
+    assert error.value.code == "ERR_NO_SPACE"
+    assert open_descriptors() == before
+
+
+def test_kernel_without_noexec_memory_files_will_do(
+    kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.memfd_create
+
+    def old_kernel(name: str, flags: int) -> int:
+        if flags & ~(os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return real(name, flags)
+
+    monkeypatch.setattr(os, "memfd_create", old_kernel)
+    with verify(write(tmp_path, kit.members()), kit.keyring) as bundle, pytest.raises(PermissionError):
+        os.pwrite(bundle.files["mod.so"], b"x", 0)
+
+
+def test_bytes_of_a_bundle_never_change(kit: Any) -> None:
+    # Devices know bundles by this digest: another one here means another format, and wants its number.
+    assert (
+        hashlib.sha256(kit.bundle()).hexdigest()
+        == "e624719434260d667f21c45e69374c691c113bcbdf81d1722adec5391156519a"
+    )
 
 
 def test_large_bundle_is_verified_without_holding_it(kit: Any, tmp_path: Path) -> None:
