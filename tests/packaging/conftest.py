@@ -1,0 +1,275 @@
+"""Debian roots, what is built for them, and the agent that runs in them.
+
+A root is made once and kept (packaging/debian-root.sh). A test gets an overlay of it, so that it may do what
+it likes and leaves no trace. All of this needs to be root; `make test-arm` runs these tests in a mount
+namespace of their own, so that no mount outlives them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[2]
+DIGITS = PROJECT / "examples/digits"
+# Emulated, on two shared cores: what takes a second on a board takes ten here.
+COMMAND_LIMIT_S = 300
+EPOCH = 1_790_000_000
+
+sys.path.insert(0, str(PROJECT / "packaging"))
+
+from deb import wheels  # noqa: E402  the line above makes it importable
+from deb.release import RELEASES  # noqa: E402
+
+from tests.conftest import BrokerProcess  # noqa: E402
+
+
+class Root:
+    """An overlay of a kept Debian root, with /proc and /dev, to run programs in."""
+
+    def __init__(self, lower: Path, folder: Path) -> None:
+        self.path = folder / "root"
+        self._upper = folder / "upper"
+        for part in (self.path, self._upper, folder / "work"):
+            part.mkdir()
+        options = f"lowerdir={lower},upperdir={self._upper},workdir={folder / 'work'}"
+        _run(["mount", "-t", "overlay", "overlay", "-o", options, str(self.path)])
+        _run(["mount", "-t", "proc", "proc", str(self.path / "proc")])
+        _run(["mount", "--bind", "/dev", str(self.path / "dev")])
+
+    def close(self) -> None:
+        for part in ("proc", "dev", "."):
+            _run(["umount", "--lazy", str(self.path / part)])
+        shutil.rmtree(self.path.parent)
+
+    def command(self, *words: str | Path, user: str | None = None) -> list[str]:
+        chroot = ["chroot", *([f"--userspec={user}"] if user else []), str(self.path)]
+        return [*chroot, "/usr/bin/env", "-i", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C.UTF-8"] + [
+            str(word) for word in words
+        ]
+
+    def run(self, *words: str | Path, ok: bool = True) -> str:
+        """Run a program in the root and return what it printed; `ok=False` takes any status."""
+        done = subprocess.run(
+            self.command(*words),
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_LIMIT_S,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+        if ok and done.returncode:
+            pytest.fail(f"{words} in the root gave {done.returncode}:\n{done.stdout}\n{done.stderr}")
+        return done.stdout + done.stderr
+
+    def files(self) -> dict[str, bytes | str]:
+        """Every file and link of the root, but what a running system writes on its own."""
+        volatile = ("/var/log/", "/var/lib/dpkg/", "/var/cache/", "/tmp/", "/proc/", "/dev/", "/run/")
+        found: dict[str, bytes | str] = {}
+        for folder, folders, names in os.walk(self.path):
+            if folder in (str(self.path / "proc"), str(self.path / "dev")):
+                folders.clear()
+                continue
+            for name in names + [link for link in folders if (Path(folder) / link).is_symlink()]:
+                path = Path(folder) / name
+                inside = "/" + str(path.relative_to(self.path))
+                if inside.startswith(volatile) or inside.endswith("-"):  # passwd- is passwd of before
+                    continue
+                if path.is_symlink():
+                    found[inside] = str(path.readlink())
+                elif path.is_file():
+                    found[inside] = (
+                        path.read_bytes() if inside.startswith("/etc/") else str(path.stat().st_size)
+                    )
+        return found
+
+
+class RunningAgent:
+    """`edge-agent run` in a root, and what it writes."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.process = process
+        self._log = log
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+
+@contextlib.contextmanager
+def running(command: Sequence[str], log: Path) -> Iterator[RunningAgent]:
+    """Run a program until the block ends, then ask it to stop, and see that it does."""
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+        )
+    agent = RunningAgent(process, log)
+    try:
+        yield agent
+    except BaseException:
+        print(agent.log[-6000:])
+        raise
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            pytest.fail(f"the agent did not stop on SIGTERM:\n{agent.log[-4000:]}")
+
+
+def wait_for(what: str, condition: Callable[[], bool], limit_s: float = 90) -> None:
+    end = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > end:
+            pytest.fail(f"not within {limit_s:.0f} s: {what}")
+        time.sleep(0.2)
+
+
+def edgebundle(*words: str | Path, ok: bool = True) -> str:
+    """Run the user's command line on this machine and return what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "builder", *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_LIMIT_S,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+    if ok and done.returncode:
+        pytest.fail(f"edgebundle {words} gave {done.returncode}:\n{done.stdout}\n{done.stderr}")
+    return done.stdout + done.stderr
+
+
+def _run(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.fail(f"{command} gave {done.returncode}: {done.stderr}")
+    return done.stdout
+
+
+@pytest.fixture(scope="session")
+def kept_root() -> Callable[[str, str], Path]:
+    """Where the root of an architecture and a suite is kept; it is made when there is none."""
+
+    def find(arch: str, suite: str) -> Path:
+        if os.geteuid():
+            pytest.fail("these tests change roots: run them as root, by `make test-arm`")
+        return Path(_run([str(PROJECT / "packaging/debian-root.sh"), arch, suite]).split()[-1])
+
+    return find
+
+
+@pytest.fixture(scope="module")
+def make_root(
+    kept_root: Callable[[str, str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str, str], Root]]:
+    """Make fresh overlays, ended with the file that asked for them."""
+    with contextlib.ExitStack() as stack:
+
+        def make(arch: str, suite: str) -> Root:
+            root = Root(kept_root(arch, suite), tmp_path_factory.mktemp(f"{arch}-{suite}"))
+            stack.callback(root.close)
+            return root
+
+        yield make
+
+
+@pytest.fixture(scope="module")
+def own_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """A mosquitto on this machine's loopback, for all tests of a file."""
+    broker = BrokerProcess("mosquitto", tmp_path_factory.mktemp("broker"))
+    broker.start()
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project's own wheel."""
+    return wheels.build_wheel(PROJECT, tmp_path_factory.mktemp("wheel"), EPOCH)
+
+
+@pytest.fixture(scope="session")
+def build_deb(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Build a package for a release, once for each build number; `again` builds it anew."""
+    built: dict[tuple[str, str, int], Path] = {}
+
+    def build(suite: str, arch: str, number: int = 0, *, again: bool = False) -> Path:
+        key = (suite, arch, number)
+        if key not in built or again:
+            folder = tmp_path_factory.mktemp("deb")
+            command = [sys.executable, str(PROJECT / "packaging/build_deb.py"), "-o", str(folder)]
+            command += ["--suite", suite, "--arch", arch, "--build", str(number)]
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                timeout=COMMAND_LIMIT_S,
+                env=dict(os.environ, SOURCE_DATE_EPOCH=str(EPOCH)),
+                check=False,
+            )
+            assert done.returncode == 0, done.stderr
+            print(done.stdout)
+            (package,) = folder.glob("*.deb")
+            built[key] = package
+        return built[key]
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with signing.key and signing.pub."""
+    folder = tmp_path_factory.mktemp("keys")
+    edgebundle("keygen", folder / "keys")
+    return folder / "keys"
+
+
+@pytest.fixture(scope="session")
+def digits_onnx() -> Path:
+    """The demo's classifier; its pictures lie beside it."""
+    return DIGITS / "digits.onnx"
+
+
+@pytest.fixture(scope="session")
+def compiled(keys: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Compile and sign the demo's classifier for a target, each form once; `plain` takes and gives tensors."""
+    folder = tmp_path_factory.mktemp("bundles")
+
+    def bundle(target: str, *, plain: bool = False, version: str = "1.0.0", counter: int = 0) -> Path:
+        path = folder / f"digits-{target}-{version}-{counter}{'-plain' * plain}.bundle"
+        declared: list[str | Path] = ["--preprocess", DIGITS / "preprocess.toml"]
+        declared += ["--postprocess", "softmax,top3", "--labels", DIGITS / "labels.txt"]
+        if not path.exists():
+            edgebundle(
+                *("compile", DIGITS / "digits.onnx", "--target", target, *([] if plain else declared)),
+                *("--sign-key", keys / "signing.key", "--name", "digits", "--model-version", version),
+                *("--security-counter", str(counter), "-o", path),
+            )
+        return path
+
+    return bundle
+
+
+@pytest.fixture(scope="session")
+def locked_wheels(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+    """Download the agent's locked dependencies for a release; the folder with them."""
+
+    def download(suite: str, arch: str) -> Path:
+        folder = tmp_path_factory.mktemp("wheels")
+        release = next(r for r in RELEASES if (r.suite, r.arch) == (suite, arch))
+        wheels.download_locked(release, PROJECT / f"packaging/locks/{release.name}.txt", folder)
+        return folder
+
+    return download
