@@ -43,6 +43,7 @@ _ARCHES: Final = MappingProxyType(
 _ELF: Final = MappingProxyType(
     {(62, 64): "x86_64", (183, 64): "aarch64", (40, 32): "armv7l", (243, 64): "riscv64", (3, 32): "i686"}
 )
+_X86: Final = ("x86_64", "i686")
 _AT_HWCAP: Final = 16
 # Linux, arch/arm64/include/uapi/asm/hwcap.h, bits of AT_HWCAP in order.
 _HWCAP_AARCH64: Final = (
@@ -126,7 +127,7 @@ class Machine:
         board = _strings(_read(proc / "device-tree/model"))
         return cls(
             arch=arch,
-            cpu_model=_cpu_model(cpus),
+            cpu_model=_cpu_model(arch, cpus),
             features=_features(arch, cpus, _hwcap(_read(proc / "self/auxv"))),
             glibc=_glibc(),
             abi=_abi(),
@@ -173,7 +174,7 @@ def _features(arch: str, cpus: list[dict[str, str]], hwcap: int) -> frozenset[st
     if arch == "riscv64":
         sets = [_riscv_extensions(cpu["isa"]) for cpu in cpus if "isa" in cpu]
     else:
-        key = "flags" if arch in ("x86_64", "i686") else "features"
+        key = "flags" if arch in _X86 else "features"
         sets = [set(cpu[key].split()) for cpu in cpus if key in cpu]
     # Cores of one machine may differ, and a thread runs on any of them.
     features = set.intersection(*sets) if sets else set()
@@ -196,9 +197,12 @@ def _hwcap(auxv: bytes) -> int:
     return next((value for key, value in pairs if key == _AT_HWCAP), 0)
 
 
-def _cpu_model(cpus: list[dict[str, str]]) -> str:
+def _cpu_model(arch: str, cpus: list[dict[str, str]]) -> str:
     for cpu in cpus:
-        if model := cpu.get("model name") or _ARM_PARTS.get(cpu.get("cpu part", "")) or cpu.get("uarch"):
+        if "vendor_id" in cpu and arch not in _X86:
+            # An emulator's host.
+            continue
+        if model := _ARM_PARTS.get(cpu.get("cpu part", "")) or cpu.get("model name") or cpu.get("uarch"):
             return model
     return ""
 

@@ -122,7 +122,7 @@ def test_raspberry_pi_5_has_dot_products_and_a_pi_4_has_not(tmp_path: Path) -> N
 
 def test_32_bit_system_on_a_raspberry_pi_4(tmp_path: Path) -> None:
     machine = machine_at(tmp_path, ARM, PI4_32)
-    assert machine.arch == "armv7l"
+    assert (machine.arch, machine.cpu_model) == ("armv7l", "Cortex-A72")
     assert {"neon", "vfpv4"} <= machine.features
     assert "linux-armv7l" in machine.compatible
 
@@ -138,6 +138,7 @@ def test_emulated_process_does_not_take_the_hosts_cpu_for_its_own(tmp_path: Path
     # An emulator of processes shows the host's cpuinfo, and its own AT_HWCAP: fp and asimd.
     machine = machine_at(tmp_path, AARCH64, X86, hwcap=0b11)
     assert (machine.arch, machine.features) == ("aarch64", {"fp", "asimd"})
+    assert machine.cpu_model == ""
 
 
 def test_x86_has_what_all_of_its_cores_have(tmp_path: Path) -> None:
