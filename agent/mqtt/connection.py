@@ -13,17 +13,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
+import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from agent.errors import ConfigError, EdgeError
+from agent.mqtt.backoff import Backoff
 from agent.mqtt.engine import MQTT_3_1_1, MQTT_5, Callbacks, Engine, Greeting
 from agent.mqtt.message import Message, Will
 from agent.mqtt.properties import EMPTY, Properties
 from agent.mqtt.reason_codes import Action, Reason, reason
-from agent.mqtt.sending import CLOSED, MAX_UNDER_WAY, NOT_CONNECTED, QUEUE_FULL, Outgoing, Sending
+from agent.mqtt.sending import CLOSED, MAX_UNDER_WAY, NOT_CONNECTED, Outgoing, Sending
 from agent.mqtt.settings import BrokerSettings, read_secret
 from agent.mqtt.transport import open_socket
 
@@ -33,13 +34,6 @@ LOST: Final = Reason(0x104, "Connection lost", Action.RETRY, Action.RETRY)
 SILENCE: Final = Reason(0x105, "Connection ended without an answer", Action.FALL_BACK, Action.RETRY)
 
 _VERSIONS: Final = {"5": (MQTT_5,), "3.1.1": (MQTT_3_1_1,), "auto": (MQTT_5, MQTT_3_1_1)}
-# The broker refused a message for a passing reason (a quota, say): pause, and how often.
-_RESEND_DELAY_S: Final = 1.0
-_MAX_RESENDS: Final = 10
-# Back-off between attempts to connect: doubled each time, with jitter so that a fleet does not come at once.
-_FIRST_DELAY_S: Final = 0.1
-_LONGEST_DELAY_S: Final = 30.0
-_LATER_DELAY_S: Final = 60.0
 _KEEP_ALIVE_TICK_S: Final = 1.0
 # Longer than most brokers take to greet, short enough for somebody who waits at a command line.
 _PROBE_AFTER_S: Final = 0.3
@@ -99,8 +93,9 @@ class Connection:
         self._spoke_5 = False
         self._epoch = 0
         self._engine: Engine | None = None
-        self._sending = Sending()
+        self._sending = Sending(self._pump)
         self._up = asyncio.Event()
+        self._up_s = 0.0
         self._down: asyncio.Future[Reason] | None = None
         self._filters: dict[str, int] = {}
         self._subscribing: dict[int, tuple[str, ...]] = {}
@@ -211,10 +206,9 @@ class Connection:
         deadline_s = None if properties.expiry_s is None else time.monotonic() + properties.expiry_s
         if self._closed:
             done.set_result(CLOSED)
-        elif self._sending.add(Outgoing(topic, payload, retain, properties, done, deadline_s)):
-            self._pump()
         else:
-            done.set_result(QUEUE_FULL)
+            self._sending.add(Outgoing(topic, payload, retain, properties, done, deadline_s))
+            self._pump()
         return done
 
     def ack(self, message: Message) -> None:
@@ -260,7 +254,7 @@ class Connection:
 
     async def _stay_connected(self) -> None:
         ticking = asyncio.get_running_loop().create_task(self._keep_alive())
-        failures = 0
+        backoff = Backoff()
         try:
             while True:
                 why, detail = LOST, ""
@@ -271,24 +265,29 @@ class Connection:
                     except (OSError, ConfigError) as error:
                         detail = _describe(error)
                 if self.connected:
-                    if failures:
+                    if backoff.failures:
                         _log.info("%s: connected to %s", self.client_id, self.settings.url)
-                    failures = 0
-                    assert self._down is not None
-                    why = await self._down
-                    _log.warning("%s: connection to %s ended: %s", self.client_id, self.settings.url, why)
-                elif failures == 0 or why.connecting is Action.LATER:
-                    _log.warning(
-                        "%s: no connection to %s (%.200s), trying again",
-                        self.client_id,
-                        self.settings.url,
-                        detail or why,
-                    )
-                if not self.connected:
-                    failures += 1
-                await asyncio.sleep(_delay_s(failures, why))
+                    why = await self._stand()
+                    backoff.ended(time.monotonic() - self._up_s)
+                else:
+                    if backoff.failures == 0 or why.connecting is Action.LATER:
+                        _log.warning(
+                            "%s: no connection to %s (%.200s), trying again",
+                            self.client_id,
+                            self.settings.url,
+                            detail or why,
+                        )
+                    backoff.failed()
+                await asyncio.sleep(backoff.delay_s(why))
         finally:
             ticking.cancel()
+
+    async def _stand(self) -> Reason:
+        """Wait for the end of the connection, and return its reason."""
+        assert self._down is not None
+        why = await self._down
+        _log.warning("%s: connection to %s ended: %s", self.client_id, self.settings.url, why)
+        return why
 
     async def _keep_alive(self) -> None:
         while True:
@@ -324,8 +323,7 @@ class Connection:
             else:
                 why = answer.reason or SILENCE
                 if not why.failed:
-                    self._greeted(version, engine, answer)
-                    return why
+                    return self._greeted(version, engine, answer)
             finally:
                 greeting.cancel()
             if why.connecting is not Action.FALL_BACK or (why is SILENCE and self._spoke_5):
@@ -352,13 +350,14 @@ class Connection:
         )
         return engine
 
-    def _greeted(self, version: int, engine: Engine, greeting: Greeting) -> None:
+    def _greeted(self, version: int, engine: Engine, greeting: Greeting) -> Reason:
         if not engine.connected:  # greeted and dropped in one breath
-            return
+            return LOST
         self._spoke_5 = self._spoke_5 or version == MQTT_5
         self._sending.limit = max(1, min(MAX_UNDER_WAY, greeting.receive_maximum))
         self._down = asyncio.get_running_loop().create_future()
         self._up.set()
+        self._up_s = time.monotonic()
         self.connects += 1
         if self._filters:
             # Answers to what waits here may come at once: not every broker works through packets in order, so
@@ -367,6 +366,7 @@ class Connection:
         self._pump()
         if self._on_up is not None:
             self._on_up(greeting.session_present)
+        return reason(0)
 
     def _lost(self, said: Reason | None) -> None:
         if not self._up.is_set():
@@ -381,39 +381,12 @@ class Connection:
             self._on_down(why)
 
     def _pump(self) -> None:
-        while self.connected and self._engine is not None and self._first_subscribe is None:
-            outgoing = self._sending.next()
-            if outgoing is None:
-                return
-            packet_id = self._engine.publish(
-                outgoing.topic,
-                outgoing.payload,
-                qos=1,
-                retain=outgoing.retain,
-                properties=outgoing.properties,
-            )
-            if packet_id is None:
-                self._sending.put_back(outgoing)
-                return
-            self._sending.sent(packet_id, outgoing)
+        if self.connected and self._engine is not None and self._first_subscribe is None:
+            self._sending.pump(self._engine)
 
     def _acknowledged(self, packet_id: int, verdict: Reason) -> None:
-        outgoing = self._sending.acknowledged(packet_id)
-        if outgoing is not None:
-            if verdict.failed and verdict.sending is Action.RETRY and outgoing.resends < _MAX_RESENDS:
-                outgoing.resends += 1
-                asyncio.get_running_loop().call_later(_RESEND_DELAY_S, self._resend, outgoing)
-            else:
-                outgoing.settle(verdict)
+        self._sending.acknowledged(packet_id, verdict)
         self._pump()
-
-    def _resend(self, outgoing: Outgoing) -> None:
-        if self._closed:
-            outgoing.settle(CLOSED)
-        elif self._sending.add(outgoing):
-            self._pump()
-        else:
-            outgoing.settle(QUEUE_FULL)
 
     def _send_subscribe(self, filters: tuple[str, ...]) -> int | None:
         assert self._engine is not None
@@ -436,16 +409,11 @@ class Connection:
                 )
 
 
-def _delay_s(failures: int, why: Reason) -> float:
-    if why.connecting is Action.LATER:
-        return _LATER_DELAY_S * random.uniform(1.0, 1.5)  # noqa: S311 - jitter, no secret
-    longest_s = min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2.0 ** min(failures, 16))
-    return longest_s * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, no secret
-
-
 def _describe(error: BaseException) -> str:
     if isinstance(error, TimeoutError) and not error.args:
         return "no answer in time"
+    if isinstance(error, ConnectionError) and error.errno:
+        return os.strerror(error.errno)  # asyncio puts its own words in place of these
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error) or type(error).__name__

@@ -266,7 +266,8 @@ class Engine:
         sock.close()
 
     def _unwatch(self, sock: BrokerSocket) -> None:
-        # Before it is closed: the next socket may get its number, and the selector would take it for this one.
+        # Before it is closed: the next socket may get its number, and the selector would take it for this
+        # one.
         fd = sock.fileno()
         if fd >= 0:
             loop = asyncio.get_running_loop()

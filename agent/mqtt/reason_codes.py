@@ -1,6 +1,7 @@
 """What each MQTT 5 reason code means for us: try again, try again much later, fall back, or give up.
 
-One table for every packet that carries a code (MQTT 5.0, 2.4). MQTT 3.1.1's return codes are mapped to it.
+One table for every packet that carries a code (MQTT 5.0, 2.4). The library maps MQTT 3.1.1's return codes to
+it.
 """
 
 from __future__ import annotations
@@ -104,9 +105,6 @@ _TABLE: Final = (
 
 _BY_CODE: Final = {reason.code: reason for reason in _TABLE}
 
-# MQTT 3.1.1, table 3.1, to the MQTT 5 code of the same meaning.
-_CONNACK_V3: Final = {0: 0x00, 1: 0x84, 2: 0x85, 3: 0x88, 4: 0x86, 5: 0x87}
-
 
 def reason(code: int) -> Reason:
     """Return the row of a code; one that the specification does not know counts by its failure bit alone."""
@@ -117,8 +115,3 @@ def reason(code: int) -> Reason:
     if code >= FAILURE:
         return Reason(code, name, Action.RETRY, Action.RETRY)
     return Reason(code, name, Action.DONE, Action.DONE)
-
-
-def reason_of_connack_v3(return_code: int) -> Reason:
-    """Return the row that answers to a return code of MQTT 3.1.1's CONNACK."""
-    return reason(_CONNACK_V3.get(return_code, 0x80))

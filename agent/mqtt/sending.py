@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Protocol
 
 from agent.mqtt.properties import Properties
 from agent.mqtt.reason_codes import Action, Reason
@@ -26,6 +27,9 @@ MAX_UNDER_WAY: Final = 1000
 # What may wait while a broker is away.
 MAX_WAITING_MESSAGES: Final = 10_000
 MAX_WAITING_BYTES: Final = 64 << 20
+# The broker refused a message for a passing reason (a quota, say): pause, and how often.
+_RESEND_DELAY_S: Final = 1.0
+_MAX_RESENDS: Final = 10
 
 
 @dataclass(slots=True, eq=False)
@@ -58,31 +62,90 @@ class Outgoing:
             self.done.set_result(verdict)
 
 
-class Sending:
-    """The queue of waiting messages and the window of those under way."""
+class Publisher(Protocol):
+    """What sends one message: an engine, or a test."""
 
-    def __init__(self) -> None:
+    def publish(
+        self, topic: str, payload: bytes, *, qos: int, retain: bool, properties: Properties
+    ) -> int | None:
+        """Send it; return its packet identifier, or None when that cannot be done now."""
+
+
+class Sending:
+    """The queue of waiting messages and the window of those under way.
+
+    Parameters
+    ----------
+    wake
+        Called when a message waits again after a pause, so that `pump` should be.
+    """
+
+    def __init__(self, wake: Callable[[], None]) -> None:
         self.limit = MAX_UNDER_WAY
+        self._wake = wake
         self._waiting: deque[Outgoing] = deque()
         self._waiting_bytes = 0
         self._under_way: dict[int, Outgoing] = {}
+        self._closed = False
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._under_way)
 
-    def add(self, outgoing: Outgoing) -> bool:
-        """Queue a message; False when there is no room for it."""
-        if (
+    def add(self, outgoing: Outgoing) -> None:
+        """Queue a message; one that finds no room is settled at once."""
+        if self._closed:
+            outgoing.settle(CLOSED)
+        elif (
             len(self._waiting) >= MAX_WAITING_MESSAGES
             or self._waiting_bytes + len(outgoing.payload) > MAX_WAITING_BYTES
         ):
-            return False
-        self._waiting.append(outgoing)
-        self._waiting_bytes += len(outgoing.payload)
-        return True
+            outgoing.settle(QUEUE_FULL)
+        else:
+            self._waiting.append(outgoing)
+            self._waiting_bytes += len(outgoing.payload)
 
-    def next(self) -> Outgoing | None:
-        """Take the next message that the window has room for; what expired meanwhile is settled."""
+    def pump(self, publisher: Publisher) -> None:
+        """Send what waits, as far as the window has room."""
+        while (outgoing := self._next()) is not None:
+            packet_id = publisher.publish(
+                outgoing.topic,
+                outgoing.payload,
+                qos=1,
+                retain=outgoing.retain,
+                properties=outgoing.properties,
+            )
+            if packet_id is None:
+                self._put_back(outgoing)
+                return
+            self._under_way[packet_id] = outgoing
+
+    def acknowledged(self, packet_id: int, verdict: Reason) -> None:
+        """Settle the message that had this identifier, or send it again when it was refused in passing."""
+        outgoing = self._under_way.pop(packet_id, None)
+        if outgoing is None:
+            return
+        if verdict.failed and verdict.sending is Action.RETRY and outgoing.resends < _MAX_RESENDS:
+            outgoing.resends += 1
+            asyncio.get_running_loop().call_later(_RESEND_DELAY_S, self._again, outgoing)
+        else:
+            outgoing.settle(verdict)
+
+    def start_over(self) -> None:
+        """Queue what was under way again, in its order: a new session knows nothing of it."""
+        for outgoing in reversed(self._under_way.values()):
+            self._put_back(outgoing)
+        self._under_way.clear()
+
+    def close(self) -> None:
+        """Settle everything."""
+        self._closed = True
+        for outgoing in (*self._under_way.values(), *self._waiting):
+            outgoing.settle(CLOSED)
+        self._under_way.clear()
+        self._waiting.clear()
+        self._waiting_bytes = 0
+
+    def _next(self) -> Outgoing | None:
         while self._waiting and len(self._under_way) < self.limit:
             outgoing = self._waiting.popleft()
             self._waiting_bytes -= len(outgoing.payload)
@@ -96,29 +159,10 @@ class Sending:
             outgoing.settle(EXPIRED)
         return None
 
-    def put_back(self, outgoing: Outgoing) -> None:
-        """Return a message to the head of the queue."""
+    def _put_back(self, outgoing: Outgoing) -> None:
         self._waiting.appendleft(outgoing)
         self._waiting_bytes += len(outgoing.payload)
 
-    def sent(self, packet_id: int, outgoing: Outgoing) -> None:
-        """Note that a message is under way."""
-        self._under_way[packet_id] = outgoing
-
-    def acknowledged(self, packet_id: int) -> Outgoing | None:
-        """Return the message that had this identifier; it is under way no more."""
-        return self._under_way.pop(packet_id, None)
-
-    def start_over(self) -> None:
-        """Queue what was under way again, in its order: a new session knows nothing of it."""
-        for outgoing in reversed(self._under_way.values()):
-            self.put_back(outgoing)
-        self._under_way.clear()
-
-    def close(self) -> None:
-        """Settle everything."""
-        for outgoing in (*self._under_way.values(), *self._waiting):
-            outgoing.settle(CLOSED)
-        self._under_way.clear()
-        self._waiting.clear()
-        self._waiting_bytes = 0
+    def _again(self, outgoing: Outgoing) -> None:
+        self.add(outgoing)
+        self._wake()

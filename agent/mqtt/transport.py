@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 from agent.errors import ConfigError
 from agent.mqtt.settings import BrokerSettings, TlsSettings
@@ -21,6 +22,8 @@ _READ_AHEAD_BYTES: Final = 64 << 10
 _MAX_RECEIVE_BYTES: Final = 1 << 20
 # Holds a large tensor's answer, so that sending takes few turns of the loop.
 _SEND_BUFFER_BYTES: Final = 1 << 20
+# As getaddrinfo(3) returns them.
+_Address = tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]
 _TCP_QUICKACK: Final = getattr(socket, "TCP_QUICKACK", None)
 
 
@@ -89,7 +92,7 @@ async def open_socket(settings: BrokerSettings) -> BrokerSocket:
     """
     context = None if settings.tls is None else _tls_context(settings.tls)
     loop = asyncio.get_running_loop()
-    addresses = await loop.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)
+    addresses = await _look_up(settings.host, settings.port)
     failure: OSError = OSError(f"no address for {settings.host}")
     for family, kind, protocol, _, address in addresses:
         sock = socket.socket(family, kind, protocol)
@@ -109,6 +112,15 @@ async def open_socket(settings: BrokerSettings) -> BrokerSocket:
         else:
             return BrokerSocket(sock)
     raise failure
+
+
+async def _look_up(host: str, port: int) -> Sequence[_Address]:
+    try:
+        # An address needs nobody to ask: no thread is started for it.
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except socket.gaierror:
+        loop = asyncio.get_running_loop()
+        return await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
 
 
 def _tls_context(settings: TlsSettings) -> ssl.SSLContext:
