@@ -16,18 +16,18 @@ import socket
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-DIGITS = Path(__file__).resolve().parent / "digits"
-PICTURE = DIGITS / "seven.png"
+EXAMPLES = Path(__file__).resolve().parent
 DEVICE = "demo"
 # Generous for a small board under load; where nothing is wrong each takes a second or two.
 START_LIMIT_S = 30.0
-COMMAND_LIMIT_S = 300.0
 STOP_LIMIT_S = 10.0
 METRICS_INTERVAL_S = 2
+METRICS = "requests_total|quantile|resident|ready"  # the few that a first look is for
 
 MOSQUITTO = """\
 listener {port} 127.0.0.1
@@ -48,13 +48,13 @@ plugins:
 
 AGENT = """\
 device = "{device}"
-state_dir = "{folder}/state"
+state_dir = "state"
 
 [broker]
 url = "mqtt://127.0.0.1:{port}"
 
 [trust]
-dir = "{folder}/trust"
+dir = "trust"
 
 [metrics]
 interval_s = {interval}
@@ -86,43 +86,45 @@ def main() -> int:
 
 def run_demo(folder: Path, stack: contextlib.ExitStack) -> None:
     """Show each step, in the order of a user's day."""
-    bundle, port = folder / "digits.bundle", free_port()
-    broker = ["--broker", f"mqtt://127.0.0.1:{port}"]
+    kind, port = choose_broker(), free_port()
+    broker = ("--broker", f"mqtt://127.0.0.1:{port}")
+    stack.enter_context(contextlib.chdir(folder))
+    Path("examples").symlink_to(EXAMPLES)
+    print(f"$ cd {folder}")
 
     say("a key that signs bundles, and its public half that devices trust")
-    edgebundle("keygen", folder / "keys")
+    edgebundle("keygen", "keys")
 
     say("compile the model for this machine, check it against the reference, sign it")
     edgebundle(
-        *("compile", DIGITS / "digits.onnx", "--target", "host"),
-        *("--preprocess", DIGITS / "preprocess.toml", "--postprocess", "softmax,top3"),
-        *("--labels", DIGITS / "labels.txt", "--sign-key", folder / "keys" / "signing.key", "-o", bundle),
+        *("compile", "examples/digits/digits.onnx", "--target", "host"),
+        *("--preprocess", "examples/digits/preprocess.toml", "--postprocess", "softmax,top3"),
+        *("--labels", "examples/digits/labels.txt", "--sign-key", "keys/signing.key", "-o", "digits.bundle"),
     )
-    edgebundle("verify", bundle, "--trust", folder / "keys" / "signing.pub")
+    edgebundle("verify", "digits.bundle", "--trust", "keys/signing.pub")
 
-    kind = choose_broker()
-    say(f"a broker ({kind}) and an agent, each a process of its own, in {folder}")
-    (folder / "trust").mkdir()
-    shutil.copy(folder / "keys" / "signing.pub", folder / "trust" / "demo.pub")
-    stack.enter_context(process(broker_command(kind, port, folder), folder / "broker.log"))
+    say(f"a broker ({kind}) and an agent that trusts the key, each a process of its own")
+    Path("trust").mkdir()
+    shutil.copy("keys/signing.pub", "trust/demo.pub")
+    Path("agent.toml").write_text(AGENT.format(device=DEVICE, port=port, interval=METRICS_INTERVAL_S))
+    stack.enter_context(background(broker_command(kind, port)))
     wait_until("the broker to listen", lambda: listening(port))
-    config = folder / "agent.toml"
-    config.write_text(AGENT.format(device=DEVICE, folder=folder, port=port, interval=METRICS_INTERVAL_S))
-    stack.enter_context(
-        process([program("edge-agent"), "run", "--config", str(config)], folder / "agent.log")
-    )
-    edgebundle("agents", *broker, "--wait", "10")
+    stack.enter_context(background(["edge-agent", "run", "--config", "agent.toml"]))
+    wait_until("the agent to be online", lambda: DEVICE in quietly("agents", *broker, "--json"))
+    edgebundle("agents", *broker)
 
     say("deploy: the agent pulls the bundle over MQTT, verifies it, tests it, and activates it")
-    edgebundle("deploy", bundle, "--agent", DEVICE, *broker)
+    edgebundle("deploy", "digits.bundle", "--agent", DEVICE, *broker)
 
-    say(f"infer: {PICTURE.name} goes in, what the device saw comes back")
-    output = edgebundle("infer", "--agent", DEVICE, "--model", "digits", "--input", PICTURE, *broker)
-    if PICTURE.stem not in output:
-        raise DemoFailedError(f"expected the device to see {PICTURE.stem}")
+    say("infer: a picture goes in, what the device saw comes back")
+    for name in ("seven", "zero"):
+        picture = f"examples/digits/{name}.png"
+        output = edgebundle("infer", "--agent", DEVICE, "--model", "digits", "--input", picture, *broker)
+        if name not in output:
+            raise DemoFailedError(f"expected the device to see {name}")
 
     say("metrics: what the agent publishes about itself")
-    edgebundle("metrics", "--agent", DEVICE, *broker)
+    edgebundle("metrics", "--agent", DEVICE, *broker, "--match", METRICS)
 
 
 def say(text: str) -> None:
@@ -130,14 +132,18 @@ def say(text: str) -> None:
     print(f"\n== {text}", flush=True)
 
 
-def edgebundle(*arguments: str | Path) -> str:
-    """Run one command of the user's, shown as it would be typed, and give what it printed."""
-    words = [
-        os.path.relpath(word) if isinstance(word, Path) and word.is_relative_to(Path.cwd()) else str(word)
-        for word in arguments
-    ]
-    print(f"$ edgebundle {shlex.join(words)}", flush=True)
-    with subprocess.Popen([program("edgebundle"), *words], stdout=subprocess.PIPE, text=True) as command:
+def show(command: Iterable[str], end: str = "") -> None:
+    """Print a command as one would type it."""
+    lines = textwrap.wrap(shlex.join(command) + end, 100, break_long_words=False, break_on_hyphens=False)
+    print("$ " + " \\\n      ".join(lines), flush=True)
+
+
+def edgebundle(*arguments: str) -> str:
+    """Run one command of the user's, and give what it printed."""
+    show(["edgebundle", *arguments])
+    with subprocess.Popen(
+        [program("edgebundle"), *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as command:
         assert command.stdout is not None
         lines = []
         for line in command.stdout:
@@ -148,9 +154,19 @@ def edgebundle(*arguments: str | Path) -> str:
     return "".join(lines)
 
 
+def quietly(*arguments: str) -> str:
+    """Run a command of the user's without showing it, and give what it printed."""
+    command = [program("edgebundle"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=START_LIMIT_S, check=False).stdout
+
+
 def program(name: str) -> str:
-    """Find a command of this environment."""
-    return str(Path(sys.executable).parent / name)
+    """Find a command of this environment, or else of the system; mosquitto stands where only root looks."""
+    path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}:/usr/sbin"
+    found = shutil.which(name, path=path)
+    if found is None:
+        raise DemoFailedError(f"{name} is not installed")
+    return found
 
 
 def choose_broker() -> str:
@@ -158,26 +174,26 @@ def choose_broker() -> str:
     wanted = os.environ.get("EDGEBUNDLE_DEMO_BROKER", "")
     if wanted not in {"", "amqtt", "mosquitto"}:
         raise DemoFailedError(f"EDGEBUNDLE_DEMO_BROKER is amqtt or mosquitto, not {wanted}")
-    if wanted == "mosquitto" and not mosquitto():
-        raise DemoFailedError("EDGEBUNDLE_DEMO_BROKER is mosquitto, which is not installed")
-    return wanted or ("mosquitto" if mosquitto() else "amqtt")
+    if wanted:
+        program(wanted)
+        return wanted
+    try:
+        program("mosquitto")
+    except DemoFailedError:
+        return "amqtt"
+    return "mosquitto"
 
 
-def mosquitto() -> str | None:
-    """Find mosquitto, which Debian installs where only root looks."""
-    return shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
-
-
-def broker_command(kind: str, port: int, folder: Path) -> list[str]:
+def broker_command(kind: str, port: int) -> list[str]:
     """Write the broker's configuration, and give the command that starts it."""
-    config = folder / f"{kind}.conf"
+    config = Path(f"{kind}.conf")
     if kind == "mosquitto":
         # As root mosquitto would become a user who cannot read this folder.
         user = "user root\n" if os.geteuid() == 0 else ""
         config.write_text(MOSQUITTO.format(port=port) + user)
-        return [str(mosquitto()), "-c", str(config)]
-    config.write_text(AMQTT.format(port=port))
-    return [program("amqtt"), "-c", str(config)]
+    else:
+        config.write_text(AMQTT.format(port=port))
+    return [kind, "-c", str(config)]
 
 
 def free_port() -> int:
@@ -204,15 +220,21 @@ def wait_until(what: str, happened: Callable[[], bool]) -> None:
 
 
 @contextlib.contextmanager
-def process(command: list[str], log: Path) -> Iterator[None]:
+def background(command: list[str]) -> Iterator[None]:
     """Keep a process running, in a session of its own, and stop all of it at the end."""
+    show(command, end=" &")
+    log = Path(f"{command[0]}.log").absolute()
     with log.open("wb") as output:
         running = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            [program(command[0]), *command[1:]],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
     try:
         yield
-    except BaseException:
+    except DemoFailedError:
         print(f"-- the last lines of {log.name}:", file=sys.stderr)
         print(*log.read_text(errors="replace").splitlines()[-15:], sep="\n", file=sys.stderr)
         raise

@@ -33,7 +33,7 @@ EXIT_INTERRUPTED = 128 + signal.SIGINT
 EXIT_BROKEN_PIPE = 128 + signal.SIGPIPE
 
 # The order in which a user meets the verbs; a module that is not named here is listed after these.
-WORKFLOW = ("keys", "tune", "compile", "package", "run", "profile", "fleet")
+WORKFLOW = ("keys", "tune", "compile", "run", "fleet", "metrics")
 
 # What the file system says about the paths that were given, or the disk they are on: not a fault of ours.
 _FILE_FAULTS = frozenset(

@@ -1,0 +1,53 @@
+"""The verb ``metrics``: what an agent publishes about itself."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+
+from builder.cli import SubParsers
+from builder.cli.fleet import add_broker, broker_of
+
+
+def add_parsers(subparsers: SubParsers) -> None:
+    """Add the verb."""
+    parser = subparsers.add_parser(
+        "metrics",
+        help="show what an agent publishes about itself",
+        description="Wait for an agent's next metrics, and print them in Prometheus' text format.",
+        epilog="examples:\n"
+        "  edgebundle metrics --agent kitchen --broker mqtt://localhost\n"
+        "  edgebundle metrics --agent kitchen --broker mqtt://localhost --match 'requests_total|memory'",
+    )
+    parser.add_argument("--agent", required=True, metavar="NAME", help="the device")
+    add_broker(parser)
+    parser.add_argument(
+        "--match", type=_pattern, metavar="REGEX", help="only samples in whose name this is found"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
+    parser.set_defaults(handler=_metrics)
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"expected a regular expression, got {text!r}: {error}") from error
+
+
+def _metrics(args: argparse.Namespace) -> int:
+    from builder.fleet.metrics import metrics
+
+    sample = metrics(args.agent, broker_of(args))
+    chosen = {
+        name: value
+        for name, value in sorted(sample.values.items())
+        if args.match is None or args.match.search(name)
+    }
+    if args.json:
+        print(json.dumps(chosen, indent=2))
+    else:
+        for name, value in chosen.items():
+            print(f"{name} {value:.10g}")
+    return 0

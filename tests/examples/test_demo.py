@@ -1,0 +1,115 @@
+"""``make demo``, run as a user runs it: it ends with a prediction that came over MQTT, and leaves nothing."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo.py"
+# The promise is 60 s on two cores that have nothing else to do; here other tests may be running.
+PATIENCE_S = 240
+
+
+def start(tmp_path: Path, **environment: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, str(DEMO)],
+        env=os.environ | {"TMPDIR": str(tmp_path)} | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def processes(tmp_path: Path) -> dict[int, str]:
+    """Those that were started by the demo, which is told to use this temporary folder."""
+    found = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"TMPDIR={tmp_path}".encode() in (process / "environ").read_bytes().split(b"\0"):
+                command = (process / "cmdline").read_bytes()
+                found[int(process.name)] = command.replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue  # it has just ended, or is somebody else's
+    return found
+
+
+def left_behind(tmp_path: Path) -> list[str]:
+    return [path.name for path in tmp_path.iterdir()] + list(processes(tmp_path).values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("broker", ["mosquitto", "amqtt"])
+def test_picture_is_recognised_over_mqtt(tmp_path: Path, broker: str) -> None:
+    process = start(tmp_path, EDGEBUNDLE_DEMO_BROKER=broker)
+    out, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, out + err
+    assert f"a broker ({broker})" in out
+    commands = [line.split()[2] for line in out.splitlines() if line.startswith("$ edgebundle ")]
+    assert commands == ["keygen", "compile", "verify", "agents", "deploy", "infer", "metrics"]
+    answer = out.partition("$ edgebundle infer")[2].partition("\n== ")[0]
+    assert "seven" in answer
+    assert "ms" in answer
+    assert "edge_inference_requests_total" in out.partition("$ edgebundle metrics")[2]
+    assert left_behind(tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name
+)
+def test_interrupted_demo_stops_everything(tmp_path: Path, number: signal.Signals) -> None:
+    process = start(tmp_path)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("$ edgebundle deploy"):  # by now broker and agent are running
+            break
+    process.send_signal(number)
+    out, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130, out + err
+    assert "Traceback" not in err
+    assert left_behind(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_failed_step_is_told_and_everything_stopped(tmp_path: Path) -> None:
+    process = start(tmp_path)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("$ edgebundle agents"):
+            break
+    # The agent dies before anything was deployed to it.
+    [agent] = [pid for pid, command in processes(tmp_path).items() if "edge-agent" in command]
+    os.kill(agent, signal.SIGKILL)
+    out, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 1, out + err
+    assert "demo: failed: edgebundle" in err
+    assert left_behind(tmp_path) == []
+
+
+@pytest.mark.parametrize("broker", ["kafka", "Mosquitto"])
+def test_broker_that_the_demo_does_not_know(tmp_path: Path, broker: str) -> None:
+    process = start(tmp_path, EDGEBUNDLE_DEMO_BROKER=broker)
+    _, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 1
+    assert err == f"demo: failed: EDGEBUNDLE_DEMO_BROKER is amqtt or mosquitto, not {broker}\n"
+
+
+def test_mosquitto_that_is_not_installed(tmp_path: Path) -> None:
+    # demo.py also looks into /usr/sbin: an empty search path is not enough to hide it there.
+    script = (
+        "import sys; sys.path.insert(0, sys.argv.pop(1)); import demo, shutil;"
+        "shutil.which = lambda *a, **k: None; sys.exit(demo.main())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(DEMO.parent)],
+        env=os.environ | {"TMPDIR": str(tmp_path), "EDGEBUNDLE_DEMO_BROKER": "mosquitto"},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "mosquitto, which is not installed" in done.stderr
