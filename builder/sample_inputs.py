@@ -20,7 +20,7 @@ from agent.bundle.tensor_spec import TensorSpec
 SEED = 0
 # Operators through which an index keeps its value on its way to the table it selects from.
 _TRANSPARENT = frozenset(
-    {"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Expand"}
+    {"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Expand", "Max", "Min"}
 )
 
 Arrays = Mapping[str, npt.NDArray[np.generic]]

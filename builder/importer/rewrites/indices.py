@@ -1,0 +1,90 @@
+"""Gather and scatter: constant places become slices, and those that come with a request stay in bounds.
+
+The front end's gathers and scatters read and write wherever the indices say. An index comes from whoever
+sends a request (a token id beyond the vocabulary, say), so every index that is no constant is clipped to
+the tensor first: a wrong one then gives a wrong number instead of somebody else's memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from builder.importer.onnx_graph import OnnxGraph, attributes, copy_node
+from builder.importer.rewrites.replacement import Replacement
+
+
+def gather(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """Gather."""
+    shape = graph.shape_of(node.input[0])
+    if shape is None or 0 in shape:
+        return None
+    axis = int(attributes(node).get("axis", 0)) % len(shape)
+    places = graph.constant(node.input[1])
+    if places is None:
+        return _clipped(node, graph, [shape[axis]])
+    return _slice(node, graph, axis, shape[axis], places)
+
+
+def _slice(
+    node: onnx.NodeProto, graph: OnnxGraph, axis: int, extent: int, places: NDArray[Any]
+) -> Sequence[onnx.NodeProto] | None:
+    """One place, or several in a row, by a Slice."""
+    if places.ndim > 1 or not places.size:
+        return None
+    rows = places.astype(np.int64).reshape(-1) % extent
+    first = int(rows[0])
+    if not np.array_equal(rows, np.arange(first, first + rows.size)):
+        return None
+    new = Replacement(node, graph)
+    bounds = (new.ints(first), new.ints(first + rows.size), new.ints(axis))
+    if places.ndim:
+        new.op("Slice", node.input[0], *bounds, to=node.output[0])
+    else:
+        new.op("Squeeze", new.op("Slice", node.input[0], *bounds), new.ints(axis), to=node.output[0])
+    return new.nodes
+
+
+def gather_elements(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """GatherElements and ScatterElements: indices along one axis."""
+    shape = graph.shape_of(node.input[0])
+    if shape is None or 0 in shape:
+        return None
+    return _clipped(node, graph, [shape[int(attributes(node).get("axis", 0))]])
+
+
+def gather_nd(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """GatherND and ScatterND: indices [..., coordinates]."""
+    shape, places = graph.shape_of(node.input[0]), graph.shape_of(node.input[1])
+    if shape is None or not places or 0 in shape:
+        return None
+    first = int(attributes(node).get("batch_dims", 0))
+    return _clipped(node, graph, list(shape[first : first + places[-1]]))
+
+
+def _clipped(node: onnx.NodeProto, graph: OnnxGraph, extents: list[int]) -> Sequence[onnx.NodeProto] | None:
+    """The node with its indices (input 1) kept between -extent and extent - 1."""
+    found = graph.type_of(node.input[1])
+    maker = graph.maker_of(node.input[1])
+    if found is None or graph.is_constant(node.input[1]) or (maker is not None and _is_clip(maker)):
+        return None
+    new = Replacement(node, graph)
+    highest = new.constant(np.array(extents) - 1, found.dtype)
+    lowest = new.constant(-np.array(extents), found.dtype)
+    # Max and Min, for Clip has no bounds a coordinate.
+    clipped = new.op("Min", new.op("Max", node.input[1], lowest), highest)
+    new.nodes[-1].name += _MARK
+    copy = copy_node(node)
+    copy.input[1] = clipped
+    return [*new.nodes, copy]
+
+
+_MARK: Final = "/in_bounds"
+
+
+def _is_clip(node: onnx.NodeProto) -> bool:
+    return bool(node.op_type == "Min" and node.name.endswith(_MARK))
