@@ -1,8 +1,8 @@
 """A worker without models: it does what a request's payload says.
 
-`sleep:S` answers after S seconds, `crash` aborts, `hang` never answers, `garbage` writes what is no frame; anything
-else comes back as `<version>:<payload>`. A bundle whose version ends in `-bad` fails its self-test, one ending in
-`-dead` dies while loading.
+`sleep:S` answers after S seconds, `crash` aborts, `hang` never answers, `garbage` writes what is no frame;
+anything else comes back as `<version>:<payload>`. A bundle whose version ends in `-bad` fails its self-test,
+one ending in `-dead` dies while loading.
 """
 
 from __future__ import annotations
