@@ -21,6 +21,7 @@
     │   └── OverloadedError           503
     ├── StoreError                what is kept on disk cannot be read or written
     │   └── NoSpaceError              ERR_NO_SPACE
+    ├── ConflictError             a desired document that was written from another one  ERR_CONFLICT
     ├── ConfigError               the configuration, or a file that it names
     └── SourceError               a source of bundles refused or cannot be reached
 
@@ -153,6 +154,12 @@ class NoSpaceError(StoreError):
     """The disk, or the memory that stands in for it, is full."""
 
     code = "ERR_NO_SPACE"
+
+
+class ConflictError(EdgeError):
+    """A desired document was written from one that is not the one in force."""
+
+    code = "ERR_CONFLICT"
 
 
 class ConfigError(EdgeError):

@@ -21,11 +21,11 @@ from dataclasses import dataclass
 
 from agent.errors import EndlessDataError
 
-# Measured on loopback with mosquitto and with amqtt (docs/decisions/0004): smaller blocks cost per-message
-# overhead, larger ones gain nothing and make a lost one dearer on a slow link.
-BLOCK_BYTES = 256 * 1024
-# Blocks asked for and not yet here. 16 x 256 KiB keeps a loopback busy, and is the most memory a pull holds.
-WINDOW_BLOCKS = 16
+# Measured on loopback (docs/decisions/0004): from 64 KiB to 1 MiB makes no difference that exceeds the
+# noise, and a small block is asked for again, or waited for, for less long on a slow link.
+BLOCK_BYTES = 64 * 1024
+# Blocks asked for and not yet here: 4 MiB, which is also the most memory that a pull holds.
+WINDOW_BLOCKS = 64
 # The first re-ask after this long without a block; it doubles up to the longest while nobody answers.
 SILENCE_S = 2.0
 LONGEST_SILENCE_S = 30.0

@@ -31,7 +31,7 @@ from agent.deploy.models import Models
 from agent.deploy.sources import Downloader
 from agent.deploy.state_file import Checkpoint, StateFile, no_checkpoint
 from agent.deploy.store import ActiveModel, Origin, Store
-from agent.errors import EdgeError, SourceError
+from agent.errors import ConflictError, EdgeError, SourceError
 from agent.mqtt import topics
 
 # How soon a bundle that was dropped into the inbox is noticed.
@@ -92,7 +92,7 @@ class Deployment:
         self._journal = Journal(store.root / "jobs.json", checkpoint=checkpoint)
         self._desired_file = StateFile(store.root / "desired.json", mirrored=True, checkpoint=checkpoint)
         self._desired: Desired | None = None
-        self._desired_error: EdgeError | None = None
+        self._desired_error: tuple[EdgeError, int | None] | None = None
         self._inbox = Inbox(store.inbox)
         self._installer = Installer(
             store,
@@ -202,25 +202,33 @@ class Deployment:
     def _on_desired(self, payload: bytes) -> None:
         if not payload:
             return  # cleared by a person, or a broker that starts afresh: no reason to stop anything
+        version = None
         try:
             desired = parse_desired(payload)
-            known = self._desired
-            if known is None or desired.version > known.version:
-                self._check_jobs(desired)
+            version = desired.version
+            self._check_order(desired)
+            self._check_jobs(desired)
+            if self._desired is None or version > self._desired.version:
                 self._desired_file.save(desired.to_document())
-            elif desired != known:
-                log.info("desired version %d is not newer than %d", desired.version, known.version)
-                self._report()
-                return
         except EdgeError as e:
             log.warning("desired: %s", e)
-            self._desired_error = e
+            self._desired_error = (e, version)
             self._report()
             return
         self._desired, self._desired_error = desired, None
         self._plan(desired)
         self._report()
         self._work.set()
+
+    def _check_order(self, desired: Desired) -> None:
+        """Check that a document is newer than the one in force and was written from it, or is that one."""
+        known = self._desired
+        if known is None or (desired.version, desired.models) == (known.version, known.models):
+            return
+        if desired.version <= known.version:
+            raise ConflictError(f"desired version {desired.version} is not newer than {known.version}")
+        if desired.base is not None and desired.base != known.digest:
+            raise ConflictError(f"desired version {desired.version} was not written from {known.version}")
 
     def _check_jobs(self, desired: Desired) -> None:
         for request in desired.models:
@@ -306,7 +314,7 @@ class Deployment:
 
     def _report(self) -> None:
         running = self._installer.running
-        error = self._desired_error
+        refused = self._desired_error
         document = {
             "version": None if self._desired is None else self._desired.version,
             "models": {
@@ -323,7 +331,12 @@ class Deployment:
             },
             # For whoever deploys next, when the broker has forgotten what was desired.
             "desired": None if self._desired is None else self._desired.to_document(),
-            "error": None if error is None else {"code": error.code, "message": str(error)[:500]},
+            "error": None if refused is None else _error(*refused),
         }
         topic = topics.format_topic(topics.Reported(self._device))
         self._control.publish(topic, json.dumps(document, separators=(",", ":")).encode(), retain=True)
+
+
+def _error(error: EdgeError, version: int | None) -> dict[str, object]:
+    """Say why a desired document was not taken, and which version it was if that could be read."""
+    return {"code": error.code, "message": str(error)[:500], "version": version}

@@ -3,7 +3,12 @@
 ::
 
     {"version": 7, "models": {"resnet50": {"digest": "sha256:<64 hex>", "size": 102400, "version": "1.0.0",
-                                           "job": "<id>", "sources": ["mqtt", "https://host/path"]}}}
+                                           "job": "<id>", "sources": ["mqtt", "https://host/path"]}},
+     "base": "sha256:<64 hex>"}
+
+``base`` is optional: the digest of the document that this one was written from. With it, two tools that add
+a model at the same moment do not undo each other: the second is refused (``ERR_CONFLICT``) and writes its
+own anew.
 
 Promises: bytes in, a frozen value or a :class:`FormatError` out; nothing is taken from a document that has
 one thing wrong with it. A higher ``version`` replaces a lower one; a model that is absent is taken out of
@@ -11,6 +16,7 @@ service.
 Leaves to others: whether a source is allowed, and everything that happens then.
 """
 
+import hashlib
 import json
 import re
 from dataclasses import dataclass
@@ -43,13 +49,20 @@ class Desired:
 
     version: int
     models: tuple[Request, ...]
+    base: str | None = None
+
+    @property
+    def digest(self) -> str:
+        """What the next document's ``base`` is: of this one's members but ``base``, as canonical JSON."""
+        raw = json.dumps(self.to_document(), sort_keys=True, separators=(",", ":")).encode()
+        return f"sha256:{hashlib.sha256(raw).hexdigest()}"
 
     def get(self, model: str) -> Request | None:
         """Return what should run as `model`, or None."""
         return next((request for request in self.models if request.model == model), None)
 
     def to_document(self) -> dict[str, object]:
-        """Return the document again, to be kept on disk."""
+        """Return the document again, without what it was written from."""
         return {
             "version": self.version,
             "models": {
@@ -96,9 +109,11 @@ def desired_from_document(document: object) -> Desired:
     EndlessDataError, FormatError
         As in :func:`parse_desired`.
     """
-    if not isinstance(document, dict) or document.keys() != {"version", "models"}:
+    if not isinstance(document, dict) or document.keys() - {"base"} != {"version", "models"}:
         raise FormatError("expected a desired document with version and models")
-    version, models = document["version"], document["models"]
+    version, models, base = document["version"], document["models"], document.get("base")
+    if base is not None:
+        base = _digest("the desired base", base)
     if type(version) is not int or not 0 <= version <= MAX_VERSION:
         raise FormatError(f"the desired version: expected a number from 0 to 2^53-1, got {_shown(version)}")
     if not isinstance(models, dict):
@@ -109,7 +124,7 @@ def desired_from_document(document: object) -> Desired:
     jobs = [request.job for request in requests]
     if len(set(jobs)) != len(jobs):
         raise FormatError("two desired models have the same job")
-    return Desired(version, requests)
+    return Desired(version, requests, base)
 
 
 def _request(name: str, entry: object) -> Request:
@@ -122,22 +137,25 @@ def _request(name: str, entry: object) -> Request:
         raise FormatError(f"{name}: expected a size in bytes, got {_shown(size)}")
     if size > MAX_BUNDLE_BYTES:
         raise EndlessDataError(f"{name}: a bundle of {size} bytes, at most {MAX_BUNDLE_BYTES} are taken")
-    digest = _string(name, "digest", entry["digest"], None)
-    try:
-        hex_digest(digest)
-    except ValueError as e:
-        raise FormatError(f"{name}: {e}") from e
     if not isinstance(sources, list) or not 1 <= len(sources) <= MAX_SOURCES:
         raise FormatError(f"{name}: expected 1 to {MAX_SOURCES} sources, got {_shown(sources)}")
     return Request(
         job=_string(name, "job", entry["job"], _JOB),
         model=name,
-        digest=digest,
+        digest=_digest(name, entry["digest"]),
         size=size,
         version=_string(name, "version", entry["version"], _VERSION),
         sources=tuple(_string(name, "source", source, None) for source in sources),
         origin=Origin.DESIRED,
     )
+
+
+def _digest(name: str, value: object) -> str:
+    try:
+        hex_digest(digest := _string(name, "digest", value, None))
+    except ValueError as e:
+        raise FormatError(f"{name}: {e}") from e
+    return digest
 
 
 def _string(name: str, what: str, value: object, pattern: re.Pattern[str] | None) -> str:

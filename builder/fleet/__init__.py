@@ -3,19 +3,3 @@
 Functions that return frozen values; the command line prints them. Nothing here imports the agent's service or
 its deployment: both sides speak the documents of docs/deployment.md and docs/mqtt.md.
 """
-
-from builder.fleet.agents import AgentSummary, ModelSummary, agents
-from builder.fleet.broker import Broker
-from builder.fleet.deploy import DeployResult, deploy
-from builder.fleet.infer import InferResult, infer
-
-__all__ = [
-    "AgentSummary",
-    "Broker",
-    "DeployResult",
-    "InferResult",
-    "ModelSummary",
-    "agents",
-    "deploy",
-    "infer",
-]

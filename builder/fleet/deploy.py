@@ -34,6 +34,7 @@ PUBLISH_LIMIT_S = 10.0
 SETTLE_S = 0.3
 # How often to put the request back when somebody else's document replaced it in the same moment.
 _MAX_MERGES = 20
+_CONFLICT = "ERR_CONFLICT"
 _FINAL = frozenset({"SUCCEEDED", "FAILED", "TIMED_OUT", "REJECTED", "CANCELED", "SUPERSEDED"})
 
 
@@ -220,7 +221,8 @@ class _Deployment:
             case topics.Desired():
                 self._desired = _json(message.payload)
             case topics.Reported():
-                self._reported = _json(message.payload)
+                reported = _json(message.payload)
+                self._reported = reported if isinstance(reported.get("error"), dict | None) else {}
             case topics.Job():
                 self._on_job(_json(message.payload))
         self._changed.set()
@@ -253,11 +255,17 @@ class _Deployment:
     async def _request(self) -> None:
         """Publish a desired document that has everything the last one had, and ours."""
         assert self._client is not None
-        base = self._newest()
-        models = dict(base.get("models") or {})
-        models[self._model] = self._entry
-        version = int(base.get("version") or 0) + 1
-        self._published = json.dumps({"version": version, "models": models}).encode()
+        taken = self._taken()
+        # What the agent took has the say; a later document at the broker is one that it has not seen yet.
+        base = self._desired if _version(self._desired) > _version(taken) and not self._refused() else taken
+        document: dict[str, Any] = {
+            "version": max(_version(base), _version(self._desired)) + 1,
+            "models": {**(base.get("models") or {}), self._model: self._entry},
+        }
+        if taken and self._state == "online":
+            # An agent that is away sees the last of several documents alone, so it cannot compare then.
+            document["base"] = _digest(base)
+        self._published = json.dumps(document).encode()
         await self._client.publish_surely(
             topics.format_topic(topics.Desired(self._agent)),
             self._published,
@@ -265,11 +273,15 @@ class _Deployment:
             limit_s=PUBLISH_LIMIT_S,
         )
 
-    def _newest(self) -> dict[str, Any]:
-        """Return the newest of what is desired at the broker, and what the agent last took from one."""
+    def _taken(self) -> dict[str, Any]:
+        """Return the desired document that the agent works by."""
         taken = self._reported.get("desired")
-        documents = [self._desired, taken if isinstance(taken, dict) else {}]
-        return max(documents, key=_version)
+        return taken if isinstance(taken, dict) else {}
+
+    def _refused(self) -> bool:
+        """Whether the agent has refused what is desired at the broker now."""
+        error = self._reported.get("error") or {}
+        return bool(error.get("version") == _version(self._desired))
 
     async def _wait(self, done: Callable[[], bool], end: float, give_up: Callable[[], FleetError]) -> None:
         while not done():
@@ -288,16 +300,17 @@ class _Deployment:
         if self._published is None or self._job:
             return
         ours = _version(json.loads(self._published))
-        error = self._reported.get("error")
-        if isinstance(error, dict) and _version(self._reported) < ours <= _version(self._desired):
+        error, taken = self._reported.get("error") or {}, self._taken()
+        refused = error.get("version") == ours
+        if refused and error.get("code") != _CONFLICT:
             raise FleetError(
                 f"{self._agent} refused what is desired: {error.get('message')} ({error.get('code')})",
                 hint="is another tool writing the desired document?",
             )
-        entry = (self._desired.get("models") or {}).get(self._model)
-        replaced = _version(self._desired) >= ours and entry != self._entry
-        if (replaced or _version(self._reported) > ours) and self._merges < _MAX_MERGES:
+        lost = _version(taken) >= ours and (taken.get("models") or {}).get(self._model) != self._entry
+        if (refused or lost) and self._merges < _MAX_MERGES:
             self._merges += 1
+            self._reported = {**self._reported, "error": None}
             await asyncio.sleep(secrets.randbelow(200) / 1000)  # two that collided should not do it again
             await self._request()
 
@@ -328,6 +341,13 @@ def _read(path: Path) -> tuple[Manifest, str]:
         if MANIFEST not in members:
             raise PackageError(f"{path} has no {MANIFEST}")
         return Manifest.from_bytes(read_member(file.fileno(), members[MANIFEST])), digest
+
+
+def _digest(document: dict[str, Any]) -> str:
+    """Return what identifies a desired document: the digest of its version and models, as canonical JSON."""
+    members = {"version": document["version"], "models": document["models"]}
+    raw = json.dumps(members, sort_keys=True, separators=(",", ":")).encode()
+    return f"sha256:{hashlib.sha256(raw).hexdigest()}"
 
 
 def _version(document: dict[str, Any]) -> int:

@@ -209,11 +209,10 @@ class _Asking:
                 # The same bytes each time: the agent knows a request again by them.
                 document = document or self._document(reply_to, left_s)
                 client.publish(self._where, document)
-            woken = asyncio.ensure_future(self._wake.wait())
+            woken: asyncio.Future[Any] = asyncio.ensure_future(self._wake.wait())
+            either: set[asyncio.Future[Any]] = {self._answer, woken}
             try:
-                await asyncio.wait(
-                    {self._answer, woken}, timeout=min(resend_s, left_s), return_when=asyncio.FIRST_COMPLETED
-                )
+                await asyncio.wait(either, timeout=min(resend_s, left_s), return_when=asyncio.FIRST_COMPLETED)
             finally:
                 woken.cancel()
             if self._answer.done():

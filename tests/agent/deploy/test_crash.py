@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from agent.deploy import state_file
+from agent.deploy.blocks import BLOCK_BYTES
 from agent.deploy.store import SPACE_MARGIN_BYTES, Store
 from agent.errors import NoSpaceError
 from tests.agent.deploy.rig import Agent, Bundle, make_bundle
@@ -362,4 +363,4 @@ def test_the_kernel_refusing_a_large_file_is_no_space_and_the_old_version_serves
 
 def test_a_bundle_is_small_enough_to_be_worth_these_tests() -> None:
     assert isinstance(NEW, Bundle)
-    assert len(NEW.raw) > 2 * 262_144, "several blocks, so that a transfer can be cut in the middle"
+    assert len(NEW.raw) > 2 * BLOCK_BYTES, "several blocks, so that a transfer can be cut in the middle"

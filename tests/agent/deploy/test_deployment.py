@@ -12,6 +12,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from agent.bundle.keyring import Keyring, key_id
+from agent.deploy.blocks import BLOCK_BYTES
+from agent.deploy.desired import parse_desired
 from agent.deploy.store import Store
 from agent.errors import StoreError
 from agent.mqtt import topics
@@ -289,6 +291,35 @@ async def test_an_older_desired_document_changes_nothing(agent: Agent) -> None:
     await agent.stop()
 
 
+async def test_a_document_written_from_another_one_is_a_conflict(agent: Agent) -> None:
+    await agent.start()
+    await agent.deploy(make_bundle(), "job-1")
+    known = parse_desired(
+        json.dumps({"version": 1, "models": {"digits": make_bundle().entry("job-1")}}).encode()
+    )
+    faces = make_bundle(name="faces")
+    agent.offer(faces)
+
+    def write(version: int, base: str | None) -> None:
+        document: dict[str, Any] = {"version": version, "models": {"faces": faces.entry("job-2")}}
+        payload = json.dumps(document | ({} if base is None else {"base": base})).encode()
+        agent.deployment.on_message(topics.Desired(DEVICE), payload)
+
+    write(2, f"sha256:{'0' * 64}")
+    assert agent.control.reported()["error"] == {
+        "code": "ERR_CONFLICT",
+        "message": "desired version 2 was not written from 1",
+        "version": 2,
+    }
+    write(1, None)
+    assert agent.control.reported()["error"]["code"] == "ERR_CONFLICT"
+    assert agent.models.serving == {"digits": "1.0.0"}
+    write(2, known.digest)
+    assert (await agent.finished("job-2"))["status"] == "SUCCEEDED"
+    assert agent.control.reported()["error"] is None
+    await agent.stop()
+
+
 @pytest.mark.parametrize("payload", [b"{", b"\xff", b"[]", b'{"version":9,"models":{"X":{}}}', b"[" * 10_000])
 async def test_a_desired_document_that_cannot_be_read_changes_nothing(agent: Agent, payload: bytes) -> None:
     await agent.start()
@@ -370,7 +401,7 @@ async def test_two_agents_cannot_share_a_state_directory(agent: Agent, tmp_path:
 async def test_a_transfer_goes_on_where_the_last_agent_was_stopped(agent: Agent) -> None:
     bundle = make_bundle(params=b"x" * 3_000_000)
     await agent.start()
-    half = len(bundle.raw) // 2 // 262_144 * 262_144
+    half = len(bundle.raw) // 2 // BLOCK_BYTES * BLOCK_BYTES
     agent.control.offers[bundle.hex] = bundle.raw[:half]
     agent.desire({"digits": bundle.entry("job-1")})
     async with asyncio.timeout(5):

@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from agent.deploy.allow_list import AllowList
+from agent.deploy.blocks import BLOCK_BYTES
 from agent.deploy.https import HttpsSettings, HttpsSource
 from agent.deploy.part import Part
 from agent.errors import ConfigError, EndlessDataError, NoSpaceError, SourceError
@@ -424,11 +425,11 @@ async def test_a_transfer_begun_over_mqtt_is_finished_over_https(server: Server,
     bundle = make_bundle(params=b"p" * 900_000)
     server.file = bundle.raw
     agent = Agent(tmp_path / "state", https=settings(server), patience_s=0.3)
-    agent.control.offers[bundle.hex] = bundle.raw[: 2 * 262_144]
+    agent.control.offers[bundle.hex] = bundle.raw[: 2 * BLOCK_BYTES]
     await agent.start()
     agent.desire({"digits": bundle.entry("job-1", sources=["mqtt", server.url + "digits.bundle"])})
     assert (await agent.finished("job-1"))["status"] == "SUCCEEDED"
-    assert server.requests[0]["range"] == f"bytes={2 * 262_144}-"
+    assert server.requests[0]["range"] == f"bytes={2 * BLOCK_BYTES}-"
     await agent.stop()
 
 

@@ -1,0 +1,321 @@
+"""The verbs that talk to agents: ``deploy``, ``infer``, ``agents``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from builder.cli import Parser, SubParsers
+
+if TYPE_CHECKING:
+    from builder.fleet.agents import AgentSummary
+    from builder.fleet.answer import Output
+    from builder.fleet.broker import Broker
+    from builder.fleet.deploy import DeployProgress
+    from builder.fleet.infer import InferResult
+
+# What an agent's refusal means for the person who deployed.
+_HINTS = {
+    "ERR_ARBITRARY_SOFTWARE": "is the bundle signed with a key that this agent trusts? `edgebundle sign`",
+    "ERR_ROLLBACK": "compile it with a --security-counter that is not lower than the one on the device",
+    "ERR_INCOMPATIBLE": "compile it with the --target of that device; `edgebundle agents` shows what it is",
+    "ERR_KEY_REVOKED": "sign it with a key that has not been revoked",
+    "ERR_MIX_AND_MATCH": "what arrived is not what was deployed: is another file at that address?",
+    "ERR_NO_SPACE": "free some space on the device, or take a model out of service",
+    "ERR_SELF_TEST": "the recorded samples come out differently there; compile it with the target's features",
+    "ERR_SOURCE": "an https source must be on the agent's allow-list; without --source it goes over MQTT",
+}
+
+
+def add_parsers(subparsers: SubParsers) -> None:
+    """Add the verbs."""
+    _add_deploy(subparsers)
+    _add_infer(subparsers)
+    _add_agents(subparsers)
+
+
+def _add_deploy(subparsers: SubParsers) -> None:
+    parser = subparsers.add_parser(
+        "deploy",
+        help="bring a bundle to an agent, and wait until it serves",
+        description="Deploy a bundle to an agent over MQTT: it pulls, verifies, tests and switches itself. "
+        "What served before serves until the new version has passed its samples.",
+        epilog="examples:\n"
+        "  edgebundle deploy resnet50.bundle --agent kitchen --broker mqtts://broker --cafile ca.pem\n"
+        "  edgebundle deploy resnet50.bundle --agent kitchen --broker mqtt://localhost \\\n"
+        "      --source https://files.example/bundles/resnet50.bundle",
+    )
+    parser.add_argument("bundle", metavar="FILE", help="the bundle")
+    parser.add_argument("--agent", required=True, metavar="NAME", help="the device that should run it")
+    add_broker(parser)
+    parser.add_argument(
+        "--source",
+        metavar="URL",
+        help="https URL from which the agent downloads it (default: over MQTT, from here)",
+    )
+    parser.add_argument(
+        "--wait",
+        type=_seconds,
+        default=600.0,
+        metavar="SECONDS",
+        help="for the result (default: %(default)g)",
+    )
+    _add_json(parser)
+    parser.set_defaults(handler=_deploy)
+
+
+def _add_infer(subparsers: SubParsers) -> None:
+    parser = subparsers.add_parser(
+        "infer",
+        help="ask a model on an agent",
+        description="Send an image, tensors or a request to a model on an agent, and print its answer.",
+        epilog="examples:\n"
+        "  edgebundle infer --agent kitchen --model resnet50 --input cat.jpg --broker mqtt://localhost\n"
+        "  edgebundle infer --agent kitchen --model bert --input tokens.npz --outputs out.npz "
+        "--broker mqtt://localhost",
+    )
+    parser.add_argument("--agent", required=True, metavar="NAME", help="the device")
+    parser.add_argument("--model", required=True, metavar="NAME", help="the model")
+    parser.add_argument(
+        "--input", required=True, metavar="FILE", help="a .jpg or .png, an .npz of inputs, or a .json request"
+    )
+    add_broker(parser)
+    parser.add_argument("--outputs", metavar="FILE", help="write the answer's tensors to this .npz")
+    parser.add_argument(
+        "--print-top", type=int, default=5, metavar="N", help="labels that are printed (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--deadline",
+        type=_seconds,
+        default=30.0,
+        metavar="SECONDS",
+        help="after which no answer is of use; it is sent again until then (default: %(default)g)",
+    )
+    _add_json(parser)
+    parser.set_defaults(handler=_infer)
+
+
+def _add_agents(subparsers: SubParsers) -> None:
+    parser = subparsers.add_parser(
+        "agents",
+        help="list the agents at a broker, and what they run",
+        description="List the agents that a broker knows, with their state, machine and models.",
+        epilog="example:\n  edgebundle agents --broker mqtt://localhost",
+    )
+    add_broker(parser)
+    parser.add_argument(
+        "--wait", type=_seconds, default=2.0, metavar="SECONDS", help="for agents (default: %(default)g)"
+    )
+    _add_json(parser)
+    parser.set_defaults(handler=_agents)
+
+
+def add_broker(parser: Parser) -> None:
+    """Add the flags that say which broker, and as whom."""
+    group = parser.add_argument_group("broker")
+    group.add_argument("--broker", required=True, metavar="URL", help="mqtt[s]://[USER@]HOST[:PORT]")
+    group.add_argument("--password-file", type=Path, metavar="FILE", help="a file with the password")
+    group.add_argument(
+        "--cafile", type=Path, metavar="PEM", help="authorities for mqtts (default: the system's)"
+    )
+    group.add_argument("--cert", type=Path, metavar="PEM", help="this client's certificate")
+    group.add_argument("--key", type=Path, metavar="PEM", help="the certificate's key")
+    group.add_argument(
+        "--mqtt-version",
+        choices=("auto", "5", "3.1.1"),
+        default="auto",
+        help="auto is 5, and 3.1.1 where the broker refuses it",
+    )
+
+
+def _add_json(parser: Parser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 1e9:
+        raise argparse.ArgumentTypeError(f"expected a positive number of seconds, got {text}")
+    return value
+
+
+def broker_of(args: argparse.Namespace) -> Broker:
+    """Return what those flags say."""
+    from builder.fleet.broker import Broker
+
+    return Broker(
+        url=args.broker,
+        cafile=args.cafile,
+        certificate=args.cert,
+        key=args.key,
+        password_file=args.password_file,
+        protocol=args.mqtt_version,
+    )
+
+
+def _deploy(args: argparse.Namespace) -> int:
+    from builder.errors import FleetError
+    from builder.fleet.deploy import deploy
+
+    with _shown(quiet=args.json) as progress:
+        result = deploy(
+            args.bundle, args.agent, broker_of(args), source=args.source, wait_s=args.wait, progress=progress
+        )
+    if args.json:
+        _print_json(
+            {
+                "agent": result.agent,
+                "model": result.model,
+                "version": result.version,
+                "digest": result.digest,
+                "job": result.job,
+                "status": result.status,
+                "result": result.result,
+                "code": result.code,
+                "message": result.message,
+                "sent_bytes": result.sent_bytes,
+                "duration_s": round(result.duration_s, 3),
+            }
+        )
+    if not result.ok:
+        code = f" ({result.code})" if result.code else ""
+        raise FleetError(
+            f"{result.agent}: {result.model} {result.version}: {result.status} {result.result}: "
+            f"{result.message}{code}",
+            hint=_HINTS.get(result.code, "what ran before runs on"),
+        )
+    if not args.json:
+        note = f", {result.message}" if result.message else ""
+        print(
+            f"{result.model} {result.version} is in service on {result.agent} "
+            f"({result.duration_s:.1f} s, {result.sent_bytes / 1e6:.2f} MB sent{note})"
+        )
+    return 0
+
+
+def _infer(args: argparse.Namespace) -> int:
+    from builder.errors import FleetError
+    from builder.fleet.infer import infer
+
+    result = infer(args.agent, args.model, Path(args.input), broker_of(args), deadline_s=args.deadline)
+    if args.json:
+        _print_json(_infer_json(result))
+    if not result.ok:
+        raise FleetError(f"{result.agent}: {result.model}: {result.message} (status {result.status})")
+    if args.outputs:
+        import numpy as np
+
+        np.savez(args.outputs, **{output.name: _plain(output) for output in result.outputs})
+    if not args.json:
+        _print_answer(result, args.print_top)
+    return 0
+
+
+def _agents(args: argparse.Namespace) -> int:
+    from builder.fleet.agents import agents
+
+    found = agents(broker_of(args), wait_s=args.wait)
+    if args.json:
+        _print_json([_agent_json(agent) for agent in found])
+        return 0
+    if not found:
+        print("no agent has said anything at this broker", file=sys.stderr)
+    for agent in found:
+        words = (agent.state, f"edge-agent {agent.version}" if agent.version else "", agent.machine)
+        print(f"{agent.name}  {'  '.join(word for word in words if word)}")
+        for model in agent.models:
+            state = "ready" if model.ready else "not ready"
+            print(f"    {model.name} {model.version}  {state}  {model.digest[:19]}")
+    return 0
+
+
+def _print_answer(result: InferResult, count: int) -> None:
+    for row in result.top[:count]:
+        print(f"{row.score:10.6f}  {row.label}")
+    if not result.top:
+        for output in result.outputs:
+            shape = ",".join(map(str, output.values.shape))
+            values = output.values.ravel()
+            shown = ", ".join(
+                f"{value:.6g}" if output.datatype != "BYTES" else str(value) for value in values[:8]
+            )
+            print(f"{output.name}  {output.datatype} [{shape}]  {shown}{', ...' if values.size > 8 else ''}")
+    print(f"{result.model} {result.version}, {1000 * result.latency_s:.1f} ms", file=sys.stderr)
+
+
+def _infer_json(result: InferResult) -> dict[str, Any]:
+    return {
+        "agent": result.agent,
+        "model": result.model,
+        "version": result.version,
+        "status": result.status,
+        "message": result.message,
+        "latency_s": round(result.latency_s, 6),
+        "attempts": result.attempts,
+        "top": [{"label": row.label, "score": row.score, "index": row.index} for row in result.top],
+        "outputs": [
+            {
+                "name": output.name,
+                "datatype": output.datatype,
+                "shape": list(output.values.shape),
+                "data": output.values.ravel().tolist(),
+            }
+            for output in result.outputs
+        ],
+    }
+
+
+def _agent_json(agent: AgentSummary) -> dict[str, Any]:
+    return {
+        "name": agent.name,
+        "state": agent.state,
+        "version": agent.version,
+        "machine": agent.machine,
+        "models": [
+            {"name": model.name, "version": model.version, "ready": model.ready, "digest": model.digest}
+            for model in agent.models
+        ],
+    }
+
+
+def _plain(output: Output) -> Any:  # noqa: ANN401 - an array, and numpy is not imported up there
+    """Return texts as numpy's own, which a reader takes without pickle."""
+    return output.values.astype(str) if output.datatype == "BYTES" else output.values
+
+
+@contextmanager
+def _shown(*, quiet: bool) -> Iterator[Callable[[DeployProgress], None]]:
+    """Show a deployment's progress on stderr: a bar on a terminal, a line a step elsewhere."""
+    if quiet:
+        yield lambda _progress: None
+        return
+    if not sys.stderr.isatty():
+        last = [""]
+
+        def line(progress: DeployProgress) -> None:
+            if progress.step and progress.step != last[0]:
+                last[0] = progress.step
+                print(progress.step, file=sys.stderr, flush=True)
+
+        yield line
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("waiting for the agent", total=1.0)
+        yield lambda progress: bar.update(
+            task,
+            description=(progress.step or progress.status.lower()).replace("_", " "),
+            completed=progress.fraction,
+        )
+
+
+def _print_json(value: object) -> None:
+    print(json.dumps(value, indent=2))

@@ -1,0 +1,201 @@
+"""`edgebundle deploy` against a real broker and the agent's side: whole, cut, contended, refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import builder.fleet.deploy
+from agent.deploy.blocks import BLOCK_BYTES
+from agent.errors import EdgeError
+from agent.mqtt import topics
+from agent.mqtt.message import Message
+from builder.errors import FleetError, PackageError
+from builder.fleet.broker import Broker
+from builder.fleet.client import Client
+from builder.fleet.deploy import DeployProgress, deploy_async
+from tests.agent.deploy.rig import DEVICE, Bundle, make_bundle
+from tests.builder.fleet.rig import Device
+from tests.conftest import BrokerProcess
+
+
+def write(folder: Path, bundle: Bundle) -> Path:
+    path = folder / f"{bundle.hex[:12]}.bundle"
+    path.write_bytes(bundle.raw)
+    return path
+
+
+async def test_a_bundle_is_deployed_over_either_broker(broker: BrokerProcess, tmp_path: Path) -> None:
+    bundle = make_bundle(params=b"p" * 1_000_000)
+    seen: list[DeployProgress] = []
+    async with Device(tmp_path / "state", broker.url) as device:
+        result = await deploy_async(write(tmp_path, bundle), DEVICE, Broker(broker.url), progress=seen.append)
+        assert device.models.serving == {"digits": "1.0.0"}
+    assert (result.ok, result.model, result.version, result.digest) == (
+        True,
+        "digits",
+        "1.0.0",
+        bundle.digest,
+    )
+    assert result.sent_bytes == len(bundle.raw)
+    assert {"verifying", "testing", "committing"} <= {progress.step for progress in seen}
+
+
+async def test_a_broker_that_restarts_without_memory_costs_time_alone(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    broker = BrokerProcess("mosquitto", tmp_path_factory.mktemp("broker"), persistent=False)
+    broker.start()
+    try:
+        bundle = make_bundle(params=b"p" * 30_000_000)
+        async with Device(tmp_path / "state", broker.url) as device:
+            task = asyncio.create_task(deploy_async(write(tmp_path, bundle), DEVICE, Broker(broker.url)))
+            part = device.store.part_path(bundle.digest)
+            async with asyncio.timeout(20):
+                while not part.exists() or part.stat().st_size < 4_000_000:
+                    await asyncio.sleep(0.001)
+            await asyncio.to_thread(broker.restart)
+            result = await asyncio.wait_for(task, 60)
+        assert result.ok
+        assert result.sent_bytes < 1.5 * len(bundle.raw), "it went on where it was"
+    finally:
+        broker.stop()
+
+
+async def test_an_agent_that_is_gone_in_the_middle_goes_on_where_it_was(
+    mosquitto: BrokerProcess, tmp_path: Path
+) -> None:
+    bundle = make_bundle(params=b"p" * 30_000_000)
+    path = write(tmp_path, bundle)
+    async with Device(tmp_path / "state", mosquitto.url) as device:
+        task = asyncio.create_task(deploy_async(path, DEVICE, Broker(mosquitto.url)))
+        part = device.store.part_path(bundle.digest)
+        async with asyncio.timeout(20):
+            while not part.exists() or part.stat().st_size < 4_000_000:
+                await asyncio.sleep(0.001)
+    there = part.stat().st_size
+    assert 4_000_000 <= there < len(bundle.raw)
+    async with Device(tmp_path / "state", mosquitto.url) as device:
+        result = await asyncio.wait_for(task, 60)
+        assert device.models.serving == {"digits": "1.0.0"}
+    assert result.ok
+    assert result.sent_bytes <= len(bundle.raw) + 2 * 64 * BLOCK_BYTES, (
+        "at most what was under way comes twice"
+    )
+
+
+async def test_a_second_model_leaves_the_first_in_service(mosquitto: BrokerProcess, tmp_path: Path) -> None:
+    async with Device(tmp_path / "state", mosquitto.url) as device:
+        for bundle in (make_bundle(), make_bundle(name="faces"), make_bundle(name="words")):
+            result = await deploy_async(write(tmp_path, bundle), DEVICE, Broker(mosquitto.url))
+            assert result.ok
+        assert set(device.models.serving) == {"digits", "faces", "words"}
+
+
+async def test_what_is_desired_survives_a_broker_that_forgot_it(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    broker = BrokerProcess("mosquitto", tmp_path_factory.mktemp("broker"), persistent=False)
+    broker.start()
+    try:
+        async with Device(tmp_path / "state", broker.url) as device:
+            first, second = make_bundle(), make_bundle(name="faces")
+            assert (await deploy_async(write(tmp_path, first), DEVICE, Broker(broker.url))).ok
+            await asyncio.to_thread(broker.restart)
+            await device.connection.wait_connected()
+            assert (await deploy_async(write(tmp_path, second), DEVICE, Broker(broker.url))).ok
+            assert set(device.models.serving) == {"digits", "faces"}
+    finally:
+        broker.stop()
+
+
+async def test_deployments_at_the_same_moment_all_arrive(mosquitto: BrokerProcess, tmp_path: Path) -> None:
+    bundles = [make_bundle(name=f"model-{index}") for index in range(6)]
+    async with Device(tmp_path / "state", mosquitto.url) as device:
+        results = await asyncio.gather(
+            *(
+                deploy_async(write(tmp_path, bundle), DEVICE, Broker(mosquitto.url), wait_s=60)
+                for bundle in bundles
+            )
+        )
+        assert [result.status for result in results] == ["SUCCEEDED"] * 6
+        assert len(device.models.serving) == 6
+
+
+async def test_a_replayed_older_bundle_is_refused_with_its_reason(
+    mosquitto: BrokerProcess, tmp_path: Path
+) -> None:
+    old, new = make_bundle(counter=1), make_bundle(version="2.0.0", counter=2)
+    async with Device(tmp_path / "state", mosquitto.url) as device:
+        assert (await deploy_async(write(tmp_path, old), DEVICE, Broker(mosquitto.url))).ok
+        assert (await deploy_async(write(tmp_path, new), DEVICE, Broker(mosquitto.url))).ok
+        result = await deploy_async(write(tmp_path, old), DEVICE, Broker(mosquitto.url))
+        assert (result.status, result.result, result.code) == ("REJECTED", "REJECTED", "ERR_ROLLBACK")
+        assert "committed 2" in result.message
+        assert device.models.serving == {"digits": "2.0.0"}
+
+
+async def test_a_foreign_source_is_refused(mosquitto: BrokerProcess, tmp_path: Path) -> None:
+    async with Device(tmp_path / "state", mosquitto.url) as device:
+        result = await deploy_async(
+            write(tmp_path, make_bundle()), DEVICE, Broker(mosquitto.url), source="https://evil.example/a"
+        )
+        assert (result.status, result.code) == ("REJECTED", "ERR_SOURCE")
+        assert device.models.serving == {}
+
+
+async def test_an_agent_that_nobody_knows_is_told(
+    mosquitto: BrokerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(builder.fleet.deploy, "ABSENT_LIMIT_S", 0.5)
+    with pytest.raises(FleetError, match="no agent called kitchne is known"):
+        await deploy_async(write(tmp_path, make_bundle()), "kitchne", Broker(mosquitto.url))
+
+
+async def test_no_result_in_time_is_told_with_where_it_stood(
+    mosquitto: BrokerProcess, tmp_path: Path
+) -> None:
+    async def never(*_arguments: Any) -> None:
+        await asyncio.sleep(60)
+
+    async with Device(tmp_path / "state", mosquitto.url) as device:
+        device.models.activate = never  # type: ignore[method-assign]
+        with pytest.raises(FleetError, match=r"had not finished after 2 s: IN_PROGRESS testing"):
+            await deploy_async(write(tmp_path, make_bundle()), DEVICE, Broker(mosquitto.url), wait_s=2.0)
+
+
+async def test_a_file_that_is_no_bundle_is_told_before_anything_is_sent(tmp_path: Path) -> None:
+    path = tmp_path / "a.bundle"
+    path.write_bytes(b"hello")
+    with pytest.raises((EdgeError, PackageError)):
+        await deploy_async(path, DEVICE, Broker("mqtt://127.0.0.1:1"))
+
+
+async def test_a_stranger_who_answers_first_with_rubbish_delays_and_forges_nothing(
+    mosquitto: BrokerProcess, tmp_path: Path
+) -> None:
+    bundle = make_bundle(params=b"p" * 300_000)
+
+    def rubbish(topic: topics.Topic, message: Message) -> None:
+        if isinstance(topic, topics.BlockWant):
+            want = json.loads(message.payload)
+            for index in range(want["count"]):
+                offset = want["offset"] + index * want["block_bytes"]
+                size = min(want["block_bytes"], len(bundle.raw) - offset)
+                if size > 0:
+                    where = topics.format_topic(topics.Block(DEVICE, bundle.hex, offset))
+                    stranger.publish(where, bytes(size), qos=0)
+
+    async with Device(tmp_path / "state", mosquitto.url) as device:
+        async with Client(Broker(mosquitto.url), rubbish) as stranger:
+            await stranger.subscribe(topics.format_topic(topics.BlockWant(DEVICE, bundle.hex)))
+            result = await deploy_async(write(tmp_path, bundle), DEVICE, Broker(mosquitto.url), wait_s=30)
+            if not result.ok:
+                assert result.code == "ERR_MIX_AND_MATCH"
+                assert device.models.serving == {}
+        result = await deploy_async(write(tmp_path, bundle), DEVICE, Broker(mosquitto.url), wait_s=30)
+        assert result.ok

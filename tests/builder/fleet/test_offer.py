@@ -1,0 +1,81 @@
+"""The offering side: a request on the wire, and what may be sent for it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agent.deploy.blocks import BlockPull, Want, Write
+from builder.fleet.offer import MAX_BLOCK_BYTES, MAX_COUNT, Offer
+
+FILE = bytes(range(256)) * 10
+
+
+@pytest.fixture
+def offer(tmp_path: Path) -> Offer:
+    path = tmp_path / "a.bundle"
+    path.write_bytes(FILE)
+    return Offer(path)
+
+
+def want(**changes: object) -> bytes:
+    return json.dumps({"offset": 0, "count": 2, "block_bytes": 100, "seq": 1} | changes).encode()
+
+
+def test_the_two_sides_understand_each_other(offer: Offer) -> None:
+    pull = BlockPull(size=len(FILE), have=7, now=0, block_bytes=100, window_blocks=8)
+    disk = bytearray(FILE[:7])
+    pending: list[Want | Write] = list(pull.start(0))
+    while not pull.complete:
+        decision = pending.pop(0)
+        if isinstance(decision, Write):
+            disk += decision.data
+        else:
+            for offset, data in offer.answer(decision.to_bytes()):
+                pending.extend(pull.block(offset, data, 0))
+    for decision in pending:
+        assert isinstance(decision, Write)
+        disk += decision.data
+    assert disk == FILE
+    assert offer.sent == len(FILE) - 7
+
+
+def test_the_last_block_is_as_long_as_the_file(offer: Offer) -> None:
+    blocks = list(offer.answer(want(offset=len(FILE) - 150, count=5)))
+    assert blocks == [(2410, FILE[2410:2510]), (2510, FILE[2510:])]
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"[" * 1000,
+        b"x" * 2000,
+        want(offset=-1),
+        want(offset=len(FILE)),
+        want(offset=1.5),
+        want(offset=True),
+        want(count=0),
+        want(count=MAX_COUNT + 1),
+        want(block_bytes=0),
+        want(block_bytes=MAX_BLOCK_BYTES + 1),
+        want(seq="1"),
+        want(more=1),
+        json.dumps({"offset": 0}).encode(),
+    ],
+)
+def test_a_request_that_makes_no_sense_is_not_answered(offer: Offer, request_bytes: bytes) -> None:
+    assert list(offer.answer(request_bytes)) == []
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary(max_size=200))
+def test_any_bytes_are_survived(offer: Offer, request_bytes: bytes) -> None:
+    for offset, data in offer.answer(request_bytes):
+        assert FILE[offset : offset + len(data)] == data
