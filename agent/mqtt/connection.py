@@ -110,6 +110,11 @@ class Connection:
         return self._up.is_set()
 
     @property
+    def settled(self) -> bool:
+        """Whether the connection stands and the broker has answered for its subscriptions."""
+        return self.connected and self._first_subscribe is None
+
+    @property
     def version(self) -> int:
         """What is spoken, or was last: 5, or 4 for 3.1.1."""
         return self._versions[0] if self._engine is None else self._engine.version

@@ -126,6 +126,11 @@ class Service:
             https=HttpsSettings(allow=config.sources_https, ca_file=config.sources_ca),
         )
 
+    @property
+    def online(self) -> bool:
+        """Whether both connections stand and the broker has taken what we published over them."""
+        return self._requests.settled and self._control.settled and not self._control.unacknowledged
+
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set.
 

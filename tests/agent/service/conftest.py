@@ -196,6 +196,7 @@ def start_service(tmp_path: Path, signer: Signer) -> StartService:
         running = asyncio.create_task(service.run(stop))
         rig = Rig(service, BrokerSettings("127.0.0.1", port), config.device, signer)
         try:
+            await until(lambda: service.online or running.done())
             yield rig
         finally:
             for client in rig.clients:
