@@ -34,7 +34,7 @@ def lowered_resnet18(resnet18: Path) -> LoweredModule:
 
 
 def without_load_time(main: relax.Function) -> relax.Function:
-    """The function with what depends on constants alone as parameters: planners differ in what they make of it."""
+    """The function with what depends on constants alone made parameters: planners differ on those."""
     known: dict[tvm.ir.Expr, tvm.ir.Expr] = {}
     params = list(main.params)
     bindings = []
