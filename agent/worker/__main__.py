@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import resource
 import select
 import signal
 import socket
@@ -76,6 +75,8 @@ def _load(channel: Channel, connection: socket.socket) -> tuple[Model, int] | No
 
         members = Members(dict(zip(load.files, descriptors, strict=True)))
         prepared = Prepared(Manifest.from_bytes(bytes(frame.payload)), load, members)
+        # Opened while that is possible, read once the model is loaded.
+        statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
         status = sandbox.close_files(sandbox.Limits(load.memory_bytes))
         if load.require_sandbox and not status.complete:
             raise IncompatibleError(
@@ -98,8 +99,7 @@ def _load(channel: Channel, connection: socket.socket) -> tuple[Model, int] | No
         Ready(
             load_s=time.monotonic() - start_s,
             self_test_error=model.self_test_error,
-            # In KiB (getrusage(2)); /proc is closed by now.
-            rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            rss_bytes=_resident_bytes(statm),
             threads=model.threads,
             landlock=status.landlock,
             seccomp=status.seccomp,
@@ -145,6 +145,12 @@ def _watch(connection: socket.socket) -> None:
     default = threading.stack_size(256 * 1024)
     threading.Thread(target=wait, name="watch", daemon=True).start()
     threading.stack_size(default)
+
+
+def _resident_bytes(statm: int) -> int:
+    pages = int(os.pread(statm, 256, 0).split()[1])
+    os.close(statm)
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 if __name__ == "__main__":
