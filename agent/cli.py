@@ -120,7 +120,7 @@ async def _serve(config: Config) -> int:
 def _install(options: argparse.Namespace) -> int:
     from agent.deploy.local import install
 
-    return install(options.bundle, _load(options))
+    return install(_load(options), options.bundle)
 
 
 def _config(_options: argparse.Namespace) -> int:
