@@ -15,6 +15,7 @@ Names are loaded when they are first used: a program that only verifies a bundle
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from builder.local_run import RunResult, profile, run
     from builder.package import Package
     from builder.target import DeviceTarget, resolve
+
+# ONNX Runtime, our reference, reports to its maker (from 1.29 on) unless this is set before it is loaded.
+# Nobody's models are talked about from here; whoever wants it otherwise sets it to 0.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 _HOME = {
     "DeviceTarget": "builder.target",

@@ -114,7 +114,7 @@ def run_demo(folder: Path, stack: contextlib.ExitStack) -> None:
     edgebundle("agents", *broker)
 
     say("deploy: the agent pulls the bundle over MQTT, verifies it, tests it, and activates it")
-    edgebundle("deploy", "digits.bundle", "--agent", DEVICE, *broker)
+    edgebundle("deploy", "digits.bundle", "--agent", DEVICE, *broker, "--wait", "30")
 
     say("infer: a picture goes in, what the device saw comes back")
     for name in ("seven", "zero"):

@@ -10,7 +10,7 @@ import pytest
 
 DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo.py"
 # The promise is 60 s on two cores that have nothing else to do; here other tests may be running.
-PATIENCE_S = 240
+PATIENCE_S = 60
 
 
 def start(tmp_path: Path, **environment: str) -> "subprocess.Popen[str]":
@@ -48,7 +48,7 @@ def test_picture_is_recognised_over_mqtt(tmp_path: Path, broker: str) -> None:
     assert process.returncode == 0, out + err
     assert f"a broker ({broker})" in out
     commands = [line.split()[2] for line in out.splitlines() if line.startswith("$ edgebundle ")]
-    assert commands == ["keygen", "compile", "verify", "agents", "deploy", "infer", "metrics"]
+    assert commands == ["keygen", "compile", "verify", "agents", "deploy", "infer", "infer", "metrics"]
     answer = out.partition("$ edgebundle infer")[2].partition("\n== ")[0]
     assert "seven" in answer
     assert "ms" in answer
@@ -112,4 +112,4 @@ def test_mosquitto_that_is_not_installed(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 1
-    assert "mosquitto, which is not installed" in done.stderr
+    assert done.stderr == "demo: failed: mosquitto is not installed\n"
