@@ -14,7 +14,8 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 import onnx
-from google.protobuf.message import DecodeError
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import DecodeError, Message
 from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
 
 from builder.errors import ModelError
@@ -92,9 +93,24 @@ def decode(raw: bytes, source: str) -> onnx.ModelProto:
         model.ParseFromString(raw)
     except DecodeError as error:
         raise ModelError(f"not an ONNX model, or a part of one: {source}", hint=hint) from error
+    if not _is_text(model):
+        raise ModelError(f"not an ONNX model, or a damaged one: a name in it is no text: {source}", hint=hint)
     if not model.HasField("graph") or not model.opset_import or not model.graph.output:
         raise ModelError(f"expected an ONNX model with a graph, outputs and an opset: {source}", hint=hint)
     return model
+
+
+def _is_text(message: Message) -> bool:
+    """Whether every string is UTF-8: protobuf lets others pass, as bytes, and libraries trip over them."""
+    if isinstance(message, onnx.TensorProto):
+        return isinstance(message.name, str) and all(_is_text(entry) for entry in message.external_data)
+    for field, value in message.ListFields():
+        values = value if field.is_repeated else (value,)
+        if field.type == FieldDescriptor.TYPE_STRING and not all(isinstance(item, str) for item in values):
+            return False
+        if field.type == FieldDescriptor.TYPE_MESSAGE and not all(_is_text(item) for item in values):
+            return False
+    return True
 
 
 def _read(path: Path) -> bytes:

@@ -42,11 +42,16 @@ class ValueType:
         return dtype
 
 
+def is_known_type(elem_type: int) -> bool:
+    """Whether a number stands for a TensorProto.DataType."""
+    return elem_type != onnx.TensorProto.UNDEFINED and elem_type in onnx.TensorProto.DataType.values()
+
+
 def value_type(info: onnx.ValueInfoProto) -> ValueType | None:
     """Type of a value, or None where it is no tensor or its element type is unknown."""
-    if info.type.WhichOneof("value") != "tensor_type" or not info.type.tensor_type.elem_type:
-        return None
     tensor = info.type.tensor_type
+    if info.type.WhichOneof("value") != "tensor_type" or not is_known_type(tensor.elem_type):
+        return None
     if not tensor.HasField("shape"):
         return ValueType(tensor.elem_type, None)
     # Some exporters write an unknown dimension as -1 or 0; a dimension of 0 has no use in a model.

@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from builder.errors import ModelError, ShapeError
 from builder.importer.input_shapes import MAX_DIM, MAX_RANK
+from builder.importer.onnx_graph import is_known_type
 
 Dim = int | str | None
 Shapes = Mapping[str, Sequence[int]]
@@ -89,8 +90,8 @@ def _declared_dims(value: onnx.ValueInfoProto) -> tuple[Dim, ...] | None:
             f"expected numbers as inputs, '{value.name}' is a tensor of strings",
             hint="export the model from behind its tokenizer or vocabulary",
         )
-    if not tensor.elem_type:
-        raise ModelError(f"input '{value.name}' has no datatype")
+    if not is_known_type(tensor.elem_type):
+        raise ModelError(f"input '{value.name}' has no known datatype")
     if not tensor.HasField("shape"):
         return None
     # Exporters also write an unknown dimension as 0 or -1.

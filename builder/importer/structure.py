@@ -14,7 +14,7 @@ import onnx
 from onnx import TensorProto, defs, helper, inliner
 
 from builder.errors import ModelError, UnsupportedOperatorError
-from builder.importer.onnx_graph import DEFAULT_DOMAINS, copy_node, describe, reads, walk_nodes
+from builder.importer.onnx_graph import DEFAULT_DOMAINS, copy_node, describe, is_known_type, reads, walk_nodes
 from builder.importer.silence import FOREIGN_FAILURES, first_line
 
 # Before IR version 4 weights had to be graph inputs too, and files mix the rules; ONNX Runtime is some
@@ -170,7 +170,7 @@ def _check_values(graph: onnx.GraphProto) -> None:
 
 def _check_weight(tensor: onnx.TensorProto) -> None:
     """A weight that is cut short would be refused by NumPy, far from here and in other words."""
-    if tensor.data_type not in TensorProto.DataType.values() or tensor.data_type == TensorProto.UNDEFINED:
+    if not is_known_type(tensor.data_type):
         raise ModelError(f"weight '{tensor.name}' has no known datatype")
     if tensor.data_type == TensorProto.STRING:
         return

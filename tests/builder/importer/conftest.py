@@ -1,0 +1,81 @@
+"""Small ONNX models, and the two ways in which they run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+Arrays = Mapping[str, NDArray[Any]]
+ModelMaker = Callable[..., onnx.ModelProto]
+Runner = Callable[[onnx.ModelProto, Arrays], list[NDArray[Any]]]
+
+
+@pytest.fixture
+def make_model() -> ModelMaker:
+    """Build a model: nodes, inputs and outputs as name -> shape or (shape, type), weights as arrays."""
+
+    def info(name: str, what: Any) -> onnx.ValueInfoProto:
+        shape, dtype = what if isinstance(what, tuple) else (what, TensorProto.FLOAT)
+        return helper.make_tensor_value_info(name, dtype, shape)
+
+    def make(
+        nodes: Sequence[onnx.NodeProto],
+        inputs: Mapping[str, Any],
+        outputs: Mapping[str, Any],
+        weights: Arrays | None = None,
+        opset: int = 17,
+        ir_version: int = 8,
+    ) -> onnx.ModelProto:
+        graph = helper.make_graph(
+            list(nodes),
+            "graph",
+            [info(*item) for item in inputs.items()],
+            [info(*item) for item in outputs.items()],
+            initializer=[numpy_helper.from_array(np.asarray(v), k) for k, v in (weights or {}).items()],
+        )
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir_version)
+
+    return make
+
+
+@pytest.fixture
+def run_onnx() -> Runner:
+    """ONNX Runtime, without its optimisations: the reference."""
+
+    def run(model: onnx.ModelProto, feeds: Arrays) -> list[NDArray[Any]]:
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.log_severity_level = 4
+        session = onnxruntime.InferenceSession(
+            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+        return list(session.run(None, dict(feeds)))
+
+    return run
+
+
+@pytest.fixture
+def run_relax() -> Callable[[Any, Sequence[NDArray[Any]]], list[NDArray[Any]]]:
+    """TVM's own default build of a Relax module, slow and independent of ours."""
+    import tvm
+    from tvm import relax
+
+    def run(mod: Any, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+        machine = relax.VirtualMachine(tvm.compile(mod, target="llvm"), tvm.cpu())
+        results = machine["main"](*(tvm.runtime.tensor(np.ascontiguousarray(array)) for array in inputs))
+        return [r.numpy() for r in ([results] if isinstance(results, tvm.runtime.Tensor) else results)]
+
+    return run
+
+
+@pytest.fixture
+def relu(make_model: ModelMaker) -> onnx.ModelProto:
+    """The smallest model: y = Relu(x), [2, 3]."""
+    return make_model([helper.make_node("Relu", ["x"], ["y"], name="relu")], {"x": [2, 3]}, {"y": [2, 3]})

@@ -1,0 +1,189 @@
+"""Shapes and values of inputs: what is given, what follows, what is chosen, what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from builder.errors import ShapeError
+from builder.importer import import_onnx
+from builder.importer.static_inputs import fix_inputs
+
+ModelMaker = Callable[..., onnx.ModelProto]
+INT64 = TensorProto.INT64
+
+
+def dims(model: onnx.ModelProto) -> dict[str, list[int]]:
+    return {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in model.graph.input}
+
+
+@pytest.fixture
+def two(make_model: ModelMaker) -> Callable[[Sequence[Any], Sequence[Any]], onnx.ModelProto]:
+    """A model of two inputs, a and b, of the given dimensions."""
+
+    def make(a: Sequence[Any], b: Sequence[Any]) -> onnx.ModelProto:
+        nodes = [helper.make_node("Shape", [name], [f"s{name}"]) for name in "ab"]
+        nodes.append(helper.make_node("Concat", ["sa", "sb"], ["y"], axis=0))
+        return make_model(nodes, {"a": list(a), "b": list(b)}, {"y": ([None], INT64)})
+
+    return make
+
+
+def test_static_inputs_need_nothing(two: Any) -> None:
+    model, notes = two([1, 2], [3]), []
+    fix_inputs(model, {}, {}, notes.append)
+    assert dims(model) == {"a": [1, 2], "b": [3]}
+    assert notes == []
+
+
+def test_a_symbolic_batch_alone_becomes_one_with_a_note(two: Any) -> None:
+    model, notes = two(["N", 3, 8, 8], ["N", 4]), []
+    fix_inputs(model, {}, {}, notes.append)
+    assert dims(model) == {"a": [1, 3, 8, 8], "b": [1, 4]}
+    assert any("'a' [N,3,8,8]" in note and "1 chosen" in note for note in notes)
+
+
+@pytest.mark.parametrize("batch", [None, "", 0, -1])
+def test_a_batch_left_open_in_any_spelling_becomes_one(two: Any, batch: Any) -> None:
+    model = two([5, 3], [2])
+    model.graph.input[0].type.tensor_type.shape.dim[0].Clear()
+    if isinstance(batch, int):
+        model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = batch
+    fix_inputs(model, {}, {}, lambda _: None)
+    assert dims(model)["a"] == [1, 3]
+
+
+def test_a_batch_that_is_given_is_taken_for_all_inputs_that_share_it(two: Any) -> None:
+    model = two(["N", 3], ["N", 4])
+    fix_inputs(model, {"a": (5, 3)}, {}, lambda _: None)
+    assert dims(model) == {"a": [5, 3], "b": [5, 4]}
+
+
+def test_shared_symbols_are_solved(two: Any) -> None:
+    model = two(["batch", "length"], ["batch", "length"])
+    fix_inputs(model, {"a": (2, 7)}, {}, lambda _: None)
+    assert dims(model)["b"] == [2, 7]
+
+
+def test_a_vector_of_the_batch_follows_it(two: Any) -> None:
+    model = two(["N", 3], ["N"])
+    fix_inputs(model, {}, {}, lambda _: None)
+    assert dims(model)["b"] == [1]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "fragment"),
+    [
+        (["batch", "length"], ["batch", "length"], "'a' [batch,length], 'b' [batch,length]"),
+        ([1, "length"], [3], "'a' [1,length]"),
+        (["N", 3], ["length"], "'b' [length]"),
+        (["N"], [3], "'a' [N]"),
+        ([None, None], [3], "'a' [?,?]"),
+    ],
+)
+def test_other_open_dimensions_are_asked_for_by_name(two: Any, a: Any, b: Any, fragment: str) -> None:
+    with pytest.raises(ShapeError) as caught:
+        fix_inputs(two(a, b), {}, {}, lambda _: None)
+    assert fragment in str(caught.value)
+    assert "--input-shapes" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("shapes", "fragment"),
+    [
+        ({"c": (1,)}, "no input 'c'; its inputs are a [N,3] float32, b [4] float32"),
+        ({"a": (1, 3, 1)}, "expects 2 dimensions, [N,3], got 3, [1,3,1]"),
+        ({"a": (1, 5)}, "expects [N,3], got [1,5]: dimension 1 is fixed at 3"),
+        ({"b": (5,)}, "expects [4], got [5]"),
+        ({"a": (0, 3)}, "positive integers"),
+        ({"a": (-1, 3)}, "positive integers"),
+        ({"a": (2**40, 3)}, "positive integers"),
+        ({"a": ()}, "expects 2 dimensions"),
+    ],
+)
+def test_shapes_that_do_not_fit_say_what_was_expected_and_came(two: Any, shapes: Any, fragment: str) -> None:
+    with pytest.raises(ShapeError) as caught:
+        fix_inputs(two(["N", 3], [4]), shapes, {}, lambda _: None)
+    assert fragment in str(caught.value)
+
+
+def test_one_symbol_with_two_sizes_is_refused(two: Any) -> None:
+    with pytest.raises(ShapeError, match=r"'N' expects one size, got 2 from input 'a' and 5 from 'b'"):
+        fix_inputs(two(["N", 3], ["N", 4]), {"a": (2, 3), "b": (5, 4)}, {}, lambda _: None)
+
+
+def test_an_input_without_a_rank_takes_the_given_shape(two: Any) -> None:
+    model = two([1], [2])
+    model.graph.input[0].type.tensor_type.ClearField("shape")
+    with pytest.raises(ShapeError, match="of unknown rank"):
+        fix_inputs(model, {}, {}, lambda _: None)
+    fix_inputs(model, {"a": (4, 5)}, {}, lambda _: None)
+    assert dims(model)["a"] == [4, 5]
+
+
+@pytest.fixture
+def rate(make_model: ModelMaker) -> onnx.ModelProto:
+    """y = x * 2 where the sampling rate is 16000, x * 3 elsewhere, by an If."""
+
+    def branch(factor: float) -> onnx.GraphProto:
+        value = helper.make_tensor("value", TensorProto.FLOAT, [], [factor])
+        nodes = [
+            helper.make_node("Constant", [], ["factor"], value=value),
+            helper.make_node("Mul", ["x", "factor"], ["product"]),
+        ]
+        return helper.make_graph(
+            nodes, "b", [], [helper.make_tensor_value_info("product", TensorProto.FLOAT, [4])]
+        )
+
+    nodes = [
+        helper.make_node("Equal", ["sr", "wide"], ["is_wide"]),
+        helper.make_node(
+            "If", ["is_wide"], ["y"], name="by_rate", then_branch=branch(2), else_branch=branch(3)
+        ),
+    ]
+    return make_model(nodes, {"x": [4], "sr": ([], INT64)}, {"y": [4]}, {"wide": np.array(16000, np.int64)})
+
+
+@pytest.mark.parametrize(("value", "factor"), [(16000, 2), (8000, 3)])
+def test_a_value_folds_its_input_and_the_branch_that_hung_on_it(
+    rate: onnx.ModelProto, run_onnx: Any, value: int, factor: float
+) -> None:
+    model = import_onnx(rate, input_values={"sr": value})
+    assert [spec.name for spec in model.inputs] == ["x"]
+    assert {node.op_type for node in model.onnx.graph.node} == {"Mul"}
+    x = np.arange(4, dtype=np.float32)
+    assert run_onnx(model.onnx, {"x": x})[0].tolist() == (x * factor).tolist()
+
+
+def test_without_its_value_the_branch_is_named_with_the_way_out(rate: onnx.ModelProto) -> None:
+    with pytest.raises(ShapeError.__mro__[1]) as caught:
+        import_onnx(rate)
+    assert "If (by_rate)" in str(caught.value)
+    assert "--input-values" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("values", "fragment"),
+    [
+        ({"none": 1}, "no input 'none'"),
+        ({"sr": 1.5}, "expects int64"),
+        ({"sr": [1, 2]}, "expects [], got a value of [2]"),
+        ({"x": [1, 2]}, "expects [4], got a value of [2]"),
+        ({"sr": "fast"}, "expects int64"),
+        ({"sr": 2**70}, "expects int64"),
+    ],
+)
+def test_values_that_do_not_fit_are_refused(rate: onnx.ModelProto, values: Any, fragment: str) -> None:
+    with pytest.raises(ShapeError) as caught:
+        import_onnx(rate, input_values=values)
+    assert fragment in str(caught.value)
+
+
+def test_one_number_fills_its_input(rate: onnx.ModelProto, run_onnx: Any) -> None:
+    fix_inputs(rate, {}, {"x": 7}, lambda _: None)
+    assert run_onnx(rate, {"sr": np.array(16000)})[0].tolist() == [14.0] * 4

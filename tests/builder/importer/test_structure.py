@@ -1,0 +1,249 @@
+"""Graphs that are none, each refused by the name of what is wrong; and those that only look wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from builder.errors import ModelError, ShapeError, UnsupportedOperatorError
+from builder.importer.onnx_import import import_onnx
+from builder.importer.structure import prepare
+
+ModelMaker = Callable[..., onnx.ModelProto]
+VECTOR = {"x": [3]}
+
+
+def node(
+    op: str, inputs: list[str], outputs: list[str], name: str = "", **attributes: object
+) -> onnx.NodeProto:
+    return helper.make_node(op, inputs, outputs, name=name, **attributes)
+
+
+def refused(model: onnx.ModelProto, kind: type[ModelError] = ModelError) -> str:
+    with pytest.raises(kind) as caught:
+        import_onnx(model)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_cycle_is_named_by_its_nodes(make_model: ModelMaker) -> None:
+    nodes = [node("Add", ["x", "b"], ["a"], "first"), node("Relu", ["a"], ["b"], "second")]
+    message = refused(make_model(nodes, VECTOR, {"b": [3]}))
+    assert "cycle" in message
+    assert "first" in message
+    assert "second" in message
+
+
+def test_a_missing_weight_is_named(make_model: ModelMaker) -> None:
+    message = refused(make_model([node("Add", ["x", "w"], ["y"], "sum")], VECTOR, {"y": [3]}))
+    assert "'sum'" in message
+    assert "'w'" in message
+
+
+def test_a_value_made_twice_is_refused(make_model: ModelMaker) -> None:
+    nodes = [node("Relu", ["x"], ["y"]), node("Abs", ["x"], ["y"])]
+    assert "'y' is made 2 times" in refused(make_model(nodes, VECTOR, {"y": [3]}))
+
+
+def test_an_output_that_nothing_makes_is_refused(make_model: ModelMaker) -> None:
+    assert "'z'" in refused(make_model([node("Relu", ["x"], ["y"])], VECTOR, {"z": [3]}))
+
+
+def test_an_empty_graph_is_refused(make_model: ModelMaker) -> None:
+    refused(make_model([], VECTOR, {"y": [3]}))
+
+
+def test_unknown_operators_are_all_named_with_their_nodes(make_model: ModelMaker) -> None:
+    nodes = [
+        node("Frobnicate", ["x"], ["a"], "one"),
+        node("Relu", ["a"], ["b"], "fine"),
+        node("Frobnicate", ["b"], ["c"], "two"),
+        node("Twiddle", ["c"], ["y"], "three"),
+    ]
+    message = refused(make_model(nodes, VECTOR, {"y": [3]}), UnsupportedOperatorError)
+    assert "Frobnicate (one, two)" in message
+    assert "Twiddle (three)" in message
+    assert "fine" not in message
+
+
+def test_an_operator_newer_than_the_opset_is_named(make_model: ModelMaker) -> None:
+    model = make_model([node("Gelu", ["x"], ["y"], "gelu")], VECTOR, {"y": [3]}, opset=17)
+    assert "opset 17: Gelu (gelu)" in refused(model, UnsupportedOperatorError)
+
+
+def test_an_unknown_domain_is_named(make_model: ModelMaker) -> None:
+    model = make_model([node("Magic", ["x"], ["y"], "spell", domain="my.own")], VECTOR, {"y": [3]})
+    model.opset_import.append(helper.make_opsetid("my.own", 1))
+    message = refused(model, UnsupportedOperatorError)
+    assert "my.own.Magic (spell)" in message
+
+
+def test_an_unknown_domain_without_an_opset_is_refused(make_model: ModelMaker) -> None:
+    refused(make_model([node("Magic", ["x"], ["y"], domain="my.own")], VECTOR, {"y": [3]}))
+
+
+@pytest.mark.parametrize("opset", [0, -1, 10_000])
+def test_an_impossible_opset_is_refused(relu: onnx.ModelProto, opset: int) -> None:
+    relu.opset_import[0].version = opset
+    assert f"got {opset}" in refused(relu)
+
+
+@pytest.mark.parametrize("version", [0, 1, 2, 99])
+def test_an_impossible_ir_version_is_refused(relu: onnx.ModelProto, version: int) -> None:
+    relu.ir_version = version
+    assert f"got {version}" in refused(relu)
+
+
+def test_a_model_without_opset_is_refused(relu: onnx.ModelProto) -> None:
+    del relu.opset_import[:]
+    refused(relu)
+
+
+def test_strings_as_inputs_are_refused(make_model: ModelMaker) -> None:
+    model = make_model(
+        [node("Identity", ["x"], ["y"])], {"x": ([3], TensorProto.STRING)}, {"y": ([3], TensorProto.STRING)}
+    )
+    assert "tensor of strings" in refused(model)
+
+
+def test_a_sequence_as_an_input_is_refused(relu: onnx.ModelProto) -> None:
+    relu.graph.input[0].type.sequence_type.elem_type.tensor_type.elem_type = TensorProto.FLOAT
+    assert "sequence_type" in refused(relu)
+
+
+def test_an_input_without_a_datatype_is_refused(relu: onnx.ModelProto) -> None:
+    relu.graph.input[0].type.tensor_type.elem_type = 0
+    refused(relu)
+
+
+@pytest.mark.parametrize("dtype", [99, -1])
+def test_a_datatype_that_is_none_is_refused(relu: onnx.ModelProto, dtype: int) -> None:
+    relu.graph.input[0].type.tensor_type.elem_type = dtype
+    refused(relu)
+
+
+def test_a_weight_cut_short_is_named(make_model: ModelMaker) -> None:
+    model = make_model([node("Add", ["x", "w"], ["y"])], VECTOR, {"y": [3]}, {"w": np.ones(3, np.float32)})
+    model.graph.initializer[0].raw_data = bytes(8)
+    assert "weight 'w' of shape [3] expects 12 bytes, got 8" in refused(model)
+
+
+@pytest.mark.parametrize("dims", [[-3], [2**62, 2**62], [4]])
+def test_a_weight_of_another_size_is_refused(make_model: ModelMaker, dims: list[int]) -> None:
+    model = make_model([node("Add", ["x", "w"], ["y"])], VECTOR, {"y": [3]}, {"w": np.ones(3, np.float32)})
+    model.graph.initializer[0].dims[:] = dims
+    assert "'w'" in refused(model)
+
+
+def test_a_wrong_attribute_is_refused(make_model: ModelMaker) -> None:
+    model = make_model([node("Softmax", ["x"], ["y"], "soft", axis="last")], VECTOR, {"y": [3]})
+    refused(model)
+
+
+def test_a_missing_attribute_is_refused(make_model: ModelMaker) -> None:
+    refused(make_model([node("Concat", ["x", "x"], ["y"], "join")], VECTOR, {"y": [6]}))
+
+
+def test_shapes_that_contradict_one_another_are_refused(make_model: ModelMaker) -> None:
+    model = make_model(
+        [node("MatMul", ["x", "w"], ["y"], "product")],
+        {"x": [2, 3]},
+        {"y": [2, 4]},
+        {"w": np.ones((5, 4), np.float32)},
+    )
+    assert "product" in refused(model)
+
+
+def test_a_reshape_to_another_size_is_refused(make_model: ModelMaker) -> None:
+    model = make_model(
+        [node("Reshape", ["x", "s"], ["y"], "re")], {"x": [2, 3]}, {"y": [7]}, {"s": np.array([7])}
+    )
+    refused(model)
+
+
+def test_graphs_nested_too_deep_are_refused(make_model: ModelMaker) -> None:
+    body = helper.make_graph(
+        [node("Identity", ["x"], ["y"])],
+        "leaf",
+        [],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [3])],
+    )
+    for _ in range(20):
+        inner = node("If", ["c"], ["y"], then_branch=body, else_branch=body)
+        # Both branches are the same message: its size doubles with each level otherwise.
+        inner.attribute[1].g.CopyFrom(
+            helper.make_graph([node("Identity", ["x"], ["y"])], "leaf", [], body.output)
+        )
+        body = helper.make_graph([inner], "branch", [], body.output)
+    model = make_model(
+        [node("If", ["c"], ["y"], then_branch=body, else_branch=body)],
+        {"x": [3], "c": ([], TensorProto.BOOL)},
+        {"y": [3]},
+    )
+    assert "inside one another" in refused(model)
+
+
+def test_nodes_out_of_order_are_sorted(make_model: ModelMaker) -> None:
+    nodes = [node("Relu", ["a"], ["y"], "last"), node("Abs", ["x"], ["a"], "first")]
+    prepared = prepare(make_model(nodes, VECTOR, {"y": [3]}))
+    assert [n.name for n in prepared.graph.node] == ["first", "last"]
+
+
+def test_nodes_without_a_name_get_one_each(make_model: ModelMaker) -> None:
+    nodes = [node("Relu", ["x"], ["a"]), node("Relu", ["a"], ["y"])]
+    names = [n.name for n in prepare(make_model(nodes, VECTOR, {"y": [3]})).graph.node]
+    assert all(names)
+    assert len(set(names)) == 2
+
+
+def test_weights_listed_as_inputs_are_no_inputs(make_model: ModelMaker) -> None:
+    model = make_model(
+        [node("Add", ["x", "w"], ["y"])],
+        {"x": [3], "w": [3]},
+        {"y": [3]},
+        {"w": np.ones(3, np.float32)},
+        ir_version=3,
+    )
+    assert [spec.name for spec in import_onnx(model).inputs] == ["x"]
+
+
+def test_weights_not_listed_as_inputs_in_an_old_file_are_taken(make_model: ModelMaker) -> None:
+    model = make_model(
+        [node("Add", ["x", "w"], ["y"])], VECTOR, {"y": [3]}, {"w": np.ones(3, np.float32)}, ir_version=3
+    )
+    assert [spec.name for spec in import_onnx(model).inputs] == ["x"]
+
+
+def test_functions_of_the_file_are_inlined(make_model: ModelMaker) -> None:
+    model = make_model([node("Twice", ["x"], ["y"], domain="local")], VECTOR, {"y": [3]})
+    model.opset_import.append(helper.make_opsetid("local", 1))
+    model.functions.append(
+        helper.make_function(
+            "local", "Twice", ["a"], ["b"], [node("Add", ["a", "a"], ["b"])], [helper.make_opsetid("", 17)]
+        )
+    )
+    assert [n.op_type for n in prepare(model).graph.node] == ["Add"]
+
+
+def test_the_model_that_was_given_is_not_changed(relu: onnx.ModelProto) -> None:
+    before = relu.SerializeToString(deterministic=True)
+    import_onnx(relu)
+    assert relu.SerializeToString(deterministic=True) == before
+
+
+def test_a_name_that_cannot_be_served_is_refused(make_model: ModelMaker) -> None:
+    model = make_model([node("Relu", ["a;b"], ["y"])], {"a;b": [3]}, {"y": [3]})
+    assert "a;b" in refused(model)
+
+
+def test_a_datatype_that_cannot_be_served_is_refused(make_model: ModelMaker) -> None:
+    half = TensorProto.BFLOAT16
+    refused(make_model([node("Identity", ["x"], ["y"])], {"x": ([3], half)}, {"y": ([3], half)}))
+
+
+def test_a_shape_error_is_a_model_error() -> None:
+    assert issubclass(ShapeError, ModelError)
