@@ -142,7 +142,8 @@ class _Asking:
         self._inputs: dict[str, TensorSpec] | None = None
         self._name = b""
         self._answer: asyncio.Future[Message] | None = None
-        self._wake = asyncio.Event()
+        self._told = asyncio.Event()
+        self._reconnected = asyncio.Event()
         self._attempts = 0
 
     async def run(self, client: Client, deadline_s: float) -> InferResult:
@@ -180,7 +181,7 @@ class _Asking:
                 self._state = str(_json(message.payload).get("state", ""))
             case topics.ModelState():
                 self._inputs = _inputs(_json(message.payload))
-                self._wake.set()
+                self._told.set()
             case topics.Reply(_, suffix):
                 ours = suffix == self._name.decode()
                 if ours and self._answer is not None and not self._answer.done():
@@ -188,7 +189,7 @@ class _Asking:
 
     def on_up(self) -> None:
         """Ask again at once: what was under way may be lost."""
-        self._wake.set()
+        self._reconnected.set()
 
     async def _ask(self, client: Client, began: float, end: float) -> Answer:
         """Send the request under one name until its answer comes."""
@@ -202,14 +203,14 @@ class _Asking:
             if left_s <= 0:
                 raise self._nothing(time.monotonic() - began)
             self._attempts += 1
-            self._wake.clear()
+            self._reconnected.clear()
             if client.speaks_5:
                 client.publish(self._where, self._request.body, properties=self._properties(reply_to, left_s))
             else:
                 # The same bytes each time: the agent knows a request again by them.
                 document = document or self._document(reply_to, left_s)
                 client.publish(self._where, document)
-            woken: asyncio.Future[Any] = asyncio.ensure_future(self._wake.wait())
+            woken: asyncio.Future[Any] = asyncio.ensure_future(self._reconnected.wait())
             either: set[asyncio.Future[Any]] = {self._answer, woken}
             try:
                 await asyncio.wait(either, timeout=min(resend_s, left_s), return_when=asyncio.FIRST_COMPLETED)
@@ -235,9 +236,9 @@ class _Asking:
 
     async def _wait_for_inputs(self, end: float) -> None:
         while self._inputs is None and time.monotonic() < end:
-            self._wake.clear()
+            self._told.clear()
             try:
-                await asyncio.wait_for(self._wake.wait(), end - time.monotonic())
+                await asyncio.wait_for(self._told.wait(), end - time.monotonic())
             except TimeoutError:
                 break
         if self._inputs is None:

@@ -1,0 +1,149 @@
+"""The desired document, read strictly."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.deploy.desired import (
+    MAX_BUNDLE_BYTES,
+    MAX_DESIRED_BYTES,
+    MAX_MODELS,
+    MAX_SOURCES,
+    Desired,
+    desired_from_document,
+    parse_desired,
+)
+from agent.errors import EndlessDataError, FormatError
+
+ENTRY: dict[str, Any] = {
+    "digest": "sha256:" + "a" * 64,
+    "size": 1000,
+    "version": "1.0.0",
+    "job": "job-1",
+    "sources": ["mqtt"],
+}
+
+
+def document(**changes: Any) -> bytes:
+    return json.dumps({"version": 1, "models": {"digits": ENTRY | changes}}).encode()
+
+
+def test_a_document_is_read_and_written_again() -> None:
+    desired = parse_desired(document(sources=["https://files.example/a", "mqtt"]))
+    (request,) = desired.models
+    assert (request.model, request.digest, request.size) == ("digits", ENTRY["digest"], 1000)
+    assert request.sources == ("https://files.example/a", "mqtt")
+    assert desired_from_document(desired.to_document()) == desired
+    assert desired.get("digits") == request
+    assert desired.get("faces") is None
+
+
+def test_the_digest_of_a_document_does_not_depend_on_how_it_was_written() -> None:
+    shuffled = json.dumps(json.loads(document()), indent=3, sort_keys=True).encode()
+    assert parse_desired(shuffled).digest == parse_desired(document()).digest
+    assert parse_desired(document(job="job-2")).digest != parse_desired(document()).digest
+    based = json.loads(document()) | {"base": ENTRY["digest"]}
+    assert parse_desired(json.dumps(based).encode()).digest == parse_desired(document()).digest
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"digest": "sha256:" + "A" * 64},
+        {"digest": "a" * 64},
+        {"digest": "sha256:../../../etc/passwd"},
+        {"digest": None},
+        {"size": 0},
+        {"size": -1},
+        {"size": 1.0},
+        {"size": True},
+        {"size": "1000"},
+        {"version": ""},
+        {"version": "1 0"},
+        {"version": 1},
+        {"job": "a/b"},
+        {"job": ""},
+        {"job": "+"},
+        {"job": "x" * 65},
+        {"sources": []},
+        {"sources": "mqtt"},
+        {"sources": [1]},
+        {"sources": ["mqtt"] * (MAX_SOURCES + 1)},
+        {"sources": ["https://a.example/" + "a" * 3000]},
+        {"sources": ["https://a.example/\n"]},
+        {"command": "rm -rf /"},
+    ],
+)
+def test_an_entry_with_one_thing_wrong_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(FormatError):
+        parse_desired(document(**changes))
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b"{}",
+        b'{"version":1}',
+        b'{"version":-1,"models":{}}',
+        b'{"version":true,"models":{}}',
+        b'{"version":1.0,"models":{}}',
+        b'{"version":9007199254740992,"models":{}}',
+        b'{"version":1,"models":[]}',
+        b'{"version":1,"models":{},"more":1}',
+        b'{"version":1,"models":{},"base":"x"}',
+        b'{"version":1,"version":2,"models":{}}',
+        b'{"version":NaN,"models":{}}',
+        b'{"version":1,"models":{"../x":{}}}',
+        b'{"version":1,"models":{"Digits":{}}}',
+        b'{"version":1,"models":{"a":{}}}',
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b"1" * 5000,
+    ],
+)
+def test_what_is_no_such_document_is_refused(raw: bytes) -> None:
+    with pytest.raises(FormatError):
+        parse_desired(raw)
+
+
+def test_what_is_over_a_limit_is_endless_data() -> None:
+    with pytest.raises(EndlessDataError, match="at most 4294967296"):
+        parse_desired(document(size=MAX_BUNDLE_BYTES + 1))
+    many = {f"m{index}": ENTRY | {"job": f"j{index}"} for index in range(MAX_MODELS + 1)}
+    with pytest.raises(EndlessDataError, match="65 models"):
+        parse_desired(json.dumps({"version": 1, "models": many}).encode())
+    with pytest.raises(EndlessDataError, match="at most"):
+        parse_desired(b" " * (MAX_DESIRED_BYTES + 1))
+
+
+def test_two_models_with_one_job_are_refused() -> None:
+    with pytest.raises(FormatError, match="same job"):
+        parse_desired(json.dumps({"version": 1, "models": {"a": ENTRY, "b": ENTRY}}).encode())
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_a_document_or_an_error(raw: bytes) -> None:
+    with contextlib.suppress(FormatError, EndlessDataError):
+        assert isinstance(parse_desired(raw), Desired)
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=10),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.sampled_from(sorted(ENTRY)), JSON_VALUES)
+def test_any_value_of_any_key_is_a_document_or_an_error(key: str, value: Any) -> None:
+    with contextlib.suppress(FormatError, EndlessDataError):
+        parse_desired(json.dumps({"version": 1, "models": {"digits": ENTRY | {key: value}}}).encode())

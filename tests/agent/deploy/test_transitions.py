@@ -1,0 +1,85 @@
+"""The state table: every way through it ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.deploy.jobs import Result, Status, Step
+from agent.deploy.transitions import TRANSITIONS, classify
+from agent.errors import (
+    EdgeError,
+    EndlessDataError,
+    FormatError,
+    IncompatibleError,
+    KeyRevokedError,
+    MixAndMatchError,
+    NoSpaceError,
+    RollbackError,
+    SelfTestError,
+    SignatureError,
+    SourceError,
+    StoreError,
+)
+
+
+def test_the_good_way_is_the_order_of_trust() -> None:
+    way, step = [], Step.DOWNLOADING
+    while step is not None:
+        way.append(step)
+        step = TRANSITIONS[step].then
+    assert way == [
+        Step.DOWNLOADING,
+        Step.VERIFYING,
+        Step.INSTALLING,
+        Step.TESTING,
+        Step.ACTIVATING,
+        Step.COMMITTING,
+        Step.CLEANUP,
+    ]
+
+
+@pytest.mark.parametrize("step", Step)
+def test_whatever_fails_the_job_ends(step: Step) -> None:
+    seen: list[Step] = []
+    at: Step | None = step
+    while at is not None:
+        assert at not in seen
+        seen.append(at)
+        at = TRANSITIONS[at].on_error
+
+
+@pytest.mark.parametrize("step", Step)
+def test_what_has_switched_is_rolled_back_and_what_has_not_is_not(step: Step) -> None:
+    after_switch = step in (Step.ACTIVATING, Step.COMMITTING)
+    assert (TRANSITIONS[step].on_error is Step.ROLLING_BACK) == after_switch
+
+
+@pytest.mark.parametrize("step", Step)
+def test_a_restart_never_skips_verification(step: Step) -> None:
+    again = TRANSITIONS[step].after_restart
+    assert again in (Step.DOWNLOADING, Step.ROLLING_BACK, Step.CLEANUP)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (SignatureError("x"), Status.REJECTED, "ERR_ARBITRARY_SOFTWARE"),
+        (FormatError("x"), Status.REJECTED, "ERR_ARBITRARY_SOFTWARE"),
+        (MixAndMatchError("x"), Status.REJECTED, "ERR_MIX_AND_MATCH"),
+        (EndlessDataError("x"), Status.REJECTED, "ERR_ENDLESS_DATA"),
+        (RollbackError("x"), Status.REJECTED, "ERR_ROLLBACK"),
+        (IncompatibleError("x"), Status.REJECTED, "ERR_INCOMPATIBLE"),
+        (KeyRevokedError("x"), Status.REJECTED, "ERR_KEY_REVOKED"),
+        (SelfTestError("x"), Status.FAILED, "ERR_SELF_TEST"),
+        (NoSpaceError("x"), Status.FAILED, "ERR_NO_SPACE"),
+        (StoreError("x"), Status.FAILED, "ERR_STORE"),
+        (SourceError("x"), Status.FAILED, "ERR_SOURCE"),
+        (TimeoutError("x"), Status.TIMED_OUT, "ERR_SOURCE"),
+    ],
+)
+def test_a_refusal_is_for_good_and_a_failure_is_not(
+    error: EdgeError | TimeoutError, status: Status, code: str
+) -> None:
+    failure = classify(error)
+    assert (failure.status, failure.code) == (status, code)
+    assert (failure.result is Result.REJECTED) == (status is Status.REJECTED)

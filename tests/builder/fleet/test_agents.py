@@ -1,0 +1,67 @@
+"""`edgebundle agents`: what the fleet has left with the broker."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from agent.mqtt import topics
+from builder.fleet.agents import AgentSummary, ModelSummary, agents_async
+from builder.fleet.broker import Broker
+from builder.fleet.client import Client
+from tests.conftest import BrokerProcess
+
+
+async def retain(broker: BrokerProcess, messages: dict[topics.Topic, Any]) -> None:
+    async with Client(Broker(broker.url), lambda _topic, _message: None) as client:
+        for topic, document in messages.items():
+            payload = document if isinstance(document, bytes) else json.dumps(document).encode()
+            await client.publish_surely(topics.format_topic(topic), payload, retain=True, limit_s=5)
+
+
+async def test_agents_are_listed_with_their_models(broker: BrokerProcess) -> None:
+    await retain(
+        broker,
+        {
+            topics.State("kitchen"): {"state": "online", "session_seq": 3, "version": "0.1.0"},
+            topics.Info("kitchen"): {
+                "agent": "0.1.0",
+                "hardware": {"board": "Raspberry Pi 4", "arch": "aarch64", "cpu": "Cortex-A72"},
+            },
+            topics.ModelState("kitchen", "digits"): {
+                "ready": True,
+                "version": "1.0.0",
+                "digest": "sha256:ab",
+            },
+            topics.ModelState("kitchen", "faces"): {"ready": False, "versions": ["2.0.0"]},
+            topics.State("attic"): {"state": "offline"},
+        },
+    )
+    found = await agents_async(Broker(broker.url), wait_s=5)
+    assert found == (
+        AgentSummary("attic", "offline", "", "", ()),
+        AgentSummary(
+            "kitchen",
+            "online",
+            "0.1.0",
+            "Raspberry Pi 4, aarch64",
+            (ModelSummary("digits", "1.0.0", True, "sha256:ab"), ModelSummary("faces", "2.0.0", False, "")),
+        ),
+    )
+
+
+async def test_what_an_agent_says_is_not_trusted_with_a_terminal(mosquitto: BrokerProcess) -> None:
+    await retain(
+        mosquitto,
+        {
+            topics.State("kitchen"): {"state": "\x1b[31mred\x07", "version": ["x"]},
+            topics.Info("kitchen"): b"\xff\xff",
+            topics.ModelState("kitchen", "m"): b"[" * 5000,
+        },
+    )
+    (summary,) = await agents_async(Broker(mosquitto.url), wait_s=5)
+    assert (summary.state, summary.version, summary.models) == ("?[31mred?", "", ())
+
+
+async def test_a_broker_without_agents_lists_none(mosquitto: BrokerProcess) -> None:
+    assert await agents_async(Broker(mosquitto.url), wait_s=0.5) == ()

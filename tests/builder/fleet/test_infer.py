@@ -1,0 +1,230 @@
+"""`edgebundle infer`: one answer whatever restarts, and an error that says why there is none."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agent.mqtt import topics
+from agent.mqtt.message import Message
+from agent.mqtt.properties import Properties
+from builder.errors import FleetError, PackageError
+from builder.fleet.broker import Broker
+from builder.fleet.client import Client
+from builder.fleet.infer import infer_async
+from builder.fleet.request import Request
+from tests.conftest import BrokerProcess
+
+PNG = b"\x89PNG\r\n\x1a\n" + bytes(50)
+JPEG = b"\xff\xd8\xff\xe0" + bytes(50)
+TOP = {
+    "model_name": "digits",
+    "model_version": "1.0.0",
+    "outputs": [
+        {"name": "labels", "datatype": "BYTES", "shape": [2], "data": ["seven", "one"]},
+        {"name": "scores", "datatype": "FP32", "shape": [2], "data": [0.9, 0.1]},
+        {"name": "indices", "datatype": "INT64", "shape": [2], "data": [7, 1]},
+    ],
+}
+STATE = {
+    "name": "digits",
+    "ready": True,
+    "inputs": [{"name": "image", "datatype": "FP32", "shape": [1, 1, 8, 8]}],
+}
+
+
+class Responder:
+    """An agent that answers as it is told: `reply(count, document)` returns a status and a body, or None."""
+
+    def __init__(self, broker: BrokerProcess, reply: Callable[[int], tuple[int, Any] | None]) -> None:
+        self.requests: list[Message] = []
+        self._reply = reply
+        self._client = Client(Broker(broker.url), self._on_message)
+
+    async def __aenter__(self) -> Responder:
+        await self._client.__aenter__()
+        state = topics.format_topic(topics.ModelState("kitchen", "digits"))
+        await self._client.publish_surely(state, json.dumps(STATE).encode(), retain=True, limit_s=5)
+        await self._client.subscribe(topics.infer_filter("kitchen"))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._client.__aexit__(kind, error, trace)
+
+    def _on_message(self, topic: topics.Topic, message: Message) -> None:
+        if not isinstance(topic, topics.Infer):
+            return
+        self.requests.append(message)
+        answer = self._reply(len(self.requests))
+        if answer is None:
+            return
+        status, body = answer
+        if self._client.speaks_5:
+            assert message.properties.response_topic is not None
+            user: tuple[tuple[str, str], ...] = (("__stat", str(status)),)
+            if isinstance(body, bytes):
+                content_type, payload = "application/octet-stream", body
+                user += (("tensor", "y;FP32;2"), ("tensor", "words;BYTES;1"))
+            else:
+                content_type, payload = "application/json", json.dumps(body).encode()
+            self._client.publish(
+                message.properties.response_topic,
+                payload,
+                properties=Properties(
+                    content_type=content_type,
+                    correlation_data=message.properties.correlation_data,
+                    user=user,
+                ),
+            )
+        else:
+            request = json.loads(message.payload)
+            document = {"id": request["id"], "status": status, "message": "", **body}
+            self._client.publish(request["reply_to"], json.dumps(document).encode())
+
+
+async def test_an_image_is_answered_with_labels_over_either_broker(broker: BrokerProcess) -> None:
+    async with Responder(broker, lambda _count: (200, TOP)) as responder:
+        result = await infer_async("kitchen", "digits", Request.image(PNG), Broker(broker.url), deadline_s=5)
+    assert (result.ok, result.version, result.attempts) == (True, "1.0.0", 1)
+    assert [(row.label, row.index) for row in result.top] == [("seven", 7), ("one", 1)]
+    assert result.top[0].score == pytest.approx(0.9)
+    (request,) = responder.requests
+    if broker.kind == "mosquitto":
+        assert (request.payload, request.properties.content_type) == (PNG, "image/png")
+        assert request.properties.expiry_s == 5
+    else:
+        document = json.loads(request.payload)
+        assert document["deadline_s"] == pytest.approx(5, abs=0.5)
+        assert document["inputs"] == [
+            {
+                "name": "image",
+                "datatype": "BYTES",
+                "shape": [1],
+                "data": [base64.b64encode(PNG).decode()],
+                "parameters": {"content_type": "image/png"},
+            }
+        ]
+
+
+async def test_tensors_travel_raw_and_come_back_raw(mosquitto: BrokerProcess) -> None:
+    inputs = {"ids": np.array([[1, 2, 3]], np.int64), "mask": np.ones((1, 3), np.int64)}
+    body = np.array([1.5, -2.0], "<f4").tobytes() + b"\x05\x00\x00\x00hello"
+    async with Responder(mosquitto, lambda _count: (200, body)) as responder:
+        result = await infer_async("kitchen", "digits", Request.arrays(inputs), Broker(mosquitto.url))
+    (request,) = responder.requests
+    assert request.properties.all("tensor") == ("ids;INT64;1,3", "mask;INT64;1,3")
+    assert request.payload == inputs["ids"].tobytes() + inputs["mask"].tobytes()
+    first, second = result.outputs
+    np.testing.assert_array_equal(first.values, np.array([1.5, -2.0], np.float32))
+    assert (second.name, second.values.tolist()) == ("words", ["hello"])
+
+
+async def test_tensors_travel_as_json_where_there_are_no_properties(amqtt_broker: BrokerProcess) -> None:
+    inputs = {"x": np.arange(6, dtype=np.float32).reshape(2, 3)}
+    async with Responder(amqtt_broker, lambda _count: (200, TOP)) as responder:
+        await infer_async("kitchen", "digits", Request.arrays(inputs), Broker(amqtt_broker.url))
+    (tensor,) = json.loads(responder.requests[0].payload)["inputs"]
+    assert tensor == {"name": "x", "datatype": "FP32", "shape": [2, 3], "data": [0, 1, 2, 3, 4, 5]}
+
+
+async def test_a_request_without_an_answer_is_sent_again_under_its_own_name(
+    broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("builder.fleet.infer.RESEND_S", 0.2)
+    async with Responder(broker, lambda count: (200, TOP) if count == 3 else None) as responder:
+        result = await infer_async("kitchen", "digits", Request.image(JPEG), Broker(broker.url))
+    assert (result.ok, result.attempts) == (True, 3)
+    names = {
+        message.properties.correlation_data or json.loads(message.payload)["id"]
+        for message in responder.requests
+    }
+    assert len(names) == 1
+    assert len({message.payload for message in responder.requests}) == 1
+
+
+async def test_an_overloaded_model_is_asked_again_under_a_new_name(mosquitto: BrokerProcess) -> None:
+    async with Responder(
+        mosquitto, lambda count: (503, {"error": "full"}) if count < 3 else (200, TOP)
+    ) as responder:
+        result = await infer_async("kitchen", "digits", Request.image(JPEG), Broker(mosquitto.url))
+    assert (result.ok, result.attempts) == (True, 3)
+    assert len({message.properties.correlation_data for message in responder.requests}) == 3
+
+
+@pytest.mark.parametrize("status", [400, 404, 408, 415, 500])
+async def test_a_refusal_is_an_answer_and_not_asked_again(mosquitto: BrokerProcess, status: int) -> None:
+    async with Responder(mosquitto, lambda _count: (status, {"error": "expected x, got y"})) as responder:
+        result = await infer_async("kitchen", "digits", Request.image(JPEG), Broker(mosquitto.url))
+    assert (result.ok, result.status, result.message) == (False, status, "expected x, got y")
+    assert len(responder.requests) == 1
+
+
+async def test_a_model_that_stays_overloaded_is_a_refusal_at_the_deadline(mosquitto: BrokerProcess) -> None:
+    async with Responder(mosquitto, lambda _count: (503, {"error": "full"})):
+        result = await infer_async(
+            "kitchen", "digits", Request.image(JPEG), Broker(mosquitto.url), deadline_s=1.0
+        )
+    assert result.status == 503
+
+
+async def test_a_broker_that_restarts_in_between_costs_time_alone(mosquitto: BrokerProcess) -> None:
+    async with Responder(mosquitto, lambda count: (200, TOP) if count >= 2 else None) as responder:
+        task = asyncio.create_task(
+            infer_async("kitchen", "digits", Request.image(JPEG), Broker(mosquitto.url), deadline_s=20)
+        )
+        while not responder.requests:
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(mosquitto.restart)
+        result = await asyncio.wait_for(task, 20)
+    assert result.ok
+    assert result.attempts >= 2
+
+
+async def test_no_answer_by_the_deadline_says_what_is_known_of_the_agent(mosquitto: BrokerProcess) -> None:
+    with pytest.raises(FleetError, match=r"no answer from nobody within 1\.\d s: no agent of that name"):
+        await infer_async("nobody", "digits", Request.image(JPEG), Broker(mosquitto.url), deadline_s=1)
+    async with Client(Broker(mosquitto.url), lambda _topic, _message: None) as client:
+        topic = topics.format_topic(topics.State("kitchen"))
+        await client.publish_surely(topic, b'{"state":"offline"}', retain=True, limit_s=5)
+    with pytest.raises(FleetError, match="it is offline"):
+        await infer_async("kitchen", "digits", Request.image(JPEG), Broker(mosquitto.url), deadline_s=1)
+
+
+async def test_an_answer_that_makes_no_sense_is_an_error(mosquitto: BrokerProcess) -> None:
+    async with Responder(mosquitto, lambda _count: (200, {"outputs": [{"name": 1}]})):
+        with pytest.raises(FleetError, match="answer cannot be read"):
+            await infer_async("kitchen", "digits", Request.image(JPEG), Broker(mosquitto.url))
+
+
+@pytest.mark.parametrize(("agent", "model"), [("a/b", "m"), ("kitchen", "#"), ("groups", "m"), ("", "m")])
+async def test_a_name_that_no_agent_or_model_has_is_refused(agent: str, model: str) -> None:
+    with pytest.raises(FleetError, match="cannot be the names"):
+        await infer_async(agent, model, Request.image(JPEG), Broker("mqtt://127.0.0.1:1"))
+
+
+def test_a_file_is_asked_with_by_what_it_is(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(PNG)
+    assert Request.from_file(tmp_path / "a.bin").content_type == "image/png"
+    (tmp_path / "a.json").write_bytes(b'{"inputs":[]}')
+    assert Request.from_file(tmp_path / "a.json").content_type == "application/json"
+    np.savez(tmp_path / "a.npz", x=np.zeros((1, 2), np.float32))
+    assert Request.from_file(tmp_path / "a.npz").tensors == ("x;FP32;1,2",)
+    (tmp_path / "b.bin").write_bytes(b"hello")
+    with pytest.raises(PackageError, match="expected a JPEG or PNG"):
+        Request.from_file(tmp_path / "b.bin")
+    (tmp_path / "b.npz").write_bytes(b"hello")
+    with pytest.raises(PackageError, match="cannot be read as"):
+        Request.from_file(tmp_path / "b.npz")
+    np.savez(tmp_path / "c.npz", x=np.array([{}], dtype=object))
+    with pytest.raises(PackageError):
+        Request.from_file(tmp_path / "c.npz")
