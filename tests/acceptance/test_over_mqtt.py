@@ -1,0 +1,114 @@
+"""Real networks answered by a real agent through a real broker, all of it driven by the command line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+from benchmarks.architectures import generate
+from tests.conftest import BrokerProcess
+
+pytestmark = pytest.mark.slow
+AGENT = "kitchen"
+START_LIMIT_S = 30
+
+
+class Fleet:
+    """One agent that trusts one key, and the command line pointed at its broker."""
+
+    def __init__(self, broker: str, folder: Path) -> None:
+        self.broker, self.folder = broker, folder
+        self.edgebundle("keygen", "keys")
+        trust = folder / "trust"
+        trust.mkdir()
+        (trust / "signing.pub").write_bytes((folder / "keys" / "signing.pub").read_bytes())
+        command = [sys.executable, "-m", "agent", "run", "--broker", broker, "--device", AGENT]
+        command += ["--trust", str(trust), "--state-dir", str(folder / "state")]
+        self.log = (folder / "agent.log").open("wb")
+        self.agent = subprocess.Popen(command, stderr=self.log, stdout=self.log)
+        self._wait_until_online()
+
+    def _wait_until_online(self) -> None:
+        end = time.monotonic() + START_LIMIT_S
+        while time.monotonic() < end:
+            seen = json.loads(self.edgebundle("agents", "--broker", self.broker, "--json"))
+            if any(agent["state"] == "online" for agent in seen if agent["name"] == AGENT):
+                return
+        pytest.fail((self.folder / "agent.log").read_text())
+
+    def edgebundle(self, *arguments: str | Path) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "builder", *map(str, arguments)],
+            cwd=self.folder, capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def install(self, model: Path, *options: str | Path) -> str:
+        name = f"{model.stem.lower()}.bundle"
+        self.edgebundle("compile", model, "--sign-key", "keys/signing.key", "-o", name, *options)
+        self.edgebundle("deploy", name, "--agent", AGENT, "--broker", self.broker)
+        return model.stem.lower()
+
+    def infer(self, model: str, *options: str | Path) -> str:
+        return self.edgebundle("infer", "--agent", AGENT, "--model", model, "--broker", self.broker, *options)
+
+    def stop(self) -> int:
+        self.agent.terminate()
+        code = self.agent.wait(30)
+        self.log.close()
+        return code
+
+
+@pytest.fixture
+def fleet(mosquitto: BrokerProcess, tmp_path: Path) -> Iterator[Fleet]:
+    fleet = Fleet(mosquitto.url, tmp_path)
+    yield fleet
+    assert fleet.stop() == 0
+
+
+# Where a person sees the middle of each face, in pixels of the photograph, left to right.
+FACES = {"faces-1.jpg": [(270, 163)], "faces-2.jpg": [(123, 60), (331, 127)]}
+HALF_A_FACE = 35
+
+
+@pytest.mark.parametrize("name", ["slim-320", "RFB-320"])
+def test_faces_are_found_in_photographs(fleet: Fleet, models: Path, name: str) -> None:
+    model = fleet.install(models / f"{name}.onnx", "--preprocess", "ultraface", "--postprocess", "faces")
+    for photograph, middles in FACES.items():
+        answer = json.loads(fleet.infer(model, "--input", models / photograph, "--json"))
+        outputs = {output["name"]: output for output in answer["outputs"]}
+        boxes = np.reshape(outputs["boxes"]["data"], (-1, 4))
+        found = sorted(((x0 + x1) / 2, (y0 + y1) / 2) for x0, y0, x1, y1 in boxes)
+        assert len(found) == len(middles)
+        for (x, y), (seen_x, seen_y) in zip(found, middles, strict=True):
+            assert abs(x - seen_x) < HALF_A_FACE
+            assert abs(y - seen_y) < HALF_A_FACE
+
+
+def test_bert_answers_int64_tensors(fleet: Fleet, tmp_path: Path) -> None:
+    path = tmp_path / "bert.onnx"
+    onnx.save(generate("bert", layers=2, hidden=128, heads=2, vocabulary=1000), path)
+    shapes = "input_ids:[1,16] attention_mask:[1,16] token_type_ids:[1,16]"
+    fleet.install(path, "--input-shapes", shapes)
+    inputs = {
+        "input_ids": np.random.default_rng(1).integers(0, 1000, (1, 16)),
+        "attention_mask": np.array([[1] * 12 + [0] * 4]),
+        "token_type_ids": np.array([[0] * 8 + [1] * 8]),
+    }
+    np.savez(tmp_path / "inputs.npz", **inputs)
+    fleet.infer("bert", "--input", tmp_path / "inputs.npz", "--outputs", tmp_path / "out.npz")
+    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    with np.load(tmp_path / "out.npz") as answer:
+        for output, reference in zip(session.get_outputs(), session.run(None, inputs), strict=True):
+            error = np.abs(answer[output.name] - reference).max() / np.abs(reference).max()
+            assert error <= 1e-4
