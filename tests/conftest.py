@@ -59,7 +59,7 @@ class BrokerProcess:
     def __init__(self, kind: str, folder: Path, *, persistent: bool = True, extra: str = "") -> None:
         self.kind = kind
         self.port = free_port()
-        self._folder = folder
+        self.folder = folder
         self._persistent = persistent
         self._extra = extra
         self._process: subprocess.Popen[bytes] | None = None
@@ -72,9 +72,9 @@ class BrokerProcess:
         if self.kind == "amqtt":
             return [sys.executable, "-c", AMQTT_SCRIPT, str(self.port)]
         # Debian's own configuration, but for the port, the folder and the log.
-        config = self._folder / "mosquitto.conf"
+        config = self.folder / "mosquitto.conf"
         user = "user root\n" if os.geteuid() == 0 else ""
-        persistence = f"persistence true\npersistence_location {self._folder}/\n" if self._persistent else ""
+        persistence = f"persistence true\npersistence_location {self.folder}/\n" if self._persistent else ""
         config.write_text(
             f"listener {self.port} 127.0.0.1\nallow_anonymous true\nlog_dest none\n"
             f"{persistence}{user}{self._extra}"

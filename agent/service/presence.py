@@ -64,14 +64,18 @@ def next_session_seq(state_dir: Path) -> int:
     path = state_dir / _FILE
     try:
         with path.open("rb") as file:
-            before = int(file.read(_MAX_FILE_BYTES))
+            raw = file.read(_MAX_FILE_BYTES)
     except FileNotFoundError:
-        before = 0
-    except (OSError, ValueError) as error:
+        raw = b"0"
+    except OSError as error:
+        raw = b""
+        _log.warning("cannot read %s: %s", path, error.strerror)
+    before = int(raw) if raw.isdigit() else _MAX_SEQ
+    if before >= _MAX_SEQ:
         # The clock's seconds are higher than any count of starts: the number still grows.
-        _log.warning("%s is unreadable (%s), counting on from the time", path, error)
+        _log.warning("%s holds no number of starts, counting on from the time", path)
         before = int(time.time())
-    seq = before + 1 if 0 <= before < _MAX_SEQ else 1
+    seq = before + 1
     write_durably(path, str(seq).encode())
     return seq
 

@@ -127,6 +127,11 @@ class Service:
         )
 
     @property
+    def connections(self) -> tuple[Connection, Connection]:
+        """The control connection and that for requests."""
+        return self._control, self._requests
+
+    @property
     def online(self) -> bool:
         """Whether both connections stand and the broker has taken what we published over them."""
         return self._requests.settled and self._control.settled and not self._control.unacknowledged
@@ -217,7 +222,7 @@ class Service:
         gauges = self._host.gauges()
         gauges["edge_inference_in_flight", ()] = self._inference.in_flight
         gauges["edge_answers_dropped_total", ()] = self._answers.dropped
-        for connection in (self._control, self._requests):
+        for connection in self.connections:
             labels = (("connection", connection.client_id.rpartition("-")[2]),)
             gauges["edge_mqtt_connects_total", labels] = connection.connects
             gauges["edge_mqtt_unacknowledged", labels] = connection.unacknowledged

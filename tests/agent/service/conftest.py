@@ -7,8 +7,9 @@ import contextlib
 import hashlib
 import itertools
 import os
+import socket
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -172,6 +173,7 @@ class Rig:
     settings: BrokerSettings
     device: str
     signer: Signer
+    stop: asyncio.Event
     clients: list[Client] = field(default_factory=list)
 
     async def client(self, name: str = "client") -> Client:
@@ -179,6 +181,14 @@ class Rig:
         await client.start()
         self.clients.append(client)
         return client
+
+    def cut(self) -> None:
+        """Cut both of the agent's connections, without a word to either side."""
+        for connection in self.service.connections:
+            assert connection._engine is not None
+            sock = connection._engine._socket
+            assert sock is not None
+            sock._sock.shutdown(socket.SHUT_RDWR)
 
 
 StartService = Callable[..., contextlib.AbstractAsyncContextManager[Rig]]
@@ -189,36 +199,54 @@ def start_service(tmp_path: Path, signer: Signer) -> StartService:
     """Return a context manager that runs a service against a broker."""
 
     @contextlib.asynccontextmanager
-    async def start(port: int, **keys: object) -> AsyncIterator[Rig]:
+    async def start(
+        port: int, *, wait: bool = True, models: Sequence[str] = (), **keys: object
+    ) -> AsyncIterator[Rig]:
         config = configure(tmp_path, signer.trust, port, **keys)
         service = Service(config, Notifier({}), worker_command=FAKE_WORKER)
+        for name in models:
+            await service.models.activate(signer.bundle(name))
         stop = asyncio.Event()
         running = asyncio.create_task(service.run(stop))
-        rig = Rig(service, BrokerSettings("127.0.0.1", port), config.device, signer)
+        rig = Rig(service, BrokerSettings("127.0.0.1", port), config.device, signer, stop)
         try:
-            await until(lambda: service.online or running.done())
+            await until(lambda: not wait or service.online or running.done())
             yield rig
         finally:
-            for client in rig.clients:
-                await client.connection.close()
             stop.set()
             await asyncio.wait_for(running, 30)
+            for client in rig.clients:
+                await client.connection.close()
 
     return start
 
 
 def configure(folder: Path, trust: Path, port: int, **keys: object) -> Config:
-    document: dict[str, Any] = {"device": "kitchen", "state_dir": str(folder / "state")}
+    device = keys.pop("device", "kitchen")
+    document: dict[str, Any] = {"device": device, "state_dir": str(folder / f"state-{device}")}
     for name, value in {
         "broker_url": f"mqtt://127.0.0.1:{port}",
         "trust_dir": str(trust),
-        "inference_crash_window_s": 60.0,
         "shutdown_limit_s": 2.0,
         **keys,
     }.items():
         section, _, key = name.partition("_")
-        document.setdefault(section, {})[key] = value
+        if key:
+            document.setdefault(section, {})[key] = value
+        else:
+            document[name] = value
     return parse_config(document, {}, {}, folder=folder)
+
+
+@contextlib.asynccontextmanager
+async def connected_client(port: int, name: str = "client", device: str = "kitchen") -> AsyncIterator[Client]:
+    """A client for tests in which agents come and go."""
+    client = Client(BrokerSettings("127.0.0.1", port), name, device)
+    await client.start()
+    try:
+        yield client
+    finally:
+        await client.connection.close()
 
 
 async def until(condition: Callable[[], bool], limit_s: float = ANSWER_LIMIT_S) -> None:

@@ -1,0 +1,81 @@
+"""Birth, clean stop and will."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.service import presence
+from agent.service.presence import Presence, Session, next_session_seq
+
+SESSION = Session("kitchen", 7, "0.1.0")
+
+
+class Recorder:
+    """A connection that writes down what is published."""
+
+    def __init__(self) -> None:
+        self.published: list[tuple[str, dict[str, Any], bool]] = []
+
+    def publish(self, topic: str, payload: bytes, *, retain: bool) -> None:
+        self.published.append((topic, json.loads(payload), retain))
+
+
+def test_number_grows_with_each_start(tmp_path: Path) -> None:
+    assert [next_session_seq(tmp_path) for _ in range(3)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("content", [b"", b"abc", b"\xff" * 100, b"9" * 40])
+def test_damaged_number_does_not_stop_the_agent_and_still_grows(tmp_path: Path, content: bytes) -> None:
+    for _ in range(5):
+        next_session_seq(tmp_path)
+    (tmp_path / "session_seq").write_bytes(content)
+    after = next_session_seq(tmp_path)
+    assert after > 5
+    assert next_session_seq(tmp_path) == after + 1
+
+
+def test_birth_will_and_stop_bear_the_same_number() -> None:
+    connection = Recorder()
+    here = Presence(SESSION, connection)  # type: ignore[arg-type]
+    here.announce()
+    here.stop()
+    will = SESSION.will()
+    assert will.topic == "edge/v1/kitchen/state"
+    assert will.retain
+    states = [(document["state"], document["session_seq"]) for _, document, _ in connection.published]
+    assert states == [("online", 7), ("stopped", 7)]
+    assert all(retain for *_, retain in connection.published)
+    assert json.loads(will.payload) == {"state": "offline", "session_seq": 7, "version": "0.1.0"}
+
+
+def test_late_will_is_corrected_and_our_own_words_are_not() -> None:
+    connection = Recorder()
+    now_s = 0.0
+    here = Presence(SESSION, connection, clock=lambda: now_s)  # type: ignore[arg-type]
+    here.announce()
+    now_s = 10.0
+    here.on_state(SESSION.document(presence.ONLINE))
+    assert len(connection.published) == 1
+    here.on_state(Session("kitchen", 6, "0.1.0").document(presence.OFFLINE))
+    assert [document["state"] for _, document, _ in connection.published] == ["online", "online"]
+
+
+def test_correction_is_not_repeated_as_fast_as_somebody_contradicts() -> None:
+    connection = Recorder()
+    now_s = 10.0
+    here = Presence(SESSION, connection, clock=lambda: now_s)  # type: ignore[arg-type]
+    for _ in range(100):
+        here.on_state(b"offline")
+    assert len(connection.published) == 1
+
+
+def test_nothing_is_corrected_after_the_stop() -> None:
+    connection = Recorder()
+    here = Presence(SESSION, connection)  # type: ignore[arg-type]
+    here.stop()
+    here.on_state(b"anything")
+    assert len(connection.published) == 1

@@ -1,0 +1,223 @@
+"""The whole agent against a broker: what it says of itself, and how it outlives the broker and itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from typing import Any
+
+import pytest
+
+from agent.errors import StoreError
+from agent.mqtt.connection import Connection
+from agent.mqtt.message import Message
+from agent.mqtt.properties import Properties
+from agent.mqtt.settings import BrokerSettings
+from agent.mqtt.topics import GroupInfer, Infer, State, format_topic
+from tests.agent.service.conftest import StartService, connected_client, status_of, until
+from tests.conftest import BrokerProcess
+
+
+class Watcher:
+    """Everything that is published below a device."""
+
+    def __init__(self, port: int) -> None:
+        self.messages: list[Message] = []
+        settings = BrokerSettings("127.0.0.1", port)
+        self.connection = Connection(settings, client_id="watcher", on_message=self._take)
+
+    def _take(self, message: Message) -> None:
+        self.messages.append(message)
+        self.connection.ack(message)
+
+    async def __aenter__(self) -> Watcher:
+        await self.connection.connect()
+        await self.connection.subscribe("edge/v1/kitchen/#")
+        return self
+
+    async def __aexit__(self, *_exception: object) -> None:
+        await self.connection.close()
+
+    def latest(self, name: str) -> Any:
+        found = [m for m in self.messages if m.topic == f"edge/v1/kitchen/{name}"]
+        return json.loads(found[-1].payload) if found and found[-1].payload else None
+
+    async def state(self, expected: str) -> None:
+        await until(lambda: (self.latest("state") or {}).get("state") == expected)
+
+
+async def test_agent_says_who_and_how_it_is_and_says_goodbye(
+    broker: BrokerProcess, start_service: StartService
+) -> None:
+    async with Watcher(broker.port) as watcher:
+        async with start_service(broker.port, metrics_interval_s=0.1) as rig:
+            await watcher.state("online")
+            await rig.service.models.activate(rig.signer.bundle())
+            await until(lambda: (watcher.latest("models/echo/state") or {}).get("ready") is True)
+            model = watcher.latest("models/echo/state")
+            assert model["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [1, 4]}]
+            assert (model["state"], model["version"], model["versions"]) == ("ready", "1.0.0", ["1.0.0"])
+            assert model["digest"].startswith("sha256:")
+            info = watcher.latest("info")
+            assert info["device"] == "kitchen"
+            assert info["hardware"]["cores"] >= 1
+            assert "image/png" in info["capabilities"]["content_types"]
+            await until(lambda: 'edge_model_ready{model="echo"}' in (watcher.latest("metrics") or {}))
+            metrics = watcher.latest("metrics")
+            assert metrics["edge_agent_resident_memory_bytes"] > 1e6
+            assert metrics['edge_worker_resident_memory_bytes{model="echo"}'] > 1e6
+            seq = watcher.latest("state")["session_seq"]
+        await watcher.state("stopped")
+        assert watcher.latest("state")["session_seq"] == seq
+
+
+async def test_model_that_is_taken_out_of_service_leaves_nothing_retained(
+    mosquitto: BrokerProcess, start_service: StartService
+) -> None:
+    async with start_service(mosquitto.port) as rig, Watcher(mosquitto.port) as watcher:
+        await rig.service.models.activate(rig.signer.bundle())
+        await until(lambda: (watcher.latest("models/echo/state") or {}).get("ready") is True)
+        await rig.service.models.deactivate("echo")
+        await until(lambda: watcher.latest("models/echo/state") is None)
+        client = await rig.client()
+        assert status_of(await client.ask(b"anyone?")) == 404
+
+
+async def test_late_will_of_an_earlier_session_does_not_leave_the_agent_offline(
+    mosquitto: BrokerProcess, start_service: StartService
+) -> None:
+    async with start_service(mosquitto.port), Watcher(mosquitto.port) as watcher:
+        await watcher.state("online")
+        await asyncio.sleep(1.1)
+        late = b'{"state":"offline","session_seq":0}'
+        watcher.connection.publish(format_topic(State("kitchen")), late, retain=True)
+        await until(lambda: late in [message.payload for message in watcher.messages])
+        await watcher.state("online")
+
+
+async def test_everything_is_said_again_to_a_broker_that_forgot_it(
+    mosquitto: BrokerProcess, start_service: StartService
+) -> None:
+    async with start_service(mosquitto.port) as rig:
+        await rig.service.models.activate(rig.signer.bundle())
+        client = await rig.client()
+        for restart in range(3):
+            mosquitto.stop(signal.SIGKILL)  # nothing is written down
+            for path in mosquitto.folder.glob("mosquitto.db*"):
+                path.unlink()
+            mosquitto.start()
+            async with Watcher(mosquitto.port) as watcher:
+                await watcher.state("online")
+                await until(lambda: watcher.latest("info") is not None)
+                await until(lambda: (watcher.latest("models/echo/state") or {}).get("ready") is True)
+            await until(lambda: rig.service.online and client.connection.settled)
+            assert status_of(await client.ask(b"restart %d" % restart)) == 200
+
+
+async def test_agent_without_a_broker_is_up_and_serves_when_one_comes(
+    start_service: StartService, mosquitto: BrokerProcess
+) -> None:
+    mosquitto.stop()
+    port = mosquitto.port
+    async with start_service(port, wait=False) as rig:
+        await asyncio.sleep(0.3)
+        await rig.service.models.activate(rig.signer.bundle())
+        mosquitto.start()
+        await until(lambda: rig.service.online)
+        client = await rig.client()
+        assert status_of(await client.ask(b"late")) == 200
+
+
+async def test_agent_that_is_told_to_stop_answers_what_it_accepted(
+    mosquitto: BrokerProcess, start_service: StartService
+) -> None:
+    async with start_service(mosquitto.port, shutdown_limit_s=5) as rig:
+        await rig.service.models.activate(rig.signer.bundle())
+        client = await rig.client()
+        sent = [client.send(b"sleep:0.2") for _ in range(4)]
+        model = rig.service.models.get("echo")
+        assert model is not None
+        await until(lambda: rig.service.samples()["edge_inference_in_flight"] == 4)
+        rig.stop.set()
+        for correlation in sent:
+            assert status_of(await client.answer(correlation)) == 200
+
+
+async def test_request_that_a_stopped_agent_did_not_take_is_answered_by_the_next_one(
+    mosquitto: BrokerProcess, start_service: StartService
+) -> None:
+    async with start_service(mosquitto.port):
+        pass
+    async with connected_client(mosquitto.port) as client:
+        waiting = client.send(b"patience")
+        async with start_service(mosquitto.port, models=["echo"]):
+            assert (await client.answer(waiting)).payload == b"1.0.0:patience"
+
+
+async def test_request_in_the_hands_of_an_agent_that_lost_its_connection_is_answered_once(
+    mosquitto: BrokerProcess, start_service: StartService
+) -> None:
+    async with start_service(mosquitto.port) as rig:
+        await rig.service.models.activate(rig.signer.bundle())
+        client = await rig.client()
+        slow = client.send(b"sleep:0.5")
+        await until(lambda: rig.service.samples()["edge_inference_in_flight"] == 1)
+        # The broker delivers it again after this, and the answer must still be one.
+        rig.cut()
+        assert status_of(await client.answer(slow)) == 200
+        await asyncio.sleep(1.0)
+        assert len(await client.answers(slow, 1)) == 1
+        samples = rig.service.samples()
+        assert samples['edge_inference_requests_total{model="echo",status="200"}'] == 1
+        assert samples["edge_inference_duplicates_total"] == 1
+
+
+async def test_group_shares_requests_among_its_members(
+    mosquitto: BrokerProcess, start_service: StartService
+) -> None:
+    async with (
+        start_service(mosquitto.port, device="one", groups=["all"]) as one,
+        start_service(mosquitto.port, device="two", groups=["all"]) as two,
+    ):
+        for rig in (one, two):
+            await rig.service.models.activate(rig.signer.bundle())
+        await until(lambda: one.service.online and two.service.online)
+        client = await one.client()
+        topic = format_topic(GroupInfer("all", "echo"))
+        for number in range(10):
+            properties = Properties(
+                response_topic="edge/v1/replies/client/x", correlation_data=b"g%d" % number, expiry_s=30
+            )
+            client.connection.publish(topic, b"hello", properties=properties)
+        for number in range(10):
+            assert status_of(await client.answer(b"g%d" % number)) == 200
+        key = 'edge_inference_requests_total{model="echo",status="200"}'
+        assert one.service.samples()[key] == two.service.samples()[key] == 5
+
+
+async def test_retained_request_is_not_computed_at_each_connect(
+    mosquitto: BrokerProcess, start_service: StartService
+) -> None:
+    async with start_service(mosquitto.port) as rig:
+        await rig.service.models.activate(rig.signer.bundle())
+        client = await rig.client()
+        properties = Properties(response_topic="edge/v1/replies/client/x", correlation_data=b"r", expiry_s=30)
+        topic = format_topic(Infer(rig.device, "echo"))
+        mosquitto_client = client.connection
+        await mosquitto_client.publish(topic, b"hello", retain=True, properties=properties)
+        assert status_of(await client.answer(b"r")) == 200  # live once
+        await until(lambda: rig.service.samples()["edge_inference_in_flight"] == 0)
+        rig.cut()
+        await asyncio.sleep(0.5)
+        await until(lambda: rig.service.online)
+        assert len(await client.answers(b"r", 1)) == 1
+
+
+async def test_two_agents_on_one_state_directory_are_one_too_many(
+    mosquitto: BrokerProcess, start_service: StartService
+) -> None:
+    async with start_service(mosquitto.port):
+        with pytest.raises(StoreError, match="in use by another agent"):
+            async with start_service(mosquitto.port):
+                pass
