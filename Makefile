@@ -8,6 +8,8 @@ SHELL := /bin/sh
 BIN := .venv/bin
 STAMP := .venv/.installed
 PYTEST_ARGS ?=
+# ONNX Runtime reports to its maker unless this is set before it is loaded.
+export ORT_DISABLE_TELEMETRY := 1
 
 .PHONY: help
 help: ## this list

@@ -1,0 +1,100 @@
+"""The README is tried by running it."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from builder import cli
+from builder.target import PRESETS
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
+LIMIT_S = 300
+
+
+def block(language: str) -> str:
+    [text] = re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    return str(text)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that looks like a clone, as far as the commands go."""
+    path = tmp_path_factory.mktemp("readme")
+    (path / "examples").symlink_to(ROOT / "examples")
+    return path
+
+
+@pytest.fixture(scope="module")
+def quick_start(folder: Path) -> "subprocess.CompletedProcess[str]":
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    return subprocess.run(
+        ["sh", "-eu", "-c", block("sh")],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_quick_start_does_what_it_says(quick_start: "subprocess.CompletedProcess[str]", folder: Path) -> None:
+    assert quick_start.returncode == 0, quick_start.stderr
+    assert "verified digits 1.0.0" in quick_start.stdout
+    assert "signature   verified, by key" in quick_start.stdout
+    assert re.search(r"0\.\d+ +seven", quick_start.stdout)
+    assert "Execution time summary:" in quick_start.stdout
+    assert sorted(path.name for path in folder.iterdir()) == ["digits.bundle", "examples", "keys"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("quick_start")
+def test_python_example_gives_the_same(folder: Path) -> None:
+    before = (folder / "digits.bundle").read_bytes()
+    done = subprocess.run(
+        [sys.executable, "-c", block("python")],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "seven" in done.stdout.splitlines()[0]
+    assert "mean (ms)" in done.stdout
+    assert (folder / "digits.bundle").read_bytes() == before  # compiled twice, by two ways: the same bytes
+
+
+def test_table_of_targets_is_the_builders() -> None:
+    rows = re.findall(r"^\| `([a-z][a-z0-9-]*)` \| (.*) \|$", README, re.MULTILINE)
+    assert {name for name, _ in rows} == set(PRESETS)
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "CONTRIBUTING.md", "docs/README.md", "examples/digits/README.md"]
+)
+def test_links_lead_somewhere(page: str) -> None:
+    path = ROOT / page
+    for link in re.findall(r"\]\(([^)#]+)", path.read_text()):
+        if not link.startswith("https://"):
+            assert (path.parent / link).exists(), link
+
+
+def test_every_verb_that_is_shown_exists() -> None:
+    parser = cli._parser()
+    for verb in set(re.findall(r"^\$? ?edgebundle ([a-z]+)", README, re.MULTILINE)):
+        with pytest.raises(SystemExit) as left:
+            parser.parse_args([verb, "--help"])
+        assert left.value.code == 0
+
+
+def test_every_make_target_that_is_shown_exists() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    pages = README + (ROOT / "CONTRIBUTING.md").read_text()
+    assert set(re.findall(r"(?:^|`)make ([a-z-]+)", pages, re.MULTILINE)) <= targets
