@@ -183,10 +183,10 @@ def _deploy(args: argparse.Namespace) -> int:
             }
         )
     if not result.ok:
+        why = ": ".join(word for word in (result.status, result.message) if word)
         code = f" ({result.code})" if result.code else ""
         raise FleetError(
-            f"{result.agent}: {result.model} {result.version}: {result.status} {result.result}: "
-            f"{result.message}{code}",
+            f"{result.agent}: {result.model} {result.version}: {why}{code}",
             hint=_HINTS.get(result.code, "what ran before runs on"),
         )
     if not args.json:

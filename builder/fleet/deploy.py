@@ -32,6 +32,8 @@ ABSENT_LIMIT_S = 10.0
 PUBLISH_LIMIT_S = 10.0
 # What the retained messages of one agent may take after the subscription was granted.
 SETTLE_S = 0.3
+# An agent reports at once after its birth; one that never does is deployed to all the same.
+REPORT_LIMIT_S = 2.0
 # How often to put the request back when somebody else's document replaced it in the same moment.
 _MAX_MERGES = 20
 _CONFLICT = "ERR_CONFLICT"
@@ -193,6 +195,7 @@ class _Deployment:
             await client.subscribe(topics.format_topic(topic), 1)
         await asyncio.sleep(SETTLE_S)
         await self._wait(lambda: bool(self._state), min(end, began + ABSENT_LIMIT_S), self._nobody)
+        await self._wait_for_report()
         await self._request()
         await self._wait(lambda: self._job.get("status") in _FINAL, end, lambda: self._unfinished(wait_s))
         job = self._job
@@ -294,6 +297,12 @@ class _Deployment:
                 continue
             self._changed.clear()
             await self._look()
+
+    async def _wait_for_report(self) -> None:
+        """Wait a moment for what an agent that has just started says behind its birth."""
+        end = time.monotonic() + REPORT_LIMIT_S
+        while self._state == "online" and not self._reported and time.monotonic() < end:
+            await asyncio.sleep(0.02)
 
     async def _look(self) -> None:
         """React to what others did to the document that was published."""
