@@ -59,12 +59,12 @@ def main() -> int:
 def build_all(releases: tuple[Release, ...], scratch: Path, output: Path, build: int) -> None:
     """Build the packages of `releases` into the folder `output`."""
     epoch = source_date_epoch()
-    wheel = wheels.build_wheel(PROJECT, scratch, epoch)
+    sources = package.Sources(PROJECT, wheels.build_wheel(PROJECT, scratch, epoch), epoch, build)
     for release in releases:
         root = scratch / release.name
         root.mkdir()
-        package.stage(root, release, PROJECT, wheel, LOCKS / f"{release.name}.txt", epoch)
-        built = package.build(root, release, PROJECT, output, epoch, build=build)
+        package.stage(root, release, sources)
+        built = package.build(root, release, sources, output)
         megabytes = (
             f"{built.stat().st_size / 1e6:.1f} MB, {package.installed_bytes(root) / 1e6:.1f} MB unpacked"
         )

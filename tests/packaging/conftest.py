@@ -244,7 +244,7 @@ def digits_onnx() -> Path:
 
 @pytest.fixture(scope="session")
 def compiled(keys: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Compile and sign the demo's classifier for a target, each form once; `plain` takes and gives tensors."""
+    """Compile and sign the classifier for a target, each form once; `plain` takes and gives tensors."""
     folder = tmp_path_factory.mktemp("bundles")
 
     def bundle(target: str, *, plain: bool = False, version: str = "1.0.0", counter: int = 0) -> Path:

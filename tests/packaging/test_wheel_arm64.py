@@ -1,4 +1,4 @@
-"""The agent from the project's wheel in an arm64 user space, asked over MQTT, against this machine's numbers."""
+"""The agent from the wheel in an arm64 user space, asked over MQTT, against this machine's numbers."""
 
 from __future__ import annotations
 

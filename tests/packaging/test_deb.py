@@ -1,0 +1,124 @@
+"""The package as a file: what is in it, what it asks for, and that it is made the same twice."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tarfile
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+from deb.release import RELEASES
+
+from agent.config import KEYS
+from tests.packaging.conftest import EPOCH
+
+pytestmark = pytest.mark.arm
+
+MAX_PACKAGE_BYTES = 45_000_000
+MAX_INSTALLED_BYTES = 140_000_000
+# What each package that we depend on brings of the libraries that wheels leave to the system.
+LIBRARIES = {
+    "libc6": r"lib(c|m|dl|pthread|rt)\.so\.\d|ld-linux-(aarch64|x86-64|armhf)\.so\.\d",
+    "libgcc-s1": r"libgcc_s\.so\.1",
+    "libstdc++6": r"libstdc\+\+\.so\.6",
+    "zlib1g": r"libz\.so\.1",
+}
+each_release = pytest.mark.parametrize("release", RELEASES, ids=lambda release: release.name)
+
+
+def members(package: Path) -> dict[str, tarfile.TarInfo]:
+    with tarfile.open(fileobj=BytesIO(data(package))) as archive:
+        return {member.name.removeprefix("."): member for member in archive}
+
+
+def data(package: Path) -> bytes:
+    return subprocess.run(["dpkg-deb", "--fsys-tarfile", package], check=True, capture_output=True).stdout
+
+
+def field(package: Path, name: str) -> str:
+    command = ["dpkg-deb", "--field", str(package), name]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@each_release
+def test_lintian_finds_no_error(build_deb: Callable[..., Path], release: object) -> None:
+    package = build_deb(release.suite, release.arch)
+    command = ["lintian", "--allow-root", "--fail-on", "error", str(package)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@each_release
+def test_it_is_for_one_python_and_within_its_sizes(build_deb: Callable[..., Path], release: object) -> None:
+    package = build_deb(release.suite, release.arch)
+    found = members(package)
+    installed = sum(member.size for member in found.values())
+    print(f"{package.name}: {package.stat().st_size / 1e6:.1f} MB, {installed / 1e6:.1f} MB unpacked")
+    assert package.stat().st_size <= MAX_PACKAGE_BYTES
+    assert installed <= MAX_INSTALLED_BYTES
+    assert f"python3 (>= {release.python}~), python3 (<< {release.python_next}~)" in field(package, "Depends")
+    assert {match[1] for name in found if (match := re.search(r"\.cpython-(\d+)-", name))} == {
+        release.python.replace(".", "")
+    }
+
+
+@each_release
+def test_its_files_stay_in_their_places_and_belong_to_root(
+    build_deb: Callable[..., Path], release: object
+) -> None:
+    places = (
+        "/etc/edge-agent",
+        "/usr/bin/edge-agent",
+        "/usr/lib/edge-agent",
+        "/usr/lib/systemd/system/edge-agent.service",
+        "/usr/share/doc/edge-agent",
+        "/usr/share/lintian/overrides/edge-agent",
+        "/usr/share/man/man8/edge-agent.8.gz",
+    )
+    for name, member in members(build_deb(release.suite, release.arch)).items():
+        assert member.isdir() or name.startswith(places), name
+        assert (member.uid, member.gid) == (0, 0), name
+        assert member.issym() or not member.mode & 0o6022, f"{name} can be written or raised by others"
+        assert "/tests/" not in name
+        assert "__pycache__" not in name
+        assert not name.startswith(f"/usr/lib/edge-agent/lib/python{release.python}/site-packages/builder")
+
+
+@each_release
+def test_every_library_is_inside_or_comes_with_a_dependency(
+    build_deb: Callable[..., Path], release: object, tmp_path: Path
+) -> None:
+    package = build_deb(release.suite, release.arch)
+    with tarfile.open(fileobj=BytesIO(data(package))) as archive:
+        archive.extractall(tmp_path, filter="tar")
+    libraries = [path for path in tmp_path.rglob("*.so*") if path.is_file()]
+    assert len(libraries) > 20
+    inside = {path.name for path in libraries}
+    depends = re.split(r"[ ,|]+", field(package, "Depends"))
+    allowed = re.compile("|".join(LIBRARIES[name] for name in LIBRARIES if name in depends))
+    for path in libraries:
+        dynamic = subprocess.run(["readelf", "-dW", path], check=True, capture_output=True, text=True).stdout
+        for needed in re.findall(r"\(NEEDED\).*\[(.+)\]", dynamic):
+            assert needed in inside or allowed.fullmatch(needed), f"{path.name} needs {needed}"
+
+
+def test_two_builds_of_one_commit_are_the_same_bytes(build_deb: Callable[..., Path]) -> None:
+    first, second = build_deb("bookworm", "arm64"), build_deb("bookworm", "arm64", again=True)
+    before, after = members(first), members(second)
+    assert list(before) == list(after)
+    assert [name for name in before if before[name].tobuf() != after[name].tobuf()] == []
+    assert {member.mtime for member in after.values()} == {EPOCH}
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_the_configuration_explains_every_key(build_deb: Callable[..., Path]) -> None:
+    with tarfile.open(fileobj=BytesIO(data(build_deb("bookworm", "arm64")))) as archive:
+        file = archive.extractfile("./etc/edge-agent/agent.toml")
+        assert file is not None
+        text = file.read().decode()
+    assert '\ndir = "/etc/edge-agent/keyring"\n' in text
+    for key in KEYS:
+        assert key.text in text

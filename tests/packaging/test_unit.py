@@ -1,0 +1,33 @@
+"""The service's unit, judged without starting it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.systemd
+
+UNIT = Path(__file__).resolve().parents[2] / "systemd/edge-agent.service"
+MAX_EXPOSURE = 1.5
+
+
+def test_its_exposure_is_at_most_1_5() -> None:
+    command = ["systemd-analyze", "security", "--offline=true", "--no-pager", str(UNIT)]
+    report = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    exposure = re.search(r"Overall exposure level for edge-agent.service: ([\d.]+)", report)
+    assert exposure is not None, report
+    print(exposure[0])
+    assert float(exposure[1]) <= MAX_EXPOSURE
+
+
+def test_systemd_knows_every_setting() -> None:
+    command = ["systemd-analyze", "verify", "--man=no", str(UNIT)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    # The one complaint is that this machine has no agent installed.
+    complaints = [
+        line for line in done.stderr.splitlines() if "/usr/bin/edge-agent is not executable" not in line
+    ]
+    assert complaints == []
