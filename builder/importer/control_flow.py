@@ -57,9 +57,9 @@ def inline_body(
     for node in body.node:
         names.update({name: graph.fresh(name) for name in node.output if name})
     nodes = []
-    for node in body.node:
+    for index, node in enumerate(body.node):
         copy = copy_node(node)
-        copy.name = f"{scope}/{node.name or node.op_type}"
+        copy.name = f"{scope}/{node.name or f'{node.op_type}_{index}'}"
         rename(copy, names)
         nodes.append(copy)
     # One value may leave through two outputs, or pass through untouched: an Identity serves all cases, and

@@ -14,7 +14,7 @@ import onnxslim
 from builder.importer.constant_folding import fold_constants
 from builder.importer.control_flow import has_control_flow, inline_constant_ifs
 from builder.importer.function_bodies import expand, has_body
-from builder.importer.onnx_graph import OnnxGraph, ValueType, value_type
+from builder.importer.onnx_graph import OnnxGraph, ValueType, name_nodes, value_type
 from builder.importer.opset import convert_opset
 from builder.importer.relax_module import supported_operators
 from builder.importer.rewrites import apply_rewrites
@@ -70,6 +70,7 @@ def simplify(model: onnx.ModelProto) -> onnx.ModelProto:
             model = expanded
     model = _slim(model)
     fold_constants(model)
+    name_nodes(model.graph)
     return model
 
 

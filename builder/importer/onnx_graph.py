@@ -241,6 +241,17 @@ def constant_node_value(node: onnx.NodeProto) -> NDArray[Any] | None:
     return None
 
 
+def name_nodes(graph: onnx.GraphProto) -> None:
+    """Give every node a name of its own: messages need one, and ONNX Runtime refuses one that comes twice."""
+    taken: set[str] = set()
+    for index, node in enumerate(graph.node):
+        name = node.name or f"{node.op_type}_{index}"
+        while name in taken:
+            name += "_"
+        node.name = name
+        taken.add(name)
+
+
 def remove_dead_nodes(graph: onnx.GraphProto) -> None:
     """Drop nodes and weights whose values nobody reads."""
     needed = {output.name for output in graph.output}

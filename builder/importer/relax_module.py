@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,7 +14,7 @@ from tvm.relax.frontend.onnx import from_onnx, onnx_frontend
 
 from agent.bundle.tensor_spec import TensorSpec
 from builder.errors import ModelError
-from builder.importer.silence import FOREIGN_FAILURES, first_line, quiet
+from builder.importer.silence import FOREIGN_FAILURES, first_line, quiet_native
 
 # The front end makes tuples of these, or crashes; a graph executor has tensors alone.
 _NOT_TENSORS: Final = frozenset(
@@ -68,11 +69,15 @@ def convert(model: onnx.ModelProto) -> IRModule:
     FrontEndError
         It refused.
     """
-    try:
-        with quiet():
+    with quiet_native():
+        try:
             return from_onnx(model, keep_params_in_input=False)
-    except FOREIGN_FAILURES as error:
-        raise FrontEndError(first_line(error)) from error
+        except FOREIGN_FAILURES as error:
+            reason = first_line(error)
+        # What is left half built complains when it is destroyed, which must be now: its frames hang on the
+        # error.
+        gc.collect()
+    raise FrontEndError(reason)
 
 
 def to_relax(model: onnx.ModelProto) -> RelaxModel:

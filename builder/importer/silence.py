@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import os
 import re
+import sys
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 import onnx
@@ -42,6 +45,7 @@ FOREIGN_FAILURES: Final = (
     TypeError,
     ValueError,
 )
+_STDERR: Final = 2
 _LOGGERS: Final = ("onnxslim", "onnx", "tvm", "root")
 
 
@@ -59,6 +63,24 @@ def quiet() -> Iterator[None]:
         finally:
             for name, level in levels.items():
                 logging.getLogger(name).setLevel(level)
+
+
+@contextlib.contextmanager
+def quiet_native() -> Iterator[None]:
+    """Swallow as well what native code writes to the process's standard error, in every thread.
+
+    For short calls alone: whoever else writes there meanwhile is not heard either.
+    """
+    sys.stderr.flush()
+    saved = os.dup(_STDERR)
+    try:
+        with Path(os.devnull).open("wb") as sink:
+            os.dup2(sink.fileno(), _STDERR)
+        with quiet():
+            yield
+    finally:
+        os.dup2(saved, _STDERR)
+        os.close(saved)
 
 
 def first_line(error: BaseException) -> str:

@@ -14,7 +14,15 @@ import onnx
 from onnx import TensorProto, defs, helper, inliner
 
 from builder.errors import ModelError, UnsupportedOperatorError
-from builder.importer.onnx_graph import DEFAULT_DOMAINS, copy_node, describe, is_known_type, reads, walk_nodes
+from builder.importer.onnx_graph import (
+    DEFAULT_DOMAINS,
+    copy_node,
+    describe,
+    is_known_type,
+    name_nodes,
+    reads,
+    walk_nodes,
+)
 from builder.importer.silence import FOREIGN_FAILURES, first_line
 
 # Before IR version 4 weights had to be graph inputs too, and files mix the rules; ONNX Runtime is some
@@ -55,7 +63,7 @@ def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
     _weights_are_no_inputs(graph)
     _check_values(graph)
     _sort(graph)
-    _name_nodes(graph)
+    name_nodes(graph)
     model.ir_version = MODERN_IR
     try:
         onnx.checker.check_model(model)
@@ -222,15 +230,3 @@ def _sort(graph: onnx.GraphProto) -> None:
     nodes = [copy_node(graph.node[index]) for index in order]
     del graph.node[:]
     graph.node.extend(nodes)
-
-
-def _name_nodes(graph: onnx.GraphProto) -> None:
-    """Nodes without a name get one, for messages need it."""
-    taken = {node.name for node in graph.node}
-    for index, node in enumerate(graph.node):
-        if not node.name:
-            name = f"{node.op_type}_{index}"
-            while name in taken:
-                name += "_"
-            node.name = name
-            taken.add(name)

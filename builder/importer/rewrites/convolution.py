@@ -14,7 +14,7 @@ def conv_transpose(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.Node
     """ConvTranspose with `output_shape` or `auto_pad`: the padding worked out.
 
     ONNX operator specification, ConvTranspose-11: total = stride (in - 1) + output_padding
-    + (kernel - 1) dilation + 1 - out; an odd one stands at the end, but for SAME_LOWER.
+    + (kernel - 1) dilation + 1 - out; an odd one stands at the beginning, but for SAME_UPPER.
     """
     options = attributes(node)
     shape, weight = graph.shape_of(node.input[0]), graph.shape_of(node.input[1])
@@ -37,8 +37,8 @@ def conv_transpose(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.Node
             extra[axis] -= total
             total = 0
         small, large = total // 2, total - total // 2
-        begins.append(large if mode == "SAME_LOWER" else small)
-        ends.append(small if mode == "SAME_LOWER" else large)
+        begins.append(small if mode == "SAME_UPPER" else large)
+        ends.append(large if mode == "SAME_UPPER" else small)
     copy = copy_node(node)
     del copy.attribute[:]
     kept = {

@@ -123,28 +123,31 @@ def _is_identity(axis: _Axis, options: dict[str, Any]) -> bool:
     return axis.before == axis.after and axis.scale == 1.0 and not cropped
 
 
-def _coordinates(axis: _Axis, options: dict[str, Any]) -> NDArray[np.float64]:
-    """Where each output element lies among the inputs."""
-    out = np.arange(axis.after, dtype=np.float64)
-    exact_after = axis.before * axis.scale
+def _coordinates(axis: _Axis, options: dict[str, Any]) -> NDArray[np.float32]:
+    """Where each output element lies among the inputs.
+
+    In float32, as ONNX Runtime has it: half way between two pixels, the last bit decides which is nearest.
+    """
+    out = np.arange(axis.after, dtype=np.float32)
     match options.get("coordinate_transformation_mode", "half_pixel"):
         case "half_pixel":
             return (out + 0.5) / axis.scale - 0.5
         case "half_pixel_symmetric":
-            adjustment = axis.after / exact_after
+            adjustment = axis.after / (axis.before * axis.scale)
             centre = axis.before / 2
             return centre * (1 - adjustment) + (out + 0.5) / axis.scale - 0.5
         case "pytorch_half_pixel":
-            return (out + 0.5) / axis.scale - 0.5 if exact_after > 1 else np.full(axis.after, -0.5)
+            return (out + 0.5) / axis.scale - 0.5 if axis.after > 1 else np.full(axis.after, -0.5, np.float32)
         case "align_corners":
-            return out * (axis.before - 1) / (exact_after - 1) if exact_after != 1 else np.zeros(axis.after)
+            # Of the size as it is, like ONNX Runtime; ONNX's reference takes it before it is rounded down.
+            return out * (axis.before - 1) / (axis.after - 1) if axis.after != 1 else np.zeros_like(out)
         case "asymmetric":
             return out / axis.scale
         case "tf_crop_and_resize":
             last = axis.before - 1
             if axis.after > 1:
-                return axis.start * last + out * (axis.end - axis.start) * last / (exact_after - 1)
-            return np.full(axis.after, 0.5 * (axis.start + axis.end) * last)
+                return axis.start * last + out * (axis.end - axis.start) * last / (axis.after - 1)
+            return np.full_like(out, 0.5 * (axis.start + axis.end) * last)
     return out / axis.scale
 
 

@@ -1,0 +1,122 @@
+"""What cannot be imported is listed in one pass, by operator and node, without noise on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from builder.errors import ModelError, UnsupportedOperatorError
+from builder.importer import import_onnx
+
+ModelMaker = Callable[..., onnx.ModelProto]
+INT64 = TensorProto.INT64
+
+
+@pytest.fixture
+def hopeless(make_model: ModelMaker) -> onnx.ModelProto:
+    """Three kinds of obstacles among nodes that are fine."""
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"], name="fine"),
+        # No converter.
+        helper.make_node("Det", ["a"], ["d1"], name="determinant_1"),
+        helper.make_node("Det", ["a"], ["d2"], name="determinant_2"),
+        # A converter that refuses this attribute.
+        helper.make_node("TopK", ["x", "k"], ["t", "ti"], name="unsorted", sorted=0),
+        helper.make_node("TopK", ["x", "k"], ["u", "ui"], name="sorted"),
+        # An output whose shape depends on values.
+        helper.make_node("NonZero", ["a"], ["n"], name="where"),
+    ]
+    outputs = {"d1": [2], "d2": [2], "t": [2, 3, 1], "u": [2, 3, 1], "n": ([3, None], INT64)}
+    return make_model(nodes, {"x": [2, 3, 3]}, outputs, {"k": np.array([1])})
+
+
+def test_every_obstacle_is_named_in_one_pass(hopeless: onnx.ModelProto) -> None:
+    with pytest.raises(UnsupportedOperatorError) as caught:
+        import_onnx(hopeless)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert "3 operators cannot be imported" in message
+    assert "Det (determinant_1, determinant_2): there is no converter" in message
+    assert "TopK (unsorted)" in message
+    assert "NonZero (where)" in message
+    assert "fine" not in message
+    assert ", sorted" not in message
+
+
+def test_a_converters_own_reason_is_given(make_model: ModelMaker) -> None:
+    node = helper.make_node("TopK", ["x", "k"], ["y", "i"], name="top", sorted=0)
+    model = make_model([node], {"x": [2, 3]}, {"y": [2, 1], "i": ([2, 1], INT64)}, {"k": np.array([1])})
+    with pytest.raises(UnsupportedOperatorError, match=r"TopK \(top\): TopK sorted must be 1"):
+        import_onnx(model)
+
+
+def test_a_shape_that_arrives_as_an_input_is_explained_and_can_be_fixed(make_model: ModelMaker) -> None:
+    node = helper.make_node("Reshape", ["x", "shape"], ["y"], name="fold")
+    model = make_model([node], {"x": [2, 6], "shape": ([2], INT64)}, {"y": [None, None]})
+    with pytest.raises(UnsupportedOperatorError) as caught:
+        import_onnx(model)
+    assert "Reshape (fold)" in str(caught.value)
+    assert "--input-values" in (caught.value.hint or "")
+    fixed = import_onnx(model, input_values={"shape": [3, 4]})
+    assert fixed.outputs[0].shape == (3, 4)
+
+
+def test_many_nodes_are_counted_and_not_all_listed(make_model: ModelMaker) -> None:
+    nodes = [helper.make_node("Det", ["x"], [f"y{i}"], name=f"det_{i}") for i in range(9)]
+    model = make_model(nodes, {"x": [2, 3, 3]}, {f"y{i}": [2] for i in range(9)})
+    with pytest.raises(UnsupportedOperatorError, match="det_0, det_1, det_2 and 6 more"):
+        import_onnx(model)
+
+
+def test_detection_without_its_suppression_is_suggested(make_model: ModelMaker) -> None:
+    node = helper.make_node("NonMaxSuppression", ["boxes", "scores", "n"], ["y"], name="nms")
+    model = make_model(
+        [node], {"boxes": [1, 9, 4], "scores": [1, 1, 9]}, {"y": ([None, 3], INT64)}, {"n": np.array([3])}
+    )
+    with pytest.raises(UnsupportedOperatorError) as caught:
+        import_onnx(model)
+    assert "--postprocess" in (caught.value.hint or "")
+
+
+def test_a_loop_of_unknown_length_is_named(make_model: ModelMaker) -> None:
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["go"], ["on"]), helper.make_node("Add", ["s", "s"], ["t"])],
+        "body",
+        [
+            helper.make_tensor_value_info("i", INT64, []),
+            helper.make_tensor_value_info("go", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("s", TensorProto.FLOAT, [3]),
+        ],
+        [
+            helper.make_tensor_value_info("on", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("t", TensorProto.FLOAT, [3]),
+        ],
+    )
+    node = helper.make_node("Loop", ["count", "", "x"], ["y"], name="repeat", body=body)
+    model = make_model([node], {"x": [3], "count": ([], INT64)}, {"y": [3]})
+    with pytest.raises(UnsupportedOperatorError, match=r"Loop \(repeat\)"):
+        import_onnx(model)
+    assert len(import_onnx(model, input_values={"count": 3}).onnx.graph.node) == 3
+
+
+def test_nothing_reaches_the_terminal(hopeless: onnx.ModelProto, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ModelError):
+        import_onnx(hopeless)
+    captured = capfd.readouterr()
+    assert captured.out == ""
+    assert captured.err == ""
+
+
+def test_what_native_code_says_is_heard_again_afterwards(
+    hopeless: onnx.ModelProto, capfd: pytest.CaptureFixture[str]
+) -> None:
+    import os
+
+    with pytest.raises(ModelError):
+        import_onnx(hopeless)
+    os.write(2, b"still here")
+    assert capfd.readouterr().err == "still here"
