@@ -85,7 +85,7 @@ def read_answer(message: Message) -> Answer:
             outputs = tuple(_raw_outputs(properties.all(_TENSOR), message.payload))
             version = properties.first("model_version") or ""
             return Answer(int(status or "0"), text, version, outputs)
-        document = json.loads(message.payload)
+        document = json.loads(message.payload or b"{}")  # a refusal may be its properties alone
         return Answer(
             status=int(status or document.get("status") or 0),
             message=text or str(document.get("message") or document.get("error") or ""),

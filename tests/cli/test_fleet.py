@@ -1,0 +1,282 @@
+"""``agents``, ``deploy``, ``infer``, ``metrics`` with a real broker and agent, as a terminal sees them."""
+
+import contextlib
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from builder import cli, keys
+from tests.conftest import BrokerProcess, free_port
+
+DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits"
+Edgebundle = Callable[..., "subprocess.CompletedProcess[str]"]
+START_LIMIT_S = 30
+
+
+@dataclass(frozen=True)
+class Site:
+    """A broker, an agent ``kitchen`` that trusts ``pair``, and ``digits`` deployed on it with counter 5."""
+
+    broker: str
+    pair: keys.KeyPair
+    folder: Path
+
+    def compile(self, name: str, *flags: str, key: Path | None = None) -> Path:
+        path = self.folder / f"{name}.bundle"
+        arguments = [
+            *("compile", str(DIGITS / "digits.onnx"), "-q", "--name", "digits", "-o", str(path)),
+            *("--preprocess", str(DIGITS / "preprocess.toml"), "--postprocess", "softmax,top3"),
+            *("--labels", str(DIGITS / "labels.txt"), "--sign-key", str(key or self.pair.private)),
+        ]
+        assert cli.main([*arguments, *flags]) == 0
+        return path
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("site")
+    pair = keys.generate(folder / "keys")
+    (folder / "keyring").mkdir()
+    shutil.copy(pair.public, folder / "keyring" / "test.pub")
+    broker = BrokerProcess("mosquitto", folder)
+    broker.start()
+    (folder / "agent.toml").write_text(
+        f'device = "kitchen"\nstate_dir = "state"\n[broker]\nurl = "{broker.url}"\n'
+        '[trust]\ndir = "keyring"\n[metrics]\ninterval_s = 1\n'
+    )
+    with (folder / "agent.log").open("wb") as log:
+        agent = subprocess.Popen(
+            [str(Path(sys.executable).parent / "edge-agent"), "run", "--config", str(folder / "agent.toml")],
+            cwd=folder,
+            stdout=log,
+            stderr=log,
+        )
+    site = Site(broker.url, pair, folder)
+    try:
+        bundle = site.compile("first", "--security-counter", "5")
+        give_up = time.monotonic() + START_LIMIT_S
+        while cli.main(["deploy", str(bundle), "--agent", "kitchen", "--broker", broker.url]):
+            assert time.monotonic() < give_up, (folder / "agent.log").read_text()
+        yield site
+    finally:
+        agent.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            agent.wait(15)
+        agent.kill()
+        broker.stop()
+
+
+def fails(done: "subprocess.CompletedProcess[str]", *words: str) -> None:
+    assert done.returncode == 4, done
+    assert done.stdout == ""
+    errors = [line for line in done.stderr.splitlines() if line.startswith("edgebundle: error: ")]
+    assert len(errors) == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    for word in words:
+        assert word in errors[0], errors[0]
+
+
+# What works
+
+
+def test_agents_lists_the_agent_its_machine_and_its_models(edgebundle: Edgebundle, site: Site) -> None:
+    done = edgebundle("agents", "--broker", site.broker)
+    assert done.returncode == 0
+    first, second = done.stdout.splitlines()
+    assert first.startswith("kitchen  online  edge-agent ")
+    assert second.split()[:3] == ["digits", "1.0.0", "ready"]
+    [agent] = json.loads(edgebundle("agents", "--broker", site.broker, "--json").stdout)
+    assert (agent["name"], agent["models"][0]["name"]) == ("kitchen", "digits")
+
+
+def test_infer_prints_labels_and_the_latency(edgebundle: Edgebundle, site: Site) -> None:
+    done = edgebundle(
+        *("infer", "--agent", "kitchen", "--model", "digits", "--broker", site.broker),
+        *("--input", DIGITS / "four.png"),
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert rows[0][1] == "four"
+    assert len(rows) == 3
+    assert done.stderr.startswith("digits 1.0.0, ")
+
+
+def test_infer_json_is_for_scripts(edgebundle: Edgebundle, site: Site) -> None:
+    done = edgebundle(
+        *("infer", "--agent", "kitchen", "--model", "digits", "--broker", site.broker, "--json"),
+        *("--input", DIGITS / "zero.png"),
+    )
+    said = json.loads(done.stdout)
+    assert said["status"] == 200
+    assert said["top"][0]["label"] == "zero"
+
+
+def test_infer_with_arrays_gives_what_run_gives(edgebundle: Edgebundle, site: Site, tmp_path: Path) -> None:
+    np.savez(tmp_path / "in.npz", image=np.full((1, 1, 8, 8), 0.5, np.float32))
+    done = edgebundle(
+        *("infer", "--agent", "kitchen", "--model", "digits", "--broker", site.broker, "--json"),
+        *("--input", tmp_path / "in.npz"),
+    )
+    assert done.returncode == 0, done.stderr
+    here = json.loads(
+        edgebundle("run", site.folder / "first.bundle", "--inputs", tmp_path / "in.npz", "--json").stdout
+    )
+    assert [row["label"] for row in json.loads(done.stdout)["top"]] == here["answers"]["labels"]
+
+
+def test_metrics_are_prometheus_text(edgebundle: Edgebundle, site: Site) -> None:
+    done = edgebundle("metrics", "--agent", "kitchen", "--broker", site.broker, "--match", "resident|ready")
+    assert done.returncode == 0, done.stderr
+    samples = dict(line.rsplit(" ", 1) for line in done.stdout.splitlines())
+    assert samples['edge_model_ready{model="digits"}'] == "1"
+    assert float(samples["edge_agent_resident_memory_bytes"]) > 1e6
+    assert all("resident" in name or "ready" in name for name in samples)
+
+
+def test_metrics_json(edgebundle: Edgebundle, site: Site) -> None:
+    said = json.loads(edgebundle("metrics", "--agent", "kitchen", "--broker", site.broker, "--json").stdout)
+    assert said["edge_agent_uptime_seconds"] > 0
+
+
+def test_newer_version_is_deployed_and_says_so(edgebundle: Edgebundle, site: Site) -> None:
+    path = site.compile("newer", "--security-counter", "5", "--model-version", "1.1.0")
+    done = edgebundle("deploy", path, "--agent", "kitchen", "--broker", site.broker)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("digits 1.1.0 is in service on kitchen (")
+    assert "verifying" in done.stderr.splitlines()
+    again = edgebundle("deploy", site.folder / "first.bundle", "--agent", "kitchen", "--broker", site.broker)
+    assert again.returncode == 0, again.stderr  # an equal counter may go back
+
+
+# What the agent refuses: named, and what ran before runs on
+
+
+def refused(edgebundle: Edgebundle, site: Site, path: Path, code: str) -> None:
+    done = edgebundle("deploy", path, "--agent", "kitchen", "--broker", site.broker, "--wait", "30")
+    fails(done, f"({code})")
+    picture = ("--input", DIGITS / "seven.png")
+    after = edgebundle("infer", "--agent", "kitchen", "--model", "digits", "--broker", site.broker, *picture)
+    assert (after.returncode, after.stdout.split()[1]) == (0, "seven")
+
+
+def test_older_counter_is_a_rollback(edgebundle: Edgebundle, site: Site) -> None:
+    refused(edgebundle, site, site.compile("older", "--security-counter", "4"), "ERR_ROLLBACK")
+
+
+def test_key_that_the_agent_does_not_know(edgebundle: Edgebundle, site: Site, tmp_path: Path) -> None:
+    other = keys.generate(tmp_path / "other")
+    path = site.compile("stranger", "--security-counter", "6", key=other.private)
+    refused(edgebundle, site, path, "ERR_ARBITRARY_SOFTWARE")
+
+
+def test_bundle_for_another_machine(edgebundle: Edgebundle, site: Site) -> None:
+    path = site.compile("pi", "--security-counter", "6", "--target", "rpi4")
+    refused(edgebundle, site, path, "ERR_INCOMPATIBLE")
+
+
+def test_bundle_for_another_device_type(edgebundle: Edgebundle, site: Site) -> None:
+    path = site.compile("robot", "--security-counter", "6", "--compatible", "acme,robot")
+    refused(edgebundle, site, path, "ERR_INCOMPATIBLE")
+
+
+def test_changed_byte_is_refused(edgebundle: Edgebundle, site: Site, tmp_path: Path) -> None:
+    data = bytearray((site.folder / "first.bundle").read_bytes())
+    data[data.index(b"\x7fELF") + 4000] ^= 1
+    (tmp_path / "changed.bundle").write_bytes(data)
+    refused(edgebundle, site, tmp_path / "changed.bundle", "ERR_MIX_AND_MATCH")
+
+
+# What is wrong before anything is sent, or with what was asked
+
+
+def test_no_broker_is_one_line(edgebundle: Edgebundle, site: Site) -> None:
+    broker = ("--broker", f"mqtt://127.0.0.1:{free_port()}")
+    fails(edgebundle("agents", *broker), "127.0.0.1")
+    fails(edgebundle("metrics", "--agent", "kitchen", *broker), "127.0.0.1")
+    fails(edgebundle("deploy", site.folder / "first.bundle", "--agent", "kitchen", *broker), "127.0.0.1")
+    picture = ("--input", DIGITS / "seven.png", "--deadline", "3")
+    fails(edgebundle("infer", "--agent", "kitchen", "--model", "digits", *picture, *broker), "127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    "url", ["localhost", "http://localhost", "mqtt://", "mqtt://localhost:port", "mqtt://h:99999"]
+)
+def test_broker_url_that_is_none(edgebundle: Edgebundle, url: str) -> None:
+    done = edgebundle("agents", "--broker", url)
+    assert done.returncode in {2, 4}
+    assert done.stderr.startswith("edgebundle: error: ")
+    assert "internal error" not in done.stderr
+
+
+def test_agent_that_is_not_there(edgebundle: Edgebundle, site: Site) -> None:
+    where = ("--agent", "cellar", "--broker", site.broker)
+    fails(edgebundle("deploy", site.folder / "first.bundle", *where, "--wait", "2"), "cellar")
+    picture = ("--input", DIGITS / "seven.png", "--deadline", "2")
+    fails(edgebundle("infer", "--model", "digits", *picture, *where), "cellar")
+
+
+@pytest.mark.parametrize("name", ["a/b", "#", "", "groups", "x" * 65])
+def test_name_that_no_agent_can_have(edgebundle: Edgebundle, site: Site, name: str) -> None:
+    where = (f"--agent={name}", "--broker", site.broker)
+    fails(edgebundle("deploy", site.folder / "first.bundle", *where))
+    fails(edgebundle("metrics", *where))
+    fails(edgebundle("infer", "--model", "digits", "--input", DIGITS / "seven.png", *where))
+
+
+def test_model_that_is_not_there(edgebundle: Edgebundle, site: Site) -> None:
+    done = edgebundle(
+        *("infer", "--agent", "kitchen", "--model", "faces", "--broker", site.broker),
+        *("--input", DIGITS / "seven.png"),
+    )
+    fails(done, "404")
+
+
+@pytest.mark.parametrize(
+    ("arrays", "status"),
+    [
+        ({"picture": np.zeros((1, 1, 8, 8), np.float32)}, "400"),
+        ({"image": np.zeros((1, 1, 9, 9), np.float32)}, "400"),
+        ({"image": np.zeros((1, 1, 8, 8), np.int64)}, "400"),
+    ],
+    ids=["name", "shape", "dtype"],
+)
+def test_arrays_that_do_not_fit(
+    edgebundle: Edgebundle, site: Site, tmp_path: Path, arrays: dict[str, object], status: str
+) -> None:
+    np.savez(tmp_path / "in.npz", **arrays)  # type: ignore[arg-type]
+    done = edgebundle(
+        *("infer", "--agent", "kitchen", "--model", "digits", "--broker", site.broker),
+        *("--input", tmp_path / "in.npz"),
+    )
+    fails(done, status)
+
+
+@pytest.mark.parametrize("name", ["in.png", "in.npz", "in.json", "in.txt"])
+def test_input_that_cannot_be_read(edgebundle: Edgebundle, site: Site, tmp_path: Path, name: str) -> None:
+    where = ("--agent", "kitchen", "--model", "digits", "--broker", site.broker, "--deadline", "10")
+    (tmp_path / name).write_bytes(b"what is this?")
+    fails(edgebundle("infer", *where, "--input", tmp_path / name))
+    fails(edgebundle("infer", *where, "--input", tmp_path / "absent" / name), name)
+
+
+def test_file_that_is_no_bundle_is_not_sent(edgebundle: Edgebundle, site: Site, tmp_path: Path) -> None:
+    (tmp_path / "no.bundle").write_bytes(b"hello")
+    where = ("--agent", "kitchen", "--broker", site.broker)
+    fails(edgebundle("deploy", tmp_path / "no.bundle", *where), "bundle")
+    fails(edgebundle("deploy", tmp_path / "absent.bundle", *where), "absent.bundle")
+
+
+@pytest.mark.parametrize("text", ["(", "*"])
+def test_pattern_that_is_none_is_a_usage_error(edgebundle: Edgebundle, text: str) -> None:
+    done = edgebundle("metrics", "--agent", "a", "--broker", "mqtt://localhost", "--match", text)
+    assert done.returncode == 2
+    assert "regular expression" in done.stderr
