@@ -7,6 +7,7 @@ storage, is for the memory plan; machine code is for the linker.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import tvm
@@ -14,6 +15,7 @@ from tvm import relax, tirx
 from tvm.ir import Call
 
 from builder.kernels.canonical import canonicalise
+from builder.kernels.decisions import BestKnown, Chooser, heuristic
 from builder.kernels.layouts import choose_layouts
 from builder.kernels.legalise import RESHAPES, legalise
 from builder.kernels.rewriter import op_name
@@ -37,7 +39,13 @@ class LoweredModule:
     kernels: tvm.IRModule
 
 
-def lower(mod: tvm.IRModule, target: DeviceTarget) -> LoweredModule:
+def lower(
+    mod: tvm.IRModule,
+    target: DeviceTarget,
+    best: BestKnown | None = None,
+    choose: Chooser = heuristic,
+    notes: Callable[[str], None] | None = None,
+) -> LoweredModule:
     """Lower `mod` for `target`.
 
     Parameters
@@ -46,13 +54,33 @@ def lower(mod: tvm.IRModule, target: DeviceTarget) -> LoweredModule:
         A static Relax module with a ``main``, weights as constants.
     target
         The device.
+    best
+        Schedules known from measuring, such as `builder.tuning.records.BestRecords`.
+    choose
+        Decides where nothing is known.
+    notes
+        Told where a known schedule does not apply.
     """
+    mod = fuse(mod, target)
+    with target.tvm_target:
+        kernels = {
+            var.name_hint: schedule(func, target, choose, best, notes).with_attr(
+                "global_symbol", var.name_hint
+            )
+            for var, func in sorted(mod.functions.items(), key=lambda item: item[0].name_hint)
+            if isinstance(func, tirx.PrimFunc)
+        }
+    return LoweredModule(mod["main"], tvm.IRModule(kernels))
+
+
+def fuse(mod: tvm.IRModule, target: DeviceTarget) -> tvm.IRModule:
+    """The first half of `lower`: ``main`` calls fused functions whose loops nobody has ordered yet."""
     t = relax.transform
     with target.tvm_target:
         mod = canonicalise(mod)
         mod = choose_layouts(mod, target)
         mod = legalise(mod)
-        fuse = [
+        passes = [
             # No constant folding from here on: a transform of weights at load would be folded into the bundle.
             t.AnnotateTIROpPattern(),
             t.DeadCodeElimination(["main"]),
@@ -61,13 +89,7 @@ def lower(mod: tvm.IRModule, target: DeviceTarget) -> LoweredModule:
             t.CanonicalizeBindings(),
             t.DeadCodeElimination(["main"]),
         ]
-        mod = tvm.transform.Sequential(fuse)(mod)
-        kernels = {
-            var.name_hint: schedule(func, target).with_attr("global_symbol", var.name_hint)
-            for var, func in sorted(mod.functions.items(), key=lambda item: item[0].name_hint)
-            if isinstance(func, tirx.PrimFunc)
-        }
-    return LoweredModule(mod["main"], tvm.IRModule(kernels))
+        return tvm.transform.Sequential(passes)(mod)
 
 
 def is_reshape(value: relax.Expr) -> bool:

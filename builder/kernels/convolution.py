@@ -14,6 +14,7 @@ from tvm import relax, te, tirx
 from tvm import s_tir as st
 from tvm.ir import Call
 
+from builder.kernels.decisions import Chooser, Decision
 from builder.kernels.epilogue import Epilogue
 from builder.kernels.rewriter import shape_of
 from builder.target import DeviceTarget
@@ -151,9 +152,9 @@ class Tiles:
         Input channels unrolled in the innermost reduction.
     """
 
-    oc: int
-    ow: int
-    ii: int
+    oc: Decision
+    ow: Decision
+    ii: Decision
 
 
 @dataclass(frozen=True)
@@ -221,8 +222,9 @@ def schedule_pad(sch: st.Schedule, block: st.schedule.SBlockRV) -> None:
     sch.parallel(sch.fuse(*loops[:3]))
 
 
-def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget) -> None:
-    """Apply the heuristic's decisions to `block`."""
+def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
+    """Apply the decisions that `choose` makes to `block`."""
     extents = [int(sch.get(loop).extent) for loop in sch.get_loops(block)]
-    tiles = space(extents[1], extents[3], extents[8], target).default
+    s = space(extents[1], extents[3], extents[8], target)
+    tiles = Tiles(choose(s.oc, s.default.oc), choose(s.ow, s.default.ow), choose(s.ii, s.default.ii))
     apply(sch, block, tiles)

@@ -9,6 +9,7 @@ from tvm import relax, te, tirx
 from tvm import s_tir as st
 
 from builder.kernels.convolution import Conv2d, divisors, pad, schedule_pad
+from builder.kernels.decisions import Chooser, Decision
 from builder.kernels.epilogue import Epilogue
 from builder.kernels.rewriter import shape_of
 from builder.target import DeviceTarget
@@ -55,7 +56,7 @@ def convolve(x: te.Tensor, w: te.Tensor, op: Conv2d) -> te.Tensor:
 class Tiles:
     """What the design space decides: `ow` output columns held in registers."""
 
-    ow: int
+    ow: Decision
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,8 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: Tiles) -> None:
         schedule_pad(sch, producer)
 
 
-def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget) -> None:
-    """Apply the heuristic's decisions to `block`."""
+def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
+    """Apply the decisions that `choose` makes to `block`."""
     extents = [int(sch.get(loop).extent) for loop in sch.get_loops(block)]
-    apply(sch, block, space(extents[3], extents[6], target).default)
+    s = space(extents[3], extents[6], target)
+    apply(sch, block, Tiles(choose(s.ow, s.default.ow)))

@@ -14,6 +14,7 @@ from tvm import s_tir as st
 from tvm.ir import Call
 
 from builder.kernels.convolution import divisors
+from builder.kernels.decisions import Chooser, Decision
 from builder.kernels.epilogue import Epilogue
 from builder.kernels.rewriter import Values, constant_of, shape_of
 from builder.target import DeviceTarget
@@ -42,21 +43,24 @@ def emit(table: Values, var: relax.Var, call: Call, target: DeviceTarget) -> boo
         return False
     packed = np.ascontiguousarray(weight.reshape(depth, columns // panel, panel).transpose(1, 0, 2))
 
-    def compute(a: te.Tensor, b: te.Tensor) -> te.Tensor:
-        k = te.reduce_axis((0, depth), "k")
-        return te.compute(
-            (*left[:-1], columns),
-            lambda *i: te.sum(a[(*i[:-1], k)] * b[i[-1] // panel, k, i[-1] % panel], axis=k),
-            name="matmul",
-            attrs={"edge.space": KIND, "edge.panel": panel},
-        )
-
     x = table.plain(call.args[0])
     new = table.bb.call_te(
-        compute, x, relax.const(packed), primfunc_name_hint="matmul", primfunc_attrs={"op_pattern": 4}
+        product, x, relax.const(packed), primfunc_name_hint="matmul", primfunc_attrs={"op_pattern": 4}
     )
     table.define(var, table.bb.emit(new))
     return True
+
+
+def product(a: te.Tensor, b: te.Tensor) -> te.Tensor:
+    """Rows of `a`, [..., K], times a matrix in panels, [N / panel, K, panel]."""
+    panels, depth, panel = (int(d) for d in b.shape)
+    k = te.reduce_axis((0, depth), "k")
+    return te.compute(
+        (*a.shape[:-1], panels * panel),
+        lambda *i: te.sum(a[(*i[:-1], k)] * b[i[-1] // panel, k, i[-1] % panel], axis=k),
+        name="matmul",
+        attrs={"edge.space": KIND, "edge.panel": panel},
+    )
 
 
 @dataclass(frozen=True)
@@ -71,8 +75,8 @@ class Tiles:
         Steps of the reduction unrolled.
     """
 
-    rows: int
-    k: int
+    rows: Decision
+    k: Decision
 
 
 @dataclass(frozen=True)
@@ -111,12 +115,13 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: Tiles, panel: in
     sch.decompose_reduction(block, ko)
 
 
-def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget) -> None:
-    """Apply the heuristic's decisions to `block`."""
+def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
+    """Apply the decisions that `choose` makes to `block`."""
     panel = int(sch.get(block).annotations["edge.panel"])
     *rows, _, depth = (int(sch.get(loop).extent) for loop in sch.get_loops(block))
     lanes = target.simd.lanes
-    tiles = space(int(np.prod(rows)), depth, -(-panel // lanes), target).default
+    s = space(int(np.prod(rows)), depth, -(-panel // lanes), target)
+    tiles = Tiles(choose(s.rows, s.default.rows), choose(s.k, s.default.k))
     apply(sch, block, tiles, panel, lanes)
 
 
@@ -143,7 +148,9 @@ def legalise(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
     )
 
 
-def schedule_batched(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget) -> None:
+def schedule_batched(
+    sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser
+) -> None:
     """A tile of rows x vectors of columns in registers; matrices and blocks of rows are divided among cores."""
     epilogue = Epilogue.after(sch, block)
     *batch, i, j, k = sch.get_loops(block)
@@ -151,7 +158,8 @@ def schedule_batched(sch: st.Schedule, block: st.schedule.SBlockRV, target: Devi
     lanes = target.simd.lanes
     width = lanes if columns % lanes == 0 else max(divisors(columns, lanes))
     vectors = max(divisors(columns // width, 3))
-    tiles = space(rows, depth, vectors, target).default
+    s = space(rows, depth, vectors, target)
+    tiles = Tiles(choose(s.rows, s.default.rows), choose(s.k, s.default.k))
     io, ii = sch.split(i, [None, tiles.rows])
     jo, jt, ji = sch.split(j, [None, vectors, width])
     ko, ki = sch.split(k, [None, tiles.k])

@@ -7,6 +7,7 @@ from tvm import s_tir as st
 from tvm.ir import Call
 
 from builder.kernels.convolution import divisors
+from builder.kernels.decisions import Chooser
 from builder.kernels.epilogue import Epilogue
 from builder.kernels.rewriter import op_name, shape_of
 from builder.target import DeviceTarget
@@ -116,8 +117,9 @@ def _plane(bb: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
     return bb.emit(bb.call_te(compute, x, primfunc_name_hint="global_avg_pool2d"))
 
 
-def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget) -> None:
+def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """A plane's rows a thread, a block of channels a vector, a few columns in registers."""
+    del choose
     padding = sch.get_producers(block)
     for producer in padding:
         if sch.get(producer).name_hint == "pad":

@@ -11,6 +11,7 @@ from tvm import s_tir as st
 from tvm.ir import Call
 
 from builder.kernels import elementary
+from builder.kernels.decisions import Chooser
 from builder.kernels.fallback import is_cheap
 from builder.kernels.rewriter import shape_of
 from builder.target import DeviceTarget
@@ -81,8 +82,9 @@ def layer_norm(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
     return bb.call_te(compute, *call.args, primfunc_name_hint="layer_norm")
 
 
-def schedule(sch: st.Schedule, last: st.schedule.SBlockRV, target: DeviceTarget) -> None:
+def schedule(sch: st.Schedule, last: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Every stage under the loop over rows of the function's final block."""
+    del choose
     inline_producers(sch)
     for block in sch.get_child_blocks(sch.get_sblock("root")):
         if _is_reduction(sch, block):

@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping
 import tvm
 from tvm import s_tir as st
 from tvm import tirx
+from tvm.s_tir.schedule import Trace
 
 from builder.kernels import convolution, depthwise, fallback, matmul, pooling, rows, winograd
+from builder.kernels.decisions import BestKnown, Chooser, heuristic
 from builder.target import DeviceTarget
 
-Schedule = Callable[[st.Schedule, st.schedule.SBlockRV, DeviceTarget], None]
+Schedule = Callable[[st.Schedule, st.schedule.SBlockRV, DeviceTarget, Chooser], None]
 
 SPACES: Mapping[str, Schedule] = {
     convolution.KIND: convolution.schedule,
@@ -25,19 +27,89 @@ SPACES: Mapping[str, Schedule] = {
 }
 
 SCHEDULE = "edge.schedule"  # a kernel's attribute: the design space its loops come from
+SCHEDULE_FAULTS = (st.ScheduleError, tvm.error.InternalError, RuntimeError)
 
 
-def schedule(func: tirx.PrimFunc, target: DeviceTarget) -> tirx.PrimFunc:
-    """`func` with its loops ordered for `target`."""
+def schedule(
+    func: tirx.PrimFunc,
+    target: DeviceTarget,
+    choose: Chooser = heuristic,
+    best: BestKnown | None = None,
+    notes: Callable[[str], None] | None = None,
+) -> tirx.PrimFunc:
+    """`func` with its loops ordered for `target`.
+
+    Parameters
+    ----------
+    func
+        An unscheduled function.
+    target
+        The device.
+    choose
+        Makes the decisions of the design space.
+    best
+        Schedules known from measuring; where it knows one that applies, nothing is chosen.
+    notes
+        Told where a known schedule does not apply.
+    """
+    known = best.trace(func) if best is not None else None
+    if known is not None:
+        try:
+            return replay(func, known)
+        except SCHEDULE_FAULTS as e:
+            reason = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
+            if notes is not None:
+                notes(f"a recorded schedule does not apply, the heuristic takes its place ({reason:.120})")
     sch = st.Schedule(func)
+    try:
+        kind = apply_space(sch, target, choose)
+    except SCHEDULE_FAULTS:
+        kind = None
+    if kind is None:
+        return fallback.schedule(func, target).with_attr(SCHEDULE, "fallback")
+    return sch.mod["main"].with_attr(SCHEDULE, kind)
+
+
+def space_of(func: tirx.PrimFunc) -> str | None:
+    """The kind of `func`'s design space, None where it has none."""
+    anchor = _anchor(st.Schedule(func))
+    return None if anchor is None else anchor[1]
+
+
+def apply_space(sch: st.Schedule, target: DeviceTarget, choose: Chooser) -> str | None:
+    """Apply the design space of the schedule's anchor; its kind, None where there is no anchor.
+
+    Raises
+    ------
+    ScheduleError, InternalError, RuntimeError
+        As `SCHEDULE_FAULTS`: what was chosen does not fit the function.
+    """
+    anchor = _anchor(sch)
+    if anchor is None:
+        return None
+    block, kind = anchor
+    sch.unannotate(block, "edge.space")
+    SPACES[kind](sch, block, target, choose)
+    return kind
+
+
+def replay(func: tirx.PrimFunc, trace: Trace) -> tirx.PrimFunc:
+    """`func` with the steps of `trace`.
+
+    Raises
+    ------
+    ScheduleError, InternalError, RuntimeError
+        As `SCHEDULE_FAULTS`: the trace is of another function.
+    """
+    kind = space_of(func)
+    sch = st.Schedule(func)
+    trace.apply_to_schedule(sch, remove_postproc=False)
+    return sch.mod["main"].with_attr(SCHEDULE, str(kind))
+
+
+def _anchor(sch: st.Schedule) -> tuple[st.schedule.SBlockRV, str] | None:
     for block in sch.get_child_blocks(sch.get_sblock("root")):
         kind = sch.get(block).annotations.get("edge.space")
-        if kind is None:
-            continue
-        try:
-            sch.unannotate(block, "edge.space")
-            SPACES[str(kind)](sch, block, target)
-        except (st.ScheduleError, tvm.error.InternalError, RuntimeError):
-            break
-        return sch.mod["main"].with_attr(SCHEDULE, str(kind))
-    return fallback.schedule(func, target).with_attr(SCHEDULE, "fallback")
+        if kind is not None:
+            return block, str(kind)
+    return None

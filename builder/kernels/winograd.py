@@ -24,6 +24,7 @@ from tvm import relax, te, tirx
 from tvm import s_tir as st
 
 from builder.kernels.convolution import Conv2d, accumulators, divisors, pack_weights
+from builder.kernels.decisions import Chooser, Decision
 from builder.kernels.epilogue import Epilogue
 from builder.kernels.rewriter import shape_of
 from builder.target import DeviceTarget
@@ -118,29 +119,33 @@ def select(index: tirx.Expr, rows: Matrix, value: Callable[[int], tirx.Expr]) ->
 def output_tile(op: Conv2d, in_block: int, target: DeviceTarget) -> int | None:
     """m of the F(m x m) that pays for `op`, None where the direct convolution is as fast.
 
-    Work is counted in vector operations: products, transforms at about three a value, and what the larger
-    weights cost to read when they exceed the second cache.
+    Work is counted in multiply-adds of a vector: products, transforms, and reading the weights, which in a whole
+    model come from memory each time.
     """
     plain = (op.kernel, op.strides, op.dilation, op.groups) == ((3, 3), (1, 1), (1, 1), 1)
     if not plain or in_block < target.simd.lanes:
         return None
     lanes = target.simd.lanes
     i, o = op.in_channels, op.out_channels
-    best: tuple[float, int | None] = (op.out_height * op.out_width * 9 * i * o / lanes, None)
+    best: tuple[float, int | None] = (
+        op.batch * op.out_height * op.out_width * 9 * i * o / lanes + 9 * i * o * 4 / _BYTES_PER_OPERATION,
+        None,
+    )
     for m in (4, 2):
         size = (m + 2) ** 2
         tiles = -(-op.out_height // m) * -(-op.out_width // m)
         products = size * tiles * i * o / lanes
         transforms = size * tiles * (i + o) / lanes * _TRANSFORM_COST
-        weights = size * i * o * 4
-        reading = weights / _BYTES_PER_OPERATION if weights > target.l2_bytes else 0.0
+        reading = size * i * o * 4 / _BYTES_PER_OPERATION
         best = min(best, (op.batch * (products * _GEMM_COST + transforms) + reading, m), key=lambda c: c[0])
     return best[1]
 
 
+# In multiply-adds of a vector, fitted to a core with 512-bit vectors that reads weights at 20 GB/s. A Cortex-A72 with
+# its slower memory has about the same ratio of the two.
 _TRANSFORM_COST = 8.0
 _GEMM_COST = 1.1
-_BYTES_PER_OPERATION = 8.0
+_BYTES_PER_OPERATION = 4.0
 
 
 def emit(
@@ -239,9 +244,9 @@ def convolve(x: te.Tensor, u: te.Tensor, op: Conv2d, m: int) -> te.Tensor:
 class Tiles:
     """What the design space decides: a register tile of `tiles` x `oc` blocks, `ii` steps unrolled."""
 
-    tiles: int
-    oc: int
-    ii: int
+    tiles: Decision
+    oc: Decision
+    ii: Decision
 
 
 @dataclass(frozen=True)
@@ -310,17 +315,21 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: Tiles, m: int) -
     sch.parallel(sch.fuse(i, o, yo))
 
 
-def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget) -> None:
-    """Apply the heuristic's decisions to `block`."""
+def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
+    """Apply the decisions that `choose` makes to `block`."""
     m = int(sch.get(block).annotations["edge.tile"])
     product = sch.get_sblock("product")
     _, out_blocks, tiles, _, _, in_block = (int(sch.get(q).extent) for q in sch.get_loops(product))
-    apply(sch, block, space(tiles, out_blocks, in_block, target).default, m)
+    s = space(tiles, out_blocks, in_block, target)
+    made = Tiles(choose(s.tiles, s.default.tiles), choose(s.oc, s.default.oc), choose(s.ii, s.default.ii))
+    apply(sch, block, made, m)
 
 
-def schedule_weights(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget) -> None:
+def schedule_weights(
+    sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser
+) -> None:
     """The load-time transform: blocks of channels are divided among cores."""
-    del target
+    del target, choose
     half = sch.get_producers(block)[0]
     xi, o, i, a, b = sch.get_loops(block)
     size = round(int(sch.get(xi).extent) ** 0.5)

@@ -1,0 +1,46 @@
+"""Who decides inside a design space: the heuristic, the middle of the space, or a search.
+
+A space's ``schedule`` asks a `Chooser` for each of its decisions, in an order that depends on the function
+alone, and hands the answers to ``apply``. The heuristic answers with numbers; a search answers with random
+variables of the schedule's trace (`builder.tuning.space`), so that one ``apply`` serves both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeAlias
+
+from tvm import tirx
+from tvm.s_tir.schedule import Trace
+
+# Records name points by a trace over these spaces. Raise it when a space changes what a trace means: another
+# order of decisions, other values, other loops. Records of another version are refused.
+SPACE_VERSION = 1
+
+# A whole number, or a variable of a schedule's trace that stands for one.
+Decision: TypeAlias = Any
+
+
+class Chooser(Protocol):
+    """Makes one decision."""
+
+    def __call__(self, values: Sequence[int], default: int) -> Decision:
+        """Choose among `values`, of which the heuristic would take `default`."""
+
+
+class BestKnown(Protocol):
+    """What is known from measuring."""
+
+    def trace(self, func: tirx.PrimFunc) -> Trace | None:
+        """The schedule that was measured to be best for an unscheduled function, None where none helps."""
+
+
+def heuristic(values: Sequence[int], default: int) -> Decision:
+    """What the design space thinks best without measuring."""
+    del values
+    return default
+
+
+def middle(values: Sequence[int], default: int) -> Decision:
+    """The middle of the values: a baseline without knowledge, for showing what a search finds."""
+    return sorted({*values, default})[len(values) // 2]
