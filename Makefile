@@ -36,7 +36,7 @@ lint: $(STAMP) ## ruff and mypy, strict
 
 .PHONY: bench
 bench: $(STAMP) ## speed against ONNX Runtime, and what the agent weighs
-	$(BIN)/python benchmarks/bench.py
+	$(BIN)/python -m benchmarks.bench
 
 .PHONY: deb
 deb: $(STAMP) ## the agent as a Debian package, in dist/

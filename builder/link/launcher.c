@@ -8,6 +8,7 @@
  * - A launch runs on as many threads as EDGE_NUM_THREADS, __tvm_ffi_edge_set_threads or the affinity mask at the
  *   first launch say, the calling thread among them; they inherit the creator's affinity.
  * - Workers spin for about SPIN_US after a launch, so that the kernels of one inference find them awake, then sleep.
+ * - Nobody waits for a thread that has not begun: what a sleeping or preempted worker has not claimed, the caller does.
  * - A launch from inside a launch, or while another thread is launching, runs on the calling thread alone.
  * - No thread and no memory is left behind when the library is unloaded; a forked child starts without workers.
  *
@@ -39,6 +40,9 @@ typedef int (*ParallelLambda)(int task_id, ParallelGroupEnv *env, void *cdata);
 
 /* ---- threads ---- */
 
+/* Tasks are claimed by adding 1 to a ticket: launch << 32 | tasks << 16 | next task. That one word says how many tasks
+ * the launch has that a claim belongs to, so a worker that comes late claims nothing, whatever is set up meanwhile; and
+ * while a claimed task is not done its launch is not over, so lambda, cdata and env are the claim's own. */
 typedef struct {
   pthread_mutex_t launching; /* held by the thread that launches, or that changes the pool */
   pthread_t threads[MAX_THREADS];
@@ -48,16 +52,21 @@ typedef struct {
   ParallelLambda lambda;
   void *cdata;
   ParallelGroupEnv env;
-  _Alignas(CACHE_LINE) atomic_uint generation; /* a new value is a new launch; futex */
+  _Alignas(CACHE_LINE) atomic_ullong ticket;
+  _Alignas(CACHE_LINE) atomic_uint launches; /* a new value is a new launch; futex */
   atomic_int sleepers;
   atomic_bool stopping;
   _Alignas(CACHE_LINE) atomic_int pending; /* tasks not yet done; futex */
   atomic_int caller_sleeps;
   atomic_int failed_tasks;
-  _Alignas(CACHE_LINE) atomic_int arrived; /* barrier: arrivals since the launch */
 } Pool;
 
 static Pool pool = {.launching = PTHREAD_MUTEX_INITIALIZER};
+
+static void raise_error(const char *kind, const char *message) {
+  const char *parts[] = {message};
+  TVMFFIErrorSetRaisedFromCStrParts(kind, parts, 1);
+}
 
 static inline void pause_cpu(void) {
 #if defined(__x86_64__)
@@ -92,36 +101,48 @@ static int spins_in(int64_t us) {
   return spins < 100 ? 100 : spins > 1000000 ? 1000000 : (int)spins;
 }
 
-static void finish_task(int status) {
-  if (status != 0) atomic_fetch_add_explicit(&pool.failed_tasks, 1, memory_order_relaxed);
-  if (atomic_fetch_sub(&pool.pending, 1) == 1 && atomic_load(&pool.caller_sleeps))
-    futex_wake(&pool.pending, 1);
-}
-
-static void *worker(void *argument) {
-  int task_id = (int)(intptr_t)argument;
-  unsigned seen = 0;
+/* Runs tasks until none is left to claim. Only the caller's own tasks can raise an error that it sees. */
+static int work(void) {
+  int first_failure = 0;
   for (;;) {
-    unsigned generation = seen;
-    for (int i = 0; i < pool.spins && generation == seen; ++i) {
-      pause_cpu();
-      generation = atomic_load_explicit(&pool.generation, memory_order_acquire);
+    uint64_t claim = atomic_fetch_add(&pool.ticket, 1);
+    uint64_t tasks = claim >> 16 & 0xffff, task = claim & 0xffff;
+    if (task >= tasks) return first_failure;
+    int status = pool.lambda((int)task, &pool.env, pool.cdata);
+    if (status != 0) {
+      atomic_fetch_add_explicit(&pool.failed_tasks, 1, memory_order_relaxed);
+      if (first_failure == 0) first_failure = status;
     }
-    while (generation == seen) {
-      atomic_fetch_add(&pool.sleepers, 1);
-      if (atomic_load(&pool.generation) == seen) futex_wait(&pool.generation, seen);
-      atomic_fetch_sub(&pool.sleepers, 1);
-      generation = atomic_load_explicit(&pool.generation, memory_order_acquire);
-    }
-    seen = generation;
-    if (atomic_load(&pool.stopping)) return NULL;
-    finish_task(pool.lambda(task_id, &pool.env, pool.cdata));
+    if (atomic_fetch_sub(&pool.pending, 1) == 1 && atomic_load(&pool.caller_sleeps))
+      futex_wake(&pool.pending, 1);
   }
 }
 
-static void announce(void) {
-  atomic_fetch_add(&pool.generation, 1);
-  if (atomic_load(&pool.sleepers) > 0) futex_wake(&pool.generation, INT_MAX);
+static void *worker(void *unused) {
+  unsigned seen = 0;
+  for (;;) {
+    unsigned launches = seen;
+    for (int i = 0; i < pool.spins && launches == seen; ++i) {
+      pause_cpu();
+      launches = atomic_load_explicit(&pool.launches, memory_order_acquire);
+    }
+    while (launches == seen) {
+      atomic_fetch_add(&pool.sleepers, 1);
+      if (atomic_load(&pool.launches) == seen) futex_wait(&pool.launches, seen);
+      atomic_fetch_sub(&pool.sleepers, 1);
+      launches = atomic_load_explicit(&pool.launches, memory_order_acquire);
+    }
+    seen = launches;
+    if (atomic_load(&pool.stopping)) return unused;
+    work();
+  }
+}
+
+static void announce(int tasks) {
+  unsigned launch = atomic_load(&pool.launches) + 1;
+  atomic_store(&pool.ticket, (uint64_t)launch << 32 | (uint64_t)tasks << 16);
+  atomic_store(&pool.launches, launch);
+  if (atomic_load(&pool.sleepers) > 0) futex_wake(&pool.launches, INT_MAX);
 }
 
 /* The two below are called with the lock held. */
@@ -129,11 +150,11 @@ static void announce(void) {
 static void stop_workers(void) {
   if (pool.workers == 0) return;
   atomic_store(&pool.stopping, 1);
-  announce();
+  announce(0);
   for (int i = 0; i < pool.workers; ++i) pthread_join(pool.threads[i], NULL);
   pool.workers = 0;
   atomic_store(&pool.stopping, 0);
-  atomic_store(&pool.generation, 0);
+  atomic_store(&pool.launches, 0); /* new workers begin by having seen launch 0 */
 }
 
 static void start_workers(void) {
@@ -142,9 +163,8 @@ static void start_workers(void) {
   sigfillset(&all); /* signals are for the program's own threads */
   pthread_sigmask(SIG_SETMASK, &all, &before);
   while (pool.workers < pool.wanted - 1) {
-    void *task_id = (void *)(intptr_t)(pool.workers + 1);
     pthread_t *thread = &pool.threads[pool.workers];
-    if (pthread_create(thread, NULL, worker, task_id) != 0) {
+    if (pthread_create(thread, NULL, worker, NULL) != 0) {
       pool.wanted = pool.workers + 1; /* the work is then done by those there are */
       break;
     }
@@ -182,13 +202,12 @@ static int parallel_launch(ParallelLambda lambda, void *cdata, int num_task) {
   }
   pool.lambda = lambda;
   pool.cdata = cdata;
-  pool.env.sync_handle = &pool;
+  pool.env.sync_handle = NULL;
   pool.env.num_task = pool.workers + 1;
   atomic_store_explicit(&pool.failed_tasks, 0, memory_order_relaxed);
-  atomic_store_explicit(&pool.arrived, 0, memory_order_relaxed);
-  atomic_store_explicit(&pool.pending, pool.workers, memory_order_relaxed);
-  announce();
-  int status = lambda(0, &pool.env, cdata);
+  atomic_store_explicit(&pool.pending, pool.env.num_task, memory_order_relaxed);
+  announce(pool.env.num_task);
+  int status = work();
   for (int i = 0; i < pool.spins && atomic_load(&pool.pending) != 0; ++i) pause_cpu();
   int left;
   while ((left = atomic_load(&pool.pending)) != 0) {
@@ -198,24 +217,20 @@ static int parallel_launch(ParallelLambda lambda, void *cdata, int num_task) {
   }
   if (status == 0 && atomic_load(&pool.failed_tasks) != 0) {
     /* The worker's error is in the worker's thread-local storage, where the caller does not look. */
-    const char *parts[] = {"a kernel failed on a worker thread"};
-    TVMFFIErrorSetRaisedFromCStrParts("RuntimeError", parts, 1);
+    raise_error("RuntimeError", "a kernel failed on a worker thread");
     status = -1;
   }
   pthread_mutex_unlock(&pool.launching);
   return status;
 }
 
+/* One thread may run several tasks of a launch in turn, so they cannot wait for one another; TVM's code for a parallel
+ * loop has no barrier unless a schedule asks for one by name, and ours do not. */
 static int parallel_barrier(int task_id, ParallelGroupEnv *env) {
   (void)task_id;
   if (env->num_task == 1) return 0;
-  int arrival = atomic_fetch_add(&pool.arrived, 1);
-  int full = (arrival / env->num_task + 1) * env->num_task;
-  for (int i = 0; atomic_load(&pool.arrived) < full; ++i) {
-    if (i < pool.spins) pause_cpu();
-    else sched_yield();
-  }
-  return 0;
+  raise_error("RuntimeError", "a kernel asks for a barrier, which this launcher does not have");
+  return -1;
 }
 
 /* ---- workspace: blocks that a thread has freed are kept for its next kernel ---- */
@@ -319,8 +334,7 @@ int __tvm_ffi_edge_set_threads(void *self, const TVMFFIAny *args, int32_t num_ar
   (void)self;
   if (num_args != 1 || args[0].type_index != kTVMFFIInt || args[0].v_int64 < 1 ||
       args[0].v_int64 > MAX_THREADS) {
-    const char *parts[] = {"edge_set_threads: expected one integer, 1 to 256"};
-    TVMFFIErrorSetRaisedFromCStrParts("ValueError", parts, 1);
+    raise_error("ValueError", "edge_set_threads: expected one integer, 1 to 256");
     return -1;
   }
   pthread_mutex_lock(&pool.launching);
@@ -358,7 +372,7 @@ static void forget_workers(void) { /* a forked child has the caller's thread alo
   pool.workers = 0;
   pthread_mutex_init(&pool.launching, NULL);
   pthread_mutex_init(&caches_lock, NULL);
-  atomic_store(&pool.generation, 0);
+  atomic_store(&pool.launches, 0);
   atomic_store(&pool.sleepers, 0);
 }
 
