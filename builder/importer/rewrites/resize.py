@@ -129,26 +129,24 @@ def _coordinates(axis: _Axis, options: dict[str, Any]) -> NDArray[np.float32]:
     In float32, as ONNX Runtime has it: half way between two pixels, the last bit decides which is nearest.
     """
     out = np.arange(axis.after, dtype=np.float32)
+    last = axis.before - 1
+    where: NDArray[Any] = out / axis.scale
     match options.get("coordinate_transformation_mode", "half_pixel"):
         case "half_pixel":
-            return (out + 0.5) / axis.scale - 0.5
+            where = (out + 0.5) / axis.scale - 0.5
         case "half_pixel_symmetric":
             adjustment = axis.after / (axis.before * axis.scale)
-            centre = axis.before / 2
-            return centre * (1 - adjustment) + (out + 0.5) / axis.scale - 0.5
+            where = axis.before / 2 * (1 - adjustment) + (out + 0.5) / axis.scale - 0.5
         case "pytorch_half_pixel":
-            return (out + 0.5) / axis.scale - 0.5 if axis.after > 1 else np.full(axis.after, -0.5, np.float32)
+            where = (out + 0.5) / axis.scale - 0.5 if axis.after > 1 else np.full_like(out, -0.5)
         case "align_corners":
             # Of the size as it is, like ONNX Runtime; ONNX's reference takes it before it is rounded down.
-            return out * (axis.before - 1) / (axis.after - 1) if axis.after != 1 else np.zeros_like(out)
-        case "asymmetric":
-            return out / axis.scale
+            where = out * last / (axis.after - 1) if axis.after > 1 else np.zeros_like(out)
+        case "tf_crop_and_resize" if axis.after > 1:
+            where = axis.start * last + out * (axis.end - axis.start) * last / (axis.after - 1)
         case "tf_crop_and_resize":
-            last = axis.before - 1
-            if axis.after > 1:
-                return axis.start * last + out * (axis.end - axis.start) * last / (axis.after - 1)
-            return np.full_like(out, 0.5 * (axis.start + axis.end) * last)
-    return out / axis.scale
+            where = np.full_like(out, 0.5 * (axis.start + axis.end) * last)
+    return where.astype(np.float32, copy=False)
 
 
 def _nearest(axis: _Axis, options: dict[str, Any]) -> list[int]:

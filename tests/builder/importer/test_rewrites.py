@@ -22,7 +22,7 @@ RTOL, ATOL = 1e-4, 1e-5
 
 @pytest.fixture
 def agrees(run_onnx: Any, run_relax: Any) -> Callable[..., onnx.ModelProto]:
-    """Import a model; check the normalised form, and the Relax module, against the original in ONNX Runtime."""
+    """Import a model; compare the normalised form and the Relax module with the original in ONNX Runtime."""
 
     def check(
         model: onnx.ModelProto, *inputs: NDArray[Any], rtol: float = RTOL, atol: float = ATOL

@@ -1,0 +1,132 @@
+"""Generated networks are valid, run, repeat, and give numbers worth comparing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from benchmarks.architectures import ARCHITECTURES, generate
+
+SMALL: dict[str, dict[str, int]] = {
+    "resnet18": {"size": 64},
+    "resnet50": {"size": 64},
+    "resnet50-v2": {"size": 64},
+    "mobilenetv2": {"size": 64},
+    "bert": {"layers": 2, "hidden": 96, "heads": 4, "vocabulary": 200, "positions": 64},
+}
+
+
+def feeds(name: str, seed: int) -> dict[str, Any]:
+    random = np.random.default_rng(seed)
+    if name == "bert":
+        return {
+            "input_ids": random.integers(0, 200, (1, 20)),
+            "attention_mask": np.ones((1, 20), np.int64),
+            "token_type_ids": np.zeros((1, 20), np.int64),
+        }
+    # Smooth blobs: pictures differ in their large structures, not in their noise.
+    coarse = random.standard_normal((1, 3, 4, 4)).repeat(16, axis=2).repeat(16, axis=3)
+    return {"data" if name == "resnet50-v2" else "input": coarse.astype(np.float32)}
+
+
+def run(model: onnx.ModelProto, values: dict[str, Any]) -> list[Any]:
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return list(session.run(None, values))
+
+
+def test_every_architecture_is_tested() -> None:
+    assert set(SMALL) == set(ARCHITECTURES)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_models_are_valid(name: str) -> None:
+    onnx.checker.check_model(generate(name, **SMALL[name]), full_check=True)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_same_seed_gives_the_same_bytes_and_another_does_not(name: str) -> None:
+    first, second, other = (
+        generate(name, seed, **SMALL[name]).SerializeToString(deterministic=True) for seed in (0, 0, 1)
+    )
+    assert first == second
+    assert first != other
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_activations_stay_sane_and_outputs_depend_on_inputs(name: str) -> None:
+    model = generate(name, **SMALL[name])
+    first, second = (run(model, feeds(name, seed)) for seed in (1, 2))
+    for one, other in zip(first, second, strict=True):
+        assert np.isfinite(one).all()
+        assert 0.1 < one.std() < 50
+        assert np.abs(one - other).max() > 0.05 * one.std()
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [
+        ("resnet18", 11.69),
+        ("resnet50", 25.56),
+        ("resnet50-v2", 25.55),
+        ("mobilenetv2", 3.50),
+        ("bert", 109.48),
+    ],
+)
+def test_full_models_have_the_published_number_of_weights(name: str, millions: float) -> None:
+    model = generate(name)
+    # Running means and variances are statistics, which the papers do not count.
+    counted = [
+        t
+        for t in model.graph.initializer
+        if "running" not in t.name and t.data_type == onnx.TensorProto.FLOAT
+    ]
+    total = sum(int(np.prod(t.dims)) for t in counted) / 1e6
+    assert total == pytest.approx(millions, rel=0.003)
+
+
+def test_resnet50_v2_has_the_zoos_form() -> None:
+    model = generate("resnet50-v2", size=32)
+    batch = model.graph.input[0].type.tensor_type.shape.dim[0]
+    assert model.graph.input[0].name == "data"
+    assert batch.dim_param == "N"
+    assert model.ir_version == 3
+    assert model.opset_import[0].version == 7
+    assert {t.name for t in model.graph.initializer} < {value.name for value in model.graph.input}
+
+
+def test_bert_has_the_traps_of_its_export() -> None:
+    model = generate("bert", **SMALL["bert"])
+    operators = {node.op_type for node in model.graph.node}
+    assert {
+        "Shape",
+        "Gather",
+        "Unsqueeze",
+        "Concat",
+        "Slice",
+        "Where",
+        "Expand",
+        "ConstantOfShape",
+        "Erf",
+    } <= operators
+    assert "LayerNormalization" not in operators
+    for value in model.graph.input:
+        assert value.type.tensor_type.elem_type == onnx.TensorProto.INT64
+        assert [d.dim_param for d in value.type.tensor_type.shape.dim] == ["batch_size", "sequence_length"]
+
+
+def test_bert_ignores_what_its_mask_hides() -> None:
+    model = generate("bert", **SMALL["bert"])
+    values = feeds("bert", 1)
+    values["attention_mask"][0, 10:] = 0
+    first = run(model, values)[0]
+    values["input_ids"][0, 10:] = 7
+    np.testing.assert_allclose(run(model, values)[0][:, :10], first[:, :10], rtol=1e-4, atol=1e-5)
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(KeyError, match="resnet50-v2"):
+        generate("vgg")

@@ -1,0 +1,98 @@
+"""What does not depend on the inputs is computed at import, exactly, and within bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from builder.errors import ModelError
+from builder.importer.constant_folding import fold_constants
+from builder.importer.onnx_graph import OnnxGraph
+
+ModelMaker = Callable[..., onnx.ModelProto]
+
+
+def weights(model: onnx.ModelProto) -> dict[str, np.ndarray]:
+    return {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+
+
+def operators(model: onnx.ModelProto) -> list[str]:
+    return [node.op_type for node in model.graph.node]
+
+
+def test_a_shape_computed_from_a_shape_is_folded(make_model: ModelMaker) -> None:
+    nodes = [
+        helper.make_node("Shape", ["x"], ["s"]),
+        helper.make_node("Gather", ["s", "one"], ["rows"]),
+        helper.make_node("Mul", ["rows", "rows"], ["square"]),
+        helper.make_node("Concat", ["minus", "square"], ["target"], axis=0),
+        helper.make_node("Reshape", ["x", "target"], ["y"]),
+        helper.make_node("Shape", ["y"], ["t"]),
+        helper.make_node("Reshape", ["y", "t"], ["z"]),
+    ]
+    constants = {"one": np.array([1]), "minus": np.array([-1])}
+    model = make_model(nodes, {"x": [8, 2, 3]}, {"z": [None, None]}, constants)
+    fold_constants(model)
+    assert operators(model) == ["Reshape", "Reshape"]
+    assert weights(model)["target"].tolist() == [-1, 4]
+    assert OnnxGraph(model).shape_of("z") == (12, 4)
+
+
+def test_a_large_constant_is_not_made_of_a_small_one(make_model: ModelMaker) -> None:
+    nodes = [
+        helper.make_node("Expand", ["w", "shape"], ["big"]),
+        helper.make_node("Add", ["x", "big"], ["y"]),
+    ]
+    constants = {"w": np.ones(1, np.float32), "shape": np.array([1024, 1024])}
+    model = make_model(nodes, {"x": [1024, 1024]}, {"y": [1024, 1024]}, constants)
+    fold_constants(model)
+    assert operators(model) == ["Expand", "Add"]
+
+
+def test_random_numbers_are_not_constants(make_model: ModelMaker) -> None:
+    node = helper.make_node("RandomNormal", [], ["r"], shape=[3])
+    model = make_model([node, helper.make_node("Add", ["x", "r"], ["y"])], {"x": [3]}, {"y": [3]})
+    fold_constants(model)
+    assert operators(model) == ["RandomNormal", "Add"]
+
+
+def test_what_nobody_reads_goes_with_its_weights(make_model: ModelMaker) -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["unread"]),
+        helper.make_node("Relu", ["x"], ["y"]),
+    ]
+    model = make_model(nodes, {"x": [2, 3]}, {"y": [2, 3]}, {"w": np.ones((3, 4), np.float32)})
+    fold_constants(model)
+    assert operators(model) == ["Relu"]
+    assert weights(model) == {}
+
+
+def test_optional_outputs_that_nobody_reads_go(make_model: ModelMaker) -> None:
+    node = helper.make_node("MaxPool", ["x"], ["y", "indices"], kernel_shape=[2, 2])
+    model = make_model([node], {"x": [1, 1, 4, 4]}, {"y": [1, 1, 3, 3]})
+    fold_constants(model)
+    assert list(model.graph.node[0].output) == ["y"]
+
+
+def test_values_that_a_branch_reads_are_kept(make_model: ModelMaker) -> None:
+    def branch(name: str) -> onnx.GraphProto:
+        out = helper.make_tensor_value_info(f"{name}_out", TensorProto.FLOAT, [3])
+        return helper.make_graph([helper.make_node("Add", ["x", name], [f"{name}_out"])], name, [], [out])
+
+    node = helper.make_node("If", ["c"], ["y"], then_branch=branch("a"), else_branch=branch("b"))
+    constants = {"a": np.ones(3, np.float32), "b": np.zeros(3, np.float32)}
+    model = make_model([node], {"x": [3], "c": ([], TensorProto.BOOL)}, {"y": [3]}, constants)
+    fold_constants(model)
+    assert set(weights(model)) == {"a", "b"}
+
+
+def test_contradictions_are_refused_only_when_asked(make_model: ModelMaker) -> None:
+    node = helper.make_node("MatMul", ["x", "w"], ["y"])
+    model = make_model([node], {"x": [2, 3]}, {"y": [2, 4]}, {"w": np.ones((5, 4), np.float32)})
+    fold_constants(model, strict=False)
+    with pytest.raises(ModelError):
+        fold_constants(model)

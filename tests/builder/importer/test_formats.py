@@ -1,0 +1,60 @@
+"""Files of other formats: imported where that is possible, and else the way out is named."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+from builder.errors import ModelError
+from builder.importer import load
+
+
+def test_an_onnx_file_of_any_suffix_is_imported(tmp_path: Path, relu: onnx.ModelProto) -> None:
+    for name in ("relu.onnx", "relu.ONNX", "relu.model", "relu"):
+        path = tmp_path / name
+        path.write_bytes(relu.SerializeToString())
+        assert load(path).name == "relu"
+        assert load(str(path)).inputs[0].shape == (2, 3)
+
+
+@pytest.mark.parametrize("suffix", [".tflite", ".pb", ".h5", ".keras", ".pt", ".pth", ".safetensors"])
+def test_a_format_that_needs_conversion_gets_a_command(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"model{suffix}"
+    path.write_bytes(b"x")
+    with pytest.raises(ModelError) as caught:
+        load(path)
+    assert str(path) in str(caught.value)
+    assert caught.value.hint
+
+
+def without(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    genuine: Callable[..., Any] = builtins.__import__
+
+    def fake(name: str, *args: Any, **options: Any) -> Any:
+        if name.partition(".")[0] == missing:
+            raise ImportError(f"No module named '{missing}'", name=missing)
+        return genuine(name, *args, **options)
+
+    monkeypatch.setattr(builtins, "__import__", fake)
+
+
+def test_a_pytorch_program_without_pytorch_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.pt2"
+    path.write_bytes(b"PK\x03\x04")
+    without(monkeypatch, "onnxscript")
+    with pytest.raises(ModelError) as caught:
+        load(path)
+    assert "onnxscript" in str(caught.value)
+    assert "pip install torch onnxscript" in (caught.value.hint or "")
+
+
+def test_a_missing_pytorch_program_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"absent\.pt2"):
+        load(tmp_path / "absent.pt2")
