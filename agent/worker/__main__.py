@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from agent.bundle.manifest import Manifest
 from agent.errors import EdgeError, IncompatibleError
@@ -25,6 +25,8 @@ from agent.worker.channel import Channel, ChannelError, Failed, Load, Ready, Req
 
 if TYPE_CHECKING:
     from agent.worker.model import Model
+
+_NOT_NEEDED: Final = ("torch", "ml_dtypes")
 
 _LOG = logging.getLogger("agent.worker")
 
@@ -71,7 +73,10 @@ def _load(channel: Channel, connection: socket.socket) -> tuple[Model, int] | No
     try:
         # numpy's linear algebra would start a thread for each processor; kernels have their own.
         os.environ.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
-        from agent.worker.model import Members, Prepared, load_model
+        # tvm-ffi imports these where they are installed, and needs neither: 250 MB and seconds for the first.
+        for name in _NOT_NEEDED:
+            sys.modules[name] = None  # type: ignore[assignment]
+        from agent.worker.model import Members, Prepared, load_kernels, load_model
 
         members = Members(dict(zip(load.files, descriptors, strict=True)))
         prepared = Prepared(Manifest.from_bytes(bytes(frame.payload)), load, members)
@@ -84,8 +89,9 @@ def _load(channel: Channel, connection: socket.socket) -> tuple[Model, int] | No
                 hint="Landlock needs Linux 5.13 with lsm=landlock; or allow an incomplete sandbox",
             )
         _watch(connection)
-        model = load_model(prepared, members, load.threads)
+        kernels = load_kernels(members, load.threads)
         sandbox.close_loading(status)
+        model = load_model(prepared, members, kernels)
     except EdgeError as e:
         channel.send(Failed(e.code, str(e), e.hint))
         return None

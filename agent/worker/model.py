@@ -195,8 +195,8 @@ class Prepared:
         self.postprocessor = Postprocessor(manifest.postprocess, manifest.outputs, labels)
 
 
-def load_model(prepared: Prepared, members: Members, threads: int) -> Model:
-    """Load the model and run its recorded samples; the sandbox is closed before.
+def load_kernels(members: Members, threads: int) -> KernelModule:
+    """Map the kernel library, whose constructors run: the sandbox's first step is taken before.
 
     Parameters
     ----------
@@ -206,14 +206,25 @@ def load_model(prepared: Prepared, members: Members, threads: int) -> Model:
     Raises
     ------
     BundleError
+        If the library does not fit this machine.
+    """
+    kernels = KernelModule.load(members.descriptor("mod.so"))
+    if threads:
+        kernels.set_threads(threads)
+    return kernels
+
+
+def load_model(prepared: Prepared, members: Members, kernels: KernelModule) -> Model:
+    """Load the model and run its recorded samples; the sandbox's second step is taken before.
+
+    Raises
+    ------
+    BundleError
         If the files do not fit together or this machine, or the samples do not come out.
     ExecutionError
         If a kernel fails.
     """
     manifest = prepared.manifest
-    kernels = KernelModule.load(members.descriptor("mod.so"))
-    if threads:
-        kernels.set_threads(threads)
     module = create(members.read("mod.json"), kernels)
     with members.mapped("mod.params") as params:
         module.load_params(params)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -308,6 +309,29 @@ def test_without_load_params_they_run_every_time_with_the_same_answer() -> None:
     module.run()
     np.testing.assert_allclose(module.get_output(0), TRANSFORMED, rtol=1e-6)
     assert fake.calls["double"] == 2
+
+
+def test_memory_of_load_time_is_no_part_of_a_runs_storage() -> None:
+    blocks: dict[str, int] = {}
+
+    def remember(name: str) -> Callable[..., None]:
+        def kernel(*arrays: np.ndarray) -> None:
+            blocks[name] = arrays[-1].base.nbytes
+            KERNELS[name](*arrays)
+
+        return kernel
+
+    g = GraphBuilder()
+    large, x = g.input("large", (1000,)), g.input("x", (3,))
+    doubled = g.call("double", [large], (1000,))
+    total = g.call("sum", [doubled], (1,), storage=g.storage_of(doubled))
+    graph = g.graph(g.call("relu", [x], (3,), storage=g.storage_of(doubled)), total)
+    module = graph_executor.create(graph, {name: remember(name) for name in KERNELS})
+    module.load_params(params(large=np.ones(1000, np.float32)))
+    module.run(x=np.ones(3, np.float32))
+    assert module.get_output(1) == 2000
+    assert blocks["double"] >= 4000
+    assert blocks["relu"] < 100
 
 
 def test_weights_that_only_load_time_nodes_read_are_freed() -> None:

@@ -62,8 +62,11 @@ def test_this_kernel_gives_the_whole_sandbox(spawn: Spawn) -> None:
 def test_the_kernel_refuses_what_a_model_has_no_business_with(
     spawn: Spawn, kernel: str, refused: int
 ) -> None:
+    trace = Path("/tmp/edgebundle-was-here")
+    trace.unlink(missing_ok=True)
+    # The kernel runs once while the model is loaded, too.
     assert outcome(spawn, kernel) == refused
-    assert not Path("/tmp/edgebundle-was-here").exists()
+    assert not trace.exists()
 
 
 def test_the_same_calls_succeed_without_a_sandbox(kernel_library: Path) -> None:
@@ -309,3 +312,21 @@ def test_the_filter_allows_its_list_and_nothing_else(
         assert verdict(call, 0, 4096, 7) == (ALLOW if loading else EPERM)
     assert run_filter(program, 0x12345678, 0) == KILL
     assert verdict(0x40000000) == EPERM
+
+
+def test_the_kernels_own_files_say_what_is_in_force(spawn: Spawn) -> None:
+    worker = spawn("threaded", load={"memory_bytes": 1 << 30})
+    worker.infer_raw(1, 2, 3, 4)
+    process = Path(f"/proc/{worker.process.pid}")
+    limits = {
+        line[:26].strip(): line[26:].split()[:2] for line in (process / "limits").read_text().splitlines()
+    }
+    assert limits["Max core file size"] == ["0", "0"]
+    assert limits["Max open files"] == ["64", "64"]
+    assert 1 << 30 < int(limits["Max address space"][1]) < 3 << 30
+    # Every thread, those that were started later among them.
+    for task in (process / "task").iterdir():
+        status = dict(
+            line.split(":\t", 1) for line in (task / "status").read_text().splitlines() if ":\t" in line
+        )
+        assert (status["NoNewPrivs"], status["Seccomp"], status["Seccomp_filters"]) == ("1", "2", "2")

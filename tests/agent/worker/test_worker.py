@@ -221,15 +221,17 @@ def test_a_bundle_that_does_not_fit_together_is_refused_in_one_line(
     assert worker.process.wait(10) == 0
 
 
-def test_the_worker_never_holds_tvm_onnx_paho_or_the_builder(kernel_library: Path) -> None:
+def test_the_worker_holds_only_what_it_needs(kernel_library: Path, tmp_path: Path) -> None:
+    # tvm-ffi would import it, wherever it is installed.
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
     # The process itself says what it holds: its own `main`, over a real channel, with everything declared.
     script = """if True:
         import sys
         sys.argv[0] = "worker"
         from agent.worker import __main__ as worker
         status = worker.main([sys.argv[1]])
-        forbidden = "tvm onnx onnxruntime builder paho agent.service agent.deploy agent.mqtt"
-        held = set(sys.modules)
+        held = {name for name, module in sys.modules.items() if module}
+        forbidden = "torch ml_dtypes tvm onnx onnxruntime builder paho agent.service agent.deploy agent.mqtt"
         print(status, sorted(held & set(forbidden.split())), "PIL" in held, "cryptography" in held)
     """
     from agent.worker.channel import Channel, Load, send_load
@@ -248,6 +250,7 @@ def test_the_worker_never_holds_tvm_onnx_paho_or_the_builder(kernel_library: Pat
             pass_fds=[theirs.fileno()],
             stdout=subprocess.PIPE,
             text=True,
+            env=os.environ | {"PYTHONPATH": str(tmp_path)},
         )
         descriptors = [sealed(each) for each in content.values()]
         send_load(ours, Load(tuple(content)), manifest(content, *specs).to_bytes(), descriptors)
