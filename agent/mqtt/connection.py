@@ -21,7 +21,7 @@ from typing import Final
 from agent.errors import ConfigError, EdgeError
 from agent.mqtt.backoff import Backoff
 from agent.mqtt.engine import MQTT_3_1_1, MQTT_5, Callbacks, Engine, Greeting
-from agent.mqtt.message import Message, Will
+from agent.mqtt.message import Message, Receipt, Will
 from agent.mqtt.properties import EMPTY, Properties
 from agent.mqtt.reason_codes import Action, Reason, reason
 from agent.mqtt.sending import CLOSED, MAX_UNDER_WAY, NOT_CONNECTED, Outgoing, Sending
@@ -216,14 +216,12 @@ class Connection:
             self._pump()
         return done
 
-    def ack(self, message: Message) -> None:
+    def ack(self, message: Message | Receipt) -> None:
         """Acknowledge a message; nothing happens for one of an earlier connection, which comes again."""
-        if message.qos and self.is_current(message) and self._engine is not None:
-            self._engine.ack(message.packet_id)
-
-    def is_current(self, message: Message) -> bool:
-        """Whether the connection that the message came over still stands."""
-        return self.connected and message.epoch == self._epoch
+        receipt = message.receipt if isinstance(message, Message) else message
+        if receipt is not None and self.connected and receipt.epoch == self._epoch:
+            assert self._engine is not None
+            self._engine.ack(receipt.packet_id)
 
     def want(self, topic_filter: str, qos: int = 1) -> None:
         """Subscribe now and after each reconnection, without waiting for the broker's word."""

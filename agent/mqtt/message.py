@@ -21,6 +21,20 @@ class MalformedMessageError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class Receipt:
+    """What an acknowledgement needs of a message, without its payload.
+
+    Parameters
+    ----------
+    packet_id, epoch
+        An identifier is good for the connection it came over and no other.
+    """
+
+    packet_id: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
     """One received message.
 
@@ -28,8 +42,8 @@ class Message:
     ----------
     topic, payload, qos, retain, dup, properties
         As they came.
-    packet_id, epoch
-        What an acknowledgement needs: an identifier is good for the connection it came over and no other.
+    receipt
+        For its acknowledgement; None at QoS 0.
     """
 
     topic: str
@@ -38,8 +52,7 @@ class Message:
     retain: bool = False
     dup: bool = False
     properties: Properties = EMPTY
-    packet_id: int = 0
-    epoch: int = 0
+    receipt: Receipt | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +94,9 @@ def decode_publish(flags: int, packet: bytes | bytearray, *, version: int, epoch
         topic = str(view[2:at], "utf-8")
     except UnicodeDecodeError as error:
         raise MalformedMessageError(f"the topic is no UTF-8: {error}") from error
-    packet_id = 0
+    receipt = None
     if qos:
-        packet_id = int.from_bytes(view[at : at + 2], "big")
+        receipt = Receipt(int.from_bytes(view[at : at + 2], "big"), epoch)
         at += 2
     properties = EMPTY
     if version == 5:
@@ -100,6 +113,5 @@ def decode_publish(flags: int, packet: bytes | bytearray, *, version: int, epoch
         retain=bool(flags & _RETAIN),
         dup=bool(flags & _DUP),
         properties=properties,
-        packet_id=packet_id,
-        epoch=epoch,
+        receipt=receipt,
     )

@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from agent.mqtt.message import Message
+from agent.mqtt.message import Message, Receipt
 
 
 class Slot:
     """The place of one message in the order of acknowledgement."""
 
-    __slots__ = ("_order", "done", "message")
+    __slots__ = ("_order", "done", "receipt")
 
-    def __init__(self, order: AckOrder, message: Message) -> None:
+    def __init__(self, order: AckOrder, receipt: Receipt) -> None:
         self._order = order
-        self.message = message
+        self.receipt = receipt
         self.done = False
 
     def finish(self) -> None:
@@ -37,7 +37,7 @@ class AckOrder:
         Acknowledges one message.
     """
 
-    def __init__(self, ack: Callable[[Message], None]) -> None:
+    def __init__(self, ack: Callable[[Receipt], None]) -> None:
         self._ack = ack
         self._slots: deque[Slot] = deque()
 
@@ -46,18 +46,20 @@ class AckOrder:
 
     def arrived(self, message: Message) -> Slot | None:
         """Give a message its place; None for one that wants no acknowledgement (QoS 0)."""
-        if not message.qos:
+        receipt = message.receipt
+        if receipt is None:
             return None
-        if self._slots and self._slots[-1].message.epoch != message.epoch:
+        if self._slots and self._slots[-1].receipt.epoch != receipt.epoch:
             self.forget()
-        slot = Slot(self, message)
+        # Not the message: many may wait here behind a slow one, and their payloads must not.
+        slot = Slot(self, receipt)
         self._slots.append(slot)
         return slot
 
     def release(self) -> None:
         """Acknowledge what can be."""
         while self._slots and self._slots[0].done:
-            self._ack(self._slots.popleft().message)
+            self._ack(self._slots.popleft().receipt)
 
     def forget(self) -> None:
         """Drop everything: the connection is gone, and the broker delivers again what it kept."""

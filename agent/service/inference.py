@@ -17,7 +17,7 @@ from typing import Final
 
 from agent.errors import DeadlineError, OverloadedError, RequestError, UnknownModelError
 from agent.mqtt.connection import Connection
-from agent.mqtt.message import Message
+from agent.mqtt.message import Message, Receipt
 from agent.mqtt.reason_codes import Reason
 from agent.mqtt.sending import CLOSED
 from agent.mqtt.topics import GroupInfer, Infer, parse_topic
@@ -145,11 +145,11 @@ class Inference:
                 return
         self._in_flight += 1
         try:
-            self._submit(exchange, topic)
+            self._submit(exchange, topic, message.payload)
         except RequestError as error:
             self._finish(exchange, refusal(request, error), cheap=True)
 
-    def _submit(self, exchange: _Exchange, topic: Infer | GroupInfer) -> None:
+    def _submit(self, exchange: _Exchange, topic: Infer | GroupInfer, payload: bytes) -> None:
         request = exchange.request
         model = self._models.get(request.model)
         if model is None:
@@ -161,7 +161,7 @@ class Inference:
             raise UnknownModelError(f"no model {request.model!r} runs on {self._device}")
         if request.deadline_s <= request.received_s:
             raise DeadlineError("the deadline passed before the request came")
-        model.submit(request, functools.partial(self._computed, exchange))
+        model.submit(request, payload, functools.partial(self._computed, exchange))
 
     def _computed(self, exchange: _Exchange, outcome: Outcome) -> None:
         request = exchange.request
@@ -221,9 +221,9 @@ class Inference:
         for slot in slots:
             slot.finish()
 
-    def _ack(self, message: Message) -> None:
+    def _ack(self, receipt: Receipt) -> None:
         assert self._connection is not None
-        self._connection.ack(message)
+        self._connection.ack(receipt)
 
     def _log_sparingly(self, kind: str, text: Callable[[], str]) -> None:
         now_s = time.monotonic()

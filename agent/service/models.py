@@ -82,8 +82,8 @@ class _Waiting(Sent):
 
     __slots__ = ("finished", "timer")
 
-    def __init__(self, request: InferRequest, finish: Callable[[Outcome], None]) -> None:
-        super().__init__(request, finish)
+    def __init__(self, request: InferRequest, payload: bytes) -> None:
+        super().__init__(request, payload, lambda _outcome: None)
         self.finished = False
         self.timer: asyncio.TimerHandle | None = None
 
@@ -124,7 +124,7 @@ class Model:
         """Its worker's process id while it runs."""
         return None if self._supervisor is None else self._supervisor.pid
 
-    def submit(self, request: InferRequest, finish: Callable[[Outcome], None]) -> None:
+    def submit(self, request: InferRequest, payload: bytes, finish: Callable[[Outcome], None]) -> None:
         """Accept a request; `finish` is called exactly once, perhaps before this returns.
 
         Raises
@@ -140,17 +140,17 @@ class Model:
             )
         if not (supervisor.has_room and not self._queue) and (
             len(self._queue) >= self._limits.requests
-            or self._queued_bytes + len(request.payload) > self._limits.payload_bytes
+            or self._queued_bytes + len(payload) > self._limits.payload_bytes
         ):
             raise OverloadedError(
                 f"{self.name} has {len(self._queue)} requests waiting", hint="ask again later, or less often"
             )
-        waiting = _Waiting(request, lambda _outcome: None)
+        waiting = _Waiting(request, payload)
         waiting.finish = lambda outcome: self._finish(waiting, finish, outcome)
         left_s = request.deadline_s - time.monotonic()
         waiting.timer = asyncio.get_running_loop().call_later(left_s, self._expire, waiting)
         self._queue.append(waiting)
-        self._queued_bytes += len(request.payload)
+        self._queued_bytes += len(payload)
         self.pump()
 
     def pump(self) -> None:
@@ -165,7 +165,7 @@ class Model:
             self._refuse_all(OverloadedError(f"{self.name} is out of service: {supervisor.message}"))
         while self._queue and supervisor.has_room:
             waiting = self._queue.popleft()
-            self._queued_bytes -= len(waiting.request.payload)
+            self._queued_bytes -= len(waiting.payload)
             if not waiting.finished:
                 supervisor.send(waiting)
 
@@ -227,7 +227,7 @@ class Model:
     def _put_back(self, waiting: _Waiting) -> None:
         if not waiting.finished:
             self._queue.appendleft(waiting)
-            self._queued_bytes += len(waiting.request.payload)
+            self._queued_bytes += len(waiting.payload)
 
     def _refuse_all(self, error: RequestError) -> None:
         left = list(self._queue)
@@ -240,7 +240,7 @@ class Model:
         where = "while it waited"
         if waiting in self._queue:
             self._queue.remove(waiting)
-            self._queued_bytes -= len(waiting.request.payload)
+            self._queued_bytes -= len(waiting.payload)
         else:
             where = "while it was computed"
         waited_s = time.monotonic() - waiting.request.received_s

@@ -16,6 +16,9 @@ _log = logging.getLogger(__name__)
 READY: Final = "READY=1"
 STOPPING: Final = "STOPPING=1"
 WATCHDOG: Final = "WATCHDOG=1"
+# Loading and testing models takes as long as it takes: the start is not late while this is said again and
+# again.
+EXTEND_START: Final = "EXTEND_TIMEOUT_USEC=10000000"
 
 
 class Notifier:

@@ -7,7 +7,7 @@ nowhere: whoever could name any topic could make the agent write wherever its ow
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from agent.errors import InputError, RequestError
@@ -50,12 +50,12 @@ class UnanswerableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class InferRequest:
-    """One request, as far as the main process reads it.
+    """One request, as far as the main process reads it, without its payload.
 
     Parameters
     ----------
-    model, topic, payload, qos
-        Which model, over which topic, what, and how surely.
+    model, qos
+        Which model, and how surely the answer is delivered.
     reply_to, correlation
         Where the answer goes, and what it echoes.
     id
@@ -73,8 +73,6 @@ class InferRequest:
     """
 
     model: str
-    topic: str
-    payload: bytes = field(repr=False)
     qos: int
     reply_to: str
     correlation: bytes | None
@@ -137,8 +135,6 @@ def read_request(message: Message, model: str, now_s: float, default_deadline_s:
         raise UnanswerableError("foreign_response_topic", f"an answer to {reply_to[:200]!r} was asked for")
     return InferRequest(
         model=model,
-        topic=message.topic,
-        payload=message.payload,
         qos=message.qos,
         reply_to=reply_to,
         correlation=correlation,

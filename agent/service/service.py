@@ -38,7 +38,7 @@ from agent.service.answers import MemoryAnswers
 from agent.service.inference import Inference
 from agent.service.metrics import Metrics
 from agent.service.models import Models, QueueLimits
-from agent.service.notify import READY, STOPPING, WATCHDOG, Notifier
+from agent.service.notify import EXTEND_START, READY, STOPPING, WATCHDOG, Notifier
 from agent.service.presence import Presence, Session, next_session_seq
 from agent.service.workers import WorkerSettings
 
@@ -145,7 +145,11 @@ class Service:
             When the state directory cannot be used.
         """
         config = self._config
-        await self._deployment.start()
+        starting = asyncio.get_running_loop().create_task(self._pulse(EXTEND_START))
+        try:
+            await self._deployment.start()
+        finally:
+            starting.cancel()
         try:
             session = Session(config.device, next_session_seq(config.state_dir), agent.__version__)
             self._presence = Presence(session, self._control)
@@ -193,7 +197,7 @@ class Service:
             self._presence.stop()
         await self._control.close(_FAREWELL_S)
 
-    async def _pulse(self) -> None:
+    async def _pulse(self, *also: str) -> None:
         """Tell systemd that the loop turns, from within it."""
         pulse_s = _PULSE_S
         if self._notifier.watchdog_s is not None:
@@ -204,8 +208,8 @@ class Service:
             late_s = time.monotonic() - before_s - pulse_s
             if late_s > _LATE_S:
                 _log.warning("the event loop stood still for %.1f s", late_s)
-            if self._notifier.watchdog_s is not None:
-                self._notifier.say(WATCHDOG)
+            if self._notifier.watchdog_s is not None or also:
+                self._notifier.say(WATCHDOG, *also)
 
     async def _publish_metrics(self) -> None:
         topic = format_topic(MetricsTopic(self._config.device))

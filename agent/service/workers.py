@@ -98,6 +98,7 @@ class Sent:
     """One request that was handed over; `finish` is called exactly once."""
 
     request: InferRequest
+    payload: bytes
     finish: Callable[[Outcome], None]
     seq: int = 0
 
@@ -202,7 +203,7 @@ class Supervisor:
                 deadline_s=request.deadline_s,
                 client_json=request.client_json,
             ),
-            request.payload,
+            sent.payload,
         )
 
     async def stop(self, limit_s: float) -> list[Sent]:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.mqtt.message import Message
+from agent.mqtt.message import Message, Receipt
 from agent.service.acknowledgement import AckOrder
 
 
 def message(number: int, *, qos: int = 1, epoch: int = 1) -> Message:
-    return Message("t", b"", qos=qos, packet_id=number, epoch=epoch)
+    return Message("t", b"", qos=qos, receipt=Receipt(number, epoch) if qos else None)
 
 
 @given(st.permutations(range(8)))
 def test_acknowledged_in_the_order_of_arrival_however_they_finish(order: list[int]) -> None:
     acked: list[int] = []
-    acks = AckOrder(lambda message: acked.append(message.packet_id))
+    acks = AckOrder(lambda receipt: acked.append(receipt.packet_id))
     slots = [acks.arrived(message(number)) for number in range(8)]
     finished: set[int] = set()
     for number in order:
@@ -32,7 +32,7 @@ def test_acknowledged_in_the_order_of_arrival_however_they_finish(order: list[in
 
 def test_finishing_twice_acknowledges_once() -> None:
     acked: list[int] = []
-    acks = AckOrder(lambda message: acked.append(message.packet_id))
+    acks = AckOrder(lambda receipt: acked.append(receipt.packet_id))
     slot = acks.arrived(message(1))
     assert slot is not None
     slot.finish()
@@ -46,7 +46,7 @@ def test_message_of_qos_0_has_no_place() -> None:
 
 def test_messages_of_an_earlier_connection_hold_up_nobody() -> None:
     acked: list[int] = []
-    acks = AckOrder(lambda message: acked.append(message.packet_id))
+    acks = AckOrder(lambda receipt: acked.append(receipt.packet_id))
     stale = acks.arrived(message(1, epoch=1))
     fresh = acks.arrived(message(2, epoch=2))
     assert stale is not None
