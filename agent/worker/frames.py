@@ -1,0 +1,277 @@
+"""The kinds of frames between the agent and a worker, and their bytes.
+
+`agent.worker.channel` says when each is sent, and is where others import them from.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+from typing import Any, Final, get_args
+
+from agent.errors import EdgeError
+
+MAGIC: Final = b"EBC1"
+PREFIX: Final = struct.Struct("<4sIQ")
+
+# A header names tensors and carries one message: a few hundred bytes. The limit keeps a worker that runs wild
+# from making the agent parse megabytes of JSON.
+MAX_HEADER_BYTES: Final = 64 * 1024
+
+Buffer = bytes | bytearray | memoryview
+
+
+class ChannelError(EdgeError):
+    """The other side sent what no frame is made of."""
+
+    code = "ERR_CHANNEL"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The first frame: what to serve, and within which limits.
+
+    Parameters
+    ----------
+    files
+        Names of the bundle's members (``mod.so``, ``mod.json``, ...), in the order of the descriptors sent
+        along.
+    threads
+        Threads of a kernel; 0 leaves it to the kernel library.
+    cpus
+        Processors the worker may run on; empty for those it inherits.
+    memory_bytes
+        Address space the worker may take beyond what it has when the model is about to be loaded; 0 for no
+        limit.
+    cpu_s
+        Processor seconds one request may burn, over all threads, before the kernel ends the worker; 0 for no
+        limit.
+    max_pixels
+        Pixels of the largest image that is decoded; 0 for the decoder's own limit.
+    require_sandbox
+        Refuse to load where the kernel offers neither Landlock nor seccomp.
+    """
+
+    files: tuple[str, ...]
+    threads: int = 0
+    cpus: tuple[int, ...] = ()
+    memory_bytes: int = 0
+    cpu_s: int = 0
+    max_pixels: int = 0
+    require_sandbox: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One inference request; its payload is what came over MQTT.
+
+    Parameters
+    ----------
+    seq
+        The agent's number for it, echoed in the answer.
+    content_type
+        As the requester gave it, parameters and all; an empty one means ``application/json``.
+    tensors
+        The user properties ``tensor`` in their order, ``name;FP32;1,3,4``, for raw tensors.
+    accept
+        Content type wished for the answer, or None.
+    id
+        The requester's name for it, echoed in JSON answers (the body's own ``id`` otherwise), or None.
+    received_s
+        When the agent took it, `time.monotonic`; what passes until the worker takes it is the answer's
+        ``queue_us``.
+    deadline_s
+        When its answer is of no use any more, `time.monotonic`, or None.
+    client_json
+        The requester has no user properties (MQTT 3.1.1): the JSON answer carries ``status`` and ``message``.
+    """
+
+    seq: int
+    content_type: str = ""
+    tensors: tuple[str, ...] = ()
+    accept: str | None = None
+    id: str | None = None
+    received_s: float = 0.0
+    deadline_s: float | None = None
+    client_json: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Answer what was sent before this, then end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The model is loaded and its recorded samples came out as recorded.
+
+    Parameters
+    ----------
+    load_s
+        Seconds from the load frame to this one.
+    self_test_error
+        Largest relative error of the samples' outputs.
+    rss_bytes
+        Resident memory of the worker.
+    threads
+        Threads of a kernel, 0 if the library does not say.
+    landlock
+        Version of Landlock's ABI that is in force, 0 if the kernel has none.
+    seccomp
+        Whether a system call filter is in force.
+    sandbox
+        One line about both, for the log.
+    """
+
+    load_s: float
+    self_test_error: float
+    rss_bytes: int
+    threads: int
+    landlock: int
+    seccomp: bool
+    sandbox: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The model could not be loaded.
+
+    Parameters
+    ----------
+    code
+        An error's code, ``ERR_SELF_TEST`` and the like.
+    message
+        One line.
+    hint
+        What to do about it, or None.
+    """
+
+    code: str
+    message: str
+    hint: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to one request; its payload goes to the requester as it is.
+
+    Parameters
+    ----------
+    seq
+        The request's.
+    status
+        200, 400, 408, 415 or 500.
+    message
+        Empty for 200, otherwise one line.
+    content_type
+        Of the payload; empty where there is no payload.
+    tensors
+        The user properties ``tensor`` of raw tensors, in their order.
+    queue_us, decode_us, compute_us, encode_us
+        Microseconds from ``received_s`` to the worker's start on it, decoding and preprocessing, the graph,
+        and postprocessing and encoding.
+    """
+
+    seq: int
+    status: int
+    message: str = ""
+    content_type: str = ""
+    tensors: tuple[str, ...] = ()
+    queue_us: int = 0
+    decode_us: int = 0
+    compute_us: int = 0
+    encode_us: int = 0
+
+
+Header = Load | Request | Stop | Ready | Failed | Answer
+_KINDS: Final[Mapping[str, type[Header]]] = MappingProxyType(
+    {kind.__name__.lower(): kind for kind in get_args(Header)}
+)
+
+
+def _is_int(value: object) -> bool:
+    return type(value) is int and abs(value) < 1 << 63
+
+
+def _is_str(value: object) -> bool:
+    return type(value) is str
+
+
+def _is_float(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+# Keyed by a field's annotation as it is written above.
+_CHECKS: Final[Mapping[str, Callable[[Any], bool]]] = MappingProxyType(
+    {
+        "bool": lambda value: type(value) is bool,
+        "int": _is_int,
+        "str": _is_str,
+        "float": _is_float,
+        "str | None": lambda value: value is None or _is_str(value),
+        "float | None": lambda value: value is None or _is_float(value),
+        "tuple[str, ...]": lambda value: type(value) is list and all(map(_is_str, value)),
+        "tuple[int, ...]": lambda value: type(value) is list and all(map(_is_int, value)),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A header and its payload."""
+
+    header: Header
+    payload: Buffer = field(default=b"")
+
+
+def encode(header: Header, payload: Buffer = b"") -> tuple[bytes, Buffer]:
+    """Return the frame's bytes before its payload, and the payload itself, which is not copied.
+
+    Raises
+    ------
+    ChannelError
+        If the header is over its limit.
+    """
+    # Not dataclasses.asdict, which copies deeply and takes three times as long.
+    content: dict[str, Any] = {"kind": type(header).__name__.lower()}
+    for item in fields(header):
+        content[item.name] = getattr(header, item.name)
+    raw = json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
+    if len(raw) > MAX_HEADER_BYTES:
+        raise ChannelError(f"a frame's header has at most {MAX_HEADER_BYTES} bytes, this one has {len(raw)}")
+    nbytes = payload.nbytes if isinstance(payload, memoryview) else len(payload)
+    return PREFIX.pack(MAGIC, len(raw), nbytes) + raw, payload
+
+
+def decode_header(raw: Buffer) -> Header:
+    """Parse a frame's header.
+
+    Raises
+    ------
+    ChannelError
+        If it is not exactly one of the kinds.
+    """
+    try:
+        content = json.loads(bytes(raw))
+    except (ValueError, RecursionError) as e:
+        raise ChannelError(f"a frame's header is JSON, this one is not: {e}") from e
+    kind = content.pop("kind", None) if isinstance(content, dict) else None
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise ChannelError(f"a frame is one of {', '.join(_KINDS)}, not {kind!r:.80}")
+    cls = _KINDS[kind]
+    expected = fields(cls)
+    if content.keys() != {item.name for item in expected}:
+        raise ChannelError(
+            f"a {kind} frame has exactly {[item.name for item in expected]}, not {sorted(content)!r:.400}"
+        )
+    for item in expected:
+        value = content[item.name]
+        if not _CHECKS[str(item.type)](value):
+            raise ChannelError(f"{item.name} of a {kind} frame is {item.type}, not {value!r:.80}")
+        if type(value) is list:
+            content[item.name] = tuple(value)
+    return cls(**content)
