@@ -67,6 +67,7 @@ class DemoFailedError(Exception):
 
 def main() -> int:
     """Run the demo; the exit code is 0 when a picture was recognised over MQTT."""
+    os.environ["PYTHONUNBUFFERED"] = "1"  # or what a command says on stdout and on stderr would change places
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)  # stopping from outside is Ctrl-C too
     started = time.monotonic()

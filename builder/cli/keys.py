@@ -89,7 +89,7 @@ def _keygen(args: argparse.Namespace) -> int:
     print(f"key id       {pair.key_id}")
     print("next:")
     print(f"  edgebundle compile MODEL.onnx --target rpi4 --sign-key {pair.private} -o MODEL.bundle")
-    print(f"  copy {pair.public} into each device's trust folder (/etc/edge-agent/keyring/)")
+    print(f"  copy {pair.public} into each device's keyring (/etc/edge-agent/keyring/)")
     return 0
 
 
