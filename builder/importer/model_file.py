@@ -7,6 +7,7 @@ folder. Whether the graph makes sense is checked elsewhere (`structure`).
 from __future__ import annotations
 
 import hashlib
+import re
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,6 +31,9 @@ _BEGINNINGS: Final = {
     b"<!DOCTYPE": "it is a web page: download the file itself",
     b"<html": "it is a web page: download the file itself",
 }
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
+# Fields whose strings nobody looks up: exporters put stack traces and whole configuration files there.
+_FREE_TEXT: Final = frozenset({"doc_string", "value", "producer_name", "producer_version"})
 _EXPORT_HINT: Final = "download or export the model again"
 
 
@@ -93,24 +97,40 @@ def decode(raw: bytes, source: str) -> onnx.ModelProto:
         model.ParseFromString(raw)
     except DecodeError as error:
         raise ModelError(f"not an ONNX model, or a part of one: {source}", hint=hint) from error
-    if not _is_text(model):
-        raise ModelError(f"not an ONNX model, or a damaged one: a name in it is no text: {source}", hint=hint)
+    if not _are_names_text(model):
+        raise ModelError(
+            f"not an ONNX model, or a damaged one: a name in it is not text: {source}", hint=hint
+        )
     if not model.HasField("graph") or not model.opset_import or not model.graph.output:
         raise ModelError(f"expected an ONNX model with a graph, outputs and an opset: {source}", hint=hint)
     return model
 
 
-def _is_text(message: Message) -> bool:
-    """Whether every string is UTF-8: protobuf lets others pass, as bytes, and libraries trip over them."""
+def _are_names_text(message: Message) -> bool:
+    """Whether every name is UTF-8 without control characters.
+
+    Protobuf lets other bytes pass, and libraries trip over them; a line break would forge lines of our
+    messages.
+    """
     if isinstance(message, onnx.TensorProto):
-        return isinstance(message.name, str) and all(_is_text(entry) for entry in message.external_data)
+        return _is_name(message.name) and all(_are_names_text(entry) for entry in message.external_data)
     for field, value in message.ListFields():
         values = value if field.is_repeated else (value,)
-        if field.type == FieldDescriptor.TYPE_STRING and not all(isinstance(item, str) for item in values):
-            return False
-        if field.type == FieldDescriptor.TYPE_MESSAGE and not all(_is_text(item) for item in values):
+        if field.type == FieldDescriptor.TYPE_STRING:
+            check = _is_string if field.name in _FREE_TEXT else _is_name
+            if not all(check(item) for item in values):
+                return False
+        elif field.type == FieldDescriptor.TYPE_MESSAGE and not all(_are_names_text(item) for item in values):
             return False
     return True
+
+
+def _is_string(text: str | bytes) -> bool:
+    return isinstance(text, str)
+
+
+def _is_name(text: str | bytes) -> bool:
+    return isinstance(text, str) and not _CONTROL.search(text)
 
 
 def _read(path: Path) -> bytes:

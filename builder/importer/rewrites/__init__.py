@@ -62,6 +62,11 @@ REWRITES: Final[Mapping[str, Rewrite]] = {
 }
 
 
+# What a rewrite runs into on a node whose inputs or attributes contradict the specification. The node
+# stays, and ONNX's own inference, strict at the end, says what is wrong with it.
+_MALFORMED: Final = (ArithmeticError, LookupError, TypeError, ValueError)
+
+
 def apply_rewrites(model: onnx.ModelProto) -> int:
     """Rewrite every node that the table has an entry for, once, in place.
 
@@ -74,7 +79,12 @@ def apply_rewrites(model: onnx.ModelProto) -> int:
 
     def replace(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
         rewrite = None if node.domain else REWRITES.get(node.op_type)
-        new = rewrite(node, graph) if rewrite else None
+        if rewrite is None:
+            return None
+        try:
+            new = rewrite(node, graph)
+        except _MALFORMED:
+            return None
         return None if new is None else list(new)
 
     return graph.rewrite(replace) + resolve_sequences(OnnxGraph(model))

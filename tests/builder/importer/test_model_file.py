@@ -85,6 +85,19 @@ def test_a_damaged_model_is_imported_or_refused_and_never_crashes(data: st.DataO
         assert "\n" not in str(error)
 
 
+@pytest.mark.parametrize("name", ["a\nhint: forged", "a\x1b[2J", "\x00", "a\r"])
+def test_names_with_control_characters_are_refused(relu: onnx.ModelProto, name: str) -> None:
+    relu.graph.node[0].name = name
+    with pytest.raises(ModelError, match="not text"):
+        decode(relu.SerializeToString(), "forged.onnx")
+
+
+def test_notes_of_the_exporter_may_have_lines(relu: onnx.ModelProto) -> None:
+    relu.graph.node[0].doc_string = "one\ntwo"
+    relu.metadata_props.add(key="names", value="{0: 'a',\n 1: 'b'}")
+    assert decode(relu.SerializeToString(), "noted.onnx").graph.node
+
+
 def external(folder: Path, location: str, **entries: int) -> Path:
     """A model whose weight lies in another file, `location` as it is written in the model."""
     weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[3], data_location=TensorProto.EXTERNAL)

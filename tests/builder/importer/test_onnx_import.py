@@ -25,9 +25,10 @@ BERT_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 def relative_error(found: NDArray[Any], expected: NDArray[Any]) -> float:
     """Largest difference over the largest magnitude.
 
-    A detector that sees nothing says so with probabilities of 1e-7, where ONNX Runtime's own sigmoid is rough.
+    A detector that sees nothing says so with probabilities far below 1e-2, and ONNX Runtime's sigmoid has an
+    absolute error of 1e-7.
     """
-    return float(np.abs(found - expected).max() / max(np.abs(expected).max(), 1e-3))
+    return float(np.abs(found - expected).max() / max(np.abs(expected).max(), 1e-2))
 
 
 def assert_same(

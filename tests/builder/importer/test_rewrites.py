@@ -57,8 +57,6 @@ def test_the_table_names_operators_that_exist() -> None:
     assert all(onnx.defs.has(operator) for operator in REWRITES)
 
 
-# -- recurrent layers
-
 STEPS, BATCH, WIDTH, HIDDEN = 4, 2, 3, 5
 
 
@@ -128,8 +126,6 @@ def test_a_recurrent_layer_over_shorter_sequences_is_refused(make_model: ModelMa
         import_onnx(recurrent(make_model, noise, "LSTM", lengths=[STEPS, STEPS - 1]))
 
 
-# -- resize
-
 RESIZES = [
     {"mode": mode, "coordinate_transformation_mode": coordinates, "scales": scales}
     for mode, coordinates, scales in itertools.product(
@@ -198,9 +194,6 @@ def test_resize_through_the_whole_way(make_model: ModelMaker, noise: Any, agrees
     agrees(make_model([node], {"x": [1, 2, 7, 9]}, {"y": [1, 2, 4, 17]}, weights), noise(1, 2, 7, 9))
 
 
-# -- quantised operators
-
-
 def test_quantised_convolution(make_model: ModelMaker, agrees: Any) -> None:
     random = np.random.default_rng(3)
     weights = {
@@ -258,9 +251,6 @@ def test_quantised_weights_stay_quantised(make_model: ModelMaker, noise: Any, ag
     ]
     normal = agrees(make_model(nodes, {"x": [2, 4]}, {"y": [2, 3]}, weights), noise(2, 4))
     assert "DequantizeLinear" in operators(normal)
-
-
-# -- sequences, loops
 
 
 def test_a_split_sequence_is_taken_apart(make_model: ModelMaker, noise: Any, agrees: Any) -> None:
@@ -337,9 +327,6 @@ def test_a_scan(make_model: ModelMaker, noise: Any, agrees: Any, backwards: int)
         [node], {"x": [3, 4]}, {"last": [3], "rows": [4, 3]}, {"start": np.zeros(3, np.float32)}
     )
     agrees(model, noise(3, 4))
-
-
-# -- the rest of the table, one node each
 
 
 def one(op: str, inputs: Sequence[str], outputs: Sequence[str] = ("y",), **attributes: Any) -> onnx.NodeProto:
