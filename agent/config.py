@@ -46,6 +46,7 @@ class Config:
     inference_compute_limit_s: float
     inference_crash_limit: int
     inference_crash_window_s: float
+    inference_answers_dir: Path
     worker_threads: int
     worker_memory_bytes: int
     worker_require_sandbox: bool
@@ -108,6 +109,7 @@ def parse_config(
     values = {key.name: key.default for key in KEYS}
     values["device"] = socket.gethostname().partition(".")[0]
     values["state_dir"] = environment.get("STATE_DIRECTORY") or "/var/lib/edge-agent"
+    values["inference.answers_dir"] = environment.get("RUNTIME_DIRECTORY")
     given = {**_flatten(document, mistakes), **overrides}
     for name, value in given.items():
         key = _BY_NAME.get(name)
@@ -135,7 +137,9 @@ def parse_config(
             hint="edge-agent config prints every key with its meaning",
         )
     state_dir, trust_dir = paths["state_dir"], paths["trust.dir"]
+    answers_dir = paths["inference.answers_dir"] or state_dir
     assert state_dir is not None
+    assert answers_dir is not None
     assert trust_dir is not None
     plain = {
         key.name.replace(".", "_"): tuple(value) if isinstance(value := values[key.name], list) else value
@@ -148,6 +152,7 @@ def parse_config(
         state_dir=state_dir,
         trust_dir=trust_dir,
         sources_ca=paths["sources.ca"],
+        inference_answers_dir=answers_dir,
     )
 
 

@@ -150,6 +150,12 @@ KEYS: Final = (
         60.0,
         "... within this time take a model out of service.",
     ),
+    Key(
+        "inference.answers_dir",
+        PATH,
+        None,
+        "Where answers outlive the agent, best in memory; $RUNTIME_DIRECTORY or state_dir.",
+    ),
     Key("worker.threads", _whole(0, 1024), 0, "Threads of one model's kernels; 0 for all cores."),
     Key(
         "worker.memory_bytes",

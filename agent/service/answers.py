@@ -1,12 +1,12 @@
-"""Requests that were seen before get the answer they got, and do not run again.
+"""Requests that were seen before get the answer they got, and do not run again; answers get to their broker.
 
 A request is the same when topic, Response Topic, Correlation Data and the payload's SHA-256 are; another
 client's with equal Correlation Data is another request. It is remembered until its own expiry. Refusals
 that cost nothing (a full queue, an unknown model) are remembered apart, so that a storm of them pushes
 out no answer that took work.
 
-`AnswerStore` is the interface; `MemoryAnswers` forgets when the process ends. What it may hold is
-bounded, and what it dropped early is counted.
+`AnswerStore` is the interface; `MemoryAnswers` forgets when the process ends, `durable_answers` does not.
+What it may hold is bounded, and what it dropped early is counted.
 """
 
 from __future__ import annotations
@@ -59,16 +59,52 @@ class FinalAnswer:
     user: tuple[tuple[str, str], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class ReplyTo:
+    """Where an answer goes, and what it takes along.
+
+    Parameters
+    ----------
+    topic, correlation, qos
+        Of the answer's message.
+    deadline_s
+        When it is of no use any more (`time.monotonic`, which is one clock for all processes since the boot).
+    trace
+        User properties of the request that the answer carries on.
+    """
+
+    topic: str
+    correlation: bytes | None
+    qos: int
+    deadline_s: float
+    trace: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRecord:
+    """An answer, what it answers, and where it goes."""
+
+    key: RequestKey
+    reply: ReplyTo
+    answer: FinalAnswer
+
+
 class AnswerStore(Protocol):
-    """Remembers answers until their requests expire."""
+    """Remembers answers until their requests expire, and which of them the broker does not have yet."""
 
     dropped: int
 
     def get(self, key: RequestKey) -> FinalAnswer | None:
         """Return the answer that this request got, if it is remembered."""
 
-    def put(self, key: RequestKey, answer: FinalAnswer, deadline_s: float, *, cheap: bool) -> None:
-        """Remember an answer until `deadline_s` (`time.monotonic`); a cheap one took no work."""
+    def put(self, record: AnswerRecord, *, cheap: bool) -> None:
+        """Remember an answer that is about to be published; a cheap one took no work."""
+
+    def delivered(self, key: RequestKey) -> None:
+        """Take note that the broker has the answer."""
+
+    def undelivered(self) -> list[AnswerRecord]:
+        """Return the answers that an earlier process has not delivered and that are still of use."""
 
     def close(self) -> None:
         """Let go of files and the like."""
@@ -86,10 +122,17 @@ class MemoryAnswers:
         """Return the answer that this request got, if it is remembered."""
         return self._answers.get(key) or self._refusals.get(key)
 
-    def put(self, key: RequestKey, answer: FinalAnswer, deadline_s: float, *, cheap: bool) -> None:
-        """Remember an answer until `deadline_s` (`time.monotonic`)."""
+    def put(self, record: AnswerRecord, *, cheap: bool) -> None:
+        """Remember an answer that is about to be published."""
         shelf = self._refusals if cheap else self._answers
-        self.dropped += shelf.put(key, answer, deadline_s)
+        self.dropped += shelf.put(record.key, record.answer, record.reply.deadline_s)
+
+    def delivered(self, key: RequestKey) -> None:
+        """Nothing has to be remembered: without this process there is no undelivered answer."""
+
+    def undelivered(self) -> list[AnswerRecord]:
+        """Return nothing: an earlier process left nothing here."""
+        return []
 
     def close(self) -> None:
         """Forget everything."""

@@ -22,7 +22,7 @@ from agent.mqtt.reason_codes import Reason
 from agent.mqtt.sending import CLOSED
 from agent.mqtt.topics import GroupInfer, Infer, parse_topic
 from agent.service.acknowledgement import AckOrder, Slot
-from agent.service.answers import AnswerStore, FinalAnswer
+from agent.service.answers import AnswerRecord, AnswerStore, FinalAnswer, ReplyTo, RequestKey
 from agent.service.metrics import UNKNOWN_MODEL, Metrics
 from agent.service.models import Models
 from agent.service.requests import (
@@ -44,9 +44,10 @@ _LOG_INTERVAL_S: Final = 10.0
 
 @dataclass(slots=True, eq=False)
 class _Exchange:
-    """A request on its way, and every delivery of it that waits for an acknowledgement."""
+    """A request on its way to its answer, and every delivery of it that waits for an acknowledgement."""
 
-    request: InferRequest
+    key: RequestKey | None
+    reply: ReplyTo
     slots: list[Slot]
 
 
@@ -91,6 +92,14 @@ class Inference:
         """Answer over this connection; its messages are to be given to `on_message`."""
         self._connection = connection
 
+    def deliver_left_over(self) -> None:
+        """Publish the answers that an earlier process computed and could not deliver."""
+        for record in self._answers.undelivered():
+            exchange = _Exchange(record.key, record.reply, [])
+            self._running[record.key.digest] = exchange
+            self._in_flight += 1
+            self._send(exchange, record.answer)
+
     def refuse_new(self) -> None:
         """Take nothing more: what comes from now on stays unacknowledged, and with the broker."""
         self._closed = True
@@ -129,7 +138,7 @@ class Inference:
             self._unanswerable(slots, error)
             return
         key = request.key
-        exchange = _Exchange(request, slots)
+        exchange = _Exchange(key, request.reply, slots)
         if key is not None:
             running = self._running.get(key.digest)
             if running is not None:
@@ -145,12 +154,13 @@ class Inference:
                 return
         self._in_flight += 1
         try:
-            self._submit(exchange, topic, message.payload)
+            self._submit(exchange, request, topic, message.payload)
         except RequestError as error:
-            self._finish(exchange, refusal(request, error), cheap=True)
+            self._finish(exchange, request.model, refusal(request, error), cheap=True)
 
-    def _submit(self, exchange: _Exchange, topic: Infer | GroupInfer, payload: bytes) -> None:
-        request = exchange.request
+    def _submit(
+        self, exchange: _Exchange, request: InferRequest, topic: Infer | GroupInfer, payload: bytes
+    ) -> None:
         model = self._models.get(request.model)
         if model is None:
             if isinstance(topic, GroupInfer):
@@ -159,16 +169,15 @@ class Inference:
                     f"{request.model} does not run on this member of {topic.group} any more"
                 )
             raise UnknownModelError(f"no model {request.model!r} runs on {self._device}")
-        if request.deadline_s <= request.received_s:
+        if request.reply.deadline_s <= request.received_s:
             raise DeadlineError("the deadline passed before the request came")
-        model.submit(request, payload, functools.partial(self._computed, exchange))
+        model.submit(request, payload, functools.partial(self._computed, exchange, request))
 
-    def _computed(self, exchange: _Exchange, outcome: Outcome) -> None:
-        request = exchange.request
+    def _computed(self, exchange: _Exchange, request: InferRequest, outcome: Outcome) -> None:
         if outcome.answer is None:
             assert outcome.error is not None
             cheap = isinstance(outcome.error, OverloadedError)
-            self._finish(exchange, refusal(request, outcome.error), cheap=cheap)
+            self._finish(exchange, request.model, refusal(request, outcome.error), cheap=cheap)
             return
         answer = outcome.answer
         self._metrics.durations(request.model, answer, time.monotonic() - request.received_s)
@@ -180,35 +189,35 @@ class Inference:
             payload=bytes(outcome.payload),
             user=((MODEL_VERSION, outcome.version), *tensors),
         )
-        self._finish(exchange, final, cheap=False)
+        self._finish(exchange, request.model, final, cheap=False)
 
-    def _finish(self, exchange: _Exchange, answer: FinalAnswer, *, cheap: bool) -> None:
-        request = exchange.request
-        known = self._models.get(request.model) is not None
-        self._metrics.request(request.model if known else UNKNOWN_MODEL, answer.status)
-        if request.key is not None:
-            self._answers.put(request.key, answer, request.deadline_s, cheap=cheap)
+    def _finish(self, exchange: _Exchange, model: str, answer: FinalAnswer, *, cheap: bool) -> None:
+        known = self._models.get(model) is not None
+        self._metrics.request(model if known else UNKNOWN_MODEL, answer.status)
+        if exchange.key is not None:
+            self._answers.put(AnswerRecord(exchange.key, exchange.reply, answer), cheap=cheap)
         self._send(exchange, answer)
 
     def _send(self, exchange: _Exchange, answer: FinalAnswer) -> None:
         assert self._connection is not None
-        request = exchange.request
+        reply = exchange.reply
         sent = self._connection.publish(
-            request.reply_to,
+            reply.topic,
             answer.payload,
-            qos=request.qos,
-            properties=answer_properties(request, answer, time.monotonic()),
+            qos=reply.qos,
+            properties=answer_properties(reply, answer, time.monotonic()),
         )
         sent.add_done_callback(functools.partial(self._sent, exchange))
 
     def _sent(self, exchange: _Exchange, sent: asyncio.Future[Reason]) -> None:
         self._in_flight -= 1
-        request = exchange.request
-        if request.key is not None:
-            self._running.pop(request.key.digest, None)
+        if exchange.key is not None:
+            self._running.pop(exchange.key.digest, None)
         verdict = sent.result()
         if verdict is CLOSED:
             return  # not acknowledged: it comes again when we do
+        if exchange.key is not None:
+            self._answers.delivered(exchange.key)
         if verdict.failed:
             self._metrics.count("edge_answers_undelivered_total", reason=verdict.name)
             self._log_sparingly(verdict.name, lambda: f"an answer could not be delivered: {verdict}")

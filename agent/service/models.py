@@ -147,7 +147,7 @@ class Model:
             )
         waiting = _Waiting(request, payload)
         waiting.finish = lambda outcome: self._finish(waiting, finish, outcome)
-        left_s = request.deadline_s - time.monotonic()
+        left_s = request.reply.deadline_s - time.monotonic()
         waiting.timer = asyncio.get_running_loop().call_later(left_s, self._expire, waiting)
         self._queue.append(waiting)
         self._queued_bytes += len(payload)

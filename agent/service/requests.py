@@ -14,7 +14,7 @@ from agent.errors import InputError, RequestError
 from agent.mqtt.message import Message
 from agent.mqtt.properties import MAX_STRING_BYTES, Properties
 from agent.mqtt.topics import Reply, parse_topic
-from agent.service.answers import FinalAnswer, RequestKey
+from agent.service.answers import FinalAnswer, ReplyTo, RequestKey
 from agent.service.envelope import read_envelope
 
 JSON: Final = "application/json"
@@ -54,36 +54,30 @@ class InferRequest:
 
     Parameters
     ----------
-    model, qos
-        Which model, and how surely the answer is delivered.
-    reply_to, correlation
-        Where the answer goes, and what it echoes.
+    model
+        Which one.
+    reply
+        Where the answer goes, and until when.
     id
         The requester's name for it, in JSON.
     content_type, tensors, accept
         What the payload is, and what the answer should be.
-    received_s, deadline_s
-        When it came and when its answer is of no use any more (`time.monotonic`).
+    received_s
+        When it came (`time.monotonic`).
     client_json
         The requester has no user properties: status and message stand in the JSON.
-    trace
-        User properties that the answer carries on.
     key
         What makes it the same as another, or None where nothing tells two requests apart.
     """
 
     model: str
-    qos: int
-    reply_to: str
-    correlation: bytes | None
+    reply: ReplyTo
     id: str | None
     content_type: str
     tensors: tuple[str, ...]
     accept: str | None
     received_s: float
-    deadline_s: float
     client_json: bool
-    trace: tuple[tuple[str, str], ...]
     key: RequestKey | None
 
 
@@ -135,17 +129,19 @@ def read_request(message: Message, model: str, now_s: float, default_deadline_s:
         raise UnanswerableError("foreign_response_topic", f"an answer to {reply_to[:200]!r} was asked for")
     return InferRequest(
         model=model,
-        qos=message.qos,
-        reply_to=reply_to,
-        correlation=correlation,
+        reply=ReplyTo(
+            topic=reply_to,
+            correlation=correlation,
+            qos=message.qos,
+            deadline_s=now_s + min(limit_s, MAX_DEADLINE_S),
+            trace=tuple((name, value) for name, value in properties.user if name in _TRACE),
+        ),
         id=identifier,
         content_type=properties.content_type or JSON,
         tensors=properties.all(TENSOR),
         accept=properties.first(ACCEPT),
         received_s=now_s,
-        deadline_s=now_s + min(limit_s, MAX_DEADLINE_S),
         client_json=client_json,
-        trace=tuple((name, value) for name, value in properties.user if name in _TRACE),
         key=None
         if correlation is None
         else RequestKey.of(message.topic, reply_to, correlation, message.payload),
@@ -169,18 +165,18 @@ def refusal(request: InferRequest, error: RequestError) -> FinalAnswer:
     return FinalAnswer(error.status, message, JSON, json.dumps(body).encode())
 
 
-def answer_properties(request: InferRequest, answer: FinalAnswer, now_s: float) -> Properties:
+def answer_properties(reply: ReplyTo, answer: FinalAnswer, now_s: float) -> Properties:
     """Write what travels beside an answer."""
     user = [(STATUS, str(answer.status))]
     if answer.message:
         user.append((STATUS_MESSAGE, _one_line(answer.message)))
-    left_s = request.deadline_s - now_s
+    left_s = reply.deadline_s - now_s
     return Properties(
         content_type=answer.content_type or None,
-        correlation_data=request.correlation,
+        correlation_data=reply.correlation,
         expiry_s=max(_LATE_EXPIRY_S, round(left_s)),
         utf8=answer.content_type == JSON,
-        user=(*user, *answer.user, *request.trace),
+        user=(*user, *answer.user, *reply.trace),
     )
 
 

@@ -34,7 +34,7 @@ from agent.mqtt.topics import (
 )
 from agent.mqtt.topics import Metrics as MetricsTopic
 from agent.service import host, model_state
-from agent.service.answers import MemoryAnswers
+from agent.service.durable_answers import DurableAnswers
 from agent.service.inference import Inference
 from agent.service.metrics import Metrics
 from agent.service.models import Models, QueueLimits
@@ -97,7 +97,7 @@ class Service:
         )
         limits = QueueLimits(config.inference_queue_requests, config.inference_queue_bytes)
         self.models = Models(settings, limits, self._model_changed)
-        self._answers = MemoryAnswers()
+        self._answers = DurableAnswers(config.inference_answers_dir)
         self._inference = Inference(
             config.device, self.models, self._answers, self._metrics, config.inference_default_deadline_s
         )
@@ -156,6 +156,7 @@ class Service:
             self._control.will = session.will()
             self._control.want(format_topic(State(config.device)))
             self._requests.want(infer_filter(config.device))
+            self._inference.deliver_left_over()
             self._control.start()
             self._requests.start()
             self._notifier.say(READY, f"STATUS=serving as {config.device}")

@@ -200,7 +200,7 @@ class Supervisor:
                 accept=request.accept,
                 id=request.id,
                 received_s=request.received_s,
-                deadline_s=request.deadline_s,
+                deadline_s=request.reply.deadline_s,
                 client_json=request.client_json,
             ),
             sent.payload,
