@@ -60,7 +60,9 @@ def schedule(
             reason = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
             if notes is not None:
                 notes(f"a recorded schedule does not apply, the heuristic takes its place ({reason:.120})")
-    sch = st.Schedule(func)
+    # Held until the end: a schedule that alone owns its module writes into the function's shared body.
+    owner = tvm.IRModule({"main": func})
+    sch = st.Schedule(owner)
     try:
         kind = apply_space(sch, target, choose)
     except SCHEDULE_FAULTS:
@@ -102,7 +104,8 @@ def replay(func: tirx.PrimFunc, trace: Trace) -> tirx.PrimFunc:
         As `SCHEDULE_FAULTS`: the trace is of another function.
     """
     kind = space_of(func)
-    sch = st.Schedule(func)
+    owner = tvm.IRModule({"main": func})
+    sch = st.Schedule(owner)
     trace.apply_to_schedule(sch, remove_postproc=False)
     return sch.mod["main"].with_attr(SCHEDULE, str(kind))
 

@@ -1,0 +1,164 @@
+"""Tasks: the kernels of a model that have a design space, each once, with how often the model runs it.
+
+A task is known by its *workload*, the unscheduled function: two models that share a convolution share its
+records.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import relax, tirx
+from tvm.ir import Call
+
+from builder.errors import RecordsError
+from builder.importer import ImportedModel, import_onnx
+from builder.kernel_object import count_flops
+from builder.kernels.rewriter import op_name
+from builder.kernels.schedule import space_of
+from builder.lower import fuse
+from builder.target import DeviceTarget, resolve
+from builder.tuning.space import DesignSpace, workload_of
+
+
+@dataclass(frozen=True)
+class Task:
+    """A kernel to tune.
+
+    Attributes
+    ----------
+    index, name, kind
+        Its number in the model, its function's name and its design space's.
+    workload
+        The unscheduled function as ``main`` of a module: what records are kept under.
+    key
+        Structural hash of the workload, as MetaSchedule's database writes it.
+    calls
+        Calls in one inference: what a gain is worth.
+    flops
+        Floating-point operations of one call.
+    space
+        The points that there are.
+    """
+
+    index: int
+    name: str
+    kind: str
+    workload: tvm.IRModule
+    key: str
+    calls: int
+    flops: float
+    space: DesignSpace
+
+
+def extract_tasks(
+    model: ImportedModel | str | os.PathLike[str],
+    target: str | Mapping[str, Any] | DeviceTarget = "host",
+    *,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+) -> tuple[Task, ...]:
+    """List what there is to tune in a model.
+
+    Parameters
+    ----------
+    model
+        What `builder.load` returned, or an ONNX file's path.
+    target
+        The device that it is compiled for.
+    input_shapes
+        Of inputs with symbolic dimensions, where `model` is a path.
+
+    Returns
+    -------
+    tuple of Task
+        Each workload once, in the order of the model, those with one point only left out.
+    """
+    device = target if isinstance(target, DeviceTarget) else resolve(target)
+    imported = model if isinstance(model, ImportedModel) else import_onnx(model, input_shapes=input_shapes)
+    fused = fuse(imported.mod, device)
+    calls = _calls(fused["main"])
+    tasks: dict[str, Task] = {}
+    for name, count in calls.items():
+        func = fused[name]
+        if not isinstance(func, tirx.PrimFunc):
+            continue
+        kind = space_of(func)
+        space = DesignSpace.of(func, device) if kind is not None else None
+        if kind is None or space is None or space.size < 2:
+            continue
+        workload, key = workload_of(func)
+        if key in tasks:
+            known = tasks[key]
+            tasks[key] = Task(
+                known.index, known.name, kind, workload, key, known.calls + count, known.flops, space
+            )
+            continue
+        flops = count_flops(workload)["main"]
+        tasks[key] = Task(len(tasks), name, kind, workload, key, count, flops, space)
+    return tuple(tasks.values())
+
+
+def _calls(main: relax.Function) -> Counter[str]:
+    """Calls of each kernel, in the order of the first."""
+    calls: Counter[str] = Counter()
+    for block in main.body.blocks:
+        for binding in block.bindings:
+            value = binding.value
+            if isinstance(value, Call) and op_name(value) == "relax.call_tir":
+                calls[value.args[0].name_hint] += 1
+    return calls
+
+
+def select(tasks: Sequence[Task], spec: str) -> tuple[Task, ...]:
+    """The tasks that ``--tasks`` names: ``all``, or numbers and ranges such as ``0,2|3-5``.
+
+    Raises
+    ------
+    RecordsError
+        The text is neither, or names a task that is not there.
+    """
+    if spec == "all":
+        return tuple(tasks)
+    chosen: set[int] = set()
+    for part in re.split(r"[,|]", spec):
+        match = re.fullmatch(r"\s*(\d{1,6})(?:-(\d{1,6}))?\s*", part)
+        if match is None:
+            raise RecordsError(
+                f"--tasks: expected all, list, or numbers such as 0,2|3-5, got {spec[:80]!r}",
+                hint="--tasks list shows them",
+            )
+        first = int(match[1])
+        chosen.update(range(first, int(match[2] or first) + 1))
+    if not chosen or max(chosen) >= len(tasks):
+        raise RecordsError(
+            f"--tasks: the model has tasks 0 to {len(tasks) - 1}, got {spec[:80]!r}",
+            hint="--tasks list shows them",
+        )
+    return tuple(task for task in tasks if task.index in chosen)
+
+
+def table(tasks: Sequence[Task]) -> str:
+    """The tasks, a line each, as ``--tasks list`` prints them."""
+    heads = ("task", "calls", "MFLOP", "points", "kind", "name")
+    rows = [
+        (str(t.index), str(t.calls), f"{t.flops / 1e6:.2f}", str(t.space.size), t.kind, t.name) for t in tasks
+    ]
+    widths = [max(len(row[i]) for row in [heads, *rows]) for i in range(len(heads))]
+    total = math.fsum(t.flops * t.calls for t in tasks)
+    lines = [
+        "  ".join(
+            cell.rjust(w) if i < 4 else cell.ljust(w)
+            for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in [heads, *rows]
+    ]
+    return "\n".join(
+        [*(line.rstrip() for line in lines), f"{len(tasks)} tasks, {total / 1e9:.3f} GFLOP an inference"]
+    )
