@@ -239,7 +239,7 @@ def test_declaration_that_does_not_work(
     [
         ("colour = GRAY", "TOML"),
         ('colour = "MAUVE"', "MAUVE"),
-        ("resize = [16, 16]", "16x16"),
+        ("resize = [16, 16]", "(16, 16)"),
         ('scael = 1.0\ncolour = "GRAY"', "scael"),
         ("std = [0.0]", "std"),
         ('input = "picture"', "picture"),
