@@ -23,12 +23,13 @@ from agent.bundle.keyring import Keyring
 from agent.bundle.machine import Machine
 from agent.bundle.manifest import Manifest
 from agent.bundle.verify import VerifiedBundle, verify
+from agent.deploy.job_run import JobRun
 from agent.deploy.jobs import Job, Request, Result, Status, Step
 from agent.deploy.models import Models
 from agent.deploy.sources import Downloader
 from agent.deploy.state_file import Checkpoint, no_checkpoint
 from agent.deploy.store import ActiveModel, Store
-from agent.deploy.transitions import TRANSITIONS, Failure, classify
+from agent.deploy.transitions import TRANSITIONS, Failure
 from agent.errors import EdgeError, MixAndMatchError, StoreError
 
 # A job that was cut off so often after its download is what cuts it off.
@@ -82,7 +83,7 @@ class Installer:
         self._running: dict[str, str] = {}
         self._download: asyncio.Task[None] | None = None
         self._abandoned: Status | None = None
-        self._actions: Mapping[Step, Callable[[_Run], Awaitable[None]]] = {
+        self._actions: Mapping[Step, Callable[[JobRun], Awaitable[None]]] = {
             Step.DOWNLOADING: self._do_download,
             Step.VERIFYING: self._do_verify,
             Step.INSTALLING: self._do_install,
@@ -104,7 +105,7 @@ class Installer:
         if job.step is None and self._is_installed(request):
             self._store.adopt(request.model, request.job, request.origin)
             return self._finish(job.now(message="already installed"), None)
-        run = _Run(job, self._store.active().get(request.model))
+        run = JobRun(job, self._store.active().get(request.model))
         self._abandoned = None
         try:
             step: Step | None = self._first_step(run)
@@ -146,7 +147,7 @@ class Installer:
         active = self._store.active().get(request.model)
         return active is not None and active.digest == request.digest == self._running.get(request.model)
 
-    def _first_step(self, run: "_Run") -> Step:
+    def _first_step(self, run: JobRun) -> Step:
         step = run.job.step
         if step is None:
             return Step.DOWNLOADING
@@ -162,7 +163,7 @@ class Installer:
         transition = TRANSITIONS[step]
         return transition.after_restart_if_switched if switched else transition.after_restart
 
-    async def _make(self, run: "_Run", step: Step) -> Step | None:
+    async def _make(self, run: JobRun, step: Step) -> Step | None:
         """Make one step, and return what follows it."""
         self._enter(run, step)
         try:
@@ -178,7 +179,7 @@ class Installer:
             return TRANSITIONS[step].on_error
         return TRANSITIONS[step].then
 
-    def _enter(self, run: "_Run", step: Step) -> None:
+    def _enter(self, run: JobRun, step: Step) -> None:
         failure = run.failure
         run.job = run.job.now(
             status=Status.IN_PROGRESS,
@@ -207,14 +208,14 @@ class Installer:
         log.info("job %s: %s %s", job.request.job, done.status, done.message or "")
         return done
 
-    async def _do_download(self, run: "_Run") -> None:
+    async def _do_download(self, run: JobRun) -> None:
         self._download = asyncio.ensure_future(self._fetch(run))
         try:
             await self._download
         finally:
             self._download = None
 
-    async def _fetch(self, run: "_Run") -> None:
+    async def _fetch(self, run: JobRun) -> None:
         request = run.job.request
         last = time.monotonic()
 
@@ -229,7 +230,7 @@ class Installer:
         await self._downloader.fetch(request, {request.digest, *self._in_use()}, progress)
         run.job = run.job.now(progress=1.0)
 
-    async def _do_verify(self, run: "_Run") -> None:
+    async def _do_verify(self, run: JobRun) -> None:
         request = run.job.request
         run.verified = await self._verified(request.model, request.digest)
 
@@ -258,12 +259,12 @@ class Installer:
             committed_counter=self._store.committed_counter(name),
         )
 
-    async def _do_install(self, run: "_Run") -> None:
+    async def _do_install(self, run: JobRun) -> None:
         digest = run.job.request.digest
         if self._store.part_path(digest).exists():
             self._store.accept_part(digest)
 
-    async def _do_test(self, run: "_Run") -> None:
+    async def _do_test(self, run: JobRun) -> None:
         verified, run.verified = run.verified, None
         assert verified is not None, "testing follows verifying"
         run.version = verified.manifest.version
@@ -275,7 +276,7 @@ class Installer:
         await self._models.activate(verified)
         self._running[name] = digest
 
-    async def _do_activate(self, run: "_Run") -> None:
+    async def _do_activate(self, run: JobRun) -> None:
         request, before = run.job.request, run.before
         assert run.version is not None, "activating follows testing"
         previous = None
@@ -292,14 +293,14 @@ class Installer:
             )
         )
 
-    async def _do_commit(self, run: "_Run") -> None:
+    async def _do_commit(self, run: JobRun) -> None:
         request = run.job.request
         if run.counter is None:  # a restart: the bundle that is active now says what its counter is
             with await self._verified(request.model, request.digest) as verified:
                 run.counter = verified.manifest.security_counter
         self._store.commit_counter(request.model, run.counter)
 
-    async def _do_roll_back(self, run: "_Run") -> None:
+    async def _do_roll_back(self, run: JobRun) -> None:
         request = run.job.request
         active = self._store.active().get(request.model)
         before = run.before
@@ -322,39 +323,8 @@ class Installer:
         if run.failure is not None:
             run.failure = replace(run.failure, result=Result.FAILED_ROLLBACK_COMPLETE)
 
-    async def _do_clean_up(self, run: "_Run") -> None:
+    async def _do_clean_up(self, run: JobRun) -> None:
         request = run.job.request
         if run.failure is None or run.failure.status is Status.REJECTED:
             self._store.discard_part(request.digest)
         await asyncio.to_thread(self._store.collect, self._in_use())
-
-
-class _Run:
-    """What the steps of one job hand on to each other."""
-
-    def __init__(self, job: Job, before: ActiveModel | None) -> None:
-        self.job = job
-        self.before = before
-        self.verified: VerifiedBundle | None = None
-        self.version: str | None = None
-        self.counter: int | None = None
-        self.failure: Failure | None = None
-
-    def fail(self, step: Step, error: EdgeError | TimeoutError) -> None:
-        """Note why the job fails; the first reason is the one that counts."""
-        if step is Step.CLEANUP:
-            return  # what is left over is collected after the next job
-        if step is Step.ROLLING_BACK and self.failure is not None:
-            self.failure = replace(
-                self.failure,
-                result=Result.FAILED_UNABLE_TO_ROLLBACK,
-                message=f"{self.failure.message}; and then, rolling back: {error}",
-            )
-            return
-        self.failure = classify(error)
-
-    def close(self) -> None:
-        """Let go of the verified files."""
-        if self.verified is not None:
-            self.verified.close()
-            self.verified = None

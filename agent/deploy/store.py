@@ -29,6 +29,7 @@ from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
 
+from agent.deploy.counters import Counters
 from agent.deploy.part import Part
 from agent.deploy.state_file import Checkpoint, StateFile, no_checkpoint, store_error, sync_directory
 from agent.errors import NoSpaceError, StoreError
@@ -107,9 +108,8 @@ class Store:
             raise store_error(f"making {root}", e) from e
         self._lock: int | None = None
         self._active_file = StateFile(root / "active.json", mirrored=True, checkpoint=checkpoint)
-        self._counters_file = StateFile(root / "counters.json", mirrored=True, checkpoint=checkpoint)
         self._active = _parse_active(self._active_file.load())
-        self._counters = _parse_counters(self._counters_file.load_all())
+        self._counters = Counters(root / "counters.json", checkpoint=checkpoint)
 
     def lock(self) -> None:
         """Make this process the only agent on this directory, until it ends.
@@ -280,11 +280,7 @@ class Store:
 
     def commit_counter(self, name: str, counter: int) -> None:
         """Raise the committed counter of `name` to `counter`; it is never lowered."""
-        if counter <= self._counters.get(name, -1):
-            return
-        counters = {**self._counters, name: counter}
-        self._counters_file.save(counters)
-        self._counters = counters
+        self._counters.commit(name, counter)
 
     def collect(self, in_use: Collection[str], *, now: float | None = None) -> int:
         """Remove what nobody needs, and return how many bytes that freed.
@@ -355,14 +351,3 @@ def _parse_active(document: object) -> dict[str, ActiveModel]:
         else:
             active[name] = model
     return active
-
-
-def _parse_counters(documents: list[object]) -> dict[str, int]:
-    """Take the highest value of every copy: the one that was written last has it."""
-    counters: dict[str, int] = {}
-    for document in documents:
-        if isinstance(document, dict):
-            for name, counter in document.items():
-                if type(counter) is int and counter > counters.get(name, -1):
-                    counters[name] = counter
-    return counters

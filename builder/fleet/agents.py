@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +10,7 @@ from agent.mqtt import topics
 from agent.mqtt.message import Message
 from builder.fleet.broker import Broker
 from builder.fleet.client import Client
+from builder.fleet.desired import parse_object
 
 # Messages of a fleet are read for at least so long, and until none has come for a while.
 QUIET_S = 0.3
@@ -83,7 +83,7 @@ class _Found:
         self._came = asyncio.Event()
 
     def on_message(self, topic: topics.Topic, message: Message) -> None:
-        document = _json(message.payload)
+        document = parse_object(message.payload)
         match topic:
             case topics.State(device):
                 self._states[device] = document
@@ -148,11 +148,3 @@ def _text(value: object) -> str:
     if not isinstance(value, str):
         return ""
     return "".join(character if character.isprintable() else "?" for character in value[:200])
-
-
-def _json(payload: bytes) -> dict[str, Any]:
-    try:
-        document = json.loads(payload)
-    except (ValueError, RecursionError):
-        return {}
-    return document if isinstance(document, dict) else {}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import secrets
 import time
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from agent.mqtt.message import Message
 from builder.errors import FleetError, PackageError
 from builder.fleet.broker import Broker
 from builder.fleet.client import Client
+from builder.fleet.desired import CONFLICT, DesiredState, parse_object
 from builder.fleet.offer import Offer
 
 # An agent that nobody has heard of may be starting; a name with a typing error never does.
@@ -36,7 +36,6 @@ SETTLE_S = 0.3
 REPORT_LIMIT_S = 2.0
 # How often to put the request back when somebody else's document replaced it in the same moment.
 _MAX_MERGES = 20
-_CONFLICT = "ERR_CONFLICT"
 _FINAL = frozenset({"SUCCEEDED", "FAILED", "TIMED_OUT", "REJECTED", "CANCELED", "SUPERSEDED"})
 
 
@@ -173,10 +172,9 @@ class _Deployment:
         self._progress = DeployProgress()
         self._client: Client | None = None
         self._state = ""
-        self._desired: dict[str, Any] = {}
-        self._reported: dict[str, Any] = {}
+        self._desired = DesiredState(model, entry)
+        self._requested = False
         self._job: dict[str, Any] = {}
-        self._published: bytes | None = None
         self._merges = 0
         self._changed = asyncio.Event()
 
@@ -220,23 +218,21 @@ class _Deployment:
                 self._send_blocks(message.payload)
                 return
             case topics.State():
-                self._state = str(_json(message.payload).get("state", "unknown"))
+                self._state = str(parse_object(message.payload).get("state", "unknown"))
             case topics.Desired():
-                self._desired = _json(message.payload)
+                self._desired.on_desired(message.payload)
             case topics.Reported():
-                reported = _json(message.payload)
-                self._reported = reported if isinstance(reported.get("error"), dict | None) else {}
+                self._desired.on_reported(message.payload)
             case topics.Job():
-                self._on_job(_json(message.payload))
+                self._on_job(parse_object(message.payload))
         self._changed.set()
 
     def on_up(self) -> None:
         """Say it again to a broker that may have forgotten."""
-        if self._published is not None and self._job.get("status") not in _FINAL:
+        document = self._desired.published
+        if document is not None and self._job.get("status") not in _FINAL:
             assert self._client is not None
-            self._client.publish(
-                topics.format_topic(topics.Desired(self._agent)), self._published, retain=True
-            )
+            self._client.publish(topics.format_topic(topics.Desired(self._agent)), document, retain=True)
 
     def _on_job(self, job: dict[str, Any]) -> None:
         self._job = job
@@ -258,33 +254,11 @@ class _Deployment:
     async def _request(self) -> None:
         """Publish a desired document that has everything the last one had, and ours."""
         assert self._client is not None
-        taken = self._taken()
-        # What the agent took has the say; a later document at the broker is one that it has not seen yet.
-        base = self._desired if _version(self._desired) > _version(taken) and not self._refused() else taken
-        document: dict[str, Any] = {
-            "version": max(_version(base), _version(self._desired)) + 1,
-            "models": {**(base.get("models") or {}), self._model: self._entry},
-        }
-        if taken and self._state == "online":
-            # An agent that is away sees the last of several documents alone, so it cannot compare then.
-            document["base"] = _digest(base)
-        self._published = json.dumps(document).encode()
+        document = self._desired.write(online=self._state == "online")
         await self._client.publish_surely(
-            topics.format_topic(topics.Desired(self._agent)),
-            self._published,
-            retain=True,
-            limit_s=PUBLISH_LIMIT_S,
+            topics.format_topic(topics.Desired(self._agent)), document, retain=True, limit_s=PUBLISH_LIMIT_S
         )
-
-    def _taken(self) -> dict[str, Any]:
-        """Return the desired document that the agent works by."""
-        taken = self._reported.get("desired")
-        return taken if isinstance(taken, dict) else {}
-
-    def _refused(self) -> bool:
-        """Whether the agent has refused what is desired at the broker now."""
-        error = self._reported.get("error") or {}
-        return bool(error.get("version") == _version(self._desired))
+        self._requested = True
 
     async def _wait(self, done: Callable[[], bool], end: float, give_up: Callable[[], FleetError]) -> None:
         while not done():
@@ -301,25 +275,21 @@ class _Deployment:
     async def _wait_for_report(self) -> None:
         """Wait a moment for what an agent that has just started says behind its birth."""
         end = time.monotonic() + REPORT_LIMIT_S
-        while self._state == "online" and not self._reported and time.monotonic() < end:
+        while self._state == "online" and not self._desired.reported and time.monotonic() < end:
             await asyncio.sleep(0.02)
 
     async def _look(self) -> None:
         """React to what others did to the document that was published."""
-        if self._published is None or self._job:
+        if not self._requested or self._job:
             return
-        ours = _version(json.loads(self._published))
-        error, taken = self._reported.get("error") or {}, self._taken()
-        refused = error.get("version") == ours
-        if refused and error.get("code") != _CONFLICT:
+        refusal = self._desired.refusal()
+        if refusal is not None and refusal.code != CONFLICT:
             raise FleetError(
-                f"{self._agent} refused what is desired: {error.get('message')} ({error.get('code')})",
+                f"{self._agent} refused what is desired: {refusal.message} ({refusal.code})",
                 hint="is another tool writing the desired document?",
             )
-        lost = _version(taken) >= ours and (taken.get("models") or {}).get(self._model) != self._entry
-        if (refused or lost) and self._merges < _MAX_MERGES:
+        if self._desired.lost() and self._merges < _MAX_MERGES:
             self._merges += 1
-            self._reported = {**self._reported, "error": None}
             await asyncio.sleep(secrets.randbelow(200) / 1000)  # two that collided should not do it again
             await self._request()
 
@@ -350,23 +320,3 @@ def _read(path: Path) -> tuple[Manifest, str]:
         if MANIFEST not in members:
             raise PackageError(f"{path} has no {MANIFEST}")
         return Manifest.from_bytes(read_member(file.fileno(), members[MANIFEST])), digest
-
-
-def _digest(document: dict[str, Any]) -> str:
-    """Return what identifies a desired document: the digest of its version and models, as canonical JSON."""
-    members = {"version": document["version"], "models": document["models"]}
-    raw = json.dumps(members, sort_keys=True, separators=(",", ":")).encode()
-    return f"sha256:{hashlib.sha256(raw).hexdigest()}"
-
-
-def _version(document: dict[str, Any]) -> int:
-    version = document.get("version")
-    return version if type(version) is int else 0
-
-
-def _json(payload: bytes) -> dict[str, Any]:
-    try:
-        document = json.loads(payload)
-    except (ValueError, RecursionError):
-        return {}
-    return document if isinstance(document, dict) else {}

@@ -25,6 +25,7 @@ from builder.errors import FleetError
 from builder.fleet.answer import OK, OVERLOADED, Answer, Output, Prediction, read_answer
 from builder.fleet.broker import Broker
 from builder.fleet.client import Client
+from builder.fleet.desired import parse_object
 from builder.fleet.request import JSON, RAW, Request
 
 if TYPE_CHECKING:
@@ -178,9 +179,9 @@ class _Asking:
         """Take an answer, or what the agent says about itself."""
         match topic:
             case topics.State():
-                self._state = str(_json(message.payload).get("state", ""))
+                self._state = str(parse_object(message.payload).get("state", ""))
             case topics.ModelState():
-                self._inputs = _inputs(_json(message.payload))
+                self._inputs = _inputs(parse_object(message.payload))
                 self._told.set()
             case topics.Reply(_, suffix):
                 ours = suffix == self._name.decode()
@@ -264,11 +265,3 @@ def _inputs(document: dict[str, Any]) -> dict[str, TensorSpec] | None:
     except (KeyError, TypeError, ValueError):
         return None
     return {spec.name: spec for spec in specs}
-
-
-def _json(payload: bytes) -> dict[str, Any]:
-    try:
-        document = json.loads(payload)
-    except (ValueError, RecursionError):
-        return {}
-    return document if isinstance(document, dict) else {}

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from agent.bundle.archive import pack
 from agent.bundle.keyring import Keyring, key_id
 from agent.deploy.blocks import BLOCK_BYTES
 from agent.deploy.desired import parse_desired
@@ -61,6 +62,11 @@ async def test_a_new_version_keeps_the_one_before_it_and_no_more(agent: Agent) -
     await agent.stop()
 
 
+def unsigned_bundle() -> Bundle:
+    members = dict.fromkeys(("mod.so", "mod.json", "mod.params", "manifest.json"), b"{}")
+    return Bundle(pack(members), "digits", "2.0.0", 9)
+
+
 def refused() -> dict[str, tuple[Bundle, dict[str, Any], str]]:
     good = make_bundle(version="2.0.0")
     stranger = ec.derive_private_key(0xBAD, ec.SECP256R1())
@@ -70,6 +76,7 @@ def refused() -> dict[str, tuple[Bundle, dict[str, Any], str]]:
     return {
         "a stranger's key": (make_bundle(version="2.0.0", key=stranger), {}, "ERR_ARBITRARY_SOFTWARE"),
         "a broken signature": (Bundle(bytes(unsigned), "digits", "2.0.0", 1), {}, "ERR_ARBITRARY_SOFTWARE"),
+        "no signature": (unsigned_bundle(), {}, "ERR_ARBITRARY_SOFTWARE"),
         "no bundle": (Bundle(b"hello" * 100, "digits", "2.0.0", 1), {}, "ERR_ARBITRARY_SOFTWARE"),
         "an older counter": (make_bundle(version="2.0.0", counter=4), {}, "ERR_ROLLBACK"),
         "another CPU": (make_bundle(counter=9, features=("avx512f",)), {}, "ERR_INCOMPATIBLE"),
