@@ -253,6 +253,9 @@ def _build(name: str, config: dict[str, Any], l1_bytes: int, l2_bytes: int) -> D
             hint="for example cortex-a72, cortex-a76, cascadelake, znver4, x86-64-v3",
         )
     try:
+        # A register tile is one long block: LLVM's limit of 100 instructions looks back across a tenth of it, and
+        # what was loaded into registers would be loaded again (docs/decisions/0005).
+        config.setdefault("cl-opt", ["-memdep-block-scan-limit:uint=2000"])
         tvm_target = Target(config)
         known = {str(f) for f in llvm.llvm_get_cpu_features(tvm_target)}
     except (ValueError, RuntimeError, TypeError) as e:

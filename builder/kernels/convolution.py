@@ -16,6 +16,7 @@ from tvm.ir import Call
 
 from builder.kernels.decisions import Chooser, Decision
 from builder.kernels.epilogue import Epilogue
+from builder.kernels.operand import best_tile, hold, multiplies_by_element
 from builder.kernels.rewriter import shape_of
 from builder.target import DeviceTarget
 
@@ -150,11 +151,14 @@ class Tiles:
         Output columns held in registers.
     ii
         Input channels unrolled in the innermost reduction.
+    held
+        Whether those of a tile are loaded as vectors first; see `operand`.
     """
 
     oc: Decision
     ow: Decision
     ii: Decision
+    held: bool = False
 
 
 @dataclass(frozen=True)
@@ -172,25 +176,18 @@ def divisors(n: int, most: int) -> tuple[int, ...]:
     return tuple(d for d in range(1, min(n, most) + 1) if n % d == 0)
 
 
-def accumulators(target: DeviceTarget) -> int:
-    """The most accumulators in a tile: LLVM was measured to spill beyond half of 32 and three quarters of 16."""
-    registers = target.simd.registers
-    return registers // 2 if registers >= 32 else max(1, registers * 3 // 4)
-
-
 def space(out_blocks: int, out_width: int, in_block: int, target: DeviceTarget) -> Space:
     """The design space of a packed convolution.
 
-    Of the tiles whose accumulators LLVM keeps in registers, the one with the fewest loads for its products: a
-    step loads ``oc`` vectors and ``ow`` broadcasts for ``oc * ow`` multiply-adds.
+    The tile is the one of `operand.best_tile`; the reduction is unrolled by four, the vector where the operand is
+    held in one.
     """
     ocs = divisors(out_blocks, 8)
     ows = divisors(out_width, 32)
-    most = accumulators(target)
-    fits = [(o, w) for o in ocs for w in ows if o * w <= most]
-    oc, ow = min(fits, key=lambda t: ((t[0] + t[1]) / (t[0] * t[1]) + 1 / (t[0] * t[1]), t[0]))
+    held = multiplies_by_element(target) and in_block % 4 == 0
+    oc, ow = best_tile(ocs, ows, target, held=held)
     ii = tuple(d for d in (1, 2, 4, 8, 16) if in_block % d == 0)
-    return Space(ocs, ows, ii, Tiles(oc, ow, min(4, in_block)))
+    return Space(ocs, ows, ii, Tiles(oc, ow, min(4, in_block), held))
 
 
 def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: Tiles) -> None:
@@ -204,6 +201,8 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: Tiles) -> None:
     sch.reorder(n, oo, y, zo, ic, kh, kw, io, iu, oi, zi, v)
     outer = sch.fuse(n, oo, y)
     epilogue.place(zo)
+    if tiles.held:
+        hold(sch, block, io)
     sch.parallel(outer)
     sch.vectorize(v)
     for loop in (zi, oi, iu):
@@ -226,5 +225,6 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     """Apply the decisions that `choose` makes to `block`."""
     extents = [int(sch.get(loop).extent) for loop in sch.get_loops(block)]
     s = space(extents[1], extents[3], extents[8], target)
-    tiles = Tiles(choose(s.oc, s.default.oc), choose(s.ow, s.default.ow), choose(s.ii, s.default.ii))
+    d = s.default
+    tiles = Tiles(choose(s.oc, d.oc), choose(s.ow, d.ow), choose(s.ii, d.ii), d.held)
     apply(sch, block, tiles)

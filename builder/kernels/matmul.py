@@ -16,6 +16,7 @@ from tvm.ir import Call
 from builder.kernels.convolution import divisors
 from builder.kernels.decisions import Chooser, Decision
 from builder.kernels.epilogue import Epilogue
+from builder.kernels.operand import hold, multiplies_by_element
 from builder.kernels.rewriter import Values, constant_of, shape_of
 from builder.target import DeviceTarget
 
@@ -23,9 +24,14 @@ KIND = "matmul"
 BATCHED = "batch_matmul"
 
 
-def panel_width(columns: int, lanes: int) -> int | None:
-    """The panel for `columns`: three vectors where they divide, else two, else one; None where none does."""
-    for vectors in (3, 2, 1):
+def panel_width(columns: int, target: DeviceTarget) -> int | None:
+    """The panel for `columns`: two or three vectors where they divide, else one; None where none does.
+
+    Three vectors leave a broadcast more products to serve; where the rows are held in registers too
+    (`operand`), two leave more registers for rows.
+    """
+    lanes = target.simd.lanes
+    for vectors in (2, 3, 1) if multiplies_by_element(target) else (3, 2, 1):
         if columns % (vectors * lanes) == 0:
             return vectors * lanes
     return lanes // 2 if lanes >= 8 and columns % (lanes // 2) == 0 else None
@@ -38,7 +44,7 @@ def emit(table: Values, var: relax.Var, call: Call, target: DeviceTarget) -> boo
     if weight is None or weight.ndim != 2 or weight.dtype != np.float32 or len(left) < 2:
         return False
     depth, columns = weight.shape
-    panel = panel_width(columns, target.simd.lanes)
+    panel = panel_width(columns, target)
     if panel is None:
         return False
     packed = np.ascontiguousarray(weight.reshape(depth, columns // panel, panel).transpose(1, 0, 2))
@@ -73,10 +79,13 @@ class Tiles:
         Rows held in registers.
     k
         Steps of the reduction unrolled.
+    held
+        Whether those of a tile's rows are loaded as vectors first; see `operand`.
     """
 
     rows: Decision
     k: Decision
+    held: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,11 +99,13 @@ class Space:
 
 def space(rows: int, depth: int, vectors: int, target: DeviceTarget) -> Space:
     """Accumulators, a panel's row and one broadcast fit the registers."""
-    most = max(1, (target.simd.registers - 1) // vectors - 1)
     options = divisors(rows, 32)
-    fits = [r for r in options if r <= most]
     ks = divisors(depth, 8)
-    return Space(options, ks, Tiles(max(fits), max(k for k in ks if k <= 4)))
+    k = max(k for k in ks if k <= 4)
+    held = multiplies_by_element(target) and k == 4
+    used = vectors + 1 if held else vectors
+    most = max(1, (target.simd.registers - 1 - min(vectors, 2)) // used - (0 if held else 1))
+    return Space(options, ks, Tiles(max(r for r in options if r <= most), k, held))
 
 
 def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: Tiles, panel: int, lanes: int) -> None:
@@ -108,6 +119,8 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: Tiles, panel: in
     ko, ki = sch.split(k, [None, tiles.k])
     sch.reorder(jo, io, ko, ki, ii, jt, ji)
     epilogue.place(io, vector=width)
+    if tiles.held:
+        hold(sch, block, ko)
     sch.parallel(jo)
     sch.vectorize(ji)
     for loop in (jt, ii, ki):
@@ -121,7 +134,7 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     *rows, _, depth = (int(sch.get(loop).extent) for loop in sch.get_loops(block))
     lanes = target.simd.lanes
     s = space(int(np.prod(rows)), depth, -(-panel // lanes), target)
-    tiles = Tiles(choose(s.rows, s.default.rows), choose(s.k, s.default.k))
+    tiles = Tiles(choose(s.rows, s.default.rows), choose(s.k, s.default.k), s.default.held)
     apply(sch, block, tiles, panel, lanes)
 
 
@@ -159,13 +172,15 @@ def schedule_batched(
     width = lanes if columns % lanes == 0 else max(divisors(columns, lanes))
     vectors = max(divisors(columns // width, 3))
     s = space(rows, depth, vectors, target)
-    tiles = Tiles(choose(s.rows, s.default.rows), choose(s.k, s.default.k))
+    tiles = Tiles(choose(s.rows, s.default.rows), choose(s.k, s.default.k), s.default.held)
     io, ii = sch.split(i, [None, tiles.rows])
     jo, jt, ji = sch.split(j, [None, vectors, width])
     ko, ki = sch.split(k, [None, tiles.k])
     sch.reorder(*batch, io, jo, ko, ki, ii, jt, ji)
     outer = sch.fuse(*batch, io)
     epilogue.place(jo, vector=width)
+    if tiles.held:
+        hold(sch, block, ko)
     sch.parallel(outer)
     sch.vectorize(ji)
     for loop in (jt, ii, ki):

@@ -23,9 +23,10 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm import s_tir as st
 
-from builder.kernels.convolution import Conv2d, accumulators, divisors, pack_weights
+from builder.kernels.convolution import Conv2d, divisors, pack_weights
 from builder.kernels.decisions import Chooser, Decision
 from builder.kernels.epilogue import Epilogue
+from builder.kernels.operand import best_tile, hold, multiplies_by_element
 from builder.kernels.rewriter import shape_of
 from builder.target import DeviceTarget
 
@@ -247,6 +248,7 @@ class Tiles:
     tiles: Decision
     oc: Decision
     ii: Decision
+    held: bool = False
 
 
 @dataclass(frozen=True)
@@ -261,12 +263,11 @@ class Space:
 
 def space(tiles: int, out_blocks: int, in_block: int, target: DeviceTarget) -> Space:
     """The product's tile, as in the direct convolution."""
-    most = accumulators(target)
     ts, ocs = divisors(tiles, 32), divisors(out_blocks, 8)
-    fits = [(t, o) for t in ts for o in ocs if t * o <= most]
-    tile, oc = min(fits, key=lambda f: ((f[0] + f[1] + 1) / (f[0] * f[1]), f[1]))
+    held = multiplies_by_element(target) and in_block % 4 == 0
+    oc, tile = best_tile(ocs, ts, target, held=held)
     ii = tuple(d for d in (1, 2, 4, 8, 16) if in_block % d == 0)
-    return Space(ts, ocs, ii, Tiles(tile, oc, min(4, in_block)))
+    return Space(ts, ocs, ii, Tiles(tile, oc, min(4, in_block), held))
 
 
 def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: Tiles, m: int) -> None:
@@ -296,6 +297,8 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: Tiles, m: int) -
     oo, oi = sch.split(o, [None, tiles.oc])
     io, iu = sch.split(ii, [None, tiles.ii])
     sch.reorder(xi, oo, to, ic, io, iu, oi, ti, v)
+    if tiles.held:
+        hold(sch, product, io)
     sch.vectorize(v)
     for loop in (oi, ti, iu):
         sch.unroll(loop)
@@ -321,7 +324,8 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     product = sch.get_sblock("product")
     _, out_blocks, tiles, _, _, in_block = (int(sch.get(q).extent) for q in sch.get_loops(product))
     s = space(tiles, out_blocks, in_block, target)
-    made = Tiles(choose(s.tiles, s.default.tiles), choose(s.oc, s.default.oc), choose(s.ii, s.default.ii))
+    d = s.default
+    made = Tiles(choose(s.tiles, d.tiles), choose(s.oc, d.oc), choose(s.ii, d.ii), d.held)
     apply(sch, block, made, m)
 
 

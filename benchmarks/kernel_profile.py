@@ -1,0 +1,155 @@
+"""Where a model's time goes, kernel by kernel, against what the cores could do at most.
+
+    python -m benchmarks.kernel_profile resnet50 --threads 1
+    python -m benchmarks.kernel_profile model.onnx --by-kernel
+
+For each node: its time (the least over many runs of the model, so that a busy machine disturbs little),
+GFLOP/s, the share of the machine's multiply-add peak, and the design space its loops come from. Winograd's
+GFLOP/s are of the convolution it replaces, which may exceed the peak.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Row:
+    """One node, or all nodes of one kernel."""
+
+    kernel: str
+    schedule: str
+    calls: int
+    time_us: float
+    flops: float
+    shapes: str
+
+    @property
+    def gflops(self) -> float:
+        return self.flops / self.time_us / 1e3 if self.time_us else 0.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", help="an architecture's name (resnet18, bert, ...) or an ONNX file")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--repeat", type=int, default=20)
+    parser.add_argument("--by-kernel", action="store_true", help="one row a kernel, slowest first")
+    options = parser.parse_args()
+    os.environ["TVM_NUM_THREADS"] = str(options.threads)  # read when TVM's library is loaded
+    rows, peak = profile(options.model, options.threads, options.repeat)
+    if options.by_kernel:
+        rows = by_kernel(rows)
+    print(table(rows, peak))
+
+
+def profile(model: str, threads: int, repeat: int) -> tuple[list[Row], float]:
+    """The rows of `model` in order, and the machine's peak in GFLOP/s."""
+    from benchmarks.architectures import ARCHITECTURES, generate
+    from builder.importer import import_onnx
+    from builder.kernels.interpreter import Interpreter
+    from builder.kernels.schedule import SCHEDULE
+    from builder.lower import lower
+    from builder.target import resolve
+
+    target = resolve("host")
+    source = generate(model) if model in ARCHITECTURES else Path(model)
+    shapes = dict.fromkeys(("input_ids", "attention_mask", "token_type_ids"), (1, 128))
+    imported = import_onnx(source, input_shapes=shapes if model == "bert" else None, notes=lambda _: None)
+    lowered = lower(imported.mod, target)
+    interpreter = Interpreter(lowered, target.tvm_target)
+    state = np.random.RandomState(0)
+    interpreter.run(
+        {
+            s.name: state.randn(*s.shape).astype(s.dtype) if "float" in s.dtype else np.ones(s.shape, s.dtype)
+            for s in imported.inputs
+        }
+    )
+    kernels = {g.name_hint: f for g, f in lowered.kernels.functions.items()}
+    rows = []
+    for step, time_us in zip(interpreter.steps, interpreter.times_us(repeat), strict=True):
+        shapes_of = [tuple(interpreter.tensors[i].shape) for i in step.arguments + step.results]
+        rows.append(
+            Row(
+                step.kernel,
+                str(kernels[step.kernel].attrs[SCHEDULE]),
+                1,
+                time_us,
+                flops_of(step.kernel, shapes_of),
+                " ".join("x".join(map(str, s)) for s in shapes_of if s),
+            )
+        )
+    return rows, peak_gflops(target.simd.lanes, threads)
+
+
+def flops_of(kernel: str, shapes: list[tuple[int, ...]]) -> float:
+    """Floating-point operations of a product, told from the shapes of its arguments; 0 for any other kernel."""
+    out = float(np.prod(shapes[-1]))
+    if "winograd" in kernel:
+        return 2 * 9 * out * shapes[1][2] * shapes[1][3]
+    if "conv2d" in kernel:
+        _, blocks, kh, kw, block, _ = shapes[1]
+        return 2 * out * blocks * kh * kw * block
+    if "depthwise" in kernel:
+        return 2 * out * shapes[1][1] * shapes[1][2]
+    if "matmul" in kernel:
+        return 2 * out * shapes[0][-1]
+    return 0.0
+
+
+def peak_gflops(lanes: int, threads: int) -> float:
+    """What `threads` cores do at most: products of matrices that stay in the first cache."""
+    import tvm
+    from tvm import s_tir, te
+
+    from builder.kernels import matmul
+    from builder.kernels.decisions import heuristic
+    from builder.target import resolve
+
+    panel, depth, rows = 2 * lanes, 128, 8 * threads
+    a = te.placeholder((rows, depth), "float32", name="a")
+    b = te.placeholder((threads, depth, panel), "float32", name="b")
+    product = matmul.product(a, b)
+    func = te.create_prim_func([a, b, product]).with_attr("global_symbol", "main")
+    sch = s_tir.Schedule(func)
+    matmul.schedule(sch, sch.get_sblock("matmul"), resolve("host"), heuristic)
+    library = tvm.compile(sch.mod, resolve("host").tvm_target)
+    arguments = [tvm.runtime.tensor(np.zeros(tuple(map(int, p.shape)), "f4")) for p in func.params]
+    result = library.mod.time_evaluator("main", tvm.cpu(), number=2000, repeat=20)(*arguments)
+    return 2 * rows * depth * panel * threads / min(result.results) / 1e9
+
+
+def by_kernel(rows: list[Row]) -> list[Row]:
+    groups: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[row.kernel].append(row)
+    merged = [
+        Row(k, g[0].schedule, len(g), sum(r.time_us for r in g), sum(r.flops for r in g), g[0].shapes)
+        for k, g in groups.items()
+    ]
+    return sorted(merged, key=lambda r: -r.time_us)
+
+
+def table(rows: list[Row], peak: float) -> str:
+    total = sum(r.time_us for r in rows)
+    lines = [f"{'us':>10} {'%':>5} {'n':>3} {'GFLOP/s':>8} {'peak':>5}  {'space':<16} kernel"]
+    for r in rows:
+        share = f"{100 * r.gflops / peak:4.0f}%" if r.flops else ""
+        speed = f"{r.gflops:8.0f}" if r.flops else ""
+        lines.append(
+            f"{r.time_us:10.1f} {100 * r.time_us / total:5.1f} {r.calls:3d} {speed:>8} {share:>5}  "
+            f"{r.schedule:<16} {r.kernel[:60]} {r.shapes[:90]}"
+        )
+    speed = sum(r.flops for r in rows) / total / 1e3
+    lines.append(f"{total / 1e3:.2f} ms in {len(rows)} rows, {speed:.0f} of {peak:.0f} GFLOP/s at most")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""The operand that a register tile broadcasts: from memory, or from vectors that are held in registers.
+
+x86 multiplies by a value it broadcasts from memory as part of the load. ARM multiplies by one element of a vector
+register, so there it pays to load four values of the reduction at once and to name them one by one.
+"""
+
+from __future__ import annotations
+
+from tvm import s_tir as st
+
+from builder.target import DeviceTarget
+
+
+def multiplies_by_element(target: DeviceTarget) -> bool:
+    """Whether a multiply-add can take one element of a vector register as a factor."""
+    return target.arch in ("aarch64", "armv7l") and target.simd.fma
+
+
+def hold(sch: st.Schedule, block: st.schedule.SBlockRV, loop: st.schedule.LoopRV) -> None:
+    """Load what `block` reads of its first operand under `loop` as vectors, before the products."""
+    copy = sch.cache_read(block, 0, "local")
+    sch.compute_at(copy, loop, preserve_unit_loops=True)
+    *outer, last = sch.get_loops(copy)[-len(sch.get(copy).iter_vars) :]
+    sch.vectorize(last)
+    for rest in outer:
+        sch.unroll(rest)
+
+
+def best_tile(
+    vectors: tuple[int, ...], columns: tuple[int, ...], target: DeviceTarget, *, held: bool
+) -> tuple[int, int]:
+    """The register tile, of those that fit, with the fewest loads for its products.
+
+    A step loads `v` vectors and broadcasts `c` values for ``v * c`` multiply-adds. Where values are held in
+    registers they need some of their own, but four steps share one load, and vectors are loaded in pairs.
+
+    Parameters
+    ----------
+    vectors, columns
+        The extents that divide the problem.
+    held
+        Whether the values to broadcast are in vectors; see `hold`.
+    """
+    registers = target.simd.registers
+    pairs = [(v, c) for v in vectors for c in columns]
+    if held:
+        fits = [(v, c) for v, c in pairs if v * c + c + min(v, 2) + 2 <= registers]
+        cost = {(v, c): (2 * v + c / 2 + 4) / (4 * v * c) for v, c in fits}
+    else:
+        # LLVM was measured to spill beyond half of 32 registers, and beyond three quarters of 16.
+        most = registers // 2 if registers >= 32 else max(1, registers * 3 // 4)
+        fits = [(v, c) for v, c in pairs if v * c <= most]
+        cost = {(v, c): (v + c + 1) / (v * c) for v, c in fits}
+    return min(fits, key=lambda t: (cost[t], t[0])) if fits else (1, 1)
