@@ -34,9 +34,14 @@ lint: $(STAMP) ## ruff and mypy, strict
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# The other engines have a virtual environment of their own: tvm-ffi imports torch wherever it finds it.
 .PHONY: bench
-bench: $(STAMP) ## speed against ONNX Runtime, and what the agent weighs
-	$(BIN)/python -m benchmarks.bench
+bench: .venv-bench/.installed ## speed against ONNX Runtime, OpenVINO, ncnn and PyTorch, and what the agent weighs
+	.venv-bench/bin/python -m benchmarks.bench $(BENCH_ARGS)
+
+.PHONY: bench-arm
+bench-arm: .venv-bench/.installed ## executed instructions on an emulated Cortex-A72, against ONNX Runtime and ncnn (needs root)
+	.venv-bench/bin/python -m benchmarks.bench_arm $(BENCH_ARGS)
 
 .PHONY: deb
 deb: $(STAMP) ## the agent as a Debian package, in dist/
@@ -47,7 +52,7 @@ install: $(STAMP) ## the virtual environment alone
 
 .PHONY: clean
 clean: ## remove what was built, and the virtual environment
-	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-bench build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is newer than pyproject.toml when what that file asks for is installed.
@@ -68,6 +73,12 @@ $(STAMP): pyproject.toml
 	echo "make: installing the packages of pyproject.toml into .venv (some minutes, once)"; \
 	test -x $(BIN)/python || "$$python" -m venv .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[builder,demo,dev]'
+	@touch $@
+
+.venv-bench/.installed: $(STAMP)
+	@echo 'make: installing the other engines into .venv-bench (some minutes, once)'
+	@test -x .venv-bench/bin/python || $(BIN)/python -m venv .venv-bench
+	@.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[builder,bench]'
 	@touch $@
 
 # The tests want a broker that speaks MQTT 5. Where it is missing and may not be installed, those that need it say

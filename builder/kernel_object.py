@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
+import os
 
 import tvm
 from tvm.s_tir.analysis import estimate_tir_flops
@@ -35,10 +34,11 @@ def compile_object(kernels: tvm.IRModule, target: DeviceTarget) -> bytes:
     """
     try:
         module = tvm.compile(kernels, target.tvm_target).mod
-        with tempfile.TemporaryDirectory() as work:
-            path = Path(work, "kernels.o")
-            module.write_to_file(str(path), "o")
-            return path.read_bytes()
+        # LLVM ends the process when a disk is full, so it writes to memory.
+        fd = os.memfd_create("kernels.o", os.MFD_CLOEXEC)
+        with os.fdopen(fd, "rb") as file:
+            module.write_to_file(f"/proc/self/fd/{fd}", "o")
+            return file.read()
     except (RuntimeError, ValueError, TypeError, tvm.error.InternalError) as e:
         reason = str(e).strip().splitlines()[-1][:300]
         raise BuildError(f"code generation for {target.cpu} failed: {reason}") from e

@@ -1,0 +1,1 @@
+"""Executed instructions of one inference on an ARM core that is emulated."""
