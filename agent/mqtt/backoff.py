@@ -18,8 +18,9 @@ LONGEST_S: Final = 30.0
 LATER_S: Final = 60.0
 # After this long, what ended a connection has nothing to do with making it.
 SETTLED_S: Final = 2.0
-# A broker that is restarted again and again is worth coming back to sooner than one that is away.
-LONGEST_UNSETTLED_S: Final = 5.0
+# A broker that is restarted again and again is worth coming back to sooner than one that is away. Not above
+# `SETTLED_S`, or the two agents would take each other's absence for peace.
+LONGEST_UNSETTLED_S: Final = 2.0
 
 
 class Backoff:

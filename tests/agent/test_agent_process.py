@@ -45,6 +45,7 @@ class Device:
     folder: Path
     signer: Signer
     port: int
+    broker: BrokerProcess | None = None
     process: subprocess.Popen[bytes] | None = None
 
     def arguments(self) -> list[str]:
@@ -103,7 +104,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def device(mosquitto: BrokerProcess, tmp_path: Path, signer: Signer) -> Iterator[Device]:
-    device = Device(tmp_path, signer, mosquitto.port)
+    device = Device(tmp_path, signer, mosquitto.port, mosquitto)
     yield device
     if device.process is not None:
         device.process.kill()

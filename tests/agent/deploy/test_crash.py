@@ -177,6 +177,26 @@ def test_killed_before_any_system_call_that_changes_the_disk(prepared: Path) -> 
     assert at > 60, "the scenario makes fewer calls than it should"
 
 
+async def finish_alone(root: Path) -> Agent:
+    """Start again with a broker that has forgotten what is desired."""
+    agent = Agent(root)
+    agent.offer(NEW)
+    await agent.start()
+    await agent.finished("job-2")
+    await asyncio.sleep(0.02)
+    await agent.stop()
+    return agent
+
+
+def test_once_a_document_is_durable_its_job_ends_without_the_broker_saying_it_again(prepared: Path) -> None:
+    names = asyncio.run(deploy_new(copy(prepared, "whole"), Killer(NEVER))).seen
+    for at in range(names.index("desired.json:written"), len(names)):
+        root = copy(prepared, f"killed-{at}")
+        in_child(lambda root=root, at=at: deploy_new(root, Killer(at)))
+        agent = asyncio.run(finish_alone(root))
+        assert agent.models.serving == {"digits": "2.0.0"}, f"killed at {names[at]}"
+
+
 def test_killed_again_while_it_recovers(prepared: Path) -> None:
     names = asyncio.run(deploy_new(copy(prepared, "whole"), Killer(NEVER))).seen
     for at in range(0, len(names), 3):
