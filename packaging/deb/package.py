@@ -98,9 +98,12 @@ class Sources:
     """Counts packages of one version: 1 is an upgrade to 0."""
 
     def version(self, release: Release) -> str:
-        """Return the package's version: the project's, the build where there are several, the release."""
-        build = f"+build{self.build}" if self.build else ""
-        return f"{project_version(self.project)}{build}+deb{release.number}"
+        """Return the package's version: the project's, the release, the build where there are several.
+
+        In this order 0.1.0+deb12 < 0.1.0+deb12u1 < 0.1.0+deb13: both kinds of upgrade are upgrades to dpkg.
+        """
+        build = f"u{self.build}" if self.build else ""
+        return f"{project_version(self.project)}+deb{release.number}{build}"
 
 
 def stage(root: Path, release: Release, sources: Sources) -> None:

@@ -46,9 +46,15 @@ class Root:
         _run(["mount", "-t", "proc", "proc", str(self.path / "proc")])
         _run(["mount", "--bind", "/dev", str(self.path / "dev")])
 
+    def unmount_system(self) -> None:
+        """Take /proc and /dev away, for a container that brings its own."""
+        for part in ("proc", "dev"):
+            if os.path.ismount(self.path / part):
+                _run(["umount", "--lazy", str(self.path / part)])
+
     def close(self) -> None:
-        for part in ("proc", "dev", "."):
-            _run(["umount", "--lazy", str(self.path / part)])
+        self.unmount_system()
+        _run(["umount", "--lazy", str(self.path)])
         shutil.rmtree(self.path.parent)
 
     def command(self, *words: str | Path, user: str | None = None) -> list[str]:

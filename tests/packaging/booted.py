@@ -1,0 +1,113 @@
+"""A Debian root booted with its own systemd, in a container of systemd-nspawn."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.packaging.conftest import COMMAND_LIMIT_S, Root, wait_for
+
+BOOT_LIMIT_S = 90
+
+
+class Booted:
+    """A running system in `root`. It shares this machine's network, and so finds a broker on the loopback."""
+
+    def __init__(self, root: Root, log: Path) -> None:
+        self._log = log
+        root.unmount_system()
+        # One hierarchy of control groups, without which systemd is not told that a killed service is empty;
+        # and no filter of the container's own, which knows no Landlock (systemd 252).
+        environment = dict(os.environ, SYSTEMD_NSPAWN_UNIFIED_HIERARCHY="1", SYSTEMD_SECCOMP="0")
+        command = [
+            "systemd-nspawn",
+            "--quiet",
+            "--register=no",
+            "--keep-unit",
+            "-D",
+            str(root.path),
+            "--boot",
+        ]
+        with log.open("wb") as out:
+            self._nspawn = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment
+            )
+        wait_for("the container's first process", lambda: self._leader() is not None, BOOT_LIMIT_S)
+        leader = self._leader()
+        assert leader is not None
+        self._enter = [
+            "nsenter",
+            "--target",
+            leader,
+            "--mount",
+            "--uts",
+            "--ipc",
+            "--pid",
+            "--root",
+            "--wd=/",
+        ]
+        wait_for("systemd to have booted", self._is_up, BOOT_LIMIT_S)
+
+    def _leader(self) -> str | None:
+        if self._nspawn.poll() is not None:
+            pytest.fail(f"systemd-nspawn ended with {self._nspawn.returncode}:\n{self.console}")
+        children = Path(f"/proc/{self._nspawn.pid}/task/{self._nspawn.pid}/children").read_text().split()
+        for child in children:
+            if Path(f"/proc/{child}/comm").read_text().strip() == "systemd":
+                return child
+        return None
+
+    def _is_up(self) -> bool:
+        state = self.run("systemctl", "is-system-running", ok=False).strip()
+        return state in ("running", "degraded")
+
+    @property
+    def console(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def run(self, *words: str, ok: bool = True) -> str:
+        """Run a program beside the services and return what it printed; `ok=False` takes any status."""
+        done = subprocess.run(
+            [
+                *self._enter,
+                "/usr/bin/env",
+                "-i",
+                "--chdir=/",
+                "PATH=/usr/sbin:/usr/bin",
+                "LC_ALL=C.UTF-8",
+                *words,
+            ],
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_LIMIT_S,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+        if ok and done.returncode:
+            pytest.fail(f"{words} gave {done.returncode}:\n{done.stdout}{done.stderr}")
+        return done.stdout
+
+    def show(self, *properties: str, unit: str = "edge-agent") -> dict[str, str]:
+        """Return properties of a unit."""
+        lines = self.run("systemctl", "show", unit, *(f"--property={name}" for name in properties))
+        return dict(line.split("=", 1) for line in lines.splitlines())
+
+    def journal(self, unit: str = "edge-agent") -> str:
+        """Return what a unit has logged."""
+        return self.run("journalctl", "--no-pager", "--unit", unit)
+
+    def stop(self) -> None:
+        """Shut it down."""
+        self._nspawn.send_signal(signal.SIGTERM)
+        try:
+            self._nspawn.wait(60)
+        except subprocess.TimeoutExpired:
+            self._nspawn.kill()
+            self._nspawn.wait()
+            pytest.fail(f"the container did not halt:\n{self.console[-3000:]}")
+        time.sleep(0.2)

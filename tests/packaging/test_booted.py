@@ -1,0 +1,233 @@
+"""The amd64 package's service under a real systemd: it serves, it comes back, and it is shut in."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from builder.errors import FleetError
+from builder.fleet.broker import Broker
+from builder.fleet.deploy import deploy
+from builder.fleet.infer import infer
+from tests.conftest import BrokerProcess
+from tests.packaging.booted import Booted
+from tests.packaging.conftest import DIGITS, Root, wait_for
+
+pytestmark = pytest.mark.systemd
+
+PROBE = Path(__file__).with_name("sandbox_probe.py")
+SEVEN = DIGITS / "seven.png"
+DROP_IN = "/etc/systemd/system/edge-agent.service.d/test.conf"
+
+
+class Device:
+    """A booted system with the package, and the broker that it is told of."""
+
+    def __init__(self, root: Root, system: Booted, broker: BrokerProcess) -> None:
+        self.root = root
+        self.system = system
+        self.broker = Broker(broker.url)
+
+    def answers(self) -> bool:
+        try:
+            answer = infer("board", "digits", SEVEN, self.broker, deadline_s=5)
+        except FleetError:
+            return False
+        return answer.ok and answer.top[0].label == "seven"
+
+    def main_pid(self) -> str:
+        return self.system.show("MainPID")["MainPID"]
+
+    def worker_pids(self) -> list[str]:
+        lines = self.system.run("systemctl", "status", "--no-pager", "edge-agent", ok=False).splitlines()
+        return [match[1] for line in lines if (match := re.search(r"(\d+) .*-m agent\.worker", line))]
+
+
+@pytest.fixture(scope="module")
+def device(
+    make_root: Callable[[str, str], Root],
+    build_deb: Callable[..., Path],
+    own_broker: BrokerProcess,
+    keys: Path,
+    compiled: Callable[..., Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Device]:
+    """Installed before it boots, configured after: as an owner's first hour goes. Serves the digits."""
+    root = make_root("amd64", "bookworm")
+    shutil.copy(build_deb("bookworm", "amd64"), root.path / "tmp/edge-agent.deb")
+    root.run("apt-get", "install", "--yes", "/tmp/edge-agent.deb")
+    system = Booted(root, tmp_path_factory.mktemp("booted") / "console.log")
+    try:
+        waiting = system.show("ActiveState", "ConditionResult", "UnitFileState")
+        assert waiting == {"ActiveState": "inactive", "ConditionResult": "no", "UnitFileState": "enabled"}
+        assert system.run("systemctl", "is-system-running").strip() == "running"
+
+        system.run("install", "-d", str(Path(DROP_IN).parent))
+        config = root.path / "etc/edge-agent/agent.toml"
+        text = config.read_text().replace("#url = ...", f'url = "{own_broker.url}"', 1)
+        config.write_text(text.replace("#device = ...", 'device = "board"', 1))
+        (root.path / "etc/edge-agent/keyring/signing.pub").write_bytes((keys / "signing.pub").read_bytes())
+        system.run("systemctl", "start", "edge-agent")
+        device = Device(root, system, own_broker)
+        done = deploy(compiled("host"), "board", device.broker, wait_s=90)
+        assert (done.status, done.code, done.message) == ("SUCCEEDED", "", ""), system.journal()
+        yield device
+    finally:
+        system.stop()
+
+
+def test_it_serves_a_model_as_its_own_user_without_any_privilege(device: Device) -> None:
+    assert device.answers(), device.system.journal()
+    (worker,) = device.worker_pids()
+    for pid, filters in ((device.main_pid(), 1), (worker, 2)):
+        status = dict(
+            line.split(":\t", 1)
+            for line in device.system.run("cat", f"/proc/{pid}/status").splitlines()
+            if ":\t" in line
+        )
+        assert status["CapEff"].strip("0") == ""
+        assert status["CapBnd"].strip("0") == ""
+        assert status["NoNewPrivs"] == "1"
+        assert status["Seccomp"] == "2"
+        # systemd makes several filters; a worker adds its own.
+        assert int(status["Seccomp_filters"]) >= filters
+    owner = device.system.run("stat", "--format=%U %a", "/var/lib/edge-agent").split()
+    assert owner == ["edge-agent", "700"]
+
+
+def test_a_worker_has_more_filters_than_the_agent(device: Device) -> None:
+    def filters(pid: str) -> int:
+        found = re.search(r"Seccomp_filters:\t(\d+)", device.system.run("cat", f"/proc/{pid}/status"))
+        assert found is not None
+        return int(found[1])
+
+    (worker,) = device.worker_pids()
+    assert filters(worker) > filters(device.main_pid())
+    assert "no landlock" not in device.system.journal()
+    assert "no seccomp" not in device.system.journal()
+
+
+def test_a_killed_worker_is_replaced_and_the_agent_stays(device: Device) -> None:
+    main, (worker,) = device.main_pid(), device.worker_pids()
+    device.system.run("sh", "-c", f"kill -KILL {worker}")
+    wait_for("an answer of the next worker", device.answers)
+    assert device.main_pid() == main
+    assert device.worker_pids() != [worker]
+
+
+def test_a_killed_agent_is_started_again_and_serves_what_it_served(device: Device) -> None:
+    before = int(device.system.show("NRestarts")["NRestarts"])
+    device.system.run("sh", "-c", f"kill -KILL {device.main_pid()}")
+    wait_for("an answer after the restart", device.answers)
+    assert int(device.system.show("NRestarts")["NRestarts"]) == before + 1
+
+
+def test_a_hanging_agent_is_ended_by_the_watchdog(device: Device) -> None:
+    (device.root.path / DROP_IN[1:]).write_text("[Service]\nWatchdogSec=3\nTimeoutAbortSec=2\n")
+    try:
+        device.system.run("systemctl", "daemon-reload")
+        device.system.run("systemctl", "restart", "edge-agent")
+        wait_for("an answer before the hang", device.answers)
+        hung = device.main_pid()
+        time.sleep(7)  # more than two watchdog times: an agent that is well is left alone
+        assert device.main_pid() == hung
+        device.system.run("sh", "-c", f"kill -STOP {hung}")
+        wait_for("another agent", lambda: device.main_pid() not in ("0", hung))
+        wait_for("an answer after the hang", device.answers)
+        assert "Watchdog timeout" in device.system.journal()
+    finally:
+        (device.root.path / DROP_IN[1:]).unlink()
+        device.system.run("systemctl", "daemon-reload")
+        device.system.run("systemctl", "restart", "edge-agent")
+
+
+def test_a_wrong_configuration_is_said_once_and_not_tried_again(device: Device) -> None:
+    config = device.root.path / "etc/edge-agent/agent.toml"
+    right = config.read_text()
+    try:
+        config.write_text(right.replace("[broker]", "[broker]\nurll = 1", 1))
+        device.system.run("systemctl", "restart", "edge-agent", ok=False)
+        wait_for(
+            "the service to give up", lambda: device.system.show("ActiveState")["ActiveState"] == "failed"
+        )
+        time.sleep(3)  # RestartSec is 2
+        state = device.system.show("ActiveState", "ExecMainStatus", "NRestarts")
+        assert state == {"ActiveState": "failed", "ExecMainStatus": "78", "NRestarts": "0"}
+        assert "broker.urll: no such key" in device.system.journal()
+    finally:
+        config.write_text(right)
+        device.system.run("systemctl", "restart", "edge-agent")
+    wait_for("an answer with the right configuration", device.answers)
+
+
+REFUSED = (
+    "write /etc",
+    "write /usr",
+    "write /home",
+    "write the keyring",
+    "write /proc/sys",
+    "read /etc/shadow",
+    "see other processes",
+    "netlink socket",
+    "packet socket",
+    "new user namespace",
+    "new network namespace",
+    "mount",
+    "become root",
+    "give files away",
+    "real-time priority",
+    "32-bit personality",
+    "keyring of the kernel",
+    "io_uring",
+    "writable and executable memory",
+    "memory made executable",
+    "run what it wrote",
+)
+
+
+def test_the_sandbox_refuses_what_root_may_and_allows_what_workers_need(device: Device) -> None:
+    shutil.copy(PROBE, device.root.path / "usr/lib/edge-agent/probe.py")
+    unit = (device.root.path / "usr/lib/systemd/system/edge-agent.service").read_text()
+    command = "/usr/lib/edge-agent/bin/python -I /usr/lib/edge-agent/probe.py"
+    unit = re.sub(r"(?m)^ExecStart=.*$", f"ExecStart={command}", unit)
+    unit = re.sub(r"(?m)^(Type|Restart|WatchdogSec)=.*$", "", unit).replace(
+        "[Service]", "[Service]\nType=oneshot"
+    )
+    (device.root.path / "etc/systemd/system/probe.service").write_text(unit)
+    device.system.run("systemctl", "daemon-reload")
+    device.system.run("systemctl", "start", "probe")
+    inside = json.loads(device.system.run("journalctl", "-u", "probe", "-o", "cat", "--grep", r"^\{"))
+    outside = json.loads(device.system.run("systemd-run", "--quiet", "--pipe", "--wait", *command.split()))
+
+    assert {name for name, done in inside.items() if not done} == set(REFUSED)
+    # Root in the same container may do it without the unit, so it is the unit that refuses; all but these.
+    assert {name for name in REFUSED if not outside[name]} <= {"write /proc/sys"}
+
+
+def test_upgrade_keeps_serving_remove_stops_and_purge_leaves_nothing(
+    device: Device, build_deb: Callable[..., Path]
+) -> None:
+    old = device.main_pid()
+    shutil.copy(build_deb("bookworm", "amd64", 1), device.root.path / "opt/newer.deb")
+    device.system.run("apt-get", "install", "--yes", "/opt/newer.deb")
+    wait_for("an answer of the newer agent", device.answers)
+    assert device.main_pid() not in ("0", old)
+    assert "+deb12u1" in device.system.run("dpkg-query", "--show", "edge-agent")
+
+    device.system.run("dpkg", "--remove", "edge-agent")
+    assert device.system.show("ActiveState")["ActiveState"] in ("inactive", "failed")
+    assert device.worker_pids() == []
+    assert (device.root.path / "etc/edge-agent/keyring/signing.pub").exists()
+    assert (device.root.path / "var/lib/edge-agent").is_dir()
+
+    device.system.run("dpkg", "--purge", "edge-agent")
+    assert not (device.root.path / "etc/edge-agent").exists()
+    assert not (device.root.path / "var/lib/edge-agent").exists()
+    assert "edge-agent" not in device.system.run("getent", "passwd")
+    assert "edge-agent" not in device.system.run("systemctl", "list-unit-files", "--no-pager")
