@@ -14,7 +14,7 @@ import tvm
 
 from agent.bundle.graph import Graph
 from agent.errors import EdgeError
-from builder import Identity, Package, compile, run  # noqa: A004
+from builder import Identity, Package, compile, run
 from builder.errors import BuildError, ModelError, PackageError, ParityError, ShapeError
 from builder.link.linker import describe
 from builder.target import PRESETS
@@ -100,7 +100,7 @@ def test_every_target_gets_a_bundle_that_agrees_with_the_reference(target: str) 
 
 
 def test_beyond_the_tolerance_there_is_no_package() -> None:
-    with pytest.raises(ParityError, match="nothing was written|relative error"):
+    with pytest.raises(ParityError, match=r"nothing was written|relative error"):
         compile(DIGITS / "digits.onnx", tolerance=0.0)
 
 
@@ -137,7 +137,7 @@ def test_an_identity_that_no_device_would_take_is_refused(identity: Identity, sa
 
 def test_inputs_are_checked_by_name_shape_and_dtype(digits: Package) -> None:
     with pytest.raises(
-        ShapeError, match="the input tensor 'imag' is not in the graph. Expected inputs: 'image'"
+        ShapeError, match=r"the input tensor 'imag' is not in the graph. Expected inputs: 'image'"
     ):
         run(digits, {"imag": np.zeros((1, 1, 8, 8), "float32")})
     for wrong in (np.zeros((1, 1, 9, 8), "float32"), np.zeros((1, 1, 8, 8), "int64")):

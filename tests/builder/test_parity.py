@@ -49,7 +49,7 @@ def test_another_shape_or_dtype_is_refused() -> None:
 
 
 def test_beyond_the_tolerance_is_an_error_with_figures() -> None:
-    with pytest.raises(ParityError, match="to 0.0001, got a relative error of 0.1") as caught:
+    with pytest.raises(ParityError, match=r"to 0.0001, got a relative error of 0.1") as caught:
         check(Parity(0.1, "y", "onnxruntime 1"), 1e-4)
     assert caught.value.hint is not None
 

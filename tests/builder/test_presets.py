@@ -115,9 +115,8 @@ def test_softmax_of_two_outputs_asks_for_a_file() -> None:
 
 def test_a_postprocess_file(tmp_path: Path) -> None:
     file = tmp_path / "p.toml"
-    file.write_text(
-        '[[steps]]\nkind = "softmax"\noutput = "logits"\n[[steps]]\nkind = "top_k"\noutput = "logits"\nk = 2\n'
-    )
+    softmax = '[[steps]]\nkind = "softmax"\noutput = "logits"\n'
+    file.write_text(softmax + '[[steps]]\nkind = "top_k"\noutput = "logits"\nk = 2\n')
     assert postprocess(str(file), [LOGITS]).steps == (Softmax("logits"), TopK("logits", 2))
 
 
