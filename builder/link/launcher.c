@@ -367,6 +367,8 @@ extern void *__TVMBackendFreeWorkspace __attribute__((weak, visibility("hidden")
 /* What pthread_atfork is made of; zig's x86-64 stubs bind the other to a symbol that glibc 2.34 no longer exports. */
 extern int __register_atfork(void (*)(void), void (*)(void), void (*)(void), void *dso);
 extern void *__dso_handle __attribute__((visibility("hidden")));
+/* What a compiler's own start files call when a library goes, and zig's do not: it unregisters the fork handler. */
+extern void __cxa_finalize(void *dso);
 
 static void forget_workers(void) { /* a forked child has the caller's thread alone */
   pool.workers = 0;
@@ -394,4 +396,5 @@ __attribute__((destructor)) static void on_unload(void) {
   if (cache_key_made) pthread_key_delete(cache_key);
   cache_key_made = 0;
   while (caches != NULL) free_cache(caches);
+  __cxa_finalize(&__dso_handle);
 }

@@ -164,6 +164,19 @@ def test_unloading_leaves_no_thread_and_no_mapping_behind(library: Path) -> None
     assert python(library, body, EDGE_NUM_THREADS="3").split() == ["2", "0"]
 
 
+def test_a_process_can_fork_after_a_library_is_gone(library: Path) -> None:
+    body = """
+    right()
+    del double, module
+    gc.collect()
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    print(os.waitpid(child, 0)[1])
+    """
+    assert python(library, body, EDGE_NUM_THREADS="3").strip() == "0"
+
+
 def test_loading_and_unloading_again_and_again_leaks_no_memory(library: Path) -> None:
     body = """
     def resident():
