@@ -157,6 +157,14 @@ def profile(
     return module.profile(number=number, flops=flops)
 
 
+def prepared(package: Package, threads: int | None = None) -> GraphModule:
+    """A module whose inputs are filled: `run` may be called on it and timed."""
+    module = _executor(package, threads)
+    for spec in package.manifest.inputs:
+        _set(module, spec, _fill(package, spec, "random"))
+    return module
+
+
 def _executor(package: Package, threads: int | None) -> GraphModule:
     module = create(package.members["mod.json"], _loaded(package, threads))
     module.load_params(package.members["mod.params"])

@@ -1,0 +1,79 @@
+"""Candidates become shared objects: code generation and linking in processes that may be killed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import tvm
+from tvm import s_tir as st
+from tvm.ir import save_json
+from tvm.s_tir import meta_schedule as ms
+from tvm.support.popen_pool import PopenPoolExecutor, StatusKind
+
+from builder.kernel_object import compile_object
+from builder.link.linker import link
+from builder.target import DeviceTarget
+from builder.tuning.measuring import KERNEL, Code
+from builder.tuning.space import Point
+from builder.tuning.tasks import Task
+
+BUILD_TIMEOUT_S = 120.0  # a tile unrolled too far can keep LLVM busy for minutes
+
+
+class CandidateBuilder:
+    """Builds candidates of one target, several at a time.
+
+    Parameters
+    ----------
+    target
+        The device.
+    parallel
+        Processes; None for one a CPU.
+    """
+
+    def __init__(self, target: DeviceTarget, parallel: int | None = None) -> None:
+        self._target = target
+        self._pool = PopenPoolExecutor(
+            max_workers=parallel or len(os.sched_getaffinity(0)), timeout=BUILD_TIMEOUT_S
+        )
+
+    def build(self, task: Task, points: Sequence[Point]) -> list[Code | str]:
+        """Each point's shared object, or why there is none."""
+        arguments = arguments_of(task)
+        jobs = [(save_json(kernel_of(point.schedule)), self._target) for point in points]
+        results: list[Code | str] = []
+        for outcome in self._pool.map_with_error_catching(_build_one, jobs):
+            if outcome.status == StatusKind.COMPLETE:
+                results.append(Code(outcome.value, arguments))
+            elif outcome.status == StatusKind.TIMEOUT:
+                results.append(f"building took more than {BUILD_TIMEOUT_S:g} s")
+            else:
+                text = str(outcome.value).strip()
+                results.append(text.splitlines()[-1][:300] if text else "building failed")
+        return results
+
+    def close(self) -> None:
+        """End the processes."""
+        self._pool.shutdown(wait=False)
+
+
+def _build_one(job: tuple[str, DeviceTarget]) -> bytes:
+    text, target = job
+    return build_module(tvm.ir.load_json(text), target)
+
+
+def build_module(mod: tvm.IRModule, target: DeviceTarget) -> bytes:
+    """A shared object with the kernels of `mod`, linked as bundles are."""
+    return link(compile_object(mod, target), target)
+
+
+def kernel_of(schedule: st.Schedule) -> tvm.IRModule:
+    """The scheduled function under the name that measuring asks for."""
+    return tvm.IRModule({KERNEL: schedule.mod["main"].with_attr("global_symbol", KERNEL)})
+
+
+def arguments_of(task: Task) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Dtypes and shapes of a kernel's arguments."""
+    infos = ms.arg_info.ArgInfo.from_entry_func(task.workload, False)
+    return tuple((str(info.dtype), tuple(int(d) for d in info.shape)) for info in infos)
