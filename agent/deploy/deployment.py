@@ -12,7 +12,6 @@ from the connection.
 """
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from agent.deploy.inbox import Inbox
 from agent.deploy.installer import Installer
 from agent.deploy.jobs import Job, Journal, Request, Result, Status
 from agent.deploy.models import Models
+from agent.deploy.reported import Refused, format_report
 from agent.deploy.sources import Downloader
 from agent.deploy.state_file import Checkpoint, StateFile, no_checkpoint
 from agent.deploy.store import ActiveModel, Origin, Store
@@ -36,6 +36,8 @@ from agent.mqtt import topics
 
 # How soon a bundle that was dropped into the inbox is noticed.
 INBOX_INTERVAL_S = 1.0
+# How the identifiers begin of jobs that the agent gives itself, for a bundle that is desired and damaged.
+_REPAIR = "repair-"
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +94,7 @@ class Deployment:
         self._journal = Journal(store.root / "jobs.json", checkpoint=checkpoint)
         self._desired_file = StateFile(store.root / "desired.json", mirrored=True, checkpoint=checkpoint)
         self._desired: Desired | None = None
-        self._desired_error: tuple[EdgeError, int | None] | None = None
+        self._desired_error: Refused | None = None
         self._inbox = Inbox(store.inbox)
         self._installer = Installer(
             store,
@@ -124,6 +126,8 @@ class Deployment:
                 log.error("desired.json is left out: %s", e)  # noqa: TRY400 - the message says all of it
         for model in tuple(self._store.active().values()):
             await self._restore(model)
+        if self._desired is not None:
+            self._plan(self._desired)  # a crash may have come between the document and its plan
         self._control.want(topics.format_topic(topics.Desired(self._device)))
         self._work.set()
 
@@ -196,7 +200,7 @@ class Deployment:
             return
         known = self._journal.get(request.job)
         if known is not None and known.status.final:
-            job = f"repair-{model.digest[7:19]}-{time.time_ns():x}"
+            job = f"{_REPAIR}{model.digest[7:19]}-{time.time_ns():x}"
             self._note(Job(replace(request, job=job)).now(), True)
 
     def _on_desired(self, payload: bytes) -> None:
@@ -212,7 +216,7 @@ class Deployment:
                 self._desired_file.save(desired.to_document())
         except EdgeError as e:
             log.warning("desired: %s", e)
-            self._desired_error = (e, version)
+            self._desired_error = Refused(e, version)
             self._report()
             return
         self._desired, self._desired_error = desired, None
@@ -243,7 +247,7 @@ class Deployment:
         """Queue what is new, and let go of what is no longer wanted."""
         for job in self._journal:
             request, wanted = job.request, desired.get(job.request.model)
-            if job.status.final or request.origin is Origin.LOCAL or (wanted and wanted.job == request.job):
+            if job.status.final or request.origin is Origin.LOCAL or _is_for(request, wanted):
                 continue
             self._drop(job, Status.CANCELED if wanted is None else Status.SUPERSEDED)
         for request in desired.models:
@@ -313,30 +317,15 @@ class Deployment:
         self._control.publish(topic, job.to_bytes(), retain=True)
 
     def _report(self) -> None:
-        running = self._installer.running
-        refused = self._desired_error
-        document = {
-            "version": None if self._desired is None else self._desired.version,
-            "models": {
-                model.name: {
-                    "digest": running.get(model.name, model.digest),
-                    "version": model.version,
-                    "state": "active" if model.name in running else "failed",
-                    "origin": model.origin,
-                    "job": model.job,
-                    "previous": model.previous,
-                    "security_counter": self._store.committed_counter(model.name),
-                }
-                for model in self._store.active().values()
-            },
-            # For whoever deploys next, when the broker has forgotten what was desired.
-            "desired": None if self._desired is None else self._desired.to_document(),
-            "error": None if refused is None else _error(*refused),
-        }
-        topic = topics.format_topic(topics.Reported(self._device))
-        self._control.publish(topic, json.dumps(document, separators=(",", ":")).encode(), retain=True)
+        document = format_report(
+            self._desired, self._desired_error, self._store, running=self._installer.running
+        )
+        self._control.publish(topics.format_topic(topics.Reported(self._device)), document, retain=True)
 
 
-def _error(error: EdgeError, version: int | None) -> dict[str, object]:
-    """Say why a desired document was not taken, and which version it was if that could be read."""
-    return {"code": error.code, "message": str(error)[:500], "version": version}
+def _is_for(request: Request, wanted: Request | None) -> bool:
+    """Whether a job does what is wanted now."""
+    if wanted is None:
+        return False
+    repairs = request.job.startswith(_REPAIR) and request.digest == wanted.digest
+    return request.job == wanted.job or repairs
