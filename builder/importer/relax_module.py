@@ -14,6 +14,7 @@ from tvm.relax.frontend.onnx import from_onnx, onnx_frontend
 
 from agent.bundle.tensor_spec import TensorSpec
 from builder.errors import ModelError
+from builder.importer.relax_cleanup import clean_up
 from builder.importer.silence import FOREIGN_FAILURES, first_line, quiet_native
 
 # The front end makes tuples of these, or crashes; a graph executor has tensors alone.
@@ -71,7 +72,7 @@ def convert(model: onnx.ModelProto) -> IRModule:
     """
     with quiet_native():
         try:
-            return from_onnx(model, keep_params_in_input=False)
+            return clean_up(from_onnx(model, keep_params_in_input=False))
         except FOREIGN_FAILURES as error:
             reason = first_line(error)
         # What is left half built complains when it is destroyed, which must be now: its frames hang on the

@@ -1,8 +1,8 @@
 """Gather and scatter: constant places become slices, and those that come with a request stay in bounds.
 
-The front end's gathers and scatters read and write wherever the indices say. An index comes from whoever
-sends a request (a token id beyond the vocabulary, say), so every index that is no constant is clipped to
-the tensor first: a wrong one then gives a wrong number instead of somebody else's memory.
+TVM's gathers and scatters read and write wherever the indices say. An index comes from whoever sends a
+request, so every index that is no constant is clipped to the tensor first: a wrong one then gives a wrong
+number instead of somebody else's memory. Plain Gather has a mode for that, see `relax_cleanup`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ def gather(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] |
         return None
     axis = int(attributes(node).get("axis", 0)) % len(shape)
     places = graph.constant(node.input[1])
-    if places is None:
-        return _clipped(node, graph, [shape[axis]])
-    return _slice(node, graph, axis, shape[axis], places)
+    return None if places is None else _slice(node, graph, axis, shape[axis], places)
 
 
 def _slice(

@@ -202,3 +202,36 @@ def test_models_of_others_build_to_the_same_numbers(name: str, run_onnx: Any, ru
     model = import_onnx(path)
     feeds = {spec.name: noise(*spec.shape) for spec in model.inputs}
     assert_built_the_same(run_onnx, run_relax, onnx.load(path), model, feeds)
+
+
+def calls(model: ImportedModel) -> set[str]:
+    from tvm import relax
+    from tvm.ir import Op
+
+    found: set[str] = set()
+
+    def visit(expr: Any) -> None:
+        if isinstance(expr, relax.Call) and isinstance(expr.op, Op):
+            found.add(expr.op.name)
+
+    relax.analysis.post_order_visit(model.mod["main"], visit)
+    return found
+
+
+def test_the_larger_of_two_is_one_instruction(make_model: Any, run_onnx: Any, run_relax: Any) -> None:
+    nodes = [
+        onnx.helper.make_node("Max", ["x", "w"], ["a"]),
+        onnx.helper.make_node("Min", ["a", "x", "v"], ["y"]),
+    ]
+    weights = {"w": noise(3), "v": np.array(0.5, np.float32)}
+    original = make_model(nodes, {"x": [2, 3]}, {"y": [2, 3]}, weights)
+    model = import_onnx(original)
+    assert calls(model) == {"relax.maximum", "relax.minimum"}
+    assert_built_the_same(run_onnx, run_relax, original, model, {"x": noise(2, 3)})
+
+
+def test_a_gather_has_no_code_that_computes_shapes(make_model: Any) -> None:
+    node = onnx.helper.make_node("Gather", ["t", "i"], ["y"])
+    inputs = {"i": ([2], onnx.TensorProto.INT64)}
+    model = import_onnx(make_model([node], inputs, {"y": [2, 3]}, {"t": noise(5, 3)}))
+    assert not {"relax.shape_of", "relax.shape_to_tensor"} & calls(model)

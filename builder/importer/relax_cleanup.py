@@ -1,0 +1,78 @@
+"""What TVM's front end writes in a roundabout or unsafe way, said directly.
+
+- The shape of a static tensor arrives as code that computes it.
+- Max and Min of two tensors arrive as a reduction over their stack, five kernels for one instruction.
+- A gather arrives in `fast` mode, which reads wherever an index points. An index comes from whoever sends a
+request
+  (a token id beyond the vocabulary, say): in `clip` mode a wrong one gives a wrong number instead of other
+  memory.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from tvm import relax
+from tvm.ir import IRModule, Op
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+_BINARY: Final = {"relax.max": relax.op.maximum, "relax.min": relax.op.minimum}
+
+
+def clean_up(mod: IRModule) -> IRModule:
+    """Rewrite `main` of a module that the front end has made; what is left unused goes."""
+    rewriter = _Rewriter(mod)
+    rewriter.builder_.update_func(mod.get_global_var("main"), rewriter.visit_expr(mod["main"]))
+    return relax.transform.DeadCodeElimination()(rewriter.builder_.get())
+
+
+@mutator
+class _Rewriter(PyExprMutator):  # type: ignore[misc]
+    """Visits every call once, operands before users."""
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        call = super().visit_call_(call)
+        if not isinstance(call.op, Op):
+            return call
+        if call.op.name == "relax.take" and call.attrs.mode == "fast":
+            axis = None if call.attrs.axis is None else int(call.attrs.axis)
+            return relax.op.take(call.args[0], call.args[1], axis, mode="clip")
+        if call.op.name == "relax.shape_to_tensor":
+            dims = [getattr(dim, "value", None) for dim in call.args[0].ty.values or ()]
+            return call if None in dims or not dims else relax.const(np.array(dims, np.int64), "int64")
+        if call.op.name in _BINARY:
+            operands = self._stacked(call)
+            if operands is not None:
+                result = operands[0]
+                for operand in operands[1:]:
+                    result = _BINARY[call.op.name](result, operand)
+                return result
+        return call
+
+    def _stacked(self, call: relax.Call) -> list[relax.Expr] | None:
+        """The tensors over whose stack a reduction goes, where it goes over nothing else."""
+        stack = self._value(call.args[0])
+        if not _is_call(stack, "relax.stack") or call.attrs.axis is None or call.attrs.keepdims:
+            return None
+        if [int(axis) for axis in call.attrs.axis] != [0] or int(stack.attrs.axis) != 0:
+            return None
+        fields = self._value(stack.args[0])
+        return (
+            [self._without_broadcast(field) for field in fields.fields]
+            if isinstance(fields, relax.Tuple)
+            else None
+        )
+
+    def _without_broadcast(self, expr: relax.Expr) -> relax.Expr:
+        """A broadcast to the common shape: the element-wise operator does that by itself."""
+        value = self._value(expr)
+        return value.args[0] if _is_call(value, "relax.broadcast_to") else expr
+
+    def _value(self, expr: relax.Expr) -> relax.Expr:
+        value = self.lookup_binding(expr) if isinstance(expr, relax.Var) else expr
+        return expr if value is None else value
+
+
+def _is_call(expr: relax.Expr, operator: str) -> bool:
+    return isinstance(expr, relax.Call) and isinstance(expr.op, Op) and expr.op.name == operator
