@@ -1,9 +1,9 @@
-"""How much of ONNX can be imported: the node tests that come with the onnx package, each imported, built and run.
+"""How much of ONNX can be imported: the node tests of the onnx package, each imported, built and run.
 
-`python -m benchmarks.onnx_coverage` counts the cases whose inputs and outputs are plain tensors: those that pass as
-they are, and those that pass once inputs that say a shape, an axis or a count are fixed with input values. With
-`--plain` TVM's front end is given the models as they are, for comparison. Takes some ten minutes; cases run in child
-processes, so that a crash costs one case.
+`python -m benchmarks.onnx_coverage` counts the cases whose inputs and outputs are plain tensors: those that
+pass as they are, and those that pass once inputs that say a shape, an axis or a count are fixed with input
+values. With `--plain` TVM's front end is given the models as they are, for comparison. Takes some ten
+minutes; cases run in child processes, so that a crash costs one case.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from onnx.backend.test.case import test_case
 from onnx.backend.test.case.node import collect_testcases
 
 from builder.errors import BuildError
@@ -44,7 +45,7 @@ class Outcome:
     reason: str = ""
 
 
-def plain_cases(pattern: str = "") -> list[Any]:
+def plain_cases(pattern: str = "") -> list[test_case.TestCase]:
     """Node tests whose inputs and outputs are all tensors of numbers."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -52,7 +53,7 @@ def plain_cases(pattern: str = "") -> list[Any]:
     return [c for c in cases if c.data_sets and _is_plain(c) and re.search(pattern, c.name)]
 
 
-def _is_plain(case: Any) -> bool:
+def _is_plain(case: test_case.TestCase) -> bool:
     graph = case.model.graph
     if any(value.type.WhichOneof("value") != "tensor_type" for value in (*graph.input, *graph.output)):
         return False
@@ -60,7 +61,7 @@ def _is_plain(case: Any) -> bool:
     return all(isinstance(a, np.ndarray) and a.dtype.kind in "biuf" for a in (*inputs, *outputs))
 
 
-def run_case(case: Any, *, plain: bool) -> Outcome:
+def run_case(case: test_case.TestCase, *, plain: bool) -> Outcome:
     operator = case.model.graph.node[-1].op_type
     inputs, expected = case.data_sets[0]
     names = [value.name for value in case.model.graph.input]
@@ -89,7 +90,12 @@ def _all_but_first(feeds: dict[str, Any]) -> dict[str, Any]:
 
 
 def _attempt(
-    case: Any, feeds: dict[str, Any], values: dict[str, Any], expected: list[Any], *, plain: bool
+    case: test_case.TestCase,
+    feeds: dict[str, Any],
+    values: dict[str, Any],
+    expected: list[Any],
+    *,
+    plain: bool,
 ) -> tuple[str, str]:
     import tvm
     from tvm import relax
