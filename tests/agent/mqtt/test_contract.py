@@ -1,0 +1,47 @@
+"""docs/mqtt.md is the contract; each of its promises names a test, and that test exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from agent.config_keys import KEYS
+
+ROOT = Path(__file__).parents[3]
+CONTRACT = (ROOT / "docs" / "mqtt.md").read_text()
+
+
+def test_every_test_that_the_contract_names_exists() -> None:
+    defined = {
+        name
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(r"def (test_\w+)\(", path.read_text())
+    }
+    promises = CONTRACT.partition("## Promises")[2]
+    rows = [row for row in promises.splitlines() if row.startswith("| ") and not row.startswith("| promise")]
+    assert len(rows) > 15
+    for row in rows:
+        named = re.findall(r"`(test_\w+)`", row)
+        assert named, row
+        assert set(named) <= defined, row
+
+
+def test_every_key_of_the_configuration_that_the_contract_names_exists() -> None:
+    sections = {key.name.partition(".")[0] for key in KEYS if "." in key.name}
+    named = {
+        name for name in re.findall(r"`([a-z]+\.[a-z_]+)`", CONTRACT) if name.partition(".")[0] in sections
+    }
+    assert named
+    assert named <= {key.name for key in KEYS}
+
+
+def test_metrics_that_the_agent_writes_are_those_of_the_contract() -> None:
+    written = {
+        name
+        for path in (ROOT / "agent" / "service").glob("*.py")
+        for name in re.findall(r'"(edge_[a-z0-9_]+)"', path.read_text())
+    }
+    table = CONTRACT.partition("## Metrics")[2].partition("## Promises")[0]
+    told = set(re.findall(r"`(edge_[a-z0-9_]+)", table))
+    told |= {f"edge_inference{tail}" for tail in re.findall(r"`(_[a-z]+_seconds)`", table)}
+    assert written == told
