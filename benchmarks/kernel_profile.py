@@ -89,7 +89,7 @@ def profile(model: str, threads: int, repeat: int) -> tuple[list[Row], float]:
 
 
 def flops_of(kernel: str, shapes: list[tuple[int, ...]]) -> float:
-    """Floating-point operations of a product, told from the shapes of its arguments; 0 for any other kernel."""
+    """Floating-point operations of a product, told from its arguments' shapes; 0 for any other kernel."""
     out = float(np.prod(shapes[-1]))
     if "winograd" in kernel:
         return 2 * 9 * out * shapes[1][2] * shapes[1][3]

@@ -81,7 +81,8 @@ def fuse(mod: tvm.IRModule, target: DeviceTarget) -> tvm.IRModule:
         mod = choose_layouts(mod, target)
         mod = legalise(mod)
         passes = [
-            # No constant folding from here on: a transform of weights at load would be folded into the bundle.
+            # No constant folding from here on: a transform of weights at load would be folded into the
+            # bundle.
             t.AnnotateTIROpPattern(),
             t.DeadCodeElimination(["main"]),
             t.FuseOps(),

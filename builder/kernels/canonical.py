@@ -1,11 +1,13 @@
 """One spelling for each operator, before layouts are chosen.
 
 The importer writes some operators as tensor expressions (ONNX's Min, Max and Clip) and batch norm as a tuple.
-Here they become the Relax operators that the layout pass knows, constants are folded, and a batch norm after a
-convolution disappears into its weights.
+Here they become the Relax operators that the layout pass knows, constants are folded, and a batch norm
+after a convolution disappears into its weights.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import tvm
@@ -22,7 +24,7 @@ from builder.kernels.rewriter import (
     users_of,
 )
 
-_EXTREMA = {tirx.Max: relax.op.maximum, tirx.Min: relax.op.minimum}
+_EXTREMA: Mapping[type, Callable[..., relax.Expr]] = {tirx.Max: relax.op.maximum, tirx.Min: relax.op.minimum}
 
 
 def canonicalise(mod: tvm.IRModule) -> tvm.IRModule:
@@ -35,14 +37,35 @@ def canonicalise(mod: tvm.IRModule) -> tvm.IRModule:
     """
     t = relax.transform
     mod = _run(mod, t.Normalize(), t.ConvertToDataflow(min_size=1), t.CanonicalizeBindings())
-    mod = rewrite_main(mod, _Spelling(mod).emit)
+    mod = rewrite_main(mod, _Spelling(mod).emit, Values)
     mod = _run(mod, t.DecomposeOpsForInference(), t.CanonicalizeBindings(), t.FoldConstant())
-    mod = rewrite_main(mod, _FoldScale(mod).emit)
+    mod = rewrite_main(mod, _FoldScale(mod).emit, Values)
     return _run(mod, t.CanonicalizeBindings(), t.FoldConstant(), t.DeadCodeElimination(["main"]))
 
 
 def _run(mod: tvm.IRModule, *passes: tvm.transform.Pass) -> tvm.IRModule:
     return tvm.transform.Sequential(list(passes))(mod)
+
+
+# What importers leave on constants, again and again. TVM's folding compiles a function for each, which took
+# most of the time of lowering a MobileNet.
+_FOLDS = ("relax.isnan", "relax.where", "relax.reshape", "relax.permute_dims")
+
+
+def _fold(name: str, call: Call, numbers: list[np.ndarray | None]) -> np.ndarray | None:
+    """The value of `call` where its tensors are constants."""
+    x = numbers[0]
+    if x is None:
+        return None
+    if name == "relax.isnan":
+        return np.asarray(np.isnan(x))
+    if name == "relax.reshape":
+        return x.reshape(shape_of(call))
+    if name == "relax.permute_dims":
+        axes = call.attrs.axes
+        return np.ascontiguousarray(x.transpose(None if axes is None else [int(a) for a in axes]))
+    yes, no = numbers[1:]
+    return None if yes is None or no is None else np.where(x, yes, no)
 
 
 class _Spelling:
@@ -54,6 +77,12 @@ class _Spelling:
 
     def emit(self, table: Values, var: relax.Var, call: Call) -> bool:
         name = op_name(call)
+        folded = (
+            _fold(name, call, [constant_of(table.plain(a)) for a in call.args]) if name in _FOLDS else None
+        )
+        if folded is not None:
+            table.define(var, relax.const(folded, str(call.ty.dtype)))
+            return True
         if name == "relax.call_tir":
             operator = _extremum(self._mod[call.args[0]])
             args = list(call.args[1].fields)
@@ -84,7 +113,7 @@ class _Spelling:
         return True
 
 
-def _extremum(func: tirx.PrimFunc) -> object | None:
+def _extremum(func: tirx.PrimFunc) -> Callable[..., relax.Expr] | None:
     """The Relax operator of a function whose whole body is one elementwise maximum or minimum."""
     stores: list[tirx.BufferStore] = []
     tvm_ffi.structural_walk(func.body, (tirx.BufferStore, stores.append))
@@ -108,7 +137,7 @@ def _extremum(func: tirx.PrimFunc) -> object | None:
 
 
 class _FoldScale:
-    """A multiplication by a constant per channel goes into the weights and bias of the convolution before it."""
+    """A multiplication by a constant per channel goes into the convolution before it."""
 
     def __init__(self, mod: tvm.IRModule) -> None:
         self._users = users_of(mod["main"])

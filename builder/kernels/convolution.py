@@ -1,8 +1,9 @@
 """Convolution on packed channels, computed directly.
 
 The output is ``[N, OC/bo, OH, OW, bo]``, the input ``[N, IC/bi, H, W, bi]``, where ``bi`` may be 1 (a plain
-layout seen as blocks of one). A tile of ``oc`` blocks x ``ow`` columns is kept in registers while the reduction
-runs; each step broadcasts one input value for each column and multiplies it by ``oc`` vectors of weights.
+layout seen as blocks of one). A tile of ``oc`` blocks x ``ow`` columns is kept in registers while the
+reduction runs; each step broadcasts one input value for each column and multiplies it by ``oc`` vectors of
+weights.
 """
 
 from __future__ import annotations
@@ -53,12 +54,10 @@ class Conv2d:
         n, c, h, w = shape_of(call.args[0])
         o, _, kh, kw = shape_of(call.args[1])
         padding = [int(p) for p in attrs.padding]
-        if len(padding) == 2:
-            padding = padding * 2
-        return cls(
-            n, c, h, w, o, (kh, kw), tuple(map(int, attrs.strides)), tuple(padding),
-            tuple(map(int, attrs.dilation)), int(attrs.groups),
-        )  # fmt: skip
+        top, left, bottom, right = padding * 2 if len(padding) == 2 else padding
+        sh, sw = (int(v) for v in attrs.strides)
+        dh, dw = (int(v) for v in attrs.dilation)
+        return cls(n, c, h, w, o, (kh, kw), (sh, sw), (top, left, bottom, right), (dh, dw), int(attrs.groups))
 
     @property
     def is_depthwise(self) -> bool:
@@ -179,8 +178,8 @@ def divisors(n: int, most: int) -> tuple[int, ...]:
 def space(out_blocks: int, out_width: int, in_block: int, target: DeviceTarget) -> Space:
     """The design space of a packed convolution.
 
-    The tile is the one of `operand.best_tile`; the reduction is unrolled by four, the vector where the operand is
-    held in one.
+    The tile is the one of `operand.best_tile`; the reduction is unrolled by four, the vector where the
+    operand is held in one.
     """
     ocs = divisors(out_blocks, 8)
     ows = divisors(out_width, 32)

@@ -1,4 +1,4 @@
-"""Depthwise convolution on packed channels: each channel has its own filter, a vector is a block of channels."""
+"""Depthwise convolution on packed channels: each channel has its own filter, a block is a vector."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Elementary functions as polynomials, so that they vectorise.
 
-LLVM turns ``exp`` of a vector into one library call an element, a hundred times the cost of the arithmetic. Here
-they are plain arithmetic on float32, accurate to a few units in the last place.
+LLVM turns ``exp`` of a vector into one library call an element, a hundred times the cost of the arithmetic.
+Here they are plain arithmetic on float32, accurate to a few units in the last place.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _EXP = tuple(1.0 / math.factorial(n) for n in range(7))
 
 
 def exp(x: tirx.Expr) -> tirx.Expr:
-    """e to the power of a float32 `x`; below -87.3 it is the smallest normal number, above 88.3 near the largest."""
+    """The exponential of a float32 `x`, clamped to where it is a normal number (-87.3 to 88.3)."""
     x = tirx.max(tirx.min(x, tirx.const(_LARGEST, "float32")), tirx.const(_SMALLEST, "float32"))
     shifted = x * tirx.const(math.log2(math.e), "float32") + tirx.const(_ROUND, "float32")
     # The compiler would simplify (x + c) - c: the integer is taken from the bits instead.

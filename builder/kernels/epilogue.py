@@ -1,8 +1,8 @@
 """What is fused after an anchor: bias, activation, residual add.
 
-The blocks after the anchor are inlined into the last of them, and that one is computed where the anchor's tile
-is still in registers. An anchor with nothing after it gets a copy in its place, so that it accumulates in
-a buffer of its own.
+The blocks after the anchor are inlined into the last of them, and that one is computed where the anchor's
+tile is still in registers. An anchor with nothing after it gets a copy in its place, so that it accumulates
+in a buffer of its own.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Epilogue:
             outer, last = sch.split(last, [None, vector])
             inner.append(outer)
         sch.vectorize(last)
-        # A long formula, unrolled over a tile, would be more code than the product; it reads the tile from the
-        # first cache instead.
+        # A long formula, unrolled over a tile, would be more code than the product; it reads the tile from
+        # the first cache instead.
         if is_cheap(sch.get(self.block)):
             for rest in inner:
                 sch.unroll(rest)

@@ -1,9 +1,9 @@
-"""The schedule for whatever has no design space of its own: it never fails, and never leaves a serial loop nest
-where a parallel and vectorised one is possible.
+"""The schedule for whatever has no design space of its own. It never fails.
 
-Element-wise blocks are inlined where that repeats no work; each block that remains has its outer spatial loops
-fused and divided among the cores, and its innermost contiguous loop vectorised. Whatever of this a block does
-not allow is left out for that block alone.
+Element-wise blocks are inlined where that repeats no work; each block that remains has its outer spatial
+loops fused and divided among the cores, and its innermost contiguous loop vectorised. Whatever of this a
+block does not allow is left out for that block alone, so that no loop nest stays serial where a parallel one
+is possible.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def _order(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget) 
     chunk = lanes * 4 if elements % (lanes * 4) == 0 else lanes
     jobs = target.cores * 4
     if elements >= PARALLEL_ELEMENTS:
-        outer, middle, vector = sch.split(fused, [None, _middle(elements, chunk, jobs), chunk])
+        outer, _, vector = sch.split(fused, [None, _middle(elements, chunk, jobs), chunk])
         sch.parallel(outer)
     else:
         outer, vector = sch.split(fused, [None, chunk])

@@ -1,10 +1,10 @@
 """Packed channels, chosen for the graph as a whole.
 
-A convolution wants its channels in blocks of a vector, ``[N, C/b, H, W, b]``; what lies between two convolutions
-should leave them so. This pass walks the model once: a convolution asks for its input packed and gives its
-output packed, elementwise operators, pooling and resizing keep whatever packing comes in, everything else asks
-for the plain layout. A conversion is made where a consumer asks for a form that does not exist yet, once for
-each value. Weights are packed here, as constants.
+A convolution wants its channels in blocks of a vector, ``[N, C/b, H, W, b]``; what lies between two
+convolutions should leave them so. This pass walks the model once: a convolution asks for its input packed
+and gives its output packed, elementwise operators, pooling and resizing keep whatever packing comes in,
+everything else asks for the plain layout. A conversion is made where a consumer asks for a form that does
+not exist yet, once for each value. Weights are packed here, as constants.
 
 Channels that fill no whole number of blocks are padded with zeros, and the values of padding are finite but
 meaningless: only operators that keep channels apart may see them.
@@ -81,6 +81,7 @@ class LayoutValues(Values):
         return self._packed.get(expr) if isinstance(expr, relax.Var) else None
 
     def plain(self, expr: relax.Expr) -> relax.Expr:
+        """`expr` in the plain layout, converted the first time that is asked for."""
         if isinstance(expr, relax.Var) and expr not in self._plain:
             self.define(expr, self._unpack(self._packed[expr]))
         return super().plain(expr)
@@ -144,12 +145,13 @@ def pack_array(array: np.ndarray, block: int, fill: float) -> np.ndarray:
     return np.ascontiguousarray(padded.reshape(n, blocks, block, h, w).transpose(0, 1, 3, 4, 2))
 
 
-# Operators on each element alone whose result is finite wherever padding (zero and what becomes of it) goes in.
+# Operators on each element alone whose result is finite wherever padding (zero and what becomes of it) goes
+# in.
 _UNARY = {
     f"relax.{name}"
     for name in (
-        "nn.relu", "nn.relu6", "nn.silu", "nn.gelu", "nn.gelu_tanh", "nn.leakyrelu", "nn.softplus", "sigmoid", "tanh",
-        "abs", "negative", "clip", "erf", "round", "floor", "ceil", "square", "cos", "sin",
+        "nn.relu", "nn.relu6", "nn.silu", "nn.gelu", "nn.gelu_tanh", "nn.leakyrelu", "nn.softplus", "sigmoid",
+        "tanh",        "abs", "negative", "clip", "erf", "round", "floor", "ceil", "square", "cos", "sin",
     )
 }  # fmt: skip
 _BINARY = {"relax.add": 0.0, "relax.subtract": 0.0, "relax.multiply": 0.0, "relax.divide": 1.0,
@@ -210,7 +212,7 @@ class _Packing:
             if m is None:
                 new = convolution.emit(table.bb, op, x.expr, weight, out_block)
             else:
-                new = winograd.emit(table.bb, op, x.expr, weight, out_block, m)
+                new = winograd.emit(table.bb, op, x.expr, weight, out_block=out_block, m=m)
         table.define_packed(var, Packed(new, op.out_channels))
         return True
 
@@ -246,7 +248,7 @@ class _Packing:
             else:
                 operands.append(table.as_packed(arg, block).expr)
         if fill and not all(
-            p is not None and p.is_whole or constant_of(a) is not None
+            (p is not None and p.is_whole) or constant_of(a) is not None
             for p, a in zip(packed[1:], call.args[1:], strict=True)
         ):
             return False

@@ -27,7 +27,7 @@ def legalise_map() -> dict[str, Legalisation]:
 
 
 def _take(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
-    """Indices come from users: one out of range takes the nearest element, and never reads beyond the table."""
+    """Indices come from users: one out of range takes the nearest element, not what lies beyond."""
     axis = None if call.attrs.axis is None else int(call.attrs.axis)
     return bb.call_te(topi.take, call.args[0], call.args[1], axis, mode="clip", primfunc_name_hint="take")
 

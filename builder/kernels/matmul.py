@@ -1,7 +1,7 @@
 """Matrix products: against constant weights packed in panels, and between two computed matrices.
 
-Weights become ``[N/nb, K, nb]`` where a panel ``nb`` is one to four vectors. A tile of ``rows`` x one panel is
-kept in registers while K runs; panels are the outer parallel loop, so that a core reads each weight once.
+Weights become ``[N/nb, K, nb]`` where a panel ``nb`` is one to four vectors. A tile of ``rows`` x one panel
+is kept in registers while K runs; panels are the outer parallel loop, so that a core reads each weight once.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def legalise(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
 def schedule_batched(
     sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser
 ) -> None:
-    """A tile of rows x vectors of columns in registers; matrices and blocks of rows are divided among cores."""
+    """A tile of rows x vectors in registers; matrices and blocks of rows are divided among cores."""
     epilogue = Epilogue.after(sch, block)
     *batch, i, j, k = sch.get_loops(block)
     rows, columns, depth = (int(sch.get(loop).extent) for loop in (i, j, k))

@@ -1,7 +1,7 @@
 """The operand that a register tile broadcasts: from memory, or from vectors that are held in registers.
 
-x86 multiplies by a value it broadcasts from memory as part of the load. ARM multiplies by one element of a vector
-register, so there it pays to load four values of the reduction at once and to name them one by one.
+x86 multiplies by a value it broadcasts from memory as part of the load. ARM multiplies by one element of a
+vector register, so there it pays to load four values of the reduction at once and to name them one by one.
 """
 
 from __future__ import annotations

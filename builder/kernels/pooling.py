@@ -70,9 +70,8 @@ def _window(bb: relax.BlockBuilder, call: Call, x: relax.Expr, *, is_max: bool) 
         if is_max:
             return pooled
 
-        def count(
-            first: tirx.Expr, kernel: int, dilation: int, before: int, size: int, after: int
-        ) -> tirx.Expr:
+        def count(first: tirx.Expr, kernel: int, dilation: int, extent: tuple[int, int, int]) -> tirx.Expr:
+            before, size, after = extent
             # Positions of the window inside what is counted: the input, or the input and its padding.
             low = tirx.const(0, "int64") if counts_padding else tirx.const(before, "int64")
             high = size + before + (after if counts_padding else 0)
@@ -85,8 +84,8 @@ def _window(bb: relax.BlockBuilder, call: Call, x: relax.Expr, *, is_max: bool) 
             lambda i, c, y, z, v: (
                 pooled[i, c, y, z, v]
                 / (
-                    count(y * sh, kernel_h, dh, top, height, bottom)
-                    * count(z * sw, kernel_w, dw, left, width, right)
+                    count(y * sh, kernel_h, dh, (top, height, bottom))
+                    * count(z * sw, kernel_w, dw, (left, width, right))
                 ).astype(data.dtype)
             ),
             name="mean",

@@ -8,13 +8,12 @@ to do with each call to its caller.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import numpy as np
 import tvm
 from tvm import relax
 from tvm.ir import Call, GenericConst, Op
-
-Emit = Callable[[relax.BlockBuilder, relax.Var, Call], relax.Expr | None]
 
 
 class Values:
@@ -42,10 +41,13 @@ class Values:
         return Call(call.op, args, call.attrs, call.ty_args)
 
 
+V = TypeVar("V", bound=Values)
+
+
 def rewrite_main(
     mod: tvm.IRModule,
-    emit: Callable[[Values, relax.Var, Call], bool],
-    values: Callable[[relax.BlockBuilder], Values] = Values,
+    emit: Callable[[V, relax.Var, Call], bool],
+    values: Callable[[relax.BlockBuilder], V],
 ) -> tvm.IRModule:
     """Rebuild ``main`` with `emit` deciding about each call.
 
@@ -77,7 +79,7 @@ def rewrite_main(
     return bb.get()
 
 
-def _rewrite(table: Values, binding: relax.Binding, emit: Callable[[Values, relax.Var, Call], bool]) -> None:
+def _rewrite(table: V, binding: relax.Binding, emit: Callable[[V, relax.Var, Call], bool]) -> None:
     value = binding.value
     if isinstance(value, Call):
         if not emit(table, binding.var, value):

@@ -45,7 +45,7 @@ _MARK = {"edge.space": KIND}
 
 
 def layer_norm(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
-    """Layer norm over the last axis: mean, then variance about it, then the row; other axes as TVM has them."""
+    """Layer norm over the last axis: mean, variance about it, row; other axes as TVM has them."""
     shape = shape_of(call)
     axes = [int(a) % len(shape) for a in call.attrs.axes]
     if axes != [len(shape) - 1] or str(call.ty.dtype) != "float32":

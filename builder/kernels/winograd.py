@@ -1,15 +1,16 @@
 """Winograd's convolution F(m x m, 3 x 3) on packed channels, for 3x3 windows at stride 1.
 
-A tile of ``m x m`` outputs costs ``(m + 2)**2`` products in place of ``9 * m**2``: 36 in place of 144 for m = 4.
-Three stages: input tiles are transformed (``B^T d B``), multiplied with transformed weights, one matrix product
-for each of the ``(m + 2)**2`` positions, and transformed back (``A^T m A``) where the epilogue is fused.
+A tile of ``m x m`` outputs costs ``(m + 2)**2`` products in place of ``9 * m**2``: 36 in place of 144 for m
+= 4. Three stages: input tiles are transformed (``B^T d B``), multiplied with transformed weights, one
+matrix product for each of the ``(m + 2)**2`` positions, and transformed back (``A^T m A``) where the
+epilogue is fused.
 
 The matrices are Toom and Cook's for the points 0, 1, -1, 2, -2, ... and infinity, transposed (Winograd,
-*Arithmetic Complexity of Computations*, 1980; Lavin and Gray, arXiv:1509.09308). The transforms are written out
-as arithmetic: zeros vanish, and the rows of p and -p share their even and odd halves.
+*Arithmetic Complexity of Computations*, 1980; Lavin and Gray, arXiv:1509.09308). The transforms are written
+out as arithmetic: zeros vanish, and the rows of p and -p share their even and odd halves.
 
-The weights are transformed by a node of their own that reads constants only, so that the executor runs it once
-at load and the bundle holds the nine numbers it came with.
+The weights are transformed by a node of their own that reads constants only, so that the executor runs it
+once at load and the bundle holds the nine numbers it came with.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from builder.target import DeviceTarget
 
 KIND = "winograd"
 WEIGHTS_KIND = "winograd_weights"
-_POINTS = tuple(map(Fraction, (0, 1, -1, 2, -2, Fraction(1, 2), Fraction(-1, 2))))
+_POINTS = tuple(Fraction(p) for p in ("0", "1", "-1", "2", "-2", "1/2", "-1/2"))
 
 Matrix = tuple[tuple[Fraction, ...], ...]
 _OPAQUE, _FUSES_ELEMENTWISE = 8, 4  # TVM's OpPatternKind
@@ -79,7 +80,7 @@ def _polynomial(roots: Sequence[Fraction]) -> tuple[Fraction, ...]:
 
 
 def combine(row: Sequence[Fraction], value: Callable[[int], tirx.Expr]) -> tirx.Expr:
-    """The sum of ``row[k] * value(k)``, even and odd terms apart so that rows of p and -p share both halves."""
+    """The sum of ``row[k] * value(k)``, even and odd terms apart: rows of p and -p share both."""
     even = _terms([(c, k) for k, c in enumerate(row) if c and k % 2 == 0], value)
     odd = _terms([(c, k) for k, c in enumerate(row) if c and k % 2 == 1], value)
     if odd is None or even is None:
@@ -102,10 +103,9 @@ def _terms(
     for coefficient, k in terms:
         size = abs(coefficient)
         term = value(k) if size == 1 else tirx.const(float(size), "float32") * value(k)
-        if total is None:
-            total = term
-        else:
-            total = total + term if coefficient * sign > 0 else total - term
+        if total is not None:
+            term = total + term if coefficient * sign > 0 else total - term
+        total = term
     return sign, total
 
 
@@ -118,10 +118,10 @@ def select(index: tirx.Expr, rows: Matrix, value: Callable[[int], tirx.Expr]) ->
 
 
 def output_tile(op: Conv2d, in_block: int, target: DeviceTarget) -> int | None:
-    """m of the F(m x m) that pays for `op`, None where the direct convolution is as fast.
+    """M of the F(m x m) that pays for `op`, None where the direct convolution is as fast.
 
-    Work is counted in multiply-adds of a vector: products, transforms, and reading the weights, which in a whole
-    model come from memory each time.
+    Work is counted in multiply-adds of a vector: products, transforms, and reading the weights, which in a
+    whole model come from memory each time.
     """
     plain = (op.kernel, op.strides, op.dilation, op.groups) == ((3, 3), (1, 1), (1, 1), 1)
     if not plain or in_block < target.simd.lanes:
@@ -142,15 +142,15 @@ def output_tile(op: Conv2d, in_block: int, target: DeviceTarget) -> int | None:
     return best[1]
 
 
-# In multiply-adds of a vector, fitted to a core with 512-bit vectors that reads weights at 20 GB/s. A Cortex-A72 with
-# its slower memory has about the same ratio of the two.
+# In multiply-adds of a vector, fitted to a core with 512-bit vectors that reads weights at 20 GB/s. A
+# Cortex-A72 with its slower memory has about the same ratio of the two.
 _TRANSFORM_COST = 8.0
 _GEMM_COST = 1.1
 _BYTES_PER_OPERATION = 4.0
 
 
 def emit(
-    bb: relax.BlockBuilder, op: Conv2d, x: relax.Expr, weight: np.ndarray, out_block: int, m: int
+    bb: relax.BlockBuilder, op: Conv2d, x: relax.Expr, weight: np.ndarray, *, out_block: int, m: int
 ) -> relax.Expr:
     """The convolution of packed `x` as two calls: the transform of constant weights, and the convolution."""
     packed = relax.const(pack_weights(weight, shape_of(x)[4], out_block))

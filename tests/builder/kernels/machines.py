@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -33,6 +33,7 @@ class Result:
 
 
 Build = Callable[..., relax.Expr]
+Randn = Callable[..., np.ndarray]
 
 
 def run(build: Build, inputs: Mapping[str, np.ndarray], target: DeviceTarget) -> Result:
@@ -48,7 +49,14 @@ def run(build: Build, inputs: Mapping[str, np.ndarray], target: DeviceTarget) ->
     return Result(list(outputs), lowered)
 
 
-def conv2d(x, w, strides=(1, 1), padding=(0, 0, 0, 0), dilation=(1, 1), groups=1):
+def conv2d(
+    x: np.ndarray,
+    w: np.ndarray,
+    strides: Sequence[int] = (1, 1),
+    padding: Sequence[int] = (0, 0, 0, 0),
+    dilation: Sequence[int] = (1, 1),
+    groups: int = 1,
+) -> np.ndarray:
     """The convolution of `x` in double precision, by its definition."""
     top, left, bottom, right = padding
     x = np.pad(x.astype("f8"), ((0, 0), (0, 0), (top, bottom), (left, right)))

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,10 +9,11 @@ from hypothesis import strategies as st
 from tvm import relax
 
 from builder.kernels import convolution
-from tests.builder.kernels.machines import close, conv2d, machine, run
+from builder.target import DeviceTarget
+from tests.builder.kernels.machines import Randn, Result, close, conv2d, machine, run
 
 
-def convolve(x, w, target, **how):
+def convolve(x: np.ndarray, w: np.ndarray, target: DeviceTarget, **how: Any) -> Result:
     build = lambda v: relax.op.nn.relu(  # noqa: E731
         relax.op.nn.conv2d(
             v,
@@ -46,7 +49,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_convolution_agrees_with_its_definition(name, target, randn):
+def test_convolution_agrees_with_its_definition(name: str, target: DeviceTarget, randn: Randn) -> None:
     shape, weight, how = CASES[name]
     convolve(randn(*shape), randn(*weight), target, **how)
 
@@ -54,15 +57,15 @@ def test_convolution_agrees_with_its_definition(name, target, randn):
 @pytest.mark.parametrize(
     "name", ["1x1", "3x3 at stride 2", "first layer of three channels", "dilated", "grouped"]
 )
-def test_design_space_takes_the_convolution(name, target, randn):
+def test_design_space_takes_the_convolution(name: str, target: DeviceTarget, randn: Randn) -> None:
     shape, weight, how = CASES[name]
     assert convolution.KIND in convolve(randn(*shape), randn(*weight), target, **how).schedules
 
 
-def test_bias_residual_and_activation_are_one_kernel(target, randn):
+def test_bias_residual_and_activation_are_one_kernel(target: DeviceTarget, randn: Randn) -> None:
     x, w, b = randn(1, 32, 8, 8), randn(32, 32, 1, 1), randn(1, 32, 1, 1)
 
-    def build(v):
+    def build(v: relax.Expr) -> relax.Expr:
         y = relax.op.nn.conv2d(v, relax.const(w))
         z = relax.op.nn.conv2d(relax.op.nn.relu(y), relax.const(w))
         return relax.op.nn.relu(relax.op.add(relax.op.add(z, relax.const(b)), y))
@@ -76,7 +79,7 @@ def test_bias_residual_and_activation_are_one_kernel(target, randn):
 
 @settings(max_examples=20, deadline=None)
 @given(st.data())
-def test_any_shape_agrees_with_its_definition(data):
+def test_any_shape_agrees_with_its_definition(data: st.DataObject) -> None:
     draw = data.draw
     kernel = draw(st.tuples(st.integers(1, 4), st.integers(1, 4)))
     how = {
@@ -92,7 +95,7 @@ def test_any_shape_agrees_with_its_definition(data):
     convolve(x, w, machine(draw(st.sampled_from([4, 8, 16]))), groups=groups, **how)
 
 
-def test_heuristic_stays_within_the_registers(target):
+def test_heuristic_stays_within_the_registers(target: DeviceTarget) -> None:
     for blocks in (1, 2, 4, 6, 32):
         for width in (1, 7, 13, 14, 28, 56, 112):
             tiles = convolution.space(blocks, width, 16, target).default

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -7,10 +9,11 @@ import pytest
 from tvm import relax
 
 from builder.kernels import pooling
-from tests.builder.kernels.machines import close, run
+from builder.target import DeviceTarget
+from tests.builder.kernels.machines import Build, Randn, close, run
 
 
-def reference(kind, x, **attributes):
+def reference(kind: str, x: np.ndarray, **attributes: Any) -> np.ndarray:
     node = onnx.helper.make_node(kind, ["x"], ["y"], **attributes)
     value = lambda name, shape: onnx.helper.make_tensor_value_info(name, 1, shape)  # noqa: E731
     graph = onnx.helper.make_graph([node], "g", [value("x", x.shape)], [value("y", None)])
@@ -19,7 +22,7 @@ def reference(kind, x, **attributes):
     return session.run(None, {"x": x})[0]
 
 
-def packed(v, operator):
+def packed(v: relax.Expr, operator: Build) -> relax.Expr:
     """`operator` behind a convolution that leaves its input packed, and changes nothing."""
     channels = int(v.ty.shape[1])
     return operator(relax.op.nn.conv2d(v, relax.const(np.eye(channels, dtype="f4")[:, :, None, None])))
@@ -28,7 +31,9 @@ def packed(v, operator):
 @pytest.mark.parametrize("kind", ["MaxPool", "AveragePool"])
 @pytest.mark.parametrize("counted", [0, 1])
 @pytest.mark.parametrize(("size", "kernel", "stride", "pad"), [(14, 3, 2, 1), (15, 2, 2, 0), (9, 3, 1, 1)])
-def test_window(kind, counted, size, kernel, stride, pad, target, randn):
+def test_window(
+    kind: str, counted: int, size: int, kernel: int, stride: int, pad: int, target: DeviceTarget, randn: Randn
+) -> None:
     x = randn(1, 20, size, size)
     attributes = {"kernel_shape": [kernel] * 2, "strides": [stride] * 2, "pads": [pad] * 4}
     how = {"pool_size": (kernel, kernel), "strides": (stride, stride), "padding": (pad,) * 4}
@@ -42,7 +47,7 @@ def test_window(kind, counted, size, kernel, stride, pad, target, randn):
     assert pooling.KIND in result.schedules
 
 
-def test_mean_of_a_plane(target, randn):
+def test_mean_of_a_plane(target: DeviceTarget, randn: Randn) -> None:
     x = randn(2, 32, 7, 7)
     result = run(lambda v: packed(v, lambda p: relax.op.mean(p, [2, 3], keepdims=True)), {"x": x}, target)
     close(result.outputs[0], x.mean((2, 3), dtype="f8", keepdims=True))

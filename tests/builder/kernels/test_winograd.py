@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,11 +9,12 @@ from tvm import relax
 
 from builder.kernels import winograd
 from builder.kernels.winograd import Transforms
-from tests.builder.kernels.machines import close, conv2d, run
+from builder.target import DeviceTarget
+from tests.builder.kernels.machines import Randn, close, conv2d, run
 
 
 @pytest.mark.parametrize("m", [2, 4, 6])
-def test_transforms_are_exact(m):
+def test_transforms_are_exact(m: int) -> None:
     t = Transforms.of(m)
     state = np.random.RandomState(m)
     g = [Fraction(int(v)) for v in state.randint(-9, 9, 3)]
@@ -24,7 +26,14 @@ def test_transforms_are_exact(m):
 
 @pytest.mark.parametrize("m", [2, 4, 6])
 @pytest.mark.parametrize(("size", "channels"), [(8, (32, 32)), (14, (16, 32)), (9, (32, 16))])
-def test_winograd_agrees_with_the_convolution(m, size, channels, target, randn, monkeypatch):
+def test_winograd_agrees_with_the_convolution(
+    m: int,
+    size: int,
+    channels: tuple[int, int],
+    target: DeviceTarget,
+    randn: Randn,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(winograd, "output_tile", lambda *_: m)
     x, w, b = (
         randn(1, channels[0], size, size),
@@ -32,7 +41,7 @@ def test_winograd_agrees_with_the_convolution(m, size, channels, target, randn, 
         randn(1, channels[1], 1, 1),
     )
 
-    def build(v):
+    def build(v: relax.Expr) -> relax.Expr:
         y = relax.op.nn.conv2d(v, relax.const(w), padding=(1, 1, 1, 1))
         return relax.op.nn.relu(relax.op.add(y, relax.const(b)))
 
@@ -41,7 +50,7 @@ def test_winograd_agrees_with_the_convolution(m, size, channels, target, randn, 
     assert {winograd.KIND, winograd.WEIGHTS_KIND} <= result.schedules
 
 
-def test_weights_are_transformed_at_load_and_not_in_the_bundle(target, randn):
+def test_weights_are_transformed_at_load_and_not_in_the_bundle(target: DeviceTarget, randn: Randn) -> None:
     w = randn(64, 64, 3, 3)
     result = run(
         lambda v: relax.op.nn.conv2d(v, relax.const(w), padding=(1, 1, 1, 1)),
@@ -56,7 +65,7 @@ def test_weights_are_transformed_at_load_and_not_in_the_bundle(target, randn):
     assert sum(c.value.numpy().nbytes for c in constants) <= w.nbytes
 
 
-def test_large_weights_on_a_small_map_take_the_small_tile(randn):
+def test_large_weights_on_a_small_map_take_the_small_tile(randn: Randn) -> None:
     from builder.kernels.convolution import Conv2d
     from tests.builder.kernels.machines import machine
 
@@ -66,7 +75,7 @@ def test_large_weights_on_a_small_map_take_the_small_tile(randn):
 
 
 @pytest.mark.parametrize("change", [{"strides": (2, 2)}, {"dilation": (2, 2)}, {"kernel": (5, 5)}])
-def test_other_convolutions_stay_direct(change, target):
+def test_other_convolutions_stay_direct(change: dict[str, Any], target: DeviceTarget) -> None:
     from dataclasses import replace
 
     from builder.kernels.convolution import Conv2d
