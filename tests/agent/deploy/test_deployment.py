@@ -275,7 +275,7 @@ async def test_time_without_a_broker_is_held_against_nobody(agent: Agent) -> Non
     bundle = make_bundle()
     agent.control.connected = False
     agent.desire({"digits": bundle.entry("job-1")})
-    await asyncio.sleep(0.6)
+    await asyncio.sleep(2.5)  # looked at once a second
     assert agent.control.job("job-1")["status"] == "IN_PROGRESS"
     agent.offer(bundle)
     agent.control.connected = True

@@ -177,7 +177,10 @@ async def test_a_model_that_stays_overloaded_is_a_refusal_at_the_deadline(mosqui
     assert result.status == 503
 
 
-async def test_a_broker_that_restarts_in_between_costs_time_alone(mosquitto: BrokerProcess) -> None:
+async def test_a_broker_that_restarts_in_between_costs_time_alone(
+    mosquitto: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("builder.fleet.infer.RESEND_S", 60.0)  # the reconnection alone makes it ask again
     async with Responder(mosquitto, lambda count: (200, TOP) if count >= 2 else None) as responder:
         task = asyncio.create_task(
             infer_async("kitchen", "digits", Request.image(JPEG), Broker(mosquitto.url), deadline_s=20)
