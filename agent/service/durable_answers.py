@@ -58,6 +58,7 @@ class DurableAnswers:
         self._boot = _boot_id() if boot is None else boot
         self._counts = [0, 0]
         self._bytes = [0, 0]
+        self._delivered: list[tuple[bytes]] = []
         self._swept_s = time.monotonic()
         self._logged_s = float("-inf")
         self._database: sqlite3.Connection | None = None
@@ -96,16 +97,15 @@ class DurableAnswers:
         if size > answers.MAX_ANSWER_BYTES:
             self.dropped += 1
             return
-        key, deadline_s = record.key.digest, record.reply.deadline_s
         try:
             database.execute("BEGIN")
-            self._forget("key = ?", (key,))
-            database.execute(
-                "INSERT INTO answers (key, deadline_s, cheap, bytes, head, payload)"
-                " VALUES (?, ?, ?, ?, ?, ?)",
-                (key, deadline_s, int(cheap), size, _head(record), record.answer.payload),
-            )
-            database.execute("INSERT OR REPLACE INTO undelivered VALUES (?)", (key,))
+            self._note_delivered(database)
+            try:
+                self._insert(database, record, size, cheap=cheap)
+            except sqlite3.IntegrityError:  # its predecessor expired and is still here
+                self._forget("key = ?", (record.key.digest,))
+                self._insert(database, record, size, cheap=cheap)
+            database.execute("INSERT INTO undelivered VALUES (?)", (record.key.digest,))
             self._counts[cheap] += 1
             self._bytes[cheap] += size
             self._make_room(cheap=cheap)
@@ -114,12 +114,11 @@ class DurableAnswers:
             self._failed(error)
 
     def delivered(self, key: RequestKey) -> None:
-        """Take note that the broker has the answer."""
-        if self._database is not None:
-            try:
-                self._database.execute("DELETE FROM undelivered WHERE key = ?", (key.digest,))
-            except sqlite3.Error as error:
-                self._failed(error)
+        """Take note that the broker has the answer.
+
+        It is written with the next answer: should the process die before, the answer is delivered once more.
+        """
+        self._delivered.append((key.digest,))
 
     def undelivered(self) -> list[AnswerRecord]:
         """Return the answers that an earlier process has not delivered and that are still of use."""
@@ -141,8 +140,29 @@ class DurableAnswers:
     def close(self) -> None:
         """Close the file."""
         if self._database is not None:
+            with contextlib.suppress(sqlite3.Error):
+                self._note_delivered(self._database)
             self._database.close()
             self._database = None
+
+    @staticmethod
+    def _insert(database: sqlite3.Connection, record: AnswerRecord, size: int, *, cheap: bool) -> None:
+        database.execute(
+            "INSERT INTO answers (key, deadline_s, cheap, bytes, head, payload) VALUES (?, ?, ?, ?, ?, ?)",
+            (
+                record.key.digest,
+                record.reply.deadline_s,
+                int(cheap),
+                size,
+                _head(record),
+                record.answer.payload,
+            ),
+        )
+
+    def _note_delivered(self, database: sqlite3.Connection) -> None:
+        if self._delivered:
+            database.executemany("DELETE FROM undelivered WHERE key = ?", self._delivered)
+            self._delivered.clear()
 
     def _open(self) -> sqlite3.Connection:
         database = _connect(self._path)

@@ -109,8 +109,8 @@ def test_expired_entries_make_room_without_being_counted(
 def test_answers_outlive_the_process_and_those_that_were_not_delivered_are_named(tmp_path: Path) -> None:
     before = DurableAnswers(tmp_path, "boot 1")
     records = [put(before, number) for number in range(3)]
-    put(before, 3, left_s=-1)
     before.delivered(key(1))
+    put(before, 3, left_s=-1)
     # Not closed: the process is killed.
     copy = tmp_path / "copy"
     copy.mkdir()
