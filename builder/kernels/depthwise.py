@@ -8,7 +8,7 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm import s_tir as st
 
-from builder.kernels.convolution import Conv2d, divisors, pad, schedule_pad
+from builder.kernels.convolution import Conv2d, divisors, pad
 from builder.kernels.decisions import Chooser, Decision
 from builder.kernels.epilogue import Epilogue
 from builder.kernels.rewriter import shape_of
@@ -54,9 +54,19 @@ def convolve(x: te.Tensor, w: te.Tensor, op: Conv2d) -> te.Tensor:
 
 @dataclass(frozen=True)
 class Tiles:
-    """What the design space decides: `ow` output columns held in registers."""
+    """What the design space decides.
+
+    Attributes
+    ----------
+    ow
+        Output columns held in registers.
+    oh
+        Output rows done together: what they read is padded into a buffer of their own, which stays in the
+        second cache, where a padded copy of the whole input would go through memory.
+    """
 
     ow: Decision
+    oh: Decision
 
 
 @dataclass(frozen=True)
@@ -64,23 +74,32 @@ class Space:
     """The values of each decision, and the heuristic's choice."""
 
     ow: tuple[int, ...]
+    oh: tuple[int, ...]
     default: Tiles
 
 
-def space(out_width: int, kernel_w: int, target: DeviceTarget) -> Space:
-    """Accumulators and one row of the filter fit the registers."""
-    ows = divisors(out_width, 32)
+def space(out_height: int, out_width: int, kernel_w: int, row_bytes: int, target: DeviceTarget) -> Space:
+    """Accumulators and one row of the filter fit the registers; padded rows a quarter of the second cache.
+
+    Parameters
+    ----------
+    row_bytes
+        What the input of one output row takes.
+    """
+    ows, ohs = divisors(out_width, 32), divisors(out_height, out_height)
     most = max(1, (target.simd.registers - kernel_w - 2) // 2)
-    return Space(ows, Tiles(max(w for w in ows if w <= most)))
+    rows = max(1, target.l2_bytes // 4 // row_bytes)
+    return Space(ows, ohs, Tiles(max(w for w in ows if w <= most), max(h for h in ohs if h <= rows)))
 
 
 def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: Tiles) -> None:
     """Order the loops of a depthwise convolution and of what is fused around it."""
     epilogue = Epilogue.after(sch, block)
     n, c, y, z, v, kh, kw = sch.get_loops(block)
+    yo, yi = sch.split(y, [None, tiles.oh])
     zo, zi = sch.split(z, [None, tiles.ow])
-    sch.reorder(n, c, y, zo, kh, kw, zi, v)
-    outer = sch.fuse(n, c)
+    sch.reorder(n, c, yo, yi, zo, kh, kw, zi, v)
+    outer = sch.fuse(n, c, yo)
     padding = sch.get_producers(block)
     epilogue.place(zo)
     sch.parallel(outer)
@@ -89,11 +108,15 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: Tiles) -> None:
         sch.unroll(loop)
     sch.decompose_reduction(block, kh)
     for producer in padding:
-        schedule_pad(sch, producer)
+        sch.compute_at(producer, outer, preserve_unit_loops=True)
+        sch.vectorize(sch.get_loops(producer)[-1])
 
 
 def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Apply the decisions that `choose` makes to `block`."""
     extents = [int(sch.get(loop).extent) for loop in sch.get_loops(block)]
-    s = space(extents[3], extents[6], target)
-    apply(sch, block, Tiles(choose(s.ow, s.default.ow)))
+    _, _, height, width, lanes, _, kernel_w = extents
+    in_width = int(sch.get(block).reads[0].source.shape[3])
+    in_rows = int(sch.get(block).reads[0].source.shape[2]) / height
+    s = space(height, width, kernel_w, round(4 * lanes * in_width * in_rows), target)
+    apply(sch, block, Tiles(choose(s.ow, s.default.ow), choose(s.oh, s.default.oh)))
