@@ -1,11 +1,14 @@
 """The workstation side of edgebundle: import, compile, tune and sign models.
 
-What ``tvmc.load``, ``compile`` and ``run`` gave from Python::
+What ``tvmc.load``, ``tune``, ``compile`` and ``run`` gave from Python::
 
-    from builder import load, compile, run
+    from builder import load, compile, run, tune
 
     model = load("resnet50-v2-7.onnx")
-    package = compile(model, target="host", preprocess="imagenet", postprocess="softmax,top5")
+    records = tune(model, target="host", records_path="records")  # optional
+    package = compile(
+        model, target="host", preprocess="imagenet", postprocess="softmax,top5", tuning_records=records
+    )
     package.save("resnet50.bundle")
     result = run(package, "cat.jpg", benchmark=True)
     print(result.times, result.get_output("output_0"))
@@ -25,6 +28,10 @@ if TYPE_CHECKING:
     from builder.local_run import RunResult, profile, run
     from builder.package import Package
     from builder.target import DeviceTarget, resolve
+    from builder.tuning.measuring import RunnerOptions
+    from builder.tuning.records import Records, pick_best
+    from builder.tuning.tasks import Task, extract_tasks
+    from builder.tuning.tuner import TuneOptions, tune
 
 # ONNX Runtime, our reference, reports to its maker (from 1.29 on) unless this is set before it is loaded.
 # Nobody's models are talked about from here; whoever wants it otherwise sets it to 0.
@@ -35,12 +42,19 @@ _HOME = {
     "Identity": "builder.compilation",
     "ImportedModel": "builder.importer",
     "Package": "builder.package",
+    "Records": "builder.tuning.records",
     "RunResult": "builder.local_run",
+    "RunnerOptions": "builder.tuning.measuring",
+    "Task": "builder.tuning.tasks",
+    "TuneOptions": "builder.tuning.tuner",
     "compile": "builder.compilation",
+    "extract_tasks": "builder.tuning.tasks",
     "load": "builder.importer",
+    "pick_best": "builder.tuning.records",
     "profile": "builder.local_run",
     "resolve": "builder.target",
     "run": "builder.local_run",
+    "tune": "builder.tuning.tuner",
 }
 
 __all__ = [
@@ -48,12 +62,19 @@ __all__ = [
     "Identity",
     "ImportedModel",
     "Package",
+    "Records",
     "RunResult",
+    "RunnerOptions",
+    "Task",
+    "TuneOptions",
     "compile",
+    "extract_tasks",
     "load",
+    "pick_best",
     "profile",
     "resolve",
     "run",
+    "tune",
 ]
 
 

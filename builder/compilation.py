@@ -21,7 +21,7 @@ import numpy.typing as npt
 import tvm
 
 from agent import __version__
-from agent.bundle.manifest import Manifest, Provenance, Resources, Runtime, Samples
+from agent.bundle.manifest import Manifest, Provenance, Resources, Runtime, Samples, Tuning
 from agent.bundle.manifest import Target as ManifestTarget
 from agent.bundle.params import dump_params
 from agent.bundle.tensor_spec import TensorSpec
@@ -35,6 +35,7 @@ from builder.link.linker import describe, link
 from builder.lower import lower
 from builder.package import Package, digests
 from builder.target import DeviceTarget, resolve
+from builder.tuning.records import BestRecords, Records
 
 # What a device compares its own answers with: looser than parity, since its own libm and FMA units round
 # once more.
@@ -76,6 +77,7 @@ def compile(
     postprocess: str | None = None,
     labels: str | os.PathLike[str] | None = None,
     tolerance: float = parity.TOLERANCE,
+    tuning_records: Records | str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Package:
     """Compile a model for a device.
@@ -96,6 +98,8 @@ def compile(
         File with one label a line.
     tolerance
         Largest relative error against the reference.
+    tuning_records
+        What `builder.tune` returned, or its folder: measured schedules take the place of the heuristic's.
     progress
         Called with each step as it begins.
 
@@ -123,7 +127,11 @@ def compile(
     label_lines = presets.labels(Path(labels), model.outputs, declared_after) if labels else None
 
     progress(f"lowering for {device.name} ({device.cpu})")
-    lowered = lower(model.mod, device)
+    tuned = _tuned(tuning_records, device, model, progress) if tuning_records is not None else None
+    best = tuned.best if tuned is not None else None
+    lowered = lower(model.mod, device, best, notes=progress)
+    if best is not None:
+        progress(f"schedules from tuning records for {len(best.used)} kernels")
     names = [s.name for s in model.inputs], [s.name for s in model.outputs]
     graph = generate(lowered.main, *names, count_flops(lowered.kernels))
     progress(f"generating code for {len(lowered.kernels.functions)} kernels")
@@ -167,11 +175,48 @@ def compile(
                 builder=f"edgebundle {__version__}",
                 parity_error=float(f"{agreement.error:.3g}"),
                 reference=agreement.reference,
+                tuning_records_sha256=tuned.digest if tuned is not None else None,
+                tuning=tuned.comparison if tuned is not None else None,
             ),
         )
     except ValueError as e:
         raise ModelError(f"the bundle cannot be described: {e}") from e
     return Package(manifest, members)
+
+
+@dataclass(frozen=True)
+class _Tuned:
+    """What a compilation takes from tuning records."""
+
+    best: BestRecords | None
+    digest: str
+    comparison: Tuning | None
+
+
+def _tuned(
+    records: Records | str | os.PathLike[str], device: DeviceTarget, model: ImportedModel, progress: Progress
+) -> _Tuned:
+    if isinstance(records, Records):
+        records.meta.check_target(device, str(records.path))
+    else:
+        records = Records.read(records, device)
+    result = records.meta.models.get(model.source_sha256)
+    if result is not None and not result.use:
+        progress("the tuned model was slower as a whole: it is compiled without its records")
+        return _Tuned(None, records.digest(), None)
+    comparison = None
+    if result is not None and result.ratio is not None and result.board is not None:
+        ratio = result.ratio
+        comparison = Tuning(
+            result.board,
+            ratio.untuned_us / 1e3,
+            ratio.tuned_us / 1e3,
+            ratio.speedup,
+            ratio.low,
+            ratio.high,
+            ratio.pairs,
+        )
+    return _Tuned(BestRecords(records), records.digest(), comparison)
 
 
 def _build_for_host(kernels: tvm.IRModule) -> bytes:

@@ -35,6 +35,7 @@ __all__ = [
     "Step",
     "Target",
     "TopK",
+    "Tuning",
 ]
 
 FORMAT: Final = 1
@@ -146,6 +147,39 @@ class Resources:
 
 
 @dataclass(frozen=True, slots=True)
+class Tuning:
+    """How the model compared with itself before tuning, on a board, both timed in turn.
+
+    Parameters
+    ----------
+    board
+        Who measured.
+    untuned_ms, tuned_ms
+        Medians of an inference, in milliseconds.
+    speedup, low, high
+        Median of untuned / tuned over the pairs, and its 95 % interval.
+    pairs
+        How many.
+    """
+
+    board: str
+    untuned_ms: float
+    tuned_ms: float
+    speedup: float
+    low: float
+    high: float
+    pairs: int
+
+    def __post_init__(self) -> None:
+        _match("board", self.board, _SENTENCE)
+        for name in ("untuned_ms", "tuned_ms", "speedup", "low", "high"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name} is finite and positive, not {value}")
+        _within("pairs", self.pairs, 1, 1 << 20)
+
+
+@dataclass(frozen=True, slots=True)
 class Provenance:
     """Where the bundle comes from.
 
@@ -162,6 +196,8 @@ class Provenance:
         measured.
     reference
         Name and version of that reference, or None.
+    tuning
+        What the tuning records say of this model, or None where it was not tuned or not compared.
     """
 
     source_sha256: str
@@ -169,6 +205,7 @@ class Provenance:
     tuning_records_sha256: str | None = None
     parity_error: float | None = None
     reference: str | None = None
+    tuning: Tuning | None = None
 
     def __post_init__(self) -> None:
         _match("source_sha256", self.source_sha256, _SHA256)

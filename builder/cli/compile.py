@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from builder.cli import SubParsers
@@ -42,6 +43,9 @@ def add_parsers(subparsers: SubParsers) -> None:
     )
     parser.add_argument(
         "--input-values", metavar='"NAME=VALUE ..."', help="inputs that become constants, such as sr=16000"
+    )
+    parser.add_argument(
+        "--tuning-records", metavar="FOLDER", help="what `edgebundle tune -o FOLDER` measured for this target"
     )
     parser.add_argument("-O", "--opt-level", type=int, choices=range(4), default=3, help=argparse.SUPPRESS)
     described = parser.add_argument_group("what the bundle says of itself")
@@ -109,6 +113,7 @@ def _compile(args: argparse.Namespace) -> int:
             postprocess=args.postprocess,
             labels=args.labels,
             tolerance=parity.TOLERANCE if args.tolerance is None else args.tolerance,
+            tuning_records=args.tuning_records,
             progress=step,
         )
         if key is not None:
@@ -144,6 +149,7 @@ def _report(package: Package, output: str, *, as_json: bool) -> None:
             "arena_bytes": manifest.resources.arena_bytes,
             "params_bytes": manifest.resources.params_bytes,
             "signed": package.signature is not None,
+            "tuning": None if manifest.provenance.tuning is None else asdict(manifest.provenance.tuning),
         }
         print(json.dumps(document))
         return
@@ -153,6 +159,11 @@ def _report(package: Package, output: str, *, as_json: bool) -> None:
         f"{manifest.resources.arena_bytes / 1e6:.1f} MB of memory at run time"
     )
     print(f"  agrees with {manifest.provenance.reference} to {manifest.provenance.parity_error:.1e}")
+    if tuning := manifest.provenance.tuning:
+        print(
+            f"  tuned: {tuning.speedup:.2f}x ({tuning.low:.2f} to {tuning.high:.2f}) as fast as untuned on "
+            f"{tuning.board}: {tuning.tuned_ms:.3f} ms, was {tuning.untuned_ms:.3f} ms"
+        )
     if package.signature is None:
         print(
             "  not signed: no device will take it; sign it with `edgebundle sign` or compile with --sign-key"

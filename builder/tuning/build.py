@@ -38,14 +38,14 @@ class CandidateBuilder:
             max_workers=parallel or len(os.sched_getaffinity(0)), timeout=BUILD_TIMEOUT_S
         )
 
-    def build(self, task: Task, points: Sequence[Point]) -> list[Code | str]:
+    def build(self, jobs: Sequence[tuple[Task, Point]]) -> list[Code | str]:
         """Each point's shared object, or why there is none."""
-        arguments = arguments_of(task)
-        jobs = [(save_json(kernel_of(point.schedule)), self._target) for point in points]
+        work = [(save_json(kernel_of(point.schedule)), self._target) for _, point in jobs]
         results: list[Code | str] = []
-        for outcome in self._pool.map_with_error_catching(_build_one, jobs):
+        outcomes = self._pool.map_with_error_catching(_build_one, work)
+        for (task, _), outcome in zip(jobs, outcomes, strict=True):
             if outcome.status == StatusKind.COMPLETE:
-                results.append(Code(outcome.value, arguments))
+                results.append(Code(outcome.value, arguments_of(task)))
             elif outcome.status == StatusKind.TIMEOUT:
                 results.append(f"building took more than {BUILD_TIMEOUT_S:g} s")
             else:

@@ -11,7 +11,6 @@ import contextlib
 import os
 import pickle
 import select
-import signal
 import struct
 import subprocess
 import sys
@@ -20,9 +19,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from builder.tuning.board_functions import PREFIX, BoardState, register
+from builder.tuning.board_functions import BoardState
 
 MAX_FRAME_BYTES = 1 << 31  # two bundles of half a gigabyte and their inputs
+KERNEL = "kernel"  # the name of a candidate's function in its shared object
 START_TIMEOUT_S = 120.0  # loading TVM takes a second or two, and a minute on a machine that is busy
 MAX_PLAUSIBLE_S = 600.0  # no kernel takes ten minutes a call
 MIN_PLAUSIBLE_S = 1e-9  # nor less than a cycle or so
@@ -191,8 +191,8 @@ class MeasureProcess:
         assert process.stdout is not None
         deadline = time.monotonic() + timeout_s
         try:
-            _write(process.stdin.fileno(), (verb, arguments), deadline)
-            kind, value = _read(process.stdout.fileno(), deadline)
+            write_frame(process.stdin.fileno(), (verb, arguments), deadline)
+            kind, value = read_frame(process.stdout.fileno(), deadline)
         except TimeoutError as e:
             self.kill()
             raise BoardError(f"no answer within {timeout_s:g} s") from e
@@ -210,7 +210,7 @@ class MeasureProcess:
     def _start(self) -> subprocess.Popen[bytes]:
         # A session of its own: Ctrl-C goes to who conducts, which ends this one when it has saved its records.
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "builder.tuning.measuring"],
+            [sys.executable, "-m", "builder.tuning.measuring_session"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -237,7 +237,7 @@ def check_plausible(seconds: Sequence[float]) -> None:
         raise BoardError("expected a kernel's times, got none")
 
 
-def _write(fd: int, message: object, deadline: float) -> None:
+def write_frame(fd: int, message: object, deadline: float) -> None:
     data = pickle.dumps(message)
     view = memoryview(struct.pack("<Q", len(data)) + data)
     while view:
@@ -247,14 +247,14 @@ def _write(fd: int, message: object, deadline: float) -> None:
             view = view[os.write(fd, view[: 1 << 16]) :]
 
 
-def _read(fd: int, deadline: float | None) -> Any:  # noqa: ANN401
-    (size,) = struct.unpack("<Q", _read_bytes(fd, 8, deadline))
+def read_frame(fd: int, deadline: float | None) -> Any:  # noqa: ANN401
+    (size,) = struct.unpack("<Q", _bytes(fd, 8, deadline))
     if size > MAX_FRAME_BYTES:
         raise EOFError("a frame that is too large")
-    return pickle.loads(_read_bytes(fd, size, deadline))  # noqa: S301 - our own other end
+    return pickle.loads(_bytes(fd, size, deadline))  # noqa: S301 - our own other end
 
 
-def _read_bytes(fd: int, size: int, deadline: float | None) -> bytes:
+def _bytes(fd: int, size: int, deadline: float | None) -> bytes:
     parts: list[bytes] = []
     while size:
         if deadline is not None and not select.select([fd], [], [], max(0.0, deadline - time.monotonic()))[0]:
@@ -265,158 +265,3 @@ def _read_bytes(fd: int, size: int, deadline: float | None) -> bytes:
         parts.append(part)
         size -= len(part)
     return b"".join(parts)
-
-
-class _Session:
-    """The process's own side: a TVM session and what it holds there."""
-
-    def __init__(self, place: Place) -> None:
-        from tvm import rpc
-
-        if place.host is None:
-            self._remote = rpc.LocalSession()
-        else:
-            self._remote = rpc.connect(
-                place.host, place.port, place.matchkey, session_timeout=place.session_s
-            )
-        self._device = self._remote.cpu(0)
-        self._files = 0
-        self._arguments: tuple[object, list[Any]] | None = None
-        try:
-            self._board = self._remote.get_function(f"{PREFIX}board")
-        except (AttributeError, RuntimeError, ValueError):
-            self._board = None  # TVM's own server, which says nothing of itself
-
-    def state(self) -> BoardState:
-        return BoardState() if self._board is None else BoardState.from_json(str(self._board()))
-
-    def load(self, code: Code, options: RunnerOptions) -> Any:  # noqa: ANN401 - TVM's module
-        self._files += 1
-        name = f"kernel{self._files}.so"  # the dynamic linker takes a second file of one name for the first
-        self._remote.upload(bytearray(code.content), target=name)
-        module = self._remote.load_module(name)
-        self._remote.remove(name)
-        if options.threads is not None:
-            module["edge_set_threads"](options.threads)
-        return module
-
-    def arguments(self, code: Code) -> list[Any]:
-        if self._arguments is None or self._arguments[0] != code.arguments:
-            import tvm
-
-            self._arguments = None  # the old ones go before the new ones come
-            fill = self._remote.get_function("tvm.contrib.random.random_fill_for_measure")
-            tensors = [tvm.runtime.empty(shape, dtype, self._device) for dtype, shape in code.arguments]
-            for tensor in tensors:
-                fill(tensor)
-            self._device.sync()
-            self._arguments = (code.arguments, tensors)
-        return self._arguments[1]
-
-    def evaluator(self, module: Any, options: RunnerOptions, repeat: int) -> Any:  # noqa: ANN401
-        flush = options.cache_flush
-        return module.time_evaluator(
-            KERNEL,
-            self._device,
-            number=1 if flush else options.number,
-            repeat=repeat,
-            min_repeat_ms=0 if flush else max(0, round(options.min_repeat_ms)),
-            cooldown_interval_ms=max(0, round(options.cooldown_ms)),
-            repeats_to_cooldown=1,
-            f_preproc="cache_flush_cpu_non_first_arg" if flush else "",
-        )
-
-    def measure(self, code: Code, options: RunnerOptions) -> Timing:
-        arguments = self.arguments(code)
-        module = self.load(code, options)
-        seconds = self.evaluator(module, options, options.repeat)(*arguments).results
-        return Timing(tuple(float(s) for s in seconds), self.state())
-
-    def compare(
-        self, untuned: Code, tuned: Code, pairs: int, options: RunnerOptions
-    ) -> tuple[tuple[float, float], ...]:
-        arguments = self.arguments(untuned)
-        timers = [self.evaluator(self.load(code, options), options, 1) for code in (untuned, tuned)]
-        result = []
-        for index in range(pairs):
-            seconds = [0.0, 0.0]
-            for which in (0, 1) if index % 2 == 0 else (1, 0):
-                seconds[which] = float(timers[which](*arguments).results[0])
-            result.append((seconds[0], seconds[1]))
-        return tuple(result)
-
-    def call(
-        self, name: str, request: str, files: Sequence[tuple[str, bytes]], wanted: Sequence[str]
-    ) -> tuple[str, tuple[bytes, ...]]:
-        try:
-            function = self._remote.get_function(f"{PREFIX}{name}")
-        except (AttributeError, RuntimeError, ValueError) as e:
-            raise LookupError(
-                "the board's server knows no bundles: start it with `edgebundle rpc-server`"
-            ) from e
-        path_of = self._remote.get_function("tvm.rpc.server.workpath")
-        names = {file for file, _ in files} | set(wanted)
-        for file, content in files:
-            self._remote.upload(bytearray(content), target=file)
-        for file in names:
-            request = request.replace(f"{{path:{file}}}", str(path_of(file)))
-        answer = str(function(request))
-        fetched = tuple(bytes(self._remote.download(file)) for file in wanted)
-        for file in names:
-            self._remote.remove(file)
-        return answer, fetched
-
-
-KERNEL = "kernel"  # the name of a candidate's function in its shared object
-_GONE = (
-    "socket",
-    "connection",
-    "rpc server",
-    "sessiontimeout",
-    "recv",
-    "channel",
-    "shut down",
-    "broken pipe",
-)
-
-
-def serve() -> None:
-    """Answer requests on standard input until it closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    incoming = os.dup(0)
-    outgoing = os.dup(1)
-    quiet = os.open(os.devnull, os.O_RDWR)
-    os.dup2(quiet, 0)
-    os.dup2(quiet, 1)  # what TVM prints is no frame
-    register()
-    session: _Session | None = None
-    while True:
-        try:
-            verb, arguments = _read(incoming, None)
-        except EOFError:
-            return
-        try:
-            value: Any = None
-            if verb == "open":
-                session = _Session(*arguments)
-                value = session.state()
-            elif verb == "close" or session is None:
-                session = None
-            else:
-                value = getattr(session, verb)(*arguments)
-            answer: tuple[str, Any] = ("value", value)
-        except Exception as e:  # noqa: BLE001 - the outermost loop: TVM raises what it pleases
-            lines = [line for line in str(e).strip().splitlines() if line.strip()]
-            text = (lines[-1] if lines else type(e).__name__).strip()[:300]
-            gone = verb == "open" or any(word in str(e).lower() for word in _GONE)
-            answer = ("board" if gone else "candidate", text)
-        data = pickle.dumps(answer)
-        data = struct.pack("<Q", len(data)) + data
-        while data:
-            data = data[os.write(outgoing, data) :]
-
-
-if __name__ == "__main__":
-    serve()
-    # Threads of kernels and sessions that are half open would keep the interpreter from leaving.
-    os._exit(0)

@@ -97,11 +97,25 @@ class Verdict:
 
 @dataclass(frozen=True)
 class ModelResult:
-    """A whole model, tuned against untuned, on the board named."""
+    """A model that was tuned.
 
-    board: str
-    ratio: Ratio
-    use: bool
+    Attributes
+    ----------
+    name
+        Of its file.
+    calls
+        Workload key -> calls in one inference.
+    board, ratio
+        Who compared the whole of it, tuned against untuned, and how that came out; None where nobody did.
+    use
+        Whether it is compiled with its records: not where the whole became slower.
+    """
+
+    name: str
+    calls: Mapping[str, int]
+    board: str | None = None
+    ratio: Ratio | None = None
+    use: bool = True
 
 
 @dataclass(frozen=True)
@@ -121,7 +135,7 @@ class Meta:
     verdicts
         Workload key -> what the final comparison said.
     models
-        SHA-256 of a model's file -> how the whole of it compared.
+        SHA-256 of a model's file -> its operators, and how the whole of it compared.
     """
 
     format: int

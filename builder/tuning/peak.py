@@ -1,0 +1,37 @@
+"""What a board does at most: a matrix product that never leaves the first cache.
+
+The live view and the report give each kernel's rate as a share of it.
+"""
+
+from __future__ import annotations
+
+import tvm
+from tvm import s_tir as st
+from tvm import te
+
+from builder.kernels import matmul
+from builder.kernels.decisions import heuristic
+from builder.target import DeviceTarget
+from builder.tuning.build import build_module
+from builder.tuning.measuring import KERNEL, Code
+
+DEPTH = 128
+
+
+def peak_kernel(target: DeviceTarget, threads: int | None) -> tuple[Code, float]:
+    """The kernel, and its floating-point operations."""
+    cores = threads or target.cores
+    panel, rows = 2 * target.simd.lanes, 8 * max(1, cores)
+    # A panel is a thread's work and each thread wants the same: as many panels as threads, and a long depth.
+    a = te.placeholder((rows, DEPTH), "float32", name="a")
+    b = te.placeholder((cores, DEPTH, panel), "float32", name="b")
+    product = matmul.product(a, b)
+    func = te.create_prim_func([a, b, product]).with_attr("global_symbol", KERNEL)
+    owner = tvm.IRModule({"main": func})
+    sch = st.Schedule(owner)
+    with target.tvm_target:
+        matmul.schedule(sch, sch.get_sblock("matmul"), target, heuristic)
+    kernel = tvm.IRModule({KERNEL: sch.mod["main"].with_attr("global_symbol", KERNEL)})
+    shapes = ((rows, DEPTH), (cores, DEPTH, panel), (rows, cores * panel))
+    flops = 2.0 * rows * DEPTH * panel * cores
+    return Code(build_module(kernel, target), tuple(("float32", shape) for shape in shapes)), flops

@@ -1,0 +1,473 @@
+"""A tuning run, from a model to records that make it faster and never slower.
+
+Each task's heuristic point is measured first. Then batch after batch goes to the task that promises most, the
+one with the largest share of the model's time for the batches it has had; every batch is on disk before the
+next is thought of. At the end the best points meet the heuristic's in turn, operator by operator and then as
+whole models, and what does not help is not used.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from builder.errors import FleetError, ParityError
+from builder.importer import ImportedModel, import_onnx
+from builder.target import DeviceTarget, resolve
+from builder.tuning import search
+from builder.tuning.boards import Boards, LocalBoard, Outcome, RpcBoards
+from builder.tuning.build import CandidateBuilder
+from builder.tuning.comparison import compare_kernels, compare_models
+from builder.tuning.measuring import Code, MeasureFault, RunnerOptions
+from builder.tuning.meta import ModelResult, Verdict
+from builder.tuning.peak import peak_kernel
+from builder.tuning.records import Records
+from builder.tuning.space import Decisions, Point
+from builder.tuning.tasks import Task, extract_tasks, select
+from builder.tuning.tracker import Tracker
+from builder.tuning.view import Progress, Silent, TaskProgress, View
+
+FINALISTS = 3  # a task's fastest points, of which the final comparison takes the first that holds
+SEEDS = 8  # points of a task that are taken over from other records and measured early
+
+_HOW = "--rpc-tracker HOST:PORT --rpc-key KEY"
+
+
+@dataclass(frozen=True)
+class TuneOptions:
+    """What to search for, and how long.
+
+    Attributes
+    ----------
+    tuner
+        ``xgb``, ``ga``, ``random`` or ``gridsearch``; see `builder.tuning.search.TUNERS`.
+    trials
+        Most points of one task, those in the records included.
+    early_stopping
+        Points of a task without a better one after which it is left alone; None for never.
+    tasks
+        ``all``, or numbers and ranges such as ``0,2|3-5``.
+    parallel
+        Candidates built at once; None for one a CPU.
+    batch
+        Candidates measured between two thoughts of the search.
+    seed
+        Of every random choice.
+    time_limit_s
+        Of the search; the comparison at the end comes on top. None for no limit.
+    pairs
+        Measurements of each side in the comparison; 0 leaves it out.
+    """
+
+    tuner: str = "xgb"
+    trials: int = 64
+    early_stopping: int | None = None
+    tasks: str = "all"
+    parallel: int | None = None
+    batch: int = 8
+    seed: int = 0
+    time_limit_s: float | None = None
+    pairs: int = 21
+
+
+def tune(
+    model: ImportedModel | str | os.PathLike[str],
+    target: str | Mapping[str, Any] | DeviceTarget = "host",
+    records_path: str | os.PathLike[str] = "records",
+    *,
+    options: TuneOptions | None = None,
+    runner: RunnerOptions | None = None,
+    tracker: str | Tracker | None = None,
+    key: str | None = None,
+    prior_records: Sequence[str | os.PathLike[str]] = (),
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    view: View | None = None,
+) -> Records:
+    """Tune a model.
+
+    Parameters
+    ----------
+    model
+        What `builder.load` returned, or an ONNX file's path.
+    target
+        The device, which must be what measures.
+    records_path
+        A folder; where it has records of this target already, the run goes on from them.
+    options, runner
+        What to search, and how to time.
+    tracker, key
+        ``host:port`` of an RPC tracker and what the boards register as; without them this machine measures.
+    prior_records
+        Other folders, of other models or targets, whose best points are measured early.
+    input_shapes
+        Of inputs with symbolic dimensions, where `model` is a path.
+    view
+        Who is told how it goes.
+
+    Returns
+    -------
+    Records
+        What `builder.compile` takes as ``tuning_records``.
+
+    Raises
+    ------
+    RecordsError
+        The folder is in use, or its records do not fit.
+    FleetError
+        The tracker or its boards do not answer.
+    """
+    options, runner, view = options or TuneOptions(), runner or RunnerOptions(), view or Silent()
+    device = target if isinstance(target, DeviceTarget) else resolve(target)
+    if (tracker is None) != (key is None):
+        raise FleetError(
+            "an RPC tracker and a key belong together", hint="--rpc-tracker HOST:PORT --rpc-key KEY"
+        )
+    if tracker is None and not device.is_native:
+        raise FleetError(
+            f"this machine cannot measure for {device.triple} {device.cpu}",
+            hint=f"tune on boards of that kind: {_HOW}",
+        )
+    imported = model if isinstance(model, ImportedModel) else import_onnx(model, input_shapes=input_shapes)
+    with Records.write(records_path, device, view.note) as records:
+        tasks = select(extract_tasks(imported, device), options.tasks)
+        seeds = _seeds(prior_records, tasks)
+        boards: Boards = (
+            LocalBoard(runner)
+            if tracker is None or key is None
+            else RpcBoards(
+                tracker if isinstance(tracker, Tracker) else Tracker.parse(tracker), key, runner, view.note
+            )
+        )
+        builder = CandidateBuilder(device, options.parallel)
+        run = _Run(imported, device, tasks, records, boards, builder, options, runner, view)
+        try:
+            run.prepare()
+            run.seed(seeds)
+            run.search()
+            run.compare()
+        finally:
+            run.account()
+            builder.close()
+            boards.close()
+    return Records.read(records_path, device)
+
+
+class _TaskRun:
+    """A task's state in a run."""
+
+    def __init__(self, task: Task, records: Records) -> None:
+        self.task = task
+        self.known = records.measured(task.key)
+        self.search: search.Search | None = None
+        self.batches = 0
+        self.exhausted = False
+
+    @property
+    def default_s(self) -> float | None:
+        return self.known.get(self.task.space.default)
+
+    @property
+    def best(self) -> tuple[Decisions, float] | None:
+        ran = [(d, s) for d, s in self.known.items() if s is not None]
+        return min(ran, key=lambda r: r[1]) if ran else None
+
+    def planned(self, trials: int) -> int:
+        return min(trials, self.task.space.size)
+
+    def is_stale(self, early_stopping: int | None) -> bool:
+        """Whether the last `early_stopping` points brought nothing better."""
+        if early_stopping is None or self.best is None:
+            return False
+        order = list(self.known)
+        return len(order) - 1 - order.index(self.best[0]) >= early_stopping
+
+    def is_finished(self, options: TuneOptions) -> bool:
+        return (
+            self.exhausted
+            or len(self.known) >= self.planned(options.trials)
+            or self.is_stale(options.early_stopping)
+        )
+
+
+class _Run:
+    """One call of `tune`."""
+
+    def __init__(
+        self,
+        model: ImportedModel,
+        target: DeviceTarget,
+        tasks: Sequence[Task],
+        records: Records,
+        boards: Boards,
+        builder: CandidateBuilder,
+        options: TuneOptions,
+        runner: RunnerOptions,
+        view: View,
+    ) -> None:
+        self._model, self._target, self._records = model, target, records
+        self._boards, self._builder = boards, builder
+        self._options, self._runner, self._view = options, runner, view
+        self._tasks = [_TaskRun(task, records) for task in tasks]
+        self._started = time.monotonic()
+        self._measured = 0
+        self._active: int | None = None
+
+    def prepare(self) -> None:
+        """Measure the board's peak once, and the heuristic's points."""
+        self._show("measuring the heuristic's schedules")
+        calls = {run.task.key: run.task.calls for run in self._tasks}
+        meta, digest = self._records.meta, self._model.source_sha256
+        known = meta.models.get(digest, ModelResult(self._model.name, {}))
+        self._records.update(
+            replace(meta, models={**meta.models, digest: replace(known, calls={**known.calls, **calls})})
+        )
+        if meta.peak_gflops is None and self._tasks:
+            code, flops = peak_kernel(self._target, self._runner.threads)
+            (outcome,) = self._boards.measure([code])
+            if outcome.seconds is not None:
+                peak = float(f"{flops / min(outcome.seconds) / 1e9:.4g}")
+                self._records.update(replace(self._records.meta, peak_gflops=peak))
+        jobs = []
+        for run in self._tasks:
+            if run.task.space.default not in run.known:
+                point = run.task.space.point(run.task.space.default)
+                if point is not None:
+                    jobs.append((run, point))
+        for first in range(0, len(jobs), self._options.batch):
+            self._measure(jobs[first : first + self._options.batch], "measuring the heuristic's schedules")
+
+    def seed(self, seeds: Mapping[str, Sequence[Decisions]]) -> None:
+        """Measure what other records found best."""
+        jobs = []
+        for run in self._tasks:
+            for decisions in seeds.get(run.task.key, ()):
+                if decisions not in run.known and len(run.known) < run.planned(self._options.trials):
+                    point = run.task.space.point(decisions)
+                    if point is not None:
+                        jobs.append((run, point))
+        for first in range(0, len(jobs), self._options.batch):
+            self._measure(
+                jobs[first : first + self._options.batch], "measuring what other records found best"
+            )
+
+    def search(self) -> None:
+        """Batch after batch, to the task that promises most."""
+        while not self._is_over():
+            open_runs = [run for run in self._tasks if not run.is_finished(self._options)]
+            if not open_runs:
+                break
+            run = max(open_runs, key=_promise)
+            self._active = run.task.index
+            if run.search is None:
+                run.search = search.start(
+                    self._options.tuner,
+                    run.task,
+                    run.known,
+                    self._options.trials,
+                    self._options.batch,
+                    self._options.seed + run.task.index,
+                )
+            wanted = min(self._options.batch, run.planned(self._options.trials) - len(run.known))
+            points = run.search.propose(wanted)[:wanted]
+            run.batches += 1
+            if not points:
+                run.exhausted = True
+                continue
+            self._measure([(run, point) for point in points], "searching")
+            run.search.learn(points, [run.known.get(point.decisions) for point in points])
+        self._active = None
+
+    def compare(self) -> None:
+        """Meet the heuristic's points once more, in turn; then the whole models."""
+        if self._options.pairs < 1:
+            return
+        better = [
+            run for run in self._tasks if run.best is not None and run.best[0] != run.task.space.default
+        ]
+        for number, run in enumerate(better):
+            self._active = run.task.index
+            self._show(f"comparing with the heuristic's schedules, {number + 1} of {len(better)}")
+            self._compare_operator(run)
+        self._active = None
+        if self._tasks:
+            self._compare_models()
+        self._show("done")
+
+    def account(self) -> None:
+        """Write down what the boards did."""
+        meta = self._records.meta
+        for name, spent in self._boards.take_times().items():
+            meta = meta.with_board(name, replace(spent, seconds=round(spent.seconds, 3)))
+        if meta != self._records.meta:
+            self._records.update(meta)
+
+    def _measure(self, jobs: Sequence[tuple[_TaskRun, Point]], phase: str) -> None:
+        """Build, measure and record; what came in before an interruption is recorded too."""
+        self._show(phase)
+        built = self._builder.build([(run.task, point) for run, point in jobs])
+        outcomes: dict[int, Outcome] = {}
+        places: list[int] = []
+        codes: list[Code] = []
+        for place, code in enumerate(built):
+            if isinstance(code, Code):
+                places.append(place)
+                codes.append(code)
+            else:
+                outcomes[place] = Outcome(None, code, "")
+
+        def done(index: int, outcome: Outcome) -> None:
+            outcomes[places[index]] = outcome
+
+        try:
+            self._boards.measure(codes, done)
+        finally:
+            self._record(jobs, outcomes)
+        self._measured += len(jobs)
+        self.account()
+        self._show(phase)
+
+    def _record(self, jobs: Sequence[tuple[_TaskRun, Point]], outcomes: Mapping[int, Outcome]) -> None:
+        for run in dict.fromkeys(run for run, _ in jobs):
+            results = [
+                (point, outcomes[i].seconds)
+                for i, (owner, point) in enumerate(jobs)
+                if owner is run and i in outcomes and not outcomes[i].spoilt
+            ]
+            self._records.append(run.task, results)
+            run.known = self._records.measured(run.task.key)
+        for i, outcome in outcomes.items():
+            if outcome.error is not None:
+                run, point = jobs[i]
+                values = run.task.space.describe(point.decisions)
+                self._view.note(f"task {run.task.index}, point {values}: {outcome.error}")
+
+    def _compare_operator(self, run: _TaskRun) -> None:
+        """The fastest points in order, until one is faster beyond doubt: the very fastest may be luck."""
+        task, pairs = run.task, self._options.pairs
+        default = task.space.default
+        best = [r.decisions for r in self._records.best(task.key) if r.decisions != default]
+        verdict = self._records.meta.verdicts.get(task.key)
+        if not best or (
+            verdict is not None and verdict.decisions == best[0] and verdict.use and verdict.ratio.pairs >= pairs
+        ):
+            return
+        limit = run.default_s or float("inf")
+        finalists = [r.decisions for r in self._records.best(task.key, FINALISTS) if (r.seconds or 0) < limit]
+        points = [task.space.point(d) for d in [default, *finalists]]
+        codes = self._builder.build([(task, point) for point in points if point is not None])
+        untuned, *others = codes
+        if len(codes) != len(finalists) + 1 or not isinstance(untuned, Code):
+            return
+        verdict = None
+        for decisions, code in zip(finalists, others, strict=True):
+            if not isinstance(code, Code):
+                continue
+            try:
+                ratio = compare_kernels(self._boards, untuned, code, pairs, self._runner)
+            except MeasureFault as e:
+                self._view.note(f"task {task.index} could not be compared: {e}")
+                continue
+            verdict = Verdict(decisions, ratio, use=ratio.low > 1.0)
+            if verdict.use:
+                break
+        if verdict is None:
+            self._view.note(f"task {task.index} keeps the heuristic's schedule: nothing could be compared with it")
+            return
+        meta = self._records.meta
+        self._records.update(replace(meta, verdicts={**meta.verdicts, task.key: verdict}))
+        self.account()
+
+    def _compare_models(self) -> None:
+        from builder.compilation import compile
+
+        meta, digest = self._records.meta, self._model.source_sha256
+        used = [r for r in self._tasks if (v := meta.verdicts.get(r.task.key)) is not None and v.use]
+        if not used:
+            self._view.note("nothing beat the heuristic beyond doubt: the model stays as it is")
+            return
+        self._show("comparing the whole model")
+        fresh = replace(meta.models[digest], use=True)
+        self._records.update(replace(meta, models={**meta.models, digest: fresh}))
+        try:
+            untuned = compile(self._model, self._target)
+            tuned = compile(self._model, self._target, tuning_records=self._records)
+        except ParityError as e:
+            self._view.note(f"the tuned model is not used: {e}")
+            meta = self._records.meta
+            refused = replace(fresh, board=None, ratio=None, use=False)
+            self._records.update(replace(meta, models={**meta.models, digest: refused}))
+            return
+        expected = sum((run.best[1] if run.best else 0.0) * run.task.calls for run in self._tasks)
+        try:
+            board, ratio = compare_models(
+                self._boards, untuned, tuned, self._options.pairs, self._runner, expected
+            )
+        except MeasureFault as e:
+            self._view.note(f"the whole model could not be compared: {e}")
+            return
+        result = replace(fresh, board=board, ratio=ratio, use=ratio.speedup >= 1.0)
+        meta = self._records.meta
+        self._records.update(replace(meta, models={**meta.models, digest: result}))
+        self.account()
+
+    def _is_over(self) -> bool:
+        limit = self._options.time_limit_s
+        return limit is not None and time.monotonic() - self._started >= limit
+
+    def _show(self, phase: str) -> None:
+        elapsed = time.monotonic() - self._started
+        planned = sum(run.planned(self._options.trials) for run in self._tasks)
+        known = sum(len(run.known) for run in self._tasks)
+        left = elapsed / self._measured * max(0, planned - known) if self._measured else None
+        if left is not None and self._options.time_limit_s is not None:
+            left = min(left, max(0.0, self._options.time_limit_s - elapsed))
+        self._view.update(
+            Progress(
+                phase,
+                tuple(self._progress(run) for run in self._tasks),
+                self._boards.status(),
+                self._active,
+                elapsed,
+                left,
+                self._records.meta.peak_gflops,
+            )
+        )
+
+    def _progress(self, run: _TaskRun) -> TaskProgress:
+        task, best = run.task, run.best
+        return TaskProgress(
+            task.index,
+            task.name,
+            task.kind,
+            task.calls,
+            len(run.known),
+            run.planned(self._options.trials),
+            run.default_s,
+            best[1] if best else None,
+            task.flops / best[1] / 1e9 if best else None,
+            run.is_finished(self._options),
+            task.space.describe(best[0]) if best else "",
+        )
+
+
+def _promise(run: _TaskRun) -> float:
+    """The task's share of the model's time, less with every batch it has had."""
+    seconds = run.best[1] if run.best else 1.0  # nothing ran: find out soon
+    return seconds * run.task.calls / (run.batches + 1)
+
+
+def _seeds(paths: Sequence[str | os.PathLike[str]], tasks: Sequence[Task]) -> dict[str, list[Decisions]]:
+    """The best points of the same workloads in other records, whatever target they are for."""
+    seeds: dict[str, list[Decisions]] = {}
+    for path in paths:
+        others = Records.read(Path(path))
+        for task in tasks:
+            operator = others.meta.operators.get(task.key)
+            if operator is None or operator.values != task.space.values:
+                continue
+            seeds.setdefault(task.key, []).extend(r.decisions for r in others.best(task.key, SEEDS))
+    return seeds
