@@ -213,18 +213,22 @@ class _Deployment:
 
     def on_message(self, topic: topics.Topic, message: Message) -> None:
         """Take what the agent, or another deployer, says."""
+        # Each with its names: amqtt sends what is retained at other topics too.
+        job: str = self._entry["job"]
         match topic:
-            case topics.BlockWant():
+            case topics.BlockWant(self._agent, self._hex):
                 self._send_blocks(message.payload)
                 return
-            case topics.State():
+            case topics.State(self._agent):
                 self._state = str(parse_object(message.payload).get("state", "unknown"))
-            case topics.Desired():
+            case topics.Desired(self._agent):
                 self._desired.on_desired(message.payload)
-            case topics.Reported():
+            case topics.Reported(self._agent):
                 self._desired.on_reported(message.payload)
-            case topics.Job():
+            case topics.Job(self._agent, name) if name == job:
                 self._on_job(parse_object(message.payload))
+            case _:
+                return
         self._changed.set()
 
     def on_up(self) -> None:

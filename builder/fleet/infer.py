@@ -178,9 +178,9 @@ class _Asking:
     def on_message(self, topic: topics.Topic, message: Message) -> None:
         """Take an answer, or what the agent says about itself."""
         match topic:
-            case topics.State():
+            case topics.State(self._agent):
                 self._state = str(parse_object(message.payload).get("state", ""))
-            case topics.ModelState():
+            case topics.ModelState(self._agent, self._model):
                 self._inputs = _inputs(parse_object(message.payload))
                 self._told.set()
             case topics.Reply(_, suffix):

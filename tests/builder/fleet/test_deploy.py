@@ -139,6 +139,19 @@ async def test_a_replayed_older_bundle_is_refused_with_its_reason(
         assert device.models.serving == {"digits": "2.0.0"}
 
 
+async def test_what_a_broker_says_of_other_jobs_and_agents_is_not_ours(
+    broker: BrokerProcess, tmp_path: Path
+) -> None:
+    """Amqtt sends a new subscriber messages that are retained at other topics."""
+    old, new = make_bundle(counter=1), make_bundle(version="2.0.0", counter=2)
+    async with Device(tmp_path / "state", broker.url) as device:
+        for bundle in (old, new):
+            assert (await deploy_async(write(tmp_path, bundle), DEVICE, Broker(broker.url))).ok
+        result = await deploy_async(write(tmp_path, old), DEVICE, Broker(broker.url))
+        assert (result.status, result.code) == ("REJECTED", "ERR_ROLLBACK")
+        assert device.models.serving == {"digits": "2.0.0"}
+
+
 async def test_a_foreign_source_is_refused(mosquitto: BrokerProcess, tmp_path: Path) -> None:
     async with Device(tmp_path / "state", mosquitto.url) as device:
         result = await deploy_async(
