@@ -37,6 +37,7 @@ CREATE TABLE answers (
   head TEXT, payload BLOB
 );
 CREATE INDEX answers_deadline ON answers (deadline_s);
+CREATE INDEX answers_order ON answers (cheap, number);
 CREATE TABLE undelivered (key BLOB PRIMARY KEY) WITHOUT ROWID;
 """
 
