@@ -34,7 +34,7 @@ from agent.service.requests import (
     read_request,
     refusal,
 )
-from agent.service.workers import Outcome
+from agent.service.work import Outcome
 
 _log = logging.getLogger(__name__)
 

@@ -21,7 +21,8 @@ from agent.bundle.manifest import Manifest
 from agent.bundle.verify import VerifiedBundle
 from agent.errors import DeadlineError, OverloadedError, RequestError
 from agent.service.requests import InferRequest
-from agent.service.workers import Outcome, Sent, State, Supervisor, WorkerSettings
+from agent.service.work import Outcome, Sent, State, WorkerSettings
+from agent.service.workers import Supervisor
 
 _log = logging.getLogger(__name__)
 

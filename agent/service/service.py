@@ -40,7 +40,7 @@ from agent.service.metrics import Metrics
 from agent.service.models import Models, QueueLimits
 from agent.service.notify import EXTEND_START, READY, STOPPING, WATCHDOG, Notifier
 from agent.service.presence import Presence, Session, next_session_seq
-from agent.service.workers import WorkerSettings
+from agent.service.work import WorkerSettings
 
 _log = logging.getLogger(__name__)
 

@@ -14,8 +14,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final
 
 from agent.bundle.verify import VerifiedBundle
@@ -29,7 +27,7 @@ from agent.errors import (
     RequestError,
     SelfTestError,
 )
-from agent.service.requests import InferRequest
+from agent.service.work import Outcome, Sent, State, WorkerSettings
 from agent.service.worker_process import WorkerProcess
 from agent.worker.channel import Answer, Buffer, Failed, Frame, Load, Ready, Request
 
@@ -41,66 +39,6 @@ _SENT_AHEAD: Final = 2
 _RESTART_DELAYS_S: Final = (0.05, 0.25, 1.0)
 # Import, load and self-test; a large model on a slow card takes its time.
 START_LIMIT_S: Final = 120.0
-
-
-class State(StrEnum):
-    """What a supervised worker is doing."""
-
-    STARTING = "starting"
-    READY = "ready"
-    RESTARTING = "restarting"
-    FAILED = "failed"
-    STOPPED = "stopped"
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerSettings:
-    """Limits of every worker.
-
-    Parameters
-    ----------
-    compute_limit_s
-        Longest time for one request.
-    crash_limit, crash_window_s
-        So many deaths within so many seconds take a bundle out of service.
-    threads, cpus
-        As in `channel.Load`.
-    memory_bytes
-        Address space a worker may take beyond twice what its bundle says it needs; 0 for no limit.
-    require_sandbox
-        Refuse to load where the kernel offers no sandbox.
-    command
-        The worker's program, None for our own.
-    """
-
-    compute_limit_s: float = 30.0
-    crash_limit: int = 3
-    crash_window_s: float = 60.0
-    threads: int = 0
-    cpus: tuple[int, ...] = ()
-    memory_bytes: int = 0
-    require_sandbox: bool = False
-    command: tuple[str, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of one request: an answer with its payload and the version that gave it, or an error."""
-
-    answer: Answer | None = None
-    payload: Buffer = b""
-    version: str = ""
-    error: RequestError | None = None
-
-
-@dataclass(slots=True, eq=False)
-class Sent:
-    """One request that was handed over; `finish` is called exactly once."""
-
-    request: InferRequest
-    payload: bytes
-    finish: Callable[[Outcome], None]
-    seq: int = 0
 
 
 class Supervisor:

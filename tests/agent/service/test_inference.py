@@ -266,3 +266,24 @@ async def test_json_request_that_cannot_be_served_is_told_so_in_json(
         await until(lambda: bool(client.received))
         answer = json.loads(client.received[0].payload)
         assert (answer["id"], answer["status"], answer["model_name"]) == ("7", 404, "none")
+
+
+async def test_ten_times_too_much_is_answered_to_the_last_request_and_leaves_nothing_behind(
+    mosquitto: BrokerProcess, start_service: StartService
+) -> None:
+    async with start_service(mosquitto.port, inference_queue_requests=8) as rig:
+        await rig.service.models.activate(rig.signer.bundle("slow"))
+        await rig.service.models.activate(rig.signer.bundle("fast"))
+        client = await rig.client()
+        sent = []
+        for _ in range(40):
+            sent += [client.send(b"sleep:0.005", model="slow") for _ in range(50)]
+            assert (await client.ask(b"quick", model="fast")).payload == b"1.0.0:quick"
+        statuses = [status_of(await client.answer(correlation, 30.0)) for correlation in sent]
+        assert set(statuses) <= {200, 503}
+        assert statuses.count(200) > 0
+        assert statuses.count(503) > len(sent) / 2
+        await until(lambda: rig.service.samples()["edge_inference_in_flight"] == 0)
+        assert client.connection.connects == 1
+        assert rig.service.samples()['edge_mqtt_connects_total{connection="inference"}'] == 1
+        assert (await client.ask(b"sleep:0", model="slow")).payload == b"1.0.0:sleep:0"
