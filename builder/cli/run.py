@@ -1,21 +1,25 @@
-"""The verbs ``run`` and ``profile``: a bundle on this machine."""
+"""The verbs ``run`` and ``profile``: a bundle on this machine, or on a board over RPC."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from builder.cli import Parser, SubParsers
 from builder.cli.arguments import positive
 
 if TYPE_CHECKING:
+    from agent.runtime.report import Report
     from builder.local_run import RunResult
+    from builder.package import Package
 
 RUN_EXAMPLES = """examples:
   edgebundle run resnet50.bundle --inputs cat.npz --outputs out.npz --print-time --repeat 100
   edgebundle run resnet50.bundle --inputs cat.jpg
   edgebundle run model.bundle --fill-mode ones --print-top 5
+  edgebundle run model.bundle --rpc-tracker lab:9190 --rpc-key rpi4 --print-time
 """
 
 
@@ -72,14 +76,44 @@ def add_parsers(subparsers: SubParsers) -> None:
 def _add_common(parser: Parser) -> None:
     parser.add_argument("--threads", type=positive, metavar="N", help="kernel threads (default: all CPUs)")
     parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
+    parser.add_argument("--rpc-tracker", metavar="HOST:PORT", help="do it on a board that registered there")
+    parser.add_argument("--rpc-key", metavar="KEY", help="what the board registered as")
+
+
+def _board(args: argparse.Namespace) -> dict[str, str] | None:
+    """The tracker and key of a board, None for this machine."""
+    from builder.errors import FleetError
+
+    if (args.rpc_tracker is None) != (args.rpc_key is None):
+        raise FleetError("--rpc-tracker and --rpc-key belong together")
+    return None if args.rpc_tracker is None else {"tracker": args.rpc_tracker, "key": args.rpc_key}
+
+
+def _run_on_board(*args: Any, **kwargs: Any) -> RunResult:  # noqa: ANN401 - as builder.run
+    from builder.tuning.remote_run import run_on_board
+
+    return run_on_board(*args, **kwargs)
+
+
+def _profile_report(package: Package, args: argparse.Namespace, number: int) -> Report:
+    board = _board(args)
+    if board is None:
+        from builder.local_run import profile
+
+        return profile(package, number=number, threads=args.threads)
+    from builder.tuning.remote_run import profile_on_board
+
+    return profile_on_board(package, number=number, threads=args.threads, **board)
 
 
 def _run(args: argparse.Namespace) -> int:
-    from builder.local_run import profile, run
+    from builder.local_run import run
     from builder.package import Package
 
     package = Package.load(args.bundle)
-    result = run(
+    board = _board(args)
+    run_it = run if board is None else partial(_run_on_board, **board)
+    result = run_it(
         package,
         args.inputs,
         fill_mode=args.fill_mode,
@@ -104,7 +138,7 @@ def _run(args: argparse.Namespace) -> int:
         best = np.argsort(flat, kind="stable")[::-1][: args.print_top]
         print(np.array([best, flat[best]]))
     if args.profile:
-        print(profile(package, threads=args.threads))
+        print(_profile_report(package, args, number=10))
     if result.times is not None:
         print(result.times)
     return 0
@@ -140,8 +174,8 @@ def _document(result: RunResult) -> dict[str, object]:
 
 
 def _profile(args: argparse.Namespace) -> int:
-    from builder.local_run import profile
+    from builder.package import Package
 
-    report = profile(args.bundle, number=args.number, threads=args.threads)
+    report = _profile_report(Package.load(args.bundle), args, number=args.number)
     print(report.json() if args.json else report.table())
     return 0

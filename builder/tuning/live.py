@@ -55,7 +55,9 @@ class Lines:
             parts.append(f"task {task.index} {task.trials}/{task.planned}{rate}")
         parts.append(f"{progress.trials}/{planned} trials")
         if progress.best_s:
-            parts.append(f"operators {progress.best_s * 1e3:.3f} ms, untuned {progress.default_s * 1e3:.3f} ms")
+            parts.append(
+                f"operators {progress.best_s * 1e3:.3f} ms, untuned {progress.default_s * 1e3:.3f} ms"
+            )
         line = "; ".join(parts)
         if line != self._last:
             self._last = line

@@ -24,6 +24,7 @@ from builder.tuning.build import CandidateBuilder
 from builder.tuning.comparison import compare_kernels, compare_models
 from builder.tuning.measuring import Code, MeasureFault, RunnerOptions
 from builder.tuning.meta import ModelResult, Verdict
+from builder.tuning.peak import ATTEMPTS as PEAK_ATTEMPTS
 from builder.tuning.peak import peak_kernel
 from builder.tuning.records import Records
 from builder.tuning.space import Decisions, Point
@@ -227,9 +228,9 @@ class _Run:
         )
         if meta.peak_gflops is None and self._tasks:
             code, flops = peak_kernel(self._target, self._runner.threads)
-            (outcome,) = self._boards.measure([code])
-            if outcome.seconds is not None:
-                peak = float(f"{flops / min(outcome.seconds) / 1e9:.4g}")
+            outcomes = self._boards.measure([code] * PEAK_ATTEMPTS)
+            if times := [s for outcome in outcomes for s in outcome.seconds or ()]:
+                peak = float(f"{flops / min(times) / 1e9:.4g}")
                 self._records.update(replace(self._records.meta, peak_gflops=peak))
         jobs = []
         for run in self._tasks:
@@ -352,7 +353,10 @@ class _Run:
         best = [r.decisions for r in self._records.best(task.key) if r.decisions != default]
         verdict = self._records.meta.verdicts.get(task.key)
         if not best or (
-            verdict is not None and verdict.decisions == best[0] and verdict.use and verdict.ratio.pairs >= pairs
+            verdict is not None
+            and verdict.decisions == best[0]
+            and verdict.use
+            and verdict.ratio.pairs >= pairs
         ):
             return
         limit = run.default_s or float("inf")
@@ -375,7 +379,9 @@ class _Run:
             if verdict.use:
                 break
         if verdict is None:
-            self._view.note(f"task {task.index} keeps the heuristic's schedule: nothing could be compared with it")
+            self._view.note(
+                f"task {task.index} keeps the heuristic's schedule: nothing could be compared with it"
+            )
             return
         meta = self._records.meta
         self._records.update(replace(meta, verdicts={**meta.verdicts, task.key: verdict}))

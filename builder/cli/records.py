@@ -1,0 +1,164 @@
+"""The verb ``records``: merge, pick, show and export tuning records."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from builder.cli import SubParsers
+
+if TYPE_CHECKING:
+    from builder.target import DeviceTarget
+    from builder.tuning.records import Records
+
+EXAMPLES = """examples:
+  edgebundle records show records/
+  edgebundle records merge monday/ tuesday/ -o records/
+  edgebundle records best records/ -o best/           # what compile uses, and nothing else
+  edgebundle records export records/ --format csv > points.csv
+"""
+
+
+def add_parsers(subparsers: SubParsers) -> None:
+    """Add the verb."""
+    parser = subparsers.add_parser(
+        "records",
+        help="merge, pick, show and export tuning records",
+        description="Work with tuning records, the folders that `edgebundle tune -o FOLDER` writes.",
+        epilog=EXAMPLES,
+    )
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB", dest="records_verb", required=True)
+
+    merge = verbs.add_parser("merge", help="put the records of several folders into one")
+    merge.add_argument("folders", nargs="+", metavar="FOLDER", help="records of one target")
+    merge.add_argument("-o", "--output", required=True, metavar="FOLDER", help="new, or added to")
+    merge.set_defaults(handler=_merge)
+
+    best = verbs.add_parser("best", help="keep the schedules that compile uses, and nothing else")
+    best.add_argument("folder", metavar="FOLDER", help="records")
+    best.add_argument("-o", "--output", required=True, metavar="FOLDER", help="a new folder")
+    best.set_defaults(handler=_best)
+
+    show = verbs.add_parser("show", help="what is in there")
+    show.add_argument("folder", metavar="FOLDER", help="records")
+    show.add_argument("--json", action="store_true", help="print JSON, for scripts")
+    show.set_defaults(handler=_show)
+
+    export = verbs.add_parser("export", help="every measured point, for other programs, on stdout")
+    export.add_argument("folder", metavar="FOLDER", help="records")
+    export.add_argument("--format", choices=["json", "csv"], default="json", help="default: %(default)s")
+    export.set_defaults(handler=_export)
+
+
+def _merge(args: argparse.Namespace) -> int:
+    from builder.tuning.records import Records, merge
+
+    target = _target(Records.read(args.folders[0]))
+    with merge(args.output, args.folders, target) as merged:
+        print(f"{args.output}: {len(merged.all)} points of {len(merged.keys)} operators")
+    return 0
+
+
+def _best(args: argparse.Namespace) -> int:
+    from builder.tuning.records import Records, pick_best
+
+    records = Records.read(args.folder)
+    with pick_best(records, args.output, _target(records)) as picked:
+        print(f"{args.output}: {len(picked.all)} schedules, of {len(records.all)} points measured")
+    return 0
+
+
+def _show(args: argparse.Namespace) -> int:
+    from builder.tuning.records import Records
+
+    records = Records.read(args.folder)
+    rows = _operators(records)
+    if args.json:
+        from agent.bundle.canonical_json import to_json
+
+        meta = to_json(records.meta)
+        del meta["operators"], meta["verdicts"]
+        print(json.dumps({**meta, "operators": rows}))
+        return 0
+    meta = records.meta
+    print(f"{args.folder}: for {meta.target}")
+    print(f"  TVM {meta.tvm}, design spaces {meta.space}, {len(records.all)} points")
+    for name, board in sorted(meta.boards.items()):
+        print(f"  board {name}: {board.measured} measured, {board.failed} failed in {board.seconds:.0f} s")
+    heads = ("points", "untuned us", "best us", "use", "operator")
+    cells = [
+        (
+            str(r["points"]),
+            _us(r["untuned_us"]),
+            _us(r["best_us"]),
+            "yes" if r["use"] else "no",
+            str(r["name"]),
+        )
+        for r in rows
+    ]
+    widths = [max(len(line[i]) for line in [heads, *cells]) for i in range(len(heads))]
+    for line in [heads, *cells]:
+        print(
+            "  ".join(c.rjust(w) if i < 4 else c for i, (c, w) in enumerate(zip(line, widths, strict=True)))
+        )
+    return 0
+
+
+def _export(args: argparse.Namespace) -> int:
+    from builder.tuning.records import Records
+
+    records = Records.read(args.folder)
+    operators = records.meta.operators
+    points = []
+    for record in records.all:
+        operator = operators.get(record.key)
+        points.append(
+            {
+                "workload": record.key,
+                "operator": operator.name if operator else "",
+                "point": operator.describe(record.decisions) if operator else "",
+                "seconds": record.seconds,
+            }
+        )
+    if args.format == "json":
+        print(json.dumps(points))
+        return 0
+    writer = csv.DictWriter(sys.stdout, ["workload", "operator", "point", "seconds"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(points)
+    return 0
+
+
+def _operators(records: Records) -> list[dict[str, Any]]:
+    from builder.tuning.records import chosen
+
+    rows = []
+    for key in records.keys:
+        known, operator = records.measured(key), records.meta.operators.get(key)
+        best = records.best(key)
+        default = known.get(operator.default) if operator else None
+        rows.append(
+            {
+                "workload": key,
+                "name": operator.name if operator else key,
+                "points": len(known),
+                "untuned_us": None if default is None else default * 1e6,
+                "best_us": (best[0].seconds or 0.0) * 1e6 if best else None,
+                "use": chosen(records, key) is not None,
+            }
+        )
+    return rows
+
+
+def _target(records: Records) -> DeviceTarget:
+    from builder.target import resolve
+
+    config = {"num-cores": 1, **json.loads(records.meta.target)}
+    return resolve(config)
+
+
+def _us(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}"

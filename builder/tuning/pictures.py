@@ -1,0 +1,145 @@
+"""Pictures as SVG text: curves, paired bars, a stacked bar. Numbers in, markup out; nothing is fetched."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+# Okabe and Ito's palette, which people with any colour vision tell apart (jfly.uni-koeln.de/color).
+PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#B3A100", "#7A7A7A")
+REST = "#B8BEC6"
+
+
+@dataclass(frozen=True)
+class Bar:
+    """An operator before and after, in microseconds; `interval` is that of the speed-up."""
+
+    label: str
+    before_us: float
+    after_us: float
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Share:
+    """A part of a whole."""
+
+    label: str
+    value: float
+
+
+def curve(
+    seconds: Sequence[float | None], default_s: float | None, width: int = 300, height: int = 120
+) -> str:
+    """Best so far (line) over the points measured (dots), in microseconds, the heuristic's as a dashed line."""
+    ran = [s for s in seconds if s is not None]
+    if not ran:
+        return _svg(width, height, [_text(width / 2, height / 2, "nothing ran", anchor="middle")])
+    left, right, top, bottom = 46, 8, 10, 22
+    # A few very slow points would press all else to the floor.
+    ceiling = min(max(ran), 4 * sorted(ran)[len(ran) // 2], 6 * min(ran))
+    ceiling = max(ceiling, (default_s or 0.0) * 1.05, min(ran) * 1.05)
+    floor = min(ran) * 0.9
+    low, high = math.log(floor), math.log(ceiling)
+
+    def x(i: float) -> float:
+        return left + (width - left - right) * (i / max(1, len(seconds) - 1))
+
+    def y(s: float) -> float:
+        return top + (height - top - bottom) * (high - math.log(min(s, ceiling))) / (high - low)
+
+    parts = []
+    for value in (min(ran), ceiling):
+        parts.append(
+            f'<line x1="{left}" x2="{width - right}" y1="{y(value):.1f}" y2="{y(value):.1f}" class="grid"/>'
+        )
+        parts.append(_text(left - 5, y(value) + 4, _us(value), anchor="end"))
+    if default_s is not None:
+        parts.append(
+            f'<line x1="{left}" x2="{width - right}" y1="{y(default_s):.1f}" y2="{y(default_s):.1f}" class="dash"/>'
+        )
+    best, line = math.inf, []
+    for i, s in enumerate(seconds):
+        if s is None:
+            parts.append(_text(x(i), height - bottom + 2, "×", anchor="middle", css="bad"))
+            continue
+        parts.append(f'<circle cx="{x(i):.1f}" cy="{y(s):.1f}" r="2" class="dot"/>')
+        if s < best:
+            if line:
+                line.append(f"{x(i):.1f},{y(best):.1f}")
+            best = s
+        line.append(f"{x(i):.1f},{y(best):.1f}")
+    parts.append(f'<polyline points="{" ".join(line)}" class="best"/>')
+    parts.append(_text(left, height - 6, "1"))
+    parts.append(_text(width - right, height - 6, f"{len(seconds)} points", anchor="end"))
+    return _svg(width, height, parts)
+
+
+def paired_bars(bars: Sequence[Bar], width: int = 940) -> str:
+    """Two bars an operator, before above after."""
+    row, label, note = 34, 330, 120
+    most = max((max(b.before_us, b.after_us) for b in bars), default=1.0) or 1.0
+    scale = (width - label - note - 70) / most
+    parts = []
+    for i, bar in enumerate(bars):
+        y = i * row + 4
+        parts.append(_text(label - 8, y + 17, bar.label, anchor="end"))
+        for value, offset, css in ((bar.before_us, 0, "before"), (bar.after_us, 13, "after")):
+            parts.append(
+                f'<rect x="{label}" y="{y + offset}" width="{max(1.0, value * scale):.1f}" height="11" rx="2" '
+                f'class="{css}"/>'
+            )
+            parts.append(_text(label + value * scale + 6, y + offset + 10, f"{value:,.1f} us", css="small"))
+        parts.append(_text(width - 4, y + 17, bar.note, anchor="end", css="small"))
+    return _svg(width, len(bars) * row + 8, parts)
+
+
+def stacked(rows: Sequence[tuple[str, Sequence[Share]]], width: int = 940) -> str:
+    """A bar a row, its parts in the same colours by label, all on one scale."""
+    labels = list(dict.fromkeys(share.label for _, shares in rows for share in shares))
+    colours = {label: PALETTE[i] if i < len(PALETTE) else REST for i, label in enumerate(labels)}
+    most = max((sum(s.value for s in shares) for _, shares in rows), default=1.0) or 1.0
+    left, height = 80, 34
+    scale = (width - left - 90) / most
+    parts = []
+    for i, (name, shares) in enumerate(rows):
+        y, x = i * (height + 10) + 2, float(left)
+        parts.append(_text(left - 10, y + 22, name, anchor="end"))
+        for share in shares:
+            wide = share.value * scale
+            title = f"<title>{escape(share.label)}: {share.value:,.1f} us</title>"
+            parts.append(
+                f'<rect x="{x:.1f}" y="{y}" width="{max(wide, 0.5):.1f}" height="{height}" '
+                f'fill="{colours[share.label]}" stroke="var(--paper)">{title}</rect>'
+            )
+            x += wide
+        parts.append(_text(x + 8, y + 22, f"{sum(s.value for s in shares):,.0f} us"))
+    y = len(rows) * (height + 10) + 8
+    x = float(left)
+    for label in labels:
+        wide = 24 + 7.2 * len(label)
+        if x + wide > width:
+            x, y = float(left), y + 20
+        parts.append(f'<rect x="{x}" y="{y}" width="12" height="12" rx="2" fill="{colours[label]}"/>')
+        parts.append(_text(x + 17, y + 11, label, css="small"))
+        x += wide
+    return _svg(width, y + 22, parts)
+
+
+def _svg(width: int, height: float, parts: Sequence[str]) -> str:
+    return (
+        f'<svg viewBox="0 0 {width} {height:.0f}" width="{width}" height="{height:.0f}" role="img">'
+        + "".join(parts)
+        + "</svg>"
+    )
+
+
+def _text(x: float, y: float, text: str, anchor: str = "start", css: str = "") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" class="{css}">{escape(text)}</text>'
+
+
+def _us(seconds: float) -> str:
+    us = seconds * 1e6
+    return f"{us:,.0f} us" if us >= 100 else f"{us:.1f} us"
