@@ -1,22 +1,29 @@
 #!/bin/bash
-# `make test-arm`: the tests that need root, in a mount namespace of their own, so that no mount outlives them.
+# Runs the tests that need root: the agent in arm64 and armhf roots under qemu, and under a booted systemd.
 #
-#   packaging/test-arm.sh [PYTEST_ARGUMENT ...]
+#   packaging/test-arm.sh [PYTEST ARGUMENT ...]
 #
-# Installs from Debian what they need and is not there: emulators, debootstrap, a container of systemd's, lintian.
+# Roots are made once and kept (packaging/debian-root.sh says where). Whatever a test mounts is in a mount
+# namespace that ends with it. EDGEBUNDLE_PYTHON chooses the Python; .venv's without it.
 set -euo pipefail
+
 cd "$(dirname "$0")/.."
-[[ $EUID == 0 ]] || { echo "make test-arm: needs root: Debian roots, mounts and a booted systemd" >&2; exit 1; }
+python=${EDGEBUNDLE_PYTHON:-.venv/bin/python}
+[[ $EUID == 0 ]] || { echo "$0: needs root: it makes roots, mounts them and boots one" >&2; exit 1; }
+packaging/install-needs.sh
 
-needs=(mosquitto qemu-user qemu-user-static debootstrap systemd-container lintian binutils)
-missing=()
-for package in "${needs[@]}"; do
-  dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q '^install ok installed' || missing+=("$package")
-done
-if ((${#missing[@]})); then
-  echo "make test-arm: installing ${missing[*]}"
-  apt-get update -qq
-  DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends "${missing[@]}" >/dev/null
-fi
+# Two at a time: making one is seldom the work of more than one core.
+(
+  packaging/debian-root.sh arm64 bookworm
+  packaging/debian-root.sh amd64 bookworm
+) &
+first=$!
+(
+  packaging/debian-root.sh arm64 trixie
+  packaging/debian-root.sh armhf bookworm
+) &
+second=$!
+wait "$first"
+wait "$second"
 
-exec unshare --mount --propagation private .venv/bin/pytest -m 'arm or systemd' "$@"
+exec unshare --mount --propagation private "$python" -m pytest -m "arm or systemd" "$@"
