@@ -150,6 +150,7 @@ class Engine:
         self._persistent = persistent
         self._bare = bare
         self._callbacks = callbacks
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._socket: BrokerSocket | None = None
         self._writer_added = False
         self._greeting: asyncio.Future[Greeting] | None = None
@@ -182,7 +183,7 @@ class Engine:
         Messages that come over it bear the number `epoch`. After a refusal, and when cancelled, the socket is
         closed.
         """
-        loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
         self.drop()
         self._epoch = epoch
         self._socket = sock
@@ -269,8 +270,8 @@ class Engine:
         # Before it is closed: the next socket may get its number, and the selector would take it for this
         # one.
         fd = sock.fileno()
-        if fd >= 0:
-            loop = asyncio.get_running_loop()
+        loop = self._loop
+        if fd >= 0 and loop is not None and not loop.is_closed():
             loop.remove_reader(fd)
             loop.remove_writer(fd)
         self._writer_added = False
