@@ -11,6 +11,7 @@ from tvm.s_tir.schedule import Trace
 
 from builder.kernels import convolution, depthwise, fallback, matmul, pooling, rows, winograd
 from builder.kernels.decisions import BestKnown, Chooser, heuristic
+from builder.kernels.work import serial_where_small
 from builder.target import DeviceTarget
 
 Schedule = Callable[[st.Schedule, st.schedule.SBlockRV, DeviceTarget, Chooser], None]
@@ -52,11 +53,12 @@ def schedule(
     notes
         Told where a known schedule does not apply.
     """
-    known = best.trace(func) if best is not None else None
-    if known is not None:
+    if best is not None:
         try:
-            return replay(func, known)
-        except SCHEDULE_FAULTS as e:
+            known = best.trace(func)
+            if known is not None:
+                return replay(func, known)
+        except (*SCHEDULE_FAULTS, ValueError, TypeError) as e:
             reason = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
             if notes is not None:
                 notes(f"a recorded schedule does not apply, the heuristic takes its place ({reason:.120})")
@@ -72,9 +74,18 @@ def schedule(
     return sch.mod["main"].with_attr(SCHEDULE, kind)
 
 
+def has_root(func: tirx.PrimFunc) -> bool:
+    """Whether `func` is made of blocks; what TVM writes out by hand, such as a scatter, is one opaque block.
+
+    Its loops are as they were written: nothing says which may be reordered.
+    """
+    body = func.body
+    return isinstance(body, st.SBlockRealize) and body.block.name_hint == "root"
+
+
 def space_of(func: tirx.PrimFunc) -> str | None:
     """The kind of `func`'s design space, None where it has none."""
-    anchor = _anchor(st.Schedule(func))
+    anchor = _anchor(st.Schedule(func)) if has_root(func) else None
     return None if anchor is None else anchor[1]
 
 

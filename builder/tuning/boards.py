@@ -30,7 +30,7 @@ from builder.tuning.meta import BoardTime
 from builder.tuning.tracker import Tracker
 
 MAX_BOARDS = 64  # a thread and a process each
-ATTEMPTS = 3  # boards that may fail under one candidate before the fault is the candidate's
+ATTEMPTS = 2  # boards that may fail under one candidate before the fault is the candidate's
 INVALID_ATTEMPTS = 3  # measurements spoilt by throttling before the candidate is left for another day
 COOL_S = 5.0  # what a board that throttled is given to cool down
 SESSION_S = 120.0  # after it, a session is renewed: a server ends one that hangs no sooner than its limit

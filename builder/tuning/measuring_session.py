@@ -33,10 +33,21 @@ class Session:
         except (AttributeError, RuntimeError, ValueError):
             self._board = None  # TVM's own server, which says nothing of itself
 
+    def is_alive(self) -> bool:
+        """Whether the board still answers, and takes files: then an error is the candidate's."""
+        try:
+            self._remote.upload(bytearray(b"alive"), target="alive")
+            self._remote.remove("alive")
+        except (RuntimeError, ValueError, OSError):
+            return False
+        return True
+
     def state(self) -> BoardState:
+        """How the board fares, unknown where its server does not tell."""
         return BoardState() if self._board is None else BoardState.from_json(str(self._board()))
 
     def load(self, code: Code, options: RunnerOptions) -> Any:  # noqa: ANN401 - TVM's module
+        """Send a shared object and load it there."""
         self._files += 1
         name = f"kernel{self._files}.so"  # the dynamic linker takes a second file of one name for the first
         self._remote.upload(bytearray(code.content), target=name)
@@ -47,6 +58,7 @@ class Session:
         return module
 
     def arguments(self, code: Code) -> list[Any]:
+        """Buffers on the board with random numbers in them."""
         if self._arguments is None or self._arguments[0] != code.arguments:
             import tvm
 
@@ -60,6 +72,7 @@ class Session:
         return self._arguments[1]
 
     def evaluator(self, module: Any, options: RunnerOptions, repeat: int) -> Any:  # noqa: ANN401
+        """TVM's time evaluator of a candidate."""
         flush = options.cache_flush
         return module.time_evaluator(
             KERNEL,
@@ -73,6 +86,7 @@ class Session:
         )
 
     def measure(self, code: Code, options: RunnerOptions) -> Timing:
+        """Time a kernel."""
         arguments = self.arguments(code)
         module = self.load(code, options)
         seconds = self.evaluator(module, options, options.repeat)(*arguments).results
@@ -81,6 +95,7 @@ class Session:
     def compare(
         self, untuned: Code, tuned: Code, pairs: int, options: RunnerOptions
     ) -> tuple[tuple[float, float], ...]:
+        """Time two kernels in turn."""
         arguments = self.arguments(untuned)
         timers = [self.evaluator(self.load(code, options), options, 1) for code in (untuned, tuned)]
         result = []
@@ -94,6 +109,7 @@ class Session:
     def call(
         self, name: str, request: str, files: Sequence[tuple[str, bytes]], wanted: Sequence[str]
     ) -> tuple[str, tuple[bytes, ...]]:
+        """Call one of `board_functions`, sending files before and fetching others after."""
         try:
             function = self._remote.get_function(f"{PREFIX}{name}")
         except (AttributeError, RuntimeError, ValueError) as e:
@@ -111,18 +127,6 @@ class Session:
         for file in names:
             self._remote.remove(file)
         return answer, fetched
-
-
-_GONE = (
-    "socket",
-    "connection",
-    "rpc server",
-    "sessiontimeout",
-    "recv",
-    "channel",
-    "shut down",
-    "broken pipe",
-)
 
 
 def serve() -> None:
@@ -153,7 +157,7 @@ def serve() -> None:
         except Exception as e:  # noqa: BLE001 - the outermost loop: TVM raises what it pleases
             lines = [line for line in str(e).strip().splitlines() if line.strip()]
             text = (lines[-1] if lines else type(e).__name__).strip()[:300]
-            gone = verb == "open" or any(word in str(e).lower() for word in _GONE)
+            gone = verb == "open" or session is None or not session.is_alive()
             answer = ("board" if gone else "candidate", text)
         data = pickle.dumps(answer)
         data = struct.pack("<Q", len(data)) + data

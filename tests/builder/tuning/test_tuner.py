@@ -1,0 +1,302 @@
+"""Whole runs on the digits model: small, real, and interrupted in every way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from builder import RunnerOptions, TuneOptions, compile, run, tune
+from builder.cli import main
+from builder.errors import FleetError
+from builder.tuning.live import JsonLines, Lines, render, watch
+from builder.tuning.meta import Ratio
+from builder.tuning.records import RECORDS, Records
+from builder.tuning.report import render as render_report
+from builder.tuning.report import write_report
+from builder.tuning.space import decisions_of
+from builder.tuning.view import Progress
+
+DIGITS = Path(__file__).resolve().parents[3] / "examples" / "digits" / "digits.onnx"
+FAST = RunnerOptions(number=1, repeat=2, min_repeat_ms=0, timeout_s=30)
+
+
+class Seen:
+    def __init__(self) -> None:
+        self.progress: list[Progress] = []
+        self.notes: list[str] = []
+
+    def update(self, progress: Progress) -> None:
+        self.progress.append(progress)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory, digits, device):
+    """A finished run and what it said."""
+    path = tmp_path_factory.mktemp("tuned") / "records"
+    seen = Seen()
+    records = tune(
+        digits, device, path, options=TuneOptions(trials=6, pairs=5, parallel=2), runner=FAST, view=seen
+    )
+    return records, seen
+
+
+def lines(path: Path) -> list[str]:
+    """Each record's workload and decisions, as text."""
+    found = []
+    for line in (path / RECORDS).read_text().splitlines():
+        index, (trace, *_) = json.loads(line)
+        found.append(json.dumps([index, trace[1]]))
+    return found
+
+
+def test_every_task_gets_its_trials_the_heuristics_first(tuned, tasks) -> None:
+    records, seen = tuned
+    for task in tasks:
+        measured = list(records.measured(task.key))
+        assert len(measured) == min(6, task.space.size)
+        assert measured[0] == task.space.default
+    assert seen.progress[-1].phase == "done"
+    assert seen.progress[-1].peak_gflops > 0
+
+
+def test_no_point_is_measured_twice(tuned) -> None:
+    records, _ = tuned
+    assert len(set(lines(records.path))) == len(lines(records.path)) == len(records.all)
+
+
+def test_an_operator_is_used_only_when_it_is_faster_beyond_doubt(tuned) -> None:
+    records, _ = tuned
+    for verdict in records.meta.verdicts.values():
+        assert verdict.use == (verdict.ratio.low > 1.0)
+    assert records.meta.boards["local"].measured >= len(records.all)
+    assert records.meta.boards["local"].seconds > 0
+
+
+def test_a_model_compiled_with_its_records_gives_the_same_answers(tuned, digits) -> None:
+    records, _ = tuned
+    plain, package = compile(digits), compile(digits, tuning_records=records)
+    assert package.manifest.provenance.tuning_records_sha256 == records.digest()
+    ours, theirs = run(package).get_output("output_0"), run(plain).get_output("output_0")
+    assert abs(ours - theirs).max() < 1e-4
+
+
+def test_the_same_command_again_measures_nothing(tuned, digits, device) -> None:
+    records, _ = tuned
+    before = lines(records.path)
+    tune(digits, device, records.path, options=TuneOptions(trials=6, pairs=0), runner=FAST)
+    assert lines(records.path) == before
+
+
+def test_more_trials_go_on_from_the_records(tuned, digits, device, tmp_path) -> None:
+    import shutil
+
+    records, _ = tuned
+    shutil.copytree(records.path, tmp_path / "more")
+    before = lines(records.path)
+    more = tune(digits, device, tmp_path / "more", options=TuneOptions(trials=9, pairs=0), runner=FAST)
+    after = lines(tmp_path / "more")
+    assert after[: len(before)] == before
+    assert len(set(after)) == len(after) > len(before)
+    assert len(more.all) == len(after)
+
+
+def test_other_records_best_points_are_measured_early(tuned, digits, device, tmp_path, tasks) -> None:
+    records, _ = tuned
+    task = max(tasks, key=lambda t: t.space.size)
+    fresh = tune(
+        digits,
+        device,
+        tmp_path / "fresh",
+        options=TuneOptions(trials=3, pairs=0, tasks=str(task.index)),
+        runner=FAST,
+        prior_records=[records.path],
+    )
+    wanted = [r.decisions for r in records.best(task.key, 3)]
+    assert set(list(fresh.measured(task.key))[1:3]) <= set(wanted)
+
+
+def test_early_stopping_leaves_a_task_alone(digits, device, tmp_path, tasks) -> None:
+    task = max(tasks, key=lambda t: t.space.size)
+    options = TuneOptions(
+        tuner="gridsearch", trials=1000, early_stopping=4, pairs=0, batch=2, tasks=str(task.index)
+    )
+    records = tune(digits, device, tmp_path, options=options, runner=FAST)
+    times = list(records.measured(task.key).values())
+    assert len(times) < task.space.size
+    best = min(range(len(times)), key=lambda i: times[i] or 1)
+    assert 4 <= len(times) - 1 - best < 6
+
+
+def test_the_models_comparison_stands_in_the_manifest(tuned, digits, device, tmp_path) -> None:
+    import shutil
+    from dataclasses import replace
+
+    records, _ = tuned
+    shutil.copytree(records.path, tmp_path / "r")
+    with Records.write(tmp_path / "r", device) as copy:
+        result = copy.meta.models[digits.source_sha256]
+        ratio = Ratio(120.0, 100.0, 1.2, 1.1, 1.3, 21)
+        better = replace(result, board="pi:9091", ratio=ratio, use=True)
+        copy.update(replace(copy.meta, models={digits.source_sha256: better}))
+    tuning = compile(digits, tuning_records=tmp_path / "r").manifest.provenance.tuning
+    assert (tuning.board, tuning.untuned_ms, tuning.tuned_ms, tuning.speedup) == ("pi:9091", 0.12, 0.1, 1.2)
+    with Records.write(tmp_path / "r", device) as copy:
+        copy.update(replace(copy.meta, models={digits.source_sha256: replace(better, use=False)}))
+    said = []
+    package = compile(digits, tuning_records=tmp_path / "r", progress=said.append)
+    assert package.manifest.provenance.tuning is None
+    assert any("slower as a whole" in line for line in said)
+    assert package.members["mod.so"] == compile(digits).members["mod.so"]
+
+
+def test_a_killed_run_loses_a_batch_at_most_and_goes_on(digits, device, tmp_path) -> None:
+    command = [
+        *(os.sys.executable, "-m", "builder", "tune", str(DIGITS), "-o", str(tmp_path / "r")),
+        *("--trials", "30", "--number", "1", "--repeat", "1", "--min-repeat-ms", "0", "--pairs", "0"),
+    ]
+    for number in (signal.SIGKILL, signal.SIGINT):
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        already = len(lines(tmp_path / "r")) if (tmp_path / "r" / RECORDS).exists() else 0
+        deadline = time.monotonic() + 120
+        while not (tmp_path / "r" / RECORDS).exists() or len(lines(tmp_path / "r")) < already + 10:
+            assert process.poll() is None, process.stderr.read()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(number)
+        process.wait(60)
+        assert process.returncode == (130 if number == signal.SIGINT else -signal.SIGKILL)
+        if number == signal.SIGINT:
+            assert "the same command goes on" in process.stderr.read()
+    found = lines(tmp_path / "r")
+    assert len(found) >= 20
+    assert len(set(found)) == len(found)
+    options = TuneOptions(trials=30, pairs=0)
+    tune(digits, device, tmp_path / "r", options=options, runner=FAST)
+    assert lines(tmp_path / "r")[: len(found)] == found
+    assert len(set(lines(tmp_path / "r"))) == len(lines(tmp_path / "r"))
+
+
+def test_another_machines_target_needs_boards(digits, tmp_path) -> None:
+    with pytest.raises(FleetError, match="cannot measure for aarch64") as caught:
+        tune(digits, "rpi4", tmp_path)
+    assert "--rpc-tracker" in caught.value.hint
+
+
+def test_the_report_shows_every_operator_and_fetches_nothing(tuned, digits, tasks) -> None:
+    records, _ = tuned
+    page = render_report(records, digits.source_sha256)
+    assert all(task.name in page for task in tasks)
+    assert page.count("<figure>") == len(tasks)
+    assert "http" not in page
+    assert "src=" not in page
+    assert write_report(records, digits.source_sha256).read_text() == page
+
+
+def test_lines_say_what_is_done_and_how_fast_it_got(tuned, tmp_path) -> None:
+    import io
+
+    _, seen = tuned
+    out = io.StringIO()
+    view = Lines(out)
+    for progress in seen.progress:
+        view.update(progress)
+    view.note("a remark")
+    text = out.getvalue()
+    assert "searching" in text
+    assert "GFLOP/s" in text
+    assert text.endswith("a remark\n")
+
+
+def test_json_lines_are_objects(tuned) -> None:
+    import io
+
+    _, seen = tuned
+    out = io.StringIO()
+    view = JsonLines(out)
+    view.update(seen.progress[-1])
+    view.note("x")
+    first, second = map(json.loads, out.getvalue().splitlines())
+    assert len(first["progress"]["tasks"]) == len(seen.progress[-1].tasks)
+    assert second == {"note": "x"}
+
+
+def test_the_live_table_shows_tasks_boards_and_time_left(tuned) -> None:
+    from rich.console import Console
+
+    _, seen = tuned
+    console = Console(width=160, record=True, file=open(os.devnull, "w"))
+    console.print(render(seen.progress[-1]))
+    text = console.export_text()
+    assert "board local" in text
+    assert "GFLOP/s" in text
+    assert all(t.point in text for t in seen.progress[-1].tasks)
+
+
+def test_quiet_is_quiet(capsys) -> None:
+    with watch(quiet=True, as_json=False) as view:
+        view.note("nobody hears this")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_traces_of_a_run_are_points_of_the_space(tuned, tasks) -> None:
+    records, _ = tuned
+    task = tasks[0]
+    for record in records.best(task.key, 3):
+        assert decisions_of(records.trace(record)) == record.decisions
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "message"),
+    [
+        (["--tuner", "magic"], 2, "magic"),
+        (["--trials", "0"], 2, "whole number"),
+        (["--min-repeat-ms", "-1"], 2, "milliseconds"),
+        (["--tasks", "99"], 4, "--tasks"),
+        (["--tasks", "x"], 4, "--tasks"),
+        (["--rpc-key", "k"], 4, "belong together"),
+        (["--target", "rpi4"], 4, "cannot measure"),
+        (["--target", "nonsense"], 4, "unknown target"),
+        (["--rpc-tracker", "a:b:c", "--rpc-key", "k"], 4, "host:port"),
+        (["--tuning-records", "/nowhere"], 4, "cannot be read"),
+    ],
+)
+def test_bad_flags_are_explained(tmp_path, capsys, flags, code, message) -> None:
+    assert main(["tune", str(DIGITS), "-o", str(tmp_path / "r"), "--quiet", *flags]) == code
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.startswith("edgebundle: error: ")
+    assert "Traceback" not in error
+
+
+def test_tasks_can_be_listed(capsys, tasks) -> None:
+    assert main(["tune", str(DIGITS), "--tasks", "list"]) == 0
+    assert all(task.name in capsys.readouterr().out for task in tasks[:1])
+    assert main(["tune", str(DIGITS), "--tasks", "list", "--json"]) == 0
+    assert [t["name"] for t in json.loads(capsys.readouterr().out)] == [task.name for task in tasks]
+
+
+def test_records_are_shown_picked_merged_and_exported(tuned, tmp_path, capsys) -> None:
+    records, _ = tuned
+    folder = str(records.path)
+    assert main(["records", "show", folder]) == 0
+    assert "untuned us" in capsys.readouterr().out
+    assert main(["records", "show", folder, "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["operators"]) == len(records.keys)
+    assert main(["records", "merge", folder, folder, "-o", str(tmp_path / "m")]) == 0
+    assert len(Records.read(tmp_path / "m").all) == len(records.all)
+    assert main(["records", "best", folder, "-o", str(tmp_path / "b")]) == 0
+    capsys.readouterr()
+    assert main(["records", "export", folder, "--format", "csv"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(records.all) + 1
+    assert main(["records", "export", folder]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == len(records.all)
+    assert main(["records", "show", str(tmp_path / "none")]) == 4
