@@ -29,7 +29,7 @@ from builder import parity, presets, sample_inputs
 from builder.errors import ModelError
 from builder.execute import execute
 from builder.graph_codegen import generate
-from builder.importer import ImportedModel, import_onnx
+from builder.importer import ImportedModel, load
 from builder.kernel_object import compile_object, count_flops
 from builder.link.linker import describe, link
 from builder.lower import lower
@@ -119,7 +119,7 @@ def compile(
     device = target if isinstance(target, DeviceTarget) else resolve(target)
     if not isinstance(model, ImportedModel):
         progress("importing the model")
-        model = import_onnx(model, input_shapes=input_shapes, notes=progress)
+        model = load(model, input_shapes=input_shapes, notes=progress)
     identity = identity or Identity()
     name = identity.name or _bundle_name(model.name)
     declared_before = presets.preprocess(preprocess, model.inputs) if preprocess else None

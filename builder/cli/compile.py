@@ -96,10 +96,10 @@ def _compile(args: argparse.Namespace) -> int:
     with steps(quiet=args.quiet or args.json) as step:
         step("loading the compiler")
         from builder.compilation import Identity, compile
-        from builder.importer import import_onnx, parse_input_shapes, parse_input_values
+        from builder.importer import load, parse_input_shapes, parse_input_values
 
         step(f"importing {args.model}")
-        model = import_onnx(
+        model = load(
             args.model,
             input_shapes=parse_input_shapes(args.input_shapes) if args.input_shapes else None,
             input_values=parse_input_values(args.input_values) if args.input_values else None,

@@ -15,10 +15,9 @@ from tvm import relax
 
 from agent.bundle.graph import NOP, Graph
 from agent.runtime.graph_executor import create
-from builder import Package, compile
+from builder import Package, compile, load
 from builder.execute import load_kernels
 from builder.graph_codegen import generate
-from builder.importer import import_onnx as load
 from builder.lower import LoweredModule, lower
 from builder.target import resolve
 

@@ -14,8 +14,7 @@ import pytest
 from PIL import Image
 
 from benchmarks.architectures import generate
-from builder import Package, compile, run
-from builder.importer import import_onnx as load
+from builder import Package, compile, load, run
 
 pytestmark = pytest.mark.slow
 
