@@ -167,8 +167,7 @@ class Model:
         while self._queue and supervisor.has_room:
             waiting = self._queue.popleft()
             self._queued_bytes -= len(waiting.payload)
-            if not waiting.finished:
-                supervisor.send(waiting)
+            supervisor.send(waiting)
 
     def status(self) -> ModelStatus | None:
         """Say how it is."""

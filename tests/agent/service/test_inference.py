@@ -56,6 +56,18 @@ async def test_expired_in_the_queue_is_answered_408_and_not_computed(
         assert len(await client.answers(late, 1)) == 1
 
 
+async def test_late_result_is_no_second_answer(mosquitto: BrokerProcess, start_service: StartService) -> None:
+    async with start_service(mosquitto.port) as rig:
+        await rig.service.models.activate(rig.signer.bundle())
+        client = await rig.client()
+        late = client.send(b"sleep:1.4", expiry_s=1)
+        answer = await client.answer(late)
+        assert status_of(answer) == 408
+        assert "while it was computed" in json.loads(answer.payload)["error"]
+        assert status_of(await client.ask(b"next")) == 200
+        assert len(await client.answers(late, 1)) == 1
+
+
 async def test_full_queue_is_answered_503_at_once_and_other_models_are_not_held_up(
     mosquitto: BrokerProcess, start_service: StartService
 ) -> None:

@@ -144,6 +144,40 @@ async def test_agent_that_is_told_to_stop_answers_what_it_accepted(
             assert status_of(await client.answer(correlation)) == 200
 
 
+async def test_request_that_comes_while_the_agent_stops_is_left_to_the_next_one(
+    mosquitto: BrokerProcess, start_service: StartService
+) -> None:
+    async with connected_client(mosquitto.port) as client:
+        async with start_service(mosquitto.port, models=["echo"], shutdown_limit_s=5) as rig:
+            accepted = client.send(b"sleep:0.5")
+            await until(lambda: rig.service.samples()["edge_inference_in_flight"] == 1)
+            rig.stop.set()
+            await asyncio.sleep(0.1)
+            late = client.send(b"late")
+            assert status_of(await client.answer(accepted)) == 200
+        assert late not in [message.properties.correlation_data for message in client.received]
+        async with start_service(mosquitto.port, models=["echo"]):
+            assert (await client.answer(late)).payload == b"1.0.0:late"
+
+
+async def test_answer_that_could_not_be_delivered_is_delivered_by_the_next_agent_without_its_model(
+    mosquitto: BrokerProcess, start_service: StartService
+) -> None:
+    async with connected_client(mosquitto.port) as client:
+        async with start_service(mosquitto.port, models=["echo"], shutdown_limit_s=0.1) as rig:
+            correlation = client.send(b"sleep:0.5")
+            await until(lambda: rig.service.samples()["edge_inference_in_flight"] == 1)
+            mosquitto.stop(signal.SIGKILL)
+            counter = 'edge_inference_requests_total{model="echo",status="200"}'
+            await until(lambda: counter in rig.service.samples())
+        for path in mosquitto.folder.glob("mosquitto.db*"):
+            path.unlink()  # no request comes again
+        mosquitto.start()
+        await until(lambda: client.connection.settled)
+        async with start_service(mosquitto.port):
+            assert (await client.answer(correlation)).payload == b"1.0.0:sleep:0.5"
+
+
 async def test_request_that_a_stopped_agent_did_not_take_is_answered_by_the_next_one(
     mosquitto: BrokerProcess, start_service: StartService
 ) -> None:
