@@ -3,7 +3,8 @@
     python packaging/build_deb.py [--suite bookworm] [--arch arm64] [-o dist]
     python packaging/build_deb.py --lock      after a change of the agent's dependencies
 
-Promises the same bytes for the same commit. Runs nothing of the target's architecture and needs no root.
+Promises the same bytes for the same commit. Runs nothing of the target's architecture and needs no root; but
+for `--arch armhf`, whose tvm-ffi is compiled: on a Debian machine, with its cross compiler, as root.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(description="Build the agent's Debian packages.")
     parser.add_argument("--suite", action="append", default=[], help="bookworm or trixie; default: both")
-    parser.add_argument("--arch", action="append", default=[], help="arm64 or amd64; default: both")
+    parser.add_argument(
+        "--arch", action="append", default=[], help="arm64, amd64 or armhf; default: the first two"
+    )
     parser.add_argument(
         "--build", type=int, default=0, metavar="N", help="build number, for upgrades of one version"
     )

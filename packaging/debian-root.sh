@@ -25,8 +25,8 @@ esac
 include=python3,python3-venv,adduser,ca-certificates
 case $arch in
   arm64) ;;
-  # what the registry has no 32-bit wheels of comes from Debian
-  armhf) include+=,python3-cffi-backend,python3-numpy,python3-pil,python3-cryptography,python3-paho-mqtt ;;
+  # the registry has no 32-bit wheels of these; and what tvm-ffi is built against
+  armhf) include+=,python3-cffi-backend,python3-cryptography,python3-numpy,python3-pil,libpython3-dev ;;
   # the one that is booted
   amd64) include+=,systemd,systemd-sysv,dbus ;;
   *) echo "$0: no recipe for architecture $arch" >&2; exit 2 ;;

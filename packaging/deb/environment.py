@@ -2,7 +2,8 @@
 
 A virtual environment is a `pyvenv.cfg`, a link to the system's Python and a folder of packages. So it can be
 made for another architecture without running anything of that architecture. Nothing is added to the system's
-own Python, and nothing of the system's Python packages is seen from inside.
+own Python; and nothing of the system's Python packages is seen from inside, but on 32-bit ARM, where some of
+them stand in for wheels that nobody publishes.
 """
 
 from __future__ import annotations
@@ -98,7 +99,9 @@ def make(root: Path, release: Release) -> None:
     launcher.write_text(_LAUNCHER)
     launcher.chmod(0o755)
     (home / "pyvenv.cfg").write_text(
-        f"home = /usr/bin\ninclude-system-site-packages = false\nversion = {release.python}\n"
+        "home = /usr/bin\n"
+        f"include-system-site-packages = {'true' if release.from_debian else 'false'}\n"
+        f"version = {release.python}\n"
     )
     (root / "usr/bin").mkdir()
     (root / "usr/bin/edge-agent").symlink_to("../lib/edge-agent/bin/edge-agent")

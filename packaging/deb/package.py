@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from deb import environment, wheels
+from deb import environment, tvm_ffi, wheels
 from deb.release import Release
 
 _NAME: Final = "edge-agent"
@@ -77,6 +77,12 @@ def maintainer() -> str:
     return f"{name} <{os.environ.get('DEBEMAIL', 'edgebundle@localhost')}>"
 
 
+def debian_root(project: Path, release: Release) -> Path:
+    """Return the kept root of a release; making one takes minutes and needs root."""
+    command = [str(project / "packaging/debian-root.sh"), release.arch, release.suite]
+    return Path(subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip())
+
+
 def project_version(project: Path) -> str:
     """Return the version that agent/__init__.py states."""
     namespace: dict[str, object] = {}
@@ -116,6 +122,8 @@ def stage(root: Path, release: Release, sources: Sources) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         wheels.download_locked(release, lock, Path(scratch))
         wheels.unpack(release, [sources.wheel, *sorted(Path(scratch).glob("*.whl"))], packages)
+        for sdist in Path(scratch).glob("*.tar.gz"):
+            tvm_ffi.build(release, sdist, debian_root(project, release), packages)
     environment.make(root, release)
 
     files = project / "packaging/files"
@@ -159,6 +167,7 @@ def build(root: Path, release: Release, sources: Sources, into: Path) -> Path:
         "depends": [
             f"python3 (>= {release.python}~), python3 (<< {release.python_next}~)",
             *_DEPENDS,
+            *release.from_debian,
         ],
         "suggests": ["mosquitto"],
         "deb": {"compression": "xz"},

@@ -37,24 +37,38 @@ class Release:
         major, minor = self.python.split(".")
         return f"{major}.{int(minor) + 1}"
 
+    @property
+    def from_debian(self) -> tuple[str, ...]:
+        """Debian's packages in place of wheels: none but on 32-bit ARM, for which there are no wheels."""
+        if self.arch != "armhf":
+            return ()
+        return ("python3-cffi-backend", "python3-cryptography", "python3-numpy", "python3-pil")
+
     def wheel_options(self) -> list[str]:
         """Pip options that choose this release's wheels, on whatever machine pip runs."""
         platforms = [f"manylinux_2_{minor}_{self.machine}" for minor in range(self.glibc_minor, 16, -1)]
         platforms.append(f"manylinux2014_{self.machine}")
-        options = ["--only-binary=:all:", "--implementation=cp", f"--python-version={self.python}"]
+        options = ["--implementation=cp", f"--python-version={self.python}"]
         return options + [f"--platform={platform}" for platform in platforms]
 
 
 _SUITES: Final = (("bookworm", 12, "3.11", 36), ("trixie", 13, "3.13", 41))
 _ARCHES: Final = (("arm64", "aarch64"), ("amd64", "x86_64"))
 
-RELEASES: Final = tuple(
-    Release(suite, number, python, arch, machine, glibc)
-    for suite, number, python, glibc in _SUITES
-    for arch, machine in _ARCHES
+RELEASES: Final = (
+    *(
+        Release(suite, number, python, arch, machine, glibc)
+        for suite, number, python, glibc in _SUITES
+        for arch, machine in _ARCHES
+    ),
+    Release("bookworm", 12, "3.11", "armhf", "armv7l", 36),
 )
 
 
 def select(suites: list[str], arches: list[str]) -> tuple[Release, ...]:
-    """Return the releases of `RELEASES` of any of `suites` and `arches`; an empty list stands for all."""
-    return tuple(r for r in RELEASES if r.suite in (suites or r.suite) and r.arch in (arches or r.arch))
+    """Return the releases of `RELEASES` of any of `suites` and `arches`; an empty list stands for all.
+
+    For all but armhf, which only builds on a Debian machine: it has to be named.
+    """
+    wanted = arches or [arch for arch, _ in _ARCHES]
+    return tuple(r for r in RELEASES if r.suite in (suites or [r.suite]) and r.arch in wanted)

@@ -15,8 +15,11 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Final
 
 from deb.release import Release
+
+TVM_FFI: Final = "apache-tvm-ffi"
 
 
 def _pip(*arguments: str | Path, epoch: int | None = None) -> None:
@@ -71,29 +74,45 @@ def write_lock(release: Release, project: Path, lock: Path, scratch: Path) -> No
     """Resolve the agent's dependencies for `release` and write them with their digests to `lock`."""
     found = scratch / release.name
     found.mkdir()
-    _pip("download", "--dest", found, *release.wheel_options(), *agent_dependencies(project))
+    options: list[str | Path] = ["--dest", found, "--only-binary=:all:", *release.wheel_options()]
+    requirements = agent_dependencies(project)
+    if release.from_debian:
+        sources = [name for name in requirements if _name(name) == TVM_FFI]
+        _pip("download", "--dest", found, "--no-deps", f"--no-binary={TVM_FFI}", *sources)
+        # tvm-ffi's own, and what Debian does not have.
+        requirements = [
+            *[name for name in requirements if _name(name) == "paho-mqtt"],
+            "typing-extensions>=4.13",
+        ]
+    _pip("download", *options, *requirements)
     lines = [f"# The agent's dependencies on Debian {release.number} {release.arch}. Made by"]
     lines.append("# packaging/build_deb.py --lock; edit pyproject.toml instead.")
-    for wheel in sorted(found.glob("*.whl"), key=lambda path: path.name.lower()):
-        name, version = wheel.name.split("-")[:2]
-        digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-        lines.append(f"{re.sub('[-_.]+', '-', name).lower()}=={version} --hash=sha256:{digest}")
+    for file in sorted(found.iterdir(), key=lambda path: path.name.lower()):
+        name, version = file.name.removesuffix(".tar.gz").split("-")[:2]
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+        lines.append(f"{_name(name)}=={version} --hash=sha256:{digest}")
     lock.write_text("\n".join(lines) + "\n")
 
 
 def download_locked(release: Release, lock: Path, into: Path) -> None:
-    """Download exactly the wheels of `lock` into the folder `into`; a wrong digest ends the build."""
-    _pip("download", "--dest", into, "--no-deps", "--require-hashes", "-r", lock, *release.wheel_options())
+    """Download exactly the files of `lock` into the folder `into`; a wrong digest ends the build."""
+    options: list[str | Path] = ["--dest", into, "--no-deps", "--require-hashes"]
+    if not release.from_debian:
+        _pip("download", *options, "--only-binary=:all:", "-r", lock, *release.wheel_options())
+        return
+    # What is left is the same on every machine: wheels without native code, and sources.
+    _pip("download", *options, f"--no-binary={TVM_FFI}", "-r", lock)
 
 
 def unpack(release: Release, wheels: list[Path], into: Path) -> None:
     """Unpack `wheels`, made for `release`, into the folder `into`, without running anything of them."""
     # pip would hold wheels given as files against the Python that it runs on itself.
-    options = [
-        "--ignore-requires-python",
-        "--no-index",
-        "--no-deps",
-        "--no-compile",
-        *release.wheel_options(),
-    ]
-    _pip("install", "--target", into, *options, *wheels)
+    options = ["--ignore-requires-python", "--no-index", "--no-deps", "--no-compile", "--only-binary=:all:"]
+    _pip("install", "--target", into, *options, *release.wheel_options(), *wheels)
+
+
+def _name(requirement: str) -> str:
+    """Return the normalised name (PEP 503) of the project that a requirement or a file's name begins with."""
+    match = re.match(r"[A-Za-z0-9._-]*[A-Za-z0-9]", requirement)
+    assert match is not None
+    return re.sub(r"[-_.]+", "-", match[0]).lower()

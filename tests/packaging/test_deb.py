@@ -95,7 +95,7 @@ def test_every_library_is_inside_or_comes_with_a_dependency(
     with tarfile.open(fileobj=BytesIO(data(package))) as archive:
         archive.extractall(tmp_path, filter="tar")
     libraries = [path for path in tmp_path.rglob("*.so*") if path.is_file()]
-    assert len(libraries) > 20
+    assert len(libraries) > 2
     inside = {path.name for path in libraries}
     depends = re.split(r"[ ,|]+", field(package, "Depends"))
     allowed = re.compile("|".join(LIBRARIES[name] for name in LIBRARIES if name in depends))
