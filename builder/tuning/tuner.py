@@ -22,6 +22,7 @@ from builder.tuning import search
 from builder.tuning.boards import Boards, LocalBoard, Outcome, RpcBoards
 from builder.tuning.build import CandidateBuilder
 from builder.tuning.comparison import compare_kernels, compare_models
+from builder.tuning.interruption import Interruption, deferred
 from builder.tuning.measuring import Code, MeasureFault, RunnerOptions
 from builder.tuning.meta import ModelResult, Verdict
 from builder.tuning.peak import ATTEMPTS as PEAK_ATTEMPTS
@@ -144,16 +145,19 @@ def tune(
             )
         )
         builder = CandidateBuilder(device, options.parallel)
-        run = _Run(imported, device, tasks, records, boards, builder, options, runner, view)
-        try:
-            run.prepare()
-            run.seed(seeds)
-            run.search()
-            run.compare()
-        finally:
-            run.account()
-            builder.close()
-            boards.close()
+        with deferred() as interruption:
+            run = _Run(
+                imported, device, tasks, records, boards, builder, options, runner, view, interruption
+            )
+            try:
+                run.prepare()
+                run.seed(seeds)
+                run.search()
+                run.compare()
+            finally:
+                run.account()
+                builder.close()
+                boards.close()
     return Records.read(records_path, device)
 
 
@@ -208,11 +212,13 @@ class _Run:
         options: TuneOptions,
         runner: RunnerOptions,
         view: View,
+        interruption: Interruption,
     ) -> None:
         self._model, self._target, self._records = model, target, records
         self._boards, self._builder = boards, builder
         self._options, self._runner, self._view = options, runner, view
         self._tasks = [_TaskRun(task, records) for task in tasks]
+        self._interruption = interruption
         self._started = time.monotonic()
         self._measured = 0
         self._active: int | None = None
@@ -322,6 +328,7 @@ class _Run:
 
         def done(index: int, outcome: Outcome) -> None:
             outcomes[places[index]] = outcome
+            self._interruption.check()
 
         try:
             self._boards.measure(codes, done)
@@ -425,6 +432,7 @@ class _Run:
         return limit is not None and time.monotonic() - self._started >= limit
 
     def _show(self, phase: str) -> None:
+        self._interruption.check()
         elapsed = time.monotonic() - self._started
         planned = sum(run.planned(self._options.trials) for run in self._tasks)
         known = sum(len(run.known) for run in self._tasks)
