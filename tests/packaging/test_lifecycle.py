@@ -1,4 +1,4 @@
-"""The arm64 package from installation to purge, on both releases, under qemu: what serves, what stays."""
+"""The packages for ARM from installation to purge, under qemu: what serves, and what stays."""
 
 from __future__ import annotations
 
@@ -46,9 +46,14 @@ def changed(before: dict[str, bytes | str], after: dict[str, bytes | str]) -> se
     return {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
 
 
-@pytest.mark.parametrize("suite", ["bookworm", "trixie"])
+@pytest.mark.parametrize(
+    ("suite", "arch", "target"),
+    [("bookworm", "arm64", "rpi4"), ("trixie", "arm64", "rpi4"), ("bookworm", "armhf", "rpi-armv7")],
+)
 def test_install_serve_upgrade_remove_purge(
     suite: str,
+    arch: str,
+    target: str,
     make_root: Callable[[str, str], Root],
     build_deb: Callable[..., Path],
     own_broker: BrokerProcess,
@@ -56,12 +61,12 @@ def test_install_serve_upgrade_remove_purge(
     compiled: Callable[..., Path],
     tmp_path: Path,
 ) -> None:
-    root = make_root("arm64", suite)
+    root = make_root(arch, suite)
     clean = root.files()
     broker = Broker(own_broker.url)
 
     # Installed: the package's files, byte code beside them, its user, its service enabled; nothing else.
-    package, newer = build_deb(suite, "arm64"), build_deb(suite, "arm64", 1)
+    package, newer = build_deb(suite, arch), build_deb(suite, arch, 1)
     start_s = time.monotonic()
     install(root, package)
     took_s = time.monotonic() - start_s
@@ -90,7 +95,7 @@ def test_install_serve_upgrade_remove_purge(
     config.write_text(text.replace("#device = ...", f'device = "{suite}"', 1))
     configured = config.read_bytes()
     with serve(root, tmp_path):
-        done = deploy(compiled("rpi4"), suite, broker, wait_s=240)
+        done = deploy(compiled(target), suite, broker, wait_s=240)
         assert (done.status, done.code, done.message) == ("SUCCEEDED", "", "")
         answer = infer(suite, "digits", DIGITS / "seven.png", broker, deadline_s=120)
         assert (answer.status, answer.top[0].label) == (200, "seven")
