@@ -18,9 +18,6 @@ from tvm.ir import Call
 
 from builder.target import DeviceTarget
 
-# Fewer elements than this are done before a second thread has woken up.
-PARALLEL_ELEMENTS = 4096
-
 
 def schedule(func: tirx.PrimFunc, target: DeviceTarget) -> tirx.PrimFunc:
     """A schedule of `func`, parallel and vectorised as far as its blocks allow."""
@@ -31,7 +28,7 @@ def schedule(func: tirx.PrimFunc, target: DeviceTarget) -> tirx.PrimFunc:
             trial = sch.copy()
             try:
                 attempt(trial, trial.get_sblock(sch.get(block).name_hint), target)
-            except (st.ScheduleError, tvm.error.InternalError, RuntimeError):
+            except (st.ScheduleError, tvm.error.InternalError, RuntimeError, ValueError):
                 continue
             sch = trial
             break
@@ -55,6 +52,13 @@ def is_cheap(block: tirx.Stmt) -> bool:
     return not expensive and len(products) <= _CHEAP_PRODUCTS
 
 
+def _branches(block: tirx.Stmt) -> bool:
+    """Whether elements of the block are computed in different ways, and so one at a time."""
+    calls: list[Call] = []
+    tvm_ffi.structural_walk(block.body, (Call, calls.append))
+    return any(str(getattr(call.op, "name", "")) == "prim.if_then_else" for call in calls)
+
+
 def _inline(sch: st.Schedule) -> None:
     """Inline element-wise blocks into what reads them, unless that repeats an expensive computation."""
     changed = True
@@ -70,7 +74,8 @@ def _inline(sch: st.Schedule) -> None:
             into_reduction = any(
                 int(v.iter_type) != tirx.IterVar.DataPar for c in consumers for v in sch.get(c).iter_vars
             )
-            if not is_cheap(stmt) and (len(consumers) > 1 or into_reduction):
+            into_branches = any(_branches(sch.get(c)) for c in consumers)
+            if not is_cheap(stmt) and (len(consumers) > 1 or into_reduction or into_branches):
                 continue
             try:
                 sch.compute_inline(block)
@@ -115,8 +120,7 @@ def _order(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget) 
             sch.vectorize(vector)
         else:
             parallel = sch.fuse(*spatial)
-        if elements * math.prod(int(sch.get(r).extent) for r in reduction) >= PARALLEL_ELEMENTS:
-            sch.parallel(parallel)
+        sch.parallel(parallel)
         sch.decompose_reduction(block, reduction[0])
         return
     fused = sch.fuse(*spatial)
@@ -124,11 +128,8 @@ def _order(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget) 
         return
     chunk = lanes * 4 if elements % (lanes * 4) == 0 else lanes
     jobs = target.cores * 4
-    if elements >= PARALLEL_ELEMENTS:
-        outer, _, vector = sch.split(fused, [None, _middle(elements, chunk, jobs), chunk])
-        sch.parallel(outer)
-    else:
-        outer, vector = sch.split(fused, [None, chunk])
+    outer, _, vector = sch.split(fused, [None, _middle(elements, chunk, jobs), chunk])
+    sch.parallel(outer)
     sch.vectorize(vector)
 
 

@@ -1,0 +1,93 @@
+"""Any function is taken: what has no blocks, no elements, no axes, or a type that no design space knows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tvm import relax
+
+from builder.kernels.work import WORTH_A_LAUNCH_US, time_us
+from builder.target import DeviceTarget
+from tests.builder.kernels.machines import Randn, machine, run
+
+
+@pytest.fixture(params=[4, 16])
+def target(request: pytest.FixtureRequest) -> DeviceTarget:
+    return machine(request.param)
+
+
+def test_a_function_without_blocks_stays_as_it_is(target: DeviceTarget, randn: Randn) -> None:
+    x, updates = randn(10, 4), randn(3, 4)
+    ids = np.array([[0, 1, 2, 3], [4, 5, 6, 7], [9, 9, 8, 9]], "i8")
+    result = run(relax.op.scatter_elements, {"x": x, "ids": ids, "u": updates}, target)
+    want = x.copy()
+    np.put_along_axis(want, ids, updates, 0)
+    assert (result.outputs[0] == want).all()
+    assert result.schedules == {"opaque"}
+
+
+def test_scatter_of_rows_warns_of_no_pragma(
+    target: DeviceTarget, randn: Randn, capfd: pytest.CaptureFixture[str]
+) -> None:
+    x, updates = randn(10, 4), randn(2, 4)
+    ids = np.array([[7], [2]], "i8")
+    result = run(relax.op.scatter_nd, {"x": x, "ids": ids, "u": updates}, target)
+    want = x.copy()
+    want[[7, 2]] = updates
+    assert (result.outputs[0] == want).all()
+    assert "pragma" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64", "int8", "int32", "int64", "uint8"])
+@pytest.mark.parametrize("shape", [(), (1,), (3, 5), (0,), (2, 0, 3), (1, 70, 33)])
+def test_any_type_and_shape_is_computed(dtype: str, shape: tuple[int, ...], target: DeviceTarget) -> None:
+    x = np.asarray(np.random.RandomState(1).rand(*shape) * 9).astype(dtype)
+    result = run(lambda v: relax.op.maximum(relax.op.add(v, v), relax.const(3, dtype)), {"x": x}, target)
+    assert result.outputs[0].shape == shape
+    assert (result.outputs[0] == np.maximum(x + x, np.array(3, dtype))).all()
+
+
+def test_truth_values_are_computed(target: DeviceTarget, randn: Randn) -> None:
+    x, y = randn(3, 50), randn(3, 50)
+    result = run(
+        lambda a, b: relax.op.logical_not(relax.op.logical_and(relax.op.less(a, b), relax.op.less(b, a * a))),
+        {"x": x, "y": y},
+        target,
+    )
+    assert (result.outputs[0] == ~((x < y) & (y < x * x))).all()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64", "int64"])
+def test_sum_of_everything_is_one_number(dtype: str, target: DeviceTarget) -> None:
+    x = np.arange(7 * 45).reshape(7, 45).astype(dtype) % 5
+    assert run(relax.op.sum, {"x": x}, target).outputs[0] == x.sum()
+
+
+def test_sum_over_nothing_is_zero(target: DeviceTarget) -> None:
+    result = run(lambda v: relax.op.sum(v, axis=1), {"x": np.zeros((3, 0), "f4")}, target)
+    assert (result.outputs[0] == 0).all()
+    assert result.outputs[0].shape == (3,)
+
+
+@pytest.mark.parametrize("size", [8, 512])
+def test_only_kernels_worth_a_launch_are_parallel(size: int, target: DeviceTarget, randn: Randn) -> None:
+    x, w = randn(1, 16, size, size), randn(16, 16, 1, 1)
+
+    def build(v: relax.Expr) -> relax.Expr:
+        y = relax.op.nn.max_pool2d(relax.op.nn.conv2d(v, relax.const(w)), (2, 2), (2, 2))
+        return relax.op.nn.softmax(relax.op.permute_dims(y, [0, 2, 3, 1]))
+
+    kernels = run(build, {"x": x}, target).lowered.kernels.functions
+    assert len(kernels) >= 4  # of three design spaces and the fallback
+    for func in kernels.values():
+        assert ("T.parallel" in func.script()) == (size == 512)
+        assert (time_us(func, target) >= WORTH_A_LAUNCH_US) == (size == 512)
+
+
+def test_what_is_concatenated_is_computed_in_vectors(target: DeviceTarget, randn: Randn) -> None:
+    x = randn(1, 2000, 2)
+    result = run(lambda v: relax.op.concat([relax.op.exp(v), v], axis=2), {"x": x}, target)
+    assert np.allclose(result.outputs[0], np.concatenate([np.exp(x), x], 2), rtol=1e-5)
+    (kernel,) = result.lowered.kernels.functions.values()
+    exp = kernel.script().split('T.sblock("exp")')[0].splitlines()
+    assert any("T.vectorized" in line for line in exp)
