@@ -106,6 +106,8 @@ def _run(options: argparse.Namespace) -> int:
 
 
 async def _serve(config: Config) -> int:
+    # paho takes dnspython where it finds it, for SRV records that no broker here has: 5 MiB of this process.
+    sys.modules.setdefault("dns", None)  # type: ignore[arg-type]  # None is how an import is made to fail
     from agent.service.notify import Notifier
     from agent.service.service import Service
 

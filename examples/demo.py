@@ -147,9 +147,13 @@ def edgebundle(*arguments: str) -> str:
     ) as command:
         assert command.stdout is not None
         lines = []
-        for line in command.stdout:
-            print(f"  {line}", end="", flush=True)
-            lines.append(line)
+        try:
+            for line in command.stdout:
+                print(f"  {line}", end="", flush=True)
+                lines.append(line)
+        except BaseException:
+            command.terminate()  # what stopped the demo may not have reached its commands
+            raise
     if command.returncode:
         raise DemoFailedError(f"edgebundle {arguments[0]} gave exit code {command.returncode}")
     return "".join(lines)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TARGETS = {"help", "demo", "test", "test-arm", "lint", "bench", "deb", "install", "clean"}
+TARGETS = {"help", "demo", "test", "test-arm", "lint", "bench", "bench-arm", "deb", "install", "clean"}
 # What the recipes need beside Python.
 TOOLS = ("sh", "make", "sed", "expand", "echo", "test", "touch", "id")
 
