@@ -9,10 +9,10 @@ loads.
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import re
 import struct
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,8 @@ from typing import Final
 # cpuinfo of a machine with hundreds of cores takes some 500 KiB; the device tree's properties a few hundred
 # bytes.
 _MAX_FILE_BYTES: Final = 4 << 20
+# PyPA's "Recording installed projects": NAME-VERSION.dist-info, the name normalised.
+_TVM_FFI: Final = re.compile(r"apache_tvm_ffi-([0-9][^-]*)\.dist-info")
 
 # Name of an architecture -> what it is called here: as uname(2) does.
 _ARCHES: Final = MappingProxyType(
@@ -222,13 +224,17 @@ def _glibc() -> str | None:
 
 
 def _abi() -> str | None:
-    # The distribution's metadata tell the version; importing tvm_ffi would load its library into this
-    # process.
-    try:
-        version = importlib.metadata.version("apache-tvm-ffi")
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    return abi_of(version)
+    # The name of the distribution's metadata folder tells the version. Importing tvm_ffi would load its
+    # library into this process, and importlib.metadata, which reads the same names, takes 0.7 MiB of it.
+    for folder in sys.path:
+        try:
+            names = sorted(os.listdir(folder or "."))  # noqa: PTH208 - names alone are wanted
+        except OSError:
+            continue
+        for name in names:
+            if (found := _TVM_FFI.fullmatch(name)) is not None:
+                return abi_of(found[1])
+    return None
 
 
 def abi_of(tvm_ffi_version: str) -> str:
