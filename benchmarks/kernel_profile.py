@@ -94,7 +94,7 @@ def flops_of(kernel: str, shapes: list[tuple[int, ...]]) -> float:
     if "winograd" in kernel:
         return 2 * 9 * out * shapes[1][2] * shapes[1][3]
     if "conv2d" in kernel:
-        _, blocks, kh, kw, block, _ = shapes[1]
+        _, blocks, kh, kw, block, _, _ = shapes[1]
         return 2 * out * blocks * kh * kw * block
     if "depthwise" in kernel:
         return 2 * out * shapes[1][1] * shapes[1][2]

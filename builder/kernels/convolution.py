@@ -94,19 +94,32 @@ def pad(x: te.Tensor, op: Conv2d) -> te.Tensor:
     )
 
 
-def pack_weights(weight: np.ndarray, in_block: int, out_block: int) -> np.ndarray:
-    """``[OC, IC/groups, KH, KW]`` to ``[OC/bo, IC/bi, KH, KW, bi, bo]``, zeros where blocks are not full."""
+def pack_weights(weight: np.ndarray, in_block: int, out_block: int, together: int = 1) -> np.ndarray:
+    """``[OC, IC/groups, KH, KW]`` to ``[OC/bo/t, IC/bi, KH, KW, bi, t, bo]``, zeros where blocks are not full.
+
+    ``t = together`` blocks that a register tile holds lie side by side: ARM loads vectors in pairs.
+    """
     o, i, kh, kw = weight.shape
     ob, ib = -(-o // out_block), -(-i // in_block)
     full = np.zeros((ob * out_block, ib * in_block, kh, kw), weight.dtype)
     full[:o, :i] = weight
-    full = full.reshape(ob, out_block, ib, in_block, kh, kw).transpose(0, 2, 4, 5, 3, 1)
+    full = full.reshape(ob // together, together, out_block, ib, in_block, kh, kw)
+    full = full.transpose(0, 3, 5, 6, 4, 1, 2)
     return np.ascontiguousarray(full)
 
 
-def emit(bb: relax.BlockBuilder, op: Conv2d, x: relax.Expr, weight: np.ndarray, out_block: int) -> relax.Expr:
+def emit(
+    bb: relax.BlockBuilder,
+    op: Conv2d,
+    x: relax.Expr,
+    weight: np.ndarray,
+    out_block: int,
+    target: DeviceTarget,
+) -> relax.Expr:
     """The convolution of packed `x`, as a call of a tensor expression with packed weights."""
-    packed = relax.const(pack_weights(weight, shape_of(x)[4], out_block))
+    in_block, blocks = shape_of(x)[4], -(-op.out_channels // out_block)
+    tiles = space(blocks, op.out_width, in_block, target).default
+    packed = relax.const(pack_weights(weight, in_block, out_block, tiles.oc if tiles.held else 1))
 
     def compute(data: te.Tensor, w: te.Tensor) -> te.Tensor:
         return convolve(pad(data, op), w, op)
@@ -117,7 +130,8 @@ def emit(bb: relax.BlockBuilder, op: Conv2d, x: relax.Expr, weight: np.ndarray, 
 
 def convolve(x: te.Tensor, w: te.Tensor, op: Conv2d) -> te.Tensor:
     """The product itself, over an already padded `x`."""
-    out_blocks, in_blocks, kernel_h, kernel_w, in_block, out_block = (int(d) for d in w.shape)
+    outer, in_blocks, kernel_h, kernel_w, in_block, together, out_block = (int(d) for d in w.shape)
+    out_blocks = outer * together
     per_group = out_blocks // op.groups
     ic = te.reduce_axis((0, in_blocks), "ic")
     kh = te.reduce_axis((0, kernel_h), "kh")
@@ -128,7 +142,7 @@ def convolve(x: te.Tensor, w: te.Tensor, op: Conv2d) -> te.Tensor:
     def element(n: te.Tensor, o: te.Tensor, y: te.Tensor, z: te.Tensor, v: te.Tensor) -> te.Tensor:
         first = 0 if op.groups == 1 else o // per_group * in_blocks
         value = x[n, first + ic, y * sh + kh * dh, z * sw + kw * dw, ii]
-        return te.sum(value * w[o, ic, kh, kw, ii, v], axis=[ic, kh, kw, ii])
+        return te.sum(value * w[o // together, ic, kh, kw, ii, o % together, v], axis=[ic, kh, kw, ii])
 
     return te.compute(
         (op.batch, out_blocks, op.out_height, op.out_width, out_block),

@@ -210,9 +210,11 @@ class _Packing:
             x = table.as_packed(call.args[0], in_block)
             m = winograd.output_tile(op, in_block, self._target)
             if m is None:
-                new = convolution.emit(table.bb, op, x.expr, weight, out_block)
+                new = convolution.emit(table.bb, op, x.expr, weight, out_block, self._target)
             else:
-                new = winograd.emit(table.bb, op, x.expr, weight, out_block=out_block, m=m)
+                new = winograd.emit(
+                    table.bb, op, x.expr, weight, out_block=out_block, m=m, target=self._target
+                )
         table.define_packed(var, Packed(new, op.out_channels))
         return True
 

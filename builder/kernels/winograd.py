@@ -150,10 +150,20 @@ _BYTES_PER_OPERATION = 4.0
 
 
 def emit(
-    bb: relax.BlockBuilder, op: Conv2d, x: relax.Expr, weight: np.ndarray, *, out_block: int, m: int
+    bb: relax.BlockBuilder,
+    op: Conv2d,
+    x: relax.Expr,
+    weight: np.ndarray,
+    *,
+    out_block: int,
+    m: int,
+    target: DeviceTarget,
 ) -> relax.Expr:
     """The convolution of packed `x` as two calls: the transform of constant weights, and the convolution."""
-    packed = relax.const(pack_weights(weight, shape_of(x)[4], out_block))
+    in_block, blocks = shape_of(x)[4], -(-op.out_channels // out_block)
+    count = op.batch * -(-op.out_height // m) * -(-op.out_width // m)
+    tiles = space(count, blocks, in_block, target).default
+    packed = relax.const(pack_weights(weight, in_block, out_block, tiles.oc if tiles.held else 1))
     transform = bb.call_te(
         lambda w: transform_weights(w, m),
         packed,
@@ -172,17 +182,17 @@ def emit(
 
 
 def transform_weights(w: te.Tensor, m: int) -> te.Tensor:
-    """``G g G^T``: [OB, IB, 3, 3, bi, bo] to [(m + 2)**2, OB, IB, bi, bo]."""
+    """``G g G^T``: [OB/t, IB, 3, 3, bi, t, bo] to [(m + 2)**2, OB/t, IB, bi, t, bo]."""
     size, g = m + 2, Transforms.of(m).weights
-    ob, ib, _, _, bi, bo = (int(d) for d in w.shape)
+    ob, ib, _, _, bi, t, bo = (int(d) for d in w.shape)
     half = te.compute(
-        (ob, ib, size, 3, bi, bo),
-        lambda o, i, e, kw, a, b: select(e, g, lambda kh: w[o, i, kh, kw, a, b]),
+        (ob, ib, size, 3, bi, t, bo),
+        lambda o, i, e, kw, a, s, b: select(e, g, lambda kh: w[o, i, kh, kw, a, s, b]),
         name="half",
     )
     return te.compute(
-        (size * size, ob, ib, bi, bo),
-        lambda xi, o, i, a, b: select(xi % size, g, lambda kw: half[o, i, xi // size, kw, a, b]),
+        (size * size, ob, ib, bi, t, bo),
+        lambda xi, o, i, a, s, b: select(xi % size, g, lambda kw: half[o, i, xi // size, kw, a, s, b]),
         name="weights",
         attrs={"edge.space": WEIGHTS_KIND},
     )
@@ -192,7 +202,8 @@ def convolve(x: te.Tensor, u: te.Tensor, op: Conv2d, m: int) -> te.Tensor:
     """The three stages over packed `x` and transformed weights `u`."""
     size, t = m + 2, Transforms.of(m)
     n, in_blocks, height, width, bi = (int(d) for d in x.shape)
-    _, out_blocks, _, _, bo = (int(d) for d in u.shape)
+    _, outer, _, _, together, bo = (int(d) for d in u.shape)
+    out_blocks = outer * together
     top, left = op.padding[:2]
     rows, columns = -(-op.out_height // m), -(-op.out_width // m)
     tiles = n * rows * columns
@@ -220,7 +231,9 @@ def convolve(x: te.Tensor, u: te.Tensor, op: Conv2d, m: int) -> te.Tensor:
     ii = te.reduce_axis((0, bi), "ii")
     product = te.compute(
         (size * size, out_blocks, tiles, bo),
-        lambda xi, o, tile, v: te.sum(data[xi, ic, tile, ii] * u[xi, o, ic, ii, v], axis=[ic, ii]),
+        lambda xi, o, tile, v: te.sum(
+            data[xi, ic, tile, ii] * u[xi, o // together, ic, ii, o % together, v], axis=[ic, ii]
+        ),
         name="product",
     )
     half_out = te.compute(
@@ -335,12 +348,12 @@ def schedule_weights(
     """The load-time transform: blocks of channels are divided among cores."""
     del target, choose
     half = sch.get_producers(block)[0]
-    xi, o, i, a, b = sch.get_loops(block)
+    xi, o, i, a, s, b = sch.get_loops(block)
     size = round(int(sch.get(xi).extent) ** 0.5)
     e, nu = sch.split(xi, [size, size])
-    sch.reorder(o, i, a, e, nu, b)
-    sch.compute_at(half, a, preserve_unit_loops=True)
-    loops = sch.get_loops(half)[3:]
+    sch.reorder(o, i, a, s, e, nu, b)
+    sch.compute_at(half, s, preserve_unit_loops=True)
+    loops = sch.get_loops(half)[4:]
     long = [loop for loop in loops if int(sch.get(loop).extent) > 1]
     for loop in (*long[:-1], e, nu):
         sch.unroll(loop)

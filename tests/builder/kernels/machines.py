@@ -20,6 +20,11 @@ def machine(lanes: int) -> DeviceTarget:
     return replace(resolve("host"), simd=Simd(lanes, REGISTERS[lanes], fma=True))
 
 
+def element_machine() -> DeviceTarget:
+    """This machine with kernels written for ARM, which multiplies by an element of a register."""
+    return replace(machine(4), arch="aarch64")
+
+
 @dataclass(frozen=True)
 class Result:
     outputs: list[np.ndarray]

@@ -10,7 +10,7 @@ from tvm import relax
 
 from builder.kernels import convolution
 from builder.target import DeviceTarget
-from tests.builder.kernels.machines import Randn, Result, close, conv2d, machine, run
+from tests.builder.kernels.machines import Randn, Result, close, conv2d, element_machine, machine, run
 
 
 def convolve(x: np.ndarray, w: np.ndarray, target: DeviceTarget, **how: Any) -> Result:
@@ -60,6 +60,19 @@ def test_convolution_agrees_with_its_definition(name: str, target: DeviceTarget,
 def test_design_space_takes_the_convolution(name: str, target: DeviceTarget, randn: Randn) -> None:
     shape, weight, how = CASES[name]
     assert convolution.KIND in convolve(randn(*shape), randn(*weight), target, **how).schedules
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_operands_held_in_registers_agree_with_the_definition(name: str, randn: Randn) -> None:
+    shape, weight, how = CASES[name]
+    convolve(randn(*shape), randn(*weight), element_machine(), **how)
+
+
+def test_weights_of_a_register_tile_lie_side_by_side() -> None:
+    w = np.arange(16 * 8, dtype="f4").reshape(16, 8, 1, 1)
+    packed = convolution.pack_weights(w, 4, 4, together=2)
+    assert packed.shape == (2, 2, 1, 1, 4, 2, 4)
+    assert (packed[1, 0, 0, 0, 3].ravel() == w[8:, 3].ravel()).all()
 
 
 def test_bias_residual_and_activation_are_one_kernel(target: DeviceTarget, randn: Randn) -> None:

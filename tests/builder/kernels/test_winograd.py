@@ -10,7 +10,7 @@ from tvm import relax
 from builder.kernels import winograd
 from builder.kernels.winograd import Transforms
 from builder.target import DeviceTarget
-from tests.builder.kernels.machines import Randn, close, conv2d, run
+from tests.builder.kernels.machines import Randn, close, conv2d, element_machine, run
 
 
 @pytest.mark.parametrize("m", [2, 4, 6])
@@ -47,6 +47,19 @@ def test_winograd_agrees_with_the_convolution(
 
     result = run(build, {"x": x}, target)
     close(result.outputs[0], np.maximum(conv2d(x, w, padding=(1, 1, 1, 1)) + b, 0), 2e-4 if m == 6 else 5e-5)
+    assert {winograd.KIND, winograd.WEIGHTS_KIND} <= result.schedules
+
+
+@pytest.mark.parametrize("m", [2, 4])
+def test_operands_held_in_registers_agree_with_the_convolution(
+    m: int, randn: Randn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(winograd, "output_tile", lambda *_: m)
+    x, w = randn(1, 16, 14, 14), randn(32, 16, 3, 3)
+    result = run(
+        lambda v: relax.op.nn.conv2d(v, relax.const(w), padding=(1, 1, 1, 1)), {"x": x}, element_machine()
+    )
+    close(result.outputs[0], conv2d(x, w, padding=(1, 1, 1, 1)), 5e-5)
     assert {winograd.KIND, winograd.WEIGHTS_KIND} <= result.schedules
 
 
