@@ -20,6 +20,8 @@ from typing import Final
 from deb.release import Release
 
 TVM_FFI: Final = "apache-tvm-ffi"
+# Wheels that have no native code, or exist without it.
+_PURE: Final = ("paho-mqtt", "cbor2")
 
 
 def _pip(*arguments: str | Path, epoch: int | None = None) -> None:
@@ -64,10 +66,10 @@ def build_wheel(project: Path, into: Path, epoch: int) -> Path:
 
 
 def agent_dependencies(project: Path) -> list[str]:
-    """Return the requirements of the agent, as pyproject.toml has them."""
+    """Return the requirements of the agent as pyproject.toml has them, every payload's decoder among them."""
     with (project / "pyproject.toml").open("rb") as file:
-        dependencies: list[str] = tomllib.load(file)["project"]["dependencies"]
-    return dependencies
+        document = tomllib.load(file)["project"]
+    return [*document["dependencies"], *document["optional-dependencies"]["cbor"]]
 
 
 def write_lock(release: Release, project: Path, lock: Path, scratch: Path) -> None:
@@ -80,10 +82,7 @@ def write_lock(release: Release, project: Path, lock: Path, scratch: Path) -> No
         sources = [name for name in requirements if _name(name) == TVM_FFI]
         _pip("download", "--dest", found, "--no-deps", f"--no-binary={TVM_FFI}", *sources)
         # tvm-ffi's own, and what Debian does not have.
-        requirements = [
-            *[name for name in requirements if _name(name) == "paho-mqtt"],
-            "typing-extensions>=4.13",
-        ]
+        requirements = [name for name in requirements if _name(name) in _PURE] + ["typing-extensions>=4.13"]
     _pip("download", *options, *requirements)
     lines = [f"# The agent's dependencies on Debian {release.number} {release.arch}. Made by"]
     lines.append("# packaging/build_deb.py --lock; edit pyproject.toml instead.")
