@@ -17,7 +17,7 @@ from tvm.ir import Call
 
 from builder.kernels.decisions import Chooser, Decision
 from builder.kernels.epilogue import Epilogue
-from builder.kernels.operand import best_tile, hold, multiplies_by_element
+from builder.kernels.operand import best_row_tile, best_tile, hold, multiplies_by_element
 from builder.kernels.rewriter import shape_of
 from builder.target import DeviceTarget
 
@@ -95,7 +95,7 @@ def pad(x: te.Tensor, op: Conv2d) -> te.Tensor:
 
 
 def pack_weights(weight: np.ndarray, in_block: int, out_block: int, together: int = 1) -> np.ndarray:
-    """``[OC, IC/groups, KH, KW]`` to ``[OC/bo/t, IC/bi, KH, KW, bi, t, bo]``, zeros where blocks are not full.
+    """``[OC, IC/groups, KH, KW]`` to ``[OC/bo/t, IC/bi, KH, KW, bi, t, bo]``, zeros where a block is not full.
 
     ``t = together`` blocks that a register tile holds lie side by side: ARM loads vectors in pairs.
     """
@@ -118,8 +118,10 @@ def emit(
 ) -> relax.Expr:
     """The convolution of packed `x`, as a call of a tensor expression with packed weights."""
     in_block, blocks = shape_of(x)[4], -(-op.out_channels // out_block)
-    tiles = space(blocks, op.out_width, in_block, target).default
-    packed = relax.const(pack_weights(weight, in_block, out_block, tiles.oc if tiles.held else 1))
+    columns = Columns(op.kernel[1], op.strides[1], op.dilation[1])
+    tiles = space(blocks, op.out_width, in_block, target, columns).default
+    together = tiles.oc if tiles.held or tiles.row_held else 1
+    packed = relax.const(pack_weights(weight, in_block, out_block, together))
 
     def compute(data: te.Tensor, w: te.Tensor) -> te.Tensor:
         return convolve(pad(data, op), w, op)
@@ -148,7 +150,7 @@ def convolve(x: te.Tensor, w: te.Tensor, op: Conv2d) -> te.Tensor:
         (op.batch, out_blocks, op.out_height, op.out_width, out_block),
         element,
         name="conv",
-        attrs={"edge.space": KIND},
+        attrs={"edge.space": KIND, "edge.stride": sw, "edge.dilation": dw},
     )
 
 
@@ -166,12 +168,34 @@ class Tiles:
         Input channels unrolled in the innermost reduction.
     held
         Whether those of a tile are loaded as vectors first; see `operand`.
+    row_held
+        Whether instead, the input being single channels, the row that a row of the window reads is.
     """
 
     oc: Decision
     ow: Decision
     ii: Decision
     held: bool = False
+    row_held: bool = False
+
+
+@dataclass(frozen=True)
+class Columns:
+    """How the columns of the output read those of the input.
+
+    Attributes
+    ----------
+    window, stride, dilation
+        Along the row.
+    """
+
+    window: int = 1
+    stride: int = 1
+    dilation: int = 1
+
+    def reach(self, columns: int) -> int:
+        """Columns of the input that so many columns of the output read."""
+        return (columns - 1) * self.stride + (self.window - 1) * self.dilation + 1
 
 
 @dataclass(frozen=True)
@@ -189,7 +213,9 @@ def divisors(n: int, most: int) -> tuple[int, ...]:
     return tuple(d for d in range(1, min(n, most) + 1) if n % d == 0)
 
 
-def space(out_blocks: int, out_width: int, in_block: int, target: DeviceTarget) -> Space:
+def space(
+    out_blocks: int, out_width: int, in_block: int, target: DeviceTarget, columns: Columns | None = None
+) -> Space:
     """The design space of a packed convolution.
 
     The tile is the one of `operand.best_tile`; the reduction is unrolled by four, the vector where the
@@ -198,6 +224,9 @@ def space(out_blocks: int, out_width: int, in_block: int, target: DeviceTarget) 
     ocs = divisors(out_blocks, 8)
     ows = divisors(out_width, 32)
     held = multiplies_by_element(target) and in_block % 4 == 0
+    if multiplies_by_element(target) and in_block == 1 and columns is not None and columns.window > 1:
+        oc, ow = best_row_tile(ocs, ows, target, window=columns.window, reach=columns.reach)
+        return Space(ocs, ows, (1,), Tiles(oc, ow, 1, row_held=True))
     oc, ow = best_tile(ocs, ows, target, held=held)
     ii = tuple(d for d in (1, 2, 4, 8, 16) if in_block % d == 0)
     return Space(ocs, ows, ii, Tiles(oc, ow, min(4, in_block), held))
@@ -216,6 +245,9 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: Tiles) -> None:
     epilogue.place(zo)
     if tiles.held:
         hold(sch, block, io)
+    if tiles.row_held:
+        hold(sch, block, kh)
+        sch.unroll(kw)
     sch.parallel(outer)
     sch.vectorize(v)
     for loop in (zi, oi, iu):
@@ -237,7 +269,9 @@ def schedule_pad(sch: st.Schedule, block: st.schedule.SBlockRV) -> None:
 def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Apply the decisions that `choose` makes to `block`."""
     extents = [int(sch.get(loop).extent) for loop in sch.get_loops(block)]
-    s = space(extents[1], extents[3], extents[8], target)
+    marks = sch.get(block).annotations
+    columns = Columns(extents[7], int(marks["edge.stride"]), int(marks["edge.dilation"]))
+    s = space(extents[1], extents[3], extents[8], target, columns)
     d = s.default
-    tiles = Tiles(choose(s.oc, d.oc), choose(s.ow, d.ow), choose(s.ii, d.ii), d.held)
+    tiles = Tiles(choose(s.oc, d.oc), choose(s.ow, d.ow), choose(s.ii, d.ii), d.held, d.row_held)
     apply(sch, block, tiles)

@@ -6,6 +6,8 @@ vector register, so there it pays to load four values of the reduction at once a
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tvm import s_tir as st
 
 from builder.target import DeviceTarget
@@ -20,10 +22,36 @@ def hold(sch: st.Schedule, block: st.schedule.SBlockRV, loop: st.schedule.LoopRV
     """Load what `block` reads of its first operand under `loop` as vectors, before the products."""
     copy = sch.cache_read(block, 0, "local")
     sch.compute_at(copy, loop, preserve_unit_loops=True)
-    *outer, last = sch.get_loops(copy)[-len(sch.get(copy).iter_vars) :]
-    sch.vectorize(last)
-    for rest in outer:
+    loops = sch.get_loops(copy)[-len(sch.get(copy).iter_vars) :]
+    long = [q for q in loops if int(sch.get(q).extent) > 1]
+    for rest in long[:-1]:
         sch.unroll(rest)
+    if long:
+        sch.vectorize(long[-1])
+
+
+def best_row_tile(
+    vectors: tuple[int, ...],
+    columns: tuple[int, ...],
+    target: DeviceTarget,
+    *,
+    window: int,
+    reach: Callable[[int], int],
+) -> tuple[int, int]:
+    """As `best_tile`, where what is held is the row of the input that a window's row reads: single channels.
+
+    Parameters
+    ----------
+    window
+        Columns of the window.
+    reach
+        Columns of the input that so many columns of the output read.
+    """
+    lanes, registers = target.simd.lanes, target.simd.registers
+    pairs = [(v, c, -(-reach(c) // lanes)) for v in vectors for c in columns]
+    fits = [(v, c, held) for v, c, held in pairs if v * c + held + min(v, 2) + 2 <= registers]
+    cost = {(v, c): (window * v / 2 + held / 2 + 4) / (window * v * c) for v, c, held in fits}
+    return min(cost, key=lambda t: (cost[t], t[0])) if cost else (1, 1)
 
 
 def best_tile(
