@@ -17,7 +17,7 @@ from tvm.ir import Call
 
 from builder.kernels.decisions import Chooser, Decision
 from builder.kernels.epilogue import Epilogue
-from builder.kernels.operand import best_row_tile, best_tile, hold, multiplies_by_element
+from builder.kernels.operand import best_row_tile, best_tile, hold, multiplies_by_element, twice
 from builder.kernels.rewriter import shape_of
 from builder.target import DeviceTarget
 
@@ -95,7 +95,7 @@ def pad(x: te.Tensor, op: Conv2d) -> te.Tensor:
 
 
 def pack_weights(weight: np.ndarray, in_block: int, out_block: int, together: int = 1) -> np.ndarray:
-    """``[OC, IC/groups, KH, KW]`` to ``[OC/bo/t, IC/bi, KH, KW, bi, t, bo]``, zeros where a block is not full.
+    """``[OC, IC/groups, KH, KW]`` to ``[OC/bo/t, IC/bi, KH, KW, bi, t, bo]``, zeros where none is.
 
     ``t = together`` blocks that a register tile holds lie side by side: ARM loads vectors in pairs.
     """
@@ -245,6 +245,8 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: Tiles) -> None:
     epilogue.place(zo)
     if tiles.held:
         hold(sch, block, io)
+        if int(sch.get(kw).extent) == 1:  # more of a wider window at once was measured to spill
+            ic = twice(sch, ic)
     if tiles.row_held:
         hold(sch, block, kh)
         sch.unroll(kw)

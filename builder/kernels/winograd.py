@@ -27,7 +27,7 @@ from tvm import s_tir as st
 from builder.kernels.convolution import Conv2d, divisors, pack_weights
 from builder.kernels.decisions import Chooser, Decision
 from builder.kernels.epilogue import Epilogue
-from builder.kernels.operand import best_tile, hold, multiplies_by_element
+from builder.kernels.operand import best_tile, hold, multiplies_by_element, twice
 from builder.kernels.rewriter import shape_of
 from builder.target import DeviceTarget
 
@@ -312,6 +312,7 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: Tiles, m: int) -
     sch.reorder(xi, oo, to, ic, io, iu, oi, ti, v)
     if tiles.held:
         hold(sch, product, io)
+        ic = twice(sch, ic)
     sch.vectorize(v)
     for loop in (oi, ti, iu):
         sch.unroll(loop)
