@@ -9,15 +9,18 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import onnx
 import pytest
 
+from benchmarks.architectures import generate
+from builder import run
 from builder.errors import FleetError
 from builder.fleet.broker import Broker
 from builder.fleet.deploy import deploy
 from builder.fleet.infer import infer
 from tests.conftest import BrokerProcess
 from tests.packaging.booted import Booted
-from tests.packaging.conftest import DIGITS, Root, wait_for
+from tests.packaging.conftest import DIGITS, Root, edgebundle, wait_for
 
 pytestmark = pytest.mark.systemd
 
@@ -45,8 +48,10 @@ class Device:
         return self.system.show("MainPID")["MainPID"]
 
     def worker_pids(self) -> list[str]:
-        lines = self.system.run("systemctl", "status", "--no-pager", "edge-agent", ok=False).splitlines()
-        return [match[1] for line in lines if (match := re.search(r"(\d+) .*-m agent\.worker", line))]
+        """Workers, oldest first."""
+        group = self.system.show("ControlGroup")["ControlGroup"]
+        pids = self.system.run("sh", "-c", f"cat /sys/fs/cgroup{group}/cgroup.procs", ok=False).split()
+        return sorted(set(pids) - {self.main_pid()}, key=int)
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +89,7 @@ def device(
 
 def test_it_serves_a_model_as_its_own_user_without_any_privilege(device: Device) -> None:
     assert device.answers(), device.system.journal()
-    (worker,) = device.worker_pids()
+    worker = device.worker_pids()[0]
     for pid, filters in ((device.main_pid(), 1), (worker, 2)):
         status = dict(
             line.split(":\t", 1)
@@ -107,18 +112,35 @@ def test_a_worker_has_more_filters_than_the_agent(device: Device) -> None:
         assert found is not None
         return int(found[1])
 
-    (worker,) = device.worker_pids()
+    worker = device.worker_pids()[0]
     assert filters(worker) > filters(device.main_pid())
     assert "no landlock" not in device.system.journal()
     assert "no seccomp" not in device.system.journal()
 
 
+def test_a_resnet_50_fits_into_what_the_unit_grants(device: Device, keys: Path, tmp_path: Path) -> None:
+    onnx.save(generate("resnet50-v2"), tmp_path / "resnet50.onnx")
+    bundle = tmp_path / "resnet50.bundle"
+    edgebundle(
+        *("compile", tmp_path / "resnet50.onnx", "--preprocess", "imagenet", "--postprocess", "softmax,top5"),
+        *("--sign-key", keys / "signing.key", "-o", bundle),
+    )
+    done = deploy(bundle, "board", device.broker, wait_s=240)
+    assert (done.status, done.code, done.message) == ("SUCCEEDED", "", ""), device.system.journal()
+    answer = infer("board", "resnet50", SEVEN, device.broker, deadline_s=60)
+    here = run(bundle, SEVEN).answers
+    assert here is not None
+    assert [row.index for row in answer.top] == list(here["indices"])
+    assert len(device.worker_pids()) == 2
+    assert device.answers()
+
+
 def test_a_killed_worker_is_replaced_and_the_agent_stays(device: Device) -> None:
-    main, (worker,) = device.main_pid(), device.worker_pids()
+    main, worker = device.main_pid(), device.worker_pids()[0]
     device.system.run("sh", "-c", f"kill -KILL {worker}")
     wait_for("an answer of the next worker", device.answers)
     assert device.main_pid() == main
-    assert device.worker_pids() != [worker]
+    assert worker not in device.worker_pids()
 
 
 def test_a_killed_agent_is_started_again_and_serves_what_it_served(device: Device) -> None:
