@@ -79,9 +79,9 @@ def _show(args: argparse.Namespace) -> int:
     if args.json:
         from agent.bundle.canonical_json import to_json
 
-        meta = to_json(records.meta)
-        del meta["operators"], meta["verdicts"]
-        print(json.dumps({**meta, "operators": rows}))
+        document = to_json(records.meta)
+        del document["verdicts"]
+        print(json.dumps({**document, "operators": rows}))
         return 0
     meta = records.meta
     print(f"{args.folder}: for {meta.target}")

@@ -29,9 +29,9 @@ def add_parsers(subparsers: SubParsers) -> None:
     parser = subparsers.add_parser(
         "rpc-server",
         help="offer a board for tuning (board), or open the tunnel to one (workstation)",
-        description="On a board: start TVM's RPC server and register it with a tracker. It needs the rpc extra:\n"
-        "pip install 'edgebundle[rpc]'. On the workstation, with --ssh: open the tunnel through which board and\n"
-        "workstation reach each other's loopback, and start the server there.",
+        description="On a board: start TVM's RPC server and register it with a tracker. It needs the rpc\n"
+        "extra: pip install 'edgebundle[rpc]'. On the workstation, with --ssh: open the tunnel through\n"
+        "which board and workstation reach each other's loopback, and start the server there.",
         epilog="examples:\n"
         "  edgebundle rpc-server --ssh pi@kitchen --key rpi4           # on the workstation: all in one\n"
         "  edgebundle rpc-server --tracker 127.0.0.1:9190 --key rpi4   # on the board, behind a tunnel\n"

@@ -242,13 +242,13 @@ def _summary(records: Records, model: ImportedModel, report: str, *, as_json: bo
     result = records.meta.models[model.source_sha256]
     used = sum(1 for key in result.calls if (v := records.meta.verdicts.get(key)) is not None and v.use)
     if as_json:
-        ratio = None if result.ratio is None else asdict(result.ratio)
+        compared = None if result.ratio is None else asdict(result.ratio)
         document = {
             "records": str(records.path),
             "report": report,
             "operators": used,
             "use": result.use,
-            "ratio": ratio,
+            "ratio": compared,
         }
         print(json.dumps({"result": document}))
         return
@@ -258,8 +258,8 @@ def _summary(records: Records, model: ImportedModel, report: str, *, as_json: bo
     if result.ratio is not None:
         ratio = result.ratio
         print(
-            f"  the model takes {ratio.tuned_us / 1e3:.3f} ms, untuned {ratio.untuned_us / 1e3:.3f} ms, in turn on "
-            f"{result.board}: {ratio.speedup:.2f}x ({ratio.low:.2f} to {ratio.high:.2f})"
+            f"  the model takes {ratio.tuned_us / 1e3:.3f} ms, untuned {ratio.untuned_us / 1e3:.3f} ms, "
+            f"in turn on {result.board}: {ratio.speedup:.2f}x ({ratio.low:.2f} to {ratio.high:.2f})"
         )
         if not result.use:
             print("  that is no gain: it will be compiled as it was")

@@ -1,7 +1,7 @@
 """What a board does for us beside timing kernels: says how it fares, and runs whole bundles.
 
-An RPC server started by ``edgebundle rpc-server`` offers these by name over TVM's RPC, as JSON in and out; the
-process that measures on this machine calls the same ones. They need tvm-ffi and numpy, and nothing of the
+An RPC server started by ``edgebundle rpc-server`` offers these by name over TVM's RPC, as JSON in and out;
+the process that measures on this machine calls the same ones. They need tvm-ffi and numpy, and nothing of the
 compiler.
 """
 
@@ -118,7 +118,7 @@ def state_json() -> str:
 
 
 def run_json(request: str) -> str:
-    """Run a bundle: paths of the bundle and of an .npz of inputs or a picture, and `builder.local_run.run`'s options.
+    """Run a bundle: its path, that of an .npz of inputs or a picture, and `builder.run`'s options.
 
     Outputs, and answers under ``answer/``, go to the ``outputs`` path as .npz; times come back.
     """
@@ -146,7 +146,8 @@ def profile_json(request: str) -> str:
 def compare_json(request: str) -> str:
     """Time two bundles in turn: a list of pairs of seconds.
 
-    Which goes first changes from pair to pair, so that neither always finds the caches as the other left them.
+    Which goes first changes from pair to pair, so that neither always finds the caches as the
+    other left them.
     """
     from builder import local_run
     from builder.package import Package

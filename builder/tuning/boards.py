@@ -135,7 +135,7 @@ class _Ledger:
 
 
 class LocalBoard:
-    """This machine: one candidate at a time, nothing else running for us meanwhile."""
+    """The machine itself: one candidate at a time, nothing else running for us meanwhile."""
 
     def __init__(self, options: RunnerOptions) -> None:
         self._options = options
@@ -161,7 +161,7 @@ class LocalBoard:
                     self._process.open(Place(), self._options.timeout_s)
                 timing = self._process.measure(code, self._options)
             except MeasureFault as e:
-                # Here a candidate that hangs or crashes can be told from a board that does: this one is alive.
+                # A candidate that hangs or crashes can be told from a board that does: this one is alive.
                 self._ledger.add("local", BoardTime(time.monotonic() - start, failed=1))
                 return Outcome(None, str(e), "local")
             valid = self._ledger.is_valid("local", timing.state)
@@ -174,7 +174,7 @@ class LocalBoard:
 
     @contextlib.contextmanager
     def session(self) -> Iterator[tuple[str, MeasureProcess]]:
-        """This machine for oneself."""
+        """The machine for oneself."""
         start = time.monotonic()
         if self._process.place is None:
             self._process.open(Place(), self._options.timeout_s)

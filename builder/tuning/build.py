@@ -12,6 +12,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.support.popen_pool import PopenPoolExecutor, StatusKind
 
 from builder.kernel_object import compile_object
+from builder.kernels.work import serial_where_small
 from builder.link.linker import link
 from builder.target import DeviceTarget
 from builder.tuning.measuring import KERNEL, Code
@@ -40,7 +41,7 @@ class CandidateBuilder:
 
     def build(self, jobs: Sequence[tuple[Task, Point]]) -> list[Code | str]:
         """Each point's shared object, or why there is none."""
-        work = [(save_json(kernel_of(point.schedule)), self._target) for _, point in jobs]
+        work = [(save_json(kernel_of(point.schedule, self._target)), self._target) for _, point in jobs]
         results: list[Code | str] = []
         outcomes = self._pool.map_with_error_catching(_build_one, work)
         for (task, _), outcome in zip(jobs, outcomes, strict=True):
@@ -68,9 +69,10 @@ def build_module(mod: tvm.IRModule, target: DeviceTarget) -> bytes:
     return link(compile_object(mod, target), target)
 
 
-def kernel_of(schedule: st.Schedule) -> tvm.IRModule:
-    """The scheduled function under the name that measuring asks for."""
-    return tvm.IRModule({KERNEL: schedule.mod["main"].with_attr("global_symbol", KERNEL)})
+def kernel_of(schedule: st.Schedule, target: DeviceTarget) -> tvm.IRModule:
+    """The scheduled function as lowering finishes it, under the name that measuring asks for."""
+    func = serial_where_small(schedule.mod["main"], target)
+    return tvm.IRModule({KERNEL: func.with_attr("global_symbol", KERNEL)})
 
 
 def arguments_of(task: Task) -> tuple[tuple[str, tuple[int, ...]], ...]:

@@ -1,8 +1,8 @@
 """Ctrl-C where it does no harm.
 
 TVM ends the whole process when an exception, and be it KeyboardInterrupt, leaves a Python function that C++
-called. So while a run goes on, the first Ctrl-C is only remembered, and raised where nothing is under way; the
-second is raised at once.
+called. So while a run goes on, the first Ctrl-C is only remembered, and raised where nothing is under way;
+the second is raised at once.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class Interruption:
 
 @contextlib.contextmanager
 def deferred() -> Iterator[Interruption]:
-    """While this lasts, Ctrl-C waits for `Interruption.check`; elsewhere than in the main thread nothing changes."""
+    """While this lasts, Ctrl-C waits for `Interruption.check`; nothing changes outside the main thread."""
     interruption = Interruption()
     if threading.current_thread() is not threading.main_thread():
         yield interruption
         return
-    before = signal.signal(signal.SIGINT, interruption._handle)  # noqa: SLF001 - its own module
+    before = signal.signal(signal.SIGINT, interruption._handle)
     try:
         yield interruption
     finally:

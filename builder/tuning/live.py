@@ -108,8 +108,9 @@ def render(progress: Progress) -> RenderableType:
 
     table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
     for name, justify in (
-        ("task", "right"), ("operator", "left"), ("calls", "right"), ("trials", "right"), ("untuned us", "right"),
-        ("best us", "right"), ("gain", "right"), ("GFLOP/s", "right"), ("of peak", "left"), ("point", "left"),
+        ("task", "right"), ("operator", "left"), ("calls", "right"), ("trials", "right"),
+        ("untuned us", "right"), ("best us", "right"), ("gain", "right"), ("GFLOP/s", "right"),
+        ("of peak", "left"), ("point", "left"),
     ):  # fmt: skip
         table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     ordered = sorted(progress.tasks, key=lambda t: -(t.best_s or 0.0) * t.calls)

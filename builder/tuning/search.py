@@ -1,7 +1,7 @@
 """Searches: which points of a design space to measure next.
 
-All propose points that were not measured before; when the spaces' own search finds none that is new, they go on
-with what is left, in an order that the seed decides. So a search ends when its space does.
+All propose points that were not measured before; when the spaces' own search finds none that is new, they go
+on with what is left, in an order that the seed decides. So a search ends when its space does.
 """
 
 from __future__ import annotations
@@ -203,7 +203,8 @@ class _MetaSchedule:
 def _without_intrinsics() -> Iterator[None]:
     """Keep a context from loading TVM's tensor intrinsics.
 
-    Its constructor imports five hundred of them, parsed one by one from their source: 30 s, for names that our
+    Its constructor imports five hundred of them, parsed one by one from their source: 30 s, for names that
+    our
     spaces never mention.
     """
     name = "tvm.s_tir.tensor_intrin"

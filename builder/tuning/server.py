@@ -81,7 +81,8 @@ def serve_board(options: ServerOptions, say: Callable[[str], None]) -> int:
             if stopping():
                 break
             say(
-                f"the server ended ({child.returncode}) after {time.monotonic() - started:.0f} s, starting again"
+                f"the server ended ({child.returncode}) after {time.monotonic() - started:.0f} s, "
+                "starting again"
             )
             time.sleep(RESTART_S)
     return 0

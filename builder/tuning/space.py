@@ -1,6 +1,7 @@
 """A kernel's design space as a search sees it: decisions, each an index into the values it may take.
 
-One function makes every point, the same that the heuristic goes through (`builder.kernels.schedule`): here its
+One function makes every point, the same that the heuristic goes through (`builder.kernels.schedule`): here
+its
 decisions become ``sample_categorical`` variables of the schedule's trace, which is what MetaSchedule mutates
 and what its database stores.
 """

@@ -22,7 +22,7 @@ from builder.errors import RecordsError
 from builder.importer import ImportedModel, import_onnx
 from builder.kernel_object import count_flops
 from builder.kernels.rewriter import op_name
-from builder.kernels.schedule import space_of
+from builder.kernels.schedule import space_of, without_pragmas
 from builder.lower import fuse
 from builder.target import DeviceTarget, resolve
 from builder.tuning.space import DesignSpace, workload_of
@@ -89,6 +89,7 @@ def extract_tasks(
         func = fused[name]
         if not isinstance(func, tirx.PrimFunc):
             continue
+        func = without_pragmas(func)  # as lowering does, or the workload would be another
         kind = space_of(func)
         space = DesignSpace.of(func, device) if kind is not None else None
         if kind is None or space is None or space.size < 2:

@@ -139,7 +139,7 @@ def test_a_model_is_tuned_on_two_boards_and_its_bundle_runs_there(
 ) -> None:
     # One board dies under the first batches and is started again.
     def accident() -> None:
-        wait_for("records", lambda: (tmp_path / "r/database_tuning_record.json").exists(), START_S)
+        wait_for("records", (tmp_path / "r/database_tuning_record.json").exists, START_S)
         boards.kill(PORTS[0])
         boards.start(PORTS[0])
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent.bundle.manifest import Detect, Manifest, Postprocess, Preprocess, Softmax, TopK
+from agent.bundle.manifest import Detect, Manifest, Postprocess, Preprocess, Softmax, TopK, Tuning
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import EndlessDataError, FormatError
 
@@ -205,3 +205,17 @@ def test_incomplete_manifest_is_not_written(kit: Any) -> None:
 def test_processing_out_of_range_is_refused(make: Callable[[], object]) -> None:
     with pytest.raises(ValueError, match=r"."):
         make()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("board", ""), ("board", "a\nb"), ("speedup", 0.0), ("low", -1.0), ("high", float("inf")), ("pairs", 0)],
+)
+def test_a_comparison_that_cannot_be_is_refused(field: str, value: object) -> None:
+    fields = {
+        "board": "pi:9091", "untuned_ms": 2.0, "tuned_ms": 1.0,
+        "speedup": 2.0, "low": 1.9, "high": 2.1, "pairs": 21,
+    }  # fmt: skip
+    assert Tuning(**fields).speedup == 2.0  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=field):
+        Tuning(**{**fields, field: value})  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -88,7 +88,7 @@ class Lab:
         )
 
     @staticmethod
-    def wait(condition, seconds: float = 90.0) -> None:
+    def wait(condition: Callable[[], bool], seconds: float = 90.0) -> None:
         from builder.errors import FleetError
 
         deadline = time.monotonic() + seconds

@@ -10,15 +10,19 @@ import socket
 import struct
 import threading
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 from tvm.rpc import base
 
 from builder.errors import FleetError
+from builder.target import DeviceTarget
 from builder.tuning.board_functions import BoardState
 from builder.tuning.boards import LocalBoard, RpcBoards, _Ledger
 from builder.tuning.build import CandidateBuilder
 from builder.tuning.measuring import BoardError, Code, RunnerOptions, check_plausible
+from builder.tuning.tasks import Task
 from builder.tuning.tracker import Tracker
 
 KEY = "testboard"
@@ -32,7 +36,7 @@ def free_port() -> int:
 
 
 @pytest.fixture(scope="session")
-def codes(tasks, device):
+def codes(tasks: tuple[Task, ...], device: DeviceTarget) -> list[Code]:
     task = max(tasks, key=lambda t: t.space.size)
     builder = CandidateBuilder(device, 2)
     points = [task.space.point(d) for d in list(task.space.all_decisions())[:4]]
@@ -42,7 +46,7 @@ def codes(tasks, device):
     return built
 
 
-def test_this_machine_measures(codes) -> None:
+def test_this_machine_measures(codes: list[Code]) -> None:
     board = LocalBoard(OPTIONS)
     outcomes = board.measure(codes)
     assert [o.error for o in outcomes] == [None] * len(codes)
@@ -51,7 +55,7 @@ def test_this_machine_measures(codes) -> None:
     board.close()
 
 
-def test_a_candidate_that_does_not_load_is_its_own_fault(codes) -> None:
+def test_a_candidate_that_does_not_load_is_its_own_fault(codes: list[Code]) -> None:
     board = LocalBoard(OPTIONS)
     outcomes = board.measure([Code(b"no shared object", codes[0].arguments), codes[0]])
     assert outcomes[0].seconds is None
@@ -60,7 +64,7 @@ def test_a_candidate_that_does_not_load_is_its_own_fault(codes) -> None:
     board.close()
 
 
-def test_a_candidate_over_its_time_is_killed_and_the_next_measured(codes) -> None:
+def test_a_candidate_over_its_time_is_killed_and_the_next_measured(codes: list[Code]) -> None:
     board = LocalBoard(RunnerOptions(number=1, repeat=3, min_repeat_ms=0, cooldown_ms=5000, timeout_s=1))
     start = time.monotonic()
     outcomes = board.measure(codes[:2])
@@ -70,7 +74,7 @@ def test_a_candidate_over_its_time_is_killed_and_the_next_measured(codes) -> Non
 
 
 @pytest.mark.parametrize("seconds", [(), (-1e-6,), (0.0,), (float("nan"),), (float("inf"),), (1e-6, 1e5)])
-def test_times_that_no_kernel_has_are_nonsense(seconds) -> None:
+def test_times_that_no_kernel_has_are_nonsense(seconds: Any) -> None:
     with pytest.raises(BoardError, match="expected a kernel's time"):
         check_plausible(seconds)
 
@@ -89,13 +93,13 @@ def test_a_tracker_that_is_not_there_is_said() -> None:
         RpcBoards(Tracker("127.0.0.1", free_port()), KEY, OPTIONS)
 
 
-def test_a_key_that_nobody_has_is_said(lab, monkeypatch) -> None:
+def test_a_key_that_nobody_has_is_said(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("builder.tuning.boards.FIRST_BOARD_S", 0.5)
     with pytest.raises(FleetError, match="no board of key 'nobody' is registered"):
         RpcBoards(lab.tracker, "nobody", OPTIONS)
 
 
-def test_two_boards_share_the_work_and_one_may_die_and_return(lab, codes) -> None:
+def test_two_boards_share_the_work_and_one_may_die_and_return(lab: Any, codes: list[Code]) -> None:
     ports = free_port(), free_port()
     names = [lab.start_board(port) for port in ports]
     notes = []
@@ -128,7 +132,7 @@ def test_two_boards_share_the_work_and_one_may_die_and_return(lab, codes) -> Non
         boards.close()
 
 
-def test_a_board_that_hangs_loses_its_candidates_to_another(lab, codes) -> None:
+def test_a_board_that_hangs_loses_its_candidates_to_another(lab: Any, codes: list[Code]) -> None:
     names = [lab.start_board(free_port()) for _ in range(2)]
     options = RunnerOptions(number=1, repeat=1, min_repeat_ms=0, cooldown_ms=300, timeout_s=3)
     boards = RpcBoards(lab.tracker, KEY, options)
@@ -160,12 +164,11 @@ def _group(parent: int) -> list[int]:
     return [p.pid for p in psutil.Process(parent).children(recursive=True)]
 
 
-def test_a_kernel_that_crashes_the_server_does_not_end_the_board(lab, codes) -> None:
-    """A shared object whose constructor dies takes the session with it; the watchdog starts the server again."""
+def test_a_kernel_that_crashes_the_server_does_not_end_the_board(lab: Any, codes: list[Code]) -> None:
+    """A constructor that dies takes the session along; the watchdog starts the server again."""
     import subprocess
     import sys
     import tempfile
-    from pathlib import Path
 
     name = lab.start_board(free_port())
     with tempfile.TemporaryDirectory() as work:
@@ -231,7 +234,7 @@ class Liar:
         self._tracker.close()
 
 
-def test_a_board_that_answers_nonsense_is_dropped_for_longer_each_time(lab, codes) -> None:
+def test_a_board_that_answers_nonsense_is_dropped_for_longer_each_time(lab: Any, codes: list[Code]) -> None:
     liar = Liar(lab.tracker)
     honest = lab.start_board(free_port())
     notes = []

@@ -2,13 +2,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 from tvm.s_tir import meta_schedule as ms
 
 from builder import resolve
 from builder.errors import RecordsError
+from builder.importer import ImportedModel
 from builder.lower import lower
+from builder.target import DeviceTarget
 from builder.tuning.meta import BoardTime, Meta, Ratio, Verdict
 from builder.tuning.records import (
     META,
@@ -20,15 +24,16 @@ from builder.tuning.records import (
     merge,
     pick_best,
 )
+from builder.tuning.tasks import Task
 
 
 @pytest.fixture
-def task(tasks):
+def task(tasks: tuple[Task, ...]) -> Task:
     return max(tasks, key=lambda t: t.space.size)
 
 
 @pytest.fixture
-def folder(tmp_path, task, device):
+def folder(tmp_path: Path, task: Task, device: DeviceTarget) -> Path:
     """Three measured points: slow, failed, fast."""
     path = tmp_path / "records"
     with Records.write(path, device) as records:
@@ -36,29 +41,31 @@ def folder(tmp_path, task, device):
     return path
 
 
-def others(task):
+def others(task: Task) -> list[Any]:
     return [d for d in task.space.all_decisions() if d != task.space.default]
 
 
-def fill(records, task, seconds, skip=0) -> None:
+def fill(records: Records, task: Task, seconds: Any, skip: int = 0) -> None:
     points = [task.space.point(d) for d in others(task)[skip : skip + len(seconds)]]
     records.append(task, zip(points, seconds, strict=True))
 
 
-def test_points_come_back_with_their_median_times(folder, task, device) -> None:
+def test_points_come_back_with_their_median_times(folder: Path, task: Task, device: DeviceTarget) -> None:
     records = Records.read(folder, device)
     assert list(records.measured(task.key).values()) == [3e-5, None, 1e-5]
     assert list(records.measured(task.key)) == others(task)[:3]
     assert records.best(task.key)[0].seconds == 1e-5
 
 
-def test_tvms_own_database_reads_the_folder(folder, task, device) -> None:
+def test_tvms_own_database_reads_the_folder(folder: Path, task: Task, device: DeviceTarget) -> None:
     database = ms.database.JSONDatabase(work_dir=str(folder))
     best = database.query_tuning_record(task.workload, device.tvm_target, "x")
     assert [float(s) for s in best.run_secs] == [1e-5]
 
 
-def test_the_best_record_is_what_lowering_takes(folder, task, device, digits) -> None:
+def test_the_best_record_is_what_lowering_takes(
+    folder: Path, task: Task, device: DeviceTarget, digits: ImportedModel
+) -> None:
     records = Records.read(folder, device)
     best = BestRecords(records)
     lowered, plain = lower(digits.mod, device, best), lower(digits.mod, device)
@@ -71,7 +78,9 @@ def test_the_best_record_is_what_lowering_takes(folder, task, device, digits) ->
     assert changed == [task.name]
 
 
-def test_a_trace_that_does_not_apply_leaves_the_heuristic_and_says_so(folder, task, device, digits) -> None:
+def test_a_trace_that_does_not_apply_leaves_the_heuristic_and_says_so(
+    folder: Path, task: Task, device: DeviceTarget, digits: ImportedModel
+) -> None:
     lines = (folder / RECORDS).read_text().splitlines()
     record = json.loads(lines[2])
     record[1][0][0] = [
@@ -87,7 +96,9 @@ def test_a_trace_that_does_not_apply_leaves_the_heuristic_and_says_so(folder, ta
     assert lowered.kernels[task.name].script() == plain.kernels[task.name].script()
 
 
-def test_a_verdict_against_a_point_keeps_the_heuristic(folder, task, device) -> None:
+def test_a_verdict_against_a_point_keeps_the_heuristic(
+    folder: Path, task: Task, device: DeviceTarget
+) -> None:
     with Records.write(folder, device) as records:
         ratio = Ratio(10.0, 11.0, 0.9, 0.85, 0.95, 21)
         verdict = Verdict(others(task)[2], ratio, use=False)
@@ -97,7 +108,7 @@ def test_a_verdict_against_a_point_keeps_the_heuristic(folder, task, device) -> 
         assert chosen(records, task.key).decisions == others(task)[2]
 
 
-def test_the_heuristics_own_point_changes_nothing(tmp_path, task, device) -> None:
+def test_the_heuristics_own_point_changes_nothing(tmp_path: Path, task: Task, device: DeviceTarget) -> None:
     with Records.write(tmp_path, device) as records:
         records.append(task, [(task.space.point(task.space.default), [1e-6])])
         fill(records, task, [[1e-5]])
@@ -105,7 +116,9 @@ def test_the_heuristics_own_point_changes_nothing(tmp_path, task, device) -> Non
 
 
 @pytest.mark.parametrize("torn", [b'[0, [[[["GetSBlo', b"\x00\x00\x00\x00", b"{}}\n", b'[0, [[["x"'])
-def test_a_line_torn_by_a_crash_is_cut_off(folder, task, device, torn) -> None:
+def test_a_line_torn_by_a_crash_is_cut_off(
+    folder: Path, task: Task, device: DeviceTarget, torn: bytes
+) -> None:
     whole = (folder / RECORDS).read_bytes()
     (folder / RECORDS).write_bytes(whole + torn)
     assert len(Records.read(folder, device).all) == 3
@@ -120,7 +133,7 @@ def test_a_line_torn_by_a_crash_is_cut_off(folder, task, device, torn) -> None:
 
 
 @pytest.mark.parametrize("keep", [0.2, 0.5, 0.9, 0.999])
-def test_a_file_cut_anywhere_keeps_its_whole_lines(folder, device, keep) -> None:
+def test_a_file_cut_anywhere_keeps_its_whole_lines(folder: Path, device: DeviceTarget, keep: float) -> None:
     whole = (folder / RECORDS).read_bytes()
     cut = whole[: int(len(whole) * keep)]
     (folder / RECORDS).write_bytes(cut)
@@ -128,7 +141,7 @@ def test_a_file_cut_anywhere_keeps_its_whole_lines(folder, device, keep) -> None
         assert len(records.all) == cut.count(b"\n")
 
 
-def test_a_damaged_line_in_the_middle_is_refused(folder, device) -> None:
+def test_a_damaged_line_in_the_middle_is_refused(folder: Path, device: DeviceTarget) -> None:
     lines = (folder / RECORDS).read_text().splitlines()
     (folder / RECORDS).write_text("\n".join([lines[0], "garbage", lines[2]]) + "\n")
     with pytest.raises(RecordsError, match="line 2 is not JSON"):
@@ -136,14 +149,14 @@ def test_a_damaged_line_in_the_middle_is_refused(folder, device) -> None:
 
 
 @pytest.mark.parametrize("line", ["[]", "[7, [[[], []], [1.0]]]", "[-1, [[[], []], [1.0]]]", "3", '["x", 1]'])
-def test_a_line_that_is_no_record_is_refused(folder, device, line) -> None:
+def test_a_line_that_is_no_record_is_refused(folder: Path, device: DeviceTarget, line: str) -> None:
     with (folder / RECORDS).open("a") as file:
         file.write(line + "\n")
     with pytest.raises(RecordsError, match="line 4 is no tuning record"):
         Records.read(folder, device)
 
 
-def test_two_writers_are_one_too_many(folder, device) -> None:
+def test_two_writers_are_one_too_many(folder: Path, device: DeviceTarget) -> None:
     with Records.write(folder, device), pytest.raises(RecordsError, match="another tuning run"):
         Records.write(folder, device)
     Records.write(folder, device).close()
@@ -157,7 +170,9 @@ def test_two_writers_are_one_too_many(folder, device) -> None:
         ("format", 2, "format 1, got 2"),
     ],
 )
-def test_records_of_another_version_are_refused(folder, device, field, value, message) -> None:
+def test_records_of_another_version_are_refused(
+    folder: Path, device: DeviceTarget, field: str, value: Any, message: str
+) -> None:
     meta = json.loads((folder / META).read_text())
     meta[field] = value
     (folder / META).write_text(json.dumps(meta))
@@ -166,7 +181,7 @@ def test_records_of_another_version_are_refused(folder, device, field, value, me
             opened(folder, device)
 
 
-def test_records_of_another_target_are_refused(folder) -> None:
+def test_records_of_another_target_are_refused(folder: Path) -> None:
     before = (folder / META).read_bytes()
     for opened in (Records.read, Records.write):
         with pytest.raises(RecordsError, match=r"expected records for aarch64.*cortex-a72"):
@@ -175,25 +190,27 @@ def test_records_of_another_target_are_refused(folder) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", "not json", '{"format": 1}'])
-def test_a_meta_file_that_is_none_is_refused(folder, device, content) -> None:
+def test_a_meta_file_that_is_none_is_refused(folder: Path, device: DeviceTarget, content: str) -> None:
     (folder / META).write_text(content)
     with pytest.raises(RecordsError, match=r"meta\.json"):
         Records.read(folder, device)
 
 
-def test_a_folder_without_meta_is_refused(folder, device) -> None:
+def test_a_folder_without_meta_is_refused(folder: Path, device: DeviceTarget) -> None:
     (folder / META).unlink()
     for opened in (Records.read, Records.write):
         with pytest.raises(RecordsError, match=r"meta\.json"):
             opened(folder, device)
 
 
-def test_a_folder_that_is_not_there_is_refused(tmp_path, device) -> None:
+def test_a_folder_that_is_not_there_is_refused(tmp_path: Path, device: DeviceTarget) -> None:
     with pytest.raises(RecordsError, match="cannot be read"):
         Records.read(tmp_path / "none", device)
 
 
-def test_merging_keeps_every_point_once(folder, tmp_path, tasks, task, device) -> None:
+def test_merging_keeps_every_point_once(
+    folder: Path, tmp_path: Path, tasks: tuple[Task, ...], task: Task, device: DeviceTarget
+) -> None:
     other = tasks[0] if tasks[0] is not task else tasks[1]
     with Records.write(tmp_path / "b", device) as records:
         fill(records, task, [[9e-5], [8e-5], [9e-5], [2e-6]])
@@ -208,13 +225,15 @@ def test_merging_keeps_every_point_once(folder, tmp_path, tasks, task, device) -
     assert BestRecords(again).trace(task.space.func) is not None
 
 
-def test_the_best_are_picked_into_a_folder_of_their_own(folder, tmp_path, task, device) -> None:
+def test_the_best_are_picked_into_a_folder_of_their_own(
+    folder: Path, tmp_path: Path, task: Task, device: DeviceTarget
+) -> None:
     with pick_best(Records.read(folder, device), tmp_path / "best", device) as picked:
         assert [r.seconds for r in picked.all] == [1e-5]
     assert BestRecords(Records.read(tmp_path / "best", device)).trace(task.space.func) is not None
 
 
-def test_the_digest_follows_the_contents(folder, task, device) -> None:
+def test_the_digest_follows_the_contents(folder: Path, task: Task, device: DeviceTarget) -> None:
     before = Records.read(folder, device).digest()
     assert before == Records.read(folder, device).digest()
     with Records.write(folder, device) as records:
@@ -222,7 +241,7 @@ def test_the_digest_follows_the_contents(folder, task, device) -> None:
         assert records.digest() != before
 
 
-def test_meta_comes_back_as_it_was_written(device) -> None:
+def test_meta_comes_back_as_it_was_written(device: DeviceTarget) -> None:
     meta = replace(
         Meta.new(device),
         peak_gflops=12.5,
@@ -232,6 +251,6 @@ def test_meta_comes_back_as_it_was_written(device) -> None:
     assert Meta.from_text(meta.to_text(), "meta.json") == meta
 
 
-def test_workloads_are_written_before_the_records_that_name_them(folder) -> None:
+def test_workloads_are_written_before_the_records_that_name_them(folder: Path) -> None:
     indices = {json.loads(line)[0] for line in (folder / RECORDS).read_text().splitlines()}
     assert indices == set(range(len((folder / WORKLOADS).read_text().splitlines())))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -21,7 +22,7 @@ from builder.tuning.tracker import Tracker
         ("lab", False),
     ],
 )
-def test_loopback_is_known(host, loopback) -> None:
+def test_loopback_is_known(host: str, loopback: bool) -> None:
     assert is_loopback(host) is loopback
 
 
@@ -35,12 +36,14 @@ def test_the_tunnel_leads_both_ways_and_listens_to_loopback_alone() -> None:
 
 
 @pytest.mark.parametrize("board", ["", " ", "-oProxyCommand=evil"])
-def test_an_option_is_no_board(board) -> None:
+def test_an_option_is_no_board(board: str) -> None:
     with pytest.raises(ValueError, match="user@host"):
         ssh_tunnel(board, 9190, 9091)
 
 
-def test_ssh_starts_the_server_on_the_board(tmp_path, monkeypatch, capfd) -> None:
+def test_ssh_starts_the_server_on_the_board(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     ssh = tmp_path / "ssh"
     ssh.write_text('#!/bin/sh\necho "ran: $@"\nexit 7\n')
     ssh.chmod(0o755)
@@ -52,12 +55,14 @@ def test_ssh_starts_the_server_on_the_board(tmp_path, monkeypatch, capfd) -> Non
 
 
 @pytest.mark.parametrize("verb", ["rpc-tracker", "rpc-server"])
-def test_the_defaults_are_loopback(verb, capsys) -> None:
+def test_the_defaults_are_loopback(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([verb, "--help"]) == 0
     assert "127.0.0.1" in capsys.readouterr().out
 
 
-def test_listening_to_all_is_warned_about(monkeypatch, capsys) -> None:
+def test_listening_to_all_is_warned_about(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("builder.tuning.server.serve_tracker", lambda *_: 0)
     monkeypatch.setattr("builder.tuning.server.serve_board", lambda *_: 0)
     assert main(["rpc-tracker", "--host", "0.0.0.0"]) == 0
@@ -81,13 +86,13 @@ def test_a_port_that_is_taken_is_an_error() -> None:
     ("text", "host", "port"),
     [("lab:9190", "lab", 9190), ("lab", "lab", 9190), ("[::1]:99", "::1", 99), ("10.0.0.1:1", "10.0.0.1", 1)],
 )
-def test_tracker_addresses_are_read(text, host, port) -> None:
+def test_tracker_addresses_are_read(text: str, host: str, port: int) -> None:
     assert Tracker.parse(text) == Tracker(host, port)
 
 
 @pytest.mark.parametrize(
     "text", ["", ":9190", "lab:", "lab:0", "lab:99999", "a:b:c", "lab:9190/x", "http://lab:9190"]
 )
-def test_what_is_no_tracker_address_is_refused(text) -> None:
+def test_what_is_no_tracker_address_is_refused(text: str) -> None:
     with pytest.raises(FleetError, match="host:port"):
         Tracker.parse(text)

@@ -3,23 +3,29 @@ from __future__ import annotations
 import pytest
 import tvm
 
+from builder.importer import ImportedModel
 from builder.kernels.decisions import heuristic, middle
-from builder.kernels.schedule import replay, schedule
+from builder.kernels.schedule import schedule
 from builder.lower import lower
+from builder.target import DeviceTarget
+from builder.tuning.build import kernel_of
 from builder.tuning.space import decisions_of, workload_of
+from builder.tuning.tasks import Task
 
 
-def test_the_heuristics_point_is_the_heuristics_schedule(tasks, device) -> None:
+def test_the_heuristics_point_is_the_heuristics_schedule(
+    tasks: tuple[Task, ...], device: DeviceTarget
+) -> None:
     for task in tasks:
         point = task.space.point(task.space.default)
         with device.tvm_target:
             expected = schedule(task.space.func, device, heuristic)
-            found = replay(task.space.func, point.trace)
+            found = kernel_of(point.schedule, device)["kernel"]
         strip = lambda f: f.without_attr("edge.schedule").with_attr("global_symbol", "f")  # noqa: E731
         tvm.ir.assert_structural_equal(strip(found), strip(expected))
 
 
-def test_a_points_decisions_come_back_from_its_trace(tasks) -> None:
+def test_a_points_decisions_come_back_from_its_trace(tasks: tuple[Task, ...]) -> None:
     for task in tasks:
         decisions = tuple(len(values) - 1 for values in task.space.values)
         point = task.space.point(decisions)
@@ -27,27 +33,27 @@ def test_a_points_decisions_come_back_from_its_trace(tasks) -> None:
             assert decisions_of(point.trace) == decisions
 
 
-def test_points_differ_in_their_loops(tasks) -> None:
+def test_points_differ_in_their_loops(tasks: tuple[Task, ...]) -> None:
     task = max(tasks, key=lambda t: t.space.size)
     seen = {task.space.point(d).schedule.mod.script() for d in list(task.space.all_decisions())[:6]}
     assert len(seen) == 6
 
 
-def test_making_points_leaves_the_workload_as_it_was(tasks) -> None:
+def test_making_points_leaves_the_workload_as_it_was(tasks: tuple[Task, ...]) -> None:
     for task in tasks:
         for decisions in list(task.space.all_decisions())[:4]:
             task.space.point(decisions)
         assert workload_of(task.space.func)[1] == task.key
 
 
-def test_the_middle_of_each_space_is_another_schedule(digits, device) -> None:
+def test_the_middle_of_each_space_is_another_schedule(digits: ImportedModel, device: DeviceTarget) -> None:
     ours, mid = lower(digits.mod, device), lower(digits.mod, device, choose=middle)
     assert set(map(str, ours.kernels.functions)) == set(map(str, mid.kernels.functions))
     assert ours.kernels.script() != mid.kernels.script()
 
 
 @pytest.mark.parametrize("position", [0, 1, 2])
-def test_decisions_are_described_by_their_values(tasks, position) -> None:
+def test_decisions_are_described_by_their_values(tasks: tuple[Task, ...], position: int) -> None:
     task = next(t for t in tasks if len(t.space.values) == 3)
     words = task.space.describe(task.space.default).split("x")
     assert int(words[position]) == task.space.values[position][task.space.default[position]]

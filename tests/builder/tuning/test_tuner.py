@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from builder import RunnerOptions, TuneOptions, compile, run, tune
 from builder.cli import main
 from builder.errors import FleetError
+from builder.importer import ImportedModel
+from builder.target import DeviceTarget
 from builder.tuning.live import JsonLines, Lines, render, watch
 from builder.tuning.meta import Ratio
 from builder.tuning.records import RECORDS, Records
 from builder.tuning.report import render as render_report
 from builder.tuning.report import write_report
 from builder.tuning.space import decisions_of
+from builder.tuning.tasks import Task
 from builder.tuning.view import Progress
 
 DIGITS = Path(__file__).resolve().parents[3] / "examples" / "digits" / "digits.onnx"
@@ -39,7 +44,9 @@ class Seen:
 
 
 @pytest.fixture(scope="module")
-def tuned(tmp_path_factory, digits, device):
+def tuned(
+    tmp_path_factory: pytest.TempPathFactory, digits: ImportedModel, device: DeviceTarget
+) -> tuple[Records, Any]:
     """A finished run and what it said."""
     path = tmp_path_factory.mktemp("tuned") / "records"
     seen = Seen()
@@ -58,7 +65,9 @@ def lines(path: Path) -> list[str]:
     return found
 
 
-def test_every_task_gets_its_trials_the_heuristics_first(tuned, tasks) -> None:
+def test_every_task_gets_its_trials_the_heuristics_first(
+    tuned: tuple[Records, Any], tasks: tuple[Task, ...]
+) -> None:
     records, seen = tuned
     for task in tasks:
         measured = list(records.measured(task.key))
@@ -68,12 +77,12 @@ def test_every_task_gets_its_trials_the_heuristics_first(tuned, tasks) -> None:
     assert seen.progress[-1].peak_gflops > 0
 
 
-def test_no_point_is_measured_twice(tuned) -> None:
+def test_no_point_is_measured_twice(tuned: tuple[Records, Any]) -> None:
     records, _ = tuned
     assert len(set(lines(records.path))) == len(lines(records.path)) == len(records.all)
 
 
-def test_an_operator_is_used_only_when_it_is_faster_beyond_doubt(tuned) -> None:
+def test_an_operator_is_used_only_when_it_is_faster_beyond_doubt(tuned: tuple[Records, Any]) -> None:
     records, _ = tuned
     for verdict in records.meta.verdicts.values():
         assert verdict.use == (verdict.ratio.low > 1.0)
@@ -81,7 +90,9 @@ def test_an_operator_is_used_only_when_it_is_faster_beyond_doubt(tuned) -> None:
     assert records.meta.boards["local"].seconds > 0
 
 
-def test_a_model_compiled_with_its_records_gives_the_same_answers(tuned, digits) -> None:
+def test_a_model_compiled_with_its_records_gives_the_same_answers(
+    tuned: tuple[Records, Any], digits: ImportedModel
+) -> None:
     records, _ = tuned
     plain, package = compile(digits), compile(digits, tuning_records=records)
     assert package.manifest.provenance.tuning_records_sha256 == records.digest()
@@ -89,14 +100,18 @@ def test_a_model_compiled_with_its_records_gives_the_same_answers(tuned, digits)
     assert abs(ours - theirs).max() < 1e-4
 
 
-def test_the_same_command_again_measures_nothing(tuned, digits, device) -> None:
+def test_the_same_command_again_measures_nothing(
+    tuned: tuple[Records, Any], digits: ImportedModel, device: DeviceTarget
+) -> None:
     records, _ = tuned
     before = lines(records.path)
     tune(digits, device, records.path, options=TuneOptions(trials=6, pairs=0), runner=FAST)
     assert lines(records.path) == before
 
 
-def test_more_trials_go_on_from_the_records(tuned, digits, device, tmp_path) -> None:
+def test_more_trials_go_on_from_the_records(
+    tuned: tuple[Records, Any], digits: ImportedModel, device: DeviceTarget, tmp_path: Path
+) -> None:
     import shutil
 
     records, _ = tuned
@@ -109,7 +124,13 @@ def test_more_trials_go_on_from_the_records(tuned, digits, device, tmp_path) -> 
     assert len(more.all) == len(after)
 
 
-def test_other_records_best_points_are_measured_early(tuned, digits, device, tmp_path, tasks) -> None:
+def test_other_records_best_points_are_measured_early(
+    tuned: tuple[Records, Any],
+    digits: ImportedModel,
+    device: DeviceTarget,
+    tmp_path: Path,
+    tasks: tuple[Task, ...],
+) -> None:
     records, _ = tuned
     task = max(tasks, key=lambda t: t.space.size)
     fresh = tune(
@@ -124,7 +145,9 @@ def test_other_records_best_points_are_measured_early(tuned, digits, device, tmp
     assert set(list(fresh.measured(task.key))[1:3]) <= set(wanted)
 
 
-def test_early_stopping_leaves_a_task_alone(digits, device, tmp_path, tasks) -> None:
+def test_early_stopping_leaves_a_task_alone(
+    digits: ImportedModel, device: DeviceTarget, tmp_path: Path, tasks: tuple[Task, ...]
+) -> None:
     task = max(tasks, key=lambda t: t.space.size)
     options = TuneOptions(
         tuner="gridsearch", trials=1000, early_stopping=4, pairs=0, batch=2, tasks=str(task.index)
@@ -136,7 +159,9 @@ def test_early_stopping_leaves_a_task_alone(digits, device, tmp_path, tasks) -> 
     assert 4 <= len(times) - 1 - best < 6
 
 
-def test_the_models_comparison_stands_in_the_manifest(tuned, digits, device, tmp_path) -> None:
+def test_the_models_comparison_stands_in_the_manifest(
+    tuned: tuple[Records, Any], digits: ImportedModel, device: DeviceTarget, tmp_path: Path
+) -> None:
     import shutil
     from dataclasses import replace
 
@@ -158,7 +183,9 @@ def test_the_models_comparison_stands_in_the_manifest(tuned, digits, device, tmp
     assert package.members["mod.so"] == compile(digits).members["mod.so"]
 
 
-def test_a_killed_run_loses_a_batch_at_most_and_goes_on(digits, device, tmp_path) -> None:
+def test_a_killed_run_loses_a_batch_at_most_and_goes_on(
+    digits: ImportedModel, device: DeviceTarget, tmp_path: Path
+) -> None:
     command = [
         *(os.sys.executable, "-m", "builder", "tune", str(DIGITS), "-o", str(tmp_path / "r")),
         *("--trials", "30", "--number", "1", "--repeat", "1", "--min-repeat-ms", "0", "--pairs", "0"),
@@ -185,13 +212,15 @@ def test_a_killed_run_loses_a_batch_at_most_and_goes_on(digits, device, tmp_path
     assert len(set(lines(tmp_path / "r"))) == len(lines(tmp_path / "r"))
 
 
-def test_another_machines_target_needs_boards(digits, tmp_path) -> None:
+def test_another_machines_target_needs_boards(digits: ImportedModel, tmp_path: Path) -> None:
     with pytest.raises(FleetError, match="cannot measure for aarch64") as caught:
         tune(digits, "rpi4", tmp_path)
     assert "--rpc-tracker" in caught.value.hint
 
 
-def test_the_report_shows_every_operator_and_fetches_nothing(tuned, digits, tasks) -> None:
+def test_the_report_shows_every_operator_and_fetches_nothing(
+    tuned: tuple[Records, Any], digits: ImportedModel, tasks: tuple[Task, ...]
+) -> None:
     records, _ = tuned
     page = render_report(records, digits.source_sha256)
     assert all(task.name in page for task in tasks)
@@ -201,9 +230,7 @@ def test_the_report_shows_every_operator_and_fetches_nothing(tuned, digits, task
     assert write_report(records, digits.source_sha256).read_text() == page
 
 
-def test_lines_say_what_is_done_and_how_fast_it_got(tuned, tmp_path) -> None:
-    import io
-
+def test_lines_say_what_is_done_and_how_fast_it_got(tuned: tuple[Records, Any], tmp_path: Path) -> None:
     _, seen = tuned
     out = io.StringIO()
     view = Lines(out)
@@ -216,9 +243,7 @@ def test_lines_say_what_is_done_and_how_fast_it_got(tuned, tmp_path) -> None:
     assert text.endswith("a remark\n")
 
 
-def test_json_lines_are_objects(tuned) -> None:
-    import io
-
+def test_json_lines_are_objects(tuned: tuple[Records, Any]) -> None:
     _, seen = tuned
     out = io.StringIO()
     view = JsonLines(out)
@@ -229,11 +254,11 @@ def test_json_lines_are_objects(tuned) -> None:
     assert second == {"note": "x"}
 
 
-def test_the_live_table_shows_tasks_boards_and_time_left(tuned) -> None:
+def test_the_live_table_shows_tasks_boards_and_time_left(tuned: tuple[Records, Any]) -> None:
     from rich.console import Console
 
     _, seen = tuned
-    console = Console(width=160, record=True, file=open(os.devnull, "w"))
+    console = Console(width=160, record=True, file=io.StringIO())
     console.print(render(seen.progress[-1]))
     text = console.export_text()
     assert "board local" in text
@@ -241,13 +266,13 @@ def test_the_live_table_shows_tasks_boards_and_time_left(tuned) -> None:
     assert all(t.point in text for t in seen.progress[-1].tasks)
 
 
-def test_quiet_is_quiet(capsys) -> None:
+def test_quiet_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
     with watch(quiet=True, as_json=False) as view:
         view.note("nobody hears this")
     assert capsys.readouterr() == ("", "")
 
 
-def test_traces_of_a_run_are_points_of_the_space(tuned, tasks) -> None:
+def test_traces_of_a_run_are_points_of_the_space(tuned: tuple[Records, Any], tasks: tuple[Task, ...]) -> None:
     records, _ = tuned
     task = tasks[0]
     for record in records.best(task.key, 3):
@@ -269,7 +294,9 @@ def test_traces_of_a_run_are_points_of_the_space(tuned, tasks) -> None:
         (["--tuning-records", "/nowhere"], 4, "cannot be read"),
     ],
 )
-def test_bad_flags_are_explained(tmp_path, capsys, flags, code, message) -> None:
+def test_bad_flags_are_explained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], code: int, message: str
+) -> None:
     assert main(["tune", str(DIGITS), "-o", str(tmp_path / "r"), "--quiet", *flags]) == code
     error = capsys.readouterr().err
     assert message in error
@@ -277,14 +304,16 @@ def test_bad_flags_are_explained(tmp_path, capsys, flags, code, message) -> None
     assert "Traceback" not in error
 
 
-def test_tasks_can_be_listed(capsys, tasks) -> None:
+def test_tasks_can_be_listed(capsys: pytest.CaptureFixture[str], tasks: tuple[Task, ...]) -> None:
     assert main(["tune", str(DIGITS), "--tasks", "list"]) == 0
     assert all(task.name in capsys.readouterr().out for task in tasks[:1])
     assert main(["tune", str(DIGITS), "--tasks", "list", "--json"]) == 0
     assert [t["name"] for t in json.loads(capsys.readouterr().out)] == [task.name for task in tasks]
 
 
-def test_records_are_shown_picked_merged_and_exported(tuned, tmp_path, capsys) -> None:
+def test_records_are_shown_picked_merged_and_exported(
+    tuned: tuple[Records, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     records, _ = tuned
     folder = str(records.path)
     assert main(["records", "show", folder]) == 0
