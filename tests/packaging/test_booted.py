@@ -118,6 +118,15 @@ def test_a_worker_has_more_filters_than_the_agent(device: Device) -> None:
     assert "no seccomp" not in device.system.journal()
 
 
+def test_root_installs_a_bundle_from_a_file_while_it_serves(
+    device: Device, compiled: Callable[..., Path]
+) -> None:
+    shutil.copy(compiled("host", version="1.1.0"), device.root.path / "opt/digits.bundle")
+    assert "digits 1.1.0 is in service" in device.system.run("edge-agent", "install", "/opt/digits.bundle")
+    answer = infer("board", "digits", SEVEN, device.broker, deadline_s=30)
+    assert (answer.version, answer.top[0].label) == ("1.1.0", "seven")
+
+
 def test_a_resnet_50_fits_into_what_the_unit_grants(device: Device, keys: Path, tmp_path: Path) -> None:
     onnx.save(generate("resnet50-v2"), tmp_path / "resnet50.onnx")
     bundle = tmp_path / "resnet50.bundle"
