@@ -66,6 +66,26 @@ class Identity:
     security_counter: int = 0
     compatible: Sequence[str] | None = None
 
+    def check(self) -> None:
+        """Refuse what no manifest can say, before anything is compiled.
+
+        Raises
+        ------
+        ModelError
+            A name, version or counter that devices refuse.
+        """
+        if self.name is not None and not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,63}", self.name):
+            raise ModelError(
+                f"name: expected lower case letters, digits and ._-, got {self.name[:80]!r}",
+                hint=f"for example {_bundle_name(self.name)}",
+            )
+        if not re.fullmatch(r"\d+\.\d+\.\d+([-+][0-9A-Za-z.+-]+)?", self.version):
+            raise ModelError(
+                f"version: expected a semantic version, got {self.version[:80]!r}", hint="for example 1.0.0"
+            )
+        if self.security_counter < 0:
+            raise ModelError(f"security_counter: expected 0 or more, got {self.security_counter}")
+
 
 def compile(
     model: ImportedModel | str | os.PathLike[str],
@@ -116,11 +136,12 @@ def compile(
         A fault of ours.
     """
     progress = progress or (lambda _: None)
+    identity = identity or Identity()
+    identity.check()
     device = target if isinstance(target, DeviceTarget) else resolve(target)
     if not isinstance(model, ImportedModel):
         progress("importing the model")
         model = load(model, input_shapes=input_shapes, notes=progress)
-    identity = identity or Identity()
     name = identity.name or _bundle_name(model.name)
     declared_before = presets.preprocess(preprocess, model.inputs) if preprocess else None
     declared_after = presets.postprocess(postprocess, model.outputs) if postprocess else None

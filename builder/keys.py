@@ -24,6 +24,7 @@ PUBLIC_NAME = "signing.pub"
 # A P-256 key in PEM takes 241 bytes; a file over this is something else, and is not read.
 MAX_KEY_FILE_BYTES = 16 * 1024
 
+_PUBLIC_MARK = b"PUBLIC KEY-----"
 _MAKE_HINT = "edgebundle keygen DIR makes a pair of keys"
 
 
@@ -91,7 +92,7 @@ def read_private(path: str | os.PathLike[str]) -> ec.EllipticCurvePrivateKey:
         When the file is missing, can be read by others, or is not an unencrypted P-256 key in PEM.
     """
     pem = _read(Path(path))
-    if b"PUBLIC KEY-----" in pem:
+    if _PUBLIC_MARK in pem:
         raise KeyFileError(
             f"{path} is a public key, a private one is needed", hint=f"the file beside it, {PRIVATE_NAME}?"
         )
@@ -117,12 +118,7 @@ def _kind(key: object) -> str:
 def _read(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
-            status = os.fstat(file.fileno())
-            if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-                raise KeyFileError(
-                    f"{path} can be read by others (mode {stat.S_IMODE(status.st_mode):04o})",
-                    hint=f"chmod 600 {path}",
-                )
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             pem = file.read(MAX_KEY_FILE_BYTES + 1)
     except OSError as error:
         raise KeyFileError(f"cannot read the key {path}: {error.strerror}", hint=_MAKE_HINT) from error
@@ -130,6 +126,9 @@ def _read(path: Path) -> bytes:
         raise KeyFileError(
             f"{path} is larger than {MAX_KEY_FILE_BYTES} bytes, not a key in PEM", hint=_MAKE_HINT
         )
+    # A public key is told apart below; to make one private would not help.
+    if mode & (stat.S_IRWXG | stat.S_IRWXO) and _PUBLIC_MARK not in pem:
+        raise KeyFileError(f"{path} can be read by others (mode {mode:04o})", hint=f"chmod 600 {path}")
     return pem
 
 

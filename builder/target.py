@@ -215,7 +215,7 @@ def _parse(spec: str) -> Mapping[str, Any]:
         names = ", ".join(PRESETS)
         raise TargetError(
             f"unknown target {spec[:80]!r}",
-            hint=f'known are {names}; or give "llvm -mcpu=NAME", or a TVM target as JSON',
+            hint=f'known are {names}; or "llvm -mcpu=NAME", or a TVM target as JSON',
         )
     config: dict[str, Any] = {"kind": "llvm"}
     for word in words[1:]:
@@ -248,13 +248,11 @@ def _build(name: str, config: dict[str, Any], l1_bytes: int, l2_bytes: int) -> D
     arch, abi = _split_triple(triple)
     cpu = str(config.setdefault("mcpu", _GENERIC_CPU[arch]))
     if not llvm.llvm_is_valid_cpu(cpu, triple):
-        raise TargetError(
-            f"target: LLVM knows no CPU {cpu[:60]!r} for {triple}",
-            hint="for example cortex-a72, cortex-a76, cascadelake, znver4, x86-64-v3",
-        )
+        message = f"target: LLVM knows no CPU {cpu[:60]!r} for {triple}"
+        raise TargetError(message, hint=_cpu_hint(cpu, arch))
     try:
-        # A register tile is one long block: LLVM's limit of 100 instructions looks back across a tenth of it, and
-        # what was loaded into registers would be loaded again (docs/decisions/0005).
+        # A register tile is one long block: LLVM's limit of 100 instructions looks back across a tenth of
+        # it, and what was loaded into registers would be loaded again (docs/decisions/0005).
         config.setdefault("cl-opt", ["-memdep-block-scan-limit:uint=2000"])
         tvm_target = Target(config)
         known = {str(f) for f in llvm.llvm_get_cpu_features(tvm_target)}
@@ -273,6 +271,16 @@ def _build(name: str, config: dict[str, Any], l1_bytes: int, l2_bytes: int) -> D
         cores=int(config["num-cores"]),
         l1_bytes=l1_bytes,
         l2_bytes=l2_bytes,
+    )
+
+
+def _cpu_hint(cpu: str, arch: str) -> str:
+    """Say which triple has that CPU, or which CPUs there are for this one."""
+    for other in ("aarch64-linux-gnu", "x86_64-linux-gnu", "riscv64-linux-gnu"):
+        if not other.startswith(arch) and llvm.llvm_is_valid_cpu(cpu, other):
+            return f'"llvm -mtriple={other} -mcpu={cpu}" names its architecture too'
+    return "for example " + (
+        "cascadelake, znver4, x86-64-v3" if arch == "x86_64" else "cortex-a72, cortex-a76"
     )
 
 

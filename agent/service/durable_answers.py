@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import Final
 
+from agent.errors import StoreError
 from agent.service import answers
 from agent.service.answers import AnswerRecord, FinalAnswer, ReplyTo, RequestKey
 
@@ -51,6 +52,11 @@ class DurableAnswers:
         Where the file is, or is made.
     boot
         What changes with each start of the machine.
+
+    Raises
+    ------
+    StoreError
+        If another agent has the file open: its answers are its own.
     """
 
     def __init__(self, folder: Path, boot: str | None = None) -> None:
@@ -68,6 +74,11 @@ class DurableAnswers:
                 self._database = self._open()
                 break
             except sqlite3.Error as error:
+                if error.sqlite_errorcode in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                    raise StoreError(
+                        f"{self._path} is in use by another agent",
+                        hint="stop the other, or give this one its own state directory",
+                    ) from error
                 _log.warning("%s cannot be used and is made anew: %s", self._path, error)
                 with contextlib.suppress(OSError):
                     self._remove()

@@ -97,7 +97,11 @@ def _compile(args: argparse.Namespace) -> int:
         step("loading the compiler")
         from builder.compilation import Identity, compile
         from builder.importer import load, parse_input_shapes, parse_input_values
+        from builder.target import resolve
 
+        target = resolve(args.target)
+        identity = Identity(args.name, args.model_version, args.security_counter, args.compatible)
+        identity.check()
         step(f"importing {args.model}")
         model = load(
             args.model,
@@ -107,8 +111,8 @@ def _compile(args: argparse.Namespace) -> int:
         )
         package = compile(
             model,
-            args.target,
-            identity=Identity(args.name, args.model_version, args.security_counter, args.compatible),
+            target,
+            identity=identity,
             preprocess=args.preprocess,
             postprocess=args.postprocess,
             labels=args.labels,
@@ -133,6 +137,10 @@ def _output(args: argparse.Namespace) -> str:
     folder = Path(output).parent
     if not folder.is_dir():
         raise PackageError(f"{output}: the folder {folder} does not exist", hint=f"mkdir -p {folder}")
+    if Path(output).is_dir():
+        raise PackageError(
+            f"{output}: expected a file's name, this is a folder", hint=f"-o {output}/NAME.bundle"
+        )
     return str(output)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -106,11 +107,18 @@ def _profile_report(package: Package, args: argparse.Namespace, number: int) -> 
     return profile_on_board(package, number=number, threads=args.threads, **board)
 
 
+def _say_unverified(bundle: str) -> None:
+    """Tell a person, not a script: what runs here was not checked."""
+    if sys.stderr.isatty():
+        print(f"{bundle} is not verified here; `edgebundle verify` does that", file=sys.stderr)
+
+
 def _run(args: argparse.Namespace) -> int:
     from builder.local_run import run
     from builder.package import Package
 
     package = Package.load(args.bundle)
+    _say_unverified(args.bundle)
     board = _board(args)
     run_it = run if board is None else partial(_run_on_board, **board)
     result = run_it(

@@ -84,3 +84,10 @@ def test_a_bad_target_gets_one_line(spec: str, says: str) -> None:
         resolve(spec)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_cpu_of_another_architecture_is_told_with_its_triple() -> None:
+    with pytest.raises(TargetError) as caught:
+        resolve("llvm -mtriple=x86_64-linux-gnu -mcpu=cortex-a72")
+    assert caught.value.hint is not None
+    assert "-mtriple=aarch64-linux-gnu -mcpu=cortex-a72" in caught.value.hint

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.errors import StoreError
 from agent.service import answers
 from agent.service.answers import AnswerRecord, AnswerStore, FinalAnswer, MemoryAnswers, ReplyTo, RequestKey
 from agent.service.durable_answers import FILE, DurableAnswers
@@ -175,3 +176,13 @@ def test_file_that_cannot_be_written_any_more_costs_the_memory_of_answers_alone(
     with pytest.raises(sqlite3.OperationalError):
         sqlite3.connect(tmp_path / FILE, timeout=0).execute("SELECT * FROM answers")
     store.close()
+
+
+def test_a_second_agent_does_not_take_the_answers_of_the_first(tmp_path: Path) -> None:
+    first = DurableAnswers(tmp_path)
+    before = (tmp_path / "answers.db").stat().st_ino
+    with pytest.raises(StoreError, match="in use by another agent"):
+        DurableAnswers(tmp_path)
+    assert (tmp_path / "answers.db").stat().st_ino == before
+    first.close()
+    DurableAnswers(tmp_path).close()
