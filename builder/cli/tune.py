@@ -149,7 +149,7 @@ def _milliseconds(text: str) -> float:
 
 
 def _tune(args: argparse.Namespace) -> int:
-    from builder.importer import import_onnx, parse_input_shapes, parse_input_values
+    from builder.importer import load, parse_input_shapes, parse_input_values
     from builder.target import resolve
     from builder.tuning.live import watch
     from builder.tuning.report import write_report
@@ -158,7 +158,7 @@ def _tune(args: argparse.Namespace) -> int:
 
     assert args.tuner in TUNERS
     device = resolve(args.target)
-    model = import_onnx(
+    model = load(
         args.model,
         input_shapes=parse_input_shapes(args.input_shapes) if args.input_shapes else None,
         input_values=parse_input_values(args.input_values) if args.input_values else None,

@@ -19,7 +19,7 @@ from tvm import relax, tirx
 from tvm.ir import Call
 
 from builder.errors import RecordsError
-from builder.importer import ImportedModel, import_onnx
+from builder.importer import ImportedModel, load
 from builder.kernel_object import count_flops
 from builder.kernels.rewriter import op_name
 from builder.kernels.schedule import space_of, without_pragmas
@@ -81,7 +81,7 @@ def extract_tasks(
         Each workload once, in the order of the model, those with one point only left out.
     """
     device = target if isinstance(target, DeviceTarget) else resolve(target)
-    imported = model if isinstance(model, ImportedModel) else import_onnx(model, input_shapes=input_shapes)
+    imported = model if isinstance(model, ImportedModel) else load(model, input_shapes=input_shapes)
     fused = fuse(imported.mod, device)
     calls = _calls(fused["main"])
     tasks: dict[str, Task] = {}

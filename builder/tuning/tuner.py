@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from builder.errors import FleetError, ParityError
-from builder.importer import ImportedModel, import_onnx
+from builder.importer import ImportedModel, load
 from builder.target import DeviceTarget, resolve
 from builder.tuning import search
 from builder.tuning.boards import Boards, LocalBoard, Outcome, RpcBoards
@@ -133,7 +133,7 @@ def tune(
             f"this machine cannot measure for {device.triple} {device.cpu}",
             hint=f"tune on boards of that kind: {_HOW}",
         )
-    imported = model if isinstance(model, ImportedModel) else import_onnx(model, input_shapes=input_shapes)
+    imported = model if isinstance(model, ImportedModel) else load(model, input_shapes=input_shapes)
     with Records.write(records_path, device, view.note) as records:
         tasks = select(extract_tasks(imported, device), options.tasks)
         seeds = _seeds(prior_records, tasks)
