@@ -15,8 +15,8 @@
     │   └── FleetError            a broker or an agent that does not answer, or refuses
     └── LinkError             the linker failed on what we compiled     exit 1
 
-A message says what was expected and what came, in one line; ``hint`` says what to do about it. Foreign exceptions
-are wrapped once, where the foreign library is called.
+A message says what was expected and what came, in one line; ``hint`` says what to do about it. Foreign
+exceptions are wrapped once, where the foreign library is called.
 """
 
 from __future__ import annotations
