@@ -42,6 +42,15 @@ KERNEL(twice) {
   for (int64_t i = 0; i < count(&args[0]); ++i) data(&args[1])[i] = 2 * data(&args[0])[i];
   return 0;
 }
+// As `twice`, but no two runs give the same bytes: who is answered twice can tell.
+KERNEL(unique) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  __tvm_ffi_twice(self, args, num_args, result);
+  uint32_t nonce = (uint32_t)now.tv_nsec ^ (uint32_t)now.tv_sec << 24;
+  memcpy(&data(&args[1])[count(&args[1]) - 1], &nonce, sizeof nonce);
+  return 0;
+}
 KERNEL(plus) {
   for (int64_t i = 0; i < count(&args[2]); ++i) data(&args[2])[i] = data(&args[0])[i] + data(&args[1])[i];
   return 0;
