@@ -275,5 +275,6 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     columns = Columns(extents[7], int(marks["edge.stride"]), int(marks["edge.dilation"]))
     s = space(extents[1], extents[3], extents[8], target, columns)
     d = s.default
-    tiles = Tiles(choose(s.oc, d.oc), choose(s.ow, d.ow), choose(s.ii, d.ii), d.held, d.row_held)
+    oc, ow, ii = choose("oc", s.oc, d.oc), choose("ow", s.ow, d.ow), choose("ii", s.ii, d.ii)
+    tiles = Tiles(oc, ow, ii, d.held, d.row_held)
     apply(sch, block, tiles)

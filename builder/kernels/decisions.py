@@ -24,8 +24,8 @@ Decision: TypeAlias = Any
 class Chooser(Protocol):
     """Makes one decision."""
 
-    def __call__(self, values: Sequence[int], default: int) -> Decision:
-        """Choose among `values`, of which the heuristic would take `default`."""
+    def __call__(self, name: str, values: Sequence[int], default: int) -> Decision:
+        """Choose among `values` for the decision called `name`; the heuristic would take `default`."""
 
 
 class BestKnown(Protocol):
@@ -35,12 +35,13 @@ class BestKnown(Protocol):
         """The schedule that was measured to be best for an unscheduled function, None where none helps."""
 
 
-def heuristic(values: Sequence[int], default: int) -> Decision:
+def heuristic(name: str, values: Sequence[int], default: int) -> Decision:
     """What the design space thinks best without measuring."""
-    del values
+    del name, values
     return default
 
 
-def middle(values: Sequence[int], default: int) -> Decision:
+def middle(name: str, values: Sequence[int], default: int) -> Decision:
     """The middle of the values: a baseline without knowledge, for showing what a search finds."""
+    del name
     return sorted({*values, default})[len(values) // 2]

@@ -119,4 +119,4 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     in_width = int(sch.get(block).reads[0].source.shape[3])
     in_rows = int(sch.get(block).reads[0].source.shape[2]) / height
     s = space(height, width, kernel_w, round(4 * lanes * in_width * in_rows), target)
-    apply(sch, block, Tiles(choose(s.ow, s.default.ow), choose(s.oh, s.default.oh)))
+    apply(sch, block, Tiles(choose("ow", s.ow, s.default.ow), choose("oh", s.oh, s.default.oh)))

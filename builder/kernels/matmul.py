@@ -134,7 +134,7 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     *rows, _, depth = (int(sch.get(loop).extent) for loop in sch.get_loops(block))
     lanes = target.simd.lanes
     s = space(int(np.prod(rows)), depth, -(-panel // lanes), target)
-    tiles = Tiles(choose(s.rows, s.default.rows), choose(s.k, s.default.k), s.default.held)
+    tiles = Tiles(choose("rows", s.rows, s.default.rows), choose("k", s.k, s.default.k), s.default.held)
     apply(sch, block, tiles, panel, lanes)
 
 
@@ -172,7 +172,7 @@ def schedule_batched(
     width = lanes if columns % lanes == 0 else max(divisors(columns, lanes))
     vectors = max(divisors(columns // width, 3))
     s = space(rows, depth, vectors, target)
-    tiles = Tiles(choose(s.rows, s.default.rows), choose(s.k, s.default.k), s.default.held)
+    tiles = Tiles(choose("rows", s.rows, s.default.rows), choose("k", s.k, s.default.k), s.default.held)
     io, ii = sch.split(i, [None, tiles.rows])
     jo, jt, ji = sch.split(j, [None, vectors, width])
     ko, ki = sch.split(k, [None, tiles.k])

@@ -339,7 +339,8 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     _, out_blocks, tiles, _, _, in_block = (int(sch.get(q).extent) for q in sch.get_loops(product))
     s = space(tiles, out_blocks, in_block, target)
     d = s.default
-    made = Tiles(choose(s.tiles, d.tiles), choose(s.oc, d.oc), choose(s.ii, d.ii), d.held)
+    tile, oc, ii = choose("tiles", s.tiles, d.tiles), choose("oc", s.oc, d.oc), choose("ii", s.ii, d.ii)
+    made = Tiles(tile, oc, ii, d.held)
     apply(sch, block, made, m)
 
 

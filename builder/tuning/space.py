@@ -130,7 +130,8 @@ class _Recorder:
         self.values: list[tuple[int, ...]] = []
         self.default: list[int] = []
 
-    def __call__(self, values: Sequence[int], default: int) -> Decision:
+    def __call__(self, name: str, values: Sequence[int], default: int) -> Decision:
+        del name
         options = tuple(sorted({*values, default}))
         self.values.append(options)
         self.default.append(options.index(default))
@@ -144,7 +145,8 @@ class _Sampler:
         self._sch = sch
         self._left = None if decisions is None else iter(decisions)
 
-    def __call__(self, values: Sequence[int], default: int) -> Decision:
+    def __call__(self, name: str, values: Sequence[int], default: int) -> Decision:
+        del name
         options = sorted({*values, default})
         decision = None if self._left is None else next(self._left)
         return self._sch.sample_categorical(options, [1 / len(options)] * len(options), decision=decision)
