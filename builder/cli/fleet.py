@@ -31,6 +31,16 @@ _HINTS = {
     "ERR_SOURCE": "an https source must be on the agent's allow-list; without --source it goes over MQTT",
 }
 
+# And of a request.
+_STATUS_HINTS = {
+    400: "`edgebundle agents --json` lists the inputs that each model takes",
+    404: "`edgebundle agents` lists the models that each agent serves",
+    408: "give it more time with --deadline, or ask less often",
+    415: "send a .jpg or .png to a model with preprocessing, or the inputs as an .npz",
+    500: "the agent's log says more: journalctl -u edge-agent",
+    503: "it has more to do than it can: ask later, or deploy the model to more agents",
+}
+
 
 def add_parsers(subparsers: SubParsers) -> None:
     """Add the verbs."""
@@ -202,11 +212,21 @@ def _infer(args: argparse.Namespace) -> int:
     from builder.errors import FleetError
     from builder.fleet.infer import infer
 
-    result = infer(args.agent, args.model, Path(args.input), broker_of(args), deadline_s=args.deadline)
+    result = infer(
+        args.agent,
+        args.model,
+        Path(args.input),
+        broker_of(args),
+        deadline_s=args.deadline,
+        notice=lambda line: print(line, file=sys.stderr, flush=True),
+    )
     if args.json:
         _print_json(_infer_json(result))
     if not result.ok:
-        raise FleetError(f"{result.agent}: {result.model}: {result.message} (status {result.status})")
+        raise FleetError(
+            f"{result.agent}: {result.model}: {result.message} (status {result.status})",
+            hint=_STATUS_HINTS.get(result.status),
+        )
     if args.outputs:
         import numpy as np
 
@@ -277,7 +297,13 @@ def _agent_json(agent: AgentSummary) -> dict[str, Any]:
         "version": agent.version,
         "machine": agent.machine,
         "models": [
-            {"name": model.name, "version": model.version, "ready": model.ready, "digest": model.digest}
+            {
+                "name": model.name,
+                "version": model.version,
+                "ready": model.ready,
+                "digest": model.digest,
+                "inputs": list(model.inputs),
+            }
             for model in agent.models
         ],
     }

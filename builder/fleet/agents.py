@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +19,19 @@ QUIET_S = 0.3
 
 @dataclass(frozen=True)
 class ModelSummary:
-    """One model of an agent."""
+    """One model of an agent.
+
+    Attributes
+    ----------
+    inputs
+        What it takes, in words: ``image FP32 [1,3,224,224]``.
+    """
 
     name: str
     version: str
     ready: bool
     digest: str
+    inputs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -118,6 +126,7 @@ class _Found:
                 version=_text(document.get("version") or _first(document.get("versions"))),
                 ready=document.get("ready") is True,
                 digest=_text(document.get("digest")),
+                inputs=tuple(_tensors(document.get("inputs"))),
             )
             for model, document in sorted(self._models.get(name, {}).items())
             if document
@@ -137,6 +146,14 @@ def _machine(info: dict[str, Any]) -> str:
     fields = hardware if isinstance(hardware, dict) else info
     words = [_text(fields.get("board") or fields.get("cpu")), _text(fields.get("arch"))]
     return ", ".join(word for word in words if word)
+
+
+def _tensors(value: object) -> Iterator[str]:
+    """Describe each tensor of an OIP list; what is none is left out."""
+    for tensor in value if isinstance(value, list) else ():
+        match tensor:
+            case {"name": str(name), "datatype": str(datatype), "shape": list(shape)}:
+                yield _text(f"{name} {datatype} [{','.join(map(str, shape))}]")
 
 
 def _first(value: object) -> object:

@@ -25,9 +25,8 @@ from builder.fleet.broker import Broker
 from builder.fleet.client import Client
 from builder.fleet.desired import CONFLICT, DesiredState, parse_object
 from builder.fleet.offer import Offer
+from builder.fleet.presence import ABSENT_LIMIT_S, Presence, absent
 
-# An agent that nobody has heard of may be starting; a name with a typing error never does.
-ABSENT_LIMIT_S = 10.0
 # What a broker needs for a small message, with a lot to spare.
 PUBLISH_LIMIT_S = 10.0
 # What the retained messages of one agent may take after the subscription was granted.
@@ -149,7 +148,10 @@ async def deploy_async(
         }
         task = _Deployment(agent, manifest.name, entry, offer, progress or (lambda _progress: None))
         async with Client(broker, task.on_message, on_up=task.on_up) as client:
-            return await task.run(client, wait_s)
+            result = await task.run(client, wait_s)
+    if result is None:
+        raise await absent(agent, broker)
+    return result
 
 
 class _Deployment:
@@ -171,15 +173,15 @@ class _Deployment:
         self._tell = progress
         self._progress = DeployProgress()
         self._client: Client | None = None
-        self._state = ""
+        self._presence = Presence(agent)
         self._desired = DesiredState(model, entry)
         self._requested = False
         self._job: dict[str, Any] = {}
         self._merges = 0
         self._changed = asyncio.Event()
 
-    async def run(self, client: Client, wait_s: float) -> DeployResult:
-        """Request, offer, and wait."""
+    async def run(self, client: Client, wait_s: float) -> DeployResult | None:
+        """Request, offer, and wait; None when there is nobody to deploy to."""
         self._client = client
         began = time.monotonic()
         end = began + wait_s
@@ -192,7 +194,8 @@ class _Deployment:
         ):
             await client.subscribe(topics.format_topic(topic), 1)
         await asyncio.sleep(SETTLE_S)
-        await self._wait(lambda: bool(self._state), min(end, began + ABSENT_LIMIT_S), self._nobody)
+        if not await self._presence.wait(min(wait_s, ABSENT_LIMIT_S)):
+            return None
         await self._wait_for_report()
         await self._request()
         await self._wait(lambda: self._job.get("status") in _FINAL, end, lambda: self._unfinished(wait_s))
@@ -214,13 +217,14 @@ class _Deployment:
     def on_message(self, topic: topics.Topic, message: Message) -> None:
         """Take what the agent, or another deployer, says."""
         # Each with its names: amqtt sends what is retained at other topics too.
+        self._presence.on_message(topic, message)
         job: str = self._entry["job"]
         match topic:
             case topics.BlockWant(self._agent, self._hex):
                 self._send_blocks(message.payload)
                 return
             case topics.State(self._agent):
-                self._state = str(parse_object(message.payload).get("state", "unknown"))
+                pass
             case topics.Desired(self._agent):
                 self._desired.on_desired(message.payload)
             case topics.Reported(self._agent):
@@ -258,7 +262,7 @@ class _Deployment:
     async def _request(self) -> None:
         """Publish a desired document that has everything the last one had, and ours."""
         assert self._client is not None
-        document = self._desired.write(online=self._state == "online")
+        document = self._desired.write(online=self._presence.state == "online")
         await self._client.publish_surely(
             topics.format_topic(topics.Desired(self._agent)), document, retain=True, limit_s=PUBLISH_LIMIT_S
         )
@@ -279,7 +283,7 @@ class _Deployment:
     async def _wait_for_report(self) -> None:
         """Wait a moment for what an agent that has just started says behind its birth."""
         end = time.monotonic() + REPORT_LIMIT_S
-        while self._state == "online" and not self._desired.reported and time.monotonic() < end:
+        while self._presence.state == "online" and not self._desired.reported and time.monotonic() < end:
             await asyncio.sleep(0.02)
 
     async def _look(self) -> None:
@@ -297,15 +301,9 @@ class _Deployment:
             await asyncio.sleep(secrets.randbelow(200) / 1000)  # two that collided should not do it again
             await self._request()
 
-    def _nobody(self) -> FleetError:
-        return FleetError(
-            f"no agent called {self._agent} is known at the broker",
-            hint="`edgebundle agents` lists those that are",
-        )
-
     def _unfinished(self, wait_s: float) -> FleetError:
         if not self._job:
-            state = self._state or "unknown"
+            state = self._presence.state or "unknown"
             return FleetError(
                 f"{self._agent} ({state}) did not answer within {wait_s:g} s",
                 hint="the request stays: it is taken up when the agent is back",

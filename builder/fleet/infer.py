@@ -26,12 +26,15 @@ from builder.fleet.answer import OK, OVERLOADED, Answer, Output, Prediction, rea
 from builder.fleet.broker import Broker
 from builder.fleet.client import Client
 from builder.fleet.desired import parse_object
+from builder.fleet.presence import ABSENT_LIMIT_S, Presence, absent
 from builder.fleet.request import JSON, RAW, Request
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     import numpy as np
+
+    from agent.mqtt.reason_codes import Reason
 
 # The first time to ask again; it grows by half each time. A model of seconds is asked for twice at most.
 RESEND_S = 2.0
@@ -40,6 +43,9 @@ LONGEST_RESEND_S = 15.0
 OVERLOAD_PAUSE_S = 0.2
 # How long to wait for what the agent has left with the broker, when an answer may need it.
 STATE_LIMIT_S = 2.0
+# MQTT 5.0, 3.4.2.1: the broker took it, and nobody has subscribed to it.
+NO_SUBSCRIBERS = 0x10
+AGENTS_HINT = "`edgebundle agents` lists who is there, and with which models"
 
 
 @dataclass(frozen=True)
@@ -82,6 +88,7 @@ def infer(
     broker: Broker,
     *,
     deadline_s: float = 30.0,
+    notice: Callable[[str], None] | None = None,
 ) -> InferResult:
     """Ask a model on an agent.
 
@@ -93,17 +100,20 @@ def infer(
         An image's bytes; a path of an image, an ``.npz`` or a ``.json``; arrays by input name; or a request.
     deadline_s
         How long an answer is of use; the agent does not start to compute later than that.
+    notice
+        Called with one line when there is something to wait for: the agent is away.
 
     Raises
     ------
     FleetError
-        No answer came in time.
+        No answer came in time, or the broker knows no such agent.
     PackageError
         `what` is nothing that can be asked.
     BrokerError
         The broker cannot be reached, or refuses.
     """
-    return asyncio.run(infer_async(agent, model, _request(what), broker, deadline_s=deadline_s))
+    asking = infer_async(agent, model, _request(what), broker, deadline_s=deadline_s, notice=notice)
+    return asyncio.run(asking)
 
 
 def _request(what: Request | Mapping[str, np.ndarray[Any, Any]] | bytes | str | Path) -> Request:
@@ -117,7 +127,13 @@ def _request(what: Request | Mapping[str, np.ndarray[Any, Any]] | bytes | str | 
 
 
 async def infer_async(
-    agent: str, model: str, request: Request, broker: Broker, *, deadline_s: float = 30.0
+    agent: str,
+    model: str,
+    request: Request,
+    broker: Broker,
+    *,
+    deadline_s: float = 30.0,
+    notice: Callable[[str], None] | None = None,
 ) -> InferResult:
     """Do what :func:`infer` does, in a running event loop."""
     try:
@@ -126,20 +142,28 @@ async def infer_async(
         raise FleetError(
             f"{agent!r:.80} and {model!r:.80} cannot be the names of an agent and a model"
         ) from e
-    asking = _Asking(agent, model, where, request)
+    asking = _Asking(agent, model, where, request, notice or (lambda _line: None))
     async with Client(broker, asking.on_message, on_up=asking.on_up) as client:
-        return await asking.run(client, deadline_s)
+        result = await asking.run(client, deadline_s)
+    if result is None:
+        raise await absent(agent, broker)
+    return result
 
 
 class _Asking:
     """One question, from this side."""
 
-    def __init__(self, agent: str, model: str, where: str, request: Request) -> None:
+    def __init__(
+        self, agent: str, model: str, where: str, request: Request, notice: Callable[[str], None]
+    ) -> None:
         self._agent = agent
         self._model = model
         self._where = where
         self._request = request
-        self._state = ""
+        self._notice = notice
+        self._presence = Presence(agent)
+        self._ups = 0
+        self._unheard = False
         self._inputs: dict[str, TensorSpec] | None = None
         self._name = b""
         self._answer: asyncio.Future[Message] | None = None
@@ -147,10 +171,10 @@ class _Asking:
         self._reconnected = asyncio.Event()
         self._attempts = 0
 
-    async def run(self, client: Client, deadline_s: float) -> InferResult:
-        """Ask until there is an answer."""
+    async def run(self, client: Client, deadline_s: float) -> InferResult | None:
+        """Ask until there is an answer; None when there is nobody to ask."""
         await client.subscribe(topics.reply_filter(client.name), 1)
-        client.want(topics.format_topic(topics.State(self._agent)), 0)
+        self._presence.want(client)
         client.want(topics.format_topic(topics.ModelState(self._agent, self._model)), 0)
         began = time.monotonic()
         end = began + deadline_s
@@ -159,6 +183,8 @@ class _Asking:
         pause_s = OVERLOAD_PAUSE_S
         while True:
             answer = await self._ask(client, began, end)
+            if answer is None:
+                return None
             if answer.status != OVERLOADED or time.monotonic() + pause_s >= end:
                 break
             await asyncio.sleep(pause_s)
@@ -177,9 +203,8 @@ class _Asking:
 
     def on_message(self, topic: topics.Topic, message: Message) -> None:
         """Take an answer, or what the agent says about itself."""
+        self._presence.on_message(topic, message)
         match topic:
-            case topics.State(self._agent):
-                self._state = str(parse_object(message.payload).get("state", ""))
             case topics.ModelState(self._agent, self._model):
                 self._inputs = _inputs(parse_object(message.payload))
                 self._told.set()
@@ -190,9 +215,23 @@ class _Asking:
 
     def on_up(self) -> None:
         """Ask again at once: what was under way may be lost."""
+        self._ups += 1
         self._reconnected.set()
 
-    async def _ask(self, client: Client, began: float, end: float) -> Answer:
+    def _published(self, verdict: asyncio.Future[Reason]) -> None:
+        """Note whether the request met anybody, as a broker of MQTT 5 tells."""
+        if not verdict.cancelled() and verdict.exception() is None:
+            self._unheard = verdict.result().code == NO_SUBSCRIBERS
+
+    def _nobody_there(self, waited_s: float) -> bool:
+        """Whether the agent has neither subscribed nor left a word, at a broker that was there all the time.
+
+        One that restarted may have forgotten an agent that is on its way back.
+        """
+        known = self._presence.state or self._ups > 1
+        return self._unheard and not known and waited_s >= ABSENT_LIMIT_S
+
+    async def _ask(self, client: Client, began: float, end: float) -> Answer | None:
         """Send the request under one name until its answer comes."""
         self._name = secrets.token_hex(8).encode()
         self._answer = asyncio.get_running_loop().create_future()
@@ -200,13 +239,19 @@ class _Asking:
         document: bytes | None = None
         resend_s = RESEND_S
         while True:
-            left_s = end - time.monotonic()
+            waited_s, left_s = time.monotonic() - began, end - time.monotonic()
+            if self._nobody_there(waited_s):
+                return None
             if left_s <= 0:
-                raise self._nothing(time.monotonic() - began)
+                raise self._nothing(waited_s)
+            if self._attempts == 1 and self._presence.away:
+                self._notice(f"{self._presence.away}; waiting for {left_s:.0f} s more")
             self._attempts += 1
             self._reconnected.clear()
             if client.speaks_5:
-                client.publish(self._where, self._request.body, properties=self._properties(reply_to, left_s))
+                properties = self._properties(reply_to, left_s)
+                verdict = client.publish(self._where, self._request.body, properties=properties)
+                verdict.add_done_callback(self._published)
             else:
                 # The same bytes each time: the agent knows a request again by them.
                 document = document or self._document(reply_to, left_s)
@@ -243,17 +288,17 @@ class _Asking:
             except TimeoutError:
                 break
         if self._inputs is None:
-            raise FleetError(
-                f"{self._agent} does not say what {self._model} takes",
-                hint="is it deployed there? `edgebundle agents` lists what is",
+            why = self._presence.away or (
+                f"{self._agent} serves no model called {self._model}"
+                if self._presence.state
+                else f"no agent called {self._agent} is known at the broker"
             )
+            raise FleetError(why, hint=AGENTS_HINT)
 
     def _nothing(self, waited_s: float) -> FleetError:
-        state = f"it is {self._state}" if self._state else "no agent of that name is known at the broker"
-        return FleetError(
-            f"no answer from {self._agent} within {waited_s:.1f} s: {state}",
-            hint="`edgebundle agents` lists who is there, and with which models",
-        )
+        state = self._presence.state
+        why = f"it is {state}" if state else "no agent of that name is known at the broker"
+        return FleetError(f"no answer from {self._agent} within {waited_s:.1f} s: {why}", hint=AGENTS_HINT)
 
 
 def _inputs(document: dict[str, Any]) -> dict[str, TensorSpec] | None:

@@ -15,6 +15,7 @@ from agent.mqtt.message import Message
 from builder.errors import FleetError
 from builder.fleet.broker import Broker
 from builder.fleet.client import Client
+from builder.fleet.presence import ABSENT_LIMIT_S, Presence, absent
 
 # An agent that publishes every ten seconds, as it does by default, and is late once.
 WAIT_S = 25.0
@@ -54,19 +55,27 @@ async def metrics_async(agent: str, broker: Broker, *, wait_s: float = WAIT_S) -
         raise FleetError(f"{agent!r:.80} cannot be the name of an agent")
     payload: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
+    presence = Presence(agent)
+
     def on_message(topic: topics.Topic, message: Message) -> None:
+        presence.on_message(topic, message)
         if topic == topics.Metrics(agent) and not payload.done():
             payload.set_result(bytes(message.payload))
 
     async with Client(broker, on_message) as client:
         await client.subscribe(topics.format_topic(topics.Metrics(agent)), 0)
-        try:
-            raw = await asyncio.wait_for(payload, wait_s)
-        except TimeoutError as e:
-            raise FleetError(
-                f"agent {agent} published no metrics within {wait_s:g} s",
-                hint="edgebundle agents shows who is there; metrics.interval_s says how often it publishes",
-            ) from e
+        presence.want(client)
+        known = await presence.wait(min(wait_s, ABSENT_LIMIT_S)) or payload.done()
+        if known:
+            try:
+                raw = await asyncio.wait_for(payload, wait_s)
+            except TimeoutError as e:
+                raise FleetError(
+                    f"no metrics from {agent} within {wait_s:g} s: it is {presence.state}",
+                    hint="metrics.interval_s of its configuration says how often it publishes",
+                ) from e
+    if not known:
+        raise await absent(agent, broker)
     return MetricsSample(agent, _parse(raw, agent))
 
 

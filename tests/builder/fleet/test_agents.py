@@ -32,6 +32,7 @@ async def test_agents_are_listed_with_their_models(broker: BrokerProcess) -> Non
                 "ready": True,
                 "version": "1.0.0",
                 "digest": "sha256:ab",
+                "inputs": [{"name": "image", "datatype": "FP32", "shape": [1, 8, 8]}, {"name": 1}],
             },
             topics.ModelState("kitchen", "faces"): {"ready": False, "versions": ["2.0.0"]},
             topics.State("attic"): {"state": "offline"},
@@ -45,7 +46,10 @@ async def test_agents_are_listed_with_their_models(broker: BrokerProcess) -> Non
             "online",
             "0.1.0",
             "Raspberry Pi 4, aarch64",
-            (ModelSummary("digits", "1.0.0", True, "sha256:ab"), ModelSummary("faces", "2.0.0", False, "")),
+            (
+                ModelSummary("digits", "1.0.0", True, "sha256:ab", ("image FP32 [1,8,8]",)),
+                ModelSummary("faces", "2.0.0", False, ""),
+            ),
         ),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -201,6 +202,40 @@ async def test_no_answer_by_the_deadline_says_what_is_known_of_the_agent(mosquit
         await client.publish_surely(topic, b'{"state":"offline"}', retain=True, limit_s=5)
     with pytest.raises(FleetError, match="it is offline"):
         await infer_async("kitchen", "digits", Request.image(JPEG), Broker(mosquitto.url), deadline_s=1)
+
+
+async def test_a_misspelt_name_is_told_at_once_with_the_names_that_are_known(
+    mosquitto: BrokerProcess,
+) -> None:
+    async with Client(Broker(mosquitto.url), lambda _topic, _message: None) as client:
+        topic = topics.format_topic(topics.State("kitchen"))
+        await client.publish_surely(topic, b'{"state":"online"}', retain=True, limit_s=5)
+    began = time.monotonic()
+    with pytest.raises(FleetError, match="no agent called kitchne is known") as caught:
+        await infer_async("kitchne", "digits", Request.image(JPEG), Broker(mosquitto.url), deadline_s=30)
+    assert caught.value.hint == "known there: kitchen"
+    assert time.monotonic() - began < 10
+
+
+async def test_an_agent_that_is_away_is_named_while_one_waits(
+    mosquitto: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("builder.fleet.infer.RESEND_S", 0.2)
+    lines: list[str] = []
+    async with Client(Broker(mosquitto.url), lambda _topic, _message: None) as client:
+        topic = topics.format_topic(topics.State("kitchen"))
+        await client.publish_surely(topic, b'{"state":"stopped"}', retain=True, limit_s=5)
+    with pytest.raises(FleetError, match="it is stopped"):
+        await infer_async(
+            "kitchen",
+            "digits",
+            Request.image(JPEG),
+            Broker(mosquitto.url),
+            deadline_s=1,
+            notice=lines.append,
+        )
+    (line,) = lines
+    assert line.startswith("kitchen is stopped; waiting for")
 
 
 async def test_an_answer_that_makes_no_sense_is_an_error(mosquitto: BrokerProcess) -> None:
