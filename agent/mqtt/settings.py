@@ -58,6 +58,9 @@ class BrokerSettings:
         Messages of QoS 1 that the broker may have sent and we not have acknowledged.
     max_packet_bytes
         The largest packet the broker may send (MQTT 5).
+    quick_ack
+        Acknowledge what comes at once (see transport.py). False is for measuring what a client that does
+        not do so has to wait for.
     """
 
     host: str
@@ -72,6 +75,7 @@ class BrokerSettings:
     session_expiry_s: int = 600
     receive_maximum: int = 10_000
     max_packet_bytes: int = 64 << 20
+    quick_ack: bool = True
 
     @property
     def url(self) -> str:

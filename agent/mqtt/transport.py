@@ -30,8 +30,9 @@ _TCP_QUICKACK: Final = getattr(socket, "TCP_QUICKACK", None)
 class BrokerSocket:
     """A connected, non-blocking socket with what the MQTT library asks of one."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, *, quick_ack: bool = True) -> None:
         self._sock = sock
+        self._quick_ack = int(quick_ack)
         self._ahead = b""
         self._at = 0
 
@@ -52,7 +53,7 @@ class BrokerSocket:
     def _receive(self, size: int) -> bytes:
         data = self._sock.recv(size)
         if _TCP_QUICKACK is not None:
-            self._sock.setsockopt(socket.IPPROTO_TCP, _TCP_QUICKACK, 1)
+            self._sock.setsockopt(socket.IPPROTO_TCP, _TCP_QUICKACK, self._quick_ack)
         return data
 
     def pending(self) -> int:
@@ -110,7 +111,7 @@ async def open_socket(settings: BrokerSettings) -> BrokerSocket:
             sock.close()
             raise
         else:
-            return BrokerSocket(sock)
+            return BrokerSocket(sock, quick_ack=settings.quick_ack)
     raise failure
 
 
