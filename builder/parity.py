@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import onnxruntime as ort
+from onnxruntime.capi import onnxruntime_pybind11_state as states
 
 from builder.errors import ModelError, ParityError
 
@@ -22,6 +23,15 @@ TOLERANCE = 1e-4  # relative; float32 sums of a few thousand terms in another or
 # ONNX Runtime's Sigmoid is a rational function plus 0.5 and off by up to 1e-7 wherever it is, so an output
 # that is tiny throughout (objectness where there is no object) says nothing below that.
 SCALE_FLOOR = 1e-2
+
+# Every exception that ONNX Runtime's library raises is one of these classes of its own, beside Python's for a
+# wrong name or dtype of an input.
+REFUSALS: tuple[type[Exception], ...] = (
+    *(c for c in vars(states).values() if isinstance(c, type) and issubclass(c, Exception)),
+    ValueError,
+    RuntimeError,
+    TypeError,
+)
 
 Arrays = Mapping[str, npt.NDArray[np.generic]]
 
@@ -58,7 +68,7 @@ def reference_outputs(model: onnx.ModelProto, inputs: Arrays) -> list[npt.NDArra
     try:
         session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         outputs: list[npt.NDArray[np.generic]] = session.run(None, dict(inputs))
-    except Exception as e:
+    except REFUSALS as e:
         raise ModelError(f"ONNX Runtime refuses the model: {str(e).strip().splitlines()[0][:300]}") from e
     return outputs
 

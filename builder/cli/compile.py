@@ -29,7 +29,7 @@ def add_parsers(subparsers: SubParsers) -> None:
         description="Compile a model for a device, check it against ONNX Runtime, and write a bundle.",
         epilog=EXAMPLES,
     )
-    parser.add_argument("model", metavar="FILE", help="an ONNX model")
+    parser.add_argument("model", metavar="FILE", help="an ONNX model (.onnx), or a PyTorch export (.pt2)")
     parser.add_argument(
         "--target",
         default="host",
@@ -45,7 +45,10 @@ def add_parsers(subparsers: SubParsers) -> None:
         "--input-values", metavar='"NAME=VALUE ..."', help="inputs that become constants, such as sr=16000"
     )
     parser.add_argument(
-        "--tuning-records", metavar="FOLDER", help="what `edgebundle tune -o FOLDER` measured for this target"
+        "--tuning-records",
+        metavar="FOLDER",
+        help="what `edgebundle tune -o FOLDER` measured for this target; before those that come with the "
+        "compiler, which `none` leaves out too",
     )
     parser.add_argument("-O", "--opt-level", type=int, choices=range(4), default=3, help=argparse.SUPPRESS)
     described = parser.add_argument_group("what the bundle says of itself")
@@ -158,6 +161,9 @@ def _report(package: Package, output: str, *, as_json: bool) -> None:
             "params_bytes": manifest.resources.params_bytes,
             "signed": package.signature is not None,
             "tuning": None if manifest.provenance.tuning is None else asdict(manifest.provenance.tuning),
+            "shipped_records": None
+            if manifest.provenance.shipped_records is None
+            else asdict(manifest.provenance.shipped_records),
         }
         print(json.dumps(document))
         return
@@ -172,6 +178,9 @@ def _report(package: Package, output: str, *, as_json: bool) -> None:
             f"  tuned: {tuning.speedup:.2f}x ({tuning.low:.2f} to {tuning.high:.2f}) as fast as untuned on "
             f"{tuning.board}: {tuning.tuned_ms:.3f} ms, was {tuning.untuned_ms:.3f} ms"
         )
+    if shipped := manifest.provenance.shipped_records:
+        how = "timed" if shipped.board_timed else "by instruction count, no board was timed"
+        print(f"  shipped tuning records of {shipped.name} for {shipped.kernels} kernels ({how})")
     if package.signature is None:
         print(
             "  not signed: no device will take it; sign it with `edgebundle sign` or compile with --sign-key"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builder.cli import Parser, SubParsers
+from builder.cli._refusal import HINTS, named
 
 if TYPE_CHECKING:
     from builder.fleet.agents import AgentSummary
@@ -19,19 +20,7 @@ if TYPE_CHECKING:
     from builder.fleet.deploy import DeployProgress
     from builder.fleet.infer import InferResult
 
-# What an agent's refusal means for the person who deployed.
-_HINTS = {
-    "ERR_ARBITRARY_SOFTWARE": "is the bundle signed with a key that this agent trusts? `edgebundle sign`",
-    "ERR_ROLLBACK": "compile it with a --security-counter that is not lower than the one on the device",
-    "ERR_INCOMPATIBLE": "compile it with the --target of that device; `edgebundle agents` shows what it is",
-    "ERR_KEY_REVOKED": "sign it with a key that has not been revoked",
-    "ERR_MIX_AND_MATCH": "what arrived is not what was deployed: is another file at that address?",
-    "ERR_NO_SPACE": "free some space on the device, or take a model out of service",
-    "ERR_SELF_TEST": "the recorded samples come out differently there; compile it with the target's features",
-    "ERR_SOURCE": "an https source must be on the agent's allow-list; without --source it goes over MQTT",
-}
-
-# And of a request.
+# What a refused request means for the person who asked.
 _STATUS_HINTS = {
     400: "`edgebundle agents --json` lists the inputs that each model takes",
     404: "`edgebundle agents` lists the models that each agent serves",
@@ -172,7 +161,7 @@ def _deploy(args: argparse.Namespace) -> int:
     from builder.errors import FleetError
     from builder.fleet.deploy import deploy
 
-    with _shown(quiet=args.json) as progress:
+    with _shown(quiet=args.json) as progress, named(args.bundle):
         result = deploy(
             args.bundle, args.agent, broker_of(args), source=args.source, wait_s=args.wait, progress=progress
         )
@@ -197,7 +186,7 @@ def _deploy(args: argparse.Namespace) -> int:
         code = f" ({result.code})" if result.code else ""
         raise FleetError(
             f"{result.agent}: {result.model} {result.version}: {why}{code}",
-            hint=_HINTS.get(result.code, "what ran before runs on"),
+            hint=HINTS.get(result.code, "what ran before runs on"),
         )
     if not args.json:
         note = f", {result.message}" if result.message else ""

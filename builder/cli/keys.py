@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 from builder.cli import Parser, SubParsers
+from builder.cli._refusal import named
 
 if TYPE_CHECKING:
     from agent.bundle.keyring import Keyring
@@ -100,7 +101,8 @@ def _sign(args: argparse.Namespace) -> int:
 
     key = read_private(args.key)
     output = args.output or args.bundle
-    manifest = sign_bundle(args.bundle, key, output).manifest
+    with named(args.bundle):
+        manifest = sign_bundle(args.bundle, key, output).manifest
     signer = key_id(key.public_key())
     if args.json:
         _print_json({"name": manifest.name, "version": manifest.version, "key_id": signer, "output": output})
@@ -113,7 +115,8 @@ def _sign(args: argparse.Namespace) -> int:
 def _verify(args: argparse.Namespace) -> int:
     from agent.bundle.verify import verify
 
-    with verify(args.bundle, _keyring(args.trust)) as bundle:
+    keyring = _keyring(args.trust)
+    with named(args.bundle), verify(args.bundle, keyring) as bundle:
         manifest, digest, key = bundle.manifest, bundle.digest, bundle.key_id
     if args.json:
         _print_json({"name": manifest.name, "version": manifest.version, "digest": digest, "key_id": key})
@@ -138,7 +141,9 @@ def _keyring(trusted: list[str]) -> Keyring:
 def _inspect(args: argparse.Namespace) -> int:
     from builder.inspect import inspect_bundle
 
-    report = inspect_bundle(args.bundle, _keyring(args.trust) if args.trust else None)
+    keyring = _keyring(args.trust) if args.trust else None
+    with named(args.bundle):
+        report = inspect_bundle(args.bundle, keyring)
     if args.json:
         _print_json(report.to_json())
     else:

@@ -35,6 +35,8 @@ _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 # Fields whose strings nobody looks up: exporters put stack traces and whole configuration files there.
 _FREE_TEXT: Final = frozenset({"doc_string", "value", "producer_name", "producer_version"})
 _EXPORT_HINT: Final = "download or export the model again"
+_SUFFIXES: Final = frozenset({".onnx", ".pt2"})
+_LISTED: Final = 6  # models that a hint names
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,9 @@ def _read(path: Path) -> bytes:
         with path.open("rb") as stream:
             status = path.stat()
             if not stat.S_ISREG(status.st_mode):
-                raise ModelError(f"expected an ONNX file, got something that is no regular file: {path}")
+                raise ModelError(
+                    f"expected an ONNX file, got something that is no regular file: {path}", hint=_EXPORT_HINT
+                )
             if status.st_size > MAX_MODEL_BYTES:
                 raise ModelError(
                     f"expected a model of at most {MAX_MODEL_BYTES} bytes, got {status.st_size}: {path}",
@@ -146,9 +150,24 @@ def _read(path: Path) -> bytes:
                 )
             return stream.read(MAX_MODEL_BYTES)
     except FileNotFoundError as error:
-        raise ModelError(f"no such file: {path}") from error
+        raise ModelError(
+            f"expected a model, found no such file: {path}", hint=_models_in(path.parent)
+        ) from error
+    except IsADirectoryError as error:
+        raise ModelError(f"expected an ONNX file, got a folder: {path}", hint=_models_in(path)) from error
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _models_in(folder: Path) -> str:
+    """Name the models of a folder, for someone who mistyped one."""
+    try:
+        names = sorted(file.name for file in folder.iterdir() if file.suffix in _SUFFIXES)
+    except OSError:
+        names = []
+    if not names:
+        return _EXPORT_HINT
+    return f"in {folder}: {', '.join(names[:_LISTED])}{', ...' if len(names) > _LISTED else ''}"
 
 
 def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:

@@ -30,8 +30,17 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         read_model(tmp_path / "absent.onnx")
 
 
+def test_a_hint_names_the_models_that_are_there(tmp_path: Path) -> None:
+    (tmp_path / "present.onnx").write_bytes(b"")
+    (tmp_path / "notes.txt").write_bytes(b"")
+    for path in (tmp_path / "absent.onnx", tmp_path):
+        with pytest.raises(ModelError) as caught:
+            read_model(path)
+        assert caught.value.hint == f"in {tmp_path}: present.onnx"
+
+
 def test_a_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError):
+    with pytest.raises(ModelError, match="got a folder"):
         read_model(tmp_path)
 
 
