@@ -43,6 +43,10 @@ bench: .venv-bench/.installed ## speed against ONNX Runtime, OpenVINO, ncnn and 
 bench-arm: .venv-bench/.installed ## executed instructions on an emulated Cortex-A72, against ONNX Runtime and ncnn (needs root)
 	.venv-bench/bin/python -m benchmarks.bench_arm $(BENCH_ARGS)
 
+.PHONY: soak
+soak: $(STAMP) broker ## faults with a hundred thousand requests each, and half an hour of even load (two hours)
+	$(BIN)/python -m benchmarks.soak $(SOAK_ARGS)
+
 .PHONY: deb
 deb: $(STAMP) ## the agent as a Debian package, in dist/
 	$(BIN)/python packaging/build_deb.py

@@ -47,6 +47,8 @@ class Device:
     port: int
     broker: BrokerProcess | None = None
     process: subprocess.Popen[bytes] | None = None
+    # Where its log goes; the terminal's otherwise.
+    log: Path | None = None
 
     def arguments(self) -> list[str]:
         return [
@@ -62,7 +64,9 @@ class Device:
             path = self.folder / "agent.toml"
             path.write_text(config)
             command += ["--config", str(path)]
-        self.process = subprocess.Popen(command, env={**os.environ, **(environment or {})})
+        with contextlib.ExitStack() as stack:
+            log = None if self.log is None else stack.enter_context(self.log.open("ab"))
+            self.process = subprocess.Popen(command, env={**os.environ, **(environment or {})}, stderr=log)
 
     def end(self, number: int = signal.SIGTERM) -> int:
         assert self.process is not None

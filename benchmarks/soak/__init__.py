@@ -1,0 +1,1 @@
+"""`make soak`: the agent for hours, whole and torn down, with every answer counted."""

@@ -1,0 +1,62 @@
+"""Memory, threads and file descriptors over time, as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from PIL import Image, ImageDraw, ImageFont
+
+from benchmarks.soak.steady import Sample, SteadyResult
+
+WIDTH, PANEL, LEFT, RIGHT, TOP, BOTTOM = 1000, 230, 80, 20, 34, 36
+COLOURS = {"agent": (209, 73, 91), "worker": (48, 99, 142)}
+INK, GRID = (40, 40, 40), (225, 225, 225)
+PANELS = (
+    ("resident memory, MiB", "rss_bytes", 1 / (1 << 20)),
+    ("threads", "threads", 1.0),
+    ("file descriptors", "descriptors", 1.0),
+)
+
+
+def draw(result: SteadyResult, path: Path) -> None:
+    """Write the picture as a PNG."""
+    image = Image.new("RGB", (WIDTH, PANEL * len(PANELS)), "white")
+    pen = ImageDraw.Draw(image)
+    font = ImageFont.load_default(15)
+    for number, (title, what, scale) in enumerate(PANELS):
+        _panel(pen, font, number * PANEL, title, what, scale, result)
+    image.save(path)
+
+
+def _panel(
+    pen: ImageDraw.ImageDraw,
+    font: ImageFont.FreeTypeFont | ImageFont.ImageFont,
+    top: int,
+    title: str,
+    what: str,
+    scale: float,
+    result: SteadyResult,
+) -> None:
+    values = [getattr(sample, what) * scale for sample in result.samples] or [0.0]
+    highest = max(values) * 1.15 or 1.0
+    longest_s = max(result.seconds, 1.0)
+    high, low = top + TOP, top + PANEL - BOTTOM
+
+    def place(sample: Sample) -> tuple[float, float]:
+        x = LEFT + (WIDTH - LEFT - RIGHT) * sample.at_s / longest_s
+        return x, low - (low - high) * getattr(sample, what) * scale / highest
+
+    pen.text((LEFT, top + 8), title, INK, font)
+    for step in range(5):
+        y = low - (low - high) * step / 4
+        pen.line((LEFT, y, WIDTH - RIGHT, y), GRID)
+        pen.text((LEFT - 8, y), f"{highest * step / 4:.3g}", INK, font, anchor="rm")
+        x = LEFT + (WIDTH - LEFT - RIGHT) * step / 4
+        pen.text((x, low + 6), f"{longest_s * step / 240:.3g} min", INK, font, anchor="ma")
+    for place_in_row, (process, colour) in enumerate(COLOURS.items()):
+        samples: Sequence[Sample] = [sample for sample in result.samples if sample.process == process]
+        if len(samples) > 1:
+            pen.line([place(sample) for sample in samples], colour, 2)
+        at_x = WIDTH - RIGHT - 150 + 80 * place_in_row
+        pen.text((at_x, top + 8), process, colour, font)

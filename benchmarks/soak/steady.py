@@ -1,0 +1,196 @@
+"""An agent under an even load for a long time: memory, threads and file descriptors are to stay flat."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import struct
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+
+from agent.mqtt.message import Message
+from agent.mqtt.properties import Properties
+from agent.mqtt.topics import Infer, Reply, format_topic
+from benchmarks.soak.bench import device_and_broker
+from tests.agent.faults import MODEL
+from tests.agent.service.conftest import Client, connected_client, status_of
+from tests.agent.test_agent_process import model_is_ready
+
+RATE = 40.0
+SAMPLE_S = 2.0
+ANSWER_LIMIT_S = 10.0
+# Arenas, caches and the store of answers fill up in the beginning.
+WARM_UP = 0.2
+# Flat: the last third's median is at most so much above the first third's, after the warm-up.
+MAX_GROWTH, MAX_GROWTH_BYTES = 0.03, 1 << 20
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What one process holds at one moment."""
+
+    at_s: float
+    process: str
+    rss_bytes: int
+    threads: int
+    descriptors: int
+
+
+@dataclass
+class SteadyResult:
+    """What was seen."""
+
+    seconds: float = 0.0
+    requests: int = 0
+    statuses: Counter[int] = field(default_factory=Counter)
+    unanswered: int = 0
+    samples: list[Sample] = field(default_factory=list)
+
+    def of(self, process: str) -> list[Sample]:
+        """Return one process's samples after the warm-up."""
+        from_s = self.seconds * WARM_UP
+        return [sample for sample in self.samples if sample.process == process and sample.at_s >= from_s]
+
+    @property
+    def passed(self) -> bool:
+        """Whether everything stayed flat and every request was answered."""
+        return not self.unanswered and all(verdict.flat for verdict in self.verdicts())
+
+    def verdicts(self) -> Iterator[Verdict]:
+        """Compare the beginning with the end."""
+        for process in ("agent", "worker"):
+            samples = self.of(process)
+            third = max(1, len(samples) // 3)
+            for what in ("rss_bytes", "threads", "descriptors"):
+                values = [getattr(sample, what) for sample in samples]
+                if values:
+                    yield Verdict(process, what, median(values[:third]), median(values[-third:]), max(values))
+
+    def to_json(self) -> dict[str, object]:
+        """Return what is written into the report."""
+        return {**asdict(self), "verdicts": [asdict(verdict) for verdict in self.verdicts()]}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One number of one process: medians of the first and the last third, and the highest."""
+
+    process: str
+    what: str
+    first: float
+    last: float
+    highest: float
+
+    @property
+    def flat(self) -> bool:
+        """Whether it did not grow."""
+        grown = self.last - self.first
+        if self.what == "rss_bytes":
+            return grown <= max(MAX_GROWTH_BYTES, MAX_GROWTH * self.first)
+        return grown <= 0
+
+
+def measure(process: str, pid: int, at_s: float) -> Sample:
+    """Look at a process."""
+    folder = Path(f"/proc/{pid}")
+    return Sample(
+        at_s=round(at_s, 1),
+        process=process,
+        rss_bytes=int((folder / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"),
+        threads=len(list((folder / "task").iterdir())),
+        descriptors=len(list((folder / "fd").iterdir())),
+    )
+
+
+def requests() -> Iterator[tuple[str, bytes, str]]:
+    """Yield model, payload and content type: what clients send, and what they send by mistake."""
+    for number in itertools.count():
+        values = [number % 1000, 1.0, 2.0, 3.0]
+        document = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [4], "data": values}]}
+        as_json = json.dumps(document).encode()
+        match number % 20:
+            case 0:
+                yield MODEL, b"123", "application/octet-stream"  # 400
+            case 1:
+                yield f"nobody-{number}", as_json, "application/json"  # 404, each under another name
+            case 2:
+                yield MODEL, os.urandom(200_000), "image/png"  # 400 or 415, and large
+            case 3:
+                yield MODEL, b"x", f"text/x-{number}"  # 415
+            case kind if kind % 2:
+                yield MODEL, as_json, "application/json"
+            case _:
+                yield MODEL, struct.pack("<4f", *values), "application/octet-stream"
+
+
+async def run_steady(minutes: float, log: Path, tell: Callable[[SteadyResult], None]) -> SteadyResult:
+    """Serve for so long, and look every two seconds.
+
+    Parameters
+    ----------
+    log
+        Where the agent's log is added.
+    tell
+        Called with the result as it grows.
+    """
+    result = SteadyResult()
+    with device_and_broker(log) as (device, _broker, library):
+        device.start(config="[metrics]\ninterval_s = 1.0\n")
+        device.install(MODEL, library)
+        await model_is_ready(device.port, MODEL)
+        assert device.process is not None
+        agent, started_s = device.process.pid, time.monotonic()
+        async with connected_client(device.port, "steady") as client:
+            asking = asyncio.create_task(_ask(client, result))
+            try:
+                while (at_s := time.monotonic() - started_s) < 60 * minutes:
+                    result.samples.append(measure("agent", agent, at_s))
+                    result.samples += [measure("worker", pid, at_s) for pid in device.children()]
+                    result.seconds = at_s
+                    tell(result)
+                    if asking.done():
+                        asking.result()
+                    await asyncio.sleep(SAMPLE_S)
+            finally:
+                asking.cancel()
+                await asyncio.gather(asking, return_exceptions=True)
+    return result
+
+
+async def _ask(client: Client, result: SteadyResult) -> None:
+    """Ask at an even rate, whether or not answers come."""
+    waiting: dict[bytes, float] = {}
+    reply = format_topic(Reply(client.name, "answers"))
+    clock_s = time.monotonic()
+    for number, (model, payload, content_type) in enumerate(requests()):
+        correlation = b"%d" % number
+        waiting[correlation] = time.monotonic()
+        client.connection.publish(
+            format_topic(Infer(client.device, model)),
+            payload,
+            properties=Properties(
+                content_type=content_type, response_topic=reply, correlation_data=correlation, expiry_s=30
+            ),
+        )
+        result.requests += 1
+        clock_s += 1 / RATE
+        await asyncio.sleep(max(0.0, clock_s - time.monotonic()))
+        _take(client.received, waiting, result)
+
+
+def _take(received: Sequence[Message], waiting: dict[bytes, float], result: SteadyResult) -> None:
+    for message in received:
+        if waiting.pop(message.properties.correlation_data or b"", None) is not None:
+            result.statuses[status_of(message)] += 1
+    assert isinstance(received, list)
+    received.clear()
+    late_s = time.monotonic() - ANSWER_LIMIT_S
+    for correlation in [key for key, asked_s in waiting.items() if asked_s < late_s]:
+        del waiting[correlation]
+        result.unanswered += 1
