@@ -14,6 +14,7 @@ import onnx
 from benchmarks.architectures.bert import bert
 from benchmarks.architectures.mobilenet import mobilenetv2
 from benchmarks.architectures.resnet import resnet18, resnet50, resnet50_v2
+from benchmarks.architectures.slim320 import slim320
 
 ARCHITECTURES: Mapping[str, Callable[..., onnx.ModelProto]] = {
     "resnet18": resnet18,
@@ -21,6 +22,7 @@ ARCHITECTURES: Mapping[str, Callable[..., onnx.ModelProto]] = {
     "resnet50-v2": resnet50_v2,
     "mobilenetv2": mobilenetv2,
     "bert": bert,
+    "slim-320": slim320,
 }
 
 
@@ -35,7 +37,8 @@ def generate(name: str, seed: int = 0, **parameters: int) -> onnx.ModelProto:
         Seed of the weights: the same seed gives the same bytes.
     parameters
         What the architecture lets one choose: `bert` has `layers`, `hidden`, `heads`, `vocabulary` and
-        `positions`; the image networks have `size` (pixels) and `classes`.
+        `positions`; `slim-320` has `height` and `width` (pixels); the other image networks have `size`
+        (pixels) and `classes`.
 
     Raises
     ------

@@ -76,20 +76,31 @@ class Network:
         return self._random.uniform(low, high, shape).astype(np.float32)
 
     def conv(
-        self, x: str, name: str, channels: tuple[int, int], kernel: int, *, stride: int = 1, groups: int = 1
+        self,
+        x: str,
+        name: str,
+        channels: tuple[int, int],
+        kernel: int,
+        *,
+        stride: int = 1,
+        groups: int = 1,
+        bias: bool = False,
+        gain: float | None = None,
     ) -> str:
-        """Convolution without bias, whose output has the variance that its input had before the ReLU."""
+        """Convolution, whose output has the variance that its input had before the ReLU, or `gain` of it."""
         inward, outward = channels
         fan_in = inward // groups * kernel * kernel
-        gain = CENTRED_GAIN if groups == 1 else HE_GAIN
+        gain = gain or (CENTRED_GAIN if groups == 1 else HE_GAIN)
         values = self.normal(outward, inward // groups, kernel, kernel, deviation=gain / fan_in**0.5)
         if groups == 1:
             values -= values.mean(axis=(1, 2, 3), keepdims=True)
-        weight = self.weight(f"{name}.weight", values)
+        parameters = [self.weight(f"{name}.weight", values)]
+        if bias:
+            parameters.append(self.weight(f"{name}.bias", self.normal(outward, deviation=0.1)))
         return self.node(
             "Conv",
             x,
-            weight,
+            *parameters,
             scope=f"/{name}",
             dilations=[1, 1],
             group=groups,

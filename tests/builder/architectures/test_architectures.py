@@ -10,6 +10,7 @@ import onnxruntime
 import pytest
 
 from benchmarks.architectures import ARCHITECTURES, generate
+from benchmarks.architectures.slim320 import priors
 
 SMALL: dict[str, dict[str, int]] = {
     "resnet18": {"size": 64},
@@ -17,6 +18,7 @@ SMALL: dict[str, dict[str, int]] = {
     "resnet50-v2": {"size": 64},
     "mobilenetv2": {"size": 64},
     "bert": {"layers": 2, "hidden": 96, "heads": 4, "vocabulary": 200, "positions": 64},
+    "slim-320": {"height": 64, "width": 64},
 }
 
 
@@ -74,6 +76,7 @@ def test_activations_stay_sane_and_outputs_depend_on_inputs(name: str) -> None:
         ("resnet50-v2", 25.55),
         ("mobilenetv2", 3.50),
         ("bert", 109.48),
+        ("slim-320", 0.2602),
     ],
 )
 def test_full_models_have_the_published_number_of_weights(name: str, millions: float) -> None:
@@ -86,6 +89,14 @@ def test_full_models_have_the_published_number_of_weights(name: str, millions: f
     ]
     total = sum(int(np.prod(t.dims)) for t in counted) / 1e6
     assert total == pytest.approx(millions, rel=0.003)
+
+
+def test_slim_320_has_the_boxes_of_the_original() -> None:
+    model = generate("slim-320")
+    shapes = {o.name: [d.dim_value for d in o.type.tensor_type.shape.dim] for o in model.graph.output}
+    assert shapes == {"scores": [1, 4420, 2], "boxes": [1, 4420, 4]}
+    first = priors(240, 320)[0]
+    np.testing.assert_allclose(first, [0.0125, 0.01666667, 0.03125, 0.04166667], rtol=1e-5)
 
 
 def test_resnet50_v2_has_the_zoos_form() -> None:
