@@ -163,7 +163,7 @@ def test_verify_a_file_that_is_no_bundle(edgebundle: Edgebundle, pair: KeyPair, 
     for content in (b"", b"hello", bytes(10240), os.urandom(10240)):
         (tmp_path / "no.bundle").write_bytes(content)
         done = edgebundle("verify", tmp_path / "no.bundle", "--trust", pair.public)
-        fails(done, "no.bundle: ", "(ERR_ARBITRARY_SOFTWARE)", "hint: expected the .bundle")
+        fails(done, "no.bundle: ", "(ERR_ARBITRARY_SOFTWARE)", hint="expected the .bundle")
 
 
 def test_verify_a_bundle_that_was_cut_short(edgebundle: Edgebundle, bundle: Path, pair: KeyPair) -> None:
