@@ -28,10 +28,12 @@ if TYPE_CHECKING:
     from builder.local_run import RunResult, profile, run
     from builder.package import Package
     from builder.target import DeviceTarget, resolve
+    from builder.tuning.best import pick_best
     from builder.tuning.measuring import RunnerOptions
-    from builder.tuning.records import Records, pick_best
+    from builder.tuning.options import TuneOptions
+    from builder.tuning.records import Records
     from builder.tuning.tasks import Task, extract_tasks
-    from builder.tuning.tuner import TuneOptions, tune
+    from builder.tuning.tuner import tune
 
 # ONNX Runtime, our reference, reports to its maker (from 1.29 on) unless this is set before it is loaded.
 # Nobody's models are talked about from here; whoever wants it otherwise sets it to 0.
@@ -46,11 +48,11 @@ _HOME = {
     "RunResult": "builder.local_run",
     "RunnerOptions": "builder.tuning.measuring",
     "Task": "builder.tuning.tasks",
-    "TuneOptions": "builder.tuning.tuner",
+    "TuneOptions": "builder.tuning.options",
     "compile": "builder.compilation",
     "extract_tasks": "builder.tuning.tasks",
     "load": "builder.importer",
-    "pick_best": "builder.tuning.records",
+    "pick_best": "builder.tuning.best",
     "profile": "builder.local_run",
     "resolve": "builder.target",
     "run": "builder.local_run",

@@ -35,7 +35,8 @@ from builder.link.linker import describe, link
 from builder.lower import lower
 from builder.package import Package, digests
 from builder.target import DeviceTarget, resolve
-from builder.tuning.records import BestRecords, Records
+from builder.tuning.best import BestRecords
+from builder.tuning.records import Records
 
 # What a device compares its own answers with: looser than parity, since its own libm and FMA units round
 # once more.

@@ -55,7 +55,7 @@ def lower(
     target
         The device.
     best
-        Schedules known from measuring, such as `builder.tuning.records.BestRecords`.
+        Schedules known from measuring, such as `builder.tuning.best.BestRecords`.
     choose
         Decides where nothing is known.
     notes

@@ -54,7 +54,8 @@ def add_parsers(subparsers: SubParsers) -> None:
 
 
 def _merge(args: argparse.Namespace) -> int:
-    from builder.tuning.records import Records, merge
+    from builder.tuning.best import merge
+    from builder.tuning.records import Records
 
     target = _target(Records.read(args.folders[0]))
     with merge(args.output, args.folders, target) as merged:
@@ -63,7 +64,8 @@ def _merge(args: argparse.Namespace) -> int:
 
 
 def _best(args: argparse.Namespace) -> int:
-    from builder.tuning.records import Records, pick_best
+    from builder.tuning.best import pick_best
+    from builder.tuning.records import Records
 
     records = Records.read(args.folder)
     with pick_best(records, args.output, _target(records)) as picked:
@@ -133,7 +135,7 @@ def _export(args: argparse.Namespace) -> int:
 
 
 def _operators(records: Records) -> list[dict[str, Any]]:
-    from builder.tuning.records import chosen
+    from builder.tuning.best import chosen
 
     rows = []
     for key in records.keys:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from builder.importer import ImportedModel
     from builder.target import DeviceTarget
     from builder.tuning.measuring import RunnerOptions
+    from builder.tuning.options import TuneOptions
     from builder.tuning.records import Records
-    from builder.tuning.tuner import TuneOptions
 
 EXAMPLES = """examples:
   edgebundle tune model.onnx -o records/                                     # for this machine
@@ -189,7 +189,7 @@ def _tune(args: argparse.Namespace) -> int:
 
 def _options(args: argparse.Namespace) -> tuple[TuneOptions, RunnerOptions]:
     from builder.tuning.measuring import RunnerOptions
-    from builder.tuning.tuner import TuneOptions
+    from builder.tuning.options import TuneOptions
 
     return (
         TuneOptions(

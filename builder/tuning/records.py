@@ -10,21 +10,20 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from tvm import tirx
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import Trace
 
 from builder.errors import RecordsError
 from builder.target import DeviceTarget
+from builder.tuning.journal import append_lines, read_lines, repair, replace_file
 from builder.tuning.meta import Meta, Operator
-from builder.tuning.space import Decisions, Point, workload_of
+from builder.tuning.space import Decisions, Point
 from builder.tuning.tasks import Task
 
 WORKLOADS = "database_workload.json"
@@ -32,9 +31,6 @@ RECORDS = "database_tuning_record.json"
 META = "meta.json"
 LOCK = "lock"
 FAILED_S = 1e10  # what MetaSchedule writes for a candidate that did not run
-
-MAX_LINE_BYTES = 64 << 20  # a workload's module in base64: one with a megabyte of code would be a mistake
-MAX_RECORDS_BYTES = 4 << 30  # some 2 KB a record: a million of them
 
 
 @dataclass(frozen=True)
@@ -119,9 +115,9 @@ class Records:
                 foreign = [name for name in (WORKLOADS, RECORDS) if (folder / name).exists()]
                 if foreign:
                     raise RecordsError(f"{folder}: expected {META} beside {foreign[0]}")  # noqa: TRY301
-                _replace(folder / META, Meta.new(target).to_text().encode())
+                replace_file(folder / META, Meta.new(target).to_text().encode())
             for name in (WORKLOADS, RECORDS):
-                if (cut := _repair(folder / name)) and notes is not None:
+                if (cut := repair(folder / name)) and notes is not None:
                     notes(f"{name}: cut off a last line of {cut} bytes that a crash had torn")
             return cls._load(folder, target, lock)
         except BaseException:
@@ -142,8 +138,8 @@ class Records:
         meta.check_version(str(folder))
         if target is not None:
             meta.check_target(target, str(folder))
-        workloads = [(str(line[0]), line) for _, line in _lines(folder / WORKLOADS)]
-        records = [_record(line, workloads, folder, number) for number, line in _lines(folder / RECORDS)]
+        workloads = [(str(line[0]), line) for _, line in read_lines(folder / WORKLOADS)]
+        records = [_record(line, workloads, folder, number) for number, line in read_lines(folder / RECORDS)]
         return cls(folder, meta, workloads, records, lock)
 
     def __enter__(self) -> Self:
@@ -200,7 +196,7 @@ class Records:
         if index is None:
             index = len(self._workloads)
             line = workload.as_json()
-            _append(self.path / WORKLOADS, [line])
+            append_lines(self.path / WORKLOADS, [line])
             self._workloads.append((task.key, line))
             info = Operator(task.name, task.kind, task.flops, task.space.values, task.space.default)
             self.update(replace(self.meta, operators={**self.meta.operators, task.key: info}))
@@ -216,7 +212,7 @@ class Records:
             line = [index, entry.as_json()]
             lines.append(line)
             records.append(_record(line, self._workloads, self.path, 0))
-        _append(self.path / RECORDS, lines)
+        append_lines(self.path / RECORDS, lines)
         self._records.extend(records)
 
     def copy(self, others: Iterable[tuple[Record, Any]]) -> None:
@@ -229,13 +225,13 @@ class Records:
             known.add((record.key, record.decisions))
             keys = [key for key, _ in self._workloads]
             if record.key not in keys:
-                _append(self.path / WORKLOADS, [workload])
+                append_lines(self.path / WORKLOADS, [workload])
                 self._workloads.append((record.key, workload))
                 keys.append(record.key)
             line = [keys.index(record.key), record.raw[1]]
             lines.append(line)
             records.append(_record(line, self._workloads, self.path, 0))
-        _append(self.path / RECORDS, lines)
+        append_lines(self.path / RECORDS, lines)
         self._records.extend(records)
 
     def workload(self, key: str) -> Any:  # noqa: ANN401 - the database's own JSON
@@ -244,7 +240,7 @@ class Records:
 
     def update(self, meta: Meta) -> None:
         """Replace ``meta.json``, crash-safe."""
-        _replace(self.path / META, meta.to_text().encode())
+        replace_file(self.path / META, meta.to_text().encode())
         self.meta = meta
 
     def digest(self) -> str:
@@ -254,90 +250,6 @@ class Records:
             path = self.path / name
             whole.update(hashlib.sha256(path.read_bytes() if path.exists() else b"").digest())
         return whole.hexdigest()
-
-
-class BestRecords:
-    """What lowering asks: the schedule of a function that measuring found best.
-
-    A verdict of the final comparison decides; without one (a run that was stopped) the fastest record, which
-    is
-    the heuristic's own where nothing beat it.
-    """
-
-    def __init__(self, records: Records) -> None:
-        self._records = records
-        self.used: set[str] = set()
-
-    def trace(self, func: tirx.PrimFunc) -> Trace | None:
-        """The schedule for `func`, None where the heuristic's stays."""
-        key = workload_of(func)[1]
-        record = chosen(self._records, key)
-        if record is None:
-            return None
-        self.used.add(key)
-        return self._records.trace(record)
-
-
-def chosen(records: Records, key: str) -> Record | None:
-    """The record that replaces the heuristic's point, None where that one stays."""
-    best = records.best(key)
-    if not best:
-        return None
-    operator, verdict = records.meta.operators.get(key), records.meta.verdicts.get(key)
-    record: Record | None = best[0]
-    if verdict is not None:
-        record = next((r for r in records.all if r.key == key and r.decisions == verdict.decisions), None)
-        if not verdict.use:
-            return None
-    if record is None or (operator is not None and record.decisions == operator.default):
-        return None
-    return record
-
-
-def merge(
-    out: str | os.PathLike[str], inputs: Sequence[str | os.PathLike[str]], target: DeviceTarget
-) -> Records:
-    """Write the records of several folders, of one target, into a new one or add them to one.
-
-    Raises
-    ------
-    RecordsError
-        They do not fit each other.
-    """
-    sources = [Records.read(path, target) for path in inputs]
-    merged = Records.write(out, target)
-    for source in sources:
-        merged.copy((r, source.workload(r.key)) for r in source.all)
-        meta, other = merged.meta, source.meta
-        for name, time in other.boards.items():
-            meta = meta.with_board(name, time)
-        merged.update(
-            replace(
-                meta,
-                peak_gflops=meta.peak_gflops if meta.peak_gflops is not None else other.peak_gflops,
-                operators={**other.operators, **meta.operators},
-                verdicts={**other.verdicts, **meta.verdicts},
-                models={**other.models, **meta.models},
-            )
-        )
-    return merged
-
-
-def pick_best(records: Records, out: str | os.PathLike[str], target: DeviceTarget) -> Records:
-    """Write the records that compiling uses, one a workload, into a new folder."""
-    picked = Records.write(out, target)
-    wanted = [r for key in records.keys if (r := chosen(records, key)) is not None]
-    picked.copy((r, records.workload(r.key)) for r in wanted)
-    keys = {r.key for r in wanted}
-    meta = records.meta
-    picked.update(
-        replace(
-            meta,
-            operators={k: v for k, v in meta.operators.items() if k in keys},
-            verdicts={k: v for k, v in meta.verdicts.items() if k in keys},
-        )
-    )
-    return picked
 
 
 def _record(line: Any, workloads: Sequence[tuple[str, Any]], folder: Path, number: int) -> Record:  # noqa: ANN401
@@ -350,81 +262,3 @@ def _record(line: Any, workloads: Sequence[tuple[str, Any]], folder: Path, numbe
         raise RecordsError(f"{folder / RECORDS}: line {number} is no tuning record ({e})") from e
     middle = times[len(times) // 2] if times else FAILED_S
     return Record(key, decisions, middle if middle < FAILED_S else None, tuple(line))
-
-
-def _lines(path: Path) -> list[tuple[int, Any]]:
-    """The JSON lines of a file with their numbers, without a torn last one."""
-    try:
-        if path.stat().st_size > MAX_RECORDS_BYTES:
-            raise RecordsError(f"{path}: expected at most {MAX_RECORDS_BYTES >> 30} GiB of records")
-        raw = path.read_bytes()
-    except FileNotFoundError:
-        return []
-    except OSError as e:
-        raise RecordsError(f"{path}: cannot be read ({e.strerror})") from e
-    lines = raw.split(b"\n")
-    parsed = []
-    for number, line in enumerate(lines, 1):
-        if not line:
-            continue
-        try:
-            parsed.append((number, json.loads(line)))
-        except ValueError as e:
-            if number >= len(lines) - 1:  # the last one: torn by a crash
-                continue
-            raise RecordsError(
-                f"{path}: line {number} is not JSON", hint="restore the file, or delete that line"
-            ) from e
-    return parsed
-
-
-def _repair(path: Path) -> int:
-    """Cut a torn last line off; how many bytes that was."""
-    try:
-        raw = path.read_bytes()
-    except FileNotFoundError:
-        return 0
-    keep = raw.rfind(b"\n") + 1
-    last = raw[:keep].rstrip(b"\n").rpartition(b"\n")[2]
-    try:
-        if last:
-            json.loads(last)
-    except ValueError:
-        keep = raw.rfind(b"\n", 0, keep - 1) + 1
-    if keep == len(raw):
-        return 0
-    with path.open("r+b") as file:
-        file.truncate(keep)
-        os.fsync(file.fileno())
-    return len(raw) - keep
-
-
-def _append(path: Path, lines: Sequence[Any]) -> None:
-    if not lines:
-        return
-    data = "".join(json.dumps(line, separators=(", ", ": ")) + "\n" for line in lines).encode()
-    is_new = not path.exists()
-    with path.open("ab") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    if is_new:
-        _sync_folder(path.parent)
-
-
-def _replace(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

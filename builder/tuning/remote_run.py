@@ -22,8 +22,8 @@ from agent.runtime.report import Report, Row
 from builder.errors import FleetError, ModelError, PackageError
 from builder.local_run import IMAGE_TYPES, FillMode, RunResult
 from builder.package import Package
-from builder.tuning.boards import NO_BOARD_S, SESSION_S
 from builder.tuning.measuring import BoardError, CandidateError, MeasureProcess
+from builder.tuning.rpc_boards import NO_BOARD_S, SESSION_S
 from builder.tuning.tracker import Tracker
 
 BOARD_WAIT_S = 60.0  # others may be tuning on it

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+from builder.tuning.best import chosen
 from builder.tuning.live import duration, micros, shortened
 from builder.tuning.meta import ModelResult, Operator, Verdict
 from builder.tuning.pictures import PALETTE, Bar, Share, curve, paired_bars, stacked
-from builder.tuning.records import Records, chosen
+from builder.tuning.records import Records
 
 REPORT = "report.html"
 MAX_CURVES = 60  # a page with more is no longer looked at

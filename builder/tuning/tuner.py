@@ -11,69 +11,35 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from builder.errors import FleetError, ParityError
+from builder.errors import FleetError
 from builder.importer import ImportedModel, load
 from builder.target import DeviceTarget, resolve
 from builder.tuning import search
-from builder.tuning.boards import Boards, LocalBoard, Outcome, RpcBoards
+from builder.tuning.boards import Boards, Outcome
 from builder.tuning.build import CandidateBuilder
-from builder.tuning.comparison import compare_kernels, compare_models
 from builder.tuning.interruption import Interruption, deferred
-from builder.tuning.measuring import Code, MeasureFault, RunnerOptions
-from builder.tuning.meta import ModelResult, Verdict
+from builder.tuning.local_board import LocalBoard
+from builder.tuning.measuring import Code, RunnerOptions
+from builder.tuning.meta import ModelResult
+from builder.tuning.options import TuneOptions
 from builder.tuning.peak import ATTEMPTS as PEAK_ATTEMPTS
 from builder.tuning.peak import peak_kernel
 from builder.tuning.records import Records
+from builder.tuning.rpc_boards import RpcBoards
 from builder.tuning.space import Decisions, Point
+from builder.tuning.task_run import TaskRun
 from builder.tuning.tasks import Task, extract_tasks, select
 from builder.tuning.tracker import Tracker
-from builder.tuning.view import Progress, Silent, TaskProgress, View
+from builder.tuning.verdicts import Verdicts
+from builder.tuning.view import Progress, Silent, View
 
-FINALISTS = 3  # a task's fastest points, of which the final comparison takes the first that holds
 SEEDS = 8  # points of a task that are taken over from other records and measured early
 
 _HOW = "--rpc-tracker HOST:PORT --rpc-key KEY"
-
-
-@dataclass(frozen=True)
-class TuneOptions:
-    """What to search for, and how long.
-
-    Attributes
-    ----------
-    tuner
-        ``xgb``, ``ga``, ``random`` or ``gridsearch``; see `builder.tuning.search.TUNERS`.
-    trials
-        Most points of one task, those in the records included.
-    early_stopping
-        Points of a task without a better one after which it is left alone; None for never.
-    tasks
-        ``all``, or numbers and ranges such as ``0,2|3-5``.
-    parallel
-        Candidates built at once; None for one a CPU.
-    batch
-        Candidates measured between two thoughts of the search.
-    seed
-        Of every random choice.
-    time_limit_s
-        Of the search; the comparison at the end comes on top. None for no limit.
-    pairs
-        Measurements of each side in the comparison; 0 leaves it out.
-    """
-
-    tuner: str = "xgb"
-    trials: int = 64
-    early_stopping: int | None = None
-    tasks: str = "all"
-    parallel: int | None = None
-    batch: int = 8
-    seed: int = 0
-    time_limit_s: float | None = None
-    pairs: int = 21
 
 
 def tune(
@@ -159,43 +125,6 @@ def tune(
     return Records.read(records_path, device)
 
 
-class _TaskRun:
-    """A task's state in a run."""
-
-    def __init__(self, task: Task, records: Records) -> None:
-        self.task = task
-        self.known = records.measured(task.key)
-        self.search: search.Search | None = None
-        self.batches = 0
-        self.exhausted = False
-
-    @property
-    def default_s(self) -> float | None:
-        return self.known.get(self.task.space.default)
-
-    @property
-    def best(self) -> tuple[Decisions, float] | None:
-        ran = [(d, s) for d, s in self.known.items() if s is not None]
-        return min(ran, key=lambda r: r[1]) if ran else None
-
-    def planned(self, trials: int) -> int:
-        return min(trials, self.task.space.size)
-
-    def is_stale(self, early_stopping: int | None) -> bool:
-        """Whether the last `early_stopping` points brought nothing better."""
-        if early_stopping is None or self.best is None:
-            return False
-        order = list(self.known)
-        return len(order) - 1 - order.index(self.best[0]) >= early_stopping
-
-    def is_finished(self, options: TuneOptions) -> bool:
-        return (
-            self.exhausted
-            or len(self.known) >= self.planned(options.trials)
-            or self.is_stale(options.early_stopping)
-        )
-
-
 class _Run:
     """One call of `tune`."""
 
@@ -215,8 +144,9 @@ class _Run:
         self._model, self._target, self._records = model, target, records
         self._boards, self._builder = boards, builder
         self._options, self._runner, self._view = options, runner, view
-        self._tasks = [_TaskRun(task, records) for task in tasks]
+        self._tasks = [TaskRun(task, records) for task in tasks]
         self._interruption = interruption
+        self._verdicts = Verdicts(model, target, records, boards, builder, runner, options.pairs, view)
         self._started = time.monotonic()
         self._measured = 0
         self._active: int | None = None
@@ -265,7 +195,7 @@ class _Run:
             open_runs = [run for run in self._tasks if not run.is_finished(self._options)]
             if not open_runs:
                 break
-            run = max(open_runs, key=_promise)
+            run = max(open_runs, key=lambda run: run.promise)
             self._active = run.task.index
             if run.search is None:
                 run.search = search.start(
@@ -296,10 +226,13 @@ class _Run:
         for number, run in enumerate(better):
             self._active = run.task.index
             self._show(f"comparing with the heuristic's schedules, {number + 1} of {len(better)}")
-            self._compare_operator(run)
+            self._verdicts.compare_operator(run)
+            self.account()
         self._active = None
         if self._tasks:
-            self._compare_models()
+            self._show("comparing the whole model")
+            self._verdicts.compare_models(self._tasks)
+            self.account()
         self._show("done")
 
     def account(self) -> None:
@@ -314,7 +247,7 @@ class _Run:
         if meta != self._records.meta:
             self._records.update(meta)
 
-    def _measure(self, jobs: Sequence[tuple[_TaskRun, Point]], phase: str) -> None:
+    def _measure(self, jobs: Sequence[tuple[TaskRun, Point]], phase: str) -> None:
         """Build, measure and record; what came in before an interruption is recorded too."""
         self._show(phase)
         built = self._builder.build([(run.task, point) for run, point in jobs])
@@ -340,7 +273,7 @@ class _Run:
         self.account()
         self._show(phase)
 
-    def _record(self, jobs: Sequence[tuple[_TaskRun, Point]], outcomes: Mapping[int, Outcome]) -> None:
+    def _record(self, jobs: Sequence[tuple[TaskRun, Point]], outcomes: Mapping[int, Outcome]) -> None:
         for run in dict.fromkeys(run for run, _ in jobs):
             results = [
                 (point, outcomes[i].seconds)
@@ -354,80 +287,6 @@ class _Run:
                 run, point = jobs[i]
                 values = run.task.space.describe(point.decisions)
                 self._view.note(f"task {run.task.index}, point {values}: {outcome.error}")
-
-    def _compare_operator(self, run: _TaskRun) -> None:
-        """The fastest points in order, until one is faster beyond doubt: the very fastest may be luck."""
-        task, pairs = run.task, self._options.pairs
-        default = task.space.default
-        best = [r.decisions for r in self._records.best(task.key) if r.decisions != default]
-        verdict = self._records.meta.verdicts.get(task.key)
-        if not best or (
-            verdict is not None
-            and verdict.decisions == best[0]
-            and verdict.use
-            and verdict.ratio.pairs >= pairs
-        ):
-            return
-        limit = run.default_s or float("inf")
-        finalists = [r.decisions for r in self._records.best(task.key, FINALISTS) if (r.seconds or 0) < limit]
-        points = [task.space.point(d) for d in [default, *finalists]]
-        codes = self._builder.build([(task, point) for point in points if point is not None])
-        untuned, *others = codes
-        if len(codes) != len(finalists) + 1 or not isinstance(untuned, Code):
-            return
-        verdict = None
-        for decisions, code in zip(finalists, others, strict=True):
-            if not isinstance(code, Code):
-                continue
-            try:
-                ratio = compare_kernels(self._boards, untuned, code, pairs, self._runner)
-            except MeasureFault as e:
-                self._view.note(f"task {task.index} could not be compared: {e}")
-                continue
-            verdict = Verdict(decisions, ratio, use=ratio.low > 1.0)
-            if verdict.use:
-                break
-        if verdict is None:
-            self._view.note(
-                f"task {task.index} keeps the heuristic's schedule: nothing could be compared with it"
-            )
-            return
-        meta = self._records.meta
-        self._records.update(replace(meta, verdicts={**meta.verdicts, task.key: verdict}))
-        self.account()
-
-    def _compare_models(self) -> None:
-        from builder.compilation import compile
-
-        meta, digest = self._records.meta, self._model.source_sha256
-        used = [r for r in self._tasks if (v := meta.verdicts.get(r.task.key)) is not None and v.use]
-        if not used:
-            self._view.note("nothing beat the heuristic beyond doubt: the model stays as it is")
-            return
-        self._show("comparing the whole model")
-        fresh = replace(meta.models[digest], use=True)
-        self._records.update(replace(meta, models={**meta.models, digest: fresh}))
-        try:
-            untuned = compile(self._model, self._target)
-            tuned = compile(self._model, self._target, tuning_records=self._records)
-        except ParityError as e:
-            self._view.note(f"the tuned model is not used: {e}")
-            meta = self._records.meta
-            refused = replace(fresh, board=None, ratio=None, use=False)
-            self._records.update(replace(meta, models={**meta.models, digest: refused}))
-            return
-        expected = sum((run.best[1] if run.best else 0.0) * run.task.calls for run in self._tasks)
-        try:
-            board, ratio = compare_models(
-                self._boards, untuned, tuned, self._options.pairs, self._runner, expected
-            )
-        except MeasureFault as e:
-            self._view.note(f"the whole model could not be compared: {e}")
-            return
-        result = replace(fresh, board=board, ratio=ratio, use=ratio.speedup >= 1.0)
-        meta = self._records.meta
-        self._records.update(replace(meta, models={**meta.models, digest: result}))
-        self.account()
 
     def _is_over(self) -> bool:
         limit = self._options.time_limit_s
@@ -444,7 +303,7 @@ class _Run:
         self._view.update(
             Progress(
                 phase,
-                tuple(self._progress(run) for run in self._tasks),
+                tuple(run.progress(self._options) for run in self._tasks),
                 self._boards.status(),
                 self._active,
                 elapsed,
@@ -452,28 +311,6 @@ class _Run:
                 self._records.meta.peak_gflops,
             )
         )
-
-    def _progress(self, run: _TaskRun) -> TaskProgress:
-        task, best = run.task, run.best
-        return TaskProgress(
-            task.index,
-            task.name,
-            task.kind,
-            task.calls,
-            len(run.known),
-            run.planned(self._options.trials),
-            run.default_s,
-            best[1] if best else None,
-            task.flops / best[1] / 1e9 if best else None,
-            run.is_finished(self._options),
-            task.space.describe(best[0]) if best else "",
-        )
-
-
-def _promise(run: _TaskRun) -> float:
-    """The task's share of the model's time, less with every batch it has had."""
-    seconds = run.best[1] if run.best else 1.0  # nothing ran: find out soon
-    return seconds * run.task.calls / (run.batches + 1)
 
 
 def _seeds(paths: Sequence[str | os.PathLike[str]], tasks: Sequence[Task]) -> dict[str, list[Decisions]]:

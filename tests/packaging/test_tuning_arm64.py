@@ -16,8 +16,8 @@ import pytest
 
 from builder import RunnerOptions, TuneOptions, compile, load, resolve, run, tune
 from builder.errors import FleetError
-from builder.tuning.boards import RpcBoards
 from builder.tuning.remote_run import profile_on_board, run_on_board
+from builder.tuning.rpc_boards import RpcBoards
 from builder.tuning.tracker import Tracker
 from tests.packaging.conftest import PROJECT, Root, edgebundle, wait_for
 

@@ -19,9 +19,11 @@ from tvm.rpc import base
 from builder.errors import FleetError
 from builder.target import DeviceTarget
 from builder.tuning.board_functions import BoardState
-from builder.tuning.boards import LocalBoard, RpcBoards, _Ledger
 from builder.tuning.build import CandidateBuilder
+from builder.tuning.ledger import Ledger
+from builder.tuning.local_board import LocalBoard
 from builder.tuning.measuring import BoardError, Code, RunnerOptions, check_plausible
+from builder.tuning.rpc_boards import RpcBoards
 from builder.tuning.tasks import Task
 from builder.tuning.tracker import Tracker
 
@@ -80,7 +82,7 @@ def test_times_that_no_kernel_has_are_nonsense(seconds: Any) -> None:
 
 
 def test_a_board_that_throttles_or_slows_down_is_noticed() -> None:
-    ledger = _Ledger()
+    ledger = Ledger()
     assert ledger.is_valid("pi", BoardState((1500000, 600000), throttled=False))
     assert ledger.is_valid("pi", BoardState((600000, 1490000)))
     assert not ledger.is_valid("pi", BoardState((600000, 600000)))
@@ -94,7 +96,7 @@ def test_a_tracker_that_is_not_there_is_said() -> None:
 
 
 def test_a_key_that_nobody_has_is_said(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("builder.tuning.boards.FIRST_BOARD_S", 0.5)
+    monkeypatch.setattr("builder.tuning.rpc_boards.FIRST_BOARD_S", 0.5)
     with pytest.raises(FleetError, match="no board of key 'nobody' is registered"):
         RpcBoards(lab.tracker, "nobody", OPTIONS)
 

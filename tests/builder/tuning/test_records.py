@@ -13,17 +13,9 @@ from builder.errors import RecordsError
 from builder.importer import ImportedModel
 from builder.lower import lower
 from builder.target import DeviceTarget
+from builder.tuning.best import BestRecords, chosen, merge, pick_best
 from builder.tuning.meta import BoardTime, Meta, Ratio, Verdict
-from builder.tuning.records import (
-    META,
-    RECORDS,
-    WORKLOADS,
-    BestRecords,
-    Records,
-    chosen,
-    merge,
-    pick_best,
-)
+from builder.tuning.records import META, RECORDS, WORKLOADS, Records
 from builder.tuning.tasks import Task
 
 

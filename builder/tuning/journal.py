@@ -1,0 +1,97 @@
+"""A journal: a file of JSON lines that is appended to, and survives a crash in mid-line.
+
+What was appended is on disk when `append_lines` returns; a torn last line is ignored by readers and cut off
+by `repair`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from builder.errors import RecordsError
+
+MAX_BYTES = 4 << 30  # some 2 KB a record: a million of them
+
+
+def read_lines(path: Path) -> list[tuple[int, Any]]:
+    """The JSON lines of a file with their numbers, without a torn last one."""
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise RecordsError(f"{path}: expected at most {MAX_BYTES >> 30} GiB of records")
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    except OSError as e:
+        raise RecordsError(f"{path}: cannot be read ({e.strerror})") from e
+    lines = raw.split(b"\n")
+    parsed = []
+    for number, line in enumerate(lines, 1):
+        if not line:
+            continue
+        try:
+            parsed.append((number, json.loads(line)))
+        except ValueError as e:
+            if number >= len(lines) - 1:  # the last one: torn by a crash
+                continue
+            raise RecordsError(
+                f"{path}: line {number} is not JSON", hint="restore the file, or delete that line"
+            ) from e
+    return parsed
+
+
+def repair(path: Path) -> int:
+    """Cut a torn last line off; how many bytes that was."""
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        return 0
+    keep = raw.rfind(b"\n") + 1
+    last = raw[:keep].rstrip(b"\n").rpartition(b"\n")[2]
+    try:
+        if last:
+            json.loads(last)
+    except ValueError:
+        keep = raw.rfind(b"\n", 0, keep - 1) + 1
+    if keep == len(raw):
+        return 0
+    with path.open("r+b") as file:
+        file.truncate(keep)
+        os.fsync(file.fileno())
+    return len(raw) - keep
+
+
+def append_lines(path: Path, lines: Sequence[Any]) -> None:
+    """Add lines; on disk when this returns."""
+    if not lines:
+        return
+    data = "".join(json.dumps(line, separators=(", ", ": ")) + "\n" for line in lines).encode()
+    is_new = not path.exists()
+    with path.open("ab") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    if is_new:
+        _sync_folder(path.parent)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Replace a file's content, so that a crash leaves the old or the new."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
