@@ -22,6 +22,7 @@ import tvm
 
 from agent import __version__
 from agent.bundle.manifest import Manifest, Provenance, Resources, Runtime, Samples, Tuning
+from agent.bundle.manifest import ShippedRecords as ManifestShipped
 from agent.bundle.manifest import Target as ManifestTarget
 from agent.bundle.params import dump_params
 from agent.bundle.tensor_spec import TensorSpec
@@ -34,6 +35,7 @@ from builder.kernel_object import compile_object, count_flops
 from builder.link.linker import describe, link
 from builder.lower import lower
 from builder.package import Package, digests
+from builder.records.shipped import NONE, ShippedChoices, shipped_for
 from builder.target import DeviceTarget, resolve
 from builder.tuning.best import BestRecords
 from builder.tuning.records import Records
@@ -121,6 +123,8 @@ def compile(
         Largest relative error against the reference.
     tuning_records
         What `builder.tune` returned, or its folder: measured schedules take the place of the heuristic's.
+        Where they know nothing, and without them, the records that are shipped for the device decide
+        (docs/shipped-records.md); ``"none"`` leaves those out too.
     progress
         Called with each step as it begins.
 
@@ -149,11 +153,16 @@ def compile(
     label_lines = presets.labels(Path(labels), model.outputs, declared_after) if labels else None
 
     progress(f"lowering for {device.name} ({device.cpu})")
-    tuned = _tuned(tuning_records, device, model, progress) if tuning_records is not None else None
+    shipped = None if tuning_records == NONE else shipped_for(device)
+    tuned = None
+    if tuning_records is not None and tuning_records != NONE:
+        tuned = _tuned(tuning_records, device, model, progress)
     best = tuned.best if tuned is not None else None
-    lowered = lower(model.mod, device, best, notes=progress)
+    lowered = lower(model.mod, device, best, notes=progress, shipped=shipped)
     if best is not None:
         progress(f"schedules from tuning records for {len(best.used)} kernels")
+    if shipped is not None and shipped.used:
+        progress(f"schedules from shipped records of {shipped.records.name} for {len(shipped.used)} kernels")
     names = [s.name for s in model.inputs], [s.name for s in model.outputs]
     graph = generate(lowered.main, *names, count_flops(lowered.kernels))
     progress(f"generating code for {len(lowered.kernels.functions)} kernels")
@@ -199,6 +208,7 @@ def compile(
                 reference=agreement.reference,
                 tuning_records_sha256=tuned.digest if tuned is not None else None,
                 tuning=tuned.comparison if tuned is not None else None,
+                shipped_records=_declare(shipped),
             ),
         )
     except ValueError as e:
@@ -239,6 +249,14 @@ def _tuned(
             ratio.pairs,
         )
     return _Tuned(BestRecords(records), records.digest(), comparison)
+
+
+def _declare(shipped: ShippedChoices | None) -> ManifestShipped | None:
+    """What the manifest says of shipped records, nothing where none applied."""
+    if shipped is None or not shipped.used:
+        return None
+    records = shipped.records
+    return ManifestShipped(records.name, records.digest(), len(shipped.used), records.board_timed)
 
 
 def _build_for_host(kernels: tvm.IRModule) -> bytes:

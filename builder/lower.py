@@ -15,7 +15,7 @@ from tvm import relax, tirx
 from tvm.ir import Call
 
 from builder.kernels.canonical import canonicalise
-from builder.kernels.decisions import BestKnown, Chooser, heuristic
+from builder.kernels.decisions import BestKnown, Chooser, Shipped, heuristic
 from builder.kernels.layouts import choose_layouts
 from builder.kernels.legalise import RESHAPES, legalise
 from builder.kernels.rewriter import op_name
@@ -45,6 +45,7 @@ def lower(
     best: BestKnown | None = None,
     choose: Chooser = heuristic,
     notes: Callable[[str], None] | None = None,
+    shipped: Shipped | None = None,
 ) -> LoweredModule:
     """Lower `mod` for `target`.
 
@@ -60,11 +61,14 @@ def lower(
         Decides where nothing is known.
     notes
         Told where a known schedule does not apply.
+    shipped
+        Decisions that come with the compiler, such as `builder.records.shipped.shipped_for` gives; where
+        `best` knows a function, those are not asked.
     """
     mod = fuse(mod, target)
     with target.tvm_target:
         kernels = {
-            var.name_hint: schedule(func, target, choose, best, notes).with_attr(
+            var.name_hint: schedule(func, target, choose, best, notes, shipped).with_attr(
                 "global_symbol", var.name_hint
             )
             for var, func in sorted(mod.functions.items(), key=lambda item: item[0].name_hint)

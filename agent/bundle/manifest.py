@@ -180,6 +180,33 @@ class Tuning:
 
 
 @dataclass(frozen=True, slots=True)
+class ShippedRecords:
+    """The tuning records that came with the compiler, as far as they were applied.
+
+    Parameters
+    ----------
+    name
+        The kind of core that they are for.
+    sha256
+        Of the file.
+    kernels
+        How many different kernels have their schedules from it.
+    board_timed
+        Whether a device of that kind was timed to make them.
+    """
+
+    name: str
+    sha256: str
+    kernels: int
+    board_timed: bool
+
+    def __post_init__(self) -> None:
+        _match("name", self.name, _WORD)
+        _match("sha256", self.sha256, _SHA256)
+        _within("kernels", self.kernels, 1, 1 << 20)
+
+
+@dataclass(frozen=True, slots=True)
 class Provenance:
     """Where the bundle comes from.
 
@@ -198,6 +225,8 @@ class Provenance:
         Name and version of that reference, or None.
     tuning
         What the tuning records say of this model, or None where it was not tuned or not compared.
+    shipped_records
+        What came with the compiler and was applied, or None.
     """
 
     source_sha256: str
@@ -206,6 +235,7 @@ class Provenance:
     parity_error: float | None = None
     reference: str | None = None
     tuning: Tuning | None = None
+    shipped_records: ShippedRecords | None = None
 
     def __post_init__(self) -> None:
         _match("source_sha256", self.source_sha256, _SHA256)

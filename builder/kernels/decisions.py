@@ -34,6 +34,26 @@ class BestKnown(Protocol):
     def trace(self, func: tirx.PrimFunc) -> Trace | None:
         """The schedule that was measured to be best for an unscheduled function, None where none helps."""
 
+    def knows(self, func: tirx.PrimFunc) -> bool:
+        """Whether the function was measured, though nothing may have helped."""
+
+
+class Recorded(Chooser, Protocol):
+    """Decides as somebody did before; a `ValueError` where that means nothing any more."""
+
+    def finish(self) -> None:
+        """All decisions have been asked for."""
+
+
+class Shipped(Protocol):
+    """Decisions that come with the compiler, by signature (`builder.kernels.signature`)."""
+
+    def chooser(self, signature: str) -> Recorded | None:
+        """Who decides, None where nothing is known."""
+
+    def tell(self, signature: str, *, fits: bool) -> None:
+        """Whether what was known could be applied."""
+
 
 def heuristic(name: str, values: Sequence[int], default: int) -> Decision:
     """What the design space thinks best without measuring."""

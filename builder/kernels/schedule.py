@@ -11,7 +11,8 @@ from tvm import tirx
 from tvm.s_tir.schedule import Trace
 
 from builder.kernels import convolution, depthwise, fallback, matmul, pooling, rows, winograd
-from builder.kernels.decisions import BestKnown, Chooser, heuristic
+from builder.kernels.decisions import BestKnown, Chooser, Shipped, heuristic
+from builder.kernels.signature import signature_of
 from builder.kernels.work import serial_where_small
 from builder.target import DeviceTarget
 
@@ -47,6 +48,7 @@ def schedule(
     choose: Chooser = heuristic,
     best: BestKnown | None = None,
     notes: Callable[[str], None] | None = None,
+    shipped: Shipped | None = None,
 ) -> tirx.PrimFunc:
     """`func` with its loops ordered for `target`.
 
@@ -62,9 +64,12 @@ def schedule(
         Schedules known from measuring; where it knows one that applies, nothing is chosen.
     notes
         Told where a known schedule does not apply.
+    shipped
+        Decisions that come with the compiler: they stand before `choose` for a function that `best` knows
+        nothing of.
     """
     func = without_pragmas(func)
-    return serial_where_small(_ordered(func, target, choose, best, notes), target)
+    return serial_where_small(_ordered(func, target, choose, best, notes, shipped), target)
 
 
 def _ordered(
@@ -73,6 +78,7 @@ def _ordered(
     choose: Chooser,
     best: BestKnown | None,
     notes: Callable[[str], None] | None,
+    shipped: Shipped | None,
 ) -> tirx.PrimFunc:
     if not has_root(func):
         return func.with_attr(SCHEDULE, "opaque")
@@ -87,6 +93,10 @@ def _ordered(
                 notes(f"a recorded schedule does not apply, the heuristic takes its place ({reason:.120})")
     # Held until the end: a schedule that alone owns its module writes into the function's shared body.
     owner = tvm.IRModule({"main": func})
+    if shipped is not None and not (best is not None and best.knows(func)):
+        found = _as_shipped(owner, target, shipped)
+        if found is not None:
+            return found
     sch = st.Schedule(owner)
     try:
         kind = apply_space(sch, target, choose)
@@ -95,6 +105,26 @@ def _ordered(
     if kind is None:
         return fallback.schedule(func, target).with_attr(SCHEDULE, "fallback")
     return sch.mod["main"].with_attr(SCHEDULE, kind)
+
+
+def _as_shipped(owner: tvm.IRModule, target: DeviceTarget, shipped: Shipped) -> tirx.PrimFunc | None:
+    """The function by what is shipped for it, None where that is nothing or does not fit."""
+    sch = st.Schedule(owner)
+    anchor = _anchor(sch)
+    if anchor is None:
+        return None
+    signature = signature_of(sch, *anchor)
+    choose = shipped.chooser(signature)
+    if choose is None:
+        return None
+    try:
+        kind = apply_space(sch, target, choose)
+        choose.finish()
+    except SCHEDULE_FAULTS:
+        shipped.tell(signature, fits=False)
+        return None
+    shipped.tell(signature, fits=True)
+    return sch.mod["main"].with_attr(SCHEDULE, str(kind))
 
 
 def has_root(func: tirx.PrimFunc) -> bool:

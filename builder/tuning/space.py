@@ -49,6 +49,8 @@ class DesignSpace:
         The unscheduled function.
     target
         The device.
+    names
+        Of the decisions.
     values
         What each decision may be, ascending.
     default
@@ -57,6 +59,7 @@ class DesignSpace:
 
     func: tirx.PrimFunc
     target: DeviceTarget
+    names: tuple[str, ...]
     values: tuple[tuple[int, ...], ...]
     default: Decisions
 
@@ -71,7 +74,7 @@ class DesignSpace:
             return None
         if kind is None:
             return None
-        return cls(func, target, tuple(recorder.values), tuple(recorder.default))
+        return cls(func, target, tuple(recorder.names), tuple(recorder.values), tuple(recorder.default))
 
     @property
     def size(self) -> int:
@@ -127,12 +130,13 @@ class _Recorder:
     """Goes the heuristic's way and notes what it could have chosen."""
 
     def __init__(self) -> None:
+        self.names: list[str] = []
         self.values: list[tuple[int, ...]] = []
         self.default: list[int] = []
 
     def __call__(self, name: str, values: Sequence[int], default: int) -> Decision:
-        del name
         options = tuple(sorted({*values, default}))
+        self.names.append(name)
         self.values.append(options)
         self.default.append(options.index(default))
         return default

@@ -1,0 +1,163 @@
+"""What comes with the compiler is used where it still fits, loses to the user's own, and can be left out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tvm import s_tir as st
+
+from builder import compile, load, resolve
+from builder.errors import BuildError
+from builder.importer import ImportedModel
+from builder.kernels.signature import signature_of
+from builder.lower import lower
+from builder.records import shipped
+from builder.records.shipped import Entry, ShippedChoices, ShippedRecords, name_for
+from builder.target import DeviceTarget
+from builder.tuning.best import BestRecords
+from builder.tuning.records import Records
+from builder.tuning.tasks import Task, extract_tasks
+
+DIGITS = Path(__file__).resolve().parents[3] / "examples" / "digits" / "digits.onnx"
+NAMES = ("x86-avx512", "x86-avx2", "cortex-a53", "cortex-a72", "cortex-a76")
+
+
+@pytest.fixture(scope="module")
+def digits() -> ImportedModel:
+    return load(DIGITS)
+
+
+@pytest.fixture(scope="module")
+def device() -> DeviceTarget:
+    return resolve("host")
+
+
+@pytest.fixture(scope="module")
+def task(digits: ImportedModel, device: DeviceTarget) -> Task:
+    return max(extract_tasks(digits, device), key=lambda t: t.space.size)
+
+
+def signature(task: Task) -> str:
+    sch = st.Schedule(task.workload)
+    (block,) = (
+        b for b in sch.get_child_blocks(sch.get_sblock("root")) if "edge.space" in sch.get(b).annotations
+    )
+    return signature_of(sch, block, task.kind)
+
+
+def entry(task: Task) -> Entry:
+    """Another point than the heuristic's."""
+    names, default = task.space.names, task.space.default
+    other = next(d for d in task.space.all_decisions() if d != default and task.space.point(d) is not None)
+    return Entry(
+        {n: v[i] for n, v, i in zip(names, task.space.values, other, strict=True)},
+        {n: v[i] for n, v, i in zip(names, task.space.values, default, strict=True)},
+        1.5,
+    )
+
+
+def choices(*found: tuple[str, Entry]) -> ShippedChoices:
+    return ShippedChoices(
+        ShippedRecords(1, "x86-avx512", "znver5", True, "a test", "2026-11-21", dict(found))
+    )
+
+
+def kernel(digits: ImportedModel, device: DeviceTarget, task: Task, **known: object) -> str:
+    return str(lower(digits.mod, device, **known).kernels[task.name].script())
+
+
+def test_an_entry_takes_the_heuristics_place(digits: ImportedModel, device: DeviceTarget, task: Task) -> None:
+    chosen = choices((signature(task), entry(task)))
+    assert kernel(digits, device, task, shipped=chosen) != kernel(digits, device, task)
+    assert chosen.used == {signature(task)}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda e: replace(e, chosen={**e.chosen, next(iter(e.chosen)): 9999}),
+        lambda e: replace(e, instead={**e.instead, next(iter(e.instead)): 9999}),
+        lambda e: replace(e, chosen={"renamed": 1, **e.chosen}),
+        lambda e: replace(e, chosen=dict(list(e.chosen.items())[1:])),
+    ],
+    ids=["a value that is offered no more", "another heuristic", "a decision too many", "one too few"],
+)
+def test_an_entry_that_does_not_fit_is_ignored(
+    digits: ImportedModel, device: DeviceTarget, task: Task, change: object
+) -> None:
+    chosen = choices((signature(task), change(entry(task))))
+    assert kernel(digits, device, task, shipped=chosen) == kernel(digits, device, task)
+    assert chosen.used == set()
+    assert chosen.stale == {signature(task)}
+
+
+def test_the_users_own_records_win(
+    digits: ImportedModel, device: DeviceTarget, task: Task, tmp_path: Path
+) -> None:
+    with Records.write(tmp_path, device) as records:
+        records.append(task, [(task.space.point(task.space.default), [1e-6])])  # the heuristic's is the best
+    chosen = choices((signature(task), entry(task)))
+    best = BestRecords(Records.read(tmp_path, device))
+    assert kernel(digits, device, task, best=best, shipped=chosen) == kernel(digits, device, task)
+    assert not chosen.used
+
+
+def test_a_manifest_says_what_was_used_and_none_uses_nothing(
+    digits: ImportedModel, task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = choices((signature(task), entry(task)))
+    monkeypatch.setattr("builder.compilation.shipped_for", lambda _: chosen)
+    notes: list[str] = []
+    declared = compile(digits, progress=notes.append).manifest.provenance.shipped_records
+    assert declared is not None
+    assert (declared.name, declared.kernels, declared.board_timed) == ("x86-avx512", 1, True)
+    assert declared.sha256 == chosen.records.digest()
+    assert any("shipped records of x86-avx512 for 1 kernel" in note for note in notes)
+    assert compile(digits, tuning_records="none").manifest.provenance.shipped_records is None
+
+
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [
+        ("llvm -mtriple=x86_64-linux-gnu -mcpu=cascadelake", "x86-avx512"),
+        ("llvm -mtriple=x86_64-linux-gnu -mcpu=znver5", "x86-avx512"),
+        ("x86-64-v3", "x86-avx2"),
+        ("llvm -mtriple=x86_64-linux-gnu -mcpu=x86-64-v2", None),
+        ("rpi3", "cortex-a53"),
+        ("rpi4", "cortex-a72"),
+        ("llvm -mtriple=aarch64-linux-gnu -mcpu=neoverse-n1", "cortex-a76"),
+        ("rpi5", "cortex-a76"),
+        ("rpi-armv7", None),
+        ("riscv64", None),
+    ],
+)
+def test_records_are_chosen_by_instruction_set(target: str, name: str | None) -> None:
+    assert name_for(resolve(target)) == name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_shipped_records_are_what_they_claim(name: str) -> None:
+    records = ShippedRecords.read(name)
+    assert records.name == name
+    assert records.board_timed == name.startswith("x86")
+    if not records.board_timed:
+        assert "no board was timed" in records.measure
+    for found in records.entries.values():
+        assert found.gain >= 1.03
+        assert found.chosen != found.instead
+        assert found.chosen.keys() == found.instead.keys()
+
+
+def test_shipped_records_are_small() -> None:
+    assert sum(len(ShippedRecords.read(name).to_text()) for name in NAMES) <= 300_000
+
+
+def test_a_broken_installation_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cortex-a72.json").write_text('{"format": 1}')
+    monkeypatch.setattr(shipped.resources, "files", lambda _: tmp_path)
+    with pytest.raises(BuildError, match=r"cortex-a72\.json"):
+        ShippedRecords.read("cortex-a72")
+    with pytest.raises(BuildError, match=r"x86-avx2\.json"):
+        ShippedRecords.read("x86-avx2")
