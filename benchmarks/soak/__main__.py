@@ -1,6 +1,6 @@
 """`make soak`: every fault with a hundred thousand requests each, and half an hour of even load.
 
-Prints a table, and writes `soak.json`, `soak.png` and the logs. Ends with status 1 where a promise was not kept.
+Prints a table; writes `soak.json`, `soak.png` and the logs. Ends with status 1 where a promise was not kept.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import json
 import logging
+import sys
 import time
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -35,7 +36,8 @@ def main() -> int:
     options = _parser().parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     logging.basicConfig(filename=options.out / "clients.log", level="INFO", format="%(asctime)s %(message)s")
-    console = Console()
+    # A file or a pipe has no width of its own.
+    console = Console() if sys.stdout.isatty() else Console(width=130)
     return asyncio.run(_run(options, console))
 
 

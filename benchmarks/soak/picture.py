@@ -9,7 +9,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from benchmarks.soak.steady import Sample, SteadyResult
 
-WIDTH, PANEL, LEFT, RIGHT, TOP, BOTTOM = 1000, 230, 80, 20, 34, 36
+WIDTH, PANEL, LEFT, RIGHT, TOP, BOTTOM = 1000, 230, 80, 50, 34, 36
 COLOURS = {"agent": (209, 73, 91), "worker": (48, 99, 142)}
 INK, GRID = (40, 40, 40), (225, 225, 225)
 PANELS = (

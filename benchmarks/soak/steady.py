@@ -74,7 +74,14 @@ class SteadyResult:
 
     def to_json(self) -> dict[str, object]:
         """Return what is written into the report."""
-        return {**asdict(self), "verdicts": [asdict(verdict) for verdict in self.verdicts()]}
+        return {
+            "seconds": round(self.seconds, 1),
+            "requests": self.requests,
+            "statuses": dict(self.statuses),
+            "unanswered": self.unanswered,
+            "verdicts": [asdict(verdict) for verdict in self.verdicts()],
+            "samples": [asdict(sample) for sample in self.samples],
+        }
 
 
 @dataclass(frozen=True)
