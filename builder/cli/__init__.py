@@ -23,6 +23,7 @@ from typing import IO, Any, NoReturn, Protocol, TypeAlias, cast
 
 from agent import __version__
 from agent.errors import EdgeError
+from builder.cli._tvmc import instead_of
 from builder.errors import BuildError
 
 EXIT_OK = 0
@@ -80,8 +81,12 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the two lines and leave with the exit code of usage errors."""
+        self.fail(message)
+
+    def fail(self, message: str, *, hint: str | None = None) -> NoReturn:
+        """Do what `error` does, with a hint of its own."""
         _say("error", message)
-        _say("hint", f"see `{self.prog} --help`")
+        _say("hint", hint or f"see `{self.prog} --help`")
         self.exit(EXIT_USAGE)
 
 
@@ -114,7 +119,7 @@ def _run(arguments: list[str]) -> int:
         args, unknown = parser.parse_known_args(arguments)
         if unknown:  # said here and not by parse_args, so that the hint names the verb
             parser.prog = f"{parser.prog} {args.verb}"
-            parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+            parser.fail(f"unrecognized arguments: {' '.join(unknown)}", hint=instead_of(unknown))
         return cast("Callable[[argparse.Namespace], int]", args.handler)(args)
     except SystemExit as stopped:  # argparse leaves so after --help, --version and usage errors
         return stopped.code if isinstance(stopped.code, int) else EXIT_OK

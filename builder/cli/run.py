@@ -37,7 +37,7 @@ def add_parsers(subparsers: SubParsers) -> None:
     parser.add_argument(
         "-i", "--inputs", metavar="FILE", help="arrays in an .npz file, or a JPEG or PNG picture"
     )
-    parser.add_argument("-o", "--outputs", metavar="NPZ", help="where output_0, output_1, ... go")
+    parser.add_argument("-o", "--outputs", "--output", metavar="NPZ", help="where output_0, output_1, ... go")
     parser.add_argument(
         "--fill-mode",
         choices=["zeros", "ones", "random"],

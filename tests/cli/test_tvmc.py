@@ -1,0 +1,45 @@
+"""Who types what a TVMC tutorial says is told what to do instead; the page says the same."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+import builder.cli as cli
+from builder.cli._tvmc import INSTEAD, instead_of
+
+PAGE = Path(__file__).parents[2] / "docs" / "from-tvmc.md"
+
+
+def flags() -> set[str]:
+    [action] = [a for a in cli._parser()._actions if isinstance(a, argparse._SubParsersAction)]
+    verbs = (action.choices[verb] for verb in ("compile", "tune", "run"))
+    return {flag for verb in verbs for part in verb._actions for flag in part.option_strings}
+
+
+@pytest.mark.parametrize("arguments", [["--desired-layout", "NCHW"], ["--desired-layout=NCHW"]])
+def test_a_flag_of_tvmc_is_answered_with_what_to_do(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["compile", "model.onnx", *arguments]) == 2
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error.startswith("edgebundle: error: unrecognized arguments: --desired-layout")
+    assert hint == f"edgebundle: hint: --desired-layout was TVMC's: {INSTEAD['--desired-layout']}"
+
+
+def test_other_unknown_flags_point_at_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["compile", "model.onnx", "--fast"]) == 2
+    assert capsys.readouterr().err.splitlines()[1] == "edgebundle: hint: see `edgebundle compile --help`"
+    assert instead_of(["model.onnx", "--fast"]) is None
+
+
+def test_no_flag_that_exists_is_said_to_be_gone() -> None:
+    assert not flags() & set(INSTEAD)
+
+
+def test_the_page_says_what_the_command_says() -> None:
+    page = PAGE.read_text()
+    for flag, advice in INSTEAD.items():
+        assert f"| `{flag}` | {advice} |" in page
