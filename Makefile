@@ -47,6 +47,10 @@ bench-arm: .venv-bench/.installed ## executed instructions on an emulated Cortex
 soak: $(STAMP) broker ## faults with a hundred thousand requests each, and half an hour of even load (two hours)
 	$(BIN)/python -m benchmarks.soak $(SOAK_ARGS)
 
+.PHONY: bench-agent
+bench-agent: $(STAMP) broker ## latency, throughput, overload and swaps of the agent over a real mosquitto, beside a bare echo
+	$(BIN)/python -m benchmarks.agent --picture docs/pictures/agent-latency.png $(BENCH_ARGS)
+
 .PHONY: deb
 deb: $(STAMP) ## the agent as a Debian package, in dist/
 	$(BIN)/python packaging/build_deb.py

@@ -1,0 +1,27 @@
+"""An executor alone, ``python -m benchmarks.agent.alone BUNDLE THREADS``: runs for the seconds it reads."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+from builder.local_run import prepared
+from builder.package import Package
+
+
+def main() -> None:
+    module = prepared(Package.load(sys.argv[1]), int(sys.argv[2]))
+    module.run()
+    print("ready", flush=True)
+    for line in sys.stdin:
+        end_s = time.perf_counter() + float(line)
+        times = []
+        while (start_s := time.perf_counter()) < end_s:
+            module.run()
+            times.append(time.perf_counter() - start_s)
+        print(json.dumps(times), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""Round trips at QoS 1, agent and echo in turn, and the processor time that a request takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from benchmarks.agent.echo import TOPIC as ECHO
+from benchmarks.agent.figures import Figure, quantile
+from benchmarks.agent.models import Bench, Progress, input_bytes
+from benchmarks.agent.requester import Requester, topic_of
+from benchmarks.agent.stage import Alone, Stage, cpu_s
+
+_BLOCK = 50
+_WARM_UP = 200
+# Latencies between these bounds would be a delayed acknowledgement's.
+_DELAYED_MS = (30.0, 60.0)
+# So many of ten thousand may fall there by chance: a busy machine pauses anybody.
+_DELAYED_SHARE = 0.005
+
+
+@dataclass
+class Latencies:
+    """Figures, and the series of the picture."""
+
+    figures: list[Figure] = field(default_factory=list)
+    series: dict[str, list[float]] = field(default_factory=dict)
+
+
+async def measure(stage: Stage, bench: Bench, requests: int, large: int, progress: Progress) -> Latencies:
+    """Measure small and large requests.
+
+    Parameters
+    ----------
+    requests, large
+        How many small ones, and of 600 KB, to the agent and as many to the echo.
+    """
+    out = Latencies()
+    async with Requester(stage.port) as requester:
+        await requester.ready("nothing")
+        payload = np.arange(4, dtype=np.float32).tobytes()
+        agent_s, echo_s, used_s = await _alternate(stage, requester, "nothing", payload, requests, progress)
+        out.series["agent, 16 bytes"], out.series["echo, 16 bytes"] = agent_s, echo_s
+        _small(out, agent_s, echo_s)
+        out.figures.append(
+            Figure("latency", "CPU a request, agent and worker", used_s * 1e3, "ms", most=0.4, note="/proc")
+        )
+        await requester.ready("picture")
+        progress("600 KB")
+        picture = np.random.default_rng(0).random(input_bytes("picture") // 4, np.float32).tobytes()
+        agent_s, echo_s, _ = await _alternate(stage, requester, "picture", picture, large, progress)
+        out.series["agent, 600 KB"], out.series["echo, 600 KB"] = agent_s, echo_s
+    alone = Alone(bench.bundle("picture"))
+    run_s = sorted(alone.times_s(0.5))
+    alone.stop()
+    _large(out, agent_s, echo_s, quantile(run_s, 0.5))
+    return out
+
+
+async def _alternate(
+    stage: Stage, requester: Requester, model: str, payload: bytes, requests: int, progress: Progress
+) -> tuple[list[float], list[float], float]:
+    block = min(_BLOCK, requests)
+    await requester.in_turn(topic_of(model), payload, min(_WARM_UP, requests))
+    await requester.in_turn(ECHO, payload, min(_WARM_UP, requests))
+    agent: list[float] = []
+    echo: list[float] = []
+    used_s = 0.0
+    pids = [stage.agent_pid, *stage.worker_pids]
+    while len(agent) < requests:
+        before_s = sum(map(cpu_s, pids))
+        tally = await requester.in_turn(topic_of(model), payload, block)
+        used_s += sum(map(cpu_s, pids)) - before_s
+        wrong = [answer.status for answer in tally.answers if answer.status != 200]
+        if wrong:
+            raise RuntimeError(f"{model} answered {wrong[0]}")
+        agent += tally.latencies_s()
+        echo += (await requester.in_turn(ECHO, payload, block)).latencies_s()
+        progress(f"{model}: {len(agent)} of {requests} requests")
+    return sorted(agent), sorted(echo), used_s / len(agent)
+
+
+def _small(out: Latencies, agent_s: list[float], echo_s: list[float]) -> None:
+    note = f"{len(agent_s)} requests in turn, 16 bytes, QoS 1"
+    for q in (0.5, 0.9, 0.99):
+        value = quantile(agent_s, q) * 1e3
+        most = 1.0 if q == 0.5 else None
+        out.figures.append(Figure("latency", f"small request, p{q * 100:g}", value, "ms", most, note=note))
+    for q in (0.5, 0.9, 0.99):
+        out.figures.append(Figure("latency", f"echo, p{q * 100:g}", quantile(echo_s, q) * 1e3, "ms"))
+    ratio = quantile(agent_s, 0.5) / quantile(echo_s, 0.5)
+    out.figures.append(Figure("latency", "small request over echo, p50", ratio, "x", most=3.0))
+    low, high = _DELAYED_MS
+    share = sum(low <= value * 1e3 <= high for value in agent_s) / len(agent_s)
+    out.figures.append(
+        Figure(
+            "latency", "share around 40 ms", share, "", most=_DELAYED_SHARE, note=f"{low:g} to {high:g} ms"
+        )
+    )
+
+
+def _large(out: Latencies, agent_s: list[float], echo_s: list[float], run_s: float) -> None:
+    over = (quantile(agent_s, 0.99) - run_s) * 1e3
+    note = f"{len(agent_s)} requests in turn; run() alone {run_s * 1e3:.2f} ms"
+    out.figures += [
+        Figure("latency", "600 KB, p50", quantile(agent_s, 0.5) * 1e3, "ms"),
+        Figure("latency", "600 KB, p99 over run()", over, "ms", most=10.0, note=note),
+        Figure("latency", "echo of 600 KB there and back, p50", quantile(echo_s, 0.5) * 1e3, "ms"),
+    ]

@@ -1,0 +1,144 @@
+"""The models that are asked: made here, from seeded weights, in the sizes that the questions need.
+
+``nothing`` adds a number to four others: its kernels take a microsecond, so that what a request costs is the
+agent's. ``picture`` takes a tensor of 600 KB and returns four numbers. The others are convolutions repeated
+until one run takes the wanted time on one thread of this machine.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.architectures.network import Network
+from builder.package import Package
+
+OPSET, IR_VERSION = 17, 8
+SIDE, CHANNELS = 56, 64
+# What `nothing` adds, by version: an answer tells which version computed it.
+VERSIONS = {"1.0.0": 1.0, "1.1.0": 2.0}
+WANTED_MS = {"three": 3.0, "ten": 10.0, "thirty": 30.0}
+_PROBE_LAYERS = 6
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Bundles of one run.
+
+    Parameters
+    ----------
+    folder
+        Where they lie, with the key's public half in ``trust``.
+    """
+
+    folder: Path
+
+    def bundle(self, name: str, version: str = "1.0.0") -> Path:
+        """Return a bundle's path."""
+        return self.folder / f"{name}-{version}.bundle"
+
+
+def make(folder: Path, wanted: set[str], progress: Progress) -> Bench:
+    """Compile and sign what is wanted, for this machine."""
+    from builder import keys
+
+    pair = keys.generate(folder / "keys")
+    trust = folder / "trust"
+    trust.mkdir()
+    (trust / "signing.pub").write_bytes(pair.public.read_bytes())
+    key = keys.read_private(pair.private)
+    bench = Bench(folder)
+
+    def save(package: Package, name: str, version: str = "1.0.0") -> None:
+        named = replace(package, manifest=replace(package.manifest, name=name, version=version))
+        named.sign(key).save(bench.bundle(name, version))
+
+    if "nothing" in wanted:
+        for version, number in VERSIONS.items():
+            progress(f"compiling nothing {version}")
+            save(_compile(_nothing(number), folder), "nothing", version)
+    if "picture" in wanted:
+        progress("compiling picture")
+        save(_compile(_picture(), folder), "picture")
+    timed = [name for name in WANTED_MS if name in wanted]
+    if timed:
+        progress("measuring one layer")
+        layer_ms = _layer_ms(_compile(_layers(_PROBE_LAYERS), folder))
+        for name in timed:
+            count = max(1, round(WANTED_MS[name] / layer_ms))
+            progress(f"compiling {name}: {count} layers")
+            package = _compile(_layers(count), folder)
+            save(package, name)
+            if name == "thirty":
+                save(package, "thirty-b")
+    return bench
+
+
+def _compile(network: Network, folder: Path) -> Package:
+    import onnx
+
+    from builder import compile as compile_model
+    from builder import load
+
+    path = folder / f"{network.name}.onnx"
+    onnx.save(network.model(OPSET, IR_VERSION), str(path))
+    return compile_model(load(path))
+
+
+def _layer_ms(package: Package) -> float:
+    from builder.local_run import prepared
+
+    module = prepared(package, 1)
+    times = []
+    for _ in range(30):
+        start_s = time.perf_counter()
+        module.run()
+        times.append(time.perf_counter() - start_s)
+    return statistics.median(times) * 1e3 / _PROBE_LAYERS
+
+
+def _nothing(number: float) -> Network:
+    network = Network("nothing", seed=1)
+    x = network.input("x", (1, 4))
+    network.output(
+        "y", network.node("Add", x, network.weight("number", np.full((1, 4), number, np.float32))), (1, 4)
+    )
+    return network
+
+
+def _picture() -> Network:
+    network = Network("picture", seed=2)
+    x = network.input("x", (1, 3, 224, 224))
+    network.output("y", network.node("GlobalAveragePool", x), (1, 3, 1, 1))
+    return network
+
+
+def _layers(count: int) -> Network:
+    network = Network(f"layers{count}", seed=3)
+    x = network.input("x", (1, 3, SIDE, SIDE))
+    value = network.conv(x, "first", (3, CHANNELS), 1)
+    for index in range(count):
+        # Each adds a little to what it was given, so that rounding does not grow over a hundred of them.
+        drawn = network.normal(CHANNELS, CHANNELS, 3, 3, deviation=0.05 / (9 * CHANNELS) ** 0.5)
+        weight = network.weight(f"layer{index}.weight", drawn)
+        added = network.node("Conv", value, weight, kernel_shape=[3, 3], pads=[1] * 4, strides=[1, 1])
+        value = network.node("Add", value, network.node("Relu", added))
+    network.output("y", network.node("GlobalAveragePool", value), (1, CHANNELS, 1, 1))
+    return network
+
+
+def input_bytes(name: str) -> int:
+    """Return how many bytes a model's one input takes."""
+    return {"nothing": 16, "picture": 4 * 3 * 224 * 224}.get(name, 4 * 3 * SIDE * SIDE)
+
+
+def cores() -> list[int]:
+    """Return the processors of this process."""
+    return sorted(os.sched_getaffinity(0))

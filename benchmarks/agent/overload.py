@@ -1,0 +1,97 @@
+"""Ten times the requests that a model can compute: memory, answers, the other model, and the time after."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from benchmarks.agent.figures import Figure, quantile
+from benchmarks.agent.models import Progress, input_bytes
+from benchmarks.agent.requester import Answered, Requester, Tally, topic_of
+from benchmarks.agent.stage import Stage, rss_bytes
+
+_FACTOR = 10
+_OTHER_PER_S = 50
+_QUIET_S = 4.0
+_WATCH_S = 0.2
+_RECOVERY_LIMIT_S = 20.0
+MODEL, OTHER = "ten", "nothing"
+
+
+async def measure(stage: Stage, seconds: float, progress: Progress) -> list[Figure]:
+    """Offer ten times the capacity for so many seconds."""
+    payload, small = bytes(input_bytes(MODEL)), bytes(input_bytes(OTHER))
+    async with Requester(stage.port) as requester, Requester(stage.port, "bench-other") as other:
+        await requester.ready(MODEL)
+        await other.ready(OTHER)
+        progress("overload: before")
+        tally, took_s = await requester.at_once(topic_of(MODEL), payload, 4, _QUIET_S / 2)
+        capacity = len(tally.answers) / took_s
+        usual_s = quantile((await requester.in_turn(topic_of(MODEL), payload, 50)).latencies_s(), 0.9)
+        calm = await _other(other, small, _QUIET_S)
+        before = rss_bytes(stage.agent_pid)
+
+        stop = asyncio.Event()
+        start_s = time.perf_counter()
+        flood = asyncio.create_task(requester.at_rate(topic_of(MODEL), payload, _FACTOR * capacity, stop))
+        beside = asyncio.create_task(other.at_rate(topic_of(OTHER), small, _OTHER_PER_S, stop))
+        memory = [before]
+        while (left_s := start_s + seconds - time.perf_counter()) > 0:
+            progress(f"overload: {left_s:.0f} s left")
+            await asyncio.sleep(min(_WATCH_S, left_s))
+            memory.append(rss_bytes(stage.agent_pid))
+        stop.set()
+        offered_s = time.perf_counter() - start_s
+        recovered_s = await _recovery(requester, payload, usual_s)
+        tally, during = await flood, await beside
+    return _figures(tally, during, calm, memory, offered_s, capacity, recovered_s)
+
+
+async def _other(requester: Requester, payload: bytes, seconds: float) -> Tally:
+    stop = asyncio.Event()
+    asking = asyncio.create_task(requester.at_rate(topic_of(OTHER), payload, _OTHER_PER_S, stop))
+    await asyncio.sleep(seconds)
+    stop.set()
+    return await asking
+
+
+async def _recovery(requester: Requester, payload: bytes, usual_s: float) -> float:
+    """Return the time until a request is answered as fast as before the overload, within a factor of two."""
+    start_s = time.perf_counter()
+    while time.perf_counter() - start_s < _RECOVERY_LIMIT_S:
+        answer: Answered = await requester.send(topic_of(MODEL), payload)
+        if answer.status == 200 and answer.latency_s <= 2 * usual_s:
+            return time.perf_counter() - start_s
+        await asyncio.sleep(0.005)
+    return _RECOVERY_LIMIT_S
+
+
+def _figures(
+    tally: Tally,
+    during: Tally,
+    calm: Tally,
+    memory: list[int],
+    offered_s: float,
+    capacity: float,
+    recovered_s: float,
+) -> list[Figure]:
+    statuses = tally.statuses
+    asked = len(tally.answers) + tally.unanswered
+    other = asked - statuses[200] - statuses[503]
+    before = quantile(calm.latencies_s(), 0.99) * 1e3
+    under = quantile(during.latencies_s(), 0.99) * 1e3
+    note = f"capacity {capacity:.0f}/s, offered {asked / offered_s:.0f}/s for {offered_s:.0f} s"
+    return [
+        Figure("overload", "requests", asked, note=note),
+        Figure("overload", "answered 200", statuses[200]),
+        Figure("overload", "answered 503", statuses[503]),
+        Figure("overload", "answered otherwise or not at all", other, most=0),
+        Figure("overload", "agent's memory before", memory[0] / 2**20, "MiB"),
+        Figure("overload", "agent's memory, most", max(memory) / 2**20, "MiB"),
+        Figure("overload", "growth", (max(memory) / memory[0] - 1) * 100, "%", most=10.0),
+        Figure("overload", "another model's p99, before", before, "ms"),
+        Figure("overload", "another model's p99, during", under, "ms"),
+        Figure("overload", "another model's p99, ratio", under / before, "x", most=2.0),
+        Figure("overload", "another model's refusals", len(during.answers) - during.statuses[200], most=0),
+        Figure("overload", "until answers are as fast as before", recovered_s, "s", most=1.0),
+    ]

@@ -1,0 +1,54 @@
+"""One version takes the other's place, again and again: no request fails, no answer bears the wrong label."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import numpy as np
+
+from benchmarks.agent.figures import Figure, quantile
+from benchmarks.agent.models import VERSIONS, Bench, Progress
+from benchmarks.agent.requester import Answered, Requester, topic_of
+from benchmarks.agent.stage import DEVICE, Stage
+from builder.fleet.broker import Broker
+from builder.fleet.deploy import deploy_async
+
+MODEL = "nothing"
+_PER_S = 50
+
+
+async def measure(stage: Stage, bench: Bench, swaps: int, progress: Progress) -> list[Figure]:
+    """Deploy the two versions in turn, as `edgebundle deploy` does."""
+    values = np.arange(4, dtype=np.float32)
+    broker = Broker(stage.url)
+    versions = list(VERSIONS)
+    async with Requester(stage.port) as requester:
+        await requester.ready(MODEL)
+        stop = asyncio.Event()
+        asking = asyncio.create_task(requester.at_rate(topic_of(MODEL), values.tobytes(), _PER_S, stop))
+        start_s = time.perf_counter()
+        failed_deployments = 0
+        for number in range(swaps):
+            progress(f"swap {number + 1} of {swaps}")
+            version = versions[(number + 1) % len(versions)]
+            result = await deploy_async(bench.bundle(MODEL, version), DEVICE, broker, wait_s=60)
+            failed_deployments += not result.ok
+        took_s = time.perf_counter() - start_s
+        stop.set()
+        tally = await asking
+    failed = tally.unanswered + len(tally.answers) - tally.statuses[200]
+    wrong = sum(not _is_right(answer, values) for answer in tally.answers if answer.status == 200)
+    seen = {version: sum(a.version == version for a in tally.answers) for version in versions}
+    note = f"{took_s:.0f} s, {len(tally.answers)} requests, by version {list(seen.values())}"
+    return [
+        Figure("swaps", "swaps", swaps - failed_deployments, least=swaps, note=note),
+        Figure("swaps", "requests that failed", failed, most=0),
+        Figure("swaps", "answers with the wrong version's label", wrong, most=0),
+        Figure("swaps", "p99 meanwhile", quantile(tally.latencies_s(200), 0.99) * 1e3, "ms"),
+    ]
+
+
+def _is_right(answer: Answered, values: np.ndarray) -> bool:
+    number = VERSIONS.get(answer.version)
+    return number is not None and answer.payload == (values + np.float32(number)).tobytes()
