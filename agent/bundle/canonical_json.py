@@ -23,6 +23,9 @@ Record = TypeVar("Record")
 # No record goes beyond 6. What Python parses it may not be able to print or encode: that takes more stack.
 _MAX_DEPTH: Final = 16
 
+# Metadata of a field that came after the first bundles were made: its key is left out where it is None.
+LATER: Final[Mapping[str, bool]] = types.MappingProxyType({"later": True})
+
 # What a signed integer of 64 bits holds: readers in other languages have nothing larger.
 _INT_RANGE: Final = range(-(1 << 63), 1 << 63)
 
@@ -62,8 +65,9 @@ def to_json(record: object) -> dict[str, Any]:
     """Return a frozen dataclass as a JSON object, numbers in the type that their field declares."""
     hints = _hints(type(record))  # type: ignore[arg-type]
     out = {
-        field.name: _plain(getattr(record, field.name), hints[field.name])
+        field.name: _plain(value, hints[field.name])
         for field in dataclasses.fields(record)  # type: ignore[arg-type]
+        if (value := getattr(record, field.name)) is not None or "later" not in field.metadata
     }
     kind = getattr(record, "kind", None)
     return out if kind is None else {"kind": kind, **out}
@@ -71,6 +75,8 @@ def to_json(record: object) -> dict[str, Any]:
 
 def from_json(cls: type[Record], value: object, where: str) -> Record:
     """Make a record from a JSON object that has exactly its fields, each of its declared type.
+
+    A field with the metadata `LATER` may be missing, and is None then; it is never null.
 
     Parameters
     ----------
@@ -95,9 +101,12 @@ def from_json(cls: type[Record], value: object, where: str) -> Record:
     expected = {*names, "kind"} if hasattr(cls, "kind") else set(names)
     if unknown := sorted(value.keys() - expected):
         raise FormatError(f"{where} has an unknown key {unknown[0]!r:.80}")
-    if missing := sorted(expected - value.keys()):
+    later = {field.name for field in dataclasses.fields(cls) if "later" in field.metadata}  # type: ignore[arg-type]
+    if missing := sorted(expected - later - value.keys()):
         raise FormatError(f"{where} has no key {missing[0]!r}")
-    fields = {name: _typed(hints[name], value[name], f"{where}.{name}") for name in names}
+    if null := sorted(name for name in later & value.keys() if value[name] is None):
+        raise FormatError(f"{where} has {null[0]!r} as null, expected it left out")
+    fields = {name: _typed(hints[name], value[name], f"{where}.{name}") for name in names if name in value}
     try:
         return cls(**fields)
     except ValueError as e:

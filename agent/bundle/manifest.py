@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
@@ -235,7 +235,7 @@ class Provenance:
     parity_error: float | None = None
     reference: str | None = None
     tuning: Tuning | None = None
-    shipped_records: ShippedRecords | None = None
+    shipped_records: ShippedRecords | None = field(default=None, metadata=canonical_json.LATER)
 
     def __post_init__(self) -> None:
         _match("source_sha256", self.source_sha256, _SHA256)

@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 
-from agent.bundle.manifest import Detect, Manifest, Postprocess, Preprocess, Softmax, TopK, Tuning
+from agent.bundle.manifest import (
+    Detect,
+    Manifest,
+    Postprocess,
+    Preprocess,
+    ShippedRecords,
+    Softmax,
+    TopK,
+    Tuning,
+)
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import EndlessDataError, FormatError
 
@@ -67,8 +76,17 @@ def _drop(*path: Any) -> Callable[[Any], None]:
     return change
 
 
+def test_what_came_later_is_left_out_so_that_older_bundles_are_read(kit: Any) -> None:
+    manifest = kit.manifest()
+    assert b"shipped_records" not in manifest.to_bytes()
+    shipped = ShippedRecords("cortex-a72", "0" * 64, 3, False)
+    later = replace(manifest, provenance=replace(manifest.provenance, shipped_records=shipped))
+    assert Manifest.from_bytes(later.to_bytes()) == later
+
+
 BAD: dict[str, Callable[[Any], None]] = {
     "unknown key": _set("extra", to=1),
+    "null for what came later": _set("provenance", "shipped_records", to=None),
     "unknown nested key": _set("target", "extra", to=1),
     "missing key": _drop("version"),
     "missing nested key": _drop("runtime", "abi"),
