@@ -110,7 +110,7 @@ def _ordered(
 def _as_shipped(owner: tvm.IRModule, target: DeviceTarget, shipped: Shipped) -> tirx.PrimFunc | None:
     """The function by what is shipped for it, None where that is nothing or does not fit."""
     sch = st.Schedule(owner)
-    anchor = _anchor(sch)
+    anchor = anchor_of(sch)
     if anchor is None:
         return None
     signature = signature_of(sch, *anchor)
@@ -147,7 +147,7 @@ def without_pragmas(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 def space_of(func: tirx.PrimFunc) -> str | None:
     """The kind of `func`'s design space, None where it has none."""
-    anchor = _anchor(st.Schedule(func)) if has_root(func) else None
+    anchor = anchor_of(st.Schedule(func)) if has_root(func) else None
     return None if anchor is None else anchor[1]
 
 
@@ -159,7 +159,7 @@ def apply_space(sch: st.Schedule, target: DeviceTarget, choose: Chooser) -> str 
     ScheduleError, InternalError, RuntimeError, ValueError, TypeError, IndexError, ZeroDivisionError
         As `SCHEDULE_FAULTS`: what was chosen does not fit the function.
     """
-    anchor = _anchor(sch)
+    anchor = anchor_of(sch)
     if anchor is None:
         return None
     block, kind = anchor
@@ -183,7 +183,8 @@ def replay(func: tirx.PrimFunc, trace: Trace) -> tirx.PrimFunc:
     return sch.mod["main"].with_attr(SCHEDULE, str(kind))
 
 
-def _anchor(sch: st.Schedule) -> tuple[st.schedule.SBlockRV, str] | None:
+def anchor_of(sch: st.Schedule) -> tuple[st.schedule.SBlockRV, str] | None:
+    """The block that a design space is for, and that space's kind; None where there is none."""
     for block in sch.get_child_blocks(sch.get_sblock("root")):
         kind = sch.get(block).annotations.get("edge.space")
         if kind is not None:
