@@ -36,7 +36,7 @@ lint: $(STAMP) ## ruff and mypy, strict
 
 # The other engines have a virtual environment of their own: tvm-ffi imports torch wherever it finds it.
 .PHONY: bench
-bench: .venv-bench/.installed ## speed against ONNX Runtime, OpenVINO, ncnn and PyTorch, and what the agent weighs
+bench: .venv-bench/.installed ## speed against ONNX Runtime, OpenVINO, ncnn, PyTorch and LiteRT; costs of the builder and the agent
 	.venv-bench/bin/python -m benchmarks.bench $(BENCH_ARGS)
 
 .PHONY: bench-arm
@@ -87,6 +87,9 @@ $(STAMP): pyproject.toml
 	@echo 'make: installing the other engines into .venv-bench (some minutes, once)'
 	@test -x .venv-bench/bin/python || $(BIN)/python -m venv .venv-bench
 	@.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[builder,bench]'
+	@# What litert-torch depends on asks for a typing-extensions that is too old for tvm-ffi; it runs with a newer one.
+	@.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check 'litert-torch==0.10.*'
+	@.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check --upgrade 'typing-extensions>=4.13' 2>/dev/null
 	@touch $@
 
 # The tests want a broker that speaks MQTT 5. Where it is missing and may not be installed, those that need it say
