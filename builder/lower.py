@@ -18,6 +18,7 @@ from builder.kernels.canonical import canonicalise
 from builder.kernels.decisions import BestKnown, Chooser, Shipped, heuristic
 from builder.kernels.layouts import choose_layouts
 from builder.kernels.legalise import RESHAPES, legalise
+from builder.kernels.recognise import recognise
 from builder.kernels.rewriter import op_name
 from builder.kernels.schedule import schedule
 from builder.target import DeviceTarget
@@ -81,7 +82,7 @@ def fuse(mod: tvm.IRModule, target: DeviceTarget) -> tvm.IRModule:
     """The first half of `lower`: ``main`` calls fused functions whose loops nobody has ordered yet."""
     t = relax.transform
     with target.tvm_target:
-        mod = canonicalise(mod)
+        mod = recognise(canonicalise(mod))
         mod = choose_layouts(mod, target)
         mod = legalise(mod)
         passes = [
