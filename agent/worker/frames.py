@@ -201,8 +201,8 @@ def _is_str(value: object) -> bool:
     return type(value) is str
 
 
-def _is_float(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def _is_float(value: Any) -> bool:
+    return math.isfinite(value) if type(value) is float else _is_int(value)
 
 
 # Keyed by a field's annotation as it is written above.
@@ -218,6 +218,20 @@ _CHECKS: Final[Mapping[str, Callable[[Any], bool]]] = MappingProxyType(
         "tuple[int, ...]": lambda value: type(value) is list and all(map(_is_int, value)),
     }
 )
+
+
+# What is looked up for each frame is looked up once: a kind's fields, and the check of each.
+_NAMES: Final[Mapping[type[Header], tuple[str, tuple[str, ...]]]] = MappingProxyType(
+    {cls: (kind, tuple(item.name for item in fields(cls))) for kind, cls in _KINDS.items()}
+)
+_FIELDS: Final[Mapping[str, tuple[tuple[str, Callable[[Any], bool], str], ...]]] = MappingProxyType(
+    {
+        kind: tuple((item.name, _CHECKS[str(item.type)], str(item.type)) for item in fields(cls))
+        for kind, cls in _KINDS.items()
+    }
+)
+# json.dumps makes an encoder for each call that wishes for anything.
+_ENCODER: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,10 +251,11 @@ def encode(header: Header, payload: Buffer = b"") -> tuple[bytes, Buffer]:
         If the header is over its limit.
     """
     # Not dataclasses.asdict, which copies deeply and takes three times as long.
-    content: dict[str, Any] = {"kind": type(header).__name__.lower()}
-    for item in fields(header):
-        content[item.name] = getattr(header, item.name)
-    raw = json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
+    kind, names = _NAMES[type(header)]
+    content: dict[str, Any] = {"kind": kind}
+    for name in names:
+        content[name] = getattr(header, name)
+    raw = _ENCODER.encode(content).encode()
     if len(raw) > MAX_HEADER_BYTES:
         raise ChannelError(f"a frame's header has at most {MAX_HEADER_BYTES} bytes, this one has {len(raw)}")
     nbytes = payload.nbytes if isinstance(payload, memoryview) else len(payload)
@@ -262,16 +277,17 @@ def decode_header(raw: Buffer) -> Header:
     kind = content.pop("kind", None) if isinstance(content, dict) else None
     if not isinstance(kind, str) or kind not in _KINDS:
         raise ChannelError(f"a frame is one of {', '.join(_KINDS)}, not {kind!r:.80}")
-    cls = _KINDS[kind]
-    expected = fields(cls)
-    if content.keys() != {item.name for item in expected}:
+    expected = _FIELDS[kind]
+    values: list[Any] = []
+    for name, check, described in expected:
+        if name not in content:
+            break
+        value = content[name]
+        if not check(value):
+            raise ChannelError(f"{name} of a {kind} frame is {described}, not {value!r:.80}")
+        values.append(tuple(value) if type(value) is list else value)
+    if not len(values) == len(expected) == len(content):
         raise ChannelError(
-            f"a {kind} frame has exactly {[item.name for item in expected]}, not {sorted(content)!r:.400}"
+            f"a {kind} frame has exactly {[item[0] for item in expected]}, not {sorted(content)!r:.400}"
         )
-    for item in expected:
-        value = content[item.name]
-        if not _CHECKS[str(item.type)](value):
-            raise ChannelError(f"{item.name} of a {kind} frame is {item.type}, not {value!r:.80}")
-        if type(value) is list:
-            content[item.name] = tuple(value)
-    return cls(**content)
+    return _KINDS[kind](*values)
