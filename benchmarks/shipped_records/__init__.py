@@ -1,0 +1,1 @@
+"""Makes the tuning records that come with the compiler (docs/shipped-records.md)."""

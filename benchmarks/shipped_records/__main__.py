@@ -1,0 +1,167 @@
+"""Find shipped records: what is better than the heuristic, operator by operator.
+
+    python -m benchmarks.shipped_records x86-avx512 --minutes 20 --timing-prefix 'nice -n -20'
+    python -m benchmarks.shipped_records cortex-a72 --models resnet50 --kinds conv2d
+
+Goes through the operators of the benchmark's models, the costliest first, and writes what holds to
+builder/records/CORE.json after each few; entries of operators that were not visited stay as they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from benchmarks.shipped_records.descent import Descent
+from benchmarks.shipped_records.measure import LEAST_GAIN, Measure
+from benchmarks.shipped_records.wanted import Wanted, wanted
+from builder.records.shipped import Entry, ShippedRecords, name_for
+from builder.target import DeviceTarget, resolve
+from builder.tuning.space import Decisions
+from builder.tuning.tasks import Task
+
+FOLDER = Path(__file__).parents[2] / "builder" / "records"
+MODELS = ("resnet18", "resnet50", "resnet50-v2", "mobilenetv2", "bert", "slim-320")
+AT_ONCE = 8  # signatures that are searched beside each other: they share a timing process
+MOST_POINTS = 48
+
+TARGETS = {
+    "x86-avx512": "host",
+    "x86-avx2": "x86-64-v3",
+    "cortex-a53": "rpi3",
+    "cortex-a72": "rpi4",
+    "cortex-a76": "rpi5",
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.shipped_records", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("core", choices=list(TARGETS))
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--kinds", nargs="+", metavar="KIND", help="design spaces to visit (default: all)")
+    parser.add_argument("--minutes", type=float, default=60.0, help="stop after these (default: 60)")
+    parser.add_argument("--points", type=int, default=MOST_POINTS, help="most points of an operator")
+    parser.add_argument(
+        "--like",
+        choices=list(TARGETS),
+        help="begin with what was found for another core, and look no further",
+    )
+    parser.add_argument("--timing-prefix", default="", metavar="CMD", help="run timings under this command")
+    args = parser.parse_args()
+    target = resolve(TARGETS[args.core])
+    if name_for(target) != args.core:
+        parser.error(f"{args.core} cannot be timed on this machine, whose cores are {name_for(target)}")
+    measure = measure_for(target, shlex.split(args.timing_prefix))
+    deadline = time.monotonic() + 60 * args.minutes
+    try:
+        todo = wanted(args.models, target, args.kinds)
+        print(f"{len(todo)} operators, {sum(w.tasks[0].space.size for w in todo)} points", flush=True)
+        other = ShippedRecords.read(args.like) if args.like else None
+        for first in range(0, len(todo), AT_ONCE):
+            if time.monotonic() > deadline:
+                print(f"out of time: {len(todo) - first} operators were not visited")
+                break
+            visit(todo[first : first + AT_ONCE], args.core, measure, args.points, other)
+    finally:
+        measure.close()
+    return 0
+
+
+def measure_for(target: DeviceTarget, prefix: Sequence[str]) -> Measure:
+    """By the clock where this machine runs the code, else by counting."""
+    if target.arch == "x86_64":
+        from benchmarks.shipped_records.cycles import Cycles
+
+        return Cycles(target, prefix)
+    from benchmarks.shipped_records.emulated import Emulated
+
+    return Emulated(target)
+
+
+def visit(
+    todo: Sequence[Wanted], core: str, measure: Measure, most: int, other: ShippedRecords | None
+) -> None:
+    """Search a few operators beside each other, and write what holds."""
+    known = ShippedRecords.read(core)
+    walks = [Descent(w.tasks[0].space, most, seeds(w, (known, other))) for w in todo]
+    while True:
+        proposed = [
+            (w, walk, points)
+            for w, walk in zip(todo, walks, strict=True)
+            if (points := next_points(walk, other))
+        ]
+        if not proposed:
+            break
+        costs = measure.costs([(w.tasks[0], points) for w, _, points in proposed])
+        for (_, walk, _), found in zip(proposed, costs, strict=True):
+            walk.learn(found)
+    better = [(w, walk) for w, walk in zip(todo, walks, strict=True) if is_promising(walk)]
+    verdicts = measure.verdicts([(w.tasks, walk.best) for w, walk in better])
+    entries = dict(known.entries)
+    said = {}
+    for w in todo:
+        entries.pop(w.signature, None)
+    for (w, walk), verdict in zip(better, verdicts, strict=True):
+        said[w.signature] = f"{walk.space.describe(walk.best)}: {verdict.says}"
+        if verdict.holds:
+            entries[w.signature] = Entry(
+                named(w.tasks[0], walk.best),
+                named(w.tasks[0], walk.space.default),
+                float(f"{verdict.gain:.3g}"),
+            )
+    for w, walk in zip(todo, walks, strict=True):
+        kept = "kept" if w.signature in entries else "-"
+        text = said.get(w.signature, "nothing better")
+        print(
+            f"{100 * w.share:5.1f}% {kept:4} {walk.space.describe(walk.space.default):>9} -> {text} "
+            f"[{len(walk.costs)} points] {w.signature}",
+            flush=True,
+        )
+    cpu = todo[0].tasks[0].space.target.cpu
+    made = datetime.now(UTC).date().isoformat()
+    records = replace(known, cpu=cpu, measure=measure.sentence, made=made, entries=entries)
+    (FOLDER / f"{core}.json").write_text(records.to_text())
+
+
+def next_points(walk: Descent, other: ShippedRecords | None) -> list[Decisions]:
+    """What the walk proposes; where another core leads, its point and the heuristic's alone."""
+    if other is None:
+        return walk.propose()
+    return [] if walk.costs else [d for d in walk.seeds if d not in walk.costs]
+
+
+def is_promising(walk: Descent) -> bool:
+    """Whether the walk's best is so much better that comparing again is worth it."""
+    best, default = walk.costs.get(walk.best), walk.costs.get(walk.space.default)
+    return bool(
+        best and default and walk.best != walk.space.default and default >= best * (LEAST_GAIN - 0.01)
+    )
+
+
+def seeds(w: Wanted, sources: Sequence[ShippedRecords | None]) -> list[Decisions]:
+    """Points that records have for this signature."""
+    space, found = w.tasks[0].space, []
+    for records in sources:
+        entry = records.entries.get(w.signature) if records is not None else None
+        if entry is not None and set(entry.chosen) == set(space.names):
+            chosen = [entry.chosen[name] for name in space.names]
+            if all(c in v for c, v in zip(chosen, space.values, strict=True)):
+                found.append(tuple(v.index(c) for c, v in zip(chosen, space.values, strict=True)))
+    return found
+
+
+def named(task: Task, decisions: Decisions) -> dict[str, int]:
+    """A point by its decisions' names and values."""
+    space = task.space
+    return {n: v[i] for n, v, i in zip(space.names, space.values, decisions, strict=True)}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

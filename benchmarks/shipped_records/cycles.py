@@ -1,0 +1,121 @@
+"""A measure for this machine: user cycles of one thread, and time on two."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.shipped_records.build import Candidates
+from benchmarks.shipped_records.builders import Builders
+from benchmarks.shipped_records.measure import LEAST_GAIN, Verdict
+from builder.target import DeviceTarget
+from builder.tuning.space import Decisions
+from builder.tuning.tasks import Task
+
+ROUNDS, PAIRS = 5, 21
+TIMEOUT_S = 300
+# On two threads the clock is all there is; within this it is the same.
+NOT_SLOWER = 0.98
+
+
+class Cycles:
+    """Cycles on this machine's own core.
+
+    Parameters
+    ----------
+    target
+        What to compile for.
+    prefix
+        A command to run a timing under, such as one that waits for a quiet machine.
+    """
+
+    def __init__(self, target: DeviceTarget, prefix: Sequence[str]) -> None:
+        self._target, self._prefix = target, list(prefix)
+        self._builders = Builders()
+        self.sentence = (
+            f"user cycles of one thread on {_cpu()} ({target.simd.lanes} lanes), each in turn with the "
+            f"heuristic's choice, {PAIRS} pairs; kept from a median of {LEAST_GAIN:g} on, where two threads are "
+            "not slower"
+        )
+
+    def costs(self, asked: Sequence[tuple[Task, Sequence[Decisions]]]) -> list[dict[Decisions, float | None]]:
+        """The least cycles of a few measurements, all points of a task in turn."""
+        built = self._builders.build(asked, linked=True)
+        rounds = iter(self._time([c for c in built if c is not None], ROUNDS, threads=1))
+        results: list[dict[Decisions, float | None]] = []
+        for (_, decisions), candidates in zip(asked, built, strict=True):
+            costs: dict[Decisions, float | None] = dict.fromkeys(decisions)
+            if candidates is not None:
+                costs.update(zip(candidates.decisions, map(min, next(rounds)), strict=True))
+            results.append(costs)
+        return results
+
+    def verdicts(self, asked: Sequence[tuple[Sequence[Task], Decisions]]) -> list[Verdict]:
+        """Pairs, on one thread by cycles and on two by the clock."""
+        flat = [(task, (task.space.default, point)) for tasks, point in asked for task in tasks]
+        built = self._builders.build(flat, linked=True)
+        both = [c for c in built if c is not None and len(c.decisions) == 2]
+        one, two = self._time(both, PAIRS, threads=1), self._time(both, PAIRS, threads=2)
+        timed = {id(c): (a, b) for c, a, b in zip(both, one, two, strict=True)}
+        verdicts, found = [], iter(built)
+        for tasks, _ in asked:
+            pairs = [timed.get(id(next(found))) for _ in tasks]
+            verdicts.append(_verdict([p for p in pairs if p is not None], whole=None not in pairs))
+        return verdicts
+
+    def close(self) -> None:
+        """End the building processes."""
+        self._builders.close()
+
+    def _time(self, candidates: Sequence[Candidates], rounds: int, threads: int) -> list[list[list[float]]]:
+        """For each set of candidates and each of its kernels, what the rounds gave."""
+        if not candidates:
+            return []
+        with tempfile.TemporaryDirectory() as folder:
+            jobs: list[dict[str, Any]] = []
+            for number, made in enumerate(candidates):
+                code = Path(folder, f"{number}.so")
+                code.write_bytes(made.code)
+                kernels = list(range(len(made.decisions)))
+                jobs.append(
+                    {"code": str(code), "arguments": made.arguments, "kernels": kernels, "rounds": rounds}
+                )
+            file = Path(folder, "jobs.json")
+            file.write_text(json.dumps(jobs))
+            timer = Path(__file__).with_name("timer.py")
+            done = subprocess.run(
+                [*self._prefix, sys.executable, str(timer), str(file)],
+                env={**os.environ, "EDGE_NUM_THREADS": str(threads)},
+                capture_output=True, text=True, check=True, timeout=TIMEOUT_S,
+            )  # fmt: skip
+            result: list[list[list[float]]] = json.loads(done.stdout)
+            return result
+
+
+def _verdict(pairs: Sequence[tuple[list[list[float]], list[list[float]]]], *, whole: bool) -> Verdict:
+    """One verdict over a signature's kernels: the weakest of them decides."""
+    gains, lows, twos = [], [], []
+    for (old, new), (old2, new2) in pairs:
+        ratios = sorted(a / b for a, b in zip(old, new, strict=True))
+        gains.append(statistics.median(ratios))
+        lows.append(ratios[len(ratios) // 4])
+        twos.append(min(old2) / min(new2))
+    if not gains:
+        return Verdict(0.0, False, "did not run")
+    holds = whole and min(gains) >= LEAST_GAIN and min(lows) > 1.0 and min(twos) >= NOT_SLOWER
+    return Verdict(
+        min(gains), holds, f"{min(gains):.3f} (quartile {min(lows):.3f}), two threads {min(twos):.3f}"
+    )
+
+
+def _cpu() -> str:
+    """What the machine calls its CPU."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "this CPU")

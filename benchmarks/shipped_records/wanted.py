@@ -1,0 +1,62 @@
+"""What to search: the operators of common models, each signature once, the costliest first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tvm import s_tir as st
+
+from benchmarks.architectures import generate
+from builder.importer import import_onnx
+from builder.kernels.schedule import anchor_of
+from builder.kernels.signature import signature_of
+from builder.target import DeviceTarget
+from builder.tuning.tasks import Task, extract_tasks
+
+TOKENS = (1, 128)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A signature, with the kernels that have it.
+
+    Attributes
+    ----------
+    signature
+        As `builder.kernels.signature` writes it.
+    tasks
+        Kernels that differ in what is fused around the anchor; the one that models call most comes first.
+    share
+        Sum over the models of the operator's part in the model's floating-point operations.
+    """
+
+    signature: str
+    tasks: tuple[Task, ...]
+    share: float
+
+
+def wanted(models: Sequence[str], target: DeviceTarget, kinds: Sequence[str] | None) -> list[Wanted]:
+    """The signatures of `models`, largest share first."""
+    found: dict[str, list[Task]] = {}
+    shares: dict[str, float] = {}
+    for name in models:
+        tokens = dict.fromkeys(("input_ids", "attention_mask", "token_type_ids"), TOKENS)
+        imported = import_onnx(
+            generate(name), input_shapes=tokens if name == "bert" else None, notes=lambda _: None
+        )
+        tasks = extract_tasks(imported, target)
+        total = sum(task.flops * task.calls for task in tasks)
+        for task in tasks:
+            if kinds is not None and task.kind not in kinds:
+                continue
+            sch = st.Schedule(task.workload)
+            anchor = anchor_of(sch)
+            assert anchor is not None
+            signature = signature_of(sch, *anchor)
+            known = found.setdefault(signature, [])
+            shares[signature] = shares.get(signature, 0.0) + task.flops * task.calls / total
+            if all(task.key != other.key for other in known):
+                known.append(task)
+    order = sorted(found, key=lambda signature: -shares[signature])
+    return [Wanted(s, tuple(sorted(found[s], key=lambda t: -t.calls * t.flops)), shares[s]) for s in order]
