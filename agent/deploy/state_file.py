@@ -140,6 +140,15 @@ class StateFile:
         self._checkpoint(f"{self._path.name}:mirrored")
 
 
+def peek(path: Path) -> object | None:
+    """Return the document at `path` and touch nothing; None when there is none or it is damaged."""
+    try:
+        with path.open("rb") as file:
+            return _decode(file.read(MAX_STATE_BYTES + 1))
+    except OSError:
+        return None
+
+
 def _read(path: Path) -> list[object]:
     """Return ``[document]``, or ``[]`` when there is none or it is damaged."""
     try:

@@ -6,6 +6,7 @@
       store/<hex digest>.bundle    whole and verified when it came; verified again before each use
       partial/<hex digest>.part    on its way; a later transfer goes on from there
       inbox/                       dropped here by ``edge-agent install`` (see local.py)
+      format                       the version of all this, as a number; see state_format.py
       active.json                  which bundle each model runs, and which it ran before
       counters.json                the committed security counter of each name; never goes down
       jobs.json, desired.json      see jobs.py and deployment.py
@@ -29,9 +30,17 @@ from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
 
+from agent.deploy import state_format
 from agent.deploy.counters import Counters
 from agent.deploy.part import Part
-from agent.deploy.state_file import Checkpoint, StateFile, no_checkpoint, store_error, sync_directory
+from agent.deploy.state_file import (
+    Checkpoint,
+    StateFile,
+    no_checkpoint,
+    peek,
+    store_error,
+    sync_directory,
+)
 from agent.errors import NoSpaceError, StoreError
 
 # Kept free for the journal, the logs and everybody else: a device without any space left is hard to repair.
@@ -101,6 +110,7 @@ class Store:
         self._parts = root / "partial"
         self.inbox = root / "inbox"
         self._checkpoint = checkpoint
+        state_format.check(root)
         try:
             for directory in (root, self._bundles, self._parts, self.inbox):
                 directory.mkdir(mode=0o750, exist_ok=True)
@@ -133,6 +143,7 @@ class Store:
         except OSError as e:
             raise store_error(f"locking {path}", e) from e
         self._lock = descriptor
+        state_format.mark(self.root)
         for directory in (self.root, self._parts):
             for path in directory.glob(".*.tmp"):  # of a write that was cut off: nobody else is writing now
                 _remove(path)
@@ -316,6 +327,12 @@ class Store:
         """Remove every unfinished transfer but those `in_use`, whatever its age: the space is needed."""
         keep = {hex_digest(digest) for digest in in_use}
         return sum(_remove(path) for path in self._parts.iterdir() if path.name.partition(".")[0] not in keep)
+
+
+def read_active(root: Path) -> dict[str, ActiveModel]:
+    """Return what is active in the state directory `root`, and touch nothing there."""
+    path = root / "active.json"
+    return _parse_active(peek(path) or peek(path.with_name(path.name + ".mirror")))
 
 
 def _remove(path: Path) -> int:

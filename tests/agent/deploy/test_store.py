@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from agent.deploy.part import Origin as PartOrigin
 from agent.deploy.part import Part
 from agent.deploy.state_file import MAX_STATE_BYTES, StateFile, write_durably
-from agent.deploy.store import PART_LIFETIME_S, ActiveModel, Origin, Store, hex_digest
+from agent.deploy.store import PART_LIFETIME_S, ActiveModel, Origin, Store, hex_digest, read_active
 from agent.errors import EndlessDataError, NoSpaceError, StoreError
 
 A, B, C = (f"sha256:{letter * 64}" for letter in "abc")
@@ -233,3 +233,33 @@ def test_a_state_that_grows_without_end_is_refused_before_it_is_written(tmp_path
     with pytest.raises(StoreError, match="at most"):
         file.save({"a": "x" * MAX_STATE_BYTES})
     assert file.load() == {"a": 1}
+
+
+def test_state_of_a_newer_agent_is_refused_and_not_touched(tmp_path: Path) -> None:
+    store = Store(tmp_path / "state")
+    store.lock()
+    store.unlock()
+    assert (tmp_path / "state/format").read_text() == "1\n"
+    Store(tmp_path / "state")  # its own
+
+    newer = tmp_path / "newer"
+    newer.mkdir()
+    (newer / "format").write_text("2\n")
+    with pytest.raises(
+        StoreError, match="written by a newer agent: its format is '2', this one knows up to 1"
+    ):
+        Store(newer)
+    assert [path.name for path in newer.iterdir()] == ["format"]
+
+
+def test_what_is_active_is_read_without_touching_anything(tmp_path: Path) -> None:
+    root = tmp_path / "state"
+    store = Store(root)
+    assert read_active(root) == {}
+    put(store, A)
+    store.switch(model(A))
+    assert read_active(root) == {"digits": model(A)}
+    damaged = b'{"body":1}'
+    (root / "active.json").write_bytes(damaged)
+    assert read_active(root) == {"digits": model(A)}
+    assert (root / "active.json").read_bytes() == damaged
