@@ -1,12 +1,14 @@
 """One engine in a process of its own, and the handle that asks it to run.
 
 Engines keep threads that spin for milliseconds after a run, so two in one process disturb each other. Here
-each sleeps on its standard input while another runs, and gets one run to warm up before those that count.
+each sleeps on its standard input while another runs, and warms up before the runs that count.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import resource
 import subprocess
 import sys
 import time
@@ -16,53 +18,75 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.noise import busy_s
+
 LOAD_LIMIT_S = 300
+WARM_S, WARM_RUNS = 0.02, 2
+LEAST_RUNS, MOST_RUNS = 3, 400
 
 
-@dataclass
+@dataclass(frozen=True)
+class Turn:
+    """What one engine did when it was its turn.
+
+    Attributes
+    ----------
+    times_s
+        Seconds of each run.
+    others_s
+        Processor seconds that anybody else used meanwhile, the hypervisor included.
+    wall_s
+        Length of the turn.
+    preempted
+        How often a thread of the engine was made to wait for a processor.
+    """
+
+    times_s: list[float]
+    others_s: float
+    wall_s: float
+    preempted: int
+
+
 class EngineProcess:
-    """A running engine.
+    """A running engine; loading goes on until `ready` is called.
 
     Parameters
     ----------
     name
         One of `benchmarks.engines.ENGINES`.
     model
-        The ONNX file; ``inputs.npz`` and the bundle lie beside it.
+        The ONNX file; ``inputs.npz`` and the bundles lie beside it.
     threads
         Threads it may use.
     """
 
-    name: str
-    model: Path
-    threads: int
-
-    def __post_init__(self) -> None:
-        command = [
-            sys.executable,
-            "-m",
-            "benchmarks.engine_process",
-            self.name,
-            str(self.model),
-            str(self.threads),
-        ]
+    def __init__(self, name: str, model: Path, threads: int) -> None:
+        self.name, self.outputs_path = name, model.with_name(f"outputs-{name}.npz")
+        self.outputs_path.unlink(missing_ok=True)
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            [sys.executable, "-m", "benchmarks.engine_process", name, str(model), str(threads)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
         )
-        self.loaded: dict[str, Any] = self._read()
 
-    @property
-    def problem(self) -> str | None:
-        """Why it does not run this model, or None."""
-        return self.loaded.get("problem")
+    def ready(self) -> str | None:
+        """Wait until it has run once; return why it does not run this model, or None."""
+        problem: str | None = self._read().get("problem")
+        return problem
 
-    def times_s(self, runs: int) -> list[float]:
-        """Seconds of each of so many runs, after one to warm up."""
+    def turn(self, seconds: float) -> Turn:
+        """Run for about so long."""
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{runs}\n")
+        self._process.stdin.write(f"{seconds}\n")
         self._process.stdin.flush()
-        times: list[float] = self._read()["times_s"]
-        return times
+        return Turn(**self._read())
+
+    def outputs(self) -> list[np.ndarray[Any, Any]]:
+        """What the first run gave."""
+        with np.load(self.outputs_path) as file:
+            return [file[name] for name in file.files]
 
     def stop(self) -> None:
         """End the process."""
@@ -83,15 +107,13 @@ def main(name: str, model: Path, threads: int) -> None:
     from benchmarks.engines import ENGINES, UnavailableError, limit_threads
 
     limit_threads(threads)
-    say = sys.stdout
-    sys.stdout = sys.stderr  # what engines print is not ours
+    say = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what engines print is not ours
     with np.load(model.with_name("inputs.npz")) as file:
         inputs = {key: file[key] for key in file.files}
     try:
-        start = time.perf_counter()
         run = ENGINES[name](model, inputs, threads)
         outputs = run()
-        load_s = time.perf_counter() - start
     except (
         ImportError,
         UnavailableError,
@@ -101,22 +123,39 @@ def main(name: str, model: Path, threads: int) -> None:
         AttributeError,
         TypeError,
     ) as e:
-        print(
-            json.dumps({"problem": f"{type(e).__name__}: {str(e).splitlines()[0][:200] if str(e) else ''}"}),
-            file=say,
-            flush=True,
-        )
+        print(json.dumps({"problem": _one_line(e)}), file=say, flush=True)
         return
-    summary = [[float(np.abs(o).max()), float(np.sum(o, dtype=np.float64))] for o in map(np.asarray, outputs)]
-    print(json.dumps({"load_s": load_s, "outputs": summary}), file=say, flush=True)
+    np.savez(
+        model.with_name(f"outputs-{name}.npz"), **{f"{i:03}": np.asarray(o) for i, o in enumerate(outputs)}
+    )
+    print(json.dumps({}), file=say, flush=True)
+    clock = time.perf_counter
     for line in sys.stdin:
-        run()
-        times = []
-        for _ in range(int(line)):
-            start = time.perf_counter()
+        start, runs = clock(), 0
+        while runs < WARM_RUNS or clock() - start < WARM_S:
             run()
-            times.append(time.perf_counter() - start)
-        print(json.dumps({"times_s": times}), file=say, flush=True)
+            runs += 1
+        before, others, start = resource.getrusage(resource.RUSAGE_SELF), busy_s(), clock()
+        end, times = start + float(line), []
+        while len(times) < LEAST_RUNS or (clock() < end and len(times) < MOST_RUNS):
+            began = clock()
+            run()
+            times.append(clock() - began)
+        wall = clock() - start
+        after = resource.getrusage(resource.RUSAGE_SELF)
+        own = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        document = {
+            "times_s": times,
+            "others_s": max(0.0, busy_s() - others - own),
+            "wall_s": wall,
+            "preempted": after.ru_nivcsw - before.ru_nivcsw,
+        }
+        print(json.dumps(document), file=say, flush=True)
+
+
+def _one_line(error: Exception) -> str:
+    text = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+    return text if type(error).__name__ == "UnavailableError" else f"{type(error).__name__}: {text}"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """The engines that are compared, each behind the same two calls: load a model once, run it on fixed inputs.
 
-Every engine gets float32, a batch of 1 and the same number of threads, and is asked for its fastest
-documented settings for that; none is allowed to change the numbers (no bfloat16, no fast math).
+Every engine gets float32, a batch of 1, fixed shapes and the same number of threads, and is asked for its
+fastest documented settings for that; none is allowed to change the numbers (no bfloat16, no fast math).
+Engines with a converter of their own get the file that converts best, and conversion is not timed.
 """
 
 from __future__ import annotations
@@ -17,19 +18,43 @@ import numpy as np
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 Run = Callable[[], list[np.ndarray[Any, Any]]]
+# Ours with the heuristic's schedules alone, and with the records that are shipped.
+UNTUNED, OURS = "untuned", "edgebundle"
+CONVERSION_LIMIT_S = 300
 
 
 class UnavailableError(Exception):
     """The engine is not installed, or does not take this model; the message says which."""
 
 
+def bundle_of(model: Path, engine: str) -> Path:
+    """The bundle of `engine`, which is one of ours, beside `model`."""
+    return model.with_suffix(".bundle" if engine == OURS else f".{UNTUNED}.bundle")
+
+
+def simplified_of(model: Path) -> Path:
+    """The model with fixed shapes and constants folded, for converters that take no dynamic ones."""
+    return model.with_suffix(".simplified.onnx")
+
+
 def load_edgebundle(model: Path, inputs: Arrays, threads: int) -> Run:
-    """Ours: the bundle beside the model, run by the device's executor."""
+    """Ours as `compile` gives it: with shipped records."""
+    return _load_bundle(bundle_of(model, OURS), inputs, threads)
+
+
+def load_untuned(model: Path, inputs: Arrays, threads: int) -> Run:
+    """Ours without any record."""
+    return _load_bundle(bundle_of(model, UNTUNED), inputs, threads)
+
+
+def _load_bundle(path: Path, inputs: Arrays, threads: int) -> Run:
     from agent.runtime.graph_executor import create
     from builder.execute import load_kernels
     from builder.package import Package
 
-    package = Package.load(model.with_suffix(".bundle"))
+    if not path.exists():
+        raise UnavailableError("no shipped record applies: it is the same bundle")
+    package = Package.load(path)
     kernels = load_kernels(package.members["mod.so"])
     kernels.set_threads(threads)
     module = create(package.members["mod.json"], kernels)
@@ -46,12 +71,20 @@ def load_edgebundle(model: Path, inputs: Arrays, threads: int) -> Run:
 
 
 def load_onnxruntime(model: Path, inputs: Arrays, threads: int) -> Run:
-    """ONNX Runtime with all optimisations, on its CPU provider."""
+    """ONNX Runtime with all optimisations, on its CPU provider, symbolic dimensions fixed."""
+    import onnx
     import onnxruntime as ort
 
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.log_severity_level = 3
+    for value in onnx.load(model, load_external_data=False).graph.input:
+        if value.name not in inputs:
+            continue
+        for dim, size in zip(value.type.tensor_type.shape.dim, inputs[value.name].shape, strict=True):
+            if dim.dim_param:
+                options.add_free_dimension_override_by_name(dim.dim_param, size)
     session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
     return lambda: session.run(None, dict(inputs))
 
@@ -80,21 +113,13 @@ def load_openvino(model: Path, inputs: Arrays, threads: int) -> Run:
 
 
 def load_ncnn(model: Path, inputs: Arrays, threads: int) -> Run:
-    """ncnn after pnnx; images of float32 alone."""
+    """ncnn after pnnx; one image of float32, any number of outputs."""
     import ncnn
 
     if len(inputs) != 1 or next(iter(inputs.values())).ndim != 4:
-        raise UnavailableError("pnnx converts networks with one image alone here")
+        raise UnavailableError("ncnn takes images; token ids of 64 bits it does not")
     (value,) = inputs.values()
-    stem = model.with_suffix("")
-    if not Path(f"{stem}.ncnn.param").exists():
-        shape = ",".join(map(str, value.shape))
-        command = [str(Path(sys.executable).with_name("pnnx")), str(model), f"inputshape=[{shape}]", "fp16=0"]
-        done = subprocess.run(
-            command, capture_output=True, text=True, cwd=model.parent, timeout=300, check=False
-        )
-        if done.returncode != 0 or not Path(f"{stem}.ncnn.param").exists():
-            raise UnavailableError("pnnx does not convert it")
+    stem = convert_for_ncnn(model, value.shape)
     net = ncnn.Net()
     net.opt.num_threads = threads
     for name in ("use_fp16_packed", "use_fp16_storage", "use_fp16_arithmetic", "use_bf16_storage"):
@@ -102,27 +127,45 @@ def load_ncnn(model: Path, inputs: Arrays, threads: int) -> Run:
     if net.load_param(f"{stem}.ncnn.param") or net.load_model(f"{stem}.ncnn.bin"):
         raise UnavailableError("ncnn does not load what pnnx made")
     image = ncnn.Mat(np.ascontiguousarray(value[0]))
+    outputs = net.output_names()
 
     def run() -> list[np.ndarray[Any, Any]]:
         extractor = net.create_extractor()
         extractor.input("in0", image)
-        return [np.array(extractor.extract("out0")[1])]
+        return [np.array(extractor.extract(name)[1]) for name in outputs]
 
     return run
 
 
+def convert_for_ncnn(model: Path, shape: tuple[int, ...]) -> Path:
+    """Convert once; return the stem of ncnn's two files.
+
+    Raises
+    ------
+    UnavailableError
+        pnnx does not take the model, or leaves operators that ncnn does not have.
+    """
+    for source in (model, simplified_of(model)):
+        stem = source.with_suffix("")
+        stem = stem.with_name(stem.name.replace(".", "_").replace("-", "_"))  # as pnnx names its files
+        if not Path(f"{stem}.ncnn.param").exists() and source.exists():
+            pnnx = Path(sys.executable).with_name("pnnx")
+            command = [str(pnnx), str(source), f"inputshape=[{','.join(map(str, shape))}]", "fp16=0"]
+            subprocess.run(
+                command, capture_output=True, cwd=model.parent, timeout=CONVERSION_LIMIT_S, check=False
+            )
+        param = Path(f"{stem}.ncnn.param")
+        if param.exists() and "pnnx." not in param.read_text() and "aten::" not in param.read_text():
+            return stem
+    raise UnavailableError("pnnx does not convert it to operators of ncnn")
+
+
 def load_pytorch(model: Path, inputs: Arrays, threads: int) -> Run:
     """PyTorch in eval mode, without compilation, the model read back from ONNX by onnx2torch."""
-    import onnx
-    import onnx2torch
     import torch
 
     torch.set_num_threads(threads)
-    try:
-        network = onnx2torch.convert(onnx.load(model)).eval()
-    except NotImplementedError as e:
-        raise UnavailableError(f"onnx2torch does not convert it: {e}") from e
-    tensors = [torch.from_numpy(value) for value in inputs.values()]
+    network, tensors = _torch_module(model, inputs)
 
     def run() -> list[np.ndarray[Any, Any]]:
         with torch.inference_mode():
@@ -132,13 +175,98 @@ def load_pytorch(model: Path, inputs: Arrays, threads: int) -> Run:
     return run
 
 
+def _torch_module(model: Path, inputs: Arrays) -> tuple[Any, tuple[Any, ...]]:
+    import onnx
+    import onnx2torch
+    import torch
+
+    reasons = []
+    for source in (simplified_of(model), model):
+        try:
+            network = onnx2torch.convert(onnx.load(source)).eval()
+        except NotImplementedError as e:
+            reasons.append(str(e))
+            continue
+        return network, tuple(torch.from_numpy(value) for value in inputs.values())
+    raise UnavailableError(f"onnx2torch does not convert it: {reasons[0]}")
+
+
+def load_litert(model: Path, inputs: Arrays, threads: int) -> Run:
+    """LiteRT with its XNNPACK delegate, after litert-torch."""
+    from ai_edge_litert.interpreter import Interpreter
+
+    path = model.with_suffix(".tflite")
+    if not path.exists():
+        convert_for_litert(model, inputs, path)
+    interpreter = Interpreter(str(path), num_threads=threads)
+    interpreter.allocate_tensors()
+    # In the order of the arguments that were traced: args_0, args_1, ...
+    places = sorted(interpreter.get_input_details(), key=lambda place: place["name"])
+    results = sorted(interpreter.get_output_details(), key=lambda place: place["name"])
+    for place, value in zip(places, inputs.values(), strict=True):
+        interpreter.set_tensor(place["index"], value)
+
+    def run() -> list[np.ndarray[Any, Any]]:
+        interpreter.invoke()
+        return [interpreter.get_tensor(place["index"]) for place in results]
+
+    return run
+
+
+def convert_for_litert(model: Path, inputs: Arrays, path: Path) -> None:
+    """Convert through PyTorch.
+
+    Raises
+    ------
+    UnavailableError
+        It does not convert.
+    """
+    import litert_torch
+
+    network, tensors = _torch_module(model, inputs)
+    try:
+        converted = litert_torch.convert(network, tensors)
+    except Exception as e:  # whatever a compiler of that size raises is its refusal
+        raise UnavailableError(f"litert-torch does not convert it: {type(e).__name__}") from e
+    part = path.with_suffix(".part.tflite")
+    converted.export(str(part))
+    part.rename(path)
+
+
 ENGINES: Mapping[str, Callable[[Path, Arrays, int], Run]] = {
-    "edgebundle": load_edgebundle,
+    OURS: load_edgebundle,
+    UNTUNED: load_untuned,
     "onnxruntime": load_onnxruntime,
     "openvino": load_openvino,
     "ncnn": load_ncnn,
     "pytorch": load_pytorch,
+    "litert": load_litert,
 }
+OTHERS = tuple(name for name in ENGINES if name not in (OURS, UNTUNED))
+# How a table and a picture call them.
+TITLES: Mapping[str, str] = {
+    OURS: "edgebundle",
+    UNTUNED: "edgebundle, untuned",
+    "onnxruntime": "ONNX Runtime",
+    "openvino": "OpenVINO",
+    "ncnn": "ncnn",
+    "pytorch": "PyTorch",
+    "litert": "LiteRT",
+}
+
+
+def versions() -> dict[str, str]:
+    """What is installed of each of the others."""
+    from importlib import metadata
+
+    packages = {"litert": "ai-edge-litert", "pytorch": "torch"}
+    found = {}
+    for name in OTHERS:
+        try:
+            found[name] = metadata.version(packages.get(name, name))
+        except metadata.PackageNotFoundError:
+            continue
+    return found
 
 
 def limit_threads(threads: int) -> None:

@@ -1,0 +1,55 @@
+"""How busy a machine was with anything else while it was measured."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+# Share of the processors that others may use before figures are called disturbed.
+LIMIT = 0.05
+
+
+def busy_s() -> float:
+    """Processor seconds that this machine has spent on anything since it started, stolen ones included."""
+    fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+    user, nice, system, _, _, irq, softirq, steal = map(int, fields)
+    return (user + nice + system + irq + softirq + steal) / _TICKS
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What disturbed a series of measurements.
+
+    Attributes
+    ----------
+    others
+        Share of this machine's processors that others used meanwhile.
+    preempted_per_s
+        How often a second a measured thread had to wait for a processor.
+    load
+        The load average over the last minute, at the end.
+    """
+
+    others: float
+    preempted_per_s: float
+    load: float
+
+    @classmethod
+    def over(cls, turns: list[tuple[float, float, int]]) -> Noise:
+        """Sum up turns of (wall seconds, others' processor seconds, preemptions)."""
+        wall = sum(turn[0] for turn in turns) or 1.0
+        others = sum(turn[1] for turn in turns) / wall / (os.cpu_count() or 1)
+        return cls(others, sum(turn[2] for turn in turns) / wall, os.getloadavg()[0])
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether figures taken meanwhile deserve a warning."""
+        return self.others > LIMIT
+
+    def __str__(self) -> str:
+        return (
+            f"others used {self.others:.0%} of the processors, "
+            f"{self.preempted_per_s:.0f} preemptions a second, load {self.load:.1f}"
+        )

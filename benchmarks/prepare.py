@@ -1,0 +1,101 @@
+"""What an engine reads: a model's file, its inputs, our bundles, laid out in a folder."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from benchmarks.architectures import ARCHITECTURES, generate
+from benchmarks.engines import OURS, UNTUNED, bundle_of, simplified_of
+
+PROJECT = Path(__file__).parents[1]
+# The demo's classifier is trained; the others are generated with seeded weights, which no kernel's work
+# depends on.
+DIGITS = PROJECT / "examples" / "digits" / "digits.onnx"
+MODELS = ("resnet18", "resnet50", "resnet50-v2", "mobilenetv2", "bert", "slim-320", "digits")
+# The four whose eight ratios (1 and 2 threads) the geometric mean is of.
+HEADLINE = ("resnet18", "resnet50", "mobilenetv2", "bert")
+SEQUENCE = 128
+NO_RECORDS = "none"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A model that engines can load.
+
+    Attributes
+    ----------
+    path
+        The ONNX file.
+    reference
+        The reference's outputs.
+    shipped_kernels
+        How many kernels shipped records decide.
+    compile_s
+        Seconds of one compilation, import included; None where a bundle was kept.
+    """
+
+    path: Path
+    reference: list[np.ndarray[Any, Any]]
+    shipped_kernels: int
+    compile_s: float | None
+
+
+def source(name: str) -> onnx.ModelProto:
+    """The model as its users have it."""
+    return generate(name) if name in ARCHITECTURES else onnx.load(DIGITS)
+
+
+def fixed_shapes(name: str) -> dict[str, list[int]] | None:
+    """Shapes of inputs whose dimensions are symbolic."""
+    if name == "bert":
+        return {key: [1, SEQUENCE] for key in ("input_ids", "attention_mask", "token_type_ids")}
+    return None
+
+
+def prepare(name: str, folder: Path, records: str | None = None, *, keep: bool = False) -> Prepared:
+    """Write model, inputs and bundles; a generated model that is there already is kept.
+
+    Parameters
+    ----------
+    records
+        Tuning records in place of the shipped ones.
+    keep
+        Keep bundles that are there, too.
+    """
+    from builder import compile
+    from builder.importer import import_onnx
+    from builder.package import Package
+    from builder.parity import reference_outputs
+    from builder.sample_inputs import record
+
+    place = folder / name
+    place.mkdir(parents=True, exist_ok=True)
+    path = place / f"{name}.onnx"
+    if not path.exists():
+        onnx.save(source(name), path)
+    start = time.perf_counter()
+    model = import_onnx(path, input_shapes=fixed_shapes(name))
+    compile_s = None
+    if keep and bundle_of(path, OURS).exists():
+        tuned = Package.load(bundle_of(path, OURS))
+        shipped = tuned.manifest.provenance.shipped_records
+    else:
+        tuned = compile(model, tuning_records=records)
+        compile_s = time.perf_counter() - start
+        tuned.save(bundle_of(path, OURS))
+        shipped = tuned.manifest.provenance.shipped_records
+        bundle_of(path, UNTUNED).unlink(missing_ok=True)
+        if shipped is not None or records is not None:
+            compile(model, tuning_records=NO_RECORDS).save(bundle_of(path, UNTUNED))
+    onnx.save(model.onnx, simplified_of(path))
+    inputs = record(model.inputs, model.onnx)
+    np.savez(place / "inputs.npz", **inputs)
+    return Prepared(
+        path, reference_outputs(model.onnx, inputs), shipped.kernels if shipped is not None else 0, compile_s
+    )

@@ -1,0 +1,147 @@
+"""Engines in rounds: in each round every engine has a turn, so that a machine that drifts drifts for all.
+
+A turn gives the median of its runs; an engine's time is the median of its turns, and a ratio's spread is that
+of the ratios within a round.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.engine_process import EngineProcess
+from benchmarks.engines import OURS, UNTUNED
+from benchmarks.noise import Noise
+
+# Threads of an engine that has just run spin for a few milliseconds; OpenMP's for up to 20 here.
+PAUSE_S = 0.03
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Our time over another's.
+
+    Attributes
+    ----------
+    value
+        Of the medians.
+    low, high
+        Quartiles of the ratios within each round.
+    """
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass
+class Measured:
+    """Times of one model with so many threads.
+
+    Attributes
+    ----------
+    turns_ms
+        By engine, the median of each of its turns, round by round.
+    problems
+        Why an engine is missing, by engine.
+    parity
+        By engine, the largest relative difference to the reference.
+    """
+
+    model: str
+    threads: int
+    turns_ms: dict[str, list[float]] = field(default_factory=dict)
+    problems: dict[str, str] = field(default_factory=dict)
+    parity: dict[str, float] = field(default_factory=dict)
+    noise: Noise = field(default_factory=lambda: Noise(0.0, 0.0, 0.0))
+
+    @property
+    def median_ms(self) -> dict[str, float]:
+        """Time of an inference by engine."""
+        return {engine: statistics.median(turns) for engine, turns in self.turns_ms.items()}
+
+    @property
+    def best_other(self) -> str | None:
+        """The fastest engine that is not ours."""
+        others = {name: ms for name, ms in self.median_ms.items() if name not in (OURS, UNTUNED)}
+        return min(others, key=others.__getitem__) if others else None
+
+    def ratio(self, ours: str = OURS, other: str | None = None) -> Ratio | None:
+        """Our time over another engine's, the best one's unless it is named; None where either is missing."""
+        other = other or self.best_other
+        # Without a record that applies there is one bundle, which is both.
+        mine = self.turns_ms.get(ours) or self.turns_ms.get(OURS)
+        if mine is None or other is None or other not in self.turns_ms:
+            return None
+        theirs = self.turns_ms[other]
+        within = [a / b for a, b in zip(mine, theirs, strict=True)]
+        low, _, high = statistics.quantiles(within, n=4) if len(within) > 1 else (within[0],) * 3
+        return Ratio(statistics.median(mine) / statistics.median(theirs), low, high)
+
+
+def measure(
+    name: str,
+    model: Path,
+    threads: int,
+    engines: Sequence[str],
+    reference: Sequence[np.ndarray],
+    *,
+    rounds: int,
+    turn_s: float,
+) -> Measured:
+    """Start the engines, and let them take turns in an order that is another one in each round.
+
+    Parameters
+    ----------
+    reference
+        What the outputs are compared with.
+    rounds
+        Turns of each engine.
+    turn_s
+        Length of a turn; a run that is longer than a third of it makes the turn longer.
+    """
+    result = Measured(name, threads)
+    started = [EngineProcess(engine, model, threads) for engine in engines]
+    turns = []
+    try:
+        running = []
+        for process in started:
+            problem = process.ready()
+            if problem is None:
+                running.append(process)
+                result.parity[process.name] = difference(process.outputs(), reference)
+            else:
+                result.problems[process.name] = problem
+        order = random.Random(0)
+        for _ in range(rounds):
+            for process in order.sample(running, len(running)):
+                time.sleep(PAUSE_S)
+                turn = process.turn(turn_s)
+                turns.append((turn.wall_s, turn.others_s, turn.preempted))
+                result.turns_ms.setdefault(process.name, []).append(statistics.median(turn.times_s) * 1e3)
+    finally:
+        for process in started:
+            process.stop()
+    result.noise = Noise.over(turns)
+    return result
+
+
+def difference(outputs: Sequence[np.ndarray], reference: Sequence[np.ndarray]) -> float:
+    """The largest absolute difference over the reference's largest magnitude, the worst output's.
+
+    Engines name and order outputs as they like and drop a batch of 1, so outputs are told by their size.
+    """
+    worst = 0.0
+    for expected in reference:
+        alike = [o for o in outputs if o.size == expected.size]
+        if not alike:
+            return float("inf")
+        scale = float(np.abs(expected).max()) or 1.0
+        worst = max(worst, min(float(np.abs(o.ravel() - expected.ravel()).max()) / scale for o in alike))
+    return worst

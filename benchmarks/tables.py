@@ -1,0 +1,112 @@
+"""Results as tables: on the terminal by rich, and as Markdown for the README."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.engines import OTHERS, OURS, TITLES, UNTUNED
+from benchmarks.prepare import HEADLINE
+from benchmarks.rounds import Measured, Ratio
+
+MISSING = "–"
+BUSY = "*"
+
+
+def milliseconds(ms: float | None) -> str:
+    """Three digits that count."""
+    if ms is None:
+        return MISSING
+    return f"{ms:.1f}" if ms >= 10 else f"{ms:.2f}" if ms >= 1 else f"{ms:.3f}"
+
+
+def geometric_mean(results: Sequence[Measured], ours: str) -> float | None:
+    """Of the headline models' ratios over the best engine; None unless all that were measured have one."""
+    ratios = [r.ratio(ours) for r in results if r.model in HEADLINE]
+    values = [ratio.value for ratio in ratios if ratio is not None]
+    return statistics.geometric_mean(values) if values and len(values) == len(ratios) else None
+
+
+def rows(results: Sequence[Measured]) -> tuple[list[str], list[list[str]]]:
+    """Heads and cells: a row for a model and a number of threads."""
+    others = [name for name in OTHERS if any(name in r.turns_ms for r in results)]
+    heads = ["model", "threads", TITLES[UNTUNED], TITLES[OURS], *(TITLES[name] for name in others)]
+    heads += ["over the best, untuned", "over the best"]
+    body = []
+    for r in results:
+        ms = r.median_ms
+        cells = [r.model, str(r.threads) + (BUSY if r.noise.disturbed else "")]
+        # Where no record applies one bundle is both.
+        cells.append(milliseconds(ms.get(UNTUNED, ms.get(OURS))))
+        cells += [milliseconds(ms.get(name)) for name in (OURS, *others)]
+        cells += [
+            _ratio(r.ratio(UNTUNED)),
+            _ratio(r.ratio(OURS)) + f" ({TITLES.get(r.best_other or '', MISSING)})",
+        ]
+        body.append(cells)
+    return heads, body
+
+
+def _ratio(ratio: Ratio | None) -> str:
+    return MISSING if ratio is None else f"{ratio.value:.2f}"
+
+
+def markdown(heads: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown; the first column is text, the others are numbers."""
+    lines = ["| " + " | ".join(heads) + " |", "|---|" + "---:|" * (len(heads) - 1)]
+    return "\n".join(lines + ["| " + " | ".join(cells) + " |" for cells in body])
+
+
+def show(console: Console, title: str, heads: Sequence[str], body: Sequence[Sequence[str]]) -> None:
+    """Print a table."""
+    table = Table(title=title, title_justify="left")
+    for i, head in enumerate(heads):
+        table.add_column(head, justify="right" if i else "left")
+    for cells in body:
+        table.add_row(*cells)
+    console.print(table)
+
+
+def spreads(results: Sequence[Measured]) -> tuple[list[str], list[list[str]]]:
+    """How far apart rounds are, and who else was at work: what a ratio may be trusted for."""
+    heads = ["model", "threads", "over the best", "quartiles of the rounds", "meanwhile"]
+    body = []
+    for r in results:
+        ratio = r.ratio()
+        spread = MISSING if ratio is None else f"{ratio.low:.2f} to {ratio.high:.2f}"
+        body.append([r.model, str(r.threads), _ratio(ratio), spread, str(r.noise)])
+    return heads, body
+
+
+def parities(results: Sequence[Measured]) -> tuple[list[str], list[list[str]]]:
+    """Largest relative difference to the reference, by model and engine."""
+    names = [name for name in (OURS, UNTUNED, *OTHERS) if any(name in r.parity for r in results)]
+    worst: dict[str, dict[str, float]] = {}
+    for r in results:
+        for engine, error in r.parity.items():
+            worst.setdefault(r.model, {})[engine] = max(error, worst.get(r.model, {}).get(engine, 0.0))
+    body = [
+        [model, *(f"{errors[name]:.1e}" if name in errors else MISSING for name in names)]
+        for model, errors in worst.items()
+    ]
+    return ["model", *(TITLES[name] for name in names)], body
+
+
+def headline(results: Sequence[Measured]) -> Mapping[str, float]:
+    """Figures that stand for all: geometric means over the best engine, and what a tutorial compared."""
+    found = {}
+    for ours, key in (
+        (UNTUNED, "geometric mean over the best, untuned"),
+        (OURS, "geometric mean over the best"),
+    ):
+        mean = geometric_mean(results, ours)
+        if mean is not None:
+            found[key] = mean
+    for r in results:
+        ratio = r.ratio(other="pytorch")
+        if r.model == "mobilenetv2" and ratio is not None:
+            found[f"MobileNetV2 over PyTorch, threads: {r.threads}"] = ratio.value
+    return found
