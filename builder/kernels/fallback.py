@@ -22,7 +22,7 @@ from builder.target import DeviceTarget
 def schedule(func: tirx.PrimFunc, target: DeviceTarget) -> tirx.PrimFunc:
     """A schedule of `func`, parallel and vectorised as far as its blocks allow."""
     sch = st.Schedule(func)
-    _inline(sch)
+    inline(sch)
     for block in sch.get_child_blocks(sch.get_sblock("root")):
         for attempt in (_order, _parallel_only):
             trial = sch.copy()
@@ -59,7 +59,7 @@ def _branches(block: tirx.Stmt) -> bool:
     return any(str(getattr(call.op, "name", "")) == "prim.if_then_else" for call in calls)
 
 
-def _inline(sch: st.Schedule) -> None:
+def inline(sch: st.Schedule) -> None:
     """Inline element-wise blocks into what reads them, unless that repeats an expensive computation."""
     changed = True
     while changed:

@@ -162,6 +162,7 @@ class _Packing:
     def __init__(self, target: DeviceTarget) -> None:
         self._target = target
         self._lanes = target.simd.lanes
+        self._products: dict[relax.Var, matmul.Heads] = {}
 
     def emit(self, table: LayoutValues, var: relax.Var, call: Call) -> bool:
         """Replace `call` by its packed form where it has one."""
@@ -169,7 +170,10 @@ class _Packing:
         if name == "relax.nn.conv2d":
             return self._conv2d(table, var, call)
         if name == "relax.matmul":
-            return matmul.emit(table, var, call, self._target)
+            return matmul.emit(table, var, call, self._target) or self._heads(table, var, call)
+        if name == "relax.permute_dims" and call.args[0] in self._products and matmul.is_turn(call):
+            table.define(var, self._products[call.args[0]].emit(table.bb, turned=True))
+            return True
         if not isinstance(call.ty, relax.TensorType) or not call.args:
             return False
         if name in _BINARY and len(shape_of(call)) == 4:
@@ -189,6 +193,14 @@ class _Packing:
             table.define_packed(var, Packed(pooled, x.channels))
             return True
         return False
+
+    def _heads(self, table: LayoutValues, var: relax.Var, call: Call) -> bool:
+        heads = matmul.Heads.of(table, call)
+        if heads is None:
+            return False
+        self._products[var] = heads
+        table.define(var, heads.emit(table.bb, turned=False))
+        return True
 
     def _conv2d(self, table: LayoutValues, var: relax.Var, call: Call) -> bool:
         weight = constant_of(call.args[1])

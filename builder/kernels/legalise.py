@@ -8,7 +8,7 @@ import tvm
 from tvm import relax, topi
 from tvm.ir import Call
 
-from builder.kernels import elementary, matmul, rows
+from builder.kernels import elementary, matmul, rows, transpose
 
 # Reshapes move nothing: the graph keeps them, as names for the same storage.
 RESHAPES = ("relax.reshape", "relax.flatten", "relax.squeeze", "relax.expand_dims")
@@ -22,6 +22,7 @@ def legalise_map() -> dict[str, Legalisation]:
     own["relax.nn.softmax"] = rows.softmax
     own["relax.nn.layer_norm"] = rows.layer_norm
     own["relax.matmul"] = matmul.legalise
+    own["relax.permute_dims"] = transpose.legalise
     own["relax.take"] = _take
     return own
 

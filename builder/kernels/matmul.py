@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from tvm import relax, te
+from tvm import relax, te, tirx
 from tvm import s_tir as st
 from tvm.ir import Call
 
@@ -17,6 +17,7 @@ from builder.kernels.convolution import divisors
 from builder.kernels.decisions import Chooser, Decision
 from builder.kernels.epilogue import Epilogue
 from builder.kernels.operand import hold, multiplies_by_element
+from builder.kernels.recognise import definition
 from builder.kernels.rewriter import Values, constant_of, shape_of
 from builder.target import DeviceTarget
 
@@ -161,12 +162,88 @@ def legalise(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
     )
 
 
+@dataclass(frozen=True)
+class Heads:
+    """The operands of a product for each head, as ``[batch, heads, rows, columns]``.
+
+    Attributes
+    ----------
+    left, right
+        The matrices.
+    left_turned, right_turned
+        Whether heads lie behind rows, as a projection leaves them: ``[batch, rows, heads, columns]``.
+    """
+
+    left: relax.Expr
+    right: relax.Expr
+    left_turned: bool
+    right_turned: bool
+
+    @classmethod
+    def of(cls, table: Values, call: Call) -> Heads | None:
+        """The operands of a product of two computed tensors of rank 4, transposes of heads taken off them."""
+        left, right = shape_of(call.args[0]), shape_of(call.args[1])
+        if (
+            len(left) != _RANK
+            or len(right) != _RANK
+            or left[:2] != right[:2]
+            or str(call.ty.dtype) != "float32"
+        ):
+            return None
+        a, a_turned = _without_turn(table, table.plain(call.args[0]))
+        b, b_turned = _without_turn(table, table.plain(call.args[1]))
+        return cls(a, b, a_turned, b_turned)
+
+    def emit(self, bb: relax.BlockBuilder, *, turned: bool) -> relax.Expr:
+        """The product, its heads behind its rows where `turned`."""
+
+        def compute(a: te.Tensor, b: te.Tensor) -> te.Tensor:
+            batch, depth = a.shape[0], int(a.shape[3])
+            heads, rows = (a.shape[2], a.shape[1]) if self.left_turned else (a.shape[1], a.shape[2])
+            k = te.reduce_axis((0, depth), "k")
+
+            def element(n: tirx.Var, p: tirx.Var, q: tirx.Var, j: tirx.Var) -> tirx.Expr:
+                h, i = (q, p) if turned else (p, q)
+                left = a[n, i, h, k] if self.left_turned else a[n, h, i, k]
+                return te.sum(left * (b[n, k, h, j] if self.right_turned else b[n, h, k, j]), axis=k)
+
+            shape = (batch, rows, heads, b.shape[3]) if turned else (batch, heads, rows, b.shape[3])
+            mark = {"edge.space": BATCHED, "edge.turned": int(turned)}
+            return te.compute(shape, element, name="matmul", attrs=mark)
+
+        return bb.emit(
+            bb.call_te(
+                compute,
+                self.left,
+                self.right,
+                primfunc_name_hint="batch_matmul",
+                primfunc_attrs={"op_pattern": 4},
+            )
+        )
+
+
+_RANK = 4
+_TURN = [0, 2, 1, 3]
+
+
+def is_turn(call: Call) -> bool:
+    """Whether a transpose only exchanges heads and rows."""
+    return call.attrs.axes is not None and [int(a) for a in call.attrs.axes] == _TURN
+
+
+def _without_turn(table: Values, expr: relax.Expr) -> tuple[relax.Expr, bool]:
+    call = definition(table, expr, "relax.permute_dims")
+    return (call.args[0], True) if call is not None and is_turn(call) else (expr, False)
+
+
 def schedule_batched(
     sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser
 ) -> None:
     """A tile of rows x vectors in registers; matrices and blocks of rows are divided among cores."""
     epilogue = Epilogue.after(sch, block)
     *batch, i, j, k = sch.get_loops(block)
+    if int(sch.get(block).annotations.get("edge.turned", 0)):
+        i, batch[-1] = batch[-1], i
     rows, columns, depth = (int(sch.get(loop).extent) for loop in (i, j, k))
     lanes = target.simd.lanes
     width = lanes if columns % lanes == 0 else max(divisors(columns, lanes))

@@ -10,7 +10,7 @@ from tvm import s_tir as st
 from tvm import tirx
 from tvm.s_tir.schedule import Trace
 
-from builder.kernels import convolution, depthwise, fallback, matmul, pooling, rows, winograd
+from builder.kernels import convolution, depthwise, fallback, matmul, pooling, rows, transpose, winograd
 from builder.kernels.decisions import BestKnown, Chooser, Shipped, heuristic
 from builder.kernels.signature import signature_of
 from builder.kernels.work import serial_where_small
@@ -25,6 +25,7 @@ SPACES: Mapping[str, Schedule] = {
     matmul.BATCHED: matmul.schedule_batched,
     pooling.KIND: pooling.schedule,
     rows.KIND: rows.schedule,
+    transpose.KIND: transpose.schedule,
     winograd.KIND: winograd.schedule,
     winograd.WEIGHTS_KIND: winograd.schedule_weights,
 }
