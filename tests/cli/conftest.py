@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+import builder.cli as cli
 from agent.bundle.manifest import Manifest, Provenance, Resources, Runtime, Samples, Target
 from agent.bundle.tensor_spec import TensorSpec
 from builder import keys
 from builder.package import Package, digests
+from tests.cli.terminal import Said, Terminal
 
 Edgebundle = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -24,6 +26,19 @@ def edgebundle() -> Edgebundle:
         return subprocess.run(
             [command, *map(str, arguments)], capture_output=True, text=True, timeout=300, check=False, cwd=cwd
         )
+
+    return run
+
+
+@pytest.fixture
+def terminal(capfd: pytest.CaptureFixture[str]) -> Terminal:
+    """Run a command within this process, where compiler and executor are loaded already."""
+
+    def run(*arguments: object) -> Said:
+        capfd.readouterr()
+        code = cli.main([str(argument) for argument in arguments])
+        out, err = capfd.readouterr()
+        return Said(code, out, err.splitlines())
 
     return run
 

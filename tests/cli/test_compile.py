@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
@@ -17,33 +16,11 @@ from onnx import TensorProto, helper
 import builder.cli as cli
 from builder.keys import KeyPair
 from builder.package import Package
+from tests.cli.terminal import Said, Terminal
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits"
 MODEL = DIGITS / "digits.onnx"
 Edgebundle = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-@dataclass(frozen=True)
-class Said:
-    code: int
-    out: str
-    err: list[str]
-
-
-Terminal = Callable[..., Said]
-
-
-@pytest.fixture
-def terminal(capfd: pytest.CaptureFixture[str]) -> Terminal:
-    """Run a command within this process, where the compiler is loaded already."""
-
-    def run(*arguments: object) -> Said:
-        capfd.readouterr()
-        code = cli.main([str(argument) for argument in arguments])
-        out, err = capfd.readouterr()
-        return Said(code, out, err.splitlines())
-
-    return run
 
 
 @pytest.fixture

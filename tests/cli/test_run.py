@@ -4,39 +4,16 @@ import json
 import re
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import builder.cli as cli
+from tests.cli.terminal import Said, Terminal
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits"
 Edgebundle = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-@dataclass(frozen=True)
-class Said:
-    code: int
-    out: str
-    err: list[str]
-
-
-Terminal = Callable[..., Said]
-
-
-@pytest.fixture
-def terminal(capfd: pytest.CaptureFixture[str]) -> Terminal:
-    """Run a command within this process, where the executor is loaded already."""
-
-    def run(*arguments: object) -> Said:
-        capfd.readouterr()
-        code = cli.main([str(argument) for argument in arguments])
-        out, err = capfd.readouterr()
-        return Said(code, out, err.splitlines())
-
-    return run
 
 
 def fails(said: Said, *words: str) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from agent.bundle.graph import Graph, Node, NodeEntry
 from agent.errors import EndlessDataError, FormatError
+from tests.agent.bundle.documents import drop, put
 
 # As TVM 0.18's codegen writes it: keys of other codegens (hash, layout) in a call's attrs, metadata last.
 CLASSIC = """
@@ -71,80 +72,62 @@ def test_older_spellings_are_read() -> None:
     assert Graph.from_json(json.dumps(document)) == Graph.from_json(CLASSIC)
 
 
-def _set(*path: Any, to: Any) -> Callable[[Any], None]:
-    def change(document: Any) -> None:
-        for key in path[:-1]:
-            document = document[key]
-        document[path[-1]] = to
-
-    return change
-
-
-def _drop(*path: Any) -> Callable[[Any], None]:
-    def change(document: Any) -> None:
-        for key in path[:-1]:
-            document = document[key]
-        del document[path[-1]]
-
-    return change
-
-
 BAD: dict[str, tuple[Callable[[Any], None], str]] = {
-    "unknown key": (_set("extra", to=1), "unknown key"),
+    "unknown key": (put("extra", to=1), "unknown key"),
     "metadata first": (lambda d: d.update({"node_row_ptr": d.pop("node_row_ptr")}), "last key"),
-    "no heads key": (_drop("heads"), "no heads"),
-    "no nodes": (_set("nodes", to=[]), "nodes"),
-    "heads empty": (_set("heads", to=[]), "heads"),
-    "node no object": (_set("nodes", 0, to=1), "object"),
-    "node of another op": (_set("nodes", 2, "op", to="tir_op"), "null or tvm_op"),
-    "node with another key": (_set("nodes", 2, "shell", to="rm"), "unknown key"),
-    "node without name": (_drop("nodes", 2, "name"), "no name"),
-    "node without num_inputs": (_drop("nodes", 2, "attrs", "num_inputs"), "no num_inputs"),
-    "num_inputs wrong": (_set("nodes", 2, "attrs", "num_inputs", to="3"), "num_inputs"),
-    "num_inputs an integer": (_set("nodes", 2, "attrs", "num_inputs", to=2), "strings"),
-    "num_outputs wrong": (_set("nodes", 2, "attrs", "num_outputs", to="3"), "node_row_ptr"),
-    "num_outputs zero": (_set("nodes", 2, "attrs", "num_outputs", to="0"), "outputs"),
-    "num_outputs enormous": (_set("nodes", 2, "attrs", "num_outputs", to="999999"), "outputs"),
-    "num_outputs signed": (_set("nodes", 2, "attrs", "num_outputs", to="+2"), "number"),
-    "flatten_data neither": (_set("nodes", 2, "attrs", "flatten_data", to="2"), "flatten_data"),
-    "func_name no symbol": (_set("nodes", 2, "attrs", "func_name", to="a b"), "symbol"),
-    "func_name empty": (_set("nodes", 2, "attrs", "func_name", to=""), "symbol"),
-    "input with inputs": (_set("nodes", 1, "inputs", to=[[0, 0, 0]]), "input and calls"),
-    "two inputs of one name": (_set("nodes", 1, "name", to="data"), "two inputs"),
-    "reads itself": (_set("nodes", 2, "inputs", 0, to=[2, 0, 0]), "before 2"),
-    "reads a later node": (_set("nodes", 2, "inputs", 0, to=[3, 0, 0]), "before 2"),
-    "reads node -1": (_set("nodes", 2, "inputs", 0, to=[-1, 0, 0]), "before 2"),
-    "reads an output that is not there": (_set("nodes", 3, "inputs", 0, to=[2, 2, 0]), "output 2"),
-    "reads output -1": (_set("nodes", 3, "inputs", 0, to=[2, -1, 0]), "output -1"),
-    "entry of one number": (_set("nodes", 3, "inputs", 0, to=[2]), "node, index, version"),
-    "entry of booleans": (_set("nodes", 3, "inputs", 0, to=[True, False, False]), "node, index, version"),
-    "head out of bounds": (_set("heads", 0, to=[4, 0, 0]), "before 4"),
-    "arg_nodes lack one": (_set("arg_nodes", to=[0]), "arg_nodes"),
-    "arg_nodes have a call": (_set("arg_nodes", to=[0, 1, 2]), "arg_nodes"),
-    "arg_nodes have one twice": (_set("arg_nodes", to=[0, 0]), "arg_nodes"),
-    "arg_nodes of fractions": (_set("arg_nodes", to=[0.0, 1]), "integers"),
-    "row_ptr short": (_set("node_row_ptr", to=[0, 1, 2, 4]), "node_row_ptr"),
-    "row_ptr not from 0": (_set("node_row_ptr", to=[1, 2, 3, 5, 6]), "node_row_ptr"),
-    "row_ptr backwards": (_set("node_row_ptr", to=[0, 1, 0, 4, 5]), "node_row_ptr"),
-    "no shape table": (_drop("attrs", "shape"), "no shape"),
+    "no heads key": (drop("heads"), "no heads"),
+    "no nodes": (put("nodes", to=[]), "nodes"),
+    "heads empty": (put("heads", to=[]), "heads"),
+    "node no object": (put("nodes", 0, to=1), "object"),
+    "node of another op": (put("nodes", 2, "op", to="tir_op"), "null or tvm_op"),
+    "node with another key": (put("nodes", 2, "shell", to="rm"), "unknown key"),
+    "node without name": (drop("nodes", 2, "name"), "no name"),
+    "node without num_inputs": (drop("nodes", 2, "attrs", "num_inputs"), "no num_inputs"),
+    "num_inputs wrong": (put("nodes", 2, "attrs", "num_inputs", to="3"), "num_inputs"),
+    "num_inputs an integer": (put("nodes", 2, "attrs", "num_inputs", to=2), "strings"),
+    "num_outputs wrong": (put("nodes", 2, "attrs", "num_outputs", to="3"), "node_row_ptr"),
+    "num_outputs zero": (put("nodes", 2, "attrs", "num_outputs", to="0"), "outputs"),
+    "num_outputs enormous": (put("nodes", 2, "attrs", "num_outputs", to="999999"), "outputs"),
+    "num_outputs signed": (put("nodes", 2, "attrs", "num_outputs", to="+2"), "number"),
+    "flatten_data neither": (put("nodes", 2, "attrs", "flatten_data", to="2"), "flatten_data"),
+    "func_name no symbol": (put("nodes", 2, "attrs", "func_name", to="a b"), "symbol"),
+    "func_name empty": (put("nodes", 2, "attrs", "func_name", to=""), "symbol"),
+    "input with inputs": (put("nodes", 1, "inputs", to=[[0, 0, 0]]), "input and calls"),
+    "two inputs of one name": (put("nodes", 1, "name", to="data"), "two inputs"),
+    "reads itself": (put("nodes", 2, "inputs", 0, to=[2, 0, 0]), "before 2"),
+    "reads a later node": (put("nodes", 2, "inputs", 0, to=[3, 0, 0]), "before 2"),
+    "reads node -1": (put("nodes", 2, "inputs", 0, to=[-1, 0, 0]), "before 2"),
+    "reads an output that is not there": (put("nodes", 3, "inputs", 0, to=[2, 2, 0]), "output 2"),
+    "reads output -1": (put("nodes", 3, "inputs", 0, to=[2, -1, 0]), "output -1"),
+    "entry of one number": (put("nodes", 3, "inputs", 0, to=[2]), "node, index, version"),
+    "entry of booleans": (put("nodes", 3, "inputs", 0, to=[True, False, False]), "node, index, version"),
+    "head out of bounds": (put("heads", 0, to=[4, 0, 0]), "before 4"),
+    "arg_nodes lack one": (put("arg_nodes", to=[0]), "arg_nodes"),
+    "arg_nodes have a call": (put("arg_nodes", to=[0, 1, 2]), "arg_nodes"),
+    "arg_nodes have one twice": (put("arg_nodes", to=[0, 0]), "arg_nodes"),
+    "arg_nodes of fractions": (put("arg_nodes", to=[0.0, 1]), "integers"),
+    "row_ptr short": (put("node_row_ptr", to=[0, 1, 2, 4]), "node_row_ptr"),
+    "row_ptr not from 0": (put("node_row_ptr", to=[1, 2, 3, 5, 6]), "node_row_ptr"),
+    "row_ptr backwards": (put("node_row_ptr", to=[0, 1, 0, 4, 5]), "node_row_ptr"),
+    "no shape table": (drop("attrs", "shape"), "no shape"),
     "shape table short": (lambda d: d["attrs"]["shape"][1].pop(), "shape"),
     "dltype table long": (lambda d: d["attrs"]["dltype"][1].append("int8"), "dltype"),
     "storage table short": (lambda d: d["attrs"]["storage_id"][1].pop(), "storage_id"),
-    "table of another tag": (_set("attrs", "shape", 0, to="list_int"), "list_shape"),
-    "unknown table": (_set("attrs", "x", to=["list_shape", []]), "neither"),
-    "dtype unknown": (_set("attrs", "dltype", 1, 0, to="float31"), "dtype"),
-    "dtype no string": (_set("attrs", "dltype", 1, 0, to=7), "strings"),
-    "shape negative": (_set("attrs", "shape", 1, 0, to=[-1]), "dimension"),
-    "shape over 4 GiB": (_set("attrs", "shape", 1, 0, to=[1 << 31]), "bytes"),
-    "shape overflows": (_set("attrs", "shape", 1, 0, to=[1 << 32] * 16), "bytes"),
-    "shape of 17 dimensions": (_set("attrs", "shape", 1, 0, to=[1] * 17), "dimensions"),
-    "storage negative": (_set("attrs", "storage_id", 1, 0, to=-1), "storage_id"),
-    "storage enormous": (_set("attrs", "storage_id", 1, 0, to=1 << 40), "storage_id"),
-    "storage on two devices": (_set("attrs", "device_index", 1, 3, to=2), "two devices"),
-    "nop elsewhere": (_set("attrs", "storage_id", 1, 4, to=4), "storage"),
-    "nop of another size": (_set("attrs", "shape", 1, 4, to=[5]), "size"),
+    "table of another tag": (put("attrs", "shape", 0, to="list_int"), "list_shape"),
+    "unknown table": (put("attrs", "x", to=["list_shape", []]), "neither"),
+    "dtype unknown": (put("attrs", "dltype", 1, 0, to="float31"), "dtype"),
+    "dtype no string": (put("attrs", "dltype", 1, 0, to=7), "strings"),
+    "shape negative": (put("attrs", "shape", 1, 0, to=[-1]), "dimension"),
+    "shape over 4 GiB": (put("attrs", "shape", 1, 0, to=[1 << 31]), "bytes"),
+    "shape overflows": (put("attrs", "shape", 1, 0, to=[1 << 32] * 16), "bytes"),
+    "shape of 17 dimensions": (put("attrs", "shape", 1, 0, to=[1] * 17), "dimensions"),
+    "storage negative": (put("attrs", "storage_id", 1, 0, to=-1), "storage_id"),
+    "storage enormous": (put("attrs", "storage_id", 1, 0, to=1 << 40), "storage_id"),
+    "storage on two devices": (put("attrs", "device_index", 1, 3, to=2), "two devices"),
+    "nop elsewhere": (put("attrs", "storage_id", 1, 4, to=4), "storage"),
+    "nop of another size": (put("attrs", "shape", 1, 4, to=[5]), "size"),
     "scope of another device": (
-        _set("attrs", "storage_scope", to=["list_str", ["global.texture"]]),
+        put("attrs", "storage_scope", to=["list_str", ["global.texture"]]),
         "storage_scope",
     ),
 }

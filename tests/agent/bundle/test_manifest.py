@@ -19,6 +19,7 @@ from agent.bundle.manifest import (
 )
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import EndlessDataError, FormatError
+from tests.agent.bundle.documents import drop, put
 
 
 def encode(document: Any) -> bytes:
@@ -58,24 +59,6 @@ def test_manifest_cannot_be_changed(kit: Any) -> None:
         manifest.files["mod.so"] = None
 
 
-def _set(*path: Any, to: Any) -> Callable[[Any], None]:
-    def change(document: Any) -> None:
-        for key in path[:-1]:
-            document = document[key]
-        document[path[-1]] = to
-
-    return change
-
-
-def _drop(*path: Any) -> Callable[[Any], None]:
-    def change(document: Any) -> None:
-        for key in path[:-1]:
-            document = document[key]
-        del document[path[-1]]
-
-    return change
-
-
 def test_what_came_later_is_left_out_so_that_older_bundles_are_read(kit: Any) -> None:
     manifest = kit.manifest()
     assert b"shipped_records" not in manifest.to_bytes()
@@ -85,59 +68,59 @@ def test_what_came_later_is_left_out_so_that_older_bundles_are_read(kit: Any) ->
 
 
 BAD: dict[str, Callable[[Any], None]] = {
-    "unknown key": _set("extra", to=1),
-    "null for what came later": _set("provenance", "shipped_records", to=None),
-    "unknown nested key": _set("target", "extra", to=1),
-    "missing key": _drop("version"),
-    "missing nested key": _drop("runtime", "abi"),
-    "missing nullable key": _drop("preprocess"),
-    "future format": _set("format", to=2),
-    "format as boolean": _set("format", to=True),
-    "counter as string": _set("security_counter", to="7"),
-    "counter as fraction": _set("security_counter", to=7.0),
-    "counter negative": _set("security_counter", to=-1),
-    "counter beyond 64 bits": _set("security_counter", to=1 << 63),
-    "name with a slash": _set("name", to="../pets"),
-    "name with upper case": _set("name", to="Pets"),
-    "name too long": _set("name", to="p" * 65),
-    "name with a newline": _set("name", to="pets\n"),
-    "name null": _set("name", to=None),
-    "version not semantic": _set("version", to="1.2"),
-    "version with a leading zero": _set("version", to="01.2.3"),
-    "version in other digits": _set("version", to="1.2.٣"),
-    "compatible empty": _set("compatible", to=[]),
-    "compatible no list": _set("compatible", to="linux-x86_64"),
-    "compatible with a space": _set("compatible", to=["linux x86"]),
-    "features not sorted": _set("target", "features", to=["crc32", "asimd"]),
-    "features twice": _set("target", "features", to=["asimd", "asimd"]),
-    "executor unknown": _set("runtime", "executor", to="vm"),
-    "glibc no version": _set("runtime", "glibc", to="2"),
-    "inputs empty": _set("inputs", to=[]),
+    "unknown key": put("extra", to=1),
+    "null for what came later": put("provenance", "shipped_records", to=None),
+    "unknown nested key": put("target", "extra", to=1),
+    "missing key": drop("version"),
+    "missing nested key": drop("runtime", "abi"),
+    "missing nullable key": drop("preprocess"),
+    "future format": put("format", to=2),
+    "format as boolean": put("format", to=True),
+    "counter as string": put("security_counter", to="7"),
+    "counter as fraction": put("security_counter", to=7.0),
+    "counter negative": put("security_counter", to=-1),
+    "counter beyond 64 bits": put("security_counter", to=1 << 63),
+    "name with a slash": put("name", to="../pets"),
+    "name with upper case": put("name", to="Pets"),
+    "name too long": put("name", to="p" * 65),
+    "name with a newline": put("name", to="pets\n"),
+    "name null": put("name", to=None),
+    "version not semantic": put("version", to="1.2"),
+    "version with a leading zero": put("version", to="01.2.3"),
+    "version in other digits": put("version", to="1.2.٣"),
+    "compatible empty": put("compatible", to=[]),
+    "compatible no list": put("compatible", to="linux-x86_64"),
+    "compatible with a space": put("compatible", to=["linux x86"]),
+    "features not sorted": put("target", "features", to=["crc32", "asimd"]),
+    "features twice": put("target", "features", to=["asimd", "asimd"]),
+    "executor unknown": put("runtime", "executor", to="vm"),
+    "glibc no version": put("runtime", "glibc", to="2"),
+    "inputs empty": put("inputs", to=[]),
     "inputs twice": lambda d: d["inputs"].append(d["inputs"][0]),
-    "input of bytes": _set("inputs", 0, "datatype", to="BYTES"),
-    "shape negative": _set("inputs", 0, "shape", 0, to=-1),
-    "shape of fractions": _set("inputs", 0, "shape", 0, to=1.0),
-    "shape enormous": _set("inputs", 0, "shape", to=[1 << 40]),
-    "preprocess of no input": _set("preprocess", "input", to="sound"),
-    "preprocess std zero": _set("preprocess", "std", to=[0.0]),
-    "preprocess two means": _set("preprocess", "mean", to=[0.5, 0.5]),
-    "preprocess resize of three": _set("preprocess", "resize", to=[2, 2, 2]),
-    "preprocess resize enormous": _set("preprocess", "resize", to=[2, 1 << 20]),
-    "preprocess scale an integer": _set("preprocess", "scale", to=1),
-    "postprocess of no output": _set("postprocess", "steps", 0, "output", to="image"),
-    "postprocess of no kind": _set("postprocess", "steps", 0, "kind", to="shell"),
-    "postprocess without kind": _drop("postprocess", "steps", 0, "kind"),
-    "postprocess empty": _set("postprocess", "steps", to=[]),
-    "tolerance negative": _set("samples", "rtol", to=-1.0),
-    "digest in upper case": _set("files", "mod.so", "sha256", to="A" * 64),
-    "digest short": _set("files", "mod.so", "sha256", to="a" * 63),
-    "size negative": _set("files", "mod.so", "size", to=-1),
-    "size over the member's limit": _set("files", "mod.so", "size", to=1 << 30),
-    "file of no member": _set("files", "../mod.so", to={"sha256": "a" * 64, "size": 1}),
-    "file of itself": _set("files", "manifest.json", to={"sha256": "a" * 64, "size": 1}),
-    "file missing": _drop("files", "mod.so"),
-    "samples missing": _drop("files", "samples/inputs.params"),
-    "provenance without source": _set("provenance", "source_sha256", to=None),
+    "input of bytes": put("inputs", 0, "datatype", to="BYTES"),
+    "shape negative": put("inputs", 0, "shape", 0, to=-1),
+    "shape of fractions": put("inputs", 0, "shape", 0, to=1.0),
+    "shape enormous": put("inputs", 0, "shape", to=[1 << 40]),
+    "preprocess of no input": put("preprocess", "input", to="sound"),
+    "preprocess std zero": put("preprocess", "std", to=[0.0]),
+    "preprocess two means": put("preprocess", "mean", to=[0.5, 0.5]),
+    "preprocess resize of three": put("preprocess", "resize", to=[2, 2, 2]),
+    "preprocess resize enormous": put("preprocess", "resize", to=[2, 1 << 20]),
+    "preprocess scale an integer": put("preprocess", "scale", to=1),
+    "postprocess of no output": put("postprocess", "steps", 0, "output", to="image"),
+    "postprocess of no kind": put("postprocess", "steps", 0, "kind", to="shell"),
+    "postprocess without kind": drop("postprocess", "steps", 0, "kind"),
+    "postprocess empty": put("postprocess", "steps", to=[]),
+    "tolerance negative": put("samples", "rtol", to=-1.0),
+    "digest in upper case": put("files", "mod.so", "sha256", to="A" * 64),
+    "digest short": put("files", "mod.so", "sha256", to="a" * 63),
+    "size negative": put("files", "mod.so", "size", to=-1),
+    "size over the member's limit": put("files", "mod.so", "size", to=1 << 30),
+    "file of no member": put("files", "../mod.so", to={"sha256": "a" * 64, "size": 1}),
+    "file of itself": put("files", "manifest.json", to={"sha256": "a" * 64, "size": 1}),
+    "file missing": drop("files", "mod.so"),
+    "samples missing": drop("files", "samples/inputs.params"),
+    "provenance without source": put("provenance", "source_sha256", to=None),
 }
 
 
