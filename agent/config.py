@@ -51,6 +51,7 @@ class Config:
     worker_memory_bytes: int
     worker_require_sandbox: bool
     metrics_interval_s: float
+    metrics_listen: str | None
     shutdown_limit_s: float
 
 

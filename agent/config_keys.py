@@ -6,6 +6,7 @@ cannot exist.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, cast
@@ -61,6 +62,11 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str) and bool(value) and value.isprintable()
 
 
+def _is_address(value: object) -> bool:
+    found = re.fullmatch(r"[^\s/@]+:([0-9]{1,5})", value) if isinstance(value, str) else None
+    return found is not None and int(found[1]) <= 65535
+
+
 def _is_texts(value: object) -> bool:
     return isinstance(value, list) and all(_is_text(item) for item in value)
 
@@ -90,6 +96,7 @@ _DEVICE: Final = Kind(
     "1 to 64 letters, digits, '.', '_' or '-', and neither \"groups\" nor \"replies\"",
     lambda value: isinstance(value, str) and is_device_name(value),
 )
+_LISTEN: Final = Kind("a text of the form HOST:PORT", _is_address)
 _DEVICES: Final = Kind(
     "a list of such names",
     lambda value: isinstance(value, list) and all(_DEVICE.check(item) for item in value),
@@ -170,6 +177,12 @@ KEYS: Final = (
         "Run no model where the kernel has neither Landlock nor seccomp.",
     ),
     Key("metrics.interval_s", _number(0.1, _DAY_S), 10.0, "How often metrics are published."),
+    Key(
+        "metrics.listen",
+        _LISTEN,
+        None,
+        "Where Prometheus may read them, 127.0.0.1:9464 say; there is no password. Nowhere when absent.",
+    ),
     Key(
         "shutdown.limit_s", _number(0, 3600), 10.0, "How long accepted requests may still take when we stop."
     ),

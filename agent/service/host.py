@@ -25,6 +25,11 @@ CONTENT_TYPES: Final = (
     "image/png",
     "application/cbor",
 )
+# get_throttled of a Raspberry Pi's firmware: bits of now; the same 16 higher: at any time since the boot.
+_THROTTLE_CAUSES: Final = ("under_voltage", "frequency_capped", "throttled", "soft_temperature_limit")
+_SINCE_BOOT_SHIFT: Final = 16
+# Fields of the first line of /proc/stat, proc(5).
+_CPU_MODES: Final = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
 # Cores of one chip and a few more; a server has hundreds of sensors that say nothing about inference.
 _MAX_ZONES: Final = 16
 _MAX_FILE_BYTES: Final = 64 << 10
@@ -89,23 +94,67 @@ class Host:
         statm = _read(self._proc / "self/statm").split()
         if len(statm) > 1:
             out["edge_agent_resident_memory_bytes", ()] = int(statm[1]) * _PAGE_BYTES
-        # proc(5): the command may hold spaces, fields are counted from behind its parenthesis.
-        stat = _read(self._proc / "self/stat").rpartition(")")[2].split()
-        if len(stat) > 12:
-            out["edge_agent_cpu_seconds_total", ()] = (int(stat[11]) + int(stat[12])) / _TICKS
+        cpu_s = _cpu_s(self._proc / "self/stat")
+        if cpu_s is not None:
+            out["edge_agent_cpu_seconds_total", ()] = cpu_s
         load = _read(self._proc / "loadavg").split()
         if load:
             out["edge_load1", ()] = float(load[0])
         for line in _read(self._proc / "meminfo").splitlines():
             if line.startswith("MemAvailable:"):
                 out["edge_memory_available_bytes", ()] = int(line.split()[1]) * 1024
+        with contextlib.suppress(OSError):
+            disk = shutil.disk_usage(self._state_dir)
+            out["edge_state_free_bytes", ()] = disk.free
+            out["edge_state_size_bytes", ()] = disk.total
+        with contextlib.suppress(OSError):
+            out["edge_agent_open_descriptors", ()] = len(os.listdir(self._proc / "self/fd"))  # noqa: PTH208
+        self._add_processors(out)
+        self._add_heat(out)
+        return out
+
+    def _add_processors(self, out: Gauges) -> None:
+        times = _read(self._proc / "stat").partition("\n")[0].split()
+        if times[:1] == ["cpu"]:
+            for mode, ticks in zip(_CPU_MODES, times[1:], strict=False):
+                out["edge_cpu_seconds_total", (("mode", mode),)] = int(ticks) / _TICKS
+        for core in sorted(self._sys.glob("devices/system/cpu/cpu[0-9]*"))[:_MAX_ZONES]:
+            kilohertz = _read(core / "cpufreq/scaling_cur_freq").strip()
+            if kilohertz.isdigit():
+                out["edge_cpu_frequency_hertz", (("core", core.name.removeprefix("cpu")),)] = (
+                    int(kilohertz) * 1000
+                )
+
+    def _add_heat(self, out: Gauges) -> None:
         for zone in sorted(self._sys.glob("class/thermal/thermal_zone*"))[:_MAX_ZONES]:
             kind, temperature = _read(zone / "type").strip(), _read(zone / "temp").strip()
             if temperature.lstrip("-").isdigit():
                 out["edge_temperature_celsius", (("zone", kind or zone.name),)] = int(temperature) / 1000
-        with contextlib.suppress(OSError):
-            out["edge_state_free_bytes", ()] = shutil.disk_usage(self._state_dir).free
-        return out
+        for cooler in sorted(self._sys.glob("class/thermal/cooling_device*"))[:_MAX_ZONES]:
+            state = _read(cooler / "cur_state").strip()
+            if state.isdigit():
+                name = f"{_read(cooler / 'type').strip()}-{cooler.name.removeprefix('cooling_device')}"
+                out["edge_cooling_state", (("cooler", name),)] = int(state)
+        # What `vcgencmd get_throttled` asks, without a program and without its device.
+        for file in sorted(self._sys.glob("devices/platform/soc*/*firmware*/get_throttled"))[:1]:
+            try:
+                bits = int(_read(file).strip(), 16)
+            except ValueError:
+                continue
+            for bit, cause in enumerate(_THROTTLE_CAUSES):
+                out["edge_throttled", (("cause", cause),)] = bits >> bit & 1
+                out["edge_throttled_since_boot", (("cause", cause),)] = bits >> bit + _SINCE_BOOT_SHIFT & 1
+
+
+def process_cpu_s(pid: int | str) -> float | None:
+    """Return the CPU time of a process, user and system; None when it is gone."""
+    return _cpu_s(Path("/proc") / str(pid) / "stat")
+
+
+def _cpu_s(path: Path) -> float | None:
+    # proc(5): the command may hold spaces, fields are counted from behind its parenthesis.
+    stat = _read(path).rpartition(")")[2].split()
+    return (int(stat[11]) + int(stat[12])) / _TICKS if len(stat) > 12 else None
 
 
 def _read(path: Path) -> str:

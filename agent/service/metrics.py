@@ -1,16 +1,17 @@
-"""Counters and histograms of the agent, under Prometheus names, as one flat JSON object.
+"""What the agent counts and measures, under Prometheus names.
 
-A sample's key is its name in Prometheus' text format, labels and all
-(`edge_inference_requests_total{model="digits",status="200"}`), so that the numbers are the same wherever
-they are read. Label values come from a bounded set: models that run here, statuses, reasons. Nobody can
-make the agent grow by asking for models that do not exist.
+One list of samples is the source of both forms: a flat JSON object over MQTT, whose keys are written as
+Prometheus' text format writes a sample (`edge_inference_requests_total{model="digits",status="200"}`), and
+the Prometheus page. Label values come from a bounded set: models that run here, statuses, reasons. Nobody
+can make the agent grow by asking for models that do not exist.
 """
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -24,14 +25,41 @@ BUCKETS_S: Final = (
 QUANTILES: Final = (0.5, 0.9, 0.99)
 # Quantiles are of this many latest answers.
 RECENT: Final = 1024
+# Throughput is of this long.
+THROUGHPUT_S: Final = 60
 UNKNOWN_MODEL: Final = ""
 
-_Labels = tuple[tuple[str, str], ...]
+Labels = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One number.
+
+    Parameters
+    ----------
+    metric
+        Its name in `metric_table.METRICS`.
+    name
+        The same, but for the parts of a histogram.
+    """
+
+    metric: str
+    name: str
+    labels: Labels
+    value: float
+
+    @property
+    def key(self) -> str:
+        """Name and labels as Prometheus writes them."""
+        if not self.labels:
+            return self.name
+        return self.name + "{" + ",".join(f'{key}="{_escape(value)}"' for key, value in self.labels) + "}"
 
 
 @dataclass(slots=True)
 class Histogram:
-    """Observations in seconds, counted in cumulative buckets when they are written."""
+    """Observations in seconds, counted in cumulative buckets when they are read."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS_S) + 1))
     total_s: float = 0.0
@@ -41,14 +69,47 @@ class Histogram:
         self.counts[bisect_left(BUCKETS_S, seconds)] += 1
         self.total_s += seconds
 
-    def write(self, name: str, labels: _Labels, out: dict[str, float]) -> None:
-        """Add the samples."""
+    def samples(self, name: str, labels: Labels) -> Iterator[Sample]:
+        """Go through buckets, sum and count."""
         running = 0
         for bound, count in zip((*BUCKETS_S, float("inf")), self.counts, strict=True):
             running += count
-            out[_sample(f"{name}_bucket", (*labels, ("le", _number(bound))))] = running
-        out[_sample(f"{name}_sum", labels)] = round(self.total_s, 6)
-        out[_sample(f"{name}_count", labels)] = running
+            yield Sample(name, f"{name}_bucket", (*labels, ("le", _number(bound))), running)
+        yield Sample(name, f"{name}_sum", labels, round(self.total_s, 6))
+        yield Sample(name, f"{name}_count", labels, running)
+
+
+class Throughput:
+    """Events a second over the last minute, in a ring of as many counts.
+
+    Parameters
+    ----------
+    clock
+        Seconds; `time.monotonic` but in tests.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._counts = [0] * THROUGHPUT_S
+        self._second = int(clock())
+        self._since_s = clock()
+
+    def count(self) -> None:
+        """Count one event."""
+        self._turn()
+        self._counts[self._second % THROUGHPUT_S] += 1
+
+    def per_second(self) -> float:
+        """Return the mean over what has been of the last minute."""
+        self._turn()
+        seen_s = min(float(THROUGHPUT_S), max(1.0, self._clock() - self._since_s))
+        return round(sum(self._counts) / seen_s, 3)
+
+    def _turn(self) -> None:
+        now = int(self._clock())
+        for second in range(max(self._second + 1, now - THROUGHPUT_S + 1), now + 1):
+            self._counts[second % THROUGHPUT_S] = 0
+        self._second = now
 
 
 @dataclass(slots=True)
@@ -59,13 +120,29 @@ class _ModelDurations:
     encode: Histogram = field(default_factory=Histogram)
     total: Histogram = field(default_factory=Histogram)
     recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    throughput: Throughput = field(default_factory=Throughput)
+
+    def samples(self, labels: Labels) -> Iterator[Sample]:
+        yield from self.queue.samples("edge_inference_queue_seconds", labels)
+        yield from self.decode.samples("edge_inference_decode_seconds", labels)
+        yield from self.compute.samples("edge_inference_compute_seconds", labels)
+        yield from self.encode.samples("edge_inference_encode_seconds", labels)
+        yield from self.total.samples("edge_inference_duration_seconds", labels)
+        recent = sorted(self.recent_s)
+        latency = "edge_inference_latency_seconds"
+        for quantile in QUANTILES:
+            at = min(len(recent) - 1, int(quantile * len(recent)))
+            value = round(recent[at], 6)
+            yield Sample(latency, latency, (*labels, ("quantile", _number(quantile))), value)
+        throughput = "edge_inference_throughput"
+        yield Sample(throughput, throughput, labels, self.throughput.per_second())
 
 
 class Metrics:
     """What the agent counts."""
 
     def __init__(self) -> None:
-        self._counters: dict[tuple[str, _Labels], float] = {}
+        self._counters: dict[tuple[str, Labels], float] = {}
         self._durations: dict[str, _ModelDurations] = {}
 
     def count(self, name: str, amount: float = 1, /, **labels: str) -> None:
@@ -79,42 +156,35 @@ class Metrics:
 
     def durations(self, model: str, answer: Answer, total_s: float) -> None:
         """Record what one computed answer took, by the worker's clock and by ours from end to end."""
-        entry = self._durations.setdefault(model, _ModelDurations())
+        entry = self._durations.get(model)
+        if entry is None:
+            entry = self._durations[model] = _ModelDurations()
         entry.queue.observe(answer.queue_us / 1e6)
         entry.decode.observe(answer.decode_us / 1e6)
         entry.compute.observe(answer.compute_us / 1e6)
         entry.encode.observe(answer.encode_us / 1e6)
         entry.total.observe(total_s)
         entry.recent_s.append(total_s)
+        entry.throughput.count()
 
     def forget(self, model: str) -> None:
         """Drop the durations of a model that does not run any more."""
         self._durations.pop(model, None)
 
-    def write(self, gauges: Mapping[tuple[str, _Labels], float]) -> dict[str, float]:
+    def samples(self, gauges: Mapping[tuple[str, Labels], float]) -> list[Sample]:
         """Return all samples, with those that are measured now."""
-        out: dict[str, float] = {}
-        for (name, labels), value in sorted({**self._counters, **gauges}.items()):
-            out[_sample(name, labels)] = value
+        out = [
+            Sample(name, name, labels, value)
+            for (name, labels), value in sorted({**self._counters, **gauges}.items())
+        ]
         for model, entry in sorted(self._durations.items()):
-            labels = (("model", model),)
-            entry.queue.write("edge_inference_queue_seconds", labels, out)
-            entry.decode.write("edge_inference_decode_seconds", labels, out)
-            entry.compute.write("edge_inference_compute_seconds", labels, out)
-            entry.encode.write("edge_inference_encode_seconds", labels, out)
-            entry.total.write("edge_inference_duration_seconds", labels, out)
-            recent = sorted(entry.recent_s)
-            for quantile in QUANTILES:
-                at = min(len(recent) - 1, int(quantile * len(recent)))
-                key = _sample("edge_inference_latency_seconds", (*labels, ("quantile", _number(quantile))))
-                out[key] = round(recent[at], 6)
+            out += entry.samples((("model", model),))
         return out
 
 
-def _sample(name: str, labels: _Labels) -> str:
-    if not labels:
-        return name
-    return name + "{" + ",".join(f'{key}="{_escape(value)}"' for key, value in labels) + "}"
+def to_document(samples: Iterable[Sample]) -> dict[str, float]:
+    """Return samples as the JSON object that is published."""
+    return {sample.key: sample.value for sample in samples}
 
 
 def _escape(value: str) -> str:

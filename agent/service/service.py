@@ -12,7 +12,7 @@ import asyncio
 import json
 import logging
 import time
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import agent
 from agent.bundle.keyring import Keyring
@@ -36,11 +36,14 @@ from agent.mqtt.topics import Metrics as MetricsTopic
 from agent.service import host, model_state
 from agent.service.durable_answers import DurableAnswers
 from agent.service.inference import Inference
-from agent.service.metrics import Metrics
+from agent.service.metrics import Metrics, Sample, to_document
 from agent.service.models import Models, QueueLimits
 from agent.service.notify import EXTEND_START, READY, STOPPING, WATCHDOG, Notifier
 from agent.service.presence import Presence, Session, next_session_seq
 from agent.service.work import WorkerSettings
+
+if TYPE_CHECKING:
+    from agent.service.prometheus import PrometheusPage
 
 _log = logging.getLogger(__name__)
 
@@ -116,6 +119,7 @@ class Service:
             on_up=self._on_control_up,
         )
         self._presence: Presence | None = None
+        self._page: PrometheusPage | None = None
         self._deployment = Deployment(
             device=config.device,
             store=self._store,
@@ -145,6 +149,10 @@ class Service:
             When the state directory cannot be used.
         """
         config = self._config
+        if config.metrics_listen is not None:
+            from agent.service.prometheus import PrometheusPage, parse_listen_address
+
+            self._page = PrometheusPage(parse_listen_address(config.metrics_listen), self._read_metrics)
         starting = asyncio.get_running_loop().create_task(self._pulse(EXTEND_START))
         try:
             await self._deployment.start()
@@ -167,6 +175,8 @@ class Service:
             await self._shut_down()
             self._deployment.close()
             self._answers.close()
+            if self._page is not None:
+                await self._page.close()
 
     async def _serve(self, stop: asyncio.Event) -> None:
         loop = asyncio.get_running_loop()
@@ -220,8 +230,11 @@ class Service:
             await asyncio.sleep(self._config.metrics_interval_s)
 
     def samples(self) -> dict[str, float]:
-        """Return all metrics as they are now."""
-        return self._metrics.write(self._gauges())
+        """Return all metrics as they are now, as they are published."""
+        return to_document(self._read_metrics())
+
+    def _read_metrics(self) -> list[Sample]:
+        return self._metrics.samples(self._gauges())
 
     def _gauges(self) -> host.Gauges:
         gauges = self._host.gauges()
@@ -230,6 +243,8 @@ class Service:
         for connection in self.connections:
             labels = (("connection", connection.client_id.rpartition("-")[2]),)
             gauges["edge_mqtt_connects_total", labels] = connection.connects
+            gauges["edge_mqtt_reconnects_total", labels] = max(0, connection.connects - 1)
+            gauges["edge_mqtt_connected", labels] = int(connection.connected)
             gauges["edge_mqtt_unacknowledged", labels] = connection.unacknowledged
         for model in self.models:
             status = model.status()
@@ -239,6 +254,9 @@ class Service:
                 gauges["edge_model_queue_length", labels] = status.queued
                 gauges["edge_worker_resident_memory_bytes", labels] = status.rss_bytes
                 gauges["edge_worker_restarts_total", labels] = status.restarts
+                cpu_s = None if model.worker_pid is None else host.process_cpu_s(model.worker_pid)
+                if cpu_s is not None:
+                    gauges["edge_worker_cpu_seconds_total", labels] = cpu_s
         return gauges
 
     def _on_control_up(self, _session_present: bool) -> None:
