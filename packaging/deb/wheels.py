@@ -21,7 +21,7 @@ from deb.release import Release
 
 TVM_FFI: Final = "apache-tvm-ffi"
 # Wheels that have no native code, or exist without it.
-_PURE: Final = ("paho-mqtt", "cbor2")
+_PURE: Final = ("paho-mqtt", "cbor2", "prometheus-client")
 
 
 def _pip(*arguments: str | Path, epoch: int | None = None) -> None:
@@ -66,10 +66,11 @@ def build_wheel(project: Path, into: Path, epoch: int) -> Path:
 
 
 def agent_dependencies(project: Path) -> list[str]:
-    """Return the requirements of the agent as pyproject.toml has them, every payload's decoder among them."""
+    """Return the requirements of the agent as pyproject.toml has them, with all that a setting may need."""
     with (project / "pyproject.toml").open("rb") as file:
         document = tomllib.load(file)["project"]
-    return [*document["dependencies"], *document["optional-dependencies"]["cbor"]]
+    optional = document["optional-dependencies"]
+    return [*document["dependencies"], *optional["cbor"], *optional["prometheus"]]
 
 
 def write_lock(release: Release, project: Path, lock: Path, scratch: Path) -> None:

@@ -82,7 +82,7 @@ def test_install_serve_upgrade_remove_purge(
     assert root.run("stat", "--format=%U:%G %a", CONFIG).strip() == "root:edge-agent 640"
     assert root.run("stat", "--format=%U:%G %a", "/var/lib/edge-agent").strip() == "edge-agent:edge-agent 700"
     assert root.run("edge-agent", "version").startswith("edge-agent ")
-    root.run("/usr/lib/edge-agent/bin/python", "-I", "-c", "import tvm_ffi, numpy, PIL.Image, cbor2")
+    root.run("/usr/lib/edge-agent/bin/python", "-I", "-c", "import tvm_ffi, numpy, PIL.Image, cbor2, prometheus_client")
 
     # Not configured yet: one line that says what is missing, and the status that systemd does not retry.
     said = root.run("edge-agent", "run", "--config", CONFIG, ok=False)
