@@ -41,8 +41,8 @@ class Cycles:
         self._builders = Builders()
         self.sentence = (
             f"user cycles of one thread on {_cpu()} ({target.simd.lanes} lanes), each in turn with the "
-            f"heuristic's choice, {PAIRS} pairs; kept from a median of {LEAST_GAIN:g} on, where two threads are "
-            "not slower"
+            f"heuristic's choice, {PAIRS} pairs; kept from a median of {LEAST_GAIN:g} on, where two threads "
+            "are not slower"
         )
 
     def costs(self, asked: Sequence[tuple[Task, Sequence[Decisions]]]) -> list[dict[Decisions, float | None]]:

@@ -7,12 +7,14 @@ tenth of the candidates. It knows nothing of what a cost is: time, cycles, instr
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 
 from builder.tuning.space import Decisions, DesignSpace
 
 # A tile that is unrolled further than this keeps LLVM busy for minutes, and no register file holds it.
 MAX_UNROLLED = 1024
+TILE, UNROLLED = {"oc", "ow", "tiles", "rows"}, {"ii", "k"}
 LEAST_STEP = 0.99  # a neighbour must be so much cheaper for the walk to go on from it
 
 
@@ -75,7 +77,12 @@ class Descent:
                 yield there
 
     def _is_sane(self, at: Decisions) -> bool:
-        unrolled = 1
-        for name, values, index in zip(self.space.names, self.space.values, at, strict=True):
-            unrolled *= 1 if name == "oh" else values[index]
-        return unrolled <= MAX_UNROLLED or at == self.space.default
+        """Whether the point's register tile fits, and is not so small that nothing could make it good."""
+        chosen = {n: v[i] for n, v, i in zip(self.space.names, self.space.values, at, strict=True)}
+        default = dict(zip(self.space.names, self.space.default, strict=True))
+        usual = {n: v[default[n]] for n, v in zip(self.space.names, self.space.values, strict=True)}
+        tile = math.prod(value for name, value in chosen.items() if name in TILE)
+        heuristics = math.prod(value for name, value in usual.items() if name in TILE)
+        most = max(heuristics, self.space.target.simd.registers - 4)
+        unrolled = tile * math.prod(value for name, value in chosen.items() if name in UNROLLED)
+        return 2 * tile >= heuristics and tile <= most and unrolled <= MAX_UNROLLED

@@ -84,7 +84,7 @@ def link(kernels: bytes, target: DeviceTarget) -> bytes:
         Path(work, "kernels.o").write_bytes(kernels)
         command = [
             sys.executable, "-m", "ziglang", "cc", "-target", target.zig_target, *cpu, *_FLAGS,
-            *(f"-I{path}" for path in _include_paths()),
+            *(f"-I{path}" for path in include_paths()),
             f"-Wl,--version-script={here / 'exports.map'}",
             "kernels.o", str(here / "launcher.c"), "-o", "mod.so", "-lpthread", "-lm",
         ]  # fmt: skip
@@ -104,7 +104,8 @@ def link(kernels: bytes, target: DeviceTarget) -> bytes:
         return Path(work, "mod.so").read_bytes()
 
 
-def _include_paths() -> list[str]:
+def include_paths() -> list[str]:
+    """Where the headers of the ABI are."""
     include = Path(tvm_ffi.libinfo.find_include_path())
     return [str(include), str(tvm_ffi.libinfo.find_dlpack_include_path())]
 
