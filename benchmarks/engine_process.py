@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.noise import busy_s
+from benchmarks.noise import busy_s, prefer_this_process
 
 LOAD_LIMIT_S = 300
 WARM_S, WARM_RUNS = 0.02, 2
@@ -69,6 +69,7 @@ class EngineProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
+            start_new_session=True,
         )
 
     def ready(self) -> str | None:
@@ -107,6 +108,7 @@ def main(name: str, model: Path, threads: int) -> None:
     from benchmarks.engines import ENGINES, UnavailableError, limit_threads
 
     limit_threads(threads)
+    prefer_this_process()  # before an engine starts threads, which inherit it
     say = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what engines print is not ours
     with np.load(model.with_name("inputs.npz")) as file:

@@ -74,7 +74,7 @@ def prepare(name: str, folder: Path, records: str | None = None, *, keep: bool =
     from builder.parity import reference_outputs
     from builder.sample_inputs import record
 
-    place = folder / name
+    place = folder.resolve() / name
     place.mkdir(parents=True, exist_ok=True)
     path = place / f"{name}.onnx"
     if not path.exists():
