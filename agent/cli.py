@@ -1,4 +1,4 @@
-"""The command line of the agent: run, install, config, version.
+"""The command line of the agent: run, install, enroll, check, config, version.
 
 Exit status: 0; 2 for wrong usage; 4 for a bundle that is not taken; 78 (EX_CONFIG) for a wrong
 configuration, with which systemd does not start it again; 1 for faults of ours and of the machine. A
@@ -21,8 +21,8 @@ from typing import Final
 import agent
 from agent.config import Config, load_config, sample_config
 from agent.errors import BundleError, ConfigError, EdgeError
+from agent.provision.commands import DEFAULT_CONFIG, add_commands
 
-DEFAULT_CONFIG: Final = Path("/etc/edge-agent/agent.toml")
 EXIT_INPUT: Final = 4
 # sd-daemon(3): the level that journald takes from the head of a line.
 _JOURNAL_LEVELS: Final = {
@@ -65,6 +65,8 @@ def _parser() -> argparse.ArgumentParser:
     install.add_argument("bundle", type=Path, help="the bundle's file")
     _add_configuration(install)
     install.set_defaults(command=_install)
+
+    add_commands(commands)
 
     config = commands.add_parser("config", help="print a configuration with every key explained")
     config.set_defaults(command=_config)

@@ -1,0 +1,179 @@
+"""`edge-agent enroll` and `edge-agent check`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from agent.errors import ConfigError
+
+if TYPE_CHECKING:
+    from agent.provision.enrollment import Enrollment
+
+DEFAULT_CONFIG: Final = Path("/etc/edge-agent/agent.toml")
+EXIT_FAILED: Final = 1
+
+_ENROLL_EXAMPLE: Final = """\
+example:
+  sudo edge-agent enroll --device kitchen --broker mqtts://broker.lan \\
+       --ca ca.pem --certificate kitchen.pem --key kitchen.key --trust signing.pub --start
+
+On a terminal it asks for what is missing. Exit status: 0 enrolled; 4 what was given is wrong, does not
+work, or would replace another enrollment; then nothing has changed.
+"""
+_CHECK_EXAMPLE: Final = """\
+example:
+  sudo edge-agent check
+
+Exit status: 0 when nothing fails (warnings may stand), 1 when something does.
+"""
+
+
+def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add both to the command line."""
+    form = argparse.RawDescriptionHelpFormatter
+    enroll = commands.add_parser(
+        "enroll",
+        help="give this device its name, broker, credentials and a key to trust",
+        epilog=_ENROLL_EXAMPLE,
+        formatter_class=form,
+    )
+    enroll.add_argument("--device", metavar="NAME", help="this device's name; the host's name without it")
+    enroll.add_argument("--broker", metavar="URL", help="mqtts://HOST[:PORT], or mqtt:// without TLS")
+    enroll.add_argument(
+        "--trust", action="append", metavar="FILE", help="public key of whoever signs bundles"
+    )
+    enroll.add_argument("--username", metavar="NAME", help="who this device is to the broker")
+    enroll.add_argument("--password-file", metavar="FILE", help="file whose first line is the password")
+    enroll.add_argument(
+        "--ca", metavar="FILE", help="authority of the broker's certificate, if no public one"
+    )
+    enroll.add_argument("--certificate", metavar="FILE", help="this device's own certificate")
+    enroll.add_argument("--key", metavar="FILE", help="the key of that certificate")
+    enroll.add_argument("--group", action="append", metavar="NAME", help="group whose requests it shares")
+    enroll.add_argument("--state-dir", metavar="DIR", help="where bundles are kept")
+    enroll.add_argument(
+        "--from", dest="source", type=Path, metavar="FILE", help="all this from a TOML or JSON file"
+    )
+    _add_config(enroll)
+    enroll.add_argument("--force", action="store_true", help="replace another enrollment")
+    enroll.add_argument("--no-connect", action="store_true", help="do not try the broker")
+    enroll.add_argument(
+        "--wait", type=float, default=0.0, metavar="S", help="wait so long for network, names, clock, broker"
+    )
+    enroll.add_argument("--start", action="store_true", help="start the service")
+    enroll.set_defaults(command=_enroll)
+
+    check = commands.add_parser(
+        "check",
+        help="look this device over and say what is wrong",
+        epilog=_CHECK_EXAMPLE,
+        formatter_class=form,
+    )
+    _add_config(check)
+    check.add_argument("--json", action="store_true", help="print one JSON object")
+    check.add_argument("--no-connect", action="store_true", help="do not try the broker")
+    check.set_defaults(command=_check)
+
+
+def _add_config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--config",
+        type=Path,
+        default=DEFAULT_CONFIG,
+        metavar="PATH",
+        help=f"configuration file, or the folder it is in; {DEFAULT_CONFIG}",
+    )
+
+
+def _config_path(options: argparse.Namespace) -> Path:
+    path: Path = options.config.absolute()
+    return path if path.suffix == ".toml" and not path.is_dir() else path / DEFAULT_CONFIG.name
+
+
+def _enroll(options: argparse.Namespace) -> int:
+    from agent.provision import enroll, service
+    from agent.provision.enrollment import EnrollmentError
+    from agent.provision.questions import ask
+
+    path = _config_path(options)
+    try:
+        enrollment = _given(options)
+        if sys.stdin.isatty() and sys.stdout.isatty() and options.source is None:
+            enrollment = ask(enrollment, trusts=enroll.trusts(path))
+        outcome = enroll.enroll(
+            enrollment,
+            enroll.Options(path, options.force, not options.no_connect, options.wait),
+            lambda line: print(line, file=sys.stderr, flush=True),
+        )
+        for finding in outcome.findings:
+            print(finding)
+        did = "is enrolled" if outcome.changed else "was enrolled so already, nothing changed"
+        print(f"{outcome.config.device} {did}: {path}")
+        if options.start:
+            service.restart()
+            print("the service runs: journalctl -u edge-agent")
+        elif path == DEFAULT_CONFIG:
+            print("start it: sudo systemctl restart edge-agent")
+        else:
+            print(f"start it: edge-agent run --config {path}")
+    except EnrollmentError:
+        raise
+    except ConfigError as error:
+        raise EnrollmentError(str(error), hint=error.hint) from error
+    except EOFError as error:
+        raise EnrollmentError("an answer was expected, and the input ended") from error
+    return 0
+
+
+def _given(options: argparse.Namespace) -> Enrollment:
+    from agent.provision.enrollment import Enrollment, read_enrollment
+
+    enrollment = Enrollment() if options.source is None else read_enrollment(options.source)
+    given: dict[str, object] = {
+        "device": options.device,
+        "broker": options.broker,
+        "username": options.username,
+        "state_dir": options.state_dir,
+        "trust": _paths(options.trust),
+        "groups": None if options.group is None else tuple(options.group),
+        # A name on the command line begins where the user stands, one in a file where the file lies.
+        **{name: _here(getattr(options, name)) for name in ("password_file", "ca", "certificate", "key")},
+    }
+    return replace(enrollment, **{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+
+
+def _paths(names: list[str] | None) -> tuple[str, ...] | None:
+    return None if names is None else tuple(str(Path(name).absolute()) for name in names)
+
+
+def _here(name: str | None) -> str | None:
+    return None if name is None else str(Path(name).absolute())
+
+
+def _check(options: argparse.Namespace) -> int:
+    from agent.provision import doctor
+    from agent.provision.finding import Level
+
+    path = _config_path(options)
+    levels: list[Level] = []
+    documents = []
+    for finding in doctor.examine(
+        path,
+        connect=not options.no_connect,
+        say=lambda line: print(line, file=sys.stderr, flush=True),
+    ):
+        levels.append(finding.level)
+        documents.append(finding.document())
+        if not options.json:
+            print(finding, flush=True)
+    counts = {level.value: levels.count(level) for level in Level}
+    if options.json:
+        print(json.dumps({"ok": Level.FAIL not in levels, "counts": counts, "findings": documents}, indent=1))
+    else:
+        print(", ".join(f"{count} {name}" for name, count in counts.items()))
+    return EXIT_FAILED if Level.FAIL in levels else 0

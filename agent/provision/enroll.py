@@ -1,0 +1,281 @@
+"""A device's configuration, credentials and key to trust: checked by really connecting, then put in place.
+
+Promises: until the connection stood nothing that the agent reads has changed; the configuration is replaced
+last and all at once, and names files of its own, so that a device that loses power in between is enrolled as
+before or as told, never half. Told the same twice, it changes nothing. Told something else, it refuses unless
+it may (`force`). Leaves the asking to `questions` and the broker to `reach` and `rights`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from agent.bundle.keyring import Keyring
+from agent.config import Config, parse_config, sample_config
+from agent.errors import ConfigError
+from agent.mqtt.failure import Failure
+from agent.mqtt.settings import read_secret
+from agent.provision import credentials
+from agent.provision.enrollment import Enrollment, EnrollmentError, check_enrollment
+from agent.provision.finding import Finding, failed
+from agent.provision.placing import Owner, free_name, make_folder, put
+from agent.provision.reach import UnreachableError
+from agent.provision.rights import check_broker
+from agent.provision.template import Value, fill
+
+SYSTEM_FOLDER: Final = Path("/etc/edge-agent")
+_RETRY_S: Final = 3.0
+_CREDENTIALS: Final = ("broker.password_file", "broker.ca", "broker.certificate", "broker.key")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to enroll.
+
+    Parameters
+    ----------
+    config
+        The configuration file; credentials and keys go beside it.
+    force
+        Replace another enrollment.
+    connect
+        Try the broker first.
+    wait_s
+        How long to wait for a network, a name, a clock: a device that has just booted has none of them.
+    """
+
+    config: Path
+    force: bool = False
+    connect: bool = True
+    wait_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Credential:
+    """A file of the enrollment, and the key of the configuration that names it."""
+
+    key: str
+    name: str
+    data: bytes
+    secret: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of it: whether anything changed, the configuration in force, what the broker said."""
+
+    changed: bool
+    config: Config
+    findings: tuple[Finding, ...]
+
+
+def enroll(enrollment: Enrollment, options: Options, say: Callable[[str], None]) -> Outcome:
+    """Enroll this device.
+
+    Parameters
+    ----------
+    say
+        Called with each line on the way.
+
+    Raises
+    ------
+    EnrollmentError
+        What was given cannot be used, does not work, or would replace another enrollment.
+    ConfigError
+        A file cannot be read or written.
+    """
+    folder, owner = options.config.parent, Owner.of_service()
+    text = _existing(options.config)
+    check_enrollment(enrollment, enrolled=trusts(options.config))
+    files = _credentials(enrollment)
+    keys = [
+        (credentials.trusted_key_id(raw, f"--trust {_shown(given)}"), _key_name(given), raw)
+        for given in enrollment.trust
+        for raw in [credentials.read_credential(given, enrollment.folder, "--trust")]
+    ]
+    make_folder(folder, owner)
+    with _created() as created:
+        values = _values(enrollment, folder, text, options.force)
+        for file in files:
+            path = free_name(folder / Path(file.name).parent, Path(file.name).name, file.data)
+            if not path.exists():
+                make_folder(path.parent, owner)
+                put(path, file.data, owner, owner.mode(secret=file.secret))
+                created.append(path)
+            values[file.key] = str(path.relative_to(folder))
+        filled = fill(text or sample_config(), values)
+        _refuse_another(text, filled, options)
+        config = parse_config(tomllib.loads(filled), {}, os.environ, folder=folder)
+        findings = _try(config, options, say) if options.connect else ()
+        if failed(findings):
+            worst = next(finding for finding in findings if failed([finding]))
+            raise EnrollmentError(worst.message, hint=worst.hint)
+        changed = _trust(keys, config.trust_dir, owner)
+        if filled != text:
+            put(options.config, filled.encode(), owner, owner.mode(secret=True))
+            changed = True
+        created.clear()
+    if text is not None:
+        _remove_superseded(text, filled, folder)
+    return Outcome(changed, config, tuple(findings))
+
+
+def trusts(config: Path) -> bool:
+    """Return whether the keyring beside a configuration, or that it names, has a key already."""
+    folder = config.parent / "keyring"
+    try:
+        text = _existing(config)
+        if text is not None:
+            stated = tomllib.loads(text).get("trust", {}).get("dir")
+            folder = folder if stated is None else config.parent / stated
+        Keyring.from_dir(folder)
+    except (ConfigError, OSError, ValueError, AttributeError, TypeError):
+        return False
+    return True
+
+
+def _existing(path: Path) -> str | None:
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        hint = "run it with sudo" if isinstance(error, PermissionError) else None
+        raise ConfigError(f"cannot read the configuration {path}: {error}", hint=hint) from error
+
+
+def _credentials(enrollment: Enrollment) -> list[_Credential]:
+    """Read and look into everything but the keys to trust."""
+    folder = enrollment.folder
+    found: list[_Credential] = []
+
+    def add(key: str, name: str, data: bytes, *, secret: bool = False) -> None:
+        found.append(_Credential(f"broker.{key}", name, data, secret))
+
+    password = enrollment.password
+    if enrollment.password_file is not None:
+        password = read_secret(folder / Path(enrollment.password_file).expanduser())
+    if password is not None:
+        if not password.isprintable():
+            raise EnrollmentError("password: expected one line of text, got something else")
+        add("password_file", "broker.password", password.encode() + b"\n", secret=True)
+    try:
+        if enrollment.ca is not None:
+            ca = credentials.read_credential(enrollment.ca, folder, "--ca")
+            credentials.certificates(ca, "--ca")
+            add("ca", "tls/ca.pem", ca)
+        if enrollment.certificate is not None and enrollment.key is not None:
+            certificate = credentials.read_credential(enrollment.certificate, folder, "--certificate")
+            key = credentials.read_credential(enrollment.key, folder, "--key")
+            credentials.check_pair(certificate, key)
+            add("certificate", "tls/device.pem", certificate)
+            add("key", "tls/device.key", key, secret=True)
+    except ConfigError as error:
+        raise EnrollmentError(str(error), hint=error.hint) from error
+    return found
+
+
+def _values(enrollment: Enrollment, folder: Path, text: str | None, force: bool) -> dict[str, Value | None]:
+    stated = {} if text is None else tomllib.loads(text)
+    values: dict[str, Value | None] = {}
+    if force:  # another identity takes nothing over from the last one
+        values |= dict.fromkeys((*_CREDENTIALS, "broker.username"))
+    values["broker.url"] = enrollment.broker
+    for name, value in (("device", enrollment.device), ("broker.username", enrollment.username)):
+        if value is not None:
+            values[name] = value
+    if enrollment.groups:
+        values["groups"] = enrollment.groups
+    if enrollment.state_dir is not None:
+        values["state_dir"] = enrollment.state_dir
+    elif "state_dir" not in stated and folder.resolve() != SYSTEM_FOLDER:
+        values["state_dir"] = "state"  # beside a configuration of one's own; the service has its own place
+    if "dir" not in stated.get("trust", {}):
+        values["trust.dir"] = "keyring"
+    return values
+
+
+def _refuse_another(text: str | None, filled: str, options: Options) -> None:
+    if text is None or options.force or filled == text:
+        return
+    url = tomllib.loads(text).get("broker", {}).get("url")
+    if url is not None:
+        raise EnrollmentError(
+            f"this device is enrolled already, with {url} ({options.config}), and differently",
+            hint="--force replaces that",
+        )
+
+
+def _try(config: Config, options: Options, say: Callable[[str], None]) -> tuple[Finding, ...]:
+    """Connect, and try again until it works or the time is up, as far as waiting can help."""
+    end_s = time.monotonic() + options.wait_s
+    say(f"trying {config.broker.url} as {config.device} ...")
+    told: Failure | None = None
+    while True:
+        try:
+            return tuple(asyncio.run(check_broker(config.broker, config.device, config.groups)))
+        except UnreachableError as error:
+            why = error.failure
+            if not why.passing or time.monotonic() + _RETRY_S > end_s:
+                raise EnrollmentError(why.message, hint=why.hint) from error
+            if why != told:
+                say(f"{why.message}; trying again for {end_s - time.monotonic():.0f} s")
+                told = why
+        time.sleep(_RETRY_S)
+
+
+def _trust(keys: list[tuple[str, str, bytes]], folder: Path, owner: Owner) -> bool:
+    """Put keys into the keyring; return whether one was not there before."""
+    make_folder(folder, owner)
+    present: set[str] = set()
+    if any(path.suffix in (".pub", ".pem") for path in folder.iterdir()):
+        present = {key.key_id for key in Keyring.from_dir(folder).keys.values()}
+    added = False
+    for key_id, name, raw in keys:
+        if key_id not in present:
+            put(free_name(folder, name, raw), raw, owner, owner.mode(secret=False))
+            added = True
+    return added
+
+
+def _remove_superseded(before: str, after: str, folder: Path) -> None:
+    """Remove the credentials that only the last configuration named, where enroll had put them."""
+    named = [
+        {folder / value for key in _CREDENTIALS if isinstance(value := broker.get(key[7:]), str)}
+        for broker in (tomllib.loads(text).get("broker", {}) for text in (before, after))
+    ]
+    for path in named[0] - named[1]:
+        if path.parent == folder / "tls" or (path.parent == folder and path.name.startswith("broker")):
+            path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _created() -> Iterator[list[Path]]:
+    """Collect files that are removed again unless all went well."""
+    created: list[Path] = []
+    try:
+        yield created
+    finally:
+        for path in created:
+            path.unlink(missing_ok=True)
+            if path.parent.name == "tls" and not any(path.parent.iterdir()):
+                path.parent.rmdir()
+
+
+def _key_name(given: str) -> str:
+    if given.lstrip().startswith("-----BEGIN "):
+        return "trusted.pub"
+    path = Path(given)
+    return path.name if path.suffix in (".pub", ".pem") else f"{path.name}.pub"
+
+
+def _shown(given: str) -> str:
+    return "(text)" if given.lstrip().startswith("-----BEGIN ") else given

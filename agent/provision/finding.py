@@ -1,0 +1,70 @@
+"""One line of a report on a device: what was looked at, what was found, what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Level(StrEnum):
+    """How much a finding weighs."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at.
+
+    Parameters
+    ----------
+    level
+        `FAIL` where the device cannot do its work, `WARN` where it can and somebody should look.
+    subject
+        What was looked at, in a word or two.
+    message
+        What was found.
+    hint
+        What to do about it; every warning and failure has one.
+    """
+
+    level: Level
+    subject: str
+    message: str
+    hint: str | None = None
+
+    def __str__(self) -> str:
+        line = f"{self.level:<4}  {self.subject:<14} {self.message}"
+        return line if self.hint is None else f"{line}\n      hint: {self.hint}"
+
+    def document(self) -> dict[str, str | None]:
+        """Return the finding as a JSON object."""
+        return {
+            "level": self.level.value,
+            "subject": self.subject,
+            "message": self.message,
+            "hint": self.hint,
+        }
+
+
+def ok(subject: str, message: str) -> Finding:
+    """Return a finding that nothing follows from."""
+    return Finding(Level.OK, subject, message)
+
+
+def warn(subject: str, message: str, hint: str) -> Finding:
+    """Return a finding that somebody should look at."""
+    return Finding(Level.WARN, subject, message, hint)
+
+
+def fail(subject: str, message: str, hint: str) -> Finding:
+    """Return a finding that keeps the device from its work."""
+    return Finding(Level.FAIL, subject, message, hint)
+
+
+def failed(findings: Iterable[Finding]) -> bool:
+    """Return whether any of them is a failure."""
+    return any(finding.level is Level.FAIL for finding in findings)

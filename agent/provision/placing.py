@@ -1,0 +1,125 @@
+"""Files into their places: whole or not at all, with the owner and the mode that each needs.
+
+Promises: what stands at a path is the old file or the new one; a file with a secret is never readable for
+others, not even while it is written. Leaves what goes where to `enroll`.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from agent.deploy.state_file import sync_directory
+from agent.errors import ConfigError
+
+SERVICE_GROUP: Final = "edge-agent"
+_PUBLIC: Final = 0o644
+_SECRET: Final = 0o640
+_SECRET_OF_ONE: Final = 0o600
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose the files are.
+
+    Parameters
+    ----------
+    uid, gid
+        As in chown(2); -1 leaves them as they come.
+    """
+
+    uid: int
+    gid: int
+
+    @classmethod
+    def of_service(cls) -> Owner:
+        """Return root with the service's group where that exists and we are root; else whoever runs this."""
+        if os.geteuid() == 0:
+            try:
+                return cls(0, grp.getgrnam(SERVICE_GROUP).gr_gid)
+            except KeyError:
+                pass
+        return cls(-1, -1)
+
+    def mode(self, *, secret: bool) -> int:
+        """Return the mode of a file: the service reads secrets through its group."""
+        if not secret:
+            return _PUBLIC
+        return _SECRET_OF_ONE if self.gid == -1 else _SECRET
+
+
+def make_folder(path: Path, owner: Owner) -> None:
+    """Make a folder, and its parents, where there is none; one that is there stays as it is.
+
+    Raises
+    ------
+    ConfigError
+        It cannot be made.
+    """
+    if path.is_dir():
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700)
+        os.chown(path, owner.uid, owner.gid)
+        path.chmod(0o700 if owner.gid == -1 else 0o750)
+    except OSError as error:
+        raise _refused(path, error) from error
+
+
+def put(path: Path, data: bytes, owner: Owner, mode: int) -> None:
+    """Write a file, durably and all at once.
+
+    Raises
+    ------
+    ConfigError
+        It cannot be written; what was there is untouched.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(descriptor, view) :]
+            os.fchown(descriptor, owner.uid, owner.gid)
+            os.fchmod(descriptor, mode)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        temporary.replace(path)
+        sync_directory(path.parent)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise _refused(path, error) from error
+
+
+def free_name(folder: Path, name: str, data: bytes) -> Path:
+    """Return where `data` can be put as `name` without touching another file: `key.pem`, or `key-2.pem`.
+
+    A file that holds just these bytes already is its own place.
+    """
+    stem, suffix = Path(name).stem, Path(name).suffix
+    number = 1
+    while True:
+        path = folder / (name if number == 1 else f"{stem}-{number}{suffix}")
+        try:
+            if path.read_bytes() == data:
+                return path
+        except FileNotFoundError:
+            return path
+        except OSError as error:
+            raise _refused(path, error) from error
+        number += 1
+
+
+def _refused(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"cannot write {path}: {error.strerror}",
+        hint="run it with sudo, or name a folder of your own with --config"
+        if isinstance(error, PermissionError)
+        else None,
+    )

@@ -1,0 +1,161 @@
+"""A connection to the broker, or why there is none: name, port, TLS, certificate, credentials.
+
+Promises a `Failure` that names the cause and not the symptom: where the first attempt leaves two causes open
+(a port that hangs up may speak TLS, or not), it looks again, and sends neither credentials nor a name then.
+Leaves to `rights` what the broker allows once it has taken us.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from cryptography import x509
+
+from agent.mqtt import failure
+from agent.mqtt.connection import SILENCE, BrokerError, Connection
+from agent.mqtt.engine import MQTT_5, Callbacks, Engine
+from agent.mqtt.failure import Failure
+from agent.mqtt.message import Message
+from agent.mqtt.settings import BrokerSettings
+from agent.mqtt.transport import open_socket
+
+# For a second look: the broker has answered something before, so it is not far.
+_LOOK_S: Final = 5.0
+# An alert follows a refused handshake at once (RFC 8446, 4.4.2.4: after the client thinks that it is done).
+_ALERT_S: Final = 2.0
+
+
+class UnreachableError(Exception):
+    """There is no connection.
+
+    Parameters
+    ----------
+    why
+        The cause.
+    """
+
+    def __init__(self, why: Failure) -> None:
+        super().__init__(why.message)
+        self.failure = why
+
+
+async def reach(
+    settings: BrokerSettings, client_id: str, on_message: Callable[[Message], None]
+) -> Connection:
+    """Connect once.
+
+    Returns
+    -------
+    Connection
+        It stands, and is the caller's to close.
+
+    Raises
+    ------
+    UnreachableError
+        There is none.
+    ConfigError
+        A file with a password or certificate cannot be used.
+    """
+    connection = Connection(settings, client_id=client_id, on_message=on_message)
+    try:
+        await connection.connect()
+    except BrokerError as error:
+        await connection.close()
+        if isinstance(error.__cause__, OSError):
+            raise UnreachableError(await _explain(error.__cause__, settings)) from error
+        raise UnreachableError(await _explain_refusal(error, settings)) from error
+    return connection
+
+
+async def _explain(error: OSError, settings: BrokerSettings) -> Failure:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        names = await asyncio.to_thread(_certificate_names, settings.host, settings.port)
+        return failure.explain_error(error, settings, names=names or ())
+    hung_up = isinstance(error, ssl.SSLEOFError | ConnectionResetError) or (
+        isinstance(error, ssl.SSLError) and error.reason == "UNEXPECTED_EOF_WHILE_READING"
+    )
+    if hung_up and settings.tls is not None and await _speaks_plain(settings):
+        return failure.not_tls(settings)
+    return failure.explain_error(error, settings)
+
+
+async def _explain_refusal(error: BrokerError, settings: BrokerSettings) -> Failure:
+    if error.reason is not SILENCE:
+        return failure.explain_reason(error.reason, settings)
+    if settings.tls is None:
+        if await asyncio.to_thread(_certificate_names, settings.host, settings.port) is not None:
+            return failure.tls_only(settings)
+    else:
+        alert = await _alert(settings)
+        if alert is not None:
+            return failure.explain_error(alert, settings)
+    return failure.explain_reason(error.reason, settings)
+
+
+async def _speaks_plain(settings: BrokerSettings) -> bool:
+    """Return whether a CONNECT without anything in it is answered in the clear."""
+    plain = replace(settings, tls=None, username=None, password_file=None, password=None)
+    probe = Engine("", MQTT_5, callbacks=Callbacks.ignore(), bare=True)
+    try:
+        async with asyncio.timeout(_LOOK_S):
+            greeting = await probe.greet(await open_socket(plain), 0, plain)
+    except OSError:
+        return False
+    probe.disconnect()
+    return greeting.reason is not None
+
+
+async def _alert(settings: BrokerSettings) -> ssl.SSLError | None:
+    """Return what the broker says after a handshake that only it takes for failed (TLS 1.3)."""
+    sock = await open_socket(settings)
+    try:
+        end_s = asyncio.get_running_loop().time() + _ALERT_S
+        while asyncio.get_running_loop().time() < end_s:
+            try:
+                if not sock.recv(1):
+                    return None
+            except (ssl.SSLWantReadError, BlockingIOError):
+                await asyncio.sleep(0.02)
+    except ssl.SSLError as error:
+        return error
+    except OSError:
+        return None
+    finally:
+        sock.close()
+    return None
+
+
+def _certificate_names(host: str, port: int) -> tuple[str, ...] | None:
+    """Return the names on the certificate that is shown at a port; None where no TLS is spoken.
+
+    Nothing is sent there but the hello, and what comes is only shown: so nothing needs to be trusted.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    try:
+        with (
+            socket.create_connection((host, port), _LOOK_S) as sock,
+            context.wrap_socket(sock, server_hostname=host) as wrapped,
+        ):
+            raw = wrapped.getpeercert(binary_form=True)
+    except ssl.SSLError as error:
+        # An alert is TLS; a hang-up is not.
+        return () if "ALERT" in (error.reason or "") else None
+    except OSError:
+        return None
+    names: list[str] = []
+    with contextlib.suppress(ValueError, x509.ExtensionNotFound):
+        certificate = x509.load_der_x509_certificate(raw or b"")
+        common = certificate.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
+        names = [str(attribute.value) for attribute in common]
+        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        names = found.get_values_for_type(x509.DNSName)
+        names += [str(address) for address in found.get_values_for_type(x509.IPAddress)]
+    return tuple(name if name.isprintable() else ascii(name) for name in names)

@@ -1,0 +1,57 @@
+"""What a device is enrolled with."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from tests.agent.provision.authority import Authority
+from tests.conftest import BrokerProcess
+
+StartBroker = Callable[[str], BrokerProcess]
+
+
+@pytest.fixture
+def trust(tmp_path: Path) -> Path:
+    """The public half of a key, as keygen writes it."""
+    path = tmp_path / "keys/signing.pub"
+    path.parent.mkdir()
+    public = ec.generate_private_key(ec.SECP256R1()).public_key()
+    path.write_bytes(
+        public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    )
+    return path
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path / "authority")
+
+
+@pytest.fixture
+def start_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartBroker]:
+    """Start a mosquitto with further lines of configuration; all end with the test."""
+    with ExitStack() as stack:
+
+        def start(extra: str) -> BrokerProcess:
+            broker = BrokerProcess("mosquitto", tmp_path_factory.mktemp("mosquitto"), extra=extra)
+            broker.start()
+            stack.callback(broker.stop)
+            return broker
+
+        yield start
+
+
+@pytest.fixture
+def passwords(tmp_path: Path) -> Path:
+    """A password file of mosquitto: kitchen, hunter2."""
+    path = tmp_path / "passwords"
+    subprocess.run(["mosquitto_passwd", "-b", "-c", path, "kitchen", "hunter2"], check=True)
+    path.chmod(0o644)
+    return path

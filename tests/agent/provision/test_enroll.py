@@ -1,0 +1,292 @@
+"""`edge-agent enroll` as a process, against real brokers: what it writes, and what it says if it does not."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from agent.config import KEYS, load_config
+from tests.agent.provision.authority import Authority
+from tests.agent.provision.conftest import StartBroker
+from tests.conftest import BrokerProcess, free_port
+
+ACCESS_LIST = Path(__file__).parents[3] / "docs/mosquitto/edge.acl"
+
+
+def enroll(folder: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "agent", "enroll", "--config", folder, *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def refused(done: subprocess.CompletedProcess[str]) -> str:
+    """Return the error of an enrollment that was refused, in one line and with a hint."""
+    assert done.returncode == 4, done
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("trying ")]
+    assert len(lines) == 2, done.stderr
+    assert lines[1].startswith("hint: ")
+    return lines[0].removeprefix("error: ")
+
+
+def test_a_device_is_enrolled_with_password_and_key_and_its_configuration_keeps_its_explanations(
+    tmp_path: Path, trust: Path, start_broker: StartBroker, passwords: Path
+) -> None:
+    broker = start_broker(f"password_file {passwords}\n")
+    (tmp_path / "secret").write_text("hunter2\n")
+    words = ("--device", "kitchen", "--broker", broker.url, "--trust", trust, "--username", "kitchen")
+    done = enroll(tmp_path / "etc", *words, "--password-file", tmp_path / "secret")
+    assert done.returncode == 0, done.stderr
+    assert f"kitchen is enrolled: {tmp_path}/etc/agent.toml" in done.stdout
+
+    found = contents(tmp_path / "etc")
+    assert found.keys() == {"agent.toml", "broker.password", "keyring/signing.pub"}
+    assert found["broker.password"] == b"hunter2\n"
+    assert found["keyring/signing.pub"] == trust.read_bytes()
+    for key in KEYS:
+        assert key.text in found["agent.toml"].decode()
+    config = load_config(tmp_path / "etc/agent.toml", {}, {})
+    assert (config.device, config.broker.username) == ("kitchen", "kitchen")
+    assert config.broker.password_file == tmp_path / "etc/broker.password"
+    assert config.state_dir == tmp_path / "etc/state"
+    for secret in ("agent.toml", "broker.password"):
+        assert (tmp_path / "etc" / secret).stat().st_mode & 0o077 in (0, 0o040)  # the service's group reads
+
+    again = enroll(tmp_path / "etc", *words, "--password-file", tmp_path / "secret")
+    assert (again.returncode, "nothing changed" in again.stdout) == (0, True)
+    assert contents(tmp_path / "etc") == found
+
+
+def test_certificates_of_both_sides_are_put_beside_the_configuration(
+    tmp_path: Path, trust: Path, authority: Authority, start_broker: StartBroker
+) -> None:
+    lines = f"cafile {authority.ca}\nrequire_certificate true\nuse_identity_as_username true\n"
+    broker = start_broker(lines + authority.server("127.0.0.1") + access_list(tmp_path))
+    url = broker.url.replace("mqtt:", "mqtts:")
+    own = authority.client("kitchen")
+    words = ("--device", "kitchen", "--broker", url, "--trust", trust, "--ca", authority.ca)
+    own_words = ("--certificate", own, "--key", own.with_suffix(".key"))
+
+    # TLS 1.3 tells a client only after the handshake that it wants a certificate.
+    assert "asks for a certificate of this device" in refused(enroll(tmp_path / "etc", *words))
+    stranger = Authority(tmp_path / "stranger").client("kitchen")
+    foreign = ("--certificate", stranger, "--key", stranger.with_suffix(".key"))
+    assert "refuses this device's certificate" in refused(enroll(tmp_path / "etc", *words, *foreign))
+    mixed = ("--certificate", own, "--key", stranger.with_suffix(".key"))
+    assert "does not belong to the certificate" in refused(enroll(tmp_path / "etc", *words, *mixed))
+    assert contents(tmp_path / "etc") == {}
+
+    done = enroll(tmp_path / "etc", *words, *own_words)
+    assert done.returncode == 0, done.stderr
+    found = contents(tmp_path / "etc")
+    assert found.keys() == {
+        *("agent.toml", "keyring/signing.pub"),
+        *("tls/ca.pem", "tls/device.pem", "tls/device.key"),
+    }
+    assert (tmp_path / "etc/tls/device.key").stat().st_mode & 0o037 == 0
+
+    # Renewed: refused without force; with it the new pair is in force and the old one gone.
+    new = authority.client("kitchen", until=200)
+    assert "enrolled already" in refused(enroll(tmp_path / "etc", *words, *own_words))
+    assert contents(tmp_path / "etc") == found
+    assert enroll(tmp_path / "etc", *words, *own_words, "--force").returncode == 0
+    renewed = contents(tmp_path / "etc")
+    assert renewed.keys() - found.keys() == {"tls/device-2.pem", "tls/device-2.key"}
+    assert renewed["tls/device-2.pem"] == new.read_bytes()
+    assert "tls/device.pem" not in renewed
+
+
+def access_list(tmp_path: Path) -> str:
+    path = tmp_path / "edge.acl"
+    shutil.copy(ACCESS_LIST, path)
+    path.chmod(0o644)
+    return f"acl_file {path}\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "since", "until", "expected"),
+    [
+        ("broker.lan", -1, 90, r"certificate is not for 127\.0\.0\.1: it is for broker\.lan"),
+        ("127.0.0.1", -90, -1, r"certificate has expired, by this device's clock \(\d{4}-"),
+        ("127.0.0.1", 30, 90, r"certificate is not valid yet: this device's clock says \d{4}-"),
+    ],
+    ids=["another-name", "expired", "clock-behind"],
+)
+def test_a_brokers_certificate_that_does_not_hold_is_named(
+    tmp_path: Path,
+    trust: Path,
+    authority: Authority,
+    start_broker: StartBroker,
+    name: str,
+    since: int,
+    until: int,
+    expected: str,
+) -> None:
+    broker = start_broker(authority.server(name, since=since, until=until))
+    words = ("--broker", broker.url.replace("mqtt:", "mqtts:"), "--trust", trust, "--ca", authority.ca)
+    assert re.search(expected, refused(enroll(tmp_path / "etc", "--device", "kitchen", *words)))
+    assert contents(tmp_path / "etc") == {}
+
+
+def test_an_authority_that_is_not_known_and_ports_of_the_other_kind_are_named(
+    tmp_path: Path, trust: Path, authority: Authority, start_broker: StartBroker
+) -> None:
+    guarded, plain = start_broker(authority.server("127.0.0.1")), start_broker("")
+    secure = guarded.url.replace("mqtt:", "mqtts:")
+
+    def said(*words: str | Path) -> str:
+        return refused(enroll(tmp_path / "etc", "--device", "kitchen", "--trust", trust, *words))
+
+    assert "was not issued by an authority that this system knows" in said("--broker", secure)
+    assert "speaks TLS, and mqtt:// was asked for" in said("--broker", guarded.url)
+    swapped = plain.url.replace("mqtt:", "mqtts:")
+    assert "does not speak TLS, and mqtts:// was asked" in said("--broker", swapped, "--ca", authority.ca)
+    assert f"nobody listens at mqtt://127.0.0.1:{free_port()}"[:33] in said(
+        "--broker", f"mqtt://127.0.0.1:{free_port()}"
+    )
+    assert "no address is known" in said("--broker", "mqtt://no.such.host.invalid")
+    with socket.create_server(("127.0.0.1", 0)) as web:
+        port = web.getsockname()[1]
+        assert "within 10 s" in said("--broker", f"mqtt://127.0.0.1:{port}")
+    assert contents(tmp_path / "etc") == {}
+
+
+def test_wrong_passwords_and_missing_rights_are_named(
+    tmp_path: Path, trust: Path, start_broker: StartBroker, passwords: Path
+) -> None:
+    broker = start_broker(f"password_file {passwords}\n{access_list(tmp_path)}")
+    (tmp_path / "wrong").write_text("guess\n")
+    (tmp_path / "right").write_text("hunter2\n")
+
+    def said(*words: str | Path) -> str:
+        return refused(enroll(tmp_path / "etc", "--broker", broker.url, "--trust", trust, *words))
+
+    user = ("--device", "kitchen", "--username", "kitchen", "--password-file")
+    assert "does not take the user name kitchen with this password" in said(*user, tmp_path / "wrong")
+    # Right at the door, and then another device's name: its topics are not kitchen's.
+    other = ("--device", "garage", "--username", "kitchen", "--password-file", tmp_path / "right")
+    assert "garage may not write edge/v1/garage/models/" in said(*other)
+    assert contents(tmp_path / "etc") == {}
+    done = enroll(tmp_path / "etc", "--broker", broker.url, "--trust", trust, *user, tmp_path / "right")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_device_that_is_enrolled_is_not_enrolled_otherwise_without_force(
+    tmp_path: Path, trust: Path, mosquitto: BrokerProcess
+) -> None:
+    words = ("--broker", mosquitto.url, "--trust", trust, "--no-connect")
+    assert enroll(tmp_path / "etc", "--device", "kitchen", *words).returncode == 0
+    before = contents(tmp_path / "etc")
+    error = refused(enroll(tmp_path / "etc", "--device", "garage", *words))
+    assert "enrolled already" in error
+    assert contents(tmp_path / "etc") == before
+    assert enroll(tmp_path / "etc", "--device", "garage", *words, "--force").returncode == 0
+    assert load_config(tmp_path / "etc/agent.toml", {}, {}).device == "garage"
+
+
+def test_what_is_no_key_or_certificate_is_refused_before_anything_is_written(
+    tmp_path: Path, trust: Path, authority: Authority
+) -> None:
+    def said(*words: str | Path) -> str:
+        return refused(
+            enroll(tmp_path / "etc", "--device", "k", "--broker", "mqtts://b", "--no-connect", *words)
+        )
+
+    assert "private half" in said("--trust", authority.ca.with_suffix(".key"))
+    assert "no public key in PEM" in said("--trust", authority.ca)
+    assert "cannot read" in said("--trust", tmp_path / "none.pub")
+    assert "expected a certificate in PEM" in said("--trust", trust, "--ca", trust)
+    assert contents(tmp_path / "etc") == {}
+
+
+def test_one_file_is_enough_for_a_first_boot_and_the_broker_may_come_later(
+    tmp_path: Path, trust: Path, authority: Authority
+) -> None:
+    own = authority.client("kitchen")
+    broker = BrokerProcess("mosquitto", tmp_path, extra=authority.server("127.0.0.1"))
+    document = {
+        "device": "kitchen",
+        "broker": broker.url.replace("mqtt:", "mqtts:"),
+        "ca": authority.ca.read_text(),
+        "certificate": own.read_text(),
+        "key": own.with_suffix(".key").read_text(),
+        "trust": [trust.read_text()],
+    }
+    (tmp_path / "first-boot.json").write_text(json.dumps(document))
+    command = [sys.executable, "-m", "agent", "enroll", "--config", str(tmp_path / "etc")]
+    command += ["--from", str(tmp_path / "first-boot.json"), "--wait", "40"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("trying ")
+        assert "nobody listens at" in process.stderr.readline()
+        broker.start()
+        try:
+            assert process.wait(45) == 0
+        finally:
+            process.kill()
+            broker.stop()
+    found = contents(tmp_path / "etc")
+    assert found["keyring/trusted.pub"].strip() == trust.read_bytes().strip()
+    assert found["tls/device.pem"] == own.read_bytes()
+
+
+def test_an_enrollment_that_is_killed_leaves_the_device_as_it_was_or_as_told(
+    tmp_path: Path, trust: Path
+) -> None:
+    words = ["--trust", str(trust), "--no-connect", "--username", "u", "--force"]
+    (tmp_path / "one").write_text("first\n")
+    (tmp_path / "two").write_text("second\n")
+
+    def command(name: str, host: str) -> list[str]:
+        return [
+            *(sys.executable, "-m", "agent", "enroll", "--config", str(tmp_path / "etc")),
+            *(
+                "--device",
+                name,
+                "--broker",
+                f"mqtt://{host}",
+                "--password-file",
+                str(tmp_path / host),
+                *words,
+            ),
+        ]
+
+    started_s = time.monotonic()
+    subprocess.run(command("kitchen", "one"), check=True, timeout=60, stdout=subprocess.DEVNULL)
+    took_s = time.monotonic() - started_s
+    states = set()
+    for step in range(12):
+        device, host = [("garage", "two"), ("kitchen", "one")][step % 2]
+        process = subprocess.Popen(
+            command(device, host), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        time.sleep(took_s * (0.5 + 0.05 * step))  # files are written in its second half
+        process.kill()
+        process.wait()
+        config = load_config(tmp_path / "etc/agent.toml", {}, dict(os.environ))
+        assert config.broker.password_file is not None
+        password = config.broker.password_file.read_text()
+        states.add((config.device, config.broker.host, password))
+    assert states <= {("kitchen", "one", "first\n"), ("garage", "two", "second\n")}
+    done = subprocess.run(command("garage", "two"), check=True, capture_output=True, timeout=60)
+    assert b"garage" in done.stdout
+    document = tomllib.loads((tmp_path / "etc/agent.toml").read_text())
+    assert document["device"] == "garage"
