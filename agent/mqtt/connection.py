@@ -13,40 +13,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from agent.errors import ConfigError, EdgeError
+from agent.errors import ConfigError
 from agent.mqtt.backoff import Backoff
-from agent.mqtt.engine import MQTT_3_1_1, MQTT_5, Callbacks, Engine, Greeting
+from agent.mqtt.broker_error import BrokerError, describe
+from agent.mqtt.engine import Callbacks, Engine, Greeting
 from agent.mqtt.message import Message, Receipt, Will
+from agent.mqtt.negotiation import SILENCE, Negotiation
 from agent.mqtt.properties import EMPTY, Properties
 from agent.mqtt.reason_codes import Action, Reason, reason
 from agent.mqtt.sending import CLOSED, MAX_UNDER_WAY, NOT_CONNECTED, Outgoing, Sending
-from agent.mqtt.settings import BrokerSettings, read_secret
-from agent.mqtt.transport import open_socket
+from agent.mqtt.settings import BrokerSettings
+from agent.mqtt.subscriptions import Subscriptions
+
+__all__ = ["LOST", "SILENCE", "BrokerError", "Connection"]
 
 _log = logging.getLogger(__name__)
 
 LOST: Final = Reason(0x104, "Connection lost", Action.RETRY, Action.RETRY)
-SILENCE: Final = Reason(0x105, "Connection ended without an answer", Action.FALL_BACK, Action.RETRY)
-
-_VERSIONS: Final = {"5": (MQTT_5,), "3.1.1": (MQTT_3_1_1,), "auto": (MQTT_5, MQTT_3_1_1)}
 _KEEP_ALIVE_TICK_S: Final = 1.0
-# Longer than most brokers take to greet, short enough for somebody who waits at a command line.
-_PROBE_AFTER_S: Final = 0.3
-
-
-class BrokerError(EdgeError):
-    """The broker cannot be reached, or refused what was asked."""
-
-    code = "ERR_BROKER"
-
-    def __init__(self, message: str, why: Reason, *, hint: str | None = None) -> None:
-        super().__init__(message, hint=hint)
-        self.reason = why
 
 
 class Connection:
@@ -89,18 +77,13 @@ class Connection:
         self._persistent = persistent
         self._on_up = on_up
         self._on_down = on_down
-        self._versions: tuple[int, ...] = _VERSIONS[settings.protocol]
-        self._spoke_5 = False
-        self._epoch = 0
+        self._negotiation = Negotiation(settings, self._engine_of, self._greeted)
         self._engine: Engine | None = None
         self._sending = Sending(self._pump)
         self._up = asyncio.Event()
         self._up_s = 0.0
         self._down: asyncio.Future[Reason] | None = None
-        self._filters: dict[str, int] = {}
-        self._subscribing: dict[int, tuple[str, ...]] = {}
-        self._granted: dict[str, asyncio.Future[Reason]] = {}
-        self._first_subscribe: int | None = None
+        self._subscriptions = Subscriptions(client_id, self._ask_for)
         self._task: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -112,12 +95,12 @@ class Connection:
     @property
     def settled(self) -> bool:
         """Whether the connection stands and the broker has answered for its subscriptions."""
-        return self.connected and self._first_subscribe is None
+        return self.connected and self._subscriptions.settled
 
     @property
     def version(self) -> int:
         """What is spoken, or was last: 5, or 4 for 3.1.1."""
-        return self._versions[0] if self._engine is None else self._engine.version
+        return self._negotiation.first_version if self._engine is None else self._engine.version
 
     @property
     def unacknowledged(self) -> int:
@@ -142,10 +125,10 @@ class Connection:
         limit_s = self.settings.connect_timeout_s if timeout_s is None else timeout_s
         try:
             async with asyncio.timeout(limit_s):
-                why = await self._attempt(limit_s)
+                why = await self._negotiation.attempt(limit_s)
         except OSError as error:  # TimeoutError is one
             raise BrokerError(
-                f"cannot reach the broker at {self.settings.url}: {_describe(error)}",
+                f"cannot reach the broker at {self.settings.url}: {describe(error)}",
                 LOST,
                 hint="check the address, and whether the broker runs there",
             ) from error
@@ -175,9 +158,7 @@ class Connection:
         if self._engine is not None:
             self._engine.disconnect()
         self._sending.close()
-        for granted in self._granted.values():
-            if not granted.done():
-                granted.set_result(CLOSED)
+        self._subscriptions.close(CLOSED)
 
     def publish(
         self,
@@ -202,32 +183,53 @@ class Connection:
             When topic or properties do not fit into MQTT.
         """
         done: asyncio.Future[Reason] = asyncio.get_running_loop().create_future()
+
+        def settle(verdict: Reason) -> None:
+            if not done.done():
+                done.set_result(verdict)
+
+        self.send(topic, payload, settle, qos=qos, retain=retain, properties=properties)
+        return done
+
+    def send(
+        self,
+        topic: str,
+        payload: bytes,
+        settle: Callable[[Reason], None],
+        *,
+        qos: int = 1,
+        retain: bool = False,
+        properties: Properties = EMPTY,
+    ) -> None:
+        """Do what `publish` does, and call `settle` once with the verdict, perhaps before this returns.
+
+        Raises
+        ------
+        ValueError
+            As in `publish`; `settle` is not called then.
+        """
         if qos == 0:
             sent = None
             if self.connected and self._engine is not None:
                 sent = self._engine.publish(topic, payload, qos=0, retain=retain, properties=properties)
-            done.set_result(NOT_CONNECTED if sent is None else reason(0))
-            return done
-        deadline_s = None if properties.expiry_s is None else time.monotonic() + properties.expiry_s
-        if self._closed:
-            done.set_result(CLOSED)
+            settle(NOT_CONNECTED if sent is None else reason(0))
+        elif self._closed:
+            settle(CLOSED)
         else:
-            self._sending.add(Outgoing(topic, payload, retain, properties, done, deadline_s))
+            deadline_s = None if properties.expiry_s is None else time.monotonic() + properties.expiry_s
+            self._sending.add(Outgoing(topic, payload, retain, properties, settle, deadline_s))
             self._pump()
-        return done
 
     def ack(self, message: Message | Receipt) -> None:
         """Acknowledge a message; nothing happens for one of an earlier connection, which comes again."""
         receipt = message.receipt if isinstance(message, Message) else message
-        if receipt is not None and self.connected and receipt.epoch == self._epoch:
+        if receipt is not None and self.connected and receipt.epoch == self._negotiation.epoch:
             assert self._engine is not None
             self._engine.ack(receipt.packet_id)
 
     def want(self, topic_filter: str, qos: int = 1) -> None:
         """Subscribe now and after each reconnection, without waiting for the broker's word."""
-        self._filters[topic_filter] = qos
-        if self.connected:
-            self._send_subscribe((topic_filter,))
+        self._subscriptions.add(topic_filter, qos, connected=self.connected)
 
     async def subscribe(self, topic_filter: str, qos: int = 1) -> None:
         """Subscribe now and after each reconnection; return when the broker has granted it.
@@ -237,21 +239,19 @@ class Connection:
         BrokerError
             When it refused.
         """
-        granted: asyncio.Future[Reason] = asyncio.get_running_loop().create_future()
-        self._granted[topic_filter] = granted
+        granted = self._subscriptions.wait_for(topic_filter)
         self.want(topic_filter, qos)
         try:
             why = await granted
         finally:
-            if self._granted.get(topic_filter) is granted:
-                del self._granted[topic_filter]
+            self._subscriptions.stop_waiting(topic_filter, granted)
         if why.failed:
-            self._filters.pop(topic_filter, None)
+            self._subscriptions.remove(topic_filter)
             raise BrokerError(f"the broker refused the subscription to {topic_filter}: {why}", why)
 
     def unsubscribe(self, topic_filter: str) -> None:
         """End a subscription."""
-        self._filters.pop(topic_filter, None)
+        self._subscriptions.remove(topic_filter)
         if self.connected and self._engine is not None:
             self._engine.unsubscribe(topic_filter)
 
@@ -264,9 +264,9 @@ class Connection:
                 if not self.connected:
                     try:
                         async with asyncio.timeout(self.settings.connect_timeout_s):
-                            why = await self._attempt(self.settings.connect_timeout_s)
+                            why = await self._negotiation.attempt(self.settings.connect_timeout_s)
                     except (OSError, ConfigError) as error:
-                        detail = _describe(error)
+                        detail = describe(error)
                 if self.connected:
                     if backoff.failures:
                         _log.info("%s: connected to %s", self.client_id, self.settings.url)
@@ -298,52 +298,12 @@ class Connection:
             if self.connected and self._engine is not None:
                 self._engine.keep_alive()
 
-    async def _attempt(self, limit_s: float) -> Reason:
-        """Try to connect with each version that may be tried, and return the broker's last word."""
-        why = SILENCE
-        for version in self._versions:
-            password = self.settings.password
-            if self.settings.password_file is not None:
-                password = read_secret(self.settings.password_file)
-            sock = await open_socket(self.settings)
-            engine = self._engine
-            if engine is None or engine.version != version or not self._persistent:
-                # Without a session nothing is sent under its old identifier, but anew and after subscribing.
-                engine = self._replace_engine(version)
-            self._epoch += 1
-            last = version == self._versions[-1]
-            greeting = asyncio.ensure_future(engine.greet(sock, self._epoch, self.settings, password))
-            try:
-                async with asyncio.timeout(limit_s if last else limit_s / 2):
-                    if not last and not self._spoke_5:
-                        await asyncio.wait([greeting], timeout=_PROBE_AFTER_S)
-                        if not greeting.done() and await self._refuses_5():
-                            self._versions = (MQTT_3_1_1,)
-                            continue
-                    answer = await greeting
-            except TimeoutError:
-                why = SILENCE
-            else:
-                why = answer.reason or SILENCE
-                if not why.failed:
-                    return self._greeted(version, engine, answer)
-            finally:
-                greeting.cancel()
-            if why.connecting is not Action.FALL_BACK or (why is SILENCE and self._spoke_5):
-                return why
-            if why is not SILENCE and not last:
-                self._versions = (MQTT_3_1_1,)  # said in so many words: not asked again
-        return why
-
-    async def _refuses_5(self) -> bool:
-        """Ask with the shortest CONNECT there is whether the broker refuses MQTT 5.
-
-        One that knows only 3.1.1 takes MQTT 5's properties for the client's name, and waits for more.
-        """
-        probe = Engine("", MQTT_5, callbacks=Callbacks.ignore(), bare=True)
-        greeting = await probe.greet(await open_socket(self.settings), 0, self.settings)
-        probe.disconnect()
-        return greeting.reason is not None and greeting.reason.connecting is Action.FALL_BACK
+    def _engine_of(self, version: int) -> Engine:
+        engine = self._engine
+        if engine is None or engine.version != version or not self._persistent:
+            # Without a session nothing is sent under its old identifier, but anew and after subscribing.
+            engine = self._replace_engine(version)
+        return engine
 
     def _replace_engine(self, version: int) -> Engine:
         callbacks = Callbacks(self._on_message, self._acknowledged, self._granted_by_broker, self._lost)
@@ -353,19 +313,17 @@ class Connection:
         )
         return engine
 
-    def _greeted(self, version: int, engine: Engine, greeting: Greeting) -> Reason:
+    def _greeted(self, engine: Engine, greeting: Greeting) -> Reason:
         if not engine.connected:  # greeted and dropped in one breath
             return LOST
-        self._spoke_5 = self._spoke_5 or version == MQTT_5
         self._sending.limit = max(1, min(MAX_UNDER_WAY, greeting.receive_maximum))
         self._down = asyncio.get_running_loop().create_future()
         self._up.set()
         self._up_s = time.monotonic()
         self.connects += 1
-        if self._filters:
-            # Answers to what waits here may come at once: not every broker works through packets in order, so
-            # nothing goes out before the subscriptions stand.
-            self._first_subscribe = self._send_subscribe(tuple(self._filters))
+        # Answers to what waits here may come at once: not every broker works through packets in order, so
+        # nothing goes out before the subscriptions stand.
+        self._subscriptions.begin()
         self._pump()
         if self._on_up is not None:
             self._on_up(greeting.session_present)
@@ -376,47 +334,24 @@ class Connection:
             return
         why = LOST if said is None or not said.failed else said
         self._up.clear()
-        self._subscribing.clear()
-        self._first_subscribe = None
+        self._subscriptions.lost()
         if self._down is not None and not self._down.done():
             self._down.set_result(why)
         if self._on_down is not None:
             self._on_down(why)
 
     def _pump(self) -> None:
-        if self.connected and self._engine is not None and self._first_subscribe is None:
+        if self.connected and self._engine is not None and self._subscriptions.settled:
             self._sending.pump(self._engine)
 
     def _acknowledged(self, packet_id: int, verdict: Reason) -> None:
         self._sending.acknowledged(packet_id, verdict)
         self._pump()
 
-    def _send_subscribe(self, filters: tuple[str, ...]) -> int | None:
+    def _ask_for(self, filters: list[tuple[str, int]]) -> int | None:
         assert self._engine is not None
-        packet_id = self._engine.subscribe([(text, self._filters[text]) for text in filters])
-        if packet_id is not None:
-            self._subscribing[packet_id] = filters
-        return packet_id
+        return self._engine.subscribe(filters)
 
     def _granted_by_broker(self, packet_id: int, verdicts: Sequence[Reason]) -> None:
-        if packet_id == self._first_subscribe:
-            self._first_subscribe = None
-            self._pump()
-        for topic_filter, verdict in zip(self._subscribing.pop(packet_id, ()), verdicts, strict=False):
-            waiting = self._granted.get(topic_filter)
-            if waiting is not None and not waiting.done():
-                waiting.set_result(verdict)
-            elif verdict.failed:
-                _log.error(
-                    "%s: the broker refuses the subscription to %s: %s", self.client_id, topic_filter, verdict
-                )
-
-
-def _describe(error: BaseException) -> str:
-    if isinstance(error, TimeoutError) and not error.args:
-        return "no answer in time"
-    if isinstance(error, ConnectionError) and error.errno:
-        return os.strerror(error.errno)  # asyncio puts its own words in place of these
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return str(error) or type(error).__name__
+        self._subscriptions.granted(packet_id, verdicts)
+        self._pump()

@@ -1,33 +1,31 @@
-"""The MQTT library on an asyncio event loop: one session of one protocol version. The file that imports paho.
+"""The MQTT library on an asyncio event loop: one session of one protocol version.
 
 paho keeps the protocol's state (packet identifiers, what is unacknowledged, keep-alive) and sends what is
 under way again with its original identifier after a reconnection. It gets its socket connected and shaken
-hands, is called when that is readable or writable, and runs no thread. Two of its private methods are
-replaced, for reasons that stand beside them.
+hands, is called when that is readable or writable, and runs no thread. What every message goes through is
+replaced in `paho_client`, the other file that imports it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final
 
-from paho.mqtt import client as paho
+from paho.mqtt.client import ConnectFlags, DisconnectFlags
 from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties as PahoProperties
 from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from agent.mqtt.message import MalformedMessageError, Message, Will, decode_publish
+from agent.mqtt.message import Message, Will, decode_publish
+from agent.mqtt.paho_client import PackedProperties, PahoClient
 from agent.mqtt.properties import Properties, encode
 from agent.mqtt.reason_codes import Reason, reason
 from agent.mqtt.settings import BrokerSettings
 from agent.mqtt.transport import BrokerSocket
-
-_log = logging.getLogger(__name__)
 
 MQTT_5: Final = 5
 MQTT_3_1_1: Final = 4
@@ -86,36 +84,6 @@ class Callbacks:
         )
 
 
-class _Packed(PahoProperties):
-    """Properties that are encoded already: paho's own encoder takes 50 us for five of them."""
-
-    def __init__(self, packed: bytes) -> None:  # the base's attributes are what makes it slow
-        object.__setattr__(self, "packed", packed)
-
-    def pack(self) -> bytes:
-        return cast(bytes, object.__getattribute__(self, "packed"))
-
-
-class _Client(paho.Client):
-    next_socket: BrokerSocket | None = None
-    packet_received: Callable[[int, bytearray], None]
-
-    def _create_socket(self) -> paho.SocketLike:
-        # paho's own way blocks the loop for as long as the network likes.
-        assert self.next_socket is not None
-        return self.next_socket
-
-    def _handle_publish(self) -> MQTTErrorCode:
-        # paho's own decoder copies the payload four times.
-        packet = cast(dict[str, Any], self._in_packet)
-        try:
-            self.packet_received(packet["command"], packet["packet"])
-        except MalformedMessageError as error:
-            _log.warning("the broker sent a broken message, connection dropped: %.200s", error)
-            return MQTTErrorCode.MQTT_ERR_PROTOCOL
-        return MQTTErrorCode.MQTT_ERR_SUCCESS
-
-
 class Engine:
     """One MQTT session, over as many connections as it takes.
 
@@ -153,8 +121,9 @@ class Engine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._socket: BrokerSocket | None = None
         self._writer_added = False
+        self._reading = False
         self._greeting: asyncio.Future[Greeting] | None = None
-        client = _Client(
+        client = PahoClient(
             CallbackAPIVersion.VERSION2,
             client_id=client_id,
             clean_session=None if version == MQTT_5 else not persistent,
@@ -166,7 +135,7 @@ class Engine:
         client.packet_received = self._received
         client.on_connect = self._greeted
         client.on_disconnect = self._disconnected
-        client.on_publish = self._published
+        client.packet_acknowledged = self._published
         client.on_subscribe = self._subscribed
         client.on_socket_close = self._closing
         client.on_socket_register_write = self._want_write
@@ -223,7 +192,7 @@ class Engine:
         self, topic: str, payload: bytes, *, qos: int, retain: bool, properties: Properties
     ) -> int | None:
         """Hand one message over; return its packet identifier, or None without a connection."""
-        packed = _Packed(encode(properties)) if self.version == MQTT_5 else None
+        packed = PackedProperties(encode(properties)) if self.version == MQTT_5 else None
         for _ in range(_MAX_PACKET_IDS):
             info = self._client.publish(topic, payload, qos, retain, packed)
             if info.rc == MQTTErrorCode.MQTT_ERR_SUCCESS:
@@ -279,11 +248,21 @@ class Engine:
     # Called by the event loop.
 
     def _readable(self) -> None:
-        # What the buffers of socket and TLS hold the kernel will not wake us for.
-        while self._socket is not None:
-            self._client.loop_read()
-            if self._socket is None or not self._socket.pending():
-                return
+        sock = self._socket
+        if sock is None:
+            return
+        sock.wake()
+        self._reading = True
+        try:
+            # What the buffers of socket and TLS hold the kernel will not wake us for.
+            while self._socket is not None:
+                self._client.loop_read()
+                if self._socket is None or not self._socket.pending():
+                    break
+        finally:
+            self._reading = False
+        if self._socket is sock and self._client.want_write():
+            self._flush()
 
     def _flush(self) -> None:
         if self._socket is not None:
@@ -295,9 +274,10 @@ class Engine:
     # Called by paho.
 
     def _want_write(self, _client: object, _data: object, _sock: object) -> None:
-        # All packets of this turn of the loop go out together in its next one; the selector is only asked
-        # when the socket's buffer is full.
-        asyncio.get_running_loop().call_soon(self._flush)
+        # What answers packets that came goes out together when all of them are taken, anything else at once;
+        # the selector is only asked when the socket's buffer is full.
+        if not self._reading:
+            self._flush()
 
     def _unwant_write(self, _client: object, _data: object, _sock: object) -> None:
         if self._writer_added and self._socket is not None:
@@ -308,14 +288,14 @@ class Engine:
         if sock is self._socket and self._socket is not None:
             self._unwatch(self._socket)
 
-    def _received(self, flags: int, packet: bytearray) -> None:
+    def _received(self, flags: int, packet: bytes) -> None:
         self._callbacks.message(decode_publish(flags, packet, version=self.version, epoch=self._epoch))
 
     def _greeted(
         self,
         _client: object,
         _data: object,
-        flags: paho.ConnectFlags,
+        flags: ConnectFlags,
         code: ReasonCode,
         properties: PahoProperties | None,
     ) -> None:
@@ -327,7 +307,7 @@ class Engine:
         self,
         _client: object,
         _data: object,
-        flags: paho.DisconnectFlags,
+        flags: DisconnectFlags,
         code: ReasonCode,
         _properties: object,
     ) -> None:
@@ -338,10 +318,8 @@ class Engine:
         else:
             self._callbacks.lost(said)
 
-    def _published(
-        self, _client: object, _data: object, packet_id: int, code: ReasonCode, _properties: object
-    ) -> None:
-        self._callbacks.acknowledged(packet_id, reason(code.value))
+    def _published(self, packet_id: int, code: int) -> None:
+        self._callbacks.acknowledged(packet_id, reason(code))
 
     def _subscribed(
         self, _client: object, _data: object, packet_id: int, codes: list[ReasonCode], _properties: object

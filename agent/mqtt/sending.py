@@ -40,8 +40,8 @@ class Outgoing:
     ----------
     topic, payload, retain, properties
         What is sent.
-    done
-        Gets the broker's verdict.
+    settle
+        Called once with the broker's verdict.
     deadline_s
         When it is not worth sending any more (`time.monotonic`).
     resends
@@ -52,14 +52,9 @@ class Outgoing:
     payload: bytes
     retain: bool
     properties: Properties
-    done: asyncio.Future[Reason]
+    settle: Callable[[Reason], None]
     deadline_s: float | None = None
     resends: int = 0
-
-    def settle(self, verdict: Reason) -> None:
-        """Tell whoever waits, if they still do."""
-        if not self.done.done():
-            self.done.set_result(verdict)
 
 
 class Publisher(Protocol):
@@ -154,7 +149,9 @@ class Sending:
             left_s = outgoing.deadline_s - time.monotonic()
             if left_s > 0:
                 # The broker counts on from here (MQTT 5.0, 3.3.2.3.3); zero would mean dead on arrival.
-                outgoing.properties = replace(outgoing.properties, expiry_s=max(1, round(left_s)))
+                expiry_s = max(1, round(left_s))
+                if expiry_s != outgoing.properties.expiry_s:
+                    outgoing.properties = replace(outgoing.properties, expiry_s=expiry_s)
                 return outgoing
             outgoing.settle(EXPIRED)
         return None

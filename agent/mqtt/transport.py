@@ -35,6 +35,48 @@ class BrokerSocket:
         self._quick_ack = int(quick_ack)
         self._ahead = b""
         self._at = 0
+        self._empty = False
+
+    def wake(self) -> None:
+        """Take note that the kernel says there is something to read."""
+        self._empty = False
+
+    def take_packet(self) -> tuple[int, bytes] | None:
+        """Return an MQTT packet's first byte and what is behind its length, or None while some of it is away.
+
+        Raises
+        ------
+        BlockingIOError, ssl.SSLWantReadError
+            When nothing at all is there.
+        OSError
+            When the connection is broken.
+        """
+        if self._at >= len(self._ahead):
+            if self._empty:
+                raise BlockingIOError
+            self._ahead = self._receive(_READ_AHEAD_BYTES)
+            self._at = 0
+            # Less came than was asked for: the kernel has no more now. (TLS hands out record by record.)
+            self._empty = 0 < len(self._ahead) < _READ_AHEAD_BYTES and not isinstance(
+                self._sock, ssl.SSLSocket
+            )
+        ahead, at = self._ahead, self._at
+        end = len(ahead)
+        length = 0
+        for place in range(4):  # MQTT 5.0, 2.1.4: at most four bytes
+            at += 1
+            if at >= end:
+                return None
+            byte = ahead[at]
+            length |= (byte & 0x7F) << (7 * place)
+            if byte < 0x80:
+                at += 1
+                if at + length > end:
+                    return None
+                first = ahead[self._at]
+                self._at = at + length
+                return first, ahead[at : self._at]
+        return None
 
     def recv(self, size: int) -> bytes:
         """Return up to `size` bytes; raises BlockingIOError (or SSLWantReadError) when none are there."""
@@ -63,7 +105,7 @@ class BrokerSocket:
             held += self._sock.pending()
         return held
 
-    def send(self, data: bytes | bytearray) -> int:
+    def send(self, data: bytes | bytearray | memoryview) -> int:
         """Send what fits."""
         return self._sock.send(data)
 

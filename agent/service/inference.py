@@ -7,7 +7,6 @@ that comes again gets the answer it got. Nothing from the network reaches a log 
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import logging
 import time
@@ -201,19 +200,18 @@ class Inference:
     def _send(self, exchange: _Exchange, answer: FinalAnswer) -> None:
         assert self._connection is not None
         reply = exchange.reply
-        sent = self._connection.publish(
+        self._connection.send(
             reply.topic,
             answer.payload,
+            functools.partial(self._sent, exchange),
             qos=reply.qos,
             properties=answer_properties(reply, answer, time.monotonic()),
         )
-        sent.add_done_callback(functools.partial(self._sent, exchange))
 
-    def _sent(self, exchange: _Exchange, sent: asyncio.Future[Reason]) -> None:
+    def _sent(self, exchange: _Exchange, verdict: Reason) -> None:
         self._in_flight -= 1
         if exchange.key is not None:
             self._running.pop(exchange.key.digest, None)
-        verdict = sent.result()
         if verdict is CLOSED:
             return  # not acknowledged: it comes again when we do
         if exchange.key is not None:

@@ -1,0 +1,29 @@
+"""What is raised when a broker cannot be used, and how a failed attempt is told."""
+
+from __future__ import annotations
+
+import os
+
+from agent.errors import EdgeError
+from agent.mqtt.reason_codes import Reason
+
+
+class BrokerError(EdgeError):
+    """The broker cannot be reached, or refuses what was asked."""
+
+    code = "ERR_BROKER"
+
+    def __init__(self, message: str, why: Reason, *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.reason = why
+
+
+def describe(error: BaseException) -> str:
+    """Say in a few words what an exception of a connection attempt means."""
+    if isinstance(error, TimeoutError) and not error.args:
+        return "no answer in time"
+    if isinstance(error, ConnectionError) and error.errno:
+        return os.strerror(error.errno)  # asyncio puts its own words in place of these
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error) or type(error).__name__

@@ -1,0 +1,105 @@
+"""Getting to a greeting: open a socket, introduce ourselves, and find the version that the broker speaks.
+
+MQTT 5 first. A broker that refuses it in so many words is asked in 3.1.1 and never in 5 again; one that only
+falls silent is probed, for some take MQTT 5's properties for the client's name and wait for more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from agent.mqtt.engine import MQTT_3_1_1, MQTT_5, Callbacks, Engine, Greeting
+from agent.mqtt.reason_codes import Action, Reason
+from agent.mqtt.settings import BrokerSettings, read_secret
+from agent.mqtt.transport import open_socket
+
+SILENCE: Final = Reason(0x105, "Connection ended without an answer", Action.FALL_BACK, Action.RETRY)
+
+_VERSIONS: Final = {"5": (MQTT_5,), "3.1.1": (MQTT_3_1_1,), "auto": (MQTT_5, MQTT_3_1_1)}
+# Longer than most brokers take to greet, short enough for somebody who waits at a command line.
+_PROBE_AFTER_S: Final = 0.3
+
+
+class Negotiation:
+    """What one connection knows about its broker's versions, from attempt to attempt.
+
+    Parameters
+    ----------
+    settings
+        The broker.
+    engine_of
+        Returns the session that is to introduce itself in a version.
+    greeted
+        Called with version, session and greeting when the broker has accepted; its result is the attempt's.
+    """
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        engine_of: Callable[[int], Engine],
+        greeted: Callable[[Engine, Greeting], Reason],
+    ) -> None:
+        self.epoch = 0
+        self._settings = settings
+        self._engine_of = engine_of
+        self._greeted = greeted
+        self._versions: tuple[int, ...] = _VERSIONS[settings.protocol]
+        self._spoke_5 = False
+
+    @property
+    def first_version(self) -> int:
+        """What is tried first."""
+        return self._versions[0]
+
+    async def attempt(self, limit_s: float) -> Reason:
+        """Try to connect with each version that may be tried, and return the broker's last word.
+
+        Raises
+        ------
+        OSError
+            When it cannot be reached.
+        ConfigError
+            When a file with a secret or certificate cannot be used.
+        """
+        settings = self._settings
+        why = SILENCE
+        for version in self._versions:
+            password = settings.password
+            if settings.password_file is not None:
+                password = read_secret(settings.password_file)
+            sock = await open_socket(settings)
+            engine = self._engine_of(version)
+            self.epoch += 1
+            last = version == self._versions[-1]
+            greeting = asyncio.ensure_future(engine.greet(sock, self.epoch, settings, password))
+            try:
+                async with asyncio.timeout(limit_s if last else limit_s / 2):
+                    if not last and not self._spoke_5:
+                        await asyncio.wait([greeting], timeout=_PROBE_AFTER_S)
+                        if not greeting.done() and await self._refuses_5():
+                            self._versions = (MQTT_3_1_1,)
+                            continue
+                    answer = await greeting
+            except TimeoutError:
+                why = SILENCE
+            else:
+                why = answer.reason or SILENCE
+                if not why.failed:
+                    self._spoke_5 = self._spoke_5 or (version == MQTT_5 and engine.connected)
+                    return self._greeted(engine, answer)
+            finally:
+                greeting.cancel()
+            if why.connecting is not Action.FALL_BACK or (why is SILENCE and self._spoke_5):
+                return why
+            if why is not SILENCE and not last:
+                self._versions = (MQTT_3_1_1,)  # said in so many words: not asked again
+        return why
+
+    async def _refuses_5(self) -> bool:
+        """Ask with the shortest CONNECT there is whether the broker refuses MQTT 5."""
+        probe = Engine("", MQTT_5, callbacks=Callbacks.ignore(), bare=True)
+        greeting = await probe.greet(await open_socket(self._settings), 0, self._settings)
+        probe.disconnect()
+        return greeting.reason is not None and greeting.reason.connecting is Action.FALL_BACK
