@@ -115,6 +115,7 @@ def visit(
                 named(w.tasks[0], walk.best),
                 named(w.tasks[0], walk.space.default),
                 float(f"{verdict.gain:.3g}"),
+                w.models,
             )
     for w, walk in zip(todo, walks, strict=True):
         kept = "kept" if w.signature in entries else "-"

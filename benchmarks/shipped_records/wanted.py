@@ -27,6 +27,8 @@ class Wanted:
         As `builder.kernels.signature` writes it.
     tasks
         Kernels that differ in what is fused around the anchor; the one that models call most comes first.
+    models
+        That have it.
     share
         Sum over the models of the operator's part in the model's floating-point operations.
     """
@@ -34,12 +36,14 @@ class Wanted:
     signature: str
     tasks: tuple[Task, ...]
     share: float
+    models: tuple[str, ...]
 
 
 def wanted(models: Sequence[str], target: DeviceTarget, kinds: Sequence[str] | None) -> list[Wanted]:
     """The signatures of `models`, largest share first."""
     found: dict[str, list[Task]] = {}
     shares: dict[str, float] = {}
+    origins: dict[str, list[str]] = {}
     for name in models:
         tokens = dict.fromkeys(("input_ids", "attention_mask", "token_type_ids"), TOKENS)
         imported = import_onnx(
@@ -55,8 +59,13 @@ def wanted(models: Sequence[str], target: DeviceTarget, kinds: Sequence[str] | N
             assert anchor is not None
             signature = signature_of(sch, *anchor)
             known = found.setdefault(signature, [])
+            if name not in origins.setdefault(signature, []):
+                origins[signature].append(name)
             shares[signature] = shares.get(signature, 0.0) + task.flops * task.calls / total
             if all(task.key != other.key for other in known):
                 known.append(task)
     order = sorted(found, key=lambda signature: -shares[signature])
-    return [Wanted(s, tuple(sorted(found[s], key=lambda t: -t.calls * t.flops)), shares[s]) for s in order]
+    return [
+        Wanted(s, tuple(sorted(found[s], key=lambda t: -t.calls * t.flops)), shares[s], tuple(origins[s]))
+        for s in order
+    ]

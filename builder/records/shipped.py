@@ -45,11 +45,14 @@ class Entry:
         What the heuristic chose when this was found.
     gain
         Cost of `instead` over that of `chosen`, in the records' measure.
+    models
+        Architectures of the benchmark that have it.
     """
 
     chosen: Mapping[str, int]
     instead: Mapping[str, int]
     gain: float
+    models: tuple[str, ...]
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,7 @@ def entry(task: Task) -> Entry:
         {n: v[i] for n, v, i in zip(names, task.space.values, other, strict=True)},
         {n: v[i] for n, v, i in zip(names, task.space.values, default, strict=True)},
         1.5,
+        ("digits",),
     )
 
 
