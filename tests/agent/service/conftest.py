@@ -51,7 +51,7 @@ class Signer:
             )
         )
 
-    def bundle(self, name: str = "echo", version: str = "1.0.0") -> VerifiedBundle:
+    def packed(self, name: str = "echo", version: str = "1.0.0") -> bytes:
         files = {"mod.json": b"{}", "mod.params": b"", "mod.so": b"\x7fELF " + version.encode()}
         manifest = Manifest(
             name=name,
@@ -72,9 +72,12 @@ class Signer:
         members = {**files, "manifest.json": manifest.to_bytes()}
         digests = {name: _sha256(data) for name, data in members.items()}
         members["model.sig"] = signature.sign(digests, self.key)
+        return archive.pack(members)
+
+    def bundle(self, name: str = "echo", version: str = "1.0.0") -> VerifiedBundle:
         descriptor = os.memfd_create("bundle")
         try:
-            os.write(descriptor, archive.pack(members))
+            os.write(descriptor, self.packed(name, version))
             return verify(descriptor, Keyring.from_dir(self.trust))
         finally:
             os.close(descriptor)
