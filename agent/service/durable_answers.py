@@ -27,20 +27,25 @@ _log = logging.getLogger(__name__)
 
 FILE: Final = "answers.db"
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
-_SCHEMA: Final = 1
+_SCHEMA: Final = 2
 # Expired entries are looked for so often; what they take meanwhile is bounded anyway.
 _SWEEP_INTERVAL_S: Final = 5.0
+# And so many are dropped at once: the event loop waits for it.
+_SWEEP_ROWS: Final = 64
 _LOG_INTERVAL_S: Final = 60.0
+# Rows are found by number, which only grows, and keys are looked up in memory: a new row dirties the last
+# page of each table and no other, and what is not dirty is not written to the log.
 _TABLES: Final = """
 CREATE TABLE meta (schema INTEGER, boot TEXT);
 CREATE TABLE answers (
-  number INTEGER PRIMARY KEY AUTOINCREMENT, key BLOB UNIQUE, deadline_s REAL, cheap INTEGER, bytes INTEGER,
-  head TEXT, payload BLOB
+  number INTEGER PRIMARY KEY, key BLOB, deadline_s REAL, cheap INTEGER, bytes INTEGER, head TEXT, payload BLOB
 );
-CREATE INDEX answers_deadline ON answers (deadline_s);
-CREATE INDEX answers_order ON answers (cheap, number);
-CREATE TABLE undelivered (key BLOB PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE undelivered (number INTEGER PRIMARY KEY);
 """
+# The database's own page cache: it holds the last pages, which are all that is used again.
+_CACHE_KIB: Final = 256
+# Refusals and answers, by the number of their class.
+_CLASSES: Final = 2
 
 
 class DurableAnswers:
@@ -63,9 +68,11 @@ class DurableAnswers:
         self.dropped = 0
         self._path = folder / FILE
         self._boot = _boot_id() if boot is None else boot
-        self._counts = [0, 0]
-        self._bytes = [0, 0]
-        self._delivered: list[tuple[bytes]] = []
+        self._next = 1
+        # Key -> number, the oldest first; one for answers that took work, one for refusals.
+        self._numbers: tuple[dict[bytes, int], dict[bytes, int]] = ({}, {})
+        self._bytes = [0] * _CLASSES
+        self._delivered: list[tuple[int]] = []
         self._swept_s = time.monotonic()
         self._logged_s = float("-inf")
         self._database: sqlite3.Connection | None = None
@@ -87,12 +94,13 @@ class DurableAnswers:
 
     def get(self, key: RequestKey) -> FinalAnswer | None:
         """Return the answer that this request got, if it is remembered."""
-        if self._database is None:
+        number = self._number(key)
+        if self._database is None or number is None:
             return None
         try:
             row = self._database.execute(
-                "SELECT head, payload, deadline_s FROM answers WHERE key = ? AND deadline_s >= ?",
-                (key.digest, time.monotonic()),
+                "SELECT head, payload, deadline_s FROM answers WHERE number = ? AND deadline_s >= ?",
+                (number, time.monotonic()),
             ).fetchone()
         except sqlite3.Error as error:
             self._failed(error)
@@ -102,26 +110,38 @@ class DurableAnswers:
     def put(self, record: AnswerRecord, *, cheap: bool) -> None:
         """Remember an answer that is about to be published."""
         database = self._database
-        if database is None:
-            self.dropped += 1
-            return
         size = len(record.answer.payload)
-        if size > answers.MAX_ANSWER_BYTES:
+        if database is None or size > answers.MAX_ANSWER_BYTES:
             self.dropped += 1
             return
+        digest = record.key.digest
         try:
             database.execute("BEGIN")
-            self._note_delivered(database)
-            try:
-                self._insert(database, record, size, cheap=cheap)
-            except sqlite3.IntegrityError:  # its predecessor expired and is still here
-                self._forget("key = ?", (record.key.digest,))
-                self._insert(database, record, size, cheap=cheap)
-            database.execute("INSERT INTO undelivered VALUES (?)", (record.key.digest,))
-            self._counts[cheap] += 1
+            if self._delivered:
+                database.executemany("DELETE FROM undelivered WHERE number = ?", self._delivered)
+            before = self._number(record.key)
+            if before is not None:  # it expired and is still here
+                self._forget(before)
+            number = self._next
+            database.execute(
+                "INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (
+                    number,
+                    digest,
+                    record.reply.deadline_s,
+                    int(cheap),
+                    size,
+                    _head(record),
+                    record.answer.payload,
+                ),
+            )
+            database.execute("INSERT INTO undelivered VALUES (?)", (number,))
+            self._next += 1
+            self._numbers[cheap][digest] = number
             self._bytes[cheap] += size
             self._make_room(cheap=cheap)
             database.execute("COMMIT")
+            self._delivered.clear()
         except sqlite3.Error as error:
             self._failed(error)
 
@@ -130,7 +150,9 @@ class DurableAnswers:
 
         It is written with the next answer: should the process die before, the answer is delivered once more.
         """
-        self._delivered.append((key.digest,))
+        number = self._number(key)
+        if number is not None:
+            self._delivered.append((number,))
 
     def undelivered(self) -> list[AnswerRecord]:
         """Return the answers that an earlier process has not delivered and that are still of use."""
@@ -138,7 +160,7 @@ class DurableAnswers:
             return []
         try:
             rows = self._database.execute(
-                "SELECT key, head, payload, deadline_s FROM undelivered JOIN answers USING (key)"
+                "SELECT key, head, payload, deadline_s FROM undelivered JOIN answers USING (number)"
                 " WHERE deadline_s >= ? ORDER BY number",
                 (time.monotonic(),),
             ).fetchall()
@@ -149,6 +171,16 @@ class DurableAnswers:
             _record(RequestKey(key), head, payload, deadline_s) for key, head, payload, deadline_s in rows
         ]
 
+    @property
+    def waiting(self) -> int:
+        """How many answers the broker does not have."""
+        if self._database is None:
+            return 0
+        with contextlib.suppress(sqlite3.Error):
+            (count,) = self._database.execute("SELECT COUNT(*) FROM undelivered").fetchone()
+            return max(0, int(count) - len(self._delivered))
+        return 0
+
     def close(self) -> None:
         """Close the file."""
         if self._database is not None:
@@ -157,23 +189,13 @@ class DurableAnswers:
             self._database.close()
             self._database = None
 
-    @staticmethod
-    def _insert(database: sqlite3.Connection, record: AnswerRecord, size: int, *, cheap: bool) -> None:
-        database.execute(
-            "INSERT INTO answers (key, deadline_s, cheap, bytes, head, payload) VALUES (?, ?, ?, ?, ?, ?)",
-            (
-                record.key.digest,
-                record.reply.deadline_s,
-                int(cheap),
-                size,
-                _head(record),
-                record.answer.payload,
-            ),
-        )
+    def _number(self, key: RequestKey) -> int | None:
+        number = self._numbers[0].get(key.digest)
+        return self._numbers[1].get(key.digest) if number is None else number
 
     def _note_delivered(self, database: sqlite3.Connection) -> None:
         if self._delivered:
-            database.executemany("DELETE FROM undelivered WHERE key = ?", self._delivered)
+            database.executemany("DELETE FROM undelivered WHERE number = ?", self._delivered)
             self._delivered.clear()
 
     def _open(self) -> sqlite3.Connection:
@@ -185,18 +207,20 @@ class DurableAnswers:
                 database = _connect(self._path)
                 database.executescript(_TABLES)
                 database.execute("INSERT INTO meta VALUES (?, ?)", (_SCHEMA, self._boot))
-            self._count(database)
+            self._read_index(database)
         except sqlite3.Error:
             database.close()
             raise
         return database
 
-    def _count(self, database: sqlite3.Connection) -> None:
-        self._counts, self._bytes = [0, 0], [0, 0]
-        for cheap, count, size in database.execute(
-            "SELECT cheap, COUNT(*), SUM(bytes) FROM answers GROUP BY cheap"
+    def _read_index(self, database: sqlite3.Connection) -> None:
+        self._numbers, self._bytes = ({}, {}), [0] * _CLASSES
+        for number, key, cheap, size in database.execute(
+            "SELECT number, key, cheap, bytes FROM answers ORDER BY number"
         ):
-            self._counts[cheap], self._bytes[cheap] = count, size
+            self._numbers[cheap][key] = number
+            self._bytes[cheap] += size
+            self._next = max(self._next, number + 1)
 
     def _is_ours(self, database: sqlite3.Connection) -> bool:
         """Whether it is of this boot and of this version's form."""
@@ -210,27 +234,33 @@ class DurableAnswers:
 
     def _make_room(self, *, cheap: bool) -> None:
         now_s = time.monotonic()
+        if now_s - self._swept_s >= _SWEEP_INTERVAL_S:
+            assert self._database is not None
+            expired = self._database.execute(
+                "SELECT number FROM answers WHERE deadline_s < ? LIMIT ?", (now_s, _SWEEP_ROWS)
+            ).fetchall()
+            if len(expired) < _SWEEP_ROWS:
+                self._swept_s = now_s
+            for (number,) in expired:
+                self._forget(number)
+        numbers = self._numbers[cheap]
         most = answers.MAX_REFUSALS if cheap else answers.MAX_ANSWERS
-        full = self._counts[cheap] > most or self._bytes[cheap] > answers.MAX_ANSWER_BYTES
-        if full or now_s - self._swept_s >= _SWEEP_INTERVAL_S:
-            self._swept_s = now_s
-            self._forget("deadline_s < ?", (now_s,))
-        while self._counts[cheap] > most or self._bytes[cheap] > answers.MAX_ANSWER_BYTES:
-            self.dropped += self._forget(
-                "number = (SELECT MIN(number) FROM answers WHERE cheap = ?)", (int(cheap),)
-            )
+        while len(numbers) > most or self._bytes[cheap] > answers.MAX_ANSWER_BYTES:
+            self.dropped += self._forget(next(iter(numbers.values()))) >= now_s
 
-    def _forget(self, condition: str, values: tuple[object, ...]) -> int:
-        assert self._database is not None
-        gone = self._database.execute(
-            f"DELETE FROM answers WHERE {condition} RETURNING key, cheap, bytes",  # noqa: S608 - ours, all three
-            values,
+    def _forget(self, number: int) -> float:
+        """Drop one, and return when it would have expired."""
+        database = self._database
+        assert database is not None
+        # Both are read to the end: a statement that is not holds the log.
+        [(key, cheap, size, deadline_s)] = database.execute(
+            "DELETE FROM answers WHERE number = ? RETURNING key, cheap, bytes, deadline_s", (number,)
         ).fetchall()
-        for key, cheap, size in gone:
-            self._counts[cheap] -= 1
-            self._bytes[cheap] -= size
-            self._database.execute("DELETE FROM undelivered WHERE key = ?", (key,))
-        return len(gone)
+        database.execute("DELETE FROM undelivered WHERE number = ?", (number,))
+        self._numbers[cheap].pop(key, None)
+        self._bytes[cheap] -= size
+        until_s: float = deadline_s
+        return until_s
 
     def _failed(self, error: sqlite3.Error) -> None:
         """Live on without what could not be written."""
@@ -239,7 +269,7 @@ class DurableAnswers:
         with contextlib.suppress(sqlite3.Error):
             if self._database.in_transaction:
                 self._database.execute("ROLLBACK")
-            self._count(self._database)
+            self._read_index(self._database)
         now_s = time.monotonic()
         if now_s - self._logged_s >= _LOG_INTERVAL_S:
             self._logged_s = now_s
@@ -251,6 +281,7 @@ def _connect(path: Path) -> sqlite3.Connection:
     database.execute("PRAGMA locking_mode = EXCLUSIVE")
     database.execute("PRAGMA journal_mode = WAL")
     database.execute("PRAGMA synchronous = OFF")
+    database.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
     return database
 
 

@@ -20,6 +20,7 @@ from agent.bundle.machine import Machine
 from agent.config import Config
 from agent.deploy.deployment import Deployment
 from agent.deploy.https import HttpsSettings
+from agent.deploy.outbox import Outbox
 from agent.deploy.store import Store
 from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message
@@ -120,13 +121,14 @@ class Service:
         )
         self._presence: Presence | None = None
         self._page: PrometheusPage | None = None
+        self._outbox = Outbox(self._control, config.state_dir)
         self._deployment = Deployment(
             device=config.device,
             store=self._store,
             keyring=lambda: Keyring.from_dir(config.trust_dir),
             machine=machine,
             models=self.models,
-            control=self._control,
+            control=self._outbox,
             https=HttpsSettings(allow=config.sources_https, ca_file=config.sources_ca),
         )
 
@@ -153,6 +155,7 @@ class Service:
             from agent.service.prometheus import PrometheusPage, parse_listen_address
 
             self._page = PrometheusPage(parse_listen_address(config.metrics_listen), self._read_metrics)
+        self._outbox.open()
         starting = asyncio.get_running_loop().create_task(self._pulse(EXTEND_START))
         try:
             await self._deployment.start()
@@ -174,6 +177,7 @@ class Service:
             self._notifier.say(STOPPING)
             await self._shut_down()
             self._deployment.close()
+            self._outbox.close()
             self._answers.close()
             if self._page is not None:
                 await self._page.close()
@@ -240,6 +244,9 @@ class Service:
         gauges = self._host.gauges()
         gauges["edge_inference_in_flight", ()] = self._inference.in_flight
         gauges["edge_answers_dropped_total", ()] = self._answers.dropped
+        gauges["edge_outbox_messages", (("kind", "answers"),)] = self._answers.waiting
+        gauges["edge_outbox_messages", (("kind", "reports"),)] = self._outbox.waiting
+        gauges["edge_outbox_dropped_total", ()] = self._outbox.dropped
         for connection in self.connections:
             labels = (("connection", connection.client_id.rpartition("-")[2]),)
             gauges["edge_mqtt_connects_total", labels] = connection.connects
@@ -267,6 +274,7 @@ class Service:
         for model in self.models:
             self._model_changed(model.name)
         self._deployment.on_connected()
+        self._outbox.on_connected()
 
     def _on_control_message(self, message: Message) -> None:
         try:

@@ -38,8 +38,6 @@ OF_ACCIDENTS = {
     "edge_inference_duplicates_total",
     "edge_inference_unanswerable_total",
     "edge_answers_undelivered_total",
-    "edge_outbox_messages",
-    "edge_outbox_dropped_total",
 }
 EXPECTED = 'edge_inference_requests_total{model="echo",status="200"}'
 LOCAL = ListenAddress("127.0.0.1", 0)

@@ -14,7 +14,7 @@ from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message
 from agent.mqtt.properties import Properties
 from agent.mqtt.settings import BrokerSettings
-from agent.mqtt.topics import GroupInfer, Infer, State, format_topic
+from agent.mqtt.topics import GroupInfer, Infer, Job, State, format_topic
 from tests.agent.service.conftest import StartService, connected_client, status_of, until
 from tests.conftest import BrokerProcess
 
@@ -255,3 +255,25 @@ async def test_two_agents_on_one_state_directory_are_one_too_many(
         with pytest.raises(StoreError, match="in use by another agent"):
             async with start_service(mosquitto.port):
                 pass
+
+
+async def test_end_of_a_job_is_told_by_the_next_agent_to_a_broker_that_was_away(
+    mosquitto: BrokerProcess, start_service: StartService
+) -> None:
+    ended, over = Job("kitchen", "deploy-1"), Job("kitchen", "deploy-0")
+    async with start_service(mosquitto.port) as rig:
+        mosquitto.stop(signal.SIGKILL)  # what it held is gone too
+        for path in mosquitto.folder.glob("mosquitto.db*"):
+            path.unlink()
+        await until(lambda: not any(connection.connected for connection in rig.service.connections))
+        told = b'{"status":"SUCCEEDED"}'
+        await rig.service._outbox.publish(format_topic(ended), told, retain=True)
+        await rig.service._outbox.publish(format_topic(over), b"", retain=True)
+        assert rig.service.samples()['edge_outbox_messages{kind="reports"}'] == 2
+    mosquitto.start()
+    async with Watcher(mosquitto.port) as watcher:
+        await watcher.connection.publish(format_topic(over), b'"still at the broker"', retain=True)
+        async with start_service(mosquitto.port) as rig:
+            await until(lambda: watcher.latest("jobs/deploy-1") == {"status": "SUCCEEDED"})
+            await until(lambda: watcher.latest("jobs/deploy-0") is None)
+            await until(lambda: rig.service.samples()['edge_outbox_messages{kind="reports"}'] == 0)

@@ -1,0 +1,266 @@
+"""What the broker is to be told of deployments and does not have yet, kept in a file until it has it.
+
+Jobs and reports are retained: of each topic the last message alone counts, so the outbox holds one for
+each. It is written before it is sent, and forgotten when the broker has acknowledged it, so that what
+happened while the broker was away is told even by an agent that was started again meanwhile: also that a
+job is over whose record here has long been dropped for newer ones.
+
+Promises: bounded in count, bytes and age, the oldest given up first and counted; a damaged, full or
+unwritable file costs what it remembers and nothing else, and what can be sent at once is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import sqlite3
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from agent.deploy.control import Control
+from agent.errors import StoreError
+from agent.mqtt.reason_codes import Action, Reason, reason
+from agent.mqtt.sending import CLOSED, NOT_CONNECTED
+
+_log = logging.getLogger(__name__)
+
+FILE: Final = "outbox.db"
+# 64 jobs are remembered, and as many that were forgotten may have to be cleared; the rest is for bad weeks.
+MAX_MESSAGES: Final = 512
+# A job's state has half a kilobyte, a report of 64 models 20.
+MAX_BYTES: Final = 1 << 20
+# Who has not come back for a month does not ask how a deployment went.
+MAX_AGE_S: Final = 30 * 86_400.0
+_LOG_INTERVAL_S: Final = 60.0
+_SCHEMA: Final = 1
+_TABLE: Final = """
+CREATE TABLE outbox (
+  number INTEGER PRIMARY KEY AUTOINCREMENT, topic TEXT UNIQUE, payload BLOB NOT NULL, time_s REAL NOT NULL
+)
+"""
+
+
+class Outbox:
+    """A control connection that forgets nothing that is retained.
+
+    Parameters
+    ----------
+    control
+        The connection.
+    folder
+        Where the file is, or is made.
+    clock
+        Seconds since the epoch; `time.time` but in tests.
+    """
+
+    def __init__(self, control: Control, folder: Path, clock: Callable[[], float] = time.time) -> None:
+        self.dropped = 0
+        self._control = control
+        self._path = folder / FILE
+        self._clock = clock
+        self._sent: dict[str, int] = {}
+        self._count = 0
+        self._bytes = 0
+        self._logged_s = float("-inf")
+        self._database: sqlite3.Connection | None = None
+
+    def open(self) -> None:
+        """Open the file; one that cannot be used is made anew.
+
+        Raises
+        ------
+        StoreError
+            If another agent has the file open: what it has to tell is its own.
+        """
+        for _ in range(2):
+            try:
+                self._database = self._open()
+            except sqlite3.Error as error:
+                if getattr(error, "sqlite_errorcode", None) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                    raise StoreError(
+                        f"{self._path} is in use by another agent",
+                        hint="stop the other, or give this one its own state directory",
+                    ) from error
+                _log.warning("%s cannot be used and is made anew: %s", self._path, error)
+                for suffix in ("", "-wal", "-shm"):
+                    with contextlib.suppress(OSError):
+                        self._path.with_name(FILE + suffix).unlink(missing_ok=True)
+            else:
+                return
+        _log.error("reports are not kept over a restart: %s cannot be made", self._path)
+
+    def close(self) -> None:
+        """Close the file; what is in it stays."""
+        if self._database is not None:
+            self._database.close()
+            self._database = None
+
+    @property
+    def waiting(self) -> int:
+        """How many messages the broker does not have."""
+        return self._count
+
+    @property
+    def connected(self) -> bool:
+        """Whether the broker is there."""
+        return self._control.connected
+
+    def publish(
+        self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False
+    ) -> asyncio.Future[Reason]:
+        """Send a message; one that is retained is kept until the broker has it, and sent when it is there.
+
+        The future of one that is only kept says so at once: `NOT_CONNECTED`.
+        """
+        if not retain or qos == 0:
+            return self._control.publish(topic, payload, qos=qos, retain=retain)
+        number = self._keep(topic, payload)
+        if number is None or self._control.connected:
+            return self._send(number, topic, payload)
+        kept: asyncio.Future[Reason] = asyncio.get_running_loop().create_future()
+        kept.set_result(NOT_CONNECTED)
+        return kept
+
+    def want(self, topic_filter: str, qos: int = 1) -> None:
+        """Subscribe, now and after each reconnection."""
+        self._control.want(topic_filter, qos)
+
+    def unsubscribe(self, topic_filter: str) -> None:
+        """End a subscription."""
+        self._control.unsubscribe(topic_filter)
+
+    def on_connected(self) -> None:
+        """Send what is kept and not under way."""
+        if self._database is None:
+            return
+        try:
+            rows = self._database.execute(
+                "SELECT number, topic, payload FROM outbox ORDER BY number"
+            ).fetchall()
+        except sqlite3.Error as error:
+            self._failed(error)
+            return
+        for number, topic, payload in rows:
+            if self._sent.get(topic) != number:
+                self._send(number, topic, payload)
+
+    def _send(self, number: int | None, topic: str, payload: bytes) -> asyncio.Future[Reason]:
+        sent = self._control.publish(topic, payload, qos=1, retain=True)
+        if number is not None:
+            self._sent[topic] = number
+            sent.add_done_callback(functools.partial(self._settled, number, topic))
+        return sent
+
+    def _settled(self, number: int, topic: str, sent: asyncio.Future[Reason]) -> None:
+        if self._sent.get(topic) == number:
+            del self._sent[topic]
+        verdict = reason(0) if sent.cancelled() else sent.result()
+        if verdict is CLOSED or sent.cancelled() or (verdict.failed and verdict.sending is Action.RETRY):
+            return  # sent when we connect again
+        if verdict.failed:
+            self.dropped += 1
+            self._complain(f"a report is given up: {topic}: {verdict}")
+        self._forget("number = ?", (number,))
+
+    def _keep(self, topic: str, payload: bytes) -> int | None:
+        """Write a message down in place of the topic's last one; None when that cannot be done."""
+        if self._database is None:
+            return None
+        try:
+            self._database.execute("BEGIN IMMEDIATE")
+            before = self._delete("topic = ?", (topic,))
+            number = self._database.execute(
+                "INSERT INTO outbox (topic, payload, time_s) VALUES (?, ?, ?)",
+                (topic, payload, self._clock()),
+            ).lastrowid
+            self._count += 1 - before[0]
+            self._bytes += len(payload) - before[1]
+            self._make_room()
+            self._database.execute("COMMIT")
+        except sqlite3.Error as error:
+            self._failed(error)
+            return None
+        return number
+
+    def _make_room(self) -> None:
+        too_old = self._delete("time_s < ?", (self._clock() - MAX_AGE_S,))
+        self._subtract(too_old, dropped=True)
+        while self._count > MAX_MESSAGES or self._bytes > MAX_BYTES:
+            oldest = self._delete("number = (SELECT MIN(number) FROM outbox)", ())
+            if not oldest[0]:
+                return
+            self._subtract(oldest, dropped=True)
+
+    def _forget(self, condition: str, values: tuple[object, ...]) -> None:
+        if self._database is None:
+            return
+        try:
+            self._subtract(self._delete(condition, values), dropped=False)
+        except sqlite3.Error as error:
+            self._failed(error)
+
+    def _subtract(self, gone: tuple[int, int], *, dropped: bool) -> None:
+        self._count -= gone[0]
+        self._bytes -= gone[1]
+        if dropped and gone[0]:
+            self.dropped += gone[0]
+            self._complain(f"{gone[0]} reports waited for too long, or were too many, and are given up")
+
+    def _delete(self, condition: str, values: tuple[object, ...]) -> tuple[int, int]:
+        """Delete rows, and return how many and how large they were."""
+        assert self._database is not None
+        gone = self._database.execute(
+            f"DELETE FROM outbox WHERE {condition} RETURNING LENGTH(payload)",  # noqa: S608 - ours, all of them
+            values,
+        ).fetchall()
+        return len(gone), sum(size for (size,) in gone)
+
+    def _open(self) -> sqlite3.Connection:
+        database = sqlite3.connect(self._path, isolation_level=None)
+        try:
+            _prepare(database)
+            self._measure(database)
+        except BaseException:
+            database.close()
+            raise
+        return database
+
+    def _measure(self, database: sqlite3.Connection) -> None:
+        self._count, self._bytes = database.execute(
+            "SELECT COUNT(*), COALESCE(SUM(LENGTH(payload)), 0) FROM outbox"
+        ).fetchone()
+
+    def _failed(self, error: sqlite3.Error) -> None:
+        """Live on without what could not be written."""
+        self.dropped += 1
+        assert self._database is not None
+        with contextlib.suppress(sqlite3.Error):
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
+            self._measure(self._database)
+        self._complain(f"a report is not kept: {error}")
+
+    def _complain(self, text: str) -> None:
+        now_s = time.monotonic()
+        if now_s - self._logged_s >= _LOG_INTERVAL_S:
+            self._logged_s = now_s
+            _log.error("%.400s", text)
+
+
+def _prepare(database: sqlite3.Connection) -> None:
+    database.execute("PRAGMA locking_mode = EXCLUSIVE")
+    database.execute("PRAGMA journal_mode = WAL")
+    # What a power cut takes is told again from the journal of jobs; the file itself stays whole.
+    database.execute("PRAGMA synchronous = NORMAL")
+    (version,) = database.execute("PRAGMA user_version").fetchone()
+    if version not in (0, _SCHEMA):
+        raise sqlite3.DatabaseError(f"expected schema {_SCHEMA}, got {version}")
+    if version == 0:
+        database.execute("BEGIN IMMEDIATE")
+        database.execute(_TABLE)
+        database.execute(f"PRAGMA user_version = {_SCHEMA}")
+        database.execute("COMMIT")
