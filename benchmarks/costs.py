@@ -1,0 +1,147 @@
+"""What builder and agent cost beside kernels: a cold compilation, a node of the graph, a first answer.
+
+    python -m benchmarks.costs MODEL.onnx
+
+Prints JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.noise import prefer_this_process
+
+# What the issue of speed allows; shown beside what was measured.
+COMPILE_LIMIT_S, COMPILE_LIMIT_BYTES = 90.0, 4 << 30
+NODE_LIMIT_US = 1.0
+ANSWER_LIMIT_S = 1.5
+COLD_TARGET = "rpi4"
+SAMPLE_S = 0.05
+ATTEMPTS = 5
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Figures of one model.
+
+    Attributes
+    ----------
+    compile_s, compile_bytes
+        ``edgebundle compile`` for a target whose C library the linker has not built yet: seconds, and the
+        most memory that it and its children held together.
+    node_us
+        What the executor adds to a node, over kernels that return at once.
+    nodes
+        Nodes of that graph.
+    answer_s
+        From the start of a bundle's verification to its worker's first answer: the least of `ATTEMPTS`.
+    """
+
+    compile_s: float
+    compile_bytes: int
+    node_us: float
+    nodes: int
+    answer_s: float
+
+
+def measured(model: Path) -> Costs:
+    """Measure in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.costs", str(model)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, start_new_session=True)
+    return Costs(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def cold_compile(model: Path, folder: Path) -> tuple[float, int]:
+    """Compile with the command line, with nothing in the linker's cache; return seconds and bytes."""
+    import psutil
+
+    command = [sys.executable, "-m", "builder", "compile", str(model), "--target", COLD_TARGET]
+    command += ["-o", str(folder / "cold.bundle")]
+    environment = {**os.environ, "ZIG_GLOBAL_CACHE_DIR": str(folder / "zig")}
+    start, most = time.perf_counter(), 0
+    process = psutil.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    while process.poll() is None:
+        with contextlib.suppress(psutil.Error):
+            family = [process, *process.children(recursive=True)]
+            most = max(most, sum(each.memory_info().rss for each in family))
+        time.sleep(SAMPLE_S)
+    if process.returncode:
+        raise RuntimeError(f"edgebundle compile ended with {process.returncode}: {process.stderr.read()}")
+    return time.perf_counter() - start, most
+
+
+def first_answer_s(bundle: Path, folder: Path) -> float:
+    """Verify a bundle and have a worker answer one request, as the agent does."""
+    from agent.bundle.keyring import Keyring
+    from agent.bundle.verify import verify
+    from agent.service.worker_process import worker_command
+    from agent.worker.channel import Answer, Channel, Load, Ready, Request, send_load
+    from builder.keys import generate, read_private
+    from builder.package import Package
+
+    pair = generate(folder / f"keys-{time.monotonic_ns()}")
+    signed = folder / "signed.bundle"
+    Package.load(bundle).sign(read_private(pair.private)).save(signed)
+    keyring = Keyring.from_files([pair.public])
+    spec = Package.load(signed).manifest.inputs[0]
+    payload = np.random.default_rng(0).standard_normal(spec.shape).astype(np.float32).tobytes()
+    tensor = f"{spec.name};FP32;{','.join(map(str, spec.shape))}"
+
+    start = time.perf_counter()
+    verified = verify(signed, keyring)
+    ours, theirs = socket.socketpair()
+    with ours, theirs, verified:
+        worker = subprocess.Popen([*worker_command(), str(theirs.fileno())], pass_fds=[theirs.fileno()])
+        theirs.close()
+        try:
+            names = tuple(verified.files)
+            descriptors = [verified.files[name] for name in names]
+            send_load(ours, Load(names), verified.manifest.to_bytes(), descriptors)
+            channel = Channel(ours)
+            ready = channel.receive()
+            if ready is None or not isinstance(ready.header, Ready):
+                raise RuntimeError(f"the worker does not start: {ready and ready.header}")
+            channel.send(Request(1, "application/octet-stream", (tensor,)), payload)
+            answer = channel.receive()
+            taken = time.perf_counter() - start
+            if answer is None or not isinstance(answer.header, Answer) or answer.header.status != 200:
+                raise RuntimeError(f"the worker answers {answer and answer.header}")
+        finally:
+            worker.kill()
+            worker.wait()
+    return taken
+
+
+def main(model: Path) -> None:
+    """Measure, and print JSON."""
+    from agent.bundle.graph import Graph
+    from benchmarks.engines import OURS, bundle_of
+    from benchmarks.executor_overhead import overhead_us
+    from builder.package import Package
+
+    prefer_this_process()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        compile_s, compile_bytes = cold_compile(model, folder)
+        bundle = bundle_of(model, OURS)
+        graph = Graph.from_json(Package.load(bundle).members["mod.json"])
+        node_us, nodes = overhead_us(graph)
+        answer_s = min(first_answer_s(bundle, folder) for _ in range(ATTEMPTS))
+    print(json.dumps(asdict(Costs(compile_s, compile_bytes, node_us, nodes, answer_s))))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

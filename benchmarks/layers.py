@@ -1,0 +1,171 @@
+"""Where a model's time goes, layer by layer, under the roofline of this machine.
+
+    python -m benchmarks.layers BUNDLE THREADS
+
+Prints JSON. A layer's time is the least over many runs of the whole model, so its caches are as they are in
+use; its operations are those that its kernel executes (Winograd's fewer ones, not the convolution's); its
+bytes are those of its arguments, each once.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.noise import prefer_this_process
+
+RUNS_S = 3.0
+LEAST_RUNS = 8
+# Bytes of a thread's arrays: within a core's second cache, within the shared one, beyond all.
+LEVELS: Mapping[str, int] = {"L2": 384 << 10, "L3": 4 << 20, "memory": 192 << 20}
+KINDS = ("winograd", "depthwise", "conv2d", "attention", "matmul")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One node of the graph.
+
+    Attributes
+    ----------
+    kind
+        Of `KINDS`, or "other".
+    """
+
+    name: str
+    kind: str
+    time_us: float
+    flops: float
+    bytes: float
+
+    @property
+    def gflops(self) -> float:
+        return self.flops / self.time_us / 1e3
+
+    @property
+    def intensity(self) -> float:
+        """Operations a byte."""
+        return self.flops / self.bytes
+
+
+@dataclass(frozen=True)
+class Roof:
+    """What the machine does at most with so many threads.
+
+    Attributes
+    ----------
+    gflops
+        Multiply-adds that wait for nothing, two operations each.
+    gbytes_per_s
+        Of a triad, by the level of memory that holds its arrays.
+    """
+
+    gflops: float
+    gbytes_per_s: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Layers:
+    """A model's layers under the roof."""
+
+    threads: int
+    roof: Roof
+    layers: tuple[Layer, ...]
+
+    @property
+    def share_of_peak(self) -> float:
+        """Operations of all layers, over what the peak would do in their time."""
+        time_us = sum(layer.time_us for layer in self.layers)
+        return sum(layer.flops for layer in self.layers) / time_us / 1e3 / self.roof.gflops
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Layers:
+        """Read what a process printed."""
+        layers = tuple(Layer(**layer) for layer in document["layers"])
+        return cls(document["threads"], Roof(**document["roof"]), layers)
+
+
+def measured(bundle: Path, threads: int) -> Layers:
+    """Measure in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.layers", str(bundle), str(threads)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, start_new_session=True)
+    return Layers.of(json.loads(done.stdout.splitlines()[-1]))
+
+
+def roof(threads: int) -> Roof:
+    """Measure the machine."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder, "machine_peak")
+        source = Path(__file__).with_name("machine_peak.c")
+        command = [sys.executable, "-m", "ziglang", "cc", "-O3", "-mcpu=native", "-ffp-contract=fast"]
+        command += ["-fno-sanitize=all", "-pthread", str(source), "-o", str(program)]
+        subprocess.run(command, check=True, capture_output=True)
+
+        def ask(*words: object) -> float:
+            asked = [str(program), *map(str, words)]
+            return float(subprocess.run(asked, stdout=subprocess.PIPE, text=True, check=True).stdout)
+
+        return Roof(ask("fma", threads), {name: ask("triad", threads, size) for name, size in LEVELS.items()})
+
+
+def profile(bundle: Path, threads: int) -> tuple[Layer, ...]:
+    """Time every layer of a bundle."""
+    from agent.bundle.graph import Graph
+    from agent.runtime import debug_executor
+    from builder.execute import load_kernels
+    from builder.package import Package
+
+    package = Package.load(bundle)
+    graph = Graph.from_json(package.members["mod.json"])
+    kernels = load_kernels(package.members["mod.so"])
+    kernels.set_threads(threads)
+    module = debug_executor.create(graph, kernels)
+    module.load_params(package.members["mod.params"])
+    random = np.random.default_rng(0)
+    for spec in package.manifest.inputs:
+        values = random.standard_normal(spec.shape) if "float" in spec.dtype else np.ones(spec.shape)
+        module.set_input(spec.name, values.astype(spec.dtype))
+    flops = {node.func_name: float(node.attrs["flops"]) for node in graph.nodes if "flops" in node.attrs}
+    first = module.profile(number=3, flops=flops)
+    runs = max(LEAST_RUNS, int(RUNS_S / (first.total_us * 1e-6)))
+    reports = [module.profile(number=1, flops=flops).rows for _ in range(min(runs, 400) // 2)]
+    return tuple(
+        Layer(
+            rows[0].name,
+            _kind(rows[0].name),
+            min(row.duration_us for row in rows),
+            rows[0].flops or 0.0,
+            sum(map(_bytes, rows[0].shapes.split("], "))),
+        )
+        for rows in zip(*reports, strict=True)
+    )
+
+
+def _kind(kernel: str) -> str:
+    return next((kind for kind in KINDS if kind in kernel), "other")
+
+
+def _bytes(argument: str) -> float:
+    dtype, _, shape = argument.rstrip("]").partition("[")
+    sizes = [int(size) for size in shape.split(",") if size.strip()]
+    return np.dtype(dtype).itemsize * math.prod(sizes)
+
+
+def main(bundle: Path, threads: int) -> None:
+    """Measure, and print JSON."""
+    prefer_this_process()
+    os.environ["EDGE_NUM_THREADS"] = str(threads)
+    print(json.dumps(asdict(Layers(threads, roof(threads), profile(bundle, threads)))))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
