@@ -24,8 +24,9 @@ EXAMPLES = """examples:
   edgebundle compile model.onnx --tuning-records records/ -o tuned.bundle
 
 tuners:
-  xgb         MetaSchedule's evolutionary search, candidates ranked by an XGBoost cost model
-  ga          the same evolutionary search with a random model in place of the cost model
+  xgb         an XGBoost cost model of the decisions ranks every point that is left (MetaSchedule's ranks
+              the few that its evolutionary search comes upon, by features of their loops)
+  ga          MetaSchedule's evolutionary search, with a random model in place of the cost model
   random      MetaSchedule's ReplayTrace: points at random
   gridsearch  every point in turn
 

@@ -50,7 +50,15 @@ class BoardStatus:
 
 
 class Boards(Protocol):
-    """Whatever measures candidates."""
+    """Whatever measures candidates.
+
+    Attributes
+    ----------
+    elsewhere
+        Whether what is done here meanwhile leaves the measurements alone.
+    """
+
+    elsewhere: bool
 
     def measure(
         self, codes: Sequence[Code], done: Callable[[int, Outcome], None] | None = None

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
 
 import tvm
 from tvm import s_tir as st
 from tvm.ir import save_json
 from tvm.s_tir import meta_schedule as ms
-from tvm.support.popen_pool import PopenPoolExecutor, StatusKind
+from tvm.support.popen_pool import PopenPoolExecutor
 
 from builder.kernel_object import compile_object
 from builder.kernels.work import serial_where_small
@@ -20,6 +22,25 @@ from builder.tuning.space import Point
 from builder.tuning.tasks import Task
 
 BUILD_TIMEOUT_S = 120.0  # a tile unrolled too far can keep LLVM busy for minutes
+
+
+@dataclass(frozen=True)
+class Building:
+    """Candidates that are being built."""
+
+    _arguments: Sequence[tuple[tuple[str, tuple[int, ...]], ...]]
+    _futures: Sequence[Future[bytes]]
+
+    def results(self) -> Iterator[Code | str]:
+        """Each candidate's shared object, or why there is none, as they come."""
+        for arguments, future in zip(self._arguments, self._futures, strict=True):
+            try:
+                yield Code(future.result(), arguments)
+            except TimeoutError:
+                yield f"building took more than {BUILD_TIMEOUT_S:g} s"
+            except Exception as e:  # noqa: BLE001 - whatever a process that builds came to
+                text = str(e).strip()
+                yield text.splitlines()[-1][:300] if text else "building failed"
 
 
 class CandidateBuilder:
@@ -41,18 +62,14 @@ class CandidateBuilder:
 
     def build(self, jobs: Sequence[tuple[Task, Point]]) -> list[Code | str]:
         """Each point's shared object, or why there is none."""
+        return list(self.start(jobs).results())
+
+    def start(self, jobs: Sequence[tuple[Task, Point]]) -> Building:
+        """Begin to build, and come back at once."""
         work = [(save_json(kernel_of(point.schedule, self._target)), self._target) for _, point in jobs]
-        results: list[Code | str] = []
-        outcomes = self._pool.map_with_error_catching(_build_one, work)
-        for (task, _), outcome in zip(jobs, outcomes, strict=True):
-            if outcome.status == StatusKind.COMPLETE:
-                results.append(Code(outcome.value, arguments_of(task)))
-            elif outcome.status == StatusKind.TIMEOUT:
-                results.append(f"building took more than {BUILD_TIMEOUT_S:g} s")
-            else:
-                text = str(outcome.value).strip()
-                results.append(text.splitlines()[-1][:300] if text else "building failed")
-        return results
+        return Building(
+            [arguments_of(task) for task, _ in jobs], [self._pool.submit(_build_one, job) for job in work]
+        )
 
     def close(self) -> None:
         """End the processes."""

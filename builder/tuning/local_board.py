@@ -15,6 +15,8 @@ from builder.tuning.meta import BoardTime
 class LocalBoard:
     """The machine itself: one candidate at a time, nothing else running for us meanwhile."""
 
+    elsewhere = False
+
     def __init__(self, options: RunnerOptions) -> None:
         self._options = options
         self._process = MeasureProcess()

@@ -44,6 +44,7 @@ Notes = Callable[[str], None]
 class _Job:
     index: int
     code: Code
+    results: queue.Queue[tuple[_Job, Outcome]]
     failures: int = 0
     spoilt: int = 0
     shunned: set[str] = field(default_factory=set)
@@ -67,6 +68,8 @@ class RpcBoards:
         The tracker does not answer, or no board of the key registers.
     """
 
+    elsewhere = True
+
     def __init__(
         self, tracker: Tracker, key: str, options: RunnerOptions, notes: Notes | None = None
     ) -> None:
@@ -74,7 +77,6 @@ class RpcBoards:
         self._notes = notes or (lambda _: None)
         self._ledger = Ledger()
         self._jobs: queue.Queue[_Job] = queue.Queue()
-        self._results: queue.Queue[tuple[_Job, Outcome]] = queue.Queue()
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._doing: dict[str, str] = {}
@@ -88,7 +90,7 @@ class RpcBoards:
     def measure(
         self, codes: Sequence[Code], done: Callable[[int, Outcome], None] | None = None
     ) -> list[Outcome]:
-        """Spread candidates over the boards that are alive.
+        """Spread candidates over the boards that are alive; several threads may ask at once.
 
         Raises
         ------
@@ -96,12 +98,13 @@ class RpcBoards:
             All boards have been gone for ten minutes.
         """
         outcomes: dict[int, Outcome] = {}
+        results: queue.Queue[tuple[_Job, Outcome]] = queue.Queue()
         self._alive = time.monotonic()
         for index, code in enumerate(codes):
-            self._jobs.put(_Job(index, code))
+            self._jobs.put(_Job(index, code, results))
         while len(outcomes) < len(codes):
             try:
-                job, outcome = self._results.get(timeout=POLL_S)
+                job, outcome = results.get(timeout=POLL_S)
             except queue.Empty:
                 if time.monotonic() - self._alive > NO_BOARD_S:
                     raise FleetError(
@@ -240,7 +243,7 @@ class RpcBoards:
         except CandidateError as e:
             self._alive = time.monotonic()
             self._ledger.add(name, BoardTime(time.monotonic() - start, failed=1))
-            self._results.put((job, Outcome(None, str(e), name)))
+            job.results.put((job, Outcome(None, str(e), name)))
             return True
         except BoardError as e:
             self._ledger.add(name, BoardTime(time.monotonic() - start, dropped=1))
@@ -249,7 +252,7 @@ class RpcBoards:
             job.failures += 1
             job.shunned.add(name)
             if job.failures >= ATTEMPTS:
-                self._results.put((job, Outcome(None, f"{job.failures} boards failed under it: {e}", name)))
+                job.results.put((job, Outcome(None, f"{job.failures} boards failed under it: {e}", name)))
             else:
                 self._jobs.put(job)
             return False
@@ -259,13 +262,13 @@ class RpcBoards:
             self._dropped.pop(name, None)
         if self._ledger.is_valid(name, timing.state):
             self._ledger.add(name, BoardTime(spent, measured=1))
-            self._results.put((job, Outcome(timing.seconds, None, name)))
+            job.results.put((job, Outcome(timing.seconds, None, name)))
             return True
         self._ledger.add(name, BoardTime(spent, invalid=1))
         self._notes(f"board {name} throttles: the measurement does not count")
         job.spoilt += 1
         if job.spoilt >= INVALID_ATTEMPTS:
-            self._results.put((job, Outcome(None, "the boards throttled", name, spoilt=True)))
+            job.results.put((job, Outcome(None, "the boards throttled", name, spoilt=True)))
         else:
             self._jobs.put(job)
         self._stop.wait(COOL_S)

@@ -19,8 +19,9 @@ from tvm import tirx
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import Trace
 
-from builder.kernels.decisions import Decision
-from builder.kernels.schedule import SCHEDULE_FAULTS, apply_space
+from builder.kernels.decisions import Chooser, Decision, Shipped, heuristic
+from builder.kernels.schedule import SCHEDULE_FAULTS, anchor_of, apply_space
+from builder.kernels.signature import signature_of
 from builder.target import DeviceTarget
 
 Decisions = tuple[int, ...]
@@ -54,7 +55,7 @@ class DesignSpace:
     values
         What each decision may be, ascending.
     default
-        The heuristic's point.
+        The point that is used where nothing was measured.
     """
 
     func: tirx.PrimFunc
@@ -64,17 +65,42 @@ class DesignSpace:
     default: Decisions
 
     @classmethod
-    def of(cls, func: tirx.PrimFunc, target: DeviceTarget) -> DesignSpace | None:
-        """The space of a function, None where its anchor's schedule does not apply."""
-        recorder = _Recorder()
-        try:
-            with target.tvm_target:
-                kind = apply_space(st.Schedule(func), target, recorder)
-        except SCHEDULE_FAULTS:
-            return None
-        if kind is None:
-            return None
-        return cls(func, target, tuple(recorder.names), tuple(recorder.values), tuple(recorder.default))
+    def of(
+        cls,
+        func: tirx.PrimFunc,
+        target: DeviceTarget,
+        choose: Chooser = heuristic,
+        shipped: Shipped | None = None,
+    ) -> DesignSpace | None:
+        """The space of a function, None where its anchor's schedule does not apply.
+
+        Parameters
+        ----------
+        func, target
+            The unscheduled function, and the device.
+        choose, shipped
+            Who chooses the default, as in `builder.kernels.schedule.schedule`.
+        """
+        recorded = None
+        if shipped is not None:
+            sch = st.Schedule(func)
+            anchor = anchor_of(sch)
+            recorded = None if anchor is None else shipped.chooser(signature_of(sch, *anchor))
+        for chooser in (recorded, choose):
+            if chooser is None:
+                continue
+            recorder = _Recorder(chooser)
+            try:
+                with target.tvm_target:
+                    kind = apply_space(st.Schedule(func), target, recorder)
+                if recorded is chooser:
+                    recorded.finish()
+            except SCHEDULE_FAULTS:
+                continue
+            if kind is not None:
+                values, default = tuple(recorder.values), tuple(recorder.default)
+                return cls(func, target, tuple(recorder.names), values, default)
+        return None
 
     @property
     def size(self) -> int:
@@ -127,9 +153,10 @@ def decisions_of(trace: Trace) -> Decisions:
 
 
 class _Recorder:
-    """Goes the heuristic's way and notes what it could have chosen."""
+    """Goes somebody's way and notes what could have been chosen."""
 
-    def __init__(self) -> None:
+    def __init__(self, choose: Chooser) -> None:
+        self._choose = choose
         self.names: list[str] = []
         self.values: list[tuple[int, ...]] = []
         self.default: list[int] = []
@@ -138,8 +165,9 @@ class _Recorder:
         options = tuple(sorted({*values, default}))
         self.names.append(name)
         self.values.append(options)
-        self.default.append(options.index(default))
-        return default
+        chosen = self._choose(name, values, default)
+        self.default.append(options.index(chosen))
+        return chosen
 
 
 class _Sampler:

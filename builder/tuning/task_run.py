@@ -18,6 +18,7 @@ class TaskRun:
         self.known = records.measured(task.key)
         self.search: search.Search | None = None
         self.batches = 0
+        self.under_way = 0
         self.exhausted = False
 
     @property
@@ -41,6 +42,13 @@ class TaskRun:
             return False
         order = list(self.known)
         return len(order) - 1 - order.index(self.best[0]) >= early_stopping
+
+    def wanted(self, options: TuneOptions) -> int:
+        """Points of its next batch, 0 where it gets none."""
+        if self.exhausted or self.is_stale(options.early_stopping):
+            return 0
+        left = self.planned(options.trials) - len(self.known) - self.under_way
+        return max(0, min(options.batch, left))
 
     def is_finished(self, options: TuneOptions) -> bool:
         """Whether it gets no further batch."""

@@ -21,9 +21,11 @@ from tvm.ir import Call
 from builder.errors import RecordsError
 from builder.importer import ImportedModel, load
 from builder.kernel_object import count_flops
+from builder.kernels.decisions import Chooser, heuristic
 from builder.kernels.rewriter import op_name
 from builder.kernels.schedule import space_of, without_pragmas
 from builder.lower import fuse
+from builder.records.shipped import shipped_for
 from builder.target import DeviceTarget, resolve
 from builder.tuning.space import DesignSpace, workload_of
 
@@ -63,6 +65,7 @@ def extract_tasks(
     target: str | Mapping[str, Any] | DeviceTarget = "host",
     *,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
+    choose: Chooser | None = None,
 ) -> tuple[Task, ...]:
     """List what there is to tune in a model.
 
@@ -74,6 +77,8 @@ def extract_tasks(
         The device that it is compiled for.
     input_shapes
         Of inputs with symbolic dimensions, where `model` is a path.
+    choose
+        Whose choice is each space's default; None for what compiling uses without records.
 
     Returns
     -------
@@ -84,6 +89,7 @@ def extract_tasks(
     imported = model if isinstance(model, ImportedModel) else load(model, input_shapes=input_shapes)
     fused = fuse(imported.mod, device)
     calls = _calls(fused["main"])
+    shipped = shipped_for(device) if choose is None else None
     tasks: dict[str, Task] = {}
     for name, count in calls.items():
         func = fused[name]
@@ -91,7 +97,7 @@ def extract_tasks(
             continue
         func = without_pragmas(func)  # as lowering does, or the workload would be another
         kind = space_of(func)
-        space = DesignSpace.of(func, device) if kind is not None else None
+        space = DesignSpace.of(func, device, choose or heuristic, shipped) if kind is not None else None
         if kind is None or space is None or space.size < 2:
             continue
         workload, key = workload_of(func)

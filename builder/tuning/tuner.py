@@ -1,36 +1,39 @@
 """A tuning run, from a model to records that make it faster and never slower.
 
 Each task's heuristic point is measured first. Then batch after batch goes to the task that promises most, the
-one with the largest share of the model's time for the batches it has had; every batch is on disk before the
-next is thought of. At the end the best points meet the heuristic's in turn, operator by operator and then as
-whole models, and what does not help is not used.
+one with the largest share of the model's time for the batches it has had; every outcome is on disk as it
+comes. At the end the best points meet the heuristic's in turn, operator by operator and then as whole models,
+and what does not help is not used.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from builder.errors import FleetError
 from builder.importer import ImportedModel, load
+from builder.kernels.decisions import Chooser
 from builder.target import DeviceTarget, resolve
 from builder.tuning import search
 from builder.tuning.boards import Boards, Outcome
 from builder.tuning.build import CandidateBuilder
 from builder.tuning.interruption import Interruption, deferred
 from builder.tuning.local_board import LocalBoard
-from builder.tuning.measuring import Code, RunnerOptions
+from builder.tuning.measuring import RunnerOptions
 from builder.tuning.meta import ModelResult
 from builder.tuning.options import TuneOptions
 from builder.tuning.peak import ATTEMPTS as PEAK_ATTEMPTS
 from builder.tuning.peak import peak_kernel
+from builder.tuning.pipeline import Batch, Job, Pipeline
 from builder.tuning.records import Records
 from builder.tuning.rpc_boards import RpcBoards
-from builder.tuning.space import Decisions, Point
+from builder.tuning.space import Decisions
 from builder.tuning.task_run import TaskRun
 from builder.tuning.tasks import Task, extract_tasks, select
 from builder.tuning.tracker import Tracker
@@ -54,6 +57,8 @@ def tune(
     prior_records: Sequence[str | os.PathLike[str]] = (),
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     view: View | None = None,
+    boards: Boards | None = None,
+    choose: Chooser | None = None,
 ) -> Records:
     """Tune a model.
 
@@ -75,6 +80,11 @@ def tune(
         Of inputs with symbolic dimensions, where `model` is a path.
     view
         Who is told how it goes.
+    boards
+        Who measures, in place of this machine or a tracker's boards: a simulator, a counter of instructions.
+        Closed at the end.
+    choose
+        Whose points the search starts from; None for what compiling uses without records.
 
     Returns
     -------
@@ -94,22 +104,17 @@ def tune(
         raise FleetError(
             "an RPC tracker and a key belong together", hint="--rpc-tracker HOST:PORT --rpc-key KEY"
         )
-    if tracker is None and not device.is_native:
+    if boards is None and tracker is None and not device.is_native:
         raise FleetError(
             f"this machine cannot measure for {device.triple} {device.cpu}",
             hint=f"tune on boards of that kind: {_HOW}",
         )
     imported = model if isinstance(model, ImportedModel) else load(model, input_shapes=input_shapes)
     with Records.write(records_path, device, view.note) as records:
-        tasks = select(extract_tasks(imported, device), options.tasks)
+        tasks = select(extract_tasks(imported, device, choose=choose), options.tasks)
         seeds = _seeds(prior_records, tasks)
-        boards: Boards = (
-            LocalBoard(runner)
-            if tracker is None or key is None
-            else RpcBoards(
-                tracker if isinstance(tracker, Tracker) else Tracker.parse(tracker), key, runner, view.note
-            )
-        )
+        if boards is None:
+            boards = _boards(tracker, key, runner, view)
         builder = CandidateBuilder(device, options.parallel)
         with deferred() as interruption:
             run = _Run(imported, device, tasks, records, boards, builder, options, runner, view, interruption)
@@ -146,6 +151,7 @@ class _Run:
         self._options, self._runner, self._view = options, runner, view
         self._tasks = [TaskRun(task, records) for task in tasks]
         self._interruption = interruption
+        self._pipeline = Pipeline(builder, boards, interruption)
         self._verdicts = Verdicts(model, target, records, boards, builder, runner, options.pairs, view)
         self._started = time.monotonic()
         self._measured = 0
@@ -172,8 +178,7 @@ class _Run:
                 point = run.task.space.point(run.task.space.default)
                 if point is not None:
                     jobs.append((run, point))
-        for first in range(0, len(jobs), self._options.batch):
-            self._measure(jobs[first : first + self._options.batch], "measuring the heuristic's schedules")
+        self._measure(jobs, "measuring the heuristic's schedules")
 
     def seed(self, seeds: Mapping[str, Sequence[Decisions]]) -> None:
         """Measure what other records found best."""
@@ -184,36 +189,21 @@ class _Run:
                     point = run.task.space.point(decisions)
                     if point is not None:
                         jobs.append((run, point))
-        for first in range(0, len(jobs), self._options.batch):
-            self._measure(
-                jobs[first : first + self._options.batch], "measuring what other records found best"
-            )
+        self._measure(jobs, "measuring what other records found best")
 
     def search(self) -> None:
         """Batch after batch, to the task that promises most."""
-        while not self._is_over():
-            open_runs = [run for run in self._tasks if not run.is_finished(self._options)]
-            if not open_runs:
-                break
-            run = max(open_runs, key=lambda run: run.promise)
-            self._active = run.task.index
-            if run.search is None:
-                run.search = search.start(
-                    self._options.tuner,
-                    run.task,
-                    run.known,
-                    self._options.trials,
-                    self._options.batch,
-                    self._options.seed + run.task.index,
-                )
-            wanted = min(self._options.batch, run.planned(self._options.trials) - len(run.known))
-            points = run.search.propose(wanted)[:wanted]
-            run.batches += 1
-            if not points:
-                run.exhausted = True
-                continue
-            self._measure([(run, point) for point in points], "searching")
-            run.search.learn(points, [run.known.get(point.decisions) for point in points])
+        with self._under_way("searching"):
+            while True:
+                while not self._pipeline.is_full and not self._is_over():
+                    if (jobs := self._next_batch()) is None:
+                        break
+                    self._put(jobs)
+                if self._pipeline.is_empty:
+                    break
+                batch = self._take("searching")
+                if batch.is_done:
+                    self._learn(batch)
         self._active = None
 
     def compare(self) -> None:
@@ -247,46 +237,75 @@ class _Run:
         if meta != self._records.meta:
             self._records.update(meta)
 
-    def _measure(self, jobs: Sequence[tuple[TaskRun, Point]], phase: str) -> None:
-        """Build, measure and record; what came in before an interruption is recorded too."""
+    def _next_batch(self) -> list[Job] | None:
+        """Points of the task that promises most, None where no task wants any."""
+        while True:
+            open_runs = [run for run in self._tasks if run.wanted(self._options)]
+            if not open_runs:
+                return None
+            run = max(open_runs, key=lambda run: run.promise)
+            self._active = run.task.index
+            options, wanted = self._options, run.wanted(self._options)
+            if run.search is None:
+                seed = options.seed + run.task.index
+                run.search = search.start(
+                    options.tuner, run.task, run.known, options.trials, options.batch, seed
+                )
+            run.batches += 1
+            if points := run.search.propose(wanted)[:wanted]:
+                return [(run, point) for point in points]
+            run.exhausted = True
+
+    def _learn(self, batch: Batch) -> None:
+        run = batch.jobs[0][0]
+        points = [point for _, point in batch.jobs]
+        if run.search is not None:
+            run.search.learn(points, [run.known.get(point.decisions) for point in points])
+
+    def _measure(self, jobs: Sequence[Job], phase: str) -> None:
+        """Build, measure and record."""
+        batches = [jobs[i : i + self._options.batch] for i in range(0, len(jobs), self._options.batch)]
+        with self._under_way(phase):
+            while batches or not self._pipeline.is_empty:
+                while batches and not self._pipeline.is_full:
+                    self._put(batches.pop(0))
+                self._take(phase)
+
+    @contextlib.contextmanager
+    def _under_way(self, phase: str) -> Iterator[None]:
+        """While this lasts batches are under way; what came in before an interruption is recorded too."""
         self._show(phase)
-        built = self._builder.build([(run.task, point) for run, point in jobs])
-        outcomes: dict[int, Outcome] = {}
-        places: list[int] = []
-        codes: list[Code] = []
-        for place, code in enumerate(built):
-            if isinstance(code, Code):
-                places.append(place)
-                codes.append(code)
-            else:
-                outcomes[place] = Outcome(None, code, "")
-
-        def done(index: int, outcome: Outcome) -> None:
-            outcomes[places[index]] = outcome
-            self._interruption.check()
-
         try:
-            self._boards.measure(codes, done)
-        finally:
-            self._record(jobs, outcomes)
-        self._measured += len(jobs)
-        self.account()
-        self._show(phase)
+            yield
+        except BaseException:
+            for batch, index, outcome in self._pipeline.drain(self._runner.timeout_s):
+                self._record(batch, index, outcome)
+            raise
 
-    def _record(self, jobs: Sequence[tuple[TaskRun, Point]], outcomes: Mapping[int, Outcome]) -> None:
-        for run in dict.fromkeys(run for run, _ in jobs):
-            results = [
-                (point, outcomes[i].seconds)
-                for i, (owner, point) in enumerate(jobs)
-                if owner is run and i in outcomes and not outcomes[i].spoilt
-            ]
-            self._records.append(run.task, results)
+    def _put(self, jobs: Sequence[Job]) -> None:
+        for run, _ in jobs:
+            run.under_way += 1
+        self._pipeline.put(jobs)
+
+    def _take(self, phase: str) -> Batch:
+        """Record the next outcome."""
+        batch, index, outcome = self._pipeline.take()
+        self._record(batch, index, outcome)
+        batch.jobs[index][0].under_way -= 1
+        self._measured += 1
+        if batch.is_done:
+            self.account()
+            self._show(phase)
+        return batch
+
+    def _record(self, batch: Batch, index: int, outcome: Outcome) -> None:
+        run, point = batch.jobs[index]
+        if not outcome.spoilt:
+            self._records.append(run.task, [(point, outcome.seconds)])
             run.known = self._records.measured(run.task.key)
-        for i, outcome in outcomes.items():
-            if outcome.error is not None:
-                run, point = jobs[i]
-                values = run.task.space.describe(point.decisions)
-                self._view.note(f"task {run.task.index}, point {values}: {outcome.error}")
+        if outcome.error is not None:
+            values = run.task.space.describe(point.decisions)
+            self._view.note(f"task {run.task.index}, point {values}: {outcome.error}")
 
     def _is_over(self) -> bool:
         limit = self._options.time_limit_s
@@ -311,6 +330,14 @@ class _Run:
                 self._records.meta.peak_gflops,
             )
         )
+
+
+def _boards(tracker: str | Tracker | None, key: str | None, runner: RunnerOptions, view: View) -> Boards:
+    """The machine itself, or those of a tracker."""
+    if tracker is None or key is None:
+        return LocalBoard(runner)
+    where = tracker if isinstance(tracker, Tracker) else Tracker.parse(tracker)
+    return RpcBoards(where, key, runner, view.note)
 
 
 def _seeds(paths: Sequence[str | os.PathLike[str]], tasks: Sequence[Task]) -> dict[str, list[Decisions]]:
