@@ -12,6 +12,7 @@ What it may hold is bounded, and what it dropped early is counted.
 from __future__ import annotations
 
 import hashlib
+import struct
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -21,22 +22,21 @@ from typing import Final, Protocol
 MAX_ANSWERS: Final = 4096
 MAX_ANSWER_BYTES: Final = 16 << 20
 MAX_REFUSALS: Final = 4096
+_LENGTH: Final = struct.Struct(">I")
 
 
 @dataclass(frozen=True, slots=True)
 class RequestKey:
-    """What makes two requests the same; a digest over its parts, each with its length in front."""
+    """What makes two requests the same: a digest over its names, each behind its length, and its payload."""
 
     digest: bytes
 
     @classmethod
     def of(cls, topic: str, reply_to: str, correlation: bytes, payload: bytes) -> RequestKey:
         """Make the key of one request."""
-        whole = hashlib.sha256()
-        for part in (topic.encode(), reply_to.encode(), correlation):
-            whole.update(len(part).to_bytes(4, "big"))
-            whole.update(part)
-        whole.update(hashlib.sha256(payload).digest())
+        names = (topic.encode(), reply_to.encode(), correlation)
+        whole = hashlib.sha256(b"".join(part for name in names for part in (_LENGTH.pack(len(name)), name)))
+        whole.update(payload)
         return cls(whole.digest())
 
 

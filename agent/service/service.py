@@ -9,6 +9,7 @@ half.
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import time
@@ -170,6 +171,9 @@ class Service:
             self._inference.deliver_left_over()
             self._control.start()
             self._requests.start()
+            # What stands until the end need not be looked at by every collection of garbage.
+            gc.collect()
+            gc.freeze()
             self._notifier.say(READY, f"STATUS=serving as {config.device}")
             _log.info("edge-agent %s serves as %s", agent.__version__, config.device)
             await self._serve(stop)

@@ -77,6 +77,7 @@ class Supervisor:
         self._sent: deque[Sent] = deque()
         self._seq = 0
         self._limit: asyncio.TimerHandle | None = None
+        self._computing_s = 0.0
         self._over_limit = False
         self._stopping = False
         self._deaths: deque[float] = deque(maxlen=settings.crash_limit)
@@ -232,21 +233,27 @@ class Supervisor:
             self._idle.set()
 
     def _watch(self) -> None:
-        if self._limit is not None:
-            self._limit.cancel()
-            self._limit = None
-        if self._sent:
-            loop = asyncio.get_running_loop()
-            self._limit = loop.call_later(self._settings.compute_limit_s, self._too_long)
+        """Take note that the request at the head is computed from now on."""
+        self._computing_s = time.monotonic()
+        if self._limit is None:
+            self._wait(self._settings.compute_limit_s)
 
-    def _too_long(self) -> None:
+    def _wait(self, left_s: float) -> None:
+        self._limit = asyncio.get_running_loop().call_later(left_s, self._look)
+
+    def _look(self) -> None:
+        """End the worker if it is over the limit; one timer serves all requests, each moves the start."""
         self._limit = None
+        if not self._sent:
+            return
+        limit_s = self._settings.compute_limit_s
+        left_s = self._computing_s + limit_s - time.monotonic()
+        if left_s > 0:
+            self._wait(left_s)
+            return
         self._over_limit = True
-        _log.error(
-            "%s: its worker computes for more than %g s and is ended",
-            self.verified.manifest.name,
-            self._settings.compute_limit_s,
-        )
+        name = self.verified.manifest.name
+        _log.error("%s: its worker computes for more than %g s and is ended", name, limit_s)
         self._kill()
 
     def _kill(self) -> None:

@@ -201,7 +201,7 @@ def _is_str(value: object) -> bool:
     return type(value) is str
 
 
-def _is_float(value: Any) -> bool:
+def _is_float(value: object) -> bool:
     return math.isfinite(value) if type(value) is float else _is_int(value)
 
 
