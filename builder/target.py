@@ -175,6 +175,16 @@ _CPUINFO_NAMES: Mapping[str, Mapping[str, str]] = {
 }  # fmt: skip
 
 
+# Instructions looked back over, and accesses to memory taken into account; LLVM's own are 100, 250 and 100.
+# With more than 250 accesses to its accumulators in a loop, a tile was stored and loaded again for each
+# product.
+_LLVM_LIMITS = {
+    "memdep-block-scan-limit": 2000,
+    "licm-mssa-max-acc-promotion": 5000,
+    "licm-mssa-optimization-cap": 5000,
+}
+
+
 def resolve(spec: str | Mapping[str, Any]) -> DeviceTarget:
     """Resolve a target's name, JSON or old command-line spelling.
 
@@ -251,9 +261,10 @@ def _build(name: str, config: dict[str, Any], l1_bytes: int, l2_bytes: int) -> D
         message = f"target: LLVM knows no CPU {cpu[:60]!r} for {triple}"
         raise TargetError(message, hint=_cpu_hint(cpu, arch))
     try:
-        # A register tile is one long block: LLVM's limit of 100 instructions looks back across a tenth of
-        # it, and what was loaded into registers would be loaded again (docs/decisions/0005).
-        config.setdefault("cl-opt", ["-memdep-block-scan-limit:uint=2000"])
+        Target(config)  # a message about it should not speak of what follows
+        # A register tile is one long block, in which LLVM would give up looking for what it has already
+        # loaded, and for accumulators that need no memory (docs/decisions/0005).
+        config.setdefault("cl-opt", [f"-{limit}:uint={value}" for limit, value in _LLVM_LIMITS.items()])
         tvm_target = Target(config)
         known = {str(f) for f in llvm.llvm_get_cpu_features(tvm_target)}
     except (ValueError, RuntimeError, TypeError) as e:

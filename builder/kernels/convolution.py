@@ -17,7 +17,7 @@ from tvm.ir import Call
 
 from builder.kernels.decisions import Chooser, Decision
 from builder.kernels.epilogue import Epilogue
-from builder.kernels.operand import best_row_tile, best_tile, hold, multiplies_by_element, twice
+from builder.kernels.operand import best_row_tile, best_tile, hold, multiplies_by_element, repeat
 from builder.kernels.rewriter import shape_of
 from builder.target import DeviceTarget
 
@@ -246,7 +246,7 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: Tiles) -> None:
     if tiles.held:
         hold(sch, block, io)
         if int(sch.get(kw).extent) == 1:  # more of a wider window at once was measured to spill
-            ic = twice(sch, ic)
+            ic = repeat(sch, ic)
     if tiles.row_held:
         hold(sch, block, kh)
         sch.unroll(kw)

@@ -27,7 +27,7 @@ from tvm import s_tir as st
 from builder.kernels.convolution import Conv2d, divisors, pack_weights
 from builder.kernels.decisions import Chooser, Decision
 from builder.kernels.epilogue import Epilogue
-from builder.kernels.operand import best_tile, hold, multiplies_by_element, twice
+from builder.kernels.operand import best_tile, hold, multiplies_by_element, repeat
 from builder.kernels.rewriter import shape_of
 from builder.target import DeviceTarget
 
@@ -172,7 +172,7 @@ def emit(
     )
     u = bb.emit(transform)
     call = bb.call_te(
-        lambda data, weights: convolve(data, weights, op, m),
+        lambda data, weights: convolve(data, weights, op, m, tiles.tiles),
         x,
         u,
         primfunc_name_hint="winograd",
@@ -198,8 +198,11 @@ def transform_weights(w: te.Tensor, m: int) -> te.Tensor:
     )
 
 
-def convolve(x: te.Tensor, u: te.Tensor, op: Conv2d, m: int) -> te.Tensor:
-    """The three stages over packed `x` and transformed weights `u`."""
+def convolve(x: te.Tensor, u: te.Tensor, op: Conv2d, m: int, beside: int = 1) -> te.Tensor:
+    """The three stages over packed `x` and transformed weights `u`.
+
+    ``beside`` tiles that the product holds in registers lie side by side between the first two stages.
+    """
     size, t = m + 2, Transforms.of(m)
     n, in_blocks, height, width, bi = (int(d) for d in x.shape)
     _, outer, _, _, together, bo = (int(d) for d in u.shape)
@@ -223,8 +226,10 @@ def convolve(x: te.Tensor, u: te.Tensor, op: Conv2d, m: int) -> te.Tensor:
 
     half_in = te.compute((in_blocks, tiles, size, size, bi), vertical, name="half_in")
     data = te.compute(
-        (size * size, in_blocks, tiles, bi),
-        lambda xi, c, tile, v: select(xi % size, t.input, lambda b: half_in[c, tile, xi // size, b, v]),
+        (size * size, tiles // beside, in_blocks, beside, bi),
+        lambda xi, group, c, tile, v: select(
+            xi % size, t.input, lambda b: half_in[c, group * beside + tile, xi // size, b, v]
+        ),
         name="data",
     )
     ic = te.reduce_axis((0, in_blocks), "ic")
@@ -232,7 +237,8 @@ def convolve(x: te.Tensor, u: te.Tensor, op: Conv2d, m: int) -> te.Tensor:
     product = te.compute(
         (size * size, out_blocks, tiles, bo),
         lambda xi, o, tile, v: te.sum(
-            data[xi, ic, tile, ii] * u[xi, o // together, ic, ii, o % together, v], axis=[ic, ii]
+            data[xi, tile // beside, ic, tile % beside, ii] * u[xi, o // together, ic, ii, o % together, v],
+            axis=[ic, ii],
         ),
         name="product",
     )
@@ -294,16 +300,16 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: Tiles, m: int) -
     sch.compute_inline(pad)
     size = m + 2
 
-    xi, c, tile, v = sch.get_loops(data)
+    xi, group, c, tile, v = sch.get_loops(data)
     e, nu = sch.split(xi, [size, size])
-    sch.reorder(c, tile, e, nu, v)
+    sch.reorder(c, group, tile, e, nu, v)
     sch.compute_at(half_in, tile, preserve_unit_loops=True)
     *_, a, b, lane = sch.get_loops(half_in)
     for loop in (a, b, e, nu):
         sch.unroll(loop)
     for loop in (lane, v):
         sch.vectorize(loop)
-    sch.parallel(sch.fuse(c, tile))
+    sch.parallel(sch.fuse(c, group, tile))
 
     xi, o, tile, v, ic, ii = sch.get_loops(product)
     to, ti = sch.split(tile, [None, tiles.tiles])
@@ -312,7 +318,7 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: Tiles, m: int) -
     sch.reorder(xi, oo, to, ic, io, iu, oi, ti, v)
     if tiles.held:
         hold(sch, product, io)
-        ic = twice(sch, ic)
+        ic = repeat(sch, ic)
     sch.vectorize(v)
     for loop in (oi, ti, iu):
         sch.unroll(loop)

@@ -41,15 +41,20 @@ Build = Callable[..., relax.Expr]
 Randn = Callable[..., np.ndarray]
 
 
-def run(build: Build, inputs: Mapping[str, np.ndarray], target: DeviceTarget) -> Result:
-    """Lower the expression that `build` makes of its inputs, and run it on `inputs`."""
+def lower_expression(build: Build, inputs: Mapping[str, np.ndarray], target: DeviceTarget) -> LoweredModule:
+    """Lower the expression that `build` makes of its inputs."""
     bb = relax.BlockBuilder()
     params = [relax.Var(k, relax.TensorType(v.shape, str(v.dtype))) for k, v in inputs.items()]
     with bb.function("main", params):
         with bb.dataflow():
             out = bb.emit_output(bb.normalize(build(*params)))
         bb.emit_func_output(out)
-    lowered = lower(bb.get(), target)
+    return lower(bb.get(), target)
+
+
+def run(build: Build, inputs: Mapping[str, np.ndarray], target: DeviceTarget) -> Result:
+    """Lower the expression that `build` makes of its inputs, and run it on `inputs`."""
+    lowered = lower_expression(build, inputs, target)
     outputs = Interpreter(lowered, target.tvm_target).run(inputs)
     return Result(list(outputs), lowered)
 

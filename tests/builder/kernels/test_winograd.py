@@ -1,16 +1,18 @@
 from __future__ import annotations
 
+import re
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
+import tvm
 from tvm import relax
 
 from builder.kernels import winograd
 from builder.kernels.winograd import Transforms
-from builder.target import DeviceTarget
-from tests.builder.kernels.machines import Randn, close, conv2d, element_machine, run
+from builder.target import DeviceTarget, resolve
+from tests.builder.kernels.machines import Randn, close, conv2d, element_machine, lower_expression, run
 
 
 @pytest.mark.parametrize("m", [2, 4, 6])
@@ -95,3 +97,18 @@ def test_other_convolutions_stay_direct(change: dict[str, Any], target: DeviceTa
 
     op = Conv2d(1, 64, 28, 28, 64, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1)
     assert winograd.output_tile(replace(op, **change), target.simd.lanes, target) is None
+
+
+def test_accumulators_stay_in_registers_on_arm(randn: Randn) -> None:
+    target = resolve("rpi4")
+    w = relax.const(randn(128, 64, 3, 3))
+    lowered = lower_expression(
+        lambda v: relax.op.nn.conv2d(v, w, padding=(1, 1, 1, 1)), {"x": randn(1, 64, 14, 14)}, target
+    )
+    assembly = tvm.compile(lowered.kernels, target.tvm_target).mod.inspect_source("asm")
+    blocks = re.split(r"\n\.LBB\w+:", assembly)
+    products = [b for b in blocks if b.count("\tfmla\t") >= 200]
+    assert products
+    for block in products:
+        loop = block[: block.rindex("\tfmla\t")]
+        assert not re.search(r"\tst[rp]\t", loop), "an accumulator goes through memory"
