@@ -18,6 +18,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from benchmarks.shipped_records.cores import MODELS, TARGETS
 from benchmarks.shipped_records.descent import Descent
 from benchmarks.shipped_records.measure import LEAST_GAIN, Measure
 from benchmarks.shipped_records.wanted import Wanted, wanted
@@ -27,17 +28,8 @@ from builder.tuning.space import Decisions
 from builder.tuning.tasks import Task
 
 FOLDER = Path(__file__).parents[2] / "builder" / "records"
-MODELS = ("resnet18", "resnet50", "resnet50-v2", "mobilenetv2", "bert", "slim-320")
 AT_ONCE = 8  # signatures that are searched beside each other: they share a timing process
 MOST_POINTS = 48
-
-TARGETS = {
-    "x86-avx512": "host",
-    "x86-avx2": "x86-64-v3",
-    "cortex-a53": "rpi3",
-    "cortex-a72": "rpi4",
-    "cortex-a76": "rpi5",
-}
 
 
 def main() -> int:

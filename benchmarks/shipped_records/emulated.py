@@ -31,6 +31,7 @@ TIMEOUT_S = 300
 ISSUE_WIDTH = {"cortex-a53": 2, "cortex-a72": 3, "cortex-a76": 4}
 SEEN = 0.98  # of the instructions: blocks beyond are so rare that their latencies hardly matter
 ITERATIONS = 50
+SAMPLES = 8
 
 _CODES = {"int": 0, "uint": 1, "float": 2, "bool": 6}
 _BRANCH = re.compile(r"^(b|bl|br|blr|ret|cbz|cbnz|tbz|tbnz|b\.\w+|adrp?|udf|brk|svc)\b")
@@ -57,10 +58,19 @@ class Cost:
 
 
 class Emulated:
-    """Instructions and cycles of a core that is not here."""
+    """Instructions and cycles of a core that is not here.
 
-    def __init__(self, target: DeviceTarget) -> None:
+    Parameters
+    ----------
+    target
+        The core.
+    samples
+        Iterations of a parallel loop that run and count for all.
+    """
+
+    def __init__(self, target: DeviceTarget, samples: int = SAMPLES) -> None:
         self._target, self._width = target, ISSUE_WIDTH[target.cpu]
+        self._samples = samples
         self._builders = Builders()
         self._folder = tempfile.TemporaryDirectory()
         self._plugin = Path(self._folder.name, "blocks.so")
@@ -127,7 +137,8 @@ class Emulated:
             try:
                 subprocess.run(
                     [sys.executable, "-m", "ziglang", "cc", "-target", "aarch64-linux-musl", "-static", "-O1",
-                     "-fno-sanitize=all", "-I", str(folder), *(f"-I{path}" for path in include_paths()),
+                     "-fno-sanitize=all", f"-DSAMPLES={self._samples}",
+                     "-I", str(folder), *(f"-I{path}" for path in include_paths()),
                      str(HERE / "runner.c"), str(folder / "kernels.o"), "-o", str(program), "-lm"],
                     check=True, capture_output=True, timeout=TIMEOUT_S,
                 )  # fmt: skip

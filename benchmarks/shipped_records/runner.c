@@ -11,7 +11,11 @@
 #include <tvm/ffi/c_api.h>
 #include <unistd.h>
 
-enum { MARK = 24301, SAMPLES = 4, MOST_ARGUMENTS = 16, MOST_LAUNCHES = 16, MOST_DIMENSIONS = 12 };
+#ifndef SAMPLES
+#define SAMPLES 8
+#endif
+
+enum { MARK = 24301, MOST_ARGUMENTS = 16, MOST_LAUNCHES = 16, MOST_DIMENSIONS = 12 };
 
 typedef struct {
   void *sync_handle;
