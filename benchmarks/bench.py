@@ -15,19 +15,20 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from benchmarks import engines, tables
-from benchmarks.engines import ENGINES, OURS, UNTUNED
-from benchmarks.prepare import MODELS, Prepared, prepare
+from benchmarks import costs, engines, footprint, layers, pictures, tables
+from benchmarks.engines import ENGINES, OURS, UNTUNED, bundle_of
+from benchmarks.prepare import HEADLINE, MODELS, Prepared, prepare
 from benchmarks.rounds import Measured, measure
 
 MARKDOWN = "bench.md"
+COSTS_MODEL = "resnet50"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,8 +40,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args.output.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
     results: list[Measured] = []
+    paths: dict[str, Path] = {}
     for name in args.models:
         model = prepare(name, args.output / "models", args.tuning_records, keep=args.keep_bundles)
+        paths[name] = model.path
         compiled = "kept" if model.compile_s is None else f"compiled in {model.compile_s:.1f} s"
         console.print(f"{name}: {compiled}, {_records(model, args)}", highlight=False)
         for threads in args.threads:
@@ -58,15 +61,71 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console.print()
     parts = [("Milliseconds an inference", tables.rows(results)), ("Spread", tables.spreads(results))]
     parts.append(("Largest relative difference to the reference", tables.parities(results)))
+    if not args.times_only:
+        under = _layers(paths, max(args.threads), args.output)
+        document["layers"] = {name: asdict(each) for name, each in under.items()}
+        document["headline"] |= {
+            f"share of the peak, {name}, threads: {each.threads}": each.share_of_peak
+            for name, each in under.items()
+        }
+        figures = _costs(paths)
+        document["costs"] = {what: value for what, value, _ in figures}
+        parts.append(("Costs beside kernels", tables.costs(figures)))
     for title, (heads, body) in parts:
         tables.show(console, title, heads, body)
     for key, value in document["headline"].items():
-        console.print(f"{key}: {value:.3f}")
+        console.print(f"{key}: {value:.3f}", highlight=False)
     document["seconds"] = time.perf_counter() - began
     (args.output / "bench.json").write_text(json.dumps(document, indent=1) + "\n")
     (args.output / MARKDOWN).write_text(_markdown(document, results))
-    console.print(f"{document['seconds']:.0f} s; written: {args.output}/bench.json, {args.output}/{MARKDOWN}")
+    _picture(document, args.output / "latency.png")
+    console.print(f"{document['seconds']:.0f} s; in {args.output}: {', '.join(_written(args.output))}")
     return 0
+
+
+def _layers(paths: Mapping[str, Path], threads: int, output: Path) -> dict[str, layers.Layers]:
+    """Measure the headline models' layers, and draw them."""
+    names = [name for name in paths if name in HEADLINE]
+    if not names:
+        return {}
+    found = layers.measured([bundle_of(paths[name], OURS) for name in names], threads)
+    under = dict(zip(names, found, strict=True))
+    title = f"Layers under the roofline: {machine()['processor']}, float32"
+    pictures.roofline(under, output / "roofline.png", title)
+    return under
+
+
+def _costs(paths: Mapping[str, Path]) -> list[tuple[str, float, float]]:
+    """Figures beside kernels: what, how much, and the most that is allowed (0 where nothing is said)."""
+    figures: list[tuple[str, float, float]] = []
+    if COSTS_MODEL in paths:
+        cost = costs.measured(paths[COSTS_MODEL])
+        figures = [
+            ("compile of ResNet-50 for a cold target, s", cost.compile_s, costs.COMPILE_LIMIT_S),
+            ("its memory, GiB", cost.compile_bytes / 2**30, costs.COMPILE_LIMIT_BYTES / 2**30),
+            ("executor, us a node", cost.node_us, costs.NODE_LIMIT_US),
+            ("ResNet-50 from verify to first answer, s", cost.answer_s, costs.ANSWER_LIMIT_S),
+        ]
+    agent = footprint.measure()
+    return [
+        *figures,
+        ("agent and what it needs, installed, MB", agent.installed_bytes / 1e6, 0.0),
+        ("agent, from start to ready, s", agent.ready_s, 0.0),
+        ("agent without a model, resident MiB", agent.idle_bytes / 2**20, 0.0),
+    ]
+
+
+def _picture(document: dict[str, Any], path: Path) -> None:
+    times: dict[str, dict[int, dict[str, float]]] = {}
+    for result in document["results"]:
+        times.setdefault(result["model"], {})[result["threads"]] = result["median_ms"]
+    where = document["machine"]
+    title = f"Milliseconds an inference, float32, batch 1: {where['processor']}, {where['vectors']}"
+    pictures.latency(times, path, title)
+
+
+def _written(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.is_file())
 
 
 def machine() -> dict[str, Any]:
@@ -98,6 +157,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--keep-bundles", action="store_true", help="measure the bundles of an earlier run again"
     )
+    parser.add_argument("--times-only", action="store_true", help="without layers and costs")
     parser.add_argument("--output", type=Path, default=Path("build/bench"), help="where results go")
     parser.add_argument("--markdown", action="store_true", help="print the tables of the last run, and end")
     return parser
@@ -144,6 +204,7 @@ def _markdown(document: dict[str, Any], results: list[Measured]) -> str:
     if any(result.noise.disturbed for result in results):
         lines += [f"{tables.BUSY} the machine was busy with other work meanwhile.".replace("*", "\\*", 1), ""]
     lines += [f"- {key}: {value:.2f}" for key, value in document["headline"].items()]
+    lines += [f"- {key}: {value:.3g}" for key, value in document.get("costs", {}).items()]
     return "\n".join(lines) + "\n"
 
 

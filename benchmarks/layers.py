@@ -1,10 +1,10 @@
 """Where a model's time goes, layer by layer, under the roofline of this machine.
 
-    python -m benchmarks.layers BUNDLE THREADS
+    python -m benchmarks.layers THREADS BUNDLE...
 
 Prints JSON. A layer's time is the least over many runs of the whole model, so its caches are as they are in
-use; its operations are those that its kernel executes (Winograd's fewer ones, not the convolution's); its
-bytes are those of its arguments, each once.
+use; its operations are those that its kernel executes (Winograd's fewer ones, not the convolution's; what is
+fused into it too, by TVM's estimate); its bytes are those of its arguments, each once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,11 @@ class Layer:
     time_us: float
     flops: float
     bytes: float
+
+    @property
+    def is_product(self) -> bool:
+        """Whether multiply-adds are what it does; for others the peak is no measure."""
+        return self.kind in KINDS
 
     @property
     def gflops(self) -> float:
@@ -83,9 +88,11 @@ class Layers:
 
     @property
     def share_of_peak(self) -> float:
-        """Operations of all layers, over what the peak would do in their time."""
+        """Operations of the layers that are products, over what the peak would do in the time of all."""
         time_us = sum(layer.time_us for layer in self.layers)
-        return sum(layer.flops for layer in self.layers) / time_us / 1e3 / self.roof.gflops
+        return (
+            sum(layer.flops for layer in self.layers if layer.is_product) / time_us / 1e3 / self.roof.gflops
+        )
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Layers:
@@ -94,11 +101,11 @@ class Layers:
         return cls(document["threads"], Roof(**document["roof"]), layers)
 
 
-def measured(bundle: Path, threads: int) -> Layers:
-    """Measure in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.layers", str(bundle), str(threads)]
+def measured(bundles: Sequence[Path], threads: int) -> list[Layers]:
+    """Measure in a process of its own, under one roof."""
+    command = [sys.executable, "-m", "benchmarks.layers", str(threads), *map(str, bundles)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, start_new_session=True)
-    return Layers.of(json.loads(done.stdout.splitlines()[-1]))
+    return [Layers.of(each) for each in json.loads(done.stdout.splitlines()[-1])]
 
 
 def roof(threads: int) -> Roof:
@@ -160,12 +167,13 @@ def _bytes(argument: str) -> float:
     return np.dtype(dtype).itemsize * math.prod(sizes)
 
 
-def main(bundle: Path, threads: int) -> None:
+def main(threads: int, bundles: Sequence[Path]) -> None:
     """Measure, and print JSON."""
     prefer_this_process()
     os.environ["EDGE_NUM_THREADS"] = str(threads)
-    print(json.dumps(asdict(Layers(threads, roof(threads), profile(bundle, threads)))))
+    top = roof(threads)
+    print(json.dumps([asdict(Layers(threads, top, profile(bundle, threads))) for bundle in bundles]))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(int(sys.argv[1]), [Path(name) for name in sys.argv[2:]])

@@ -1,48 +1,218 @@
-"""Pictures of a benchmark as SVG, drawn by hand: bars and labels need no library."""
+"""Pictures of a benchmark: latency by engine, layers under the roofline, instructions and hot loops."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-COLOURS = ("#d1495b", "#30638e", "#7fb069", "#edae49", "#6b6b83", "#a37c40")
-ROW_HEIGHT, GROUP_GAP, LEFT, WIDTH, TOP = 16, 14, 190, 860, 34
+from benchmarks.engines import ENGINES, OURS, TITLES, UNTUNED
+from benchmarks.layers import KINDS, Layers
+from benchmarks.tables import milliseconds
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's palette, which people with any colour vision tell apart; ours stands out.
+COLOURS: Mapping[str, str] = {
+    OURS: "#D55E00",
+    UNTUNED: "#F0B27A",
+    "onnxruntime": "#0072B2",
+    "openvino": "#56B4E9",
+    "ncnn": "#009E73",
+    "pytorch": "#8A8A8A",
+    "litert": "#CC79A7",
+}
+KIND_COLOURS = ("#0072B2", "#009E73", "#D55E00", "#CC79A7", "#E69F00", "#8A8A8A")
+DPI = 110
+# A bar longer than so many of our times is cut, or it would press all others to the axis.
+LONGEST = 4.0
+MANY_LAYERS = 80
 
 
-def latency(groups: Mapping[str, Mapping[str, float]], engines: Sequence[str]) -> str:
-    """Bars of latency by engine, a group for each model; each group has a scale of its own.
+def latency(times: Mapping[str, Mapping[int, Mapping[str, float]]], path: Path, title: str) -> None:
+    """Bars of latency: a panel for a model and a number of threads, each with a scale of its own.
 
     Parameters
     ----------
-    groups
-        Label -> engine -> milliseconds.
-    engines
-        Order and colours.
+    times
+        Model -> threads -> engine -> milliseconds.
     """
-    parts: list[str] = []
-    y = TOP
-    for i, engine in enumerate(engines):
-        x = LEFT + i * 120
-        parts.append(f'<rect x="{x}" y="10" width="10" height="10" fill="{COLOURS[i % len(COLOURS)]}"/>')
-        parts.append(f'<text x="{x + 14}" y="19">{escape(engine)}</text>')
-    for label, times in groups.items():
-        longest = max(times.values(), default=1.0)
-        middle = y + ROW_HEIGHT * len(times) / 2 + 4
-        parts.append(f'<text x="{LEFT - 10}" y="{middle:.0f}" text-anchor="end">{escape(label)}</text>')
-        for i, engine in enumerate(engines):
-            if engine not in times:
-                continue
-            width = (WIDTH - LEFT - 70) * times[engine] / longest
-            colour = COLOURS[i % len(COLOURS)]
-            parts.append(
-                f'<rect x="{LEFT}" y="{y}" width="{width:.1f}" height="{ROW_HEIGHT - 3}" fill="{colour}"/>'
-            )
-            parts.append(f'<text x="{LEFT + width + 5:.1f}" y="{y + 11}">{times[engine]:.1f} ms</text>')
-            y += ROW_HEIGHT
-        y += GROUP_GAP
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{y}" viewBox="0 0 {WIDTH} {y}" '
-        f'font-family="sans-serif" font-size="12"><rect width="100%" height="100%" fill="white"/>'
-        + "".join(parts)
-        + "</svg>\n"
+    threads = sorted({count for each in times.values() for count in each})
+    figure, axes = _figure(len(times), len(threads), (6.2 * len(threads), 1.75 * len(times) + 0.9))
+    for row, (model, by_threads) in enumerate(times.items()):
+        for column, count in enumerate(threads):
+            panel = axes[row][column]
+            _bars(panel, by_threads.get(count, {}))
+            panel.set_title(f"{model}, {count} thread{'s' * (count > 1)}", fontsize=10, loc="left")
+    figure.suptitle(title, fontsize=11, x=0.01, ha="left")
+    _save(figure, path)
+
+
+def _bars(panel: Axes, times: Mapping[str, float], unit: str = "ms") -> None:
+    engines = [engine for engine in ENGINES if engine in times]
+    own = times.get(OURS, min(times.values(), default=1.0))
+    end = min(max(times.values(), default=1.0), own * LONGEST)
+    for place, engine in enumerate(engines):
+        value = times[engine]
+        panel.barh(place, min(value, end), color=COLOURS[engine], height=0.78)
+        cut = " »" if value > end else ""
+        weight = "bold" if engine == OURS else "normal"
+        panel.text(
+            min(value, end) + end * 0.012,
+            place,
+            f"{milliseconds(value)} {unit}{cut}",
+            va="center",
+            fontsize=8.5,
+            weight=weight,
+        )
+    panel.set_yticks(range(len(engines)), [TITLES[engine] for engine in engines], fontsize=8.5)
+    panel.invert_yaxis()
+    panel.set_xlim(0, end * 1.2)
+    panel.set_xticks([])
+    panel.spines[["top", "right", "bottom"]].set_visible(False)
+    panel.axvline(own, color=COLOURS[OURS], linewidth=0.8, linestyle=":")
+
+
+def roofline(models: Mapping[str, Layers], path: Path, title: str) -> None:
+    """Each layer under the machine's roof, and the share of the peak that each reaches, in their order."""
+    figure, axes = _figure(len(models), 2, (13, 3.3 * len(models) + 0.5), width_ratios=(1, 1.25))
+    for (left, right), (name, model) in zip(axes, models.items(), strict=True):
+        _under_the_roof(left, name, model)
+        _shares(right, model)
+    handles = [
+        axes[0][0].scatter([], [], color=colour, label=kind)
+        for kind, colour in zip(KINDS, KIND_COLOURS, strict=False)
+        if any(layer.kind == kind for model in models.values() for layer in model.layers)
+    ]
+    figure.legend(handles=handles, loc="outside upper right", ncols=len(handles), fontsize=9, frameon=False)
+    figure.suptitle(title, fontsize=11, x=0.01, ha="left")
+    _save(figure, path)
+
+
+def _under_the_roof(panel: Axes, name: str, model: Layers) -> None:
+    roof = model.roof
+    low, high = 0.2, 300.0
+    for style, (level, speed) in zip(("-", "--", ":"), roof.gbytes_per_s.items(), strict=False):
+        ridge = roof.gflops / speed
+        panel.plot([low, ridge], [low * speed, roof.gflops], style, color="#555555", linewidth=1)
+        panel.text(
+            low * 1.25, low * 1.25 * speed * 1.12, f"{level} {speed:.0f} GB/s", fontsize=7, color="#555555",
+            rotation=38, rotation_mode="anchor",
+        )  # fmt: skip
+    fastest = max(roof.gbytes_per_s.values())
+    panel.plot([roof.gflops / fastest, high], [roof.gflops] * 2, "-", color="#555555", linewidth=1)
+    panel.text(
+        high * 0.9, roof.gflops * 1.1, f"{roof.gflops:.0f} GFLOP/s", fontsize=8, ha="right", color="#333333"
     )
+    whole = sum(layer.time_us for layer in model.layers)
+    counted = [layer for layer in model.layers if layer.is_product]
+    panel.scatter(
+        [layer.intensity for layer in counted],
+        [layer.gflops for layer in counted],
+        s=[12 + 1200 * layer.time_us / whole for layer in counted],
+        c=[_colour(layer.kind) for layer in counted],
+        alpha=0.55,
+        linewidths=0.4,
+        edgecolors="white",
+    )
+    panel.set_xscale("log")
+    panel.set_yscale("log")
+    panel.set_xlim(low, high)
+    panel.set_ylim(roof.gflops / 150, roof.gflops * 1.8)
+    panel.grid(visible=True, which="major", linewidth=0.3)
+    panel.set_xlabel("operations a byte (area: share of the time)", fontsize=8)
+    panel.set_ylabel("GFLOP/s", fontsize=8)
+    panel.set_title(f"{name}, {model.threads} thread{'s' * (model.threads > 1)}", fontsize=10, loc="left")
+    panel.tick_params(labelsize=8)
+
+
+def _shares(panel: Axes, model: Layers) -> None:
+    at_ms = 0.0
+    for layer in model.layers:
+        width, share = layer.time_us / 1e3, layer.gflops / model.roof.gflops
+        panel.bar(
+            at_ms, share, width, align="edge", color=_colour(layer.kind), linewidth=0.3, edgecolor="white"
+        )
+        at_ms += width
+    panel.axhline(1.0, color="#555555", linewidth=1)
+    panel.axhline(model.share_of_peak, color="#333333", linewidth=0.9, linestyle="--")
+    panel.text(
+        at_ms, model.share_of_peak + 0.015, f"{model.share_of_peak:.0%} in all", ha="right", fontsize=8
+    )
+    panel.set_xlim(0, at_ms)
+    panel.set_ylim(0, 1.15)
+    panel.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0", "25 %", "50 %", "75 %", "peak"], fontsize=8)
+    panel.set_xlabel("milliseconds, layer after layer", fontsize=8)
+    panel.set_title("share of the peak", fontsize=10, loc="left")
+    panel.tick_params(labelsize=8)
+    panel.spines[["top", "right"]].set_visible(False)
+
+
+def _colour(kind: str) -> str:
+    return KIND_COLOURS[KINDS.index(kind) if kind in KINDS else -1]
+
+
+def instructions(counts: Mapping[str, Mapping[str, float]], path: Path, title: str) -> None:
+    """Bars of executed instructions, a panel for each model.
+
+    Parameters
+    ----------
+    counts
+        Model -> engine -> millions.
+    """
+    figure, axes = _figure(len(counts), 1, (7.5, 1.25 * len(counts) + 0.8))
+    for (panel,), (model, by_engine) in zip(axes, counts.items(), strict=True):
+        _bars(panel, by_engine, "M")
+        panel.set_title(model, fontsize=10, loc="left")
+    figure.suptitle(title, fontsize=11, x=0.01, ha="left")
+    _save(figure, path)
+
+
+def hot_loops(shares: Mapping[str, Sequence[tuple[str, float]]], path: Path, title: str) -> None:
+    """Bars of the share of the core's multiply-add peak that each kernel's hot loop may reach.
+
+    Parameters
+    ----------
+    shares
+        Core -> kernels with their shares, in the order in which they are drawn.
+    """
+    names = [name for name, _ in next(iter(shares.values()))]
+    figure, axes = _figure(1, len(shares), (6.5 * len(shares), 0.2 * len(names) + 1.3))
+    for column, (core, kernels) in enumerate(shares.items()):
+        panel = axes[0][column]
+        values = [share for _, share in kernels]
+        panel.barh(range(len(values)), values, color="#0072B2", height=0.75)
+        for place, value in enumerate(values):
+            panel.text(value + 0.01, place, f"{value:.0%}", va="center", fontsize=7)
+        panel.set_yticks(range(len(values)), names if column == 0 else [""] * len(values), fontsize=7)
+        panel.invert_yaxis()
+        panel.set_xlim(0, 1.12)
+        panel.set_xticks([0, 0.5, 1], ["0", "50 %", "peak"], fontsize=8)
+        panel.set_title(core, fontsize=10, loc="left")
+        panel.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(title, fontsize=11, x=0.01, ha="left")
+    _save(figure, path)
+
+
+def _figure(
+    rows: int, columns: int, size: tuple[float, float], width_ratios: Sequence[float] | None = None
+) -> tuple[Figure, Sequence[Sequence[Axes]]]:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(
+        rows, columns, figsize=size, squeeze=False, layout="constrained", width_ratios=width_ratios
+    )
+    return figure, axes
+
+
+def _save(figure: Figure, path: Path) -> None:
+    from matplotlib import pyplot
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=DPI)
+    pyplot.close(figure)

@@ -95,6 +95,12 @@ def parities(results: Sequence[Measured]) -> tuple[list[str], list[list[str]]]:
     return ["model", *(TITLES[name] for name in names)], body
 
 
+def costs(figures: Sequence[tuple[str, float, float]]) -> tuple[list[str], list[list[str]]]:
+    """What it costs, and the most that is allowed, where something is."""
+    body = [[what, f"{value:.3g}", f"{most:g}" if most else ""] for what, value, most in figures]
+    return ["what", "measured", "at most"], body
+
+
 def headline(results: Sequence[Measured]) -> Mapping[str, float]:
     """Figures that stand for all: geometric means over the best engine, and what a tutorial compared."""
     found = {}
