@@ -64,7 +64,7 @@ def lower(
         Told where a known schedule does not apply.
     shipped
         Decisions that come with the compiler, such as `builder.records.shipped.shipped_for` gives; where
-        `best` knows a function, those are not asked.
+        `best` has a schedule, those are not asked.
     """
     mod = fuse(mod, target)
     with target.tvm_target:

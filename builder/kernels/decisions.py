@@ -34,9 +34,6 @@ class BestKnown(Protocol):
     def trace(self, func: tirx.PrimFunc) -> Trace | None:
         """The schedule that was measured to be best for an unscheduled function, None where none helps."""
 
-    def knows(self, func: tirx.PrimFunc) -> bool:
-        """Whether the function was measured, though nothing may have helped."""
-
 
 class Recorded(Chooser, Protocol):
     """Decides as somebody did before; a `ValueError` where that means nothing any more."""

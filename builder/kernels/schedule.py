@@ -66,8 +66,8 @@ def schedule(
     notes
         Told where a known schedule does not apply.
     shipped
-        Decisions that come with the compiler: they stand before `choose` for a function that `best` knows
-        nothing of.
+        Decisions that come with the compiler: they stand before `choose` where `best` has nothing better: a
+        search starts from them.
     """
     func = without_pragmas(func)
     return serial_where_small(_ordered(func, target, choose, best, notes, shipped), target)
@@ -94,7 +94,7 @@ def _ordered(
                 notes(f"a recorded schedule does not apply, the heuristic takes its place ({reason:.120})")
     # Held until the end: a schedule that alone owns its module writes into the function's shared body.
     owner = tvm.IRModule({"main": func})
-    if shipped is not None and not (best is not None and best.knows(func)):
+    if shipped is not None:
         found = _as_shipped(owner, target, shipped)
         if found is not None:
             return found

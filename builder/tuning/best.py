@@ -34,10 +34,6 @@ class BestRecords:
         self.used.add(key)
         return self._records.trace(record)
 
-    def knows(self, func: tirx.PrimFunc) -> bool:
-        """Whether the function was measured, even if the heuristic's schedule stayed the best."""
-        return bool(self._records.best(workload_of(func)[1]))
-
 
 def chosen(records: Records, key: str) -> Record | None:
     """The record that replaces the heuristic's point, None where that one stays."""
