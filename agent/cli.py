@@ -117,7 +117,9 @@ async def _serve(config: Config) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    await Service(config, Notifier()).run(stop)
+    service = Service(config, Notifier())
+    loop.add_signal_handler(signal.SIGHUP, service.reload)
+    await service.run(stop)
     return 0
 
 

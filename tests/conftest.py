@@ -62,6 +62,8 @@ class BrokerProcess:
         self.folder = folder
         self._persistent = persistent
         self._extra = extra
+        # The whole of mosquitto's configuration, in place of ours.
+        self.configuration: str | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -76,7 +78,9 @@ class BrokerProcess:
         user = "user root\n" if os.geteuid() == 0 else ""
         persistence = f"persistence true\npersistence_location {self.folder}/\n" if self._persistent else ""
         config.write_text(
-            f"listener {self.port} 127.0.0.1\nallow_anonymous true\nlog_dest none\n"
+            f"{self.configuration}\n{user}"
+            if self.configuration is not None
+            else f"listener {self.port} 127.0.0.1\nallow_anonymous true\nlog_dest none\n"
             f"{persistence}{user}{self._extra}"
         )
         program = shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")

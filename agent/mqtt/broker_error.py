@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import ssl
 
 from agent.errors import EdgeError
+from agent.mqtt.failure import explain_error
 from agent.mqtt.reason_codes import Reason
+from agent.mqtt.settings import BrokerSettings
 
 
 class BrokerError(EdgeError):
@@ -18,8 +21,13 @@ class BrokerError(EdgeError):
         self.reason = why
 
 
-def describe(error: BaseException) -> str:
-    """Say in a few words what an exception of a connection attempt means."""
+def describe(error: BaseException, settings: BrokerSettings) -> str:
+    """Say in a few words what an exception of a connection attempt means, and where it helps what to do."""
+    if isinstance(error, ssl.SSLError):
+        failure = explain_error(error, settings)
+        return f"{failure.message}; {failure.hint}"
+    if isinstance(error, EdgeError) and error.hint is not None:
+        return f"{error}; {error.hint}"
     if isinstance(error, TimeoutError) and not error.args:
         return "no answer in time"
     if isinstance(error, ConnectionError) and error.errno:

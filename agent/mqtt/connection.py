@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import ssl
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -21,6 +22,7 @@ from agent.errors import ConfigError
 from agent.mqtt.backoff import Backoff
 from agent.mqtt.broker_error import BrokerError, describe
 from agent.mqtt.engine import Callbacks, Engine, Greeting
+from agent.mqtt.failure import explain_error
 from agent.mqtt.message import Message, Receipt, Will
 from agent.mqtt.negotiation import SILENCE, Negotiation
 from agent.mqtt.properties import EMPTY, Properties
@@ -29,11 +31,12 @@ from agent.mqtt.sending import CLOSED, MAX_UNDER_WAY, NOT_CONNECTED, Outgoing, S
 from agent.mqtt.settings import BrokerSettings
 from agent.mqtt.subscriptions import Subscriptions
 
-__all__ = ["LOST", "SILENCE", "BrokerError", "Connection"]
+__all__ = ["LOST", "RENEWED", "SILENCE", "BrokerError", "Connection"]
 
 _log = logging.getLogger(__name__)
 
 LOST: Final = Reason(0x104, "Connection lost", Action.RETRY, Action.RETRY)
+RENEWED: Final = Reason(0x106, "Made anew, with the files that are there now", Action.RETRY, Action.RETRY)
 _KEEP_ALIVE_TICK_S: Final = 1.0
 
 
@@ -126,9 +129,12 @@ class Connection:
         try:
             async with asyncio.timeout(limit_s):
                 why = await self._negotiation.attempt(limit_s)
+        except ssl.SSLError as error:
+            failure = explain_error(error, self.settings)
+            raise BrokerError(failure.message, LOST, hint=failure.hint) from error
         except OSError as error:  # TimeoutError is one
             raise BrokerError(
-                f"cannot reach the broker at {self.settings.url}: {describe(error)}",
+                f"cannot reach the broker at {self.settings.url}: {describe(error, self.settings)}",
                 LOST,
                 hint="check the address, and whether the broker runs there",
             ) from error
@@ -159,6 +165,16 @@ class Connection:
             self._engine.disconnect()
         self._sending.close()
         self._subscriptions.close(CLOSED)
+
+    def renew(self) -> None:
+        """Say goodbye and connect again: with the certificates and the password that are there now.
+
+        Nothing is lost by it: what is under way is sent again, and what the broker keeps it delivers again.
+        """
+        if self.connected and self._engine is not None:
+            engine = self._engine
+            self._lost(RENEWED)
+            engine.disconnect()
 
     def publish(
         self,
@@ -266,7 +282,7 @@ class Connection:
                         async with asyncio.timeout(self.settings.connect_timeout_s):
                             why = await self._negotiation.attempt(self.settings.connect_timeout_s)
                     except (OSError, ConfigError) as error:
-                        detail = describe(error)
+                        detail = describe(error, self.settings)
                 if self.connected:
                     if backoff.failures:
                         _log.info("%s: connected to %s", self.client_id, self.settings.url)
@@ -275,7 +291,7 @@ class Connection:
                 else:
                     if backoff.failures == 0 or why.connecting is Action.LATER:
                         _log.warning(
-                            "%s: no connection to %s (%.200s), trying again",
+                            "%s: no connection to %s (%.400s), trying again",
                             self.client_id,
                             self.settings.url,
                             detail or why,

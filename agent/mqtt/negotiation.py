@@ -82,6 +82,8 @@ class Negotiation:
                             self._versions = (MQTT_3_1_1,)
                             continue
                     answer = await greeting
+                if answer.reason is None and sock.tls_error is not None:
+                    raise sock.tls_error
             except TimeoutError:
                 why = SILENCE
             else:

@@ -8,13 +8,14 @@ armed again after each receive (tcp(7): "the flag is not permanent").
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import ssl
 from collections.abc import Sequence
 from typing import Any, Final
 
-from agent.errors import ConfigError
-from agent.mqtt.settings import BrokerSettings, TlsSettings
+from agent.mqtt.settings import BrokerSettings
+from agent.mqtt.tls import tls_context
 
 # The MQTT library reads headers a byte at a time; from this buffer that costs no system call.
 _READ_AHEAD_BYTES: Final = 64 << 10
@@ -32,6 +33,7 @@ class BrokerSocket:
 
     def __init__(self, sock: socket.socket, *, quick_ack: bool = True) -> None:
         self._sock = sock
+        self.tls_error: ssl.SSLError | None = None
         self._quick_ack = int(quick_ack)
         self._ahead = b""
         self._at = 0
@@ -93,7 +95,13 @@ class BrokerSocket:
         return data
 
     def _receive(self, size: int) -> bytes:
-        data = self._sock.recv(size)
+        try:
+            data = self._sock.recv(size)
+        except ssl.SSLError as error:
+            # TLS 1.3: what a broker thinks of our certificate comes after the handshake.
+            if "ALERT" in (error.reason or ""):
+                self.tls_error = error
+            raise
         if _TCP_QUICKACK is not None:
             self._sock.setsockopt(socket.IPPROTO_TCP, _TCP_QUICKACK, self._quick_ack)
         return data
@@ -107,7 +115,13 @@ class BrokerSocket:
 
     def send(self, data: bytes | bytearray | memoryview) -> int:
         """Send what fits."""
-        return self._sock.send(data)
+        try:
+            return self._sock.send(data)
+        except ssl.SSLEOFError:
+            # The broker has closed; why stands in what it sent before.
+            with contextlib.suppress(OSError):
+                self._receive(1)
+            raise
 
     def fileno(self) -> int:
         """Return the file descriptor."""
@@ -133,7 +147,8 @@ async def open_socket(settings: BrokerSettings) -> BrokerSocket:
     ConfigError
         When a file with a certificate cannot be used.
     """
-    context = None if settings.tls is None else _tls_context(settings.tls)
+    # Made anew for each connection: a renewed certificate is in use after the next one.
+    context = None if settings.tls is None else tls_context(settings.tls)
     loop = asyncio.get_running_loop()
     addresses = await _look_up(settings.host, settings.port)
     failure: OSError = OSError(f"no address for {settings.host}")
@@ -164,21 +179,6 @@ async def _look_up(host: str, port: int) -> Sequence[_Address]:
     except socket.gaierror:
         loop = asyncio.get_running_loop()
         return await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-
-
-def _tls_context(settings: TlsSettings) -> ssl.SSLContext:
-    # Made anew for each connection: a renewed certificate is in use after the next reconnection.
-    try:
-        context = ssl.create_default_context(cafile=settings.ca)
-        if settings.certificate is not None:
-            context.load_cert_chain(settings.certificate, settings.key)
-    except OSError as error:
-        files = ", ".join(
-            str(file) for file in (settings.ca, settings.certificate, settings.key) if file is not None
-        )
-        raise ConfigError(f"cannot use the certificates in {files}: {error}") from error
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    return context
 
 
 async def _handshake(sock: socket.socket, context: ssl.SSLContext, host: str) -> ssl.SSLSocket:

@@ -23,8 +23,10 @@ from agent.deploy.deployment import Deployment
 from agent.deploy.https import HttpsSettings
 from agent.deploy.outbox import Outbox
 from agent.deploy.store import Store
+from agent.errors import EdgeError
 from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message
+from agent.mqtt.tls import CertificateFiles
 from agent.mqtt.topics import (
     Info,
     ModelState,
@@ -52,6 +54,8 @@ _log = logging.getLogger(__name__)
 # Something else kept the loop busy for so long: an answer was late by it, and a person should know.
 _LATE_S: Final = 0.5
 _PULSE_S: Final = 1.0
+# Certificates are renewed days before they end.
+_CERTIFICATES_INTERVAL_S: Final = 30.0
 # For the goodbye on the state topic and the last jobs.
 _FAREWELL_S: Final = 2.0
 
@@ -120,6 +124,8 @@ class Service:
             on_message=self._on_control_message,
             on_up=self._on_control_up,
         )
+        tls = config.broker.tls
+        self._certificates = None if tls is None else CertificateFiles(tls)
         self._presence: Presence | None = None
         self._page: PrometheusPage | None = None
         self._outbox = Outbox(self._control, config.state_dir)
@@ -186,6 +192,22 @@ class Service:
             if self._page is not None:
                 await self._page.close()
 
+    def reload(self) -> None:
+        """Connect again with the certificates and the password that are there now (SIGHUP).
+
+        Files that cannot be used leave the connections as they are, and are told. Keys that bundles may be
+        signed with are read anew for each deployment anyway.
+        """
+        if self._certificates is not None:
+            try:
+                self._certificates.check()
+            except EdgeError as error:
+                _log.error("the certificates are not taken: %s; %s", error, error.hint)
+                return
+        _log.info("connecting again, with the files that are there now")
+        for connection in self.connections:
+            connection.renew()
+
     async def _serve(self, stop: asyncio.Event) -> None:
         loop = asyncio.get_running_loop()
         stopping = loop.create_task(stop.wait(), name="stop")
@@ -194,6 +216,7 @@ class Service:
             loop.create_task(self._deployment.run(), name="deployment"),
             loop.create_task(self._publish_metrics(), name="metrics"),
             loop.create_task(self._pulse(), name="pulse"),
+            loop.create_task(self._watch_certificates(), name="certificates"),
         }
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -229,6 +252,13 @@ class Service:
                 _log.warning("the event loop stood still for %.1f s", late_s)
             if self._notifier.watchdog_s is not None or also:
                 self._notifier.say(WATCHDOG, *also)
+
+    async def _watch_certificates(self) -> None:
+        """Use renewed certificates soon, whoever renewed them and whether or not they told us."""
+        while True:
+            await asyncio.sleep(_CERTIFICATES_INTERVAL_S)
+            if self._certificates is not None and self._certificates.changed():
+                self.reload()
 
     async def _publish_metrics(self) -> None:
         topic = format_topic(MetricsTopic(self._config.device))

@@ -1,0 +1,146 @@
+"""Certificates for the connection to the broker: read anew for each connection, and watched meanwhile.
+
+Promises: the broker's certificate and host name are always checked, TLS is 1.2 at least, and no key's
+password is ever asked for on a terminal; a file that cannot be used is named, with what to do about it.
+Leaves to others: when to look (`service`), and making connections (`transport`).
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from agent.errors import ConfigError
+from agent.mqtt.settings import TlsSettings
+
+_log = logging.getLogger(__name__)
+
+# A chain of certificates has a few kilobytes, the system's authorities a quarter of a megabyte.
+MAX_PEM_BYTES: Final = 4 << 20
+
+
+def tls_context(settings: TlsSettings) -> ssl.SSLContext:
+    """Make a context of what is in the files now.
+
+    Raises
+    ------
+    ConfigError
+        When a file cannot be used.
+    """
+    try:
+        context = ssl.create_default_context(cafile=settings.ca)
+    except OSError as error:  # ssl.SSLError is one
+        raise _unusable("the authorities", settings.ca, error) from error
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if settings.certificate is None:
+        return context
+    try:
+        context.load_cert_chain(settings.certificate, settings.key, password=_no_password)
+    except OSError as error:
+        raise _wrong_pair(settings, error) from error
+    return context
+
+
+def _no_password() -> bytes:
+    # Without this OpenSSL asks on the terminal, and a service stands still.
+    return b""
+
+
+def _wrong_pair(settings: TlsSettings, error: OSError) -> ConfigError:
+    assert settings.certificate is not None
+    key = settings.key or settings.certificate
+    for what, path, word in (
+        ("the certificate", settings.certificate, b"-----BEGIN CERTIFICATE"),
+        ("the key", key, b"PRIVATE KEY-----"),
+    ):
+        try:
+            with path.open("rb") as file:
+                text = file.read(MAX_PEM_BYTES)
+        except OSError as why:
+            return _unusable(what, path, why)
+        if word not in text:
+            return _unusable(what, path, error)
+        if path == key and b"ENCRYPTED" in text:
+            return ConfigError(
+                f"the key in {path} is encrypted, and nobody is there to type its password",
+                hint=f"decrypt it: openssl pkey -in {path} -out KEY, and keep that to mode 0640",
+            )
+    if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
+        return ConfigError(
+            f"the key in {key} is not that of the certificate in {settings.certificate}",
+            hint="copy both from the same request, the certificate last",
+        )
+    return _unusable("certificate and key", settings.certificate, error)
+
+
+def _unusable(what: str, path: Path | None, error: OSError) -> ConfigError:
+    if isinstance(error, PermissionError):
+        return ConfigError(
+            f"cannot read {what} in {path}: {error.strerror}",
+            hint=f"let the agent read it: chgrp edge-agent {path} && chmod 0640 {path}",
+        )
+    why = error.strerror if not isinstance(error, ssl.SSLError) else None
+    return ConfigError(
+        f"cannot use {what} in {path}: {why or 'no certificate or key in PEM form'}",
+        hint="give a PEM file: -----BEGIN CERTIFICATE----- and the like",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Stamp:
+    path: Path
+    inode: int
+    size: int
+    modified_ns: int
+
+
+class CertificateFiles:
+    """The files behind TLS settings, as they were when they were last looked at.
+
+    Parameters
+    ----------
+    settings
+        Which files.
+    """
+
+    def __init__(self, settings: TlsSettings) -> None:
+        self._settings = settings
+        self._seen = self._stamps()
+
+    def changed(self) -> bool:
+        """Whether a file is another than when this was last asked."""
+        before, self._seen = self._seen, self._stamps()
+        return self._seen != before
+
+    def check(self) -> None:
+        """Check that the files can be used as they are now, and warn of a key that everybody can read.
+
+        Raises
+        ------
+        ConfigError
+            When they cannot.
+        """
+        tls_context(self._settings)
+        key = self._settings.key
+        if key is not None and key.stat().st_mode & (stat.S_IROTH | stat.S_IWOTH):
+            _log.warning(
+                "everybody on this machine can read the key in %s: chgrp edge-agent %s && chmod 0640 %s",
+                key,
+                key,
+                key,
+            )
+
+    def _stamps(self) -> tuple[_Stamp, ...]:
+        found = []
+        for path in (self._settings.ca, self._settings.certificate, self._settings.key):
+            try:
+                status = None if path is None else path.stat()
+            except OSError:
+                continue
+            if path is not None and status is not None:
+                found.append(_Stamp(path, status.st_ino, status.st_size, status.st_mtime_ns))
+        return tuple(found)

@@ -1,0 +1,302 @@
+"""Certificates: both sides are checked, what is wrong is said with what to do, and renewed ones are used."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+
+from agent.errors import ConfigError
+from agent.mqtt.settings import BrokerSettings, TlsSettings
+from agent.mqtt.tls import CertificateFiles, tls_context
+from tests.agent.service.authority import HOUR, Authority, TlsFront
+from tests.agent.service.conftest import Client, StartService, status_of, until
+from tests.conftest import BrokerProcess
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "certificates"
+    folder.mkdir()
+    return folder
+
+
+def keys_of(folder: Path, port: int, host: str = "127.0.0.1", **others: str) -> dict[str, object]:
+    return {
+        "broker_url": f"mqtts://{host}:{port}",
+        "broker_ca": str(folder / "ca.pem"),
+        "broker_certificate": str(folder / "client.pem"),
+        "broker_key": str(folder / "client.key"),
+        **others,
+    }
+
+
+async def test_renewed_certificates_of_both_sides_are_used_at_the_next_connection(
+    mosquitto: BrokerProcess, start_service: StartService, folder: Path
+) -> None:
+    old = Authority(folder)
+    old.issue("server")
+    first = old.issue("client")
+    front = TlsFront(mosquitto.port, folder / "server", folder / "ca.pem")
+    await front.start()
+    async with start_service(0, **keys_of(folder, front.port)) as rig:
+        assert front.serials == [first, first]
+        await front.stop()
+        new = Authority(folder)
+        new.issue("server")
+        second = new.issue("client")
+        front.use(folder / "server", folder / "ca.pem")
+        await front.start()
+        await until(lambda: rig.service.online and len(front.serials) == 4)
+        assert front.serials[2:] == [second, second]
+    await front.stop()
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["by_a_signal", "by_looking"])
+async def test_renewed_certificate_is_used_without_a_restart(
+    mosquitto: BrokerProcess,
+    start_service: StartService,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    told: bool,
+) -> None:
+    if not told:
+        monkeypatch.setattr("agent.service.service._CERTIFICATES_INTERVAL_S", 0.05)
+    authority = Authority(folder)
+    authority.issue("server")
+    first = authority.issue("client")
+    front = TlsFront(mosquitto.port, folder / "server", folder / "ca.pem")
+    await front.start()
+    async with start_service(0, **keys_of(folder, front.port)) as rig:
+        second = authority.issue("client")
+        if told:
+            await asyncio.sleep(0.2)
+            assert front.serials == [first, first]
+            rig.service.reload()
+        await until(lambda: len(front.serials) >= 4 and rig.service.online)
+        assert set(front.serials[2:]) == {second}
+        samples = rig.service.samples()
+        assert samples['edge_mqtt_reconnects_total{connection="control"}'] >= 1
+    await front.stop()
+
+
+async def test_certificates_that_do_not_fit_leave_the_connection_alone_and_are_told(
+    mosquitto: BrokerProcess, start_service: StartService, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    authority = Authority(folder)
+    authority.issue("server")
+    authority.issue("client")
+    authority.issue("other")
+    front = TlsFront(mosquitto.port, folder / "server", folder / "ca.pem")
+    await front.start()
+    async with start_service(0, **keys_of(folder, front.port)) as rig:
+        (folder / "other.pem").replace(folder / "client.pem")
+        rig.service.reload()
+        await asyncio.sleep(0.2)
+        assert rig.service.online
+        assert len(front.serials) == 2
+    assert "is not that of the certificate in" in caplog.text
+    assert "copy both from the same request" in caplog.text
+    await front.stop()
+
+
+def expired_broker(folder: Path) -> None:
+    Authority(folder).issue("server", since=-2 * HOUR, until=-HOUR)
+
+
+def broker_of_tomorrow(folder: Path) -> None:
+    Authority(folder).issue("server", since=HOUR, until=2 * HOUR)
+
+
+def broker_of_another_name(folder: Path) -> None:
+    Authority(folder).issue("server", "broker.example")
+
+
+def broker_of_another_authority(folder: Path) -> None:
+    Authority(folder).issue("server")
+    (folder / "other").mkdir()
+    Authority(folder / "other", "other").path.replace(folder / "ca.pem")
+
+
+@pytest.mark.parametrize(
+    ("prepare", "said", "advised"),
+    [
+        (expired_broker, "certificate has expired", "renew it at the broker"),
+        (broker_of_tomorrow, "not valid yet", "set the clock"),
+        (broker_of_another_name, "is not for 127.0.0.1", "give the broker a certificate for 127.0.0.1"),
+        (broker_of_another_authority, "was not issued by", "give the authority that issued it"),
+    ],
+)
+async def test_broker_whose_certificate_is_wrong_is_not_used_and_said_why(
+    mosquitto: BrokerProcess,
+    start_service: StartService,
+    folder: Path,
+    caplog: pytest.LogCaptureFixture,
+    prepare: Callable[[Path], None],
+    said: str,
+    advised: str,
+) -> None:
+    prepare(folder)
+    Authority(folder, "clients").issue("client")
+    front = TlsFront(mosquitto.port, folder / "server", folder / "clients.pem")
+    await front.start()
+    async with start_service(0, wait=False, **keys_of(folder, front.port)) as rig:
+        await until(lambda: "no connection" in caplog.text)
+        assert not rig.service.online
+    [line] = [text for text in caplog.messages if text.startswith("kitchen-control: no connection")]
+    assert said in line
+    assert advised in line
+    assert "Traceback" not in caplog.text
+    assert front.serials == []
+    await front.stop()
+
+
+@pytest.mark.parametrize("kind", ["unknown", "expired", "none"])
+async def test_broker_that_refuses_our_certificate_is_named_with_what_to_check(
+    start_service: StartService,
+    folder: Path,
+    caplog: pytest.LogCaptureFixture,
+    kind: str,
+) -> None:
+    authority = Authority(folder)
+    authority.issue("server")
+    Authority(folder, "clients")
+    if kind == "expired":
+        authority.issue("client", since=-2 * HOUR, until=-HOUR)
+    elif kind == "unknown":
+        (folder / "other").mkdir()
+        other = Authority(folder / "other")
+        other.issue("client")
+        for suffix in ("pem", "key"):
+            (folder / "other" / f"client.{suffix}").replace(folder / f"client.{suffix}")
+    for path in folder.glob("server.*"):
+        path.chmod(0o644)
+    broker = BrokerProcess(
+        "mosquitto",
+        folder,
+        extra=f"cafile {folder}/ca.pem\ncertfile {folder}/server.pem\nkeyfile {folder}/server.key\n"
+        "require_certificate true\n",
+    )
+    broker.start()
+    keys = keys_of(folder, broker.port)
+    if kind == "none":
+        keys = {name: keys[name] for name in ("broker_ca", "broker_url")}
+    async with start_service(0, wait=False, **keys) as rig:
+        await until(lambda: "no connection" in caplog.text)
+        assert not rig.service.online
+    broker.stop()
+    [line] = [text for text in caplog.messages if text.startswith("kitchen-control: no connection")]
+    expected = "asks for a certificate" if kind == "none" else "refuses this device's certificate"
+    assert expected in line
+
+
+def settings_of(folder: Path) -> TlsSettings:
+    return TlsSettings(folder / "ca.pem", folder / "client.pem", folder / "client.key")
+
+
+def test_encrypted_key_is_refused_and_nobody_is_asked_for_its_password(folder: Path) -> None:
+    Authority(folder).issue("client")
+    path = folder / "client.key"
+    key = serialization.load_pem_private_key(path.read_bytes(), None)
+    path.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"secret"),
+        )
+    )
+    with pytest.raises(ConfigError, match="is encrypted") as caught:
+        tls_context(settings_of(folder))
+    assert "openssl pkey" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("name", ["ca.pem", "client.pem", "client.key"])
+@pytest.mark.parametrize("content", [None, b"", b"no PEM"])
+def test_file_that_cannot_be_used_is_named(folder: Path, name: str, content: bytes | None) -> None:
+    Authority(folder).issue("client")
+    if content is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=rf"{name}: ") as caught:
+        tls_context(settings_of(folder))
+    assert caught.value.hint
+
+
+def test_key_that_may_not_be_read_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Authority(folder).issue("client")
+
+    def denied(*_arguments: object, **_options: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    # Root, as whom tests may run, may read everything.
+    monkeypatch.setattr("ssl.SSLContext.load_cert_chain", denied)
+    monkeypatch.setattr("pathlib.Path.open", denied)
+    with pytest.raises(ConfigError, match=r"client\.pem: Permission denied") as caught:
+        tls_context(settings_of(folder))
+    assert "chmod 0640" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(("mode", "warned"), [(0o600, False), (0o640, False), (0o644, True)])
+def test_key_that_everybody_can_read_is_warned_of(
+    folder: Path, caplog: pytest.LogCaptureFixture, mode: int, warned: bool
+) -> None:
+    Authority(folder).issue("client")
+    (folder / "client.key").chmod(mode)
+    with caplog.at_level(logging.WARNING):
+        CertificateFiles(settings_of(folder)).check()
+    assert ("everybody on this machine can read the key" in caplog.text) is warned
+
+
+def test_change_of_a_file_is_seen_once(folder: Path) -> None:
+    authority = Authority(folder)
+    authority.issue("client")
+    files = CertificateFiles(settings_of(folder))
+    assert not files.changed()
+    authority.issue("client")
+    assert files.changed()
+    assert not files.changed()
+    (folder / "ca.pem").unlink()
+    assert files.changed()
+
+
+async def test_sample_configuration_serves_an_agent_over_mutual_tls_under_the_access_list(
+    start_service: StartService, folder: Path
+) -> None:
+    authority = Authority(folder)
+    authority.issue("server")
+    authority.issue("kitchen")
+    authority.issue("alice")
+    samples = Path(__file__).parents[3] / "docs" / "mosquitto"
+    (folder / "edge.acl").write_text((samples / "edge.acl").read_text())
+    for path in folder.iterdir():
+        path.chmod(0o644)
+    broker = BrokerProcess("mosquitto", folder)
+    text = (samples / "mosquitto.conf").read_text().replace("listener 8883", f"listener {broker.port}")
+    text = text.replace("/etc/mosquitto/certs", str(folder)).replace("/etc/mosquitto", str(folder))
+    broker.configuration = text.replace("/var/lib/mosquitto/", f"{folder}/")
+    broker.start()
+    try:
+        tls = {name: str(folder / f"kitchen.{end}") for name, end in (("certificate", "pem"), ("key", "key"))}
+        keys = {f"broker_{name}": path for name, path in tls.items()}
+        url = f"mqtts://127.0.0.1:{broker.port}"
+        async with start_service(0, broker_url=url, broker_ca=str(authority.path), **keys) as rig:
+            await rig.service.models.activate(rig.signer.bundle())
+            settings = BrokerSettings(
+                "127.0.0.1",
+                broker.port,
+                TlsSettings(authority.path, folder / "alice.pem", folder / "alice.key"),
+            )
+            alice = Client(settings, "alice-laptop", "kitchen")
+            await alice.start()
+            assert status_of(await alice.ask(b"hello")) == 200
+            verdict = await alice.connection.publish("edge/v1/kitchen/desired", b"{}", retain=True)
+            assert verdict.name == "Not authorized"
+            await alice.connection.close()
+    finally:
+        broker.stop()
