@@ -17,9 +17,9 @@ class LocalBoard:
 
     elsewhere = False
 
-    def __init__(self, options: RunnerOptions) -> None:
+    def __init__(self, options: RunnerOptions, process: MeasureProcess | None = None) -> None:
         self._options = options
-        self._process = MeasureProcess()
+        self._process = process or MeasureProcess()
         self._ledger = Ledger()
 
     def measure(

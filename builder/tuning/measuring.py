@@ -100,9 +100,17 @@ class BoardError(MeasureFault):
 
 
 class MeasureProcess:
-    """The process, as who conducts sees it. Not for two threads at once."""
+    """The process, as who conducts sees it. Not for two threads at once.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    session
+        The module that it runs: `builder.tuning.measuring_session`, or one that serves a session of another
+        kind, which measures something else than time.
+    """
+
+    def __init__(self, session: str = "builder.tuning.measuring_session") -> None:
+        self._session = session
         self._process: subprocess.Popen[bytes] | None = None
         self._place: Place | None = None
 
@@ -210,8 +218,8 @@ class MeasureProcess:
 
     def _start(self) -> subprocess.Popen[bytes]:
         # A session of its own: Ctrl-C goes to who conducts, which ends this one when all is recorded.
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "builder.tuning.measuring_session"],
+        self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and modules
+            [sys.executable, "-m", self._session],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

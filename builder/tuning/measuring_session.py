@@ -6,7 +6,7 @@ import os
 import pickle
 import signal
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from builder.tuning.board_functions import PREFIX, BoardState, register
@@ -129,8 +129,8 @@ class Session:
         return answer, fetched
 
 
-def serve() -> None:
-    """Answer requests on standard input until it closes."""
+def serve(make: Callable[[Place], Session] = Session) -> None:
+    """Answer requests on standard input until it closes, with a session that `make` opens."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     incoming = os.dup(0)
     outgoing = os.dup(1)
@@ -147,7 +147,7 @@ def serve() -> None:
         try:
             value: Any = None
             if verb == "open":
-                session = Session(*arguments)
+                session = make(*arguments)
                 value = session.state()
             elif verb == "close" or session is None:
                 session = None

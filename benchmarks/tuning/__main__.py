@@ -1,0 +1,69 @@
+"""``python -m benchmarks.tuning recovery|never-slower|spaces``: the figures of ``docs/tuning.md``."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks.tuning.cycle_board import cycle_board
+from benchmarks.tuning.recovery import recover
+from builder import RunnerOptions, TuneOptions, load, tune
+from builder.tuning.live import watch
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tuning", description=__doc__)
+    verbs = parser.add_subparsers(dest="what", required=True)
+    never = verbs.add_parser("never-slower", help="tune a model; the whole of it against untuned, in turn")
+    again = verbs.add_parser("recovery", help="from the middle of each space to the best known")
+    for verb in (never, again):
+        verb.add_argument("model", type=Path, metavar="ONNX")
+        verb.add_argument("--minutes", type=float, default=25.0, help="of searching (default: %(default)s)")
+        verb.add_argument("--records", type=Path, help="keep the records there")
+    again.add_argument("--best-known", type=Path, help="records to compare with (default: the shipped ones)")
+    spaces = verbs.add_parser("spaces", help="60 trials against 1000, and MetaSchedule's default space")
+    spaces.add_argument("--operators", nargs="+", help="some of the four (default: all)")
+    spaces.add_argument("--metaschedule-trials", type=int, default=500, help="0 for none (default: 500)")
+    for verb in (never, again, spaces):
+        verb.add_argument("--pairs", type=int, default=21)
+    args = parser.parse_args()
+    runner = RunnerOptions(threads=1)
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as work:
+        if args.what == "spaces":
+            from benchmarks.tuning.spaces import compare_spaces
+
+            compare_spaces(args.operators, args.metaschedule_trials, runner, args.pairs)
+        elif args.what == "recovery":
+            folder = args.records or Path(work, "records")
+            print(recover(args.model, folder, args.minutes, runner, args.best_known, args.pairs).table())
+        else:
+            _never_slower(args, args.records or Path(work, "records"), runner)
+    print(f"{(time.monotonic() - started) / 60:.1f} minutes in all; user cycles of one thread")
+
+
+def _never_slower(args: argparse.Namespace, folder: Path, runner: RunnerOptions) -> None:
+    model = load(args.model)
+    options = TuneOptions(time_limit_s=args.minutes * 60, trials=1000, pairs=args.pairs)
+    with watch(quiet=False, as_json=False) as view:
+        records = tune(
+            model, "host", folder, options=options, runner=runner, view=view, boards=cycle_board(runner)
+        )
+    meta = records.meta
+    result = meta.models[model.source_sha256]
+    used = sum(v.use for key, v in meta.verdicts.items() if key in result.calls)
+    print(f"{len(records.all)} points of {len(result.calls)} operators, {used} of them faster beyond doubt")
+    if result.ratio is None:
+        print("the model is compiled as it was: nothing to compare")
+        return
+    ratio = result.ratio
+    print(
+        f"tuned {ratio.tuned_us / 1e3:.3f} ms, untuned {ratio.untuned_us / 1e3:.3f} ms: {ratio.speedup:.3f}x "
+        f"({ratio.low:.3f} to {ratio.high:.3f}); " + ("used" if result.use else "not used")
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""This machine as a board that counts user cycles, for figures on a machine that others use too.
+
+The CPU's counter stops while another process has the core. It sees one thread, so kernels run on one. Cycles
+are given as seconds at the frequency that was seen when the session was opened.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.shipped_records.timer import counter
+from builder.tuning.board_functions import BoardState, compare_json
+from builder.tuning.local_board import LocalBoard
+from builder.tuning.measuring import KERNEL, Code, MeasureProcess, Place, RunnerOptions, Timing
+from builder.tuning.measuring_session import Session, serve
+
+SPIN = 200_000
+
+
+def cycle_board(options: RunnerOptions) -> LocalBoard:
+    """The board; `options` must ask for one thread."""
+    assert options.threads == 1
+    return LocalBoard(options, MeasureProcess("benchmarks.tuning.cycle_board"))
+
+
+class CycleSession(Session):
+    """Counts where `Session` times."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self._read = counter()
+        self._kept: dict[tuple[tuple[str, tuple[int, ...]], ...], list[Any]] = {}
+        self._hertz = max(_hertz(self._read) for _ in range(5))
+
+    def clock(self) -> float:
+        """Cycles so far, as seconds."""
+        return self._read() / self._hertz
+
+    def arguments(self, code: Code) -> list[Any]:
+        """Tensors of this process, kept for the kernels that take the same."""
+        if code.arguments not in self._kept:
+            import numpy as np
+            import tvm
+
+            state = np.random.default_rng(0)
+            self._kept.clear()
+            self._kept[code.arguments] = [
+                tvm.runtime.empty(shape, dtype).copyfrom(state.standard_normal(shape).astype(dtype))
+                for dtype, shape in code.arguments
+            ]
+        return self._kept[code.arguments]
+
+    def _kernel(self, code: Code) -> Callable[..., Any]:
+        import tvm_ffi
+
+        with tempfile.NamedTemporaryFile(suffix=".so") as file:
+            Path(file.name).write_bytes(code.content)
+            module = tvm_ffi.load_module(file.name)
+        module["edge_set_threads"](1)
+        return module[KERNEL]  # type: ignore[no-any-return]
+
+    def _seconds(self, kernel: Callable[..., Any], arguments: Sequence[Any], options: RunnerOptions) -> float:
+        kernel(*arguments)
+        start = self.clock()
+        kernel(*arguments)
+        once = max(self.clock() - start, 1e-7)
+        number = max(1, min(10000, round(options.min_repeat_ms / 1e3 / once)))
+        start = self.clock()
+        for _ in range(number):
+            kernel(*arguments)
+        return (self.clock() - start) / number
+
+    def measure(self, code: Code, options: RunnerOptions) -> Timing:
+        """Cycles of a kernel."""
+        kernel, arguments = self._kernel(code), self.arguments(code)
+        seconds = tuple(self._seconds(kernel, arguments, options) for _ in range(options.repeat))
+        return Timing(seconds, BoardState())
+
+    def compare(
+        self, untuned: Code, tuned: Code, pairs: int, options: RunnerOptions
+    ) -> tuple[tuple[float, float], ...]:
+        """Cycles of two kernels in turn, each with arguments of its own."""
+        kernels = [self._kernel(code) for code in (untuned, tuned)]
+        result = []
+        for index in range(pairs):
+            seconds = [0.0, 0.0]
+            for which in (0, 1) if index % 2 == 0 else (1, 0):
+                arguments = self.arguments((untuned, tuned)[which])
+                seconds[which] = self._seconds(kernels[which], arguments, options)
+            result.append((seconds[0], seconds[1]))
+        return tuple(result)
+
+    def call(
+        self, name: str, request: str, files: Sequence[tuple[str, bytes]], wanted: Sequence[str]
+    ) -> tuple[str, tuple[bytes, ...]]:
+        """Compare two bundles by cycles."""
+        assert name == "compare", wanted
+        with tempfile.TemporaryDirectory() as work:
+            for file, content in files:
+                Path(work, file).write_bytes(content)
+                request = request.replace(f"{{path:{file}}}", str(Path(work, file)))
+            return compare_json(json.dumps({**json.loads(request), "threads": 1}), self.clock), ()
+
+
+def _hertz(read: Callable[[], int]) -> float:
+    cycles, start = read(), time.perf_counter()
+    for _ in range(SPIN):
+        pass
+    return (read() - cycles) / (time.perf_counter() - start)
+
+
+if __name__ == "__main__":
+    serve(CycleSession)
+    os._exit(0)
