@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark."""
     args = _parser().parse_args(arguments)
     if args.markdown:
-        return _print_markdown(args.output)
+        return tables.print_file(args.output / MARKDOWN)
     console = Console(width=None if sys.stdout.isatty() else 180)
     args.output.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
@@ -206,15 +206,6 @@ def _markdown(document: dict[str, Any], results: list[Measured]) -> str:
     lines += [f"- {key}: {value:.2f}" for key, value in document["headline"].items()]
     lines += [f"- {key}: {value:.3g}" for key, value in document.get("costs", {}).items()]
     return "\n".join(lines) + "\n"
-
-
-def _print_markdown(folder: Path) -> int:
-    path = folder / MARKDOWN
-    if not path.exists():
-        print(f"error: {path}: no run has written it\nhint: run `make bench` first", file=sys.stderr)
-        return 2
-    print(path.read_text(), end="")
-    return 0
 
 
 if __name__ == "__main__":

@@ -1,95 +1,268 @@
 """``make bench-arm``: executed instructions of an inference on an emulated Cortex-A72, ours against others.
 
 Time under an emulator means nothing; the number of instructions is exact and the same every time. No board
-was timed: a core may take more or fewer cycles for the same instructions.
+was timed: a core may take more or fewer cycles for the same instructions. What a core could make of our hot
+loops is llvm-mca's estimate. Counts of the other engines are kept from run to run, for they do not change.
+
+    python -m benchmarks.bench_arm --models mobilenetv2
+    python -m benchmarks.bench_arm --markdown      # the tables of the last run, for the README
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import statistics
 import sys
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
+from rich.console import Console
 
-from benchmarks.architectures import generate
+from benchmarks import hot_loops, pictures, tables
+from benchmarks.engines import OURS, TITLES, UNTUNED, UnavailableError, convert_for_ncnn
 from benchmarks.instructions.emulator import Emulator
+from benchmarks.prepare import HEADLINE, MODELS, NO_RECORDS, fixed_shapes, source
+from benchmarks.rounds import difference
 
-MODELS = ("resnet18", "resnet50", "mobilenetv2", "bert")
-ENGINES = ("edgebundle", "onnxruntime", "ncnn")
-SEQUENCE = 128
+ENGINES = (OURS, UNTUNED, "onnxruntime", "ncnn")
+TARGETS = {"cortex-a53": "rpi3", "cortex-a72": "rpi4", "cortex-a76": "rpi5"}
+AT_ONCE = 2
+MARKDOWN = "bench-arm.md"
 
 
-def prepare(name: str, folder: Path, records: str | None) -> Path:
+@dataclass(frozen=True)
+class Prepared:
+    """A model laid out for the guest.
+
+    Attributes
+    ----------
+    place
+        The folder that it reads.
+    reference
+        The reference's outputs.
+    shipped_kernels
+        How many kernels shipped records decide.
+    flops
+        Kernel -> operations in an inference.
+    """
+
+    place: Path
+    reference: list[np.ndarray[Any, Any]]
+    shipped_kernels: int
+    flops: Mapping[str, float]
+
+
+def prepare(name: str, folder: Path, target: str, records: str | None) -> Prepared:
     """Lay out what the guest reads: the ONNX file, ncnn's files, our members, the inputs."""
-    from benchmarks.engines import UnavailableError, load_ncnn
+    from agent.bundle.graph import Graph
     from builder import compile
     from builder.importer import import_onnx
+    from builder.parity import reference_outputs
     from builder.sample_inputs import record
 
     place = folder / name
     place.mkdir(parents=True, exist_ok=True)
     path = place / "model.onnx"
     if not path.exists():
-        onnx.save(generate(name), path)
-    shapes = None
-    if name == "bert":
-        shapes = {key: [1, SEQUENCE] for key in ("input_ids", "attention_mask", "token_type_ids")}
-    model = import_onnx(path, input_shapes=shapes)
+        onnx.save(source(name), path)
+    model = import_onnx(path, input_shapes=fixed_shapes(name))
     inputs = record(model.inputs, model.onnx)
     np.savez(place / "inputs.npz", **inputs)
-    options = {"tuning_records": records} if records else {}
-    for member, data in compile(model, "rpi4", **options).members.items():
+    package = compile(model, target, tuning_records=records)
+    _lay_out(package.members, place)
+    shipped = package.manifest.provenance.shipped_records
+    shutil.rmtree(place / UNTUNED, ignore_errors=True)
+    if shipped is not None or records is not None:
+        _lay_out(compile(model, target, tuning_records=NO_RECORDS).members, place / UNTUNED)
+    if len(inputs) == 1:
+        _convert(path, next(iter(inputs.values())).shape)
+    flops: dict[str, float] = {}
+    for node in Graph.from_json(package.members["mod.json"]).nodes:
+        if "flops" in node.attrs and "weights" not in node.func_name:
+            flops[node.func_name] = flops.get(node.func_name, 0.0) + float(node.attrs["flops"])
+    kernels = shipped.kernels if shipped is not None else 0
+    return Prepared(place, reference_outputs(model.onnx, inputs), kernels, flops)
+
+
+def _lay_out(members: Mapping[str, bytes], place: Path) -> None:
+    place.mkdir(exist_ok=True)
+    for member, data in members.items():
         if "/" not in member:
             (place / member).write_bytes(data)
+
+
+def _convert(path: Path, shape: tuple[int, ...]) -> None:
     try:
-        load_ncnn(path, inputs, 1)
+        stem = convert_for_ncnn(path, shape)
     except UnavailableError as e:
-        print(f"  {name} without ncnn: {e}")
-    return place
+        print(f"  without ncnn: {e}")
+        return
+    for part in ("param", "bin"):
+        converted = Path(f"{stem}.ncnn.{part}")
+        if converted != path.with_name(f"model.ncnn.{part}"):
+            shutil.copy(converted, path.with_name(f"model.ncnn.{part}"))
 
 
-def main() -> int:
+def count(emulator: Emulator, engine: str, prepared: Prepared, cpu: str) -> float | None:
+    """Millions of instructions, None where the engine does not take the model; others' are counted once."""
+    place = prepared.place
+    kept = place / f"count-{engine}-{emulator.version(engine)}-{cpu}.json"
+    if engine in (OURS, UNTUNED):
+        if engine == UNTUNED and not (place / UNTUNED).exists():
+            return None
+        kept.unlink(missing_ok=True)
+    elif engine == "ncnn" and not (place / "model.ncnn.param").exists():
+        return None
+    if not kept.exists():
+        counted = emulator.instructions_of_an_inference(engine, place, cpu)
+        with np.load(place / f"outputs-arm-{engine}.npz") as file:
+            error = difference([file[name] for name in file.files], prepared.reference)
+        kept.write_text(json.dumps({"instructions": counted, "difference": error}) + "\n")
+    document = json.loads(kept.read_text())
+    if not document["difference"] <= LARGEST_DIFFERENCE:
+        raise RuntimeError(f"{engine} under qemu is {document['difference']:.1e} off, relatively")
+    return float(document["instructions"]) / 1e6
+
+
+# Engines sum in other orders, and Winograd's transforms add to it; more is another network.
+LARGEST_DIFFERENCE = 1e-2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
     """Count, compare and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
-    parser.add_argument("--cpu", default="cortex-a72")
-    parser.add_argument("--tuning-records", metavar="DIR")
-    parser.add_argument("--output", type=Path, default=Path("build/bench-arm"))
-    args = parser.parse_args()
+    args = _parser().parse_args(arguments)
+    if args.markdown:
+        return tables.print_file(args.output / MARKDOWN)
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    began = time.perf_counter()
     emulator = Emulator.prepare()
-    print("| model | " + " | ".join(args.engines) + " | ours / best other |   (millions of instructions)")
-    print("|---|" + "---|" * (len(args.engines) + 1))
-    results: dict[str, dict[str, float]] = {}
+    counts: dict[str, dict[str, float]] = {}
+    loops: dict[str, dict[str, list[hot_loops.Loop]]] = {}
     for name in args.models:
-        place = prepare(name, args.output.resolve(), args.tuning_records)
-        counts = {}
-        for engine in args.engines:
-            if engine == "ncnn" and not (place / "model.ncnn.param").exists():
-                continue
-            counts[engine] = emulator.instructions_of_an_inference(engine, place, args.cpu) / 1e6
-        results[name] = counts
-        cells = [f"{counts[e]:.1f}" if e in counts else "-" for e in args.engines]
-        print(f"| {name} | " + " | ".join(cells) + f" | {_ratio(counts) or float('nan'):.2f} |", flush=True)
-    ratios = [ratio for counts in results.values() if (ratio := _ratio(counts)) is not None]
-    if ratios:
-        print(f"geometric mean of ours over the best other engine: {statistics.geometric_mean(ratios):.3f}")
+        target = TARGETS[args.cpu]
+        model = prepare(name, args.output.resolve() / "models", target, args.tuning_records)
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            asked = [pool.submit(count, emulator, engine, model, args.cpu) for engine in args.engines]
+            found = {engine: each.result() for engine, each in zip(args.engines, asked, strict=True)}
+        counts[name] = {engine: value for engine, value in found.items() if value is not None}
+        told = ", ".join(f"{engine} {value:.1f}" for engine, value in counts[name].items())
+        shipped = f"shipped records decide {model.shipped_kernels} kernels"
+        console.print(f"{name}: {told} million instructions; {shipped}", highlight=False)
+        try:
+            code = hot_loops.kernels_object(model.place / "model.onnx", fixed_shapes(name), target)
+            loops[name] = hot_loops.of_model(code, model.flops)
+        except hot_loops.NoToolError as e:
+            console.print(f"  without llvm-mca: {e}", highlight=False)
+    document = {
+        "cpu": args.cpu,
+        "millions": counts,
+        "over_the_best": {ours: ratios(counts, ours) for ours in (UNTUNED, OURS)},
+        "hot_loops": {
+            name: {core: [asdict(loop) for loop in each] for core, each in by_core.items()}
+            for name, by_core in loops.items()
+        },
+        "seconds": time.perf_counter() - began,
+    }
+    parts = [rows(counts)]
+    if loops:
+        parts.append(loop_rows(loops))
+    titles = (f"Millions of instructions, {args.cpu}", "Hot loops by llvm-mca, share of the core's peak")
+    for title, (heads, body) in zip(titles, parts, strict=False):
+        tables.show(console, title, heads, body)
+    means = [
+        f"geometric mean over the best{', untuned' if ours == UNTUNED else ''}: "
+        f"{statistics.geometric_mean(ratios(counts, ours).values()):.3f}"
+        for ours in (UNTUNED, OURS)
+        if ratios(counts, ours)
+    ]
+    for line in means:
+        console.print(line, highlight=False)
     args.output.mkdir(parents=True, exist_ok=True)
-    (args.output / "bench-arm.json").write_text(
-        json.dumps({"cpu": args.cpu, "millions": results}, indent=1) + "\n"
-    )
+    (args.output / "bench-arm.json").write_text(json.dumps(document, indent=1) + "\n")
+    lines = [f"Millions of instructions an inference, one thread, float32, {args.cpu} emulated.", ""]
+    for heads, body in parts:
+        lines += [tables.markdown(heads, body), ""]
+    (args.output / MARKDOWN).write_text("\n".join([*lines, *(f"- {line}" for line in means)]) + "\n")
+    title = f"Millions of instructions an inference: {args.cpu} emulated, float32, one thread"
+    pictures.instructions(counts, args.output / "instructions.png", title)
+    if loops:
+        title = "Hot loops by llvm-mca, no board timed: share of the core's multiply-add peak"
+        pictures.hot_loops(loops, args.output / "hot-loops.png", title)
+    console.print(f"{document['seconds']:.0f} s; written: {args.output}/bench-arm.json, {MARKDOWN}, pictures")
     return 0
 
 
-def _ratio(counts: dict[str, float]) -> float | None:
-    others = [count for engine, count in counts.items() if engine != "edgebundle"]
-    return counts["edgebundle"] / min(others) if others and "edgebundle" in counts else None
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.bench_arm",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(HEADLINE))
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
+    parser.add_argument("--cpu", choices=list(TARGETS), default="cortex-a72")
+    parser.add_argument(
+        "--tuning-records", metavar="DIR", help="compile with these instead of the shipped ones"
+    )
+    parser.add_argument("--output", type=Path, default=Path("build/bench-arm"), help="where results go")
+    parser.add_argument("--markdown", action="store_true", help="print the tables of the last run, and end")
+    return parser
+
+
+def ratios(counts: Mapping[str, Mapping[str, float]], ours: str) -> dict[str, float]:
+    """Ours over the best other engine, by model."""
+    found = {}
+    for model, by_engine in counts.items():
+        others = [value for engine, value in by_engine.items() if engine not in (OURS, UNTUNED)]
+        mine = by_engine.get(ours, by_engine.get(OURS))
+        if others and mine is not None:
+            found[model] = mine / min(others)
+    return found
+
+
+def rows(counts: Mapping[str, Mapping[str, float]]) -> tuple[list[str], list[list[str]]]:
+    """Heads and cells: a row for a model."""
+    heads = ["model", TITLES[UNTUNED], *(TITLES[name] for name in ENGINES if name != UNTUNED)]
+    heads += ["over the best, untuned", "over the best"]
+    body = []
+    for model, by_engine in counts.items():
+        cells = [by_engine.get(UNTUNED, by_engine.get(OURS))]
+        cells += [by_engine.get(name) for name in ENGINES if name != UNTUNED]
+        over = [ratios(counts, ours).get(model) for ours in (UNTUNED, OURS)]
+        body.append(
+            [model]
+            + [tables.MISSING if cell is None else f"{cell:.1f}" for cell in cells]
+            + [tables.MISSING if ratio is None else f"{ratio:.2f}" for ratio in over]
+        )
+    return heads, body
+
+
+def loop_rows(
+    loops: Mapping[str, Mapping[str, Sequence[hot_loops.Loop]]],
+) -> tuple[list[str], list[list[str]]]:
+    """Heads and cells: a row for a model, loops weighed by the operations in them."""
+    cores = list(hot_loops.CORES)
+    body = []
+    for model, by_core in loops.items():
+        cells = [model, str(len(by_core[cores[0]]))]
+        for core in cores:
+            each = by_core[core]
+            cells.append(f"{sum(x.flops for x in each) / sum(x.flops / x.share for x in each):.0%}")
+            worst = min(each, key=lambda x: x.share)
+            cells.append(f"{worst.share:.0%} ({worst.kernel})")
+        body.append(cells)
+    heads = ["model", "loops"]
+    for core in cores:
+        heads += [core, "least"]
+    return heads, body
 
 
 if __name__ == "__main__":

@@ -148,7 +148,7 @@ def profile(bundle: Path, threads: int) -> tuple[Layer, ...]:
     return tuple(
         Layer(
             rows[0].name,
-            _kind(rows[0].name),
+            kind_of(rows[0].name),
             min(row.duration_us for row in rows),
             rows[0].flops or 0.0,
             sum(map(_bytes, rows[0].shapes.split("], "))),
@@ -157,7 +157,8 @@ def profile(bundle: Path, threads: int) -> tuple[Layer, ...]:
     )
 
 
-def _kind(kernel: str) -> str:
+def kind_of(kernel: str) -> str:
+    """What a kernel does, told from its name."""
     return next((kind for kind in KINDS if kind in kernel), "other")
 
 

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.engines import ENGINES, OURS, TITLES, UNTUNED
-from benchmarks.layers import KINDS, Layers
+from benchmarks.layers import KINDS, Layers, kind_of
 from benchmarks.tables import milliseconds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from benchmarks.hot_loops import Loop
 
 # Okabe and Ito's palette, which people with any colour vision tell apart; ours stands out.
 COLOURS: Mapping[str, str] = {
@@ -170,28 +172,37 @@ def instructions(counts: Mapping[str, Mapping[str, float]], path: Path, title: s
     _save(figure, path)
 
 
-def hot_loops(shares: Mapping[str, Sequence[tuple[str, float]]], path: Path, title: str) -> None:
-    """Bars of the share of the core's multiply-add peak that each kernel's hot loop may reach.
+def hot_loops(models: Mapping[str, Mapping[str, Sequence[Loop]]], path: Path, title: str) -> None:
+    """The share of the core's multiply-add peak that each hot loop may reach; as wide as its work.
 
     Parameters
     ----------
-    shares
-        Core -> kernels with their shares, in the order in which they are drawn.
+    models
+        Model -> core -> loops, in the order of the kernels.
     """
-    names = [name for name, _ in next(iter(shares.values()))]
-    figure, axes = _figure(1, len(shares), (6.5 * len(shares), 0.2 * len(names) + 1.3))
-    for column, (core, kernels) in enumerate(shares.items()):
-        panel = axes[0][column]
-        values = [share for _, share in kernels]
-        panel.barh(range(len(values)), values, color="#0072B2", height=0.75)
-        for place, value in enumerate(values):
-            panel.text(value + 0.01, place, f"{value:.0%}", va="center", fontsize=7)
-        panel.set_yticks(range(len(values)), names if column == 0 else [""] * len(values), fontsize=7)
-        panel.invert_yaxis()
-        panel.set_xlim(0, 1.12)
-        panel.set_xticks([0, 0.5, 1], ["0", "50 %", "peak"], fontsize=8)
-        panel.set_title(core, fontsize=10, loc="left")
-        panel.spines[["top", "right"]].set_visible(False)
+    cores = list(next(iter(models.values())))
+    figure, axes = _figure(len(models), len(cores), (6.5 * len(cores), 2.0 * len(models) + 0.6))
+    for row, (model, by_core) in zip(axes, models.items(), strict=True):
+        for panel, core in zip(row, cores, strict=True):
+            at, whole = 0.0, sum(loop.flops for loop in by_core[core])
+            for loop in by_core[core]:
+                width = loop.flops / whole
+                panel.bar(
+                    at, loop.share, width, align="edge", color=_colour(kind_of(loop.kernel)), linewidth=0.3,
+                    edgecolor="white",
+                )  # fmt: skip
+                at += width
+            panel.axhline(1.0, color="#555555", linewidth=1)
+            panel.set_xlim(0, 1)
+            panel.set_ylim(0, 1.15)
+            panel.set_xticks([])
+            panel.set_yticks([0, 0.5, 1], ["0", "50 %", "peak"], fontsize=8)
+            mean = whole / sum(loop.flops / loop.share for loop in by_core[core])
+            panel.set_title(f"{model}, {core}: {mean:.0%} in all", fontsize=10, loc="left")
+            panel.spines[["top", "right"]].set_visible(False)
+    kinds = {kind_of(loop.kernel) for by in models.values() for loops in by.values() for loop in loops}
+    handles = [axes[0][0].scatter([], [], color=_colour(kind), label=kind) for kind in KINDS if kind in kinds]
+    figure.legend(handles=handles, loc="outside upper right", ncols=len(handles), fontsize=9, frameon=False)
     figure.suptitle(title, fontsize=11, x=0.01, ha="left")
     _save(figure, path)
 

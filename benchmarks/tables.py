@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -116,3 +118,12 @@ def headline(results: Sequence[Measured]) -> Mapping[str, float]:
         if r.model == "mobilenetv2" and ratio is not None:
             found[f"MobileNetV2 over PyTorch, threads: {r.threads}"] = ratio.value
     return found
+
+
+def print_file(path: Path) -> int:
+    """Print what an earlier run wrote; return the exit status."""
+    if not path.exists():
+        print(f"error: {path}: no run has written it\nhint: run the benchmark first", file=sys.stderr)
+        return 2
+    print(path.read_text(), end="")
+    return 0

@@ -71,31 +71,38 @@ class Emulator:
         )  # fmt: skip
         return cls(root, plugin, packages)
 
-    def count(self, engine: str, place: Path, runs: int, cpu: str) -> int:
-        """Guest instructions of a program that makes so many inferences."""
+    def version(self, engine: str) -> str:
+        """The installed version of an engine, empty for ours."""
+        found = [path.name for path in self.packages.glob(f"{engine}-*.dist-info")]
+        return found[0].removesuffix(".dist-info").removeprefix(f"{engine}-") if found else ""
+
+    def instructions_of_an_inference(self, engine: str, place: Path, cpu: str) -> int:
+        """Guest instructions of one inference on one thread, after one to warm up: exact."""
         with tempfile.NamedTemporaryFile() as out:
             # An empty /sys in a mount namespace of its own: some engines crash on the host's CPU description.
             shell = 'mount -t tmpfs none /sys && exec qemu-aarch64 -cpu "$0" -L "$1" -plugin "$2" "${@:3}"'
             python = self.root / "usr" / "bin" / "python3.11"
             command = ["unshare", "-m", "bash", "-c", shell, cpu, str(self.root), str(self.plugin)]
-            command += [str(python), str(HERE / "guest.py"), engine, str(place), str(runs)]
+            command += [str(python), str(HERE / "guest.py"), engine, str(place)]
             environment = {
                 **os.environ,
                 "ICOUNT_OUT": out.name,
                 "EDGE_NUM_THREADS": "1",
+                "OMP_NUM_THREADS": "1",
                 "PYTHONPATH": f"{self.packages}:{PROJECT}",
                 "PYTHONHASHSEED": "0",
             }
-            subprocess.run(
-                command,
-                env=environment,
-                check=True,
-                timeout=TIMEOUT_S,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-            return int(Path(out.name).read_text())
+            try:
+                subprocess.run(
+                    command, env=environment, check=True, timeout=TIMEOUT_S, capture_output=True, text=True
+                )
+            except subprocess.CalledProcessError as e:
+                last = (e.stderr.strip().splitlines() or [""])[-1]
+                raise RuntimeError(f"{engine} under qemu ended with {e.returncode}: {last[:300]}") from e
+            return between_marks(Path(out.name).read_text())
 
-    def instructions_of_an_inference(self, engine: str, place: Path, cpu: str, runs: int = 3) -> float:
-        """The difference between programs of ``runs`` inferences and of 1, over ``runs - 1``: exact."""
-        return (self.count(engine, place, runs, cpu) - self.count(engine, place, 1, cpu)) / (runs - 1)
+
+def between_marks(text: str) -> int:
+    """Instructions from mark 0 to mark 1, of what counter.c wrote."""
+    marks = {int(line.split()[0]): int(line.split()[1]) for line in text.splitlines() if " " in line}
+    return marks[1] - marks[0]

@@ -1,12 +1,14 @@
-"""Runs inside the emulated machine: one engine, so many inferences, nothing printed but the outputs' sum.
+"""Runs inside the emulated machine: one engine, one inference that counts, marked for the counter.
 
-    guest.py ENGINE FOLDER RUNS
+    guest.py ENGINE FOLDER
 
-Imports nothing of this project but the agent's runtime: what a device has.
+Imports nothing of this project but the agent's runtime: what a device has. Writes the outputs to
+``outputs-arm-ENGINE.npz`` in the folder.
 """
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,9 +18,19 @@ import numpy as np
 
 Arrays = dict[str, "np.ndarray[Any, Any]"]
 Run = Callable[[], "list[np.ndarray[Any, Any]]"]
+MARK = 24302  # counter.c's system call, which no kernel has
+WARM_RUNS = 1
 
 
 def edgebundle(folder: Path, inputs: Arrays) -> Run:
+    return _bundle(folder, inputs)
+
+
+def untuned(folder: Path, inputs: Arrays) -> Run:
+    return _bundle(folder / "untuned", inputs)
+
+
+def _bundle(folder: Path, inputs: Arrays) -> Run:
     from agent.runtime.graph_executor import create
 
     module = create((folder / "mod.json").read_bytes(), folder / "mod.so")
@@ -54,19 +66,28 @@ def ncnn(folder: Path, inputs: Arrays) -> Run:
     net.load_model(str(folder / "model.ncnn.bin"))
     (value,) = inputs.values()
     image = engine.Mat(np.ascontiguousarray(value[0]))
+    outputs = net.output_names()
 
     def run() -> list[np.ndarray[Any, Any]]:
         extractor = net.create_extractor()
         extractor.input("in0", image)
-        return [np.array(extractor.extract("out0")[1])]
+        return [np.array(extractor.extract(name)[1]) for name in outputs]
 
     return run
 
 
-name, place, runs = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
-with np.load(place / "inputs.npz") as file:
-    given = {key: file[key] for key in file.files}
-execute = {"edgebundle": edgebundle, "onnxruntime": onnxruntime, "ncnn": ncnn}[name](place, given)
-for _ in range(runs):
-    result = execute()
-print([float(np.abs(o).sum()) for o in result])
+def main(name: str, place: Path) -> None:
+    with np.load(place / "inputs.npz") as file:
+        given = {key: file[key] for key in file.files}
+    engines = {"edgebundle": edgebundle, "untuned": untuned, "onnxruntime": onnxruntime, "ncnn": ncnn}
+    run = engines[name](place, given)
+    for _ in range(WARM_RUNS):
+        run()
+    system_call = ctypes.CDLL(None).syscall
+    system_call(MARK, 0)
+    result = run()
+    system_call(MARK, 1)
+    np.savez(place / f"outputs-arm-{name}.npz", **{f"{i:03}": np.asarray(o) for i, o in enumerate(result)})
+
+
+main(sys.argv[1], Path(sys.argv[2]))

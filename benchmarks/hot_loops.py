@@ -1,0 +1,201 @@
+"""What a core could make of the hot loops of our kernels: llvm-mca's cycles of each, against the core's peak.
+
+The hot loop of a kernel is the basic block that ends in a branch to its own start and has the most vector
+multiply-adds. Its cycles are a model's: out of order as that core is, all loads served by the first cache. No
+board was timed. The peak is what the same model gives for multiply-adds that wait for nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+TRIPLE = "aarch64-linux-gnu"
+# LLVM's description of each core: it has none of the A76, whose server variant is the Neoverse N1.
+CORES = {"cortex-a72": "cortex-a72", "cortex-a76": "neoverse-n1"}
+# From here on LLVM describes the N1; before, it took it for an A57, which does half as many multiply-adds.
+LEAST_LLVM = 17
+NEWEST_LLVM = 24
+ITERATIONS = 100
+LIMIT_S = 120
+
+_FUNCTION = re.compile(r"^[0-9a-f]+ <([^>]+)>:$")
+_LINE = re.compile(r"^\s*([0-9a-f]+):\s+(?:[0-9a-f]{8}\s+)?(\S.*)$")
+_BRANCH = re.compile(r"^(?:b|bl|br|blr|ret|cbn?z|tbn?z|b\.\w+)\b")
+_TARGET = re.compile(r"0x([0-9a-f]+)")
+_MULTIPLY_ADD = re.compile(r"^fml[as]\s+v\d+\.4s")
+_UNKNOWN = re.compile(r"^(?:adrp?|bl|b|cbn?z|tbn?z|b\.\w+)\b")
+
+
+class NoToolError(Exception):
+    """A tool of LLVM is missing; the message says how to get it."""
+
+
+@dataclass(frozen=True)
+class HotLoop:
+    """The loop in which a kernel spends its time.
+
+    Attributes
+    ----------
+    function
+        The symbol that it is in.
+    instructions
+        Without the branch.
+    """
+
+    function: str
+    instructions: tuple[str, ...]
+
+    @property
+    def multiply_adds(self) -> int:
+        """Vector multiply-adds in an iteration."""
+        return sum(1 for text in self.instructions if _MULTIPLY_ADD.match(text))
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A kernel's hot loop on a core.
+
+    Attributes
+    ----------
+    share
+        Of the core's peak, at most.
+    flops
+        Of all calls of the kernel in an inference: its weight.
+    """
+
+    kernel: str
+    share: float
+    flops: float
+
+
+def of_model(code: bytes, flops: Mapping[str, float]) -> dict[str, list[Loop]]:
+    """The hot loops of a model's kernels by core.
+
+    Parameters
+    ----------
+    code
+        The kernels' object file.
+    flops
+        Kernel -> floating-point operations in an inference; what is not in it runs while loading.
+    """
+    found = [
+        (kernel, loop)
+        for loop in hot_loops(code)
+        if (kernel := loop.function.removeprefix("__tvm_ffi_").removesuffix("_compute_")) in flops
+    ]
+    best: dict[str, HotLoop] = {}
+    for kernel, loop in found:
+        if kernel not in best or loop.multiply_adds > best[kernel].multiply_adds:
+            best[kernel] = loop
+    kernels = [kernel for kernel in flops if kernel in best]
+    return {
+        core: [
+            Loop(kernel, share, flops[kernel])
+            for kernel, share in zip(
+                kernels, shares_of_peak([best[kernel] for kernel in kernels], core), strict=True
+            )
+        ]
+        for core in CORES
+    }
+
+
+def tool(name: str) -> str:
+    """The newest of LLVM's programs of that name.
+
+    Raises
+    ------
+    NoToolError
+        None is new enough.
+    """
+    for version in range(NEWEST_LLVM, LEAST_LLVM - 1, -1):
+        if found := shutil.which(f"{name}-{version}"):
+            return found
+    raise NoToolError(f"{name}-{LEAST_LLVM} or newer was not found (apt-get install llvm-19)")
+
+
+def hot_loops(code: bytes) -> list[HotLoop]:
+    """The hot loop of every function of an object file that has one, in the file's order."""
+    with tempfile.NamedTemporaryFile(suffix=".o") as file:
+        file.write(code)
+        file.flush()
+        command = [tool("llvm-objdump"), "-d", "--no-show-raw-insn", f"--triple={TRIPLE}", file.name]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=LIMIT_S)
+    found = []
+    for function, lines in _functions(done.stdout):
+        loops = [HotLoop(function, block) for block in _loops(lines)]
+        best = max(loops, key=lambda loop: loop.multiply_adds, default=None)
+        if best is not None and best.multiply_adds:
+            found.append(best)
+    return found
+
+
+def _functions(text: str) -> Iterator[tuple[str, list[tuple[int, str]]]]:
+    name, lines = "", []
+    for line in text.splitlines():
+        if match := _FUNCTION.match(line):
+            if lines:
+                yield name, lines
+            name, lines = match[1], []
+        elif match := _LINE.match(line):
+            lines.append((int(match[1], 16), match[2]))
+    if lines:
+        yield name, lines
+
+
+def _loops(lines: Sequence[tuple[int, str]]) -> Iterator[tuple[str, ...]]:
+    """Basic blocks that end in a branch to their own start."""
+    place = {address: i for i, (address, _) in enumerate(lines)}
+    jumps = {}
+    for i, (_, text) in enumerate(lines):
+        target = _TARGET.search(text) if _BRANCH.match(text) else None
+        jumps[i] = place.get(int(target[1], 16)) if target else None
+    starts = {0} | {t for t in jumps.values() if t is not None}
+    starts |= {i + 1 for i, (_, text) in enumerate(lines) if _BRANCH.match(text)}
+    for end, start in jumps.items():
+        if start is None or start > end or any(start < other <= end for other in starts):
+            continue
+        yield tuple(
+            re.sub(r"\s*(//|;|<).*$", "", text).strip()
+            for _, text in lines[start:end]
+            if not _UNKNOWN.match(text)
+        )
+
+
+def shares_of_peak(loops: Sequence[HotLoop], core: str) -> list[float]:
+    """Multiply-adds a cycle of each loop, over those of the core at most."""
+    flat = tuple(f"fmla v{i}.4s, v30.4s, v31.s[0]" for i in range(24))
+    peak = HotLoop("peak", flat)
+    cycles = _cycles([peak.instructions, *(loop.instructions for loop in loops)], CORES[core])
+    most = peak.multiply_adds / cycles[0]
+    return [loop.multiply_adds / each / most for loop, each in zip(loops, cycles[1:], strict=True)]
+
+
+def _cycles(blocks: Sequence[Sequence[str]], cpu: str) -> list[float]:
+    """llvm-mca's cycles of an iteration of each block."""
+    source = "".join("# LLVM-MCA-BEGIN\n" + "\n".join(block) + "\n# LLVM-MCA-END\n" for block in blocks)
+    command = [tool("llvm-mca"), f"--mtriple={TRIPLE}", f"--mcpu={cpu}", f"--iterations={ITERATIONS}"]
+    command += ["--instruction-info=0", "--resource-pressure=0"]
+    done = subprocess.run(command, input=source, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+    totals = re.findall(r"^Total Cycles:\s+(\d+)", done.stdout, re.MULTILINE)
+    if len(totals) != len(blocks):
+        raise RuntimeError(f"llvm-mca: {len(blocks)} blocks, {len(totals)} answers: {done.stderr[:300]}")
+    return [int(total) / ITERATIONS for total in totals]
+
+
+def kernels_object(path: Path, shapes: dict[str, list[int]] | None, target: str) -> bytes:
+    """The kernels of a model as an object file, with the names that `mod.so` lacks; records decide."""
+    from builder.importer import import_onnx
+    from builder.kernel_object import compile_object
+    from builder.lower import lower
+    from builder.records.shipped import shipped_for
+    from builder.target import resolve
+
+    device = resolve(target)
+    lowered = lower(import_onnx(path, input_shapes=shapes).mod, device, shipped=shipped_for(device))
+    return compile_object(lowered.kernels, device)
