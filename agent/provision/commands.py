@@ -117,10 +117,10 @@ def _enroll(options: argparse.Namespace) -> int:
         if options.start:
             service.restart()
             print("the service runs: journalctl -u edge-agent")
-        elif path == DEFAULT_CONFIG:
+        elif path == DEFAULT_CONFIG and service.systemd_runs():
             print("start it: sudo systemctl restart edge-agent")
         else:
-            print(f"start it: edge-agent run --config {path}")
+            print(f"start it: edge-agent run --config {path}")  # a folder of one's own, or a container
     except EnrollmentError:
         raise
     except ConfigError as error:

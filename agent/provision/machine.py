@@ -143,7 +143,8 @@ def look_at_memory(root: Path = Path("/")) -> Iterator[Finding]:
     else:
         yield ok("memory", text)
     controllers = _text(root / "sys/fs/cgroup/cgroup.controllers")
-    if controllers and "memory" not in controllers.split():
+    booted = (root / "run/systemd/system").is_dir()  # sd_booted(3)
+    if booted and controllers and "memory" not in controllers.split():
         yield warn(
             "memory",
             "the kernel counts no memory for services: MemoryMax= of the unit has no effect",

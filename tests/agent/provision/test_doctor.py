@@ -152,6 +152,7 @@ def test_heat_and_a_weak_supply_are_found(
 def test_little_memory_and_a_kernel_that_does_not_count_it_are_found(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    (tmp_path / "run/systemd/system").mkdir(parents=True)
     (tmp_path / "proc/meminfo").write_text("MemTotal: 931000 kB\nMemAvailable: 40000 kB\n")
     (tmp_path / "sys/fs/cgroup/cgroup.controllers").write_text("cpuset cpu io pids\n")
     low, uncounted = machine.look_at_memory(tmp_path)
