@@ -123,7 +123,7 @@ def compile(
         Largest relative error against the reference.
     tuning_records
         What `builder.tune` returned, or its folder: measured schedules take the place of the heuristic's.
-        Where they know nothing, and without them, the records that are shipped for the device decide
+        Where they have nothing faster, and without them, the records that are shipped for the device decide
         (docs/shipped-records.md); ``"none"`` leaves those out too.
     progress
         Called with each step as it begins.

@@ -22,6 +22,7 @@ from benchmarks.shipped_records.cores import MODELS, TARGETS
 from benchmarks.shipped_records.descent import Descent
 from benchmarks.shipped_records.measure import LEAST_GAIN, Measure
 from benchmarks.shipped_records.wanted import Wanted, wanted
+from builder.records.points import point_of
 from builder.records.shipped import Entry, ShippedRecords, name_for
 from builder.target import DeviceTarget, resolve
 from builder.tuning.space import Decisions
@@ -140,13 +141,12 @@ def is_promising(walk: Descent) -> bool:
 
 def seeds(w: Wanted, sources: Sequence[ShippedRecords | None]) -> list[Decisions]:
     """Points that records have for this signature."""
-    space, found = w.tasks[0].space, []
+    space, found = w.tasks[0].space, list[Decisions]()
     for records in sources:
         entry = records.entries.get(w.signature) if records is not None else None
-        if entry is not None and set(entry.chosen) == set(space.names):
-            chosen = [entry.chosen[name] for name in space.names]
-            if all(c in v for c, v in zip(chosen, space.values, strict=True)):
-                found.append(tuple(v.index(c) for c, v in zip(chosen, space.values, strict=True)))
+        point = None if entry is None else point_of(entry, space)
+        if point is not None:
+            found.append(point)
     return found
 
 

@@ -11,10 +11,10 @@ from tvm import tirx
 from tvm.ir import load_json, save_json
 
 from builder.kernel_object import compile_object
-from builder.kernels.work import serial_where_small
 from builder.link.linker import link
 from builder.target import DeviceTarget
-from builder.tuning.build import arguments_of
+from builder.tuning.build import arguments_of, kernel_of
+from builder.tuning.measuring import KERNEL
 from builder.tuning.space import Decisions
 from builder.tuning.tasks import Task
 
@@ -61,7 +61,7 @@ def job(
         found = task.space.point(point)
         if found is None:
             continue
-        func = serial_where_small(found.schedule.mod["main"], task.space.target)
+        func = kernel_of(found.schedule, task.space.target)[KERNEL]
         name = f"k{len(made)}"
         kernels[name] = func.with_attr("global_symbol", name)
         made.append(point)

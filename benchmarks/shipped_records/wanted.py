@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tvm import s_tir as st
-
 from benchmarks.architectures import generate
 from builder.importer import import_onnx
-from builder.kernels.schedule import anchor_of
-from builder.kernels.signature import signature_of
+from builder.kernels.decisions import heuristic
+from builder.records.points import signature_for
 from builder.target import DeviceTarget
 from builder.tuning.tasks import Task, extract_tasks
 
@@ -49,15 +47,13 @@ def wanted(models: Sequence[str], target: DeviceTarget, kinds: Sequence[str] | N
         imported = import_onnx(
             generate(name), input_shapes=tokens if name == "bert" else None, notes=lambda _: None
         )
-        tasks = extract_tasks(imported, target)
+        tasks = extract_tasks(imported, target, choose=heuristic)
         total = sum(task.flops * task.calls for task in tasks)
         for task in tasks:
             if kinds is not None and task.kind not in kinds:
                 continue
-            sch = st.Schedule(task.workload)
-            anchor = anchor_of(sch)
-            assert anchor is not None
-            signature = signature_of(sch, *anchor)
+            signature = signature_for(task.workload)
+            assert signature is not None
             known = found.setdefault(signature, [])
             if name not in origins.setdefault(signature, []):
                 origins[signature].append(name)

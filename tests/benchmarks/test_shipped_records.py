@@ -12,6 +12,7 @@ from benchmarks.shipped_records.build import parallel_extents
 from benchmarks.shipped_records.descent import Descent
 from benchmarks.shipped_records.emulated import Emulated, read_blocks, text_of
 from builder import load, resolve
+from builder.kernels.decisions import heuristic
 from builder.kernels.schedule import schedule
 from builder.target import DeviceTarget
 from builder.tuning.space import Decisions
@@ -27,7 +28,7 @@ def rpi4() -> DeviceTarget:
 
 @pytest.fixture(scope="module")
 def task(rpi4: DeviceTarget) -> Task:
-    return max(extract_tasks(load(DIGITS), rpi4), key=lambda t: t.space.size)
+    return max(extract_tasks(load(DIGITS), rpi4, choose=heuristic), key=lambda t: t.space.size)
 
 
 def walk(task: Task, cost: dict[Decisions, float], most: int = 1000) -> Descent:

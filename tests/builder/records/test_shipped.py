@@ -6,14 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tvm import s_tir as st
 
 from builder import compile, load, resolve
 from builder.errors import BuildError
 from builder.importer import ImportedModel
-from builder.kernels.signature import signature_of
+from builder.kernels.decisions import heuristic
 from builder.lower import lower
 from builder.records import shipped
+from builder.records.points import point_of, signature_for
 from builder.records.shipped import Entry, ShippedChoices, ShippedRecords, name_for
 from builder.target import DeviceTarget
 from builder.tuning.best import BestRecords
@@ -36,15 +36,13 @@ def device() -> DeviceTarget:
 
 @pytest.fixture(scope="module")
 def task(digits: ImportedModel, device: DeviceTarget) -> Task:
-    return max(extract_tasks(digits, device), key=lambda t: t.space.size)
+    return max(extract_tasks(digits, device, choose=heuristic), key=lambda t: t.space.size)
 
 
 def signature(task: Task) -> str:
-    sch = st.Schedule(task.workload)
-    (block,) = (
-        b for b in sch.get_child_blocks(sch.get_sblock("root")) if "edge.space" in sch.get(b).annotations
-    )
-    return signature_of(sch, block, task.kind)
+    found = signature_for(task.workload)
+    assert found is not None
+    return found
 
 
 def entry(task: Task) -> Entry:
@@ -94,14 +92,32 @@ def test_an_entry_that_does_not_fit_is_ignored(
     assert chosen.stale == {signature(task)}
 
 
+def test_an_entry_is_a_point_of_the_space(task: Task) -> None:
+    known = entry(task)
+    point = point_of(known, task.space)
+    assert point is not None
+    named = zip(task.space.names, task.space.values, point, strict=True)
+    assert {name: values[i] for name, values, i in named} == known.chosen
+    elsewhere = replace(known, chosen={**known.chosen, next(iter(known.chosen)): 9999})
+    assert point_of(elsewhere, task.space) is None
+
+
 def test_the_users_own_records_win(
     digits: ImportedModel, device: DeviceTarget, task: Task, tmp_path: Path
 ) -> None:
+    names, known = task.space.names, entry(task)
+    of = {
+        d: dict(zip(names, (v[i] for v, i in zip(task.space.values, d, strict=True)), strict=True))
+        for d in task.space.all_decisions()
+        if task.space.point(d) is not None
+    }
+    fastest = next(d for d, values in of.items() if values not in (known.chosen, known.instead))
     with Records.write(tmp_path, device) as records:
-        records.append(task, [(task.space.point(task.space.default), [1e-6])])  # the heuristic's is the best
-    chosen = choices((signature(task), entry(task)))
+        records.append(task, [(task.space.point(task.space.default), [2e-6])])
+        records.append(task, [(task.space.point(fastest), [1e-6])])
+    chosen = choices((signature(task), known))
     best = BestRecords(Records.read(tmp_path, device))
-    assert kernel(digits, device, task, best=best, shipped=chosen) == kernel(digits, device, task)
+    assert kernel(digits, device, task, best=best, shipped=chosen) == kernel(digits, device, task, best=best)
     assert not chosen.used
 
 
