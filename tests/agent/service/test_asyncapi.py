@@ -1,0 +1,206 @@
+"""docs/asyncapi.yaml says what topics, parsers and a running agent say."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import jsonschema
+import pytest
+import yaml
+
+from agent.deploy.desired import parse_desired
+from agent.deploy.jobs import Result, Status, Step
+from agent.errors import BundleError
+from agent.mqtt import topics
+from agent.mqtt.message import Message
+from agent.mqtt.properties import Properties
+from agent.mqtt.topics import Reply, Topic, format_topic, parse_topic
+from agent.service import requests
+from agent.service.metric_table import METRICS
+from agent.service.work import State
+from tests.agent.service.conftest import Client, StartService, status_of, until
+from tests.agent.service.test_service import Watcher
+from tests.conftest import BrokerProcess
+
+DOCUMENT: dict[str, Any] = yaml.safe_load((Path(__file__).parents[3] / "docs" / "asyncapi.yaml").read_text())
+CHANNELS: dict[str, Any] = DOCUMENT["channels"]
+MESSAGES: dict[str, Any] = DOCUMENT["components"]["messages"]
+SCHEMAS: dict[str, Any] = DOCUMENT["components"]["schemas"]
+
+
+def resolve(reference: str) -> Any:
+    at: Any = DOCUMENT
+    for part in reference.removeprefix("#/").split("/"):
+        at = at[part]
+    return at
+
+
+def references(at: Any) -> Iterator[str]:
+    if isinstance(at, dict):
+        if "$ref" in at:
+            assert at.keys() == {"$ref"}
+            yield at["$ref"]
+        for value in at.values():
+            yield from references(value)
+    elif isinstance(at, list):
+        for value in at:
+            yield from references(value)
+
+
+def topic_of(channel: dict[str, Any]) -> Topic | None:
+    def example(match: re.Match[str]) -> str:
+        return str(resolve(channel["parameters"][match[1]]["$ref"])["examples"][0])
+
+    return parse_topic(re.sub(r"\{(\w+)\}", example, channel["address"]))
+
+
+def check(schema: str, payload: object) -> None:
+    """Check a payload against a schema of the document."""
+    whole = {"$ref": f"#/components/schemas/{schema}", "components": DOCUMENT["components"]}
+    jsonschema.Draft7Validator(whole).validate(payload)
+
+
+def test_every_reference_leads_somewhere_and_every_part_is_used() -> None:
+    found = set(references(DOCUMENT))
+    for reference in found:
+        resolve(reference)
+    for kind, parts in DOCUMENT["components"].items():
+        if kind != "operationBindings":
+            assert {f"#/components/{kind}/{name}" for name in parts} <= found, kind
+    assert {f"#/channels/{name}" for name in CHANNELS} <= found
+
+
+def test_topics_are_those_of_the_code_and_the_code_has_no_others() -> None:
+    described = [topic_of(channel) for channel in CHANNELS.values()]
+    assert None not in described
+    assert {type(topic) for topic in described} == set(get_args(Topic))
+    assert len(described) == len(get_args(Topic))
+    for name, topic in zip(CHANNELS, described, strict=True):
+        assert topic is not None
+        assert name.lower() == type(topic).__name__.lower()
+        parameters = set(re.findall(r"\{(\w+)\}", CHANNELS[name]["address"]))
+        assert parameters == set(CHANNELS[name]["parameters"]) == set(type(topic).__match_args__)
+
+
+def test_what_is_subscribed_to_and_what_is_retained_is_said() -> None:
+    operations = {
+        operation["channel"]["$ref"].rpartition("/")[2]: operation
+        for operation in DOCUMENT["operations"].values()
+    }
+    received = {name for name, operation in operations.items() if operation["action"] == "receive"}
+    assert received == {"infer", "groupInfer", "desired", "block"}
+    retained = {
+        name
+        for name, operation in operations.items()
+        if resolve(operation["bindings"]["$ref"])["mqtt"]["retain"]
+    }
+    assert retained == {"state", "info", "modelState", "desired", "reported", "job"}
+    assert operations.keys() | {"reply"} == CHANNELS.keys()
+
+
+@pytest.mark.parametrize("name", [name for name, message in MESSAGES.items() if "examples" in message])
+def test_examples_are_what_their_schemas_say(name: str) -> None:
+    message = MESSAGES[name]
+    for example in message["examples"]:
+        check(message["payload"]["$ref"].rpartition("/")[2], example["payload"])
+
+
+def test_desired_example_is_taken_and_the_schema_is_as_strict_as_the_parser() -> None:
+    [example] = MESSAGES["desired"]["examples"]
+    document = example["payload"]
+    parse_desired(json.dumps(document).encode())
+    model = document["models"]["digits"]
+    for broken in (
+        {**document, "more": 1},
+        {"models": {}},
+        {**document, "models": {"digits": {**model, "size": 0}}},
+        {**document, "models": {"digits": {**model, "sources": []}}},
+        {**document, "models": {"digits": {**model, "digest": "md5:1"}}},
+    ):
+        with pytest.raises(BundleError):
+            parse_desired(json.dumps(broken).encode())
+        with pytest.raises(jsonschema.ValidationError):
+            check("desired", broken)
+
+
+def test_request_examples_are_read() -> None:
+    tensor, without_properties = (example["payload"] for example in MESSAGES["requestJson"]["examples"])
+    topic = format_topic(topics.Infer("kitchen", "digits"))
+    reply = format_topic(Reply("alice-laptop", "answers"))
+    properties = Properties(response_topic=reply)
+    with_properties = Message(topic, json.dumps(tensor).encode(), 1, properties=properties)
+    bare = Message(topic, json.dumps(without_properties).encode(), 1)
+    first = requests.read_request(with_properties, "digits", time.monotonic(), 60)
+    second = requests.read_request(bare, "digits", time.monotonic(), 60)
+    assert first.reply.topic == second.reply.topic == reply
+    assert (first.client_json, second.client_json, second.id) == (False, True, "2")
+
+
+def test_words_are_those_of_the_code() -> None:
+    job = SCHEMAS["job"]["properties"]
+    assert set(job["status"]["enum"]) == set(Status)
+    assert set(job["step"]["enum"]) == {None, *Step}
+    assert set(job["result"]["enum"]) == {None, *Result}
+    assert set(SCHEMAS["modelState"]["properties"]["state"]["enum"]) == set(State)
+    answer = DOCUMENT["components"]["messageTraits"]["answer"]["headers"]["properties"]
+    assert {
+        requests.STATUS,
+        requests.STATUS_MESSAGE,
+        requests.MODEL_VERSION,
+        requests.TENSOR,
+    } <= answer.keys()
+    request = DOCUMENT["components"]["messageTraits"]["request"]["headers"]["properties"]
+    assert {requests.TENSOR, requests.ACCEPT} <= request.keys()
+    for key in MESSAGES["metrics"]["examples"][0]["payload"]:
+        assert key.partition("{")[0] in METRICS
+
+
+async def test_running_agent_says_what_the_document_says(
+    mosquitto: BrokerProcess, start_service: StartService
+) -> None:
+    seen: set[str] = set()
+    names = {type(topic_of(channel)): name for name, channel in CHANNELS.items()}
+    async with (
+        Watcher(mosquitto.port) as watcher,
+        start_service(mosquitto.port, metrics_interval_s=0.1) as rig,
+    ):
+        await rig.service.models.activate(rig.signer.bundle())
+        client = await rig.client()
+        assert status_of(await client.ask(b"hello")) == 200
+        await refused(client)
+        request = MESSAGES["desired"]["examples"][0]["payload"]
+        await client.connection.publish("edge/v1/kitchen/desired", json.dumps(request).encode(), retain=True)
+        await client.connection.publish("edge/v1/kitchen/desired", b"nonsense", retain=True)
+        await until(lambda: (watcher.latest("reported") or {}).get("error") is not None)
+        await until(lambda: any("/want" in message.topic for message in watcher.messages))
+    for message in watcher.messages:
+        topic = parse_topic(message.topic)
+        assert topic is not None, message.topic
+        name = names[type(topic)]
+        seen.add(name)
+        [reference] = [part["$ref"] for part in CHANNELS[name]["messages"].values()][:1]
+        described = MESSAGES[reference.rpartition("/")[2]]["payload"]
+        if "$ref" in described and message.payload not in (b"", b"hello", b"nonsense"):
+            check(described["$ref"].rpartition("/")[2], json.loads(message.payload))
+    assert seen >= {
+        "state",
+        "info",
+        "metrics",
+        "modelState",
+        "infer",
+        "desired",
+        "reported",
+        "job",
+        "blockWant",
+    }
+
+
+async def refused(client: Client) -> None:
+    answer = await client.ask(b"hello", model="nobody")
+    assert status_of(answer) == 404
+    check("refusal", json.loads(answer.payload))
