@@ -68,13 +68,14 @@ def _bars(panel: Axes, times: Mapping[str, float], unit: str = "ms") -> None:
             va="center",
             fontsize=8.5,
             weight=weight,
+            bbox={"facecolor": "white", "linewidth": 0, "pad": 0.6},
         )
     panel.set_yticks(range(len(engines)), [TITLES[engine] for engine in engines], fontsize=8.5)
     panel.invert_yaxis()
     panel.set_xlim(0, end * 1.2)
     panel.set_xticks([])
     panel.spines[["top", "right", "bottom"]].set_visible(False)
-    panel.axvline(own, color=COLOURS[OURS], linewidth=0.8, linestyle=":")
+    panel.axvline(own, color=COLOURS[OURS], linewidth=0.8, linestyle=":", zorder=0)
 
 
 def roofline(models: Mapping[str, Layers], path: Path, title: str) -> None:

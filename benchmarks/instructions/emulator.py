@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,7 @@ PLATFORMS = (
     "manylinux_2_17_aarch64",
     "manylinux2014_aarch64",
 )
+AGENT_PACKAGES = PACKAGES[:2]
 TIMEOUT_S = 1800
 
 
@@ -34,42 +36,27 @@ class Emulator:
     ----------
     root
         The root folder.
-    plugin
-        The compiled counter.
     packages
         Folder inside the root with what the engines need.
     """
 
     root: Path
-    plugin: Path
     packages: Path
 
     @classmethod
-    def prepare(cls) -> Emulator:
-        """Make the root, the counter and the packages; what is there already is kept."""
+    def prepare(cls, needs: Sequence[str] = PACKAGES) -> Emulator:
+        """Make the root and the packages; what is there already is kept."""
         script = PROJECT / "packaging" / "debian-root.sh"
         done = subprocess.run([str(script), "arm64", "bookworm"], capture_output=True, text=True, check=True)
         root = Path(done.stdout.strip().splitlines()[-1])
-        packages = root / "opt" / "bench"
+        packages = root / "opt" / ("bench" if needs == PACKAGES else "bench-agent")
         if not (packages / ".complete").exists():
             platforms = [word for platform in PLATFORMS for word in ("--platform", platform)]
             command = [sys.executable, "-m", "pip", "install", "-q", "--target", str(packages), "--upgrade"]
-            command += [
-                "--only-binary=:all:",
-                "--python-version",
-                "3.11",
-                "--implementation",
-                "cp",
-                *platforms,
-            ]
-            subprocess.run([*command, *PACKAGES], check=True, timeout=TIMEOUT_S)
+            command += ["--only-binary=:all:", "--python-version", "3.11", "--implementation", "cp"]
+            subprocess.run([*command, *platforms, *needs], check=True, timeout=TIMEOUT_S)
             (packages / ".complete").touch()
-        plugin = Path(tempfile.gettempdir()) / f"edgebundle-counter-{os.getuid()}.so"
-        subprocess.run(
-            ["gcc", "-O2", "-fPIC", "-shared", str(HERE / "counter.c"), "-o", str(plugin),
-             "-Wl,--unresolved-symbols=ignore-all"], check=True,
-        )  # fmt: skip
-        return cls(root, plugin, packages)
+        return cls(root, packages)
 
     def version(self, engine: str) -> str:
         """The installed version of an engine, empty for ours."""
@@ -78,31 +65,61 @@ class Emulator:
 
     def instructions_of_an_inference(self, engine: str, place: Path, cpu: str) -> int:
         """Guest instructions of one inference on one thread, after one to warm up: exact."""
-        with tempfile.NamedTemporaryFile() as out:
-            # An empty /sys in a mount namespace of its own: some engines crash on the host's CPU description.
-            shell = 'mount -t tmpfs none /sys && exec qemu-aarch64 -cpu "$0" -L "$1" -plugin "$2" "${@:3}"'
-            python = self.root / "usr" / "bin" / "python3.11"
-            command = ["unshare", "-m", "bash", "-c", shell, cpu, str(self.root), str(self.plugin)]
-            command += [str(python), str(HERE / "guest.py"), engine, str(place)]
-            environment = {
-                **os.environ,
-                "ICOUNT_OUT": out.name,
-                "EDGE_NUM_THREADS": "1",
-                "OMP_NUM_THREADS": "1",
-                "PYTHONPATH": f"{self.packages}:{PROJECT}",
-                "PYTHONHASHSEED": "0",
-            }
-            try:
-                subprocess.run(
-                    command, env=environment, check=True, timeout=TIMEOUT_S, capture_output=True, text=True
-                )
-            except subprocess.CalledProcessError as e:
-                last = (e.stderr.strip().splitlines() or [""])[-1]
-                raise RuntimeError(f"{engine} under qemu ended with {e.returncode}: {last[:300]}") from e
-            return between_marks(Path(out.name).read_text())
+        marks = self.marks("guest.py", engine, place, cpu)
+        return marks[1] - marks[0]
+
+    def marks(self, program: str, engine: str, place: Path, cpu: str) -> list[int]:
+        """Instructions up to each mark of a program of this folder."""
+        # An empty /sys in a mount namespace of its own: some engines crash on the host's CPU description.
+        shell = 'mount -t tmpfs none /sys && exec "$@"'
+        command = ["unshare", "-m", "bash", "-c", shell, "bash"]
+        command += ["qemu-aarch64", "-cpu", cpu, "-L", str(self.root)]
+        python = self.root / "usr" / "bin" / "python3.11"
+        arguments = [str(python), str(HERE / program), engine, str(place)]
+        return counted(command, arguments, f"{self.packages}:{PROJECT}")
 
 
-def between_marks(text: str) -> int:
-    """Instructions from mark 0 to mark 1, of what counter.c wrote."""
-    marks = {int(line.split()[0]): int(line.split()[1]) for line in text.splitlines() if " " in line}
-    return marks[1] - marks[0]
+def marks_on_this_machine(program: str, engine: str, place: Path) -> list[int]:
+    """The same with this Python, on an emulated x86-64 core with AVX2: qemu has no AVX-512."""
+    arguments = [sys.executable, str(HERE / program), engine, str(place)]
+    return counted(["qemu-x86_64", "-cpu", "max"], arguments, str(PROJECT))
+
+
+def counted(emulator: Sequence[str], arguments: Sequence[str], python_path: str) -> list[int]:
+    """Run a program under an emulator with the counter; return the counts at its marks.
+
+    Raises
+    ------
+    RuntimeError
+        It failed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        plugin, out = Path(folder, "counter.so"), Path(folder, "marks")
+        subprocess.run(
+            ["gcc", "-O2", "-fPIC", "-shared", str(HERE / "counter.c"), "-o", str(plugin),
+             "-Wl,--unresolved-symbols=ignore-all"], check=True,
+        )  # fmt: skip
+        environment = {
+            **os.environ,
+            "ICOUNT_OUT": str(out),
+            "EDGE_NUM_THREADS": "1",
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+            "ORT_DISABLE_TELEMETRY": "1",
+            "PYTHONPATH": python_path,
+            "PYTHONHASHSEED": "0",
+        }
+        try:
+            subprocess.run(
+                [*emulator, "-plugin", str(plugin), *arguments],
+                env=environment,
+                check=True,
+                timeout=TIMEOUT_S,
+                capture_output=True,
+                text=True,
+            )
+        except subprocess.CalledProcessError as e:
+            last = (e.stderr.strip().splitlines() or [""])[-1]
+            raise RuntimeError(f"{arguments[2]} under qemu ended with {e.returncode}: {last[:300]}") from e
+        lines = [line.split() for line in out.read_text().splitlines() if " " in line]
+    return [int(count) for _, count in sorted((int(mark), count) for mark, count in lines)]

@@ -1,0 +1,191 @@
+"""A small version of both benchmarks, which fails where kernels got worse: executed instructions, exactly.
+
+Small networks are compiled without records for an x86-64 core with AVX2 and for a Cortex-A72, and one
+inference of each is counted under qemu: the whole over ONNX Runtime's count of the same network, and each
+kind of kernel over what it took when `guard.json` was recorded. How busy a machine is changes no count.
+
+    python -m benchmarks.guard              # compare
+    python -m benchmarks.guard --record     # after a change that is meant; as root, in .venv-bench
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from benchmarks.architectures.bert import bert
+from benchmarks.architectures.network import Network
+from benchmarks.instructions.emulator import AGENT_PACKAGES, PACKAGES, Emulator, marks_on_this_machine
+from benchmarks.layers import kind_of
+
+RECORDED = Path(__file__).with_name("guard.json")
+WORST = 1.15
+X86, ARM = "x86-64-v3", "cortex-a72"
+TARGETS = {X86: "x86-64-v3", ARM: "rpi4"}
+SEQUENCE = 32
+# Kinds with less of the whole are noise of what is fused where.
+LEAST_SHARE = 0.02
+
+
+def convolutions() -> onnx.ModelProto:
+    """One of each kind: a stem, 3x3 with a residual, 1x1, depthwise, strided, pooling, a classifier."""
+    net = Network("small-convolutions", 0)
+    x = net.input("input", (1, 3, 64, 64))
+    x = net.node("Relu", net.batch_norm(net.conv(x, "stem", (3, 32), 7, stride=2), "stem.bn", 32))
+    x = net.node("MaxPool", x, kernel_shape=[3, 3], pads=[1, 1, 1, 1], strides=[2, 2])
+    branch = net.node("Relu", net.conv(x, "same.0", (32, 32), 3, bias=True))
+    branch = net.conv(branch, "same.1", (32, 32), 3, bias=True, gain=0.5)
+    x = net.node("Relu", net.node("Add", x, branch))
+    x = net.node("Relu", net.conv(x, "wide", (32, 64), 1, bias=True))
+    x = net.node("Relu", net.conv(x, "deep.0", (64, 64), 3, groups=64, bias=True))
+    x = net.node("Relu", net.conv(x, "deep.1", (64, 64), 3, stride=2, groups=64, bias=True))
+    x = net.node("Relu", net.conv(x, "strided", (64, 128), 3, stride=2, bias=True))
+    x = net.node("Flatten", net.node("GlobalAveragePool", x), axis=1)
+    net.output("output", net.gemm(x, "classifier", (128, 100), 0.1), (1, 100))
+    return net.model(opset=17, ir_version=8)
+
+
+def attention() -> onnx.ModelProto:
+    """A layer of BERT, embeddings and mask included."""
+    return bert(0, layers=1, hidden=192, heads=4, vocabulary=200, positions=64)
+
+
+MODELS = {"convolutions": convolutions, "attention": attention}
+IDS = ("input_ids", "attention_mask", "token_type_ids")
+
+
+@dataclass(frozen=True)
+class Count:
+    """Instructions of an inference.
+
+    Attributes
+    ----------
+    kinds
+        By kind of kernel.
+    onnxruntime
+        Of ONNX Runtime, 0 where it was not counted.
+    """
+
+    kinds: Mapping[str, int]
+    onnxruntime: int
+
+    @property
+    def total(self) -> int:
+        return sum(self.kinds.values())
+
+
+def prepare(model: str, core: str, folder: Path) -> Path:
+    """Compile a network for a core; return the folder that the guest reads."""
+    from builder import compile
+    from builder.importer import import_onnx
+    from builder.sample_inputs import record
+
+    path = folder / "model.onnx"
+    onnx.save(MODELS[model](), path)
+    shapes = {name: [1, SEQUENCE] for name in IDS} if model == "attention" else None
+    imported = import_onnx(path, input_shapes=shapes)
+    np.savez(folder / "inputs.npz", **record(imported.inputs, imported.onnx))
+    for member, data in compile(imported, TARGETS[core], tuning_records="none").members.items():
+        if "/" not in member:
+            (folder / member).write_bytes(data)
+    return folder
+
+
+def count(place: Path, core: str, emulator: Emulator | None, *, others: bool) -> Count:
+    """Count a prepared network; `emulator` is for ARM alone."""
+
+    def marks(engine: str) -> list[int]:
+        if emulator is None:
+            return marks_on_this_machine("nodes.py", engine, place)
+        return emulator.marks("nodes.py", engine, place, core)
+
+    ours = marks("edgebundle")
+    names = json.loads((place / "nodes.json").read_text())
+    kinds: dict[str, int] = {}
+    for name, before, after in zip(names, ours[:-1], ours[1:], strict=True):
+        kinds[kind_of(name)] = kinds.get(kind_of(name), 0) + after - before
+    if not others:
+        return Count(kinds, 0)
+    before, after = marks("onnxruntime")
+    return Count(kinds, after - before)
+
+
+def complaints(name: str, now: Count, recorded: Count) -> list[str]:
+    """What got worse by more than `WORST`, a line each.
+
+    The whole is compared as a ratio over ONNX Runtime where it was counted now, so that another version of it
+    counts too.
+    """
+    found = []
+    reference = now.onnxruntime or recorded.onnxruntime
+    ratio, before = now.total / reference, recorded.total / recorded.onnxruntime
+    if ratio > WORST * before:
+        found.append(f"{name}: {ratio:.3f} of ONNX Runtime's instructions, {before:.3f} when it was recorded")
+    # A kind that came or went is another choice of kernels: the whole says whether it was a good one.
+    for kind in recorded.kinds.keys() & now.kinds.keys():
+        was, is_now = recorded.kinds[kind], now.kinds[kind]
+        if (
+            was > LEAST_SHARE * recorded.total
+            and is_now > WORST * was
+            and now.kinds.keys() == recorded.kinds.keys()
+        ):
+            found.append(f"{name}: {kind} takes {is_now} instructions, {was} when it was recorded")
+    return found
+
+
+def recorded() -> dict[tuple[str, str], Count]:
+    """What `guard.json` holds, by model and core."""
+    document = json.loads(RECORDED.read_text())
+    return {
+        (model, core): Count(entry["kinds"], entry["onnxruntime"])
+        for model, cores in document.items()
+        for core, entry in cores.items()
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compare, or record."""
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.guard", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--record", action="store_true", help="write what is counted to guard.json")
+    parser.add_argument("--cores", nargs="+", choices=list(TARGETS), default=list(TARGETS))
+    args = parser.parse_args(arguments)
+    known = recorded() if RECORDED.exists() else {}
+    found: list[str] = []
+    for core in args.cores:
+        emulator = None
+        if core == ARM:
+            emulator = Emulator.prepare(PACKAGES if args.record else AGENT_PACKAGES)
+        for model in MODELS:
+            with tempfile.TemporaryDirectory() as folder:
+                place = prepare(model, core, Path(folder))
+                now = count(place, core, emulator, others=args.record or core == X86)
+            kinds = ", ".join(f"{kind} {number / 1e6:.2f}" for kind, number in sorted(now.kinds.items()))
+            others = f", ONNX Runtime {now.onnxruntime / 1e6:.2f}" if now.onnxruntime else ""
+            print(f"{model}, {core}: {now.total / 1e6:.2f} ({kinds}){others} million instructions")
+            if args.record:
+                known[model, core] = now
+            else:
+                found += complaints(f"{model}, {core}", now, known[model, core])
+    if args.record:
+        document: dict[str, dict[str, object]] = {}
+        for (model, core), each in sorted(known.items()):
+            entry = {"kinds": dict(sorted(each.kinds.items())), "onnxruntime": each.onnxruntime}
+            document.setdefault(model, {})[core] = entry
+        RECORDED.write_text(json.dumps(document, indent=1) + "\n")
+    for complaint in found:
+        print(f"worse: {complaint}", file=sys.stderr)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
