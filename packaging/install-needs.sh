@@ -10,6 +10,7 @@ needs=(
   qemu-user qemu-user-static                     # programs of other architectures, and counting what they execute
   systemd-container                              # a booted system
   util-linux                                     # unshare, nsenter
+  openssh-client openssh-server                  # a board behind ssh
   lintian                                        # what Debian says of the package
   binutils                                       # readelf
   g++-arm-linux-gnueabihf                        # tvm-ffi for armhf, which has no wheel

@@ -61,7 +61,13 @@ def add_parsers(subparsers: SubParsers) -> None:
         "--ssh-command",
         default="edgebundle",
         metavar="PROGRAM",
-        help="edgebundle on the board (default: %(default)s)",
+        help="edgebundle on the board, as its shell takes it (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--ssh-options", default="", metavar="WORDS", help="more of ssh's own, such as '-p 2222 -i board.key'"
+    )
+    parser.add_argument(
+        "--until-eof", action="store_true", help="stop when standard input ends, as --ssh does"
     )
     parser.set_defaults(handler=_server)
 
@@ -93,26 +99,20 @@ def _server(args: argparse.Namespace) -> int:
             "give --host, or use --ssh"
         )
     options = ServerOptions(args.host, args.port, tracker.host, tracker.port, args.key, args.custom_address)
-    return serve_board(options, _say)
+    return serve_board(options, _say, until_eof=args.until_eof)
 
 
 def _over_ssh(args: argparse.Namespace, tracker_port: int) -> int:
     import shlex
-    import shutil
-    import subprocess
 
     from builder.errors import FleetError
-    from builder.tuning.server import ssh_tunnel
+    from builder.tuning.ssh_board import serve_over_ssh, server_command, ssh_tunnel
 
-    if shutil.which("ssh") is None:
-        raise FleetError("ssh is not installed here", hint="apt install openssh-client")
     try:
-        command = ssh_tunnel(args.ssh, tracker_port, args.port)
+        options = shlex.split(args.ssh_options)
     except ValueError as e:
-        raise FleetError(f"--ssh: {e}") from e
-    command.remove("-N")  # the tunnel lives as long as the server that it carries
-    remote = [args.ssh_command, "rpc-server", "--tracker", f"127.0.0.1:{tracker_port}", "--key", args.key]
-    remote += ["--host", "127.0.0.1", "--port", str(args.port)]
-    command.append(shlex.join(remote))
-    _say(shlex.join(command))
-    return subprocess.run(command, check=False).returncode  # noqa: S603 - shown above, and asked for
+        raise FleetError(f"--ssh-options: expected words as a shell takes them ({e})") from e
+    tunnel = ssh_tunnel(args.ssh, tracker_port, args.port, options)
+    command = server_command(args.ssh_command, tracker_port, args.port, args.key)
+    _say(shlex.join([*tunnel, command]))
+    return serve_over_ssh(tunnel, command, args.ssh, _say)

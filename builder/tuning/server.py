@@ -14,11 +14,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 SERVER_PORT = 9091
+SERVING = "server at"  # how the line begins that says it is there
 RESTART_S = 1.0
 WARNING = (
     "TVM RPC is remote code execution in clear text: whoever reaches {address} owns this machine; "
@@ -58,27 +60,39 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def serve_board(options: ServerOptions, say: Callable[[str], None]) -> int:
-    """Run a server until it is told to stop, starting it again whenever it ends."""
+def serve_board(options: ServerOptions, say: Callable[[str], None], *, until_eof: bool = False) -> int:
+    """Run a server until it is told to stop, starting it again whenever it ends.
+
+    Parameters
+    ----------
+    options
+        Where.
+    say
+        Told when it ended.
+    until_eof
+        Stop when standard input ends, too.
+    """
     command = [
         sys.executable, "-m", "builder.tuning.server", options.host, str(options.port),
         options.tracker_host, str(options.tracker_port), options.key, options.custom_address or "",
     ]  # fmt: skip
-    with _stopping() as stopping:
-        while not stopping():
+    with stopping() as is_stopping:
+        if until_eof:
+            threading.Thread(target=_stop_at_eof, daemon=True).start()
+        while not is_stopping():
             started = time.monotonic()
             child = subprocess.Popen(  # noqa: S603 - our own module
                 command, stdin=subprocess.PIPE, start_new_session=True
             )
             try:
-                while child.poll() is None and not stopping():
+                while child.poll() is None and not is_stopping():
                     time.sleep(0.1)
             finally:
                 # With the sessions that it forked, one of which may hang in a kernel.
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
-            if stopping():
+            if is_stopping():
                 break
             say(
                 f"the server ended ({child.returncode}) after {time.monotonic() - started:.0f} s, "
@@ -93,11 +107,11 @@ def serve_tracker(host: str, port: int, say: Callable[[str], None]) -> int:
     from tvm.rpc.tracker import Tracker
 
     require_free(host, port)
-    with _stopping() as stopping:
+    with stopping() as is_stopping:
         tracker = Tracker(host=host, port=port, port_end=port + 1, silent=True)
         say(f"tracker at {host}:{tracker.port}")
         try:
-            while not stopping():
+            while not is_stopping():
                 time.sleep(0.1)
         finally:
             tracker.terminate()
@@ -118,8 +132,14 @@ def require_free(host: str, port: int) -> None:
         probe.bind((host, port))
 
 
+def _stop_at_eof() -> None:
+    while os.read(0, 1 << 12):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 @contextlib.contextmanager
-def _stopping() -> Iterator[Callable[[], bool]]:
+def stopping() -> Iterator[Callable[[], bool]]:
     """Whether SIGTERM or Ctrl-C came; while this lasts they do nothing else."""
     stopped = False
 
@@ -135,34 +155,8 @@ def _stopping() -> Iterator[Callable[[], bool]]:
             signal.signal(number, handler)
 
 
-def ssh_tunnel(board: str, tracker_port: int, server_port: int) -> list[str]:
-    """The command of a tunnel from the workstation to a board.
-
-    The board reaches the workstation's tracker at its own loopback (-R), and the workstation reaches the
-    board's server at its own (-L), so that neither listens to anything but loopback.
-
-    Parameters
-    ----------
-    board
-        ``user@host``, as ssh takes it.
-    tracker_port, server_port
-        The same at both ends.
-    """
-    if board.startswith("-") or not board.strip():
-        raise ValueError(f"expected user@host, got {board!r}")
-    return [
-        "ssh", "-N", "-T",
-        "-o", "ExitOnForwardFailure=yes", "-o", "ServerAliveInterval=15",
-        "-R", f"127.0.0.1:{tracker_port}:127.0.0.1:{tracker_port}",
-        "-L", f"127.0.0.1:{server_port}:127.0.0.1:{server_port}",
-        "--", board,
-    ]  # fmt: skip
-
-
 def _serve(options: ServerOptions) -> None:
     """The supervised process: TVM's listening loop, until it gives up or standard input closes."""
-    import threading
-
     from tvm.rpc.server import PopenRPCServerState
 
     from builder.tuning.board_functions import register
@@ -178,7 +172,7 @@ def _serve(options: ServerOptions) -> None:
         custom_addr=options.custom_address,
         silent=True,
     )
-    print(f"server at {options.host}:{state.port}, key {options.key}", file=sys.stderr, flush=True)  # noqa: T201
+    print(f"{SERVING} {options.host}:{state.port}, key {options.key}", file=sys.stderr, flush=True)  # noqa: T201
 
     def leave_with_parent() -> None:
         while os.read(0, 1):

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 import socket
-from pathlib import Path
 
 import pytest
 
 from builder.cli import main
 from builder.errors import FleetError
-from builder.tuning.server import is_loopback, require_free, ssh_tunnel
+from builder.tuning.server import is_loopback, require_free
 from builder.tuning.tracker import Tracker
 
 
@@ -26,34 +25,6 @@ def test_loopback_is_known(host: str, loopback: bool) -> None:
     assert is_loopback(host) is loopback
 
 
-def test_the_tunnel_leads_both_ways_and_listens_to_loopback_alone() -> None:
-    command = ssh_tunnel("pi@kitchen", 9190, 9091)
-    assert command[0] == "ssh"
-    assert command[command.index("-R") + 1] == "127.0.0.1:9190:127.0.0.1:9190"
-    assert command[command.index("-L") + 1] == "127.0.0.1:9091:127.0.0.1:9091"
-    assert command[-2:] == ["--", "pi@kitchen"]
-    assert "ExitOnForwardFailure=yes" in command
-
-
-@pytest.mark.parametrize("board", ["", " ", "-oProxyCommand=evil"])
-def test_an_option_is_no_board(board: str) -> None:
-    with pytest.raises(ValueError, match="user@host"):
-        ssh_tunnel(board, 9190, 9091)
-
-
-def test_ssh_starts_the_server_on_the_board(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    ssh = tmp_path / "ssh"
-    ssh.write_text('#!/bin/sh\necho "ran: $@"\nexit 7\n')
-    ssh.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert main(["rpc-server", "--ssh", "pi@kitchen", "--key", "rpi4", "--port", "9095"]) == 7
-    out = capfd.readouterr().out
-    assert "-L 127.0.0.1:9095:127.0.0.1:9095" in out
-    assert "rpc-server --tracker 127.0.0.1:9190 --key rpi4 --host 127.0.0.1 --port 9095" in out
-
-
 @pytest.mark.parametrize("verb", ["rpc-tracker", "rpc-server"])
 def test_the_defaults_are_loopback(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([verb, "--help"]) == 0
@@ -64,7 +35,7 @@ def test_listening_to_all_is_warned_about(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("builder.tuning.server.serve_tracker", lambda *_: 0)
-    monkeypatch.setattr("builder.tuning.server.serve_board", lambda *_: 0)
+    monkeypatch.setattr("builder.tuning.server.serve_board", lambda *_, **__: 0)
     assert main(["rpc-tracker", "--host", "0.0.0.0"]) == 0
     assert "remote code execution in clear text" in capsys.readouterr().err
     assert main(["rpc-server", "--host", "0.0.0.0", "--tracker", "lab:9190", "--key", "k"]) == 0
