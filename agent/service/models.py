@@ -78,6 +78,10 @@ class ModelStatus:
         return self.state is State.READY
 
 
+def _finished(_outcome: Outcome) -> None:
+    """Take an answer that nobody waits for any more."""
+
+
 class _Waiting(Sent):
     """A request in a queue or in a worker."""
 
@@ -250,11 +254,17 @@ class Model:
 
     @staticmethod
     def _finish(waiting: _Waiting, finish: Callable[[Outcome], None], outcome: Outcome) -> None:
+        if waiting.finished:  # an answer that comes after the deadline is none any more
+            return
+        waiting.finished = True
         if waiting.timer is not None:
             waiting.timer.cancel()
-        if not waiting.finished:  # an answer that comes after the deadline is none any more
-            waiting.finished = True
-            finish(outcome)
+        # What is waited for and what waits know each other: let go of both, and of the payload, now, and not
+        # whenever garbage is collected next.
+        waiting.timer = None
+        waiting.finish = _finished
+        waiting.payload = b""
+        finish(outcome)
 
 
 class Models:
