@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 import time
-import weakref
 
 from agent.service.answers import ReplyTo
 from agent.service.requests import InferRequest
 from agent.service.work import Outcome
 from tests.agent.service.conftest import StartService
 from tests.conftest import BrokerProcess
-
-
-class Payload(bytes):
-    """Bytes whose end can be seen."""
 
 
 def request(model: str) -> InferRequest:
@@ -33,13 +29,12 @@ async def test_payload_of_a_finished_request_is_given_back_at_once(
         answered: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         gc.disable()
         try:
-            payload = Payload(100_000)
-            seen = weakref.ref(payload)
+            payload = bytes(100_000)
+            nobody = sys.getrefcount(payload)
             model.submit(request("echo"), payload, answered.set_result)
-            del payload
-            assert seen() is not None
+            assert sys.getrefcount(payload) > nobody
             outcome = await asyncio.wait_for(answered, 10)
             assert outcome.answer is not None
-            assert seen() is None
+            assert sys.getrefcount(payload) == nobody
         finally:
             gc.enable()
