@@ -1,6 +1,6 @@
 """The command line of the agent: run, install, enroll, check, config, version.
 
-Exit status: 0; 2 for wrong usage; 4 for a bundle that is not taken; 78 (EX_CONFIG) for a wrong
+Exit status: 0; 2 for wrong usage; 4 for a bundle or folder that is not taken; 78 (EX_CONFIG) for a wrong
 configuration, with which systemd does not start it again; 1 for faults of ours and of the machine. A
 user's mistake is told in a line with what was expected and what came, and a hint; never with a traceback.
 """
@@ -20,7 +20,7 @@ from typing import Final
 
 import agent
 from agent.config import Config, load_config, sample_config
-from agent.errors import BundleError, ConfigError, EdgeError
+from agent.errors import BundleError, ConfigError, EdgeError, StateDirectoryError
 from agent.provision.commands import DEFAULT_CONFIG, add_commands
 
 EXIT_INPUT: Final = 4
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status: int = options.command(options)
     except ConfigError as error:
         return _complain(error, error.exit_code)
-    except BundleError as error:
+    except (BundleError, StateDirectoryError) as error:
         return _complain(error, EXIT_INPUT)
     except EdgeError as error:
         return _complain(error, 1)
@@ -86,7 +86,8 @@ def _add_configuration(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--state-dir", metavar="DIR", help="where state is kept, in place of state_dir")
 
 
-def _load(options: argparse.Namespace) -> Config:
+def _load(options: argparse.Namespace, *, unused: Mapping[str, str] | None = None) -> Config:
+    """Read the configuration; what is `unused` here need not be in it."""
     path: Path | None = options.config
     if path is None and DEFAULT_CONFIG.exists():
         path = DEFAULT_CONFIG
@@ -97,7 +98,8 @@ def _load(options: argparse.Namespace) -> Config:
         "state_dir": options.state_dir,
         "log_level": getattr(options, "log_level", None),
     }
-    return load_config(path, {key: value for key, value in given.items() if value is not None}, os.environ)
+    overrides = {key: value for key, value in given.items() if value is not None}
+    return load_config(path, overrides, os.environ, unused=unused or {})
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -126,7 +128,15 @@ async def _serve(config: Config) -> int:
 def _install(options: argparse.Namespace) -> int:
     from agent.deploy.local import install
 
-    return install(_load(options), options.bundle)
+    if not options.bundle.is_file():
+        what = "a folder" if options.bundle.is_dir() else "nothing"
+        missing = BundleError(
+            f"expected a bundle at {options.bundle}, found {what}",
+            hint="give the file that edgebundle compile wrote: NAME.bundle",
+        )
+        return _complain(missing, EXIT_INPUT)
+    # The file is handed to the agent on this machine: no broker has a part in it.
+    return install(_load(options, unused={"broker.url": "mqtt://localhost"}), options.bundle)
 
 
 def _config(_options: argparse.Namespace) -> int:

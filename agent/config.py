@@ -59,7 +59,13 @@ _BY_NAME: Final = {key.name: key for key in KEYS}
 _SECTIONS: Final = frozenset(key.name.partition(".")[0] for key in KEYS if "." in key.name)
 
 
-def load_config(path: Path | None, overrides: Mapping[str, str], environment: Mapping[str, str]) -> Config:
+def load_config(
+    path: Path | None,
+    overrides: Mapping[str, str],
+    environment: Mapping[str, str],
+    *,
+    unused: Mapping[str, str] | None = None,
+) -> Config:
     """Read a configuration file.
 
     Parameters
@@ -70,6 +76,8 @@ def load_config(path: Path | None, overrides: Mapping[str, str], environment: Ma
         Values from the command line, by key.
     environment
         For `$NAME` in paths, and STATE_DIRECTORY.
+    unused
+        Stands for keys that the caller does not look at, where they are absent.
 
     Raises
     ------
@@ -89,6 +97,11 @@ def load_config(path: Path | None, overrides: Mapping[str, str], environment: Ma
         document = tomllib.loads(raw.decode())
     except ValueError as error:  # TOMLDecodeError and UnicodeDecodeError are
         raise ConfigError(f"{path}: expected TOML: {error}") from error
+    for name, value in (unused or {}).items():
+        section, _, key = name.partition(".")
+        inner = document.setdefault(section, {})
+        if isinstance(inner, dict):
+            inner.setdefault(key, value)
     return parse_config(document, overrides, environment, folder=Path.cwd() if path is None else path.parent)
 
 

@@ -20,6 +20,7 @@
     │   ├── ExecutionError            500
     │   └── OverloadedError           503
     ├── StoreError                what is kept on disk cannot be read or written
+    │   ├── StateDirectoryError       there is no place to keep it
     │   └── NoSpaceError              ERR_NO_SPACE
     ├── ConflictError             a desired document that was written from another one  ERR_CONFLICT
     ├── ConfigError               the configuration, or a file that it names
@@ -148,6 +149,10 @@ class StoreError(EdgeError):
     """What is kept on disk cannot be read or written."""
 
     code = "ERR_STORE"
+
+
+class StateDirectoryError(StoreError):
+    """The state directory cannot be made or written to by who we are."""
 
 
 class NoSpaceError(StoreError):

@@ -41,7 +41,7 @@ from agent.deploy.state_file import (
     store_error,
     sync_directory,
 )
-from agent.errors import NoSpaceError, StoreError
+from agent.errors import NoSpaceError, StateDirectoryError, StoreError
 
 # Kept free for the journal, the logs and everybody else: a device without any space left is hard to repair.
 SPACE_MARGIN_BYTES = 16 * 1024 * 1024
@@ -115,7 +115,13 @@ class Store:
             for directory in (root, self._bundles, self._parts, self.inbox):
                 directory.mkdir(mode=0o750, exist_ok=True)
         except OSError as e:
-            raise store_error(f"making {root}", e) from e
+            error = store_error(f"making {root}", e)
+            if isinstance(error, NoSpaceError):
+                raise error from e
+            raise StateDirectoryError(
+                f"cannot keep state in {root}: {e.strerror}",
+                hint="name a folder that this user may write to, in one that exists: --state-dir DIR",
+            ) from e
         self._lock: int | None = None
         self._active_file = StateFile(root / "active.json", mirrored=True, checkpoint=checkpoint)
         self._active = _parse_active(self._active_file.load())

@@ -181,7 +181,13 @@ class Service:
             gc.collect()
             gc.freeze()
             self._notifier.say(READY, f"STATUS=serving as {config.device}")
-            _log.info("edge-agent %s serves as %s", agent.__version__, config.device)
+            _log.info(
+                "edge-agent %s serves as %s: broker %s, state in %s",
+                agent.__version__,
+                config.device,
+                config.broker.url,
+                config.state_dir,
+            )
             await self._serve(stop)
         finally:
             self._notifier.say(STOPPING)

@@ -320,6 +320,32 @@ def test_folder_of_keys_that_is_missing_ends_with_78(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_state_directory_that_cannot_be_made_ends_with_4_and_a_hint(signer: Signer) -> None:
+    arguments = ("--broker", "mqtt://b", "--device", "k", "--trust", str(signer.trust))
+    done = run("run", *arguments, "--state-dir", "/proc/nope")
+    assert done.returncode == 4
+    error, hint = done.stderr.splitlines()
+    assert error.startswith("error: cannot keep state in /proc/nope: ")
+    assert hint.startswith("hint: name a folder")
+
+
+def test_bundle_that_is_not_there_ends_with_4_before_any_configuration_is_asked_for(tmp_path: Path) -> None:
+    done = run("install", str(tmp_path / "none.bundle"))
+    assert done.returncode == 4
+    assert done.stderr.splitlines() == [
+        f"error: expected a bundle at {tmp_path}/none.bundle, found nothing",
+        "hint: give the file that edgebundle compile wrote: NAME.bundle",
+    ]
+
+
+def test_bundle_is_installed_without_naming_a_broker(tmp_path: Path, signer: Signer, kernels: Path) -> None:
+    bundle = tmp_path / "twice.bundle"
+    bundle.write_bytes(pack(signer, "twice", kernels))
+    done = run("install", str(bundle), "--trust", str(signer.trust), "--state-dir", str(tmp_path / "state"))
+    assert done.returncode == 0
+    assert done.stdout == "twice 1.0.0 is in the inbox: no agent runs now, it is installed when one starts\n"
+
+
 def test_wrong_usage_ends_with_2() -> None:
     assert run("fly").returncode == 2
     assert run().returncode == 2
