@@ -1,0 +1,113 @@
+"""A card that is prepared after the imager: one line in what runs at the first boot, and nothing twice."""
+
+from __future__ import annotations
+
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from agent.provision.enrollment import KEYS
+
+SD_CARD = Path(__file__).resolve().parents[2] / "packaging/sd-card"
+CALL = "/boot/firmware/edge-agent/first-boot.sh"
+# What the imager writes for bookworm, shortened.
+FIRSTRUN = """\
+#!/bin/bash
+
+set +e
+
+/usr/lib/raspberrypi-sys-mods/imager_custom set_hostname kitchen
+rm -f /boot/firstrun.sh
+sed -i 's| systemd.run.*||g' /boot/cmdline.txt
+exit 0
+"""
+
+
+@pytest.fixture
+def boot(tmp_path: Path) -> Path:
+    boot = tmp_path / "bootfs"
+    boot.mkdir()
+    (boot / "cmdline.txt").write_text("console=tty1\n")
+    (tmp_path / "edge-agent_0.1.0+deb13_arm64.deb").write_bytes(b"a package")
+    (tmp_path / "enroll.toml").write_text('broker = "mqtt://b"\n')
+    return boot
+
+
+def prepare(
+    boot: Path, package: str = "edge-agent_0.1.0+deb13_arm64.deb"
+) -> subprocess.CompletedProcess[str]:
+    command = [SD_CARD / "prepare-card.sh", boot, boot.parent / package, boot.parent / "enroll.toml"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [
+        ("#cloud-config\nhostname: k\n", "runcmd:\n  - [sh, " + CALL + "]\n"),
+        (
+            "#cloud-config\nruncmd:\n  - [date]\nhostname: k\n",
+            "runcmd:\n  - [sh, " + CALL + "]\n  - [date]\nhostname: k\n",
+        ),
+    ],
+)
+def test_cloud_init_gets_one_command_however_often_the_card_is_prepared(
+    boot: Path, before: str, expected: str
+) -> None:
+    (boot / "user-data").write_text(before)
+    for _ in range(2):
+        done = prepare(boot)
+        assert done.returncode == 0, done.stderr
+    text = (boot / "user-data").read_text()
+    assert expected in text
+    assert text.count(CALL) == 1
+    assert text.startswith("#cloud-config\n")
+    assert {path.name for path in (boot / "edge-agent").iterdir()} == {
+        *("edge-agent_0.1.0+deb13_arm64.deb", "enroll.toml", "first-boot.sh"),
+    }
+
+
+def test_the_imagers_script_of_bookworm_calls_ours_before_it_removes_itself(boot: Path) -> None:
+    (boot / "firstrun.sh").write_text(FIRSTRUN)
+    for _ in range(2):
+        assert prepare(boot).returncode == 0
+    lines = (boot / "firstrun.sh").read_text().splitlines()
+    assert lines.index(f"sh {CALL} || true") == lines.index("rm -f /boot/firstrun.sh") - 1
+    assert sum(CALL in line for line in lines) == 1
+
+
+def test_a_newer_package_replaces_the_one_on_the_card(boot: Path) -> None:
+    (boot / "user-data").write_text("#cloud-config\n")
+    assert prepare(boot).returncode == 0
+    (boot.parent / "edge-agent_0.2.0+deb13_arm64.deb").write_bytes(b"a newer one")
+    assert prepare(boot, "edge-agent_0.2.0+deb13_arm64.deb").returncode == 0
+    assert [path.name for path in (boot / "edge-agent").glob("*.deb")] == ["edge-agent_0.2.0+deb13_arm64.deb"]
+
+
+def test_what_is_no_card_or_no_package_is_refused_in_two_lines(boot: Path) -> None:
+    for done, expected in (
+        (prepare(boot), "neither user-data nor firstrun.sh"),
+        (prepare(boot, "other.deb"), "expected a package edge-agent_*.deb"),
+        (prepare(boot, "edge-agent_9.deb"), "is not there"),
+        (prepare(boot / "edge-agent"), "no boot partition"),
+    ):
+        assert done.returncode == 4
+        error, hint = done.stderr.splitlines()
+        assert error.startswith("error: ")
+        assert expected in error
+        assert hint.startswith("hint: ")
+
+
+def test_the_first_boot_needs_exactly_one_package(tmp_path: Path) -> None:
+    (tmp_path / "first-boot.sh").write_bytes((SD_CARD / "first-boot.sh").read_bytes())
+    done = subprocess.run(["sh", tmp_path / "first-boot.sh"], capture_output=True, text=True, check=False)
+    assert (done.returncode, "expected one edge-agent_*.deb" in done.stderr) == (1, True)
+
+
+def test_the_shipped_examples_are_what_their_readers_take() -> None:
+    document = tomllib.loads((SD_CARD / "enroll.toml").read_text())
+    assert {"broker", "trust"} <= document.keys() <= set(KEYS)
+    text = (SD_CARD / "user-data").read_text()
+    assert text.startswith("#cloud-config\n")
+    assert f"runcmd:\n  - [sh, {CALL}]\n" in text
