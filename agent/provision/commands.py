@@ -98,10 +98,12 @@ def _config_path(options: argparse.Namespace) -> Path:
 def _enroll(options: argparse.Namespace) -> int:
     from agent.provision import enroll, service
     from agent.provision.enrollment import EnrollmentError
+    from agent.provision.placing import require_writable
     from agent.provision.questions import ask
 
     path = _config_path(options)
     try:
+        require_writable(path)
         enrollment = _given(options)
         if sys.stdin.isatty() and sys.stdout.isatty() and options.source is None:
             enrollment = ask(enrollment, trusts=enroll.trusts(path))

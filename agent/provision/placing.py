@@ -6,6 +6,7 @@ others, not even while it is written. Leaves what goes where to `enroll`.
 
 from __future__ import annotations
 
+import errno
 import grp
 import os
 from dataclasses import dataclass
@@ -49,6 +50,24 @@ class Owner:
         if not secret:
             return _PUBLIC
         return _SECRET_OF_ONE if self.gid == -1 else _SECRET
+
+
+def require_writable(path: Path) -> None:
+    """Return if a file can be written, as far as that can be told before; nobody is asked for nothing.
+
+    Raises
+    ------
+    ConfigError
+        It cannot.
+    """
+    there = path
+    try:
+        while not there.exists() and there != there.parent:
+            there = there.parent
+    except OSError as error:
+        raise _refused(path, error) from error
+    if not os.access(there, os.W_OK):
+        raise _refused(path, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
 
 
 def make_folder(path: Path, owner: Owner) -> None:

@@ -290,3 +290,34 @@ def test_an_enrollment_that_is_killed_leaves_the_device_as_it_was_or_as_told(
     assert b"garage" in done.stdout
     document = tomllib.loads((tmp_path / "etc/agent.toml").read_text())
     assert document["device"] == "garage"
+
+
+def test_somebody_who_may_not_write_is_told_at_once(tmp_path: Path, trust: Path) -> None:
+    folder = tmp_path / "etc"
+    folder.mkdir()
+    folder.chmod(0o555)
+    tmp_path.chmod(0o755)
+    # Root may write everywhere; who is not root may still run this from a checkout that others can read.
+    script = f"""
+import os, sys
+if os.geteuid() == 0:
+    os.setgid(65534); os.setuid(65534)
+from pathlib import Path
+from agent.errors import ConfigError
+from agent.provision.placing import require_writable
+try:
+    require_writable(Path({str(folder)!r}) / "agent.toml")
+except ConfigError as error:
+    print(error, "|", error.hint)
+"""
+    preload = "import agent.errors, agent.provision.placing\n"
+    for parent in (folder, *folder.parents[:3]):
+        if parent.stat().st_uid == os.geteuid() and parent != folder:
+            parent.chmod(parent.stat().st_mode | 0o111)
+    done = subprocess.run(
+        [sys.executable, "-c", preload + script], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == (
+        f"cannot write {folder}/agent.toml: Permission denied | "
+        "run it with sudo, or name a folder of your own with --config\n"
+    )
