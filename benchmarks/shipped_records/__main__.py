@@ -47,16 +47,19 @@ def main() -> int:
         help="begin with what was found for another core, and look no further",
     )
     parser.add_argument("--timing-prefix", default="", metavar="CMD", help="run timings under this command")
+    parser.add_argument("--niceness", type=int, default=5, help="of compiling (default: 5)")
     args = parser.parse_args()
     target = resolve(TARGETS[args.core])
     if name_for(target) != args.core:
         parser.error(f"{args.core} cannot be timed on this machine, whose cores are {name_for(target)}")
-    measure = measure_for(target, shlex.split(args.timing_prefix))
+    measure = measure_for(target, shlex.split(args.timing_prefix), args.niceness)
     deadline = time.monotonic() + 60 * args.minutes
     try:
         todo = wanted(args.models, target, args.kinds)
         print(f"{len(todo)} operators, {sum(w.tasks[0].space.size for w in todo)} points", flush=True)
         other = ShippedRecords.read(args.like) if args.like else None
+        if other is not None:
+            todo = [w for w in todo if w.signature in other.entries]
         for first in range(0, len(todo), AT_ONCE):
             if time.monotonic() > deadline:
                 print(f"out of time: {len(todo) - first} operators were not visited")
@@ -67,15 +70,15 @@ def main() -> int:
     return 0
 
 
-def measure_for(target: DeviceTarget, prefix: Sequence[str]) -> Measure:
+def measure_for(target: DeviceTarget, prefix: Sequence[str], niceness: int) -> Measure:
     """By the clock where this machine runs the code, else by counting."""
     if target.arch == "x86_64":
         from benchmarks.shipped_records.cycles import Cycles
 
-        return Cycles(target, prefix)
+        return Cycles(target, prefix, niceness)
     from benchmarks.shipped_records.emulated import Emulated
 
-    return Emulated(target)
+    return Emulated(target, niceness=niceness)
 
 
 def visit(

@@ -14,16 +14,23 @@ from builder.errors import BuildError
 from builder.tuning.space import Decisions
 from builder.tuning.tasks import Task
 
-LOW_PRIORITY = 5
 BUILD_TIMEOUT_S = 300.0
 
 
 class Builders:
-    """A pool of them."""
+    """A pool of them.
 
-    def __init__(self, processes: int = 2) -> None:
+    Parameters
+    ----------
+    niceness
+        Priority is given up for others by so much.
+    processes
+        How many.
+    """
+
+    def __init__(self, niceness: int, processes: int = 2) -> None:
         self._pool = ProcessPoolExecutor(
-            processes, multiprocessing.get_context("spawn"), os.nice, (LOW_PRIORITY,)
+            processes, multiprocessing.get_context("spawn"), os.nice, (niceness,)
         )
 
     def build(

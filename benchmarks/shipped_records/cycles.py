@@ -34,11 +34,13 @@ class Cycles:
         What to compile for.
     prefix
         A command to run a timing under, such as one that waits for a quiet machine.
+    niceness
+        Of compiling.
     """
 
-    def __init__(self, target: DeviceTarget, prefix: Sequence[str]) -> None:
+    def __init__(self, target: DeviceTarget, prefix: Sequence[str], niceness: int = 5) -> None:
         self._target, self._prefix = target, list(prefix)
-        self._builders = Builders()
+        self._builders = Builders(niceness)
         self.sentence = (
             f"user cycles of one thread on {_cpu()} ({target.simd.lanes} lanes), each in turn with the "
             f"heuristic's choice, {PAIRS} pairs; kept from a median of {LEAST_GAIN:g} on, where two threads "

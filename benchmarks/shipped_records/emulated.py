@@ -66,12 +66,14 @@ class Emulated:
         The core.
     samples
         Iterations of a parallel loop that run and count for all.
+    niceness
+        Of compiling.
     """
 
-    def __init__(self, target: DeviceTarget, samples: int = SAMPLES) -> None:
+    def __init__(self, target: DeviceTarget, samples: int = SAMPLES, niceness: int = 5) -> None:
         self._target, self._width = target, ISSUE_WIDTH[target.cpu]
         self._samples = samples
-        self._builders = Builders()
+        self._builders = Builders(niceness)
         self._folder = tempfile.TemporaryDirectory()
         self._plugin = Path(self._folder.name, "blocks.so")
         self._cycles: dict[str, float] = {}
