@@ -79,6 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     (args.output / "bench.json").write_text(json.dumps(document, indent=1) + "\n")
     (args.output / MARKDOWN).write_text(_markdown(document, results))
     _picture(document, args.output / "latency.png")
+    pictures.publish([args.output / "latency.png", args.output / "roofline.png"], args.pictures)
     console.print(f"{document['seconds']:.0f} s; in {args.output}: {', '.join(_written(args.output))}")
     return 0
 
@@ -159,6 +160,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--times-only", action="store_true", help="without layers and costs")
     parser.add_argument("--output", type=Path, default=Path("build/bench"), help="where results go")
+    parser.add_argument(
+        "--pictures", type=Path, metavar="DIR", help="copy the pictures there, such as docs/pictures"
+    )
     parser.add_argument("--markdown", action="store_true", help="print the tables of the last run, and end")
     return parser
 

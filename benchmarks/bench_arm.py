@@ -196,6 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if loops:
         title = "Hot loops by llvm-mca, no board timed: share of the core's multiply-add peak"
         pictures.hot_loops(loops, args.output / "hot-loops.png", title)
+    pictures.publish([args.output / "instructions.png", args.output / "hot-loops.png"], args.pictures)
     console.print(f"{document['seconds']:.0f} s; written: {args.output}/bench-arm.json, {MARKDOWN}, pictures")
     return 0
 
@@ -213,6 +214,9 @@ def _parser() -> argparse.ArgumentParser:
         "--tuning-records", metavar="DIR", help="compile with these instead of the shipped ones"
     )
     parser.add_argument("--output", type=Path, default=Path("build/bench-arm"), help="where results go")
+    parser.add_argument(
+        "--pictures", type=Path, metavar="DIR", help="copy the pictures there, such as docs/pictures"
+    )
     parser.add_argument("--markdown", action="store_true", help="print the tables of the last run, and end")
     return parser
 

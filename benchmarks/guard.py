@@ -1,8 +1,9 @@
-"""A small version of both benchmarks, which fails where kernels got worse: executed instructions, exactly.
+"""A small version of both benchmarks, which fails where kernels got worse: executed steps, exactly.
 
 Small networks are compiled without records for an x86-64 core with AVX2 and for a Cortex-A72, and one
 inference of each is counted under qemu: the whole over ONNX Runtime's count of the same network, and each
-kind of kernel over what it took when `guard.json` was recorded. How busy a machine is changes no count.
+kind of kernel over what it took when `guard.json` was recorded. How busy a machine is changes no count. Steps
+are instructions; on x86-64, where an instruction may hold a load, accesses to memory count beside them.
 
     python -m benchmarks.guard              # compare
     python -m benchmarks.guard --record     # after a change that is meant; as root, in .venv-bench
@@ -64,7 +65,7 @@ IDS = ("input_ids", "attention_mask", "token_type_ids")
 
 @dataclass(frozen=True)
 class Count:
-    """Instructions of an inference.
+    """Steps of an inference.
 
     Attributes
     ----------
@@ -128,7 +129,7 @@ def complaints(name: str, now: Count, recorded: Count) -> list[str]:
     reference = now.onnxruntime or recorded.onnxruntime
     ratio, before = now.total / reference, recorded.total / recorded.onnxruntime
     if ratio > WORST * before:
-        found.append(f"{name}: {ratio:.3f} of ONNX Runtime's instructions, {before:.3f} when it was recorded")
+        found.append(f"{name}: {ratio:.3f} of ONNX Runtime's steps, {before:.3f} when it was recorded")
     # A kind that came or went is another choice of kernels: the whole says whether it was a good one.
     for kind in recorded.kinds.keys() & now.kinds.keys():
         was, is_now = recorded.kinds[kind], now.kinds[kind]
@@ -137,7 +138,7 @@ def complaints(name: str, now: Count, recorded: Count) -> list[str]:
             and is_now > WORST * was
             and now.kinds.keys() == recorded.kinds.keys()
         ):
-            found.append(f"{name}: {kind} takes {is_now} instructions, {was} when it was recorded")
+            found.append(f"{name}: {kind} takes {is_now} steps, {was} when it was recorded")
     return found
 
 
@@ -171,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 now = count(place, core, emulator, others=args.record or core == X86)
             kinds = ", ".join(f"{kind} {number / 1e6:.2f}" for kind, number in sorted(now.kinds.items()))
             others = f", ONNX Runtime {now.onnxruntime / 1e6:.2f}" if now.onnxruntime else ""
-            print(f"{model}, {core}: {now.total / 1e6:.2f} ({kinds}){others} million instructions")
+            print(f"{model}, {core}: {now.total / 1e6:.2f} ({kinds}){others} million steps")
             if args.record:
                 known[model, core] = now
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -206,6 +207,13 @@ def hot_loops(models: Mapping[str, Mapping[str, Sequence[Loop]]], path: Path, ti
     figure.legend(handles=handles, loc="outside upper right", ncols=len(handles), fontsize=9, frameon=False)
     figure.suptitle(title, fontsize=11, x=0.01, ha="left")
     _save(figure, path)
+
+
+def publish(paths: Sequence[Path], folder: Path | None) -> None:
+    """Copy the pictures that were drawn to a folder, where one is given."""
+    for path in paths:
+        if folder is not None and path.exists():
+            shutil.copy(path, folder / path.name)
 
 
 def _figure(

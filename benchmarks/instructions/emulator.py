@@ -80,13 +80,24 @@ class Emulator:
 
 
 def marks_on_this_machine(program: str, engine: str, place: Path) -> list[int]:
-    """The same with this Python, on an emulated x86-64 core with AVX2: qemu has no AVX-512."""
+    """Steps with this Python, on an emulated x86-64 core with AVX2: qemu has no AVX-512.
+
+    A step is an instruction or an access to memory: a product whose factors all come from memory takes no
+    more x86 instructions than one that holds them in registers.
+    """
     arguments = [sys.executable, str(HERE / program), engine, str(place)]
-    return counted(["qemu-x86_64", "-cpu", "max"], arguments, str(PROJECT))
+    return counted(["qemu-x86_64", "-cpu", "max"], arguments, str(PROJECT), accesses=True)
 
 
-def counted(emulator: Sequence[str], arguments: Sequence[str], python_path: str) -> list[int]:
+def counted(
+    emulator: Sequence[str], arguments: Sequence[str], python_path: str, *, accesses: bool = False
+) -> list[int]:
     """Run a program under an emulator with the counter; return the counts at its marks.
+
+    Parameters
+    ----------
+    accesses
+        Count accesses to memory beside instructions.
 
     Raises
     ------
@@ -109,6 +120,8 @@ def counted(emulator: Sequence[str], arguments: Sequence[str], python_path: str)
             "PYTHONPATH": python_path,
             "PYTHONHASHSEED": "0",
         }
+        if accesses:
+            environment["ICOUNT_ACCESSES"] = "1"
         try:
             subprocess.run(
                 [*emulator, "-plugin", str(plugin), *arguments],

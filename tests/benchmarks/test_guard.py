@@ -1,4 +1,4 @@
-"""Kernels stay as good as they were, told by the executed instructions of small networks."""
+"""Kernels stay as good as they were, told by what small networks execute."""
 
 from __future__ import annotations
 
@@ -22,15 +22,10 @@ def test_every_network_is_recorded_for_every_core() -> None:
     assert set(recorded()) == {(model, core) for model in MODELS for core in guard.TARGETS}
 
 
-def test_what_was_recorded_is_well_ahead_of_onnx_runtime() -> None:
-    for (model, core), each in recorded().items():
-        assert each.total < each.onnxruntime, (model, core)
-
-
 def test_a_kind_that_got_16_percent_worse_is_named() -> None:
     worse = Count({**BEFORE.kinds, "depthwise": 116_000}, BEFORE.onnxruntime)
     assert complaints("small", worse, BEFORE) == [
-        "small: depthwise takes 116000 instructions, 100000 when it was recorded"
+        "small: depthwise takes 116000 steps, 100000 when it was recorded"
     ]
 
 
@@ -42,7 +37,7 @@ def test_14_percent_are_allowed() -> None:
 def test_the_whole_is_compared_where_other_kinds_of_kernels_were_chosen() -> None:
     other = Count({"winograd": 1_300_000, "depthwise": 200_000}, BEFORE.onnxruntime)
     (complaint,) = complaints("small", other, BEFORE)
-    assert complaint == "small: 0.750 of ONNX Runtime's instructions, 0.550 when it was recorded"
+    assert complaint == "small: 0.750 of ONNX Runtime's steps, 0.550 when it was recorded"
 
 
 def test_a_kind_that_hardly_counts_may_change() -> None:
