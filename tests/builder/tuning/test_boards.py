@@ -134,6 +134,31 @@ def test_two_boards_share_the_work_and_one_may_die_and_return(lab: Any, codes: l
         boards.close()
 
 
+def test_two_boards_measure_more_than_one(lab: Any, codes: list[Code]) -> None:
+    """Cooldown takes no CPU, so that two boards of one machine do twice as much; less where it is busy."""
+    lab.start_board(free_port())
+    options = RunnerOptions(number=1, repeat=1, min_repeat_ms=0, cooldown_ms=200, timeout_s=60)
+    boards = RpcBoards(lab.tracker, KEY, options)
+
+    def rate(count: int) -> float:
+        deadline = time.monotonic() + 90
+        while len({o.board for o in boards.measure(codes * 2)}) < count:  # sessions are opened meanwhile
+            assert time.monotonic() < deadline
+        start = time.monotonic()
+        assert all(o.error is None for o in boards.measure(codes * 6))
+        return 6 * len(codes) / (time.monotonic() - start)
+
+    try:
+        one = rate(1)
+        lab.start_board(free_port())
+        rates = [rate(2)]
+        while max(rates) < 1.5 * one and len(rates) < 4:
+            rates.append(rate(2))
+        assert max(rates) >= 1.5 * one, (one, rates)
+    finally:
+        boards.close()
+
+
 def test_a_board_that_hangs_loses_its_candidates_to_another(lab: Any, codes: list[Code]) -> None:
     names = [lab.start_board(free_port()) for _ in range(2)]
     options = RunnerOptions(number=1, repeat=1, min_repeat_ms=0, cooldown_ms=300, timeout_s=3)
