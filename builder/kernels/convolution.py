@@ -8,6 +8,7 @@ weights.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,7 @@ from tvm import relax, te, tirx
 from tvm import s_tir as st
 from tvm.ir import Call
 
+from builder.kernels import prefetch
 from builder.kernels.decisions import Chooser, Decision
 from builder.kernels.epilogue import Epilogue
 from builder.kernels.operand import best_row_tile, best_tile, hold, multiplies_by_element, repeat
@@ -97,7 +99,8 @@ def pad(x: te.Tensor, op: Conv2d) -> te.Tensor:
 def pack_weights(weight: np.ndarray, in_block: int, out_block: int, together: int = 1) -> np.ndarray:
     """``[OC, IC/groups, KH, KW]`` to ``[OC/bo/t, IC/bi, KH, KW, bi, t, bo]``, zeros where none is.
 
-    ``t = together`` blocks that a register tile holds lie side by side: ARM loads vectors in pairs.
+    ``t = together`` blocks that a register tile holds lie side by side: ARM loads vectors in pairs, and
+    streams that are a power of two apart would compete for the same lines of the first cache.
     """
     o, i, kh, kw = weight.shape
     ob, ib = -(-o // out_block), -(-i // in_block)
@@ -120,8 +123,7 @@ def emit(
     in_block, blocks = shape_of(x)[4], -(-op.out_channels // out_block)
     columns = Columns(op.kernel[1], op.strides[1], op.dilation[1])
     tiles = space(blocks, op.out_width, in_block, target, columns).default
-    together = tiles.oc if tiles.held or tiles.row_held else 1
-    packed = relax.const(pack_weights(weight, in_block, out_block, together))
+    packed = relax.const(pack_weights(weight, in_block, out_block, tiles.oc))
 
     def compute(data: te.Tensor, w: te.Tensor) -> te.Tensor:
         return convolve(pad(data, op), w, op)
@@ -164,6 +166,8 @@ class Tiles:
         Blocks of output channels held in registers.
     ow
         Output columns held in registers.
+    oh
+        Output rows that are done for all channels before the next: their input stays in the second cache.
     ii
         Input channels unrolled in the innermost reduction.
     held
@@ -174,6 +178,7 @@ class Tiles:
 
     oc: Decision
     ow: Decision
+    oh: Decision
     ii: Decision
     held: bool = False
     row_held: bool = False
@@ -204,6 +209,7 @@ class Space:
 
     oc: tuple[int, ...]
     ow: tuple[int, ...]
+    oh: tuple[int, ...]
     ii: tuple[int, ...]
     default: Tiles
 
@@ -213,23 +219,51 @@ def divisors(n: int, most: int) -> tuple[int, ...]:
     return tuple(d for d in range(1, min(n, most) + 1) if n % d == 0)
 
 
+@dataclass(frozen=True)
+class Rows:
+    """How the rows of the output read the input.
+
+    Attributes
+    ----------
+    count
+        Rows of the output.
+    bytes_each
+        What one of them reads that the one before has not.
+    """
+
+    count: int = 1
+    bytes_each: int = 0
+
+    def at_once(self, cache_bytes: int) -> int:
+        """The most rows, of those that divide, whose input takes half of a cache."""
+        fits = [r for r in divisors(self.count, self.count) if r * self.bytes_each <= cache_bytes // 2]
+        return max(fits, default=1)
+
+
 def space(
-    out_blocks: int, out_width: int, in_block: int, target: DeviceTarget, columns: Columns | None = None
+    out_blocks: int,
+    out_width: int,
+    in_block: int,
+    target: DeviceTarget,
+    columns: Columns | None = None,
+    rows: Rows | None = None,
 ) -> Space:
     """The design space of a packed convolution.
 
     The tile is the one of `operand.best_tile`; the reduction is unrolled by four, the vector where the
-    operand is held in one.
+    operand is held in one. The input of a block of rows stays in the second cache while all weights pass.
     """
+    rows = rows or Rows()
+    ohs, oh = divisors(rows.count, rows.count), rows.at_once(target.l2_bytes)
     ocs = divisors(out_blocks, 8)
     ows = divisors(out_width, 32)
     held = multiplies_by_element(target) and in_block % 4 == 0
     if multiplies_by_element(target) and in_block == 1 and columns is not None and columns.window > 1:
         oc, ow = best_row_tile(ocs, ows, target, window=columns.window, reach=columns.reach)
-        return Space(ocs, ows, (1,), Tiles(oc, ow, 1, row_held=True))
+        return Space(ocs, ows, ohs, (1,), Tiles(oc, ow, oh, 1, row_held=True))
     oc, ow = best_tile(ocs, ows, target, held=held)
     ii = tuple(d for d in (1, 2, 4, 8, 16) if in_block % d == 0)
-    return Space(ocs, ows, ii, Tiles(oc, ow, min(4, in_block), held))
+    return Space(ocs, ows, ohs, ii, Tiles(oc, ow, oh, min(4, in_block), held))
 
 
 def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: Tiles) -> None:
@@ -238,10 +272,13 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: Tiles) -> None:
     epilogue = Epilogue.after(sch, block)
     n, o, y, z, v, ic, kh, kw, ii = sch.get_loops(block)
     oo, oi = sch.split(o, [None, tiles.oc])
+    yo, yi = sch.split(y, [None, tiles.oh])
     zo, zi = sch.split(z, [None, tiles.ow])
     io, iu = sch.split(ii, [None, tiles.ii])
-    sch.reorder(n, oo, y, zo, ic, kh, kw, io, iu, oi, zi, v)
-    outer = sch.fuse(n, oo, y)
+    sch.reorder(n, yo, oo, yi, zo, ic, kh, kw, io, iu, oi, zi, v)
+    if not tiles.held and not tiles.row_held:
+        prefetch.mark(sch, kw, rows=tiles.oh)
+    outer = sch.fuse(n, yo, oo, yi)
     epilogue.place(zo)
     if tiles.held:
         hold(sch, block, io)
@@ -273,8 +310,11 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     extents = [int(sch.get(loop).extent) for loop in sch.get_loops(block)]
     marks = sch.get(block).annotations
     columns = Columns(extents[7], int(marks["edge.stride"]), int(marks["edge.dilation"]))
-    s = space(extents[1], extents[3], extents[8], target, columns)
+    data = sch.get(block).reads[0].source.shape
+    in_bytes = 4 * math.prod(int(d) for d in data[1:])
+    rows = Rows(extents[2], in_bytes // extents[2])
+    s = space(extents[1], extents[3], extents[8], target, columns, rows)
     d = s.default
     oc, ow, ii = choose("oc", s.oc, d.oc), choose("ow", s.ow, d.ow), choose("ii", s.ii, d.ii)
-    tiles = Tiles(oc, ow, ii, d.held, d.row_held)
+    tiles = Tiles(oc, ow, choose("oh", s.oh, d.oh), ii, d.held, d.row_held)
     apply(sch, block, tiles)

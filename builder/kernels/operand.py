@@ -97,5 +97,6 @@ def best_tile(
         # LLVM was measured to spill beyond half of 32 registers, and beyond three quarters of 16.
         most = registers // 2 if registers >= 32 else max(1, registers * 3 // 4)
         fits = [(v, c) for v, c in pairs if v * c <= most]
-        cost = {(v, c): (v + c + 1) / (v * c) for v, c in fits}
+        # Weights come from the second cache, values from the first.
+        cost = {(v, c): (3 * v + c + 1) / (v * c) for v, c in fits}
     return min(fits, key=lambda t: (cost[t], t[0])) if fits else (1, 1)

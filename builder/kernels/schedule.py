@@ -12,8 +12,8 @@ from tvm.s_tir.schedule import Trace
 
 from builder.kernels import convolution, depthwise, fallback, matmul, pooling, rows, transpose, winograd
 from builder.kernels.decisions import BestKnown, Chooser, Shipped, heuristic
+from builder.kernels.finish import finish
 from builder.kernels.signature import signature_of
-from builder.kernels.work import serial_where_small
 from builder.target import DeviceTarget
 
 Schedule = Callable[[st.Schedule, st.schedule.SBlockRV, DeviceTarget, Chooser], None]
@@ -70,7 +70,7 @@ def schedule(
         search starts from them.
     """
     func = without_pragmas(func)
-    return serial_where_small(_ordered(func, target, choose, best, notes, shipped), target)
+    return finish(_ordered(func, target, choose, best, notes, shipped), target)
 
 
 def _ordered(

@@ -24,6 +24,7 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm import s_tir as st
 
+from builder.kernels import prefetch
 from builder.kernels.convolution import Conv2d, divisors, pack_weights
 from builder.kernels.decisions import Chooser, Decision
 from builder.kernels.epilogue import Epilogue
@@ -163,7 +164,7 @@ def emit(
     in_block, blocks = shape_of(x)[4], -(-op.out_channels // out_block)
     count = op.batch * -(-op.out_height // m) * -(-op.out_width // m)
     tiles = space(count, blocks, in_block, target).default
-    packed = relax.const(pack_weights(weight, in_block, out_block, tiles.oc if tiles.held else 1))
+    packed = relax.const(pack_weights(weight, in_block, out_block, tiles.oc))
     transform = bb.call_te(
         lambda w: transform_weights(w, m),
         packed,
@@ -319,6 +320,8 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: Tiles, m: int) -
     if tiles.held:
         hold(sch, product, io)
         ic = repeat(sch, ic)
+    else:
+        prefetch.mark(sch, ic, rows=1)
     sch.vectorize(v)
     for loop in (oi, ti, iu):
         sch.unroll(loop)

@@ -14,7 +14,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.support.popen_pool import PopenPoolExecutor
 
 from builder.kernel_object import compile_object
-from builder.kernels.work import serial_where_small
+from builder.kernels.finish import finish
 from builder.link.linker import link
 from builder.target import DeviceTarget
 from builder.tuning.measuring import KERNEL, Code
@@ -88,7 +88,7 @@ def build_module(mod: tvm.IRModule, target: DeviceTarget) -> bytes:
 
 def kernel_of(schedule: st.Schedule, target: DeviceTarget) -> tvm.IRModule:
     """The scheduled function as lowering finishes it, under the name that measuring asks for."""
-    func = serial_where_small(schedule.mod["main"], target)
+    func = finish(schedule.mod["main"], target)
     return tvm.IRModule({KERNEL: func.with_attr("global_symbol", KERNEL)})
 
 
