@@ -8,9 +8,11 @@ needs=(
   mosquitto                                      # a real broker
   debootstrap debian-archive-keyring             # roots of other releases
   qemu-user qemu-user-static                     # programs of other architectures, and counting what they execute
+  gcc llvm llvm-19                               # the counting; llvm-mca: what a core makes of a loop
   systemd-container                              # a booted system
   util-linux                                     # unshare, nsenter
   openssh-client openssh-server                  # a board behind ssh
+  buildah podman crun                            # the container recipe
   lintian                                        # what Debian says of the package
   binutils                                       # readelf
   g++-arm-linux-gnueabihf                        # tvm-ffi for armhf, which has no wheel
