@@ -130,7 +130,8 @@ def main(name: str, model: Path, threads: int) -> None:
             run()
             runs += 1
         before, others, start = resource.getrusage(resource.RUSAGE_SELF), busy_s(), clock()
-        end, times = start + float(line), []
+        end = start + float(line)
+        times: list[float] = []
         while len(times) < LEAST_RUNS or (clock() < end and len(times) < MOST_RUNS):
             began = clock()
             run()

@@ -136,7 +136,8 @@ def hot_loops(code: bytes) -> list[HotLoop]:
 
 
 def _functions(text: str) -> Iterator[tuple[str, list[tuple[int, str]]]]:
-    name, lines = "", []
+    name = ""
+    lines: list[tuple[int, str]] = []
     for line in text.splitlines():
         if match := _FUNCTION.match(line):
             if lines:
