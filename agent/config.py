@@ -52,6 +52,8 @@ class Config:
     worker_require_sandbox: bool
     metrics_interval_s: float
     metrics_listen: str | None
+    home_assistant_enabled: bool
+    home_assistant_prefix: str
     shutdown_limit_s: float
 
 

@@ -97,6 +97,15 @@ _DEVICE: Final = Kind(
     lambda value: isinstance(value, str) and is_device_name(value),
 )
 _LISTEN: Final = Kind("a text of the form HOST:PORT", _is_address)
+_PREFIX: Final = Kind(
+    "1 to 128 letters, digits, '.', '_', '-' or '/', and not below edge/",
+    lambda value: (
+        isinstance(value, str)
+        and re.fullmatch(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*", value) is not None
+        and len(value) <= 128
+        and not f"{value}/".startswith("edge/")
+    ),
+)
 _DEVICES: Final = Kind(
     "a list of such names",
     lambda value: isinstance(value, list) and all(_DEVICE.check(item) for item in value),
@@ -183,6 +192,13 @@ KEYS: Final = (
         None,
         "Where Prometheus may read them, 127.0.0.1:9464 say; there is no password. Nowhere when absent.",
     ),
+    Key(
+        "home_assistant.enabled",
+        _BOOL,
+        False,
+        "Announce this device and its models to Home Assistant; taken back when switched off.",
+    ),
+    Key("home_assistant.prefix", _PREFIX, "homeassistant", "Home Assistant's discovery prefix."),
     Key(
         "shutdown.limit_s", _number(0, 3600), 10.0, "How long accepted requests may still take when we stop."
     ),

@@ -292,3 +292,13 @@ def fleet_filters() -> tuple[str, ...]:
 def model_state_filter(device: str) -> str:
     """What a device has said about its models."""
     return f"{PREFIX}/{device}/models/+/state"
+
+
+def discovery_id(name: str) -> str:
+    """Return a name of ours as Home Assistant takes it: letters, digits, '_' and '-'."""
+    return re.sub(r"[^A-Za-z0-9_-]", "_", name)
+
+
+def discovery_topic(prefix: str, device: str) -> str:
+    """Where Home Assistant looks for a device's entities; the one topic that is not below `edge/v1`."""
+    return f"{prefix}/device/edge_{discovery_id(device)}/config"

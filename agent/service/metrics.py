@@ -52,9 +52,7 @@ class Sample:
     @property
     def key(self) -> str:
         """Name and labels as Prometheus writes them."""
-        if not self.labels:
-            return self.name
-        return self.name + "{" + ",".join(f'{key}="{_escape(value)}"' for key, value in self.labels) + "}"
+        return sample_key(self.name, self.labels)
 
 
 @dataclass(slots=True)
@@ -185,6 +183,13 @@ class Metrics:
 def to_document(samples: Iterable[Sample]) -> dict[str, float]:
     """Return samples as the JSON object that is published."""
     return {sample.key: sample.value for sample in samples}
+
+
+def sample_key(name: str, labels: Labels) -> str:
+    """Write name and labels as Prometheus does."""
+    if not labels:
+        return name
+    return name + "{" + ",".join(f'{key}="{_escape(value)}"' for key, value in labels) + "}"
 
 
 def _escape(value: str) -> str:

@@ -39,6 +39,7 @@ from agent.mqtt.topics import (
 from agent.mqtt.topics import Metrics as MetricsTopic
 from agent.service import host, model_state
 from agent.service.durable_answers import DurableAnswers
+from agent.service.home_assistant import Announcer, Device
 from agent.service.inference import Inference
 from agent.service.metrics import Metrics, Sample, to_document
 from agent.service.models import Models, QueueLimits
@@ -128,6 +129,9 @@ class Service:
         self._certificates = None if tls is None else CertificateFiles(tls)
         self._presence: Presence | None = None
         self._page: PrometheusPage | None = None
+        prefix = config.home_assistant_prefix if config.home_assistant_enabled else None
+        self._home_assistant = Announcer(self._control, config.state_dir, prefix)
+        self._board = machine.board or machine.cpu_model or machine.arch
         self._outbox = Outbox(self._control, config.state_dir)
         self._deployment = Deployment(
             device=config.device,
@@ -311,6 +315,8 @@ class Service:
         self._presence.announce()
         self._control.publish(format_topic(Info(self._config.device)), self._info, retain=True)
         self._published.clear()
+        self._home_assistant.forget()
+        self._tell_home_assistant()
         for model in self.models:
             self._model_changed(model.name)
         self._deployment.on_connected()
@@ -346,3 +352,21 @@ class Service:
         if self._published.get(name) != payload:
             self._published[name] = payload
             self._control.publish(format_topic(ModelState(self._config.device, name)), payload, retain=True)
+            if self._control.connected:
+                self._tell_home_assistant()
+
+    def _tell_home_assistant(self) -> None:
+        gauges = self._host.gauges()
+        self._home_assistant.announce(
+            Device(
+                name=self._config.device,
+                version=agent.__version__,
+                board=self._board,
+                models=[model.name for model in self.models],
+                zones=[
+                    labels[0][1] for (name, labels) in sorted(gauges) if name == "edge_temperature_celsius"
+                ],
+                throttled=any(name == "edge_throttled" for name, _ in gauges),
+                interval_s=self._config.metrics_interval_s,
+            )
+        )

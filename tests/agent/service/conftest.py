@@ -234,7 +234,9 @@ def configure(folder: Path, trust: Path, port: int, **keys: object) -> Config:
         **keys,
     }.items():
         section, _, key = name.partition("_")
-        if key:
+        if isinstance(value, dict):
+            document[name] = value
+        elif key:
             document.setdefault(section, {})[key] = value
         else:
             document[name] = value

@@ -52,6 +52,9 @@ async def test_person_who_may_ask_is_answered(guarded: BrokerProcess, start_serv
         ("kitchen", "edge/v1/garage/desired"),
         ("kitchen", "edge/v1/garage/models/echo/infer"),
         ("kitchen", "edge/v1/garage/state"),
+        ("kitchen", "homeassistant/device/edge_garage/config"),
+        ("alice", "homeassistant/device/edge_kitchen/config"),
+        ("homeassistant", "edge/v1/kitchen/models/echo/infer"),
         ("alice", "edge/v1/kitchen/desired"),
         ("alice", "edge/v1/kitchen/state"),
         ("alice", "edge/v1/replies/alice-laptop/forged"),
@@ -76,6 +79,7 @@ async def test_what_is_nobodys_business_cannot_be_said(guarded: BrokerProcess, u
         ("alice", "edge/v1/kitchen/models/+/infer", "edge/v1/kitchen/models/echo/infer"),
         ("alice", "edge/v1/kitchen/jobs/+", "edge/v1/kitchen/jobs/7"),
         ("alice", "#", "edge/v1/kitchen/desired"),
+        ("homeassistant", "edge/v1/replies/alice-laptop/#", "edge/v1/replies/alice-laptop/x"),
     ],
 )
 async def test_what_is_nobodys_business_cannot_be_heard(
