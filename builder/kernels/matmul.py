@@ -13,6 +13,7 @@ from tvm import relax, te, tirx
 from tvm import s_tir as st
 from tvm.ir import Call
 
+from builder.kernels import tiled
 from builder.kernels.convolution import divisors
 from builder.kernels.decisions import Chooser, Decision
 from builder.kernels.epilogue import Epilogue
@@ -51,6 +52,10 @@ def emit(table: Values, var: relax.Var, call: Call, target: DeviceTarget) -> boo
     packed = np.ascontiguousarray(weight.reshape(depth, columns // panel, panel).transpose(1, 0, 2))
 
     x = table.plain(call.args[0])
+    form = tiled.Form.of(left[:-1], depth, columns // panel, panel, target)
+    if form is not None:
+        table.define(var, tiled.emit(table.bb, x, relax.const(packed), form))
+        return True
     new = table.bb.call_te(
         product, x, relax.const(packed), primfunc_name_hint="matmul", primfunc_attrs={"op_pattern": 4}
     )
@@ -104,8 +109,7 @@ def space(rows: int, depth: int, vectors: int, target: DeviceTarget) -> Space:
     ks = divisors(depth, 8)
     k = max(k for k in ks if k <= 4)
     held = multiplies_by_element(target) and k == 4
-    used = vectors + 1 if held else vectors
-    most = max(1, (target.simd.registers - 1 - min(vectors, 2)) // used - (0 if held else 1))
+    most = tiled.most_rows(vectors, target, held=held)
     return Space(options, ks, Tiles(max(r for r in options if r <= most), k, held))
 
 
@@ -134,7 +138,7 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     panel = int(sch.get(block).annotations["edge.panel"])
     *rows, _, depth = (int(sch.get(loop).extent) for loop in sch.get_loops(block))
     lanes = target.simd.lanes
-    s = space(int(np.prod(rows)), depth, -(-panel // lanes), target)
+    s = space(tiled.whole_rows(rows), depth, -(-panel // lanes), target)
     tiles = Tiles(choose("rows", s.rows, s.default.rows), choose("k", s.k, s.default.k), s.default.held)
     apply(sch, block, tiles, panel, lanes)
 

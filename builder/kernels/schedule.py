@@ -10,7 +10,17 @@ from tvm import s_tir as st
 from tvm import tirx
 from tvm.s_tir.schedule import Trace
 
-from builder.kernels import convolution, depthwise, fallback, matmul, pooling, rows, transpose, winograd
+from builder.kernels import (
+    convolution,
+    depthwise,
+    fallback,
+    matmul,
+    pooling,
+    rows,
+    tiled,
+    transpose,
+    winograd,
+)
 from builder.kernels.decisions import BestKnown, Chooser, Shipped, heuristic
 from builder.kernels.finish import finish
 from builder.kernels.signature import signature_of
@@ -25,6 +35,8 @@ SPACES: Mapping[str, Schedule] = {
     matmul.BATCHED: matmul.schedule_batched,
     pooling.KIND: pooling.schedule,
     rows.KIND: rows.schedule,
+    tiled.KIND: tiled.schedule,
+    tiled.WEIGHTS_KIND: tiled.schedule_weights,
     transpose.KIND: transpose.schedule,
     winograd.KIND: winograd.schedule,
     winograd.WEIGHTS_KIND: winograd.schedule_weights,

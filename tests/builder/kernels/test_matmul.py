@@ -98,3 +98,13 @@ def test_a_product_that_is_read_turned_and_as_it_is(target: DeviceTarget, randn:
     product = a.astype("f8") @ b
     want = product.transpose(_TURN).reshape(1, 2, 8, 16) + product
     close(run(build, {"a": a, "b": b}, target).outputs[0], want)
+
+
+@pytest.mark.parametrize("lead", [(2, 3, 11), (4, 9), (3, 1, 8)])
+def test_rows_counted_in_several_axes(lead: tuple[int, ...], target: DeviceTarget, randn: Randn) -> None:
+    x, w, residual = randn(*lead, 48), randn(48, 48), randn(*lead, 48)
+    build = lambda v, r: relax.op.add(relax.op.matmul(v, relax.const(w)), r)  # noqa: E731
+    result = run(build, {"x": x, "r": residual}, target)
+    close(result.outputs[0], x.astype("f8") @ w + residual)
+    assert len(result.lowered.kernels.functions) == 1
+    assert "fallback" not in result.schedules
