@@ -1,0 +1,46 @@
+"""What is shipped fits the design spaces that are shipped beside it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.shipped_records.check import applicability
+from benchmarks.shipped_records.cores import TARGETS
+from benchmarks.shipped_records.wanted import wanted
+from builder.records.shipped import Entry, ShippedRecords
+from builder.target import resolve
+from builder.tuning.space import DesignSpace
+
+# The smaller models: `python -m benchmarks.shipped_records.check` looks at all.
+MODELS = ("resnet18", "mobilenetv2")
+
+
+@pytest.mark.parametrize("name", [name for name, target in TARGETS.items() if target != "host"])
+def test_nine_of_ten_entries_apply(name: str) -> None:
+    result = applicability(ShippedRecords.read(name), MODELS)
+    assert result.share >= 0.9, (
+        f"find them anew with `python -m benchmarks.shipped_records {name}`: {result.stale}"
+    )
+
+
+def test_what_does_not_fit_any_more_is_seen() -> None:
+    """One entry of three fits, one met another heuristic, one is of an operator that is gone."""
+    fits, other, *_ = wanted(["resnet18"], resolve("rpi4"), ["conv2d"])
+    entries = {
+        fits.signature: entry(fits.tasks[0].space, 0),
+        other.signature: entry(other.tasks[0].space, 1),
+        "conv2d 9 of 9 float32": entry(fits.tasks[0].space, 0),
+    }
+    result = applicability(replace(ShippedRecords.read("cortex-a72"), entries=entries), ["resnet18"])
+    assert result.fit == 1
+    assert [s for s, _ in result.stale] == [other.signature, "conv2d 9 of 9 float32"]
+    assert result.share == pytest.approx(1 / 3)
+
+
+def entry(space: DesignSpace, shift: int) -> Entry:
+    """The heuristic's own point, compared with a heuristic that chose otherwise."""
+    values = zip(space.names, space.values, space.default, strict=True)
+    default = {name: options[index] for name, options, index in values}
+    return Entry(default, {name: value + shift for name, value in default.items()}, 1.1, ("resnet18",))
