@@ -89,7 +89,7 @@ def _show(args: argparse.Namespace) -> int:
     print(f"{args.folder}: for {meta.target}")
     print(f"  TVM {meta.tvm}, design spaces {meta.space}, {len(records.all)} points")
     for name, board in sorted(meta.boards.items()):
-        print(f"  board {name}: {board.measured} measured, {board.failed} failed in {board.seconds:.0f} s")
+        print(f"  board {name}: {board.describe()}")
     heads = ("points", "untuned us", "best us", "use", "operator")
     cells = [
         (

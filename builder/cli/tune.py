@@ -263,6 +263,9 @@ def _summary(records: Records, model: ImportedModel, report: str, *, as_json: bo
             f"in turn on {result.board}: {ratio.speedup:.2f}x ({ratio.low:.2f} to {ratio.high:.2f})"
         )
         if not result.use:
-            print("  that is no gain: it will be compiled as it was")
+            print("  that is no gain: with these records it is compiled as without")
     print(f"  report: {report}")
-    print(f"  next: edgebundle compile {model.name}.onnx --tuning-records {records.path}")
+    if used and result.use:
+        print(f"  next: edgebundle compile {model.name}.onnx --tuning-records {records.path}")
+    else:
+        print("  compile has nothing to gain from them: what it does without is the fastest that was found")

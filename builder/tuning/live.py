@@ -147,10 +147,7 @@ def render(progress: Progress) -> RenderableType:
     colours = {"measuring": "green", "idle": "", "dropped": "red"}
     boards = [
         Text(
-            f"board {b.name}: {b.doing}, {b.time.measured} measured in {duration(b.time.seconds)}"
-            + (f", {b.time.failed} failed" if b.time.failed else "")
-            + (f", {b.time.invalid} throttled" if b.time.invalid else "")
-            + (f", dropped {b.time.dropped} times" if b.time.dropped else ""),
+            f"board {b.name}: {b.doing}, {b.time.describe()}",
             style=colours.get(b.doing, ""),
         )
         for b in progress.boards

@@ -38,6 +38,13 @@ class BoardTime:
             self.dropped + other.dropped,
         )
 
+    def describe(self) -> str:
+        """In words."""
+        whole, rest = divmod(round(self.seconds), 60)
+        counts = [(self.failed, "failed"), (self.invalid, "throttled"), (self.dropped, "times dropped")]
+        parts = [f"{self.measured} measured in {f'{whole} min ' if whole else ''}{rest} s"]
+        return ", ".join([*parts, *(f"{count} {what}" for count, what in counts if count)])
+
 
 @dataclass(frozen=True)
 class Operator:

@@ -166,12 +166,7 @@ class _Run:
         self._records.update(
             replace(meta, models={**meta.models, digest: replace(known, calls={**known.calls, **calls})})
         )
-        if meta.peak_gflops is None and self._tasks:
-            code, flops = peak_kernel(self._target, self._runner.threads)
-            outcomes = self._boards.measure([code] * PEAK_ATTEMPTS)
-            if times := [s for outcome in outcomes for s in outcome.seconds or ()]:
-                peak = float(f"{flops / min(times) / 1e9:.4g}")
-                self._records.update(replace(self._records.meta, peak_gflops=peak))
+        self._measure_peak()
         jobs = []
         for run in self._tasks:
             if run.task.space.default not in run.known:
@@ -205,6 +200,7 @@ class _Run:
                 if batch.is_done:
                     self._learn(batch)
         self._active = None
+        self._measure_peak()
 
     def compare(self) -> None:
         """Meet the heuristic's points once more, in turn; then the whole models."""
@@ -224,6 +220,17 @@ class _Run:
             self._verdicts.compare_models(self._tasks)
             self.account()
         self._show("done")
+
+    def _measure_peak(self) -> None:
+        """What the board does at most, as far as it was seen: before the search and after it."""
+        if not self._tasks or self._is_over():
+            return
+        code, flops = peak_kernel(self._target, self._runner.threads)
+        outcomes = self._boards.measure([code] * PEAK_ATTEMPTS)
+        if times := [s for outcome in outcomes for s in outcome.seconds or ()]:
+            peak = float(f"{flops / min(times) / 1e9:.4g}")
+            if peak > (self._records.meta.peak_gflops or 0.0):
+                self._records.update(replace(self._records.meta, peak_gflops=peak))
 
     def account(self) -> None:
         """Write down what the boards did."""

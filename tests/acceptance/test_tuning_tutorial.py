@@ -1,0 +1,100 @@
+"""The tutorial's tuning steps: tune, compile with the records, compare with untuned, by both ways in."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from builder import (
+    Package,
+    Records,
+    RunnerOptions,
+    TuneOptions,
+    compile,
+    extract_tasks,
+    load,
+    pick_best,
+    resolve,
+    run,
+    tune,
+)
+
+DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits" / "digits.onnx"
+
+pytestmark = pytest.mark.slow
+
+
+def edgebundle(*arguments: str | Path, cwd: Path) -> str:
+    """Run the command line and return what it printed to stdout."""
+    done = subprocess.run(
+        [sys.executable, "-m", "builder", *map(str, arguments)],
+        cwd=cwd, capture_output=True, text=True, timeout=400, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def image() -> dict[str, np.ndarray]:
+    spec = load(DIGITS).inputs[0]
+    return {spec.name: np.random.default_rng(0).random(spec.shape, dtype=np.float32)}
+
+
+def test_on_the_command_line(tmp_path: Path, image: dict[str, np.ndarray]) -> None:
+    np.savez(tmp_path / "image.npz", **image)
+    edgebundle("compile", "--target", "llvm", "--output", "untuned.bundle", DIGITS, cwd=tmp_path)
+    said = edgebundle(
+        "tune", "--target", "llvm", "--output", "records", "--trials", "4", "--number", "1", "--repeat", "2",
+        "--min-repeat-ms", "0", "--pairs", "5", DIGITS, cwd=tmp_path,
+    )  # fmt: skip
+    assert re.search(r"^records: \d+ points of 4 operators; \d are faster tuned$", said, re.MULTILINE)
+    faster = int(re.search(r"(\d) are faster tuned", said)[1])
+    assert ("next: edgebundle compile" in said) <= (faster > 0)
+    assert (tmp_path / "records" / "report.html").exists()
+    edgebundle(
+        "compile", "--target", "llvm", "--tuning-records", "records", "--output", "tuned.bundle", DIGITS,
+        cwd=tmp_path,
+    )  # fmt: skip
+    outputs = []
+    for name in ("untuned", "tuned"):
+        printed = edgebundle(
+            "run", "--inputs", "image.npz", "--outputs", f"{name}.npz", "--print-time", "--repeat", "100",
+            f"{name}.bundle", cwd=tmp_path,
+        )  # fmt: skip
+        table = printed[printed.index("Execution time summary:") :].splitlines()
+        assert table[1].split()[::2][0] == "mean"
+        mean, _, most, least, _ = map(float, table[2].split())
+        assert 0 < least <= mean <= most
+        with np.load(tmp_path / f"{name}.npz") as file:
+            outputs.append(file["output_0"])
+    np.testing.assert_allclose(outputs[1], outputs[0], rtol=1e-4, atol=1e-5)
+
+
+def test_from_python(tmp_path: Path, image: dict[str, np.ndarray]) -> None:
+    model = load(DIGITS)
+    assert len(extract_tasks(model, "llvm")) == 4
+    records = tune(
+        model,
+        "llvm",
+        tmp_path / "records",
+        options=TuneOptions(trials=4, pairs=5, tuner="xgb", early_stopping=3),
+        runner=RunnerOptions(number=1, repeat=2, min_repeat_ms=0, timeout_s=30, cache_flush=True),
+    )
+    assert len(records.all) >= 8
+    pick_best(records, tmp_path / "best", resolve("llvm")).close()
+    results = []
+    for name, used in (("untuned", None), ("tuned", tmp_path / "best"), ("again", records)):
+        compile(model, target="llvm", tuning_records=used).save(tmp_path / f"{name}.bundle")
+        package = Package.load(tmp_path / f"{name}.bundle")
+        results.append(run(package, image, device="cpu", benchmark=True, repeat=100))
+    assert Records.read(tmp_path / "best").meta.target == records.meta.target
+    for result in results:
+        assert len(result.times.results) == 100
+        np.testing.assert_allclose(
+            result.get_output("output_0"), results[0].get_output("output_0"), rtol=1e-4, atol=1e-5
+        )
