@@ -48,6 +48,7 @@ class Config:
     inference_crash_window_s: float
     inference_answers_dir: Path
     worker_threads: int
+    worker_share_cores: bool
     worker_memory_bytes: int
     worker_require_sandbox: bool
     metrics_interval_s: float

@@ -174,10 +174,16 @@ KEYS: Final = (
     ),
     Key("worker.threads", _whole(0, 1024), 0, "Threads of one model's kernels; 0 for all cores."),
     Key(
+        "worker.share_cores",
+        _BOOL,
+        True,
+        "Several models: each has processors of its own, shared out anew when one comes or goes.",
+    ),
+    Key(
         "worker.memory_bytes",
         _whole(0, 1 << 50),
-        0,
-        "Memory beyond what a bundle declares twice; 0: no limit.",
+        512 * _MIB,
+        "Memory beyond what a bundle's weights and tensors need; 0: no limit.",
     ),
     Key(
         "worker.require_sandbox",

@@ -14,15 +14,17 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from agent.bundle.manifest import Manifest
 from agent.bundle.verify import VerifiedBundle
 from agent.errors import DeadlineError, OverloadedError, RequestError
+from agent.service.cores import Cores
 from agent.service.requests import InferRequest
 from agent.service.work import Outcome, Sent, State, WorkerSettings
 from agent.service.workers import Supervisor
+from agent.worker.channel import Share
 
 _log = logging.getLogger(__name__)
 
@@ -209,6 +211,11 @@ class Model:
         self.pump()
         return before
 
+    def share(self, share: Share) -> None:
+        """Have its worker run on other processors."""
+        if self._supervisor is not None:
+            self._supervisor.share(share)
+
     async def retire(self, supervisor: Supervisor, limit_s: float) -> None:
         """End a worker that has been replaced; what it does not answer in time its successor gets."""
         for sent in reversed(await supervisor.stop(limit_s)):
@@ -278,12 +285,19 @@ class Models:
         Of queues.
     on_change
         Called with a model's name when what `status` says about it has changed, or it is gone.
+    cores
+        What is shared out among them; None leaves every worker all processors.
     """
 
     def __init__(
-        self, settings: WorkerSettings, limits: QueueLimits, on_change: Callable[[str], None]
+        self,
+        settings: WorkerSettings,
+        limits: QueueLimits,
+        on_change: Callable[[str], None],
+        cores: Cores | None = None,
     ) -> None:
         self._settings = settings
+        self._cores = cores
         self._limits = limits
         self._on_change = on_change
         self._models: dict[str, Model] = {}
@@ -319,8 +333,9 @@ class Models:
             if model is None:
                 model = Model(name, self._limits, lambda: self._on_change(name))
             started_s = time.monotonic()
-            before = await model.replace(verified, self._settings)
+            before = await model.replace(verified, self._settings_of(name))
             self._models[name] = model
+            self._share_out()
             self._on_change(name)
             _log.info(
                 "%s %s is in service after %.2f s",
@@ -340,9 +355,22 @@ class Models:
             if model is not None:
                 self._on_change(name)
                 await model.stop(DRAIN_LIMIT_S)
+                self._share_out()
                 _log.info("%s is taken out of service", name)
 
     async def close(self, limit_s: float) -> None:
         """Answer what was accepted, within a limit, and end all workers."""
         models, self._models = list(self._models.values()), {}
         await asyncio.gather(*(model.stop(limit_s) for model in models), *self._retiring)
+
+    def _settings_of(self, name: str) -> WorkerSettings:
+        """Return what a worker of that name is started with: the share it will have when it is in service."""
+        if self._cores is None:
+            return self._settings
+        share = self._cores.share_out(list({**self._models, name: None}))[name]
+        return replace(self._settings, cpus=share.cpus, threads=share.threads)
+
+    def _share_out(self) -> None:
+        if self._cores is not None:
+            for name, share in self._cores.share_out(list(self._models)).items():
+                self._models[name].share(share)

@@ -12,6 +12,7 @@ import asyncio
 import gc
 import json
 import logging
+import os
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -38,6 +39,7 @@ from agent.mqtt.topics import (
 )
 from agent.mqtt.topics import Metrics as MetricsTopic
 from agent.service import host, model_state
+from agent.service.cores import Cores
 from agent.service.durable_answers import DurableAnswers
 from agent.service.home_assistant import Announcer, Device
 from agent.service.inference import Inference
@@ -106,7 +108,8 @@ class Service:
             command=worker_command,
         )
         limits = QueueLimits(config.inference_queue_requests, config.inference_queue_bytes)
-        self.models = Models(settings, limits, self._model_changed)
+        cores = Cores.detect(os.environ, threads=config.worker_threads, apart=config.worker_share_cores)
+        self.models = Models(settings, limits, self._model_changed, cores)
         self._answers = DurableAnswers(config.inference_answers_dir)
         self._inference = Inference(
             config.device, self.models, self._answers, self._metrics, config.inference_default_deadline_s

@@ -34,7 +34,7 @@ class WorkerSettings:
     threads, cpus
         As in `channel.Load`.
     memory_bytes
-        Address space a worker may take beyond twice what its bundle says it needs; 0 for no limit.
+        Address space a worker may take beyond what its bundle's weights and tensors need; 0 for no limit.
     require_sandbox
         Refuse to load where the kernel offers no sandbox.
     command

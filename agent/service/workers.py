@@ -11,11 +11,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
+from agent.bundle.manifest import Manifest
 from agent.bundle.verify import VerifiedBundle
 from agent.errors import (
     DeadlineError,
@@ -29,7 +33,7 @@ from agent.errors import (
 )
 from agent.service.work import Outcome, Sent, State, WorkerSettings
 from agent.service.worker_process import WorkerProcess
-from agent.worker.channel import Answer, Buffer, Failed, Frame, Load, Ready, Request
+from agent.worker.channel import Answer, Buffer, Failed, Frame, Load, Ready, Request, Share
 
 _log = logging.getLogger(__name__)
 
@@ -37,6 +41,9 @@ _log = logging.getLogger(__name__)
 _SENT_AHEAD: Final = 2
 # Before each new start; a worker is back within two seconds, and a loop of deaths is no loop of forks.
 _RESTART_DELAYS_S: Final = (0.05, 0.25, 1.0)
+# Weights are in the bundle's file, which is mapped, in the executor's memory, and packed: Winograd's
+# transform makes four of one.
+_WEIGHT_COPIES: Final = 6
 # Import, load and self-test; a large model on a slow card takes its time.
 START_LIMIT_S: Final = 120.0
 
@@ -145,6 +152,13 @@ class Supervisor:
             sent.payload,
         )
 
+    def share(self, share: Share) -> None:
+        """Have it run on other processors from the next request on."""
+        if (self._settings.cpus, self._settings.threads) != (share.cpus, share.threads):
+            self._settings = replace(self._settings, cpus=share.cpus, threads=share.threads)
+            if self.state is State.READY and self._process is not None:
+                self._process.send(share)
+
     async def stop(self, limit_s: float) -> list[Sent]:
         """Let it answer what it has, end it, and close the bundle.
 
@@ -179,14 +193,12 @@ class Supervisor:
         manifest = self.verified.manifest
         names = tuple(self.verified.files)
         settings = self._settings
-        memory = settings.memory_bytes
-        if memory:
-            memory += 2 * (manifest.resources.arena_bytes + manifest.resources.params_bytes)
         load = Load(
             files=names,
             threads=settings.threads,
             cpus=settings.cpus,
-            memory_bytes=memory,
+            memory_bytes=_memory_bytes(settings, manifest),
+            cpu_s=_cpu_s(settings),
             require_sandbox=settings.require_sandbox,
         )
         self._started = started = asyncio.get_running_loop().create_future()
@@ -204,6 +216,8 @@ class Supervisor:
             raise SelfTestError(f"{manifest.name}: its worker does not start: {what}") from error
         if self._process.pid is None:
             raise SelfTestError(f"{manifest.name}: its worker died as soon as it was ready")
+        if (self._settings.cpus, self._settings.threads) != (load.cpus, load.threads):
+            self._process.send(Share(self._settings.cpus, self._settings.threads))
         return ready
 
     def _frame(self, frame: Frame) -> None:
@@ -329,6 +343,19 @@ class Supervisor:
     def _set(self, state: State) -> None:
         self.state = state
         self._on_state()
+
+
+def _memory_bytes(settings: WorkerSettings, manifest: Manifest) -> int:
+    """Return what a worker may take: weights mapped, read and packed, tensors, and the rest; 0: no limit."""
+    if not settings.memory_bytes:
+        return 0
+    resources = manifest.resources
+    return settings.memory_bytes + _WEIGHT_COPIES * resources.params_bytes + resources.arena_bytes
+
+
+def _cpu_s(settings: WorkerSettings) -> int:
+    """Return what a request may burn on all its threads: the kernel sees to it where this process cannot."""
+    return math.ceil(settings.compute_limit_s * (settings.threads or os.cpu_count() or 1))
 
 
 def _error_of(failed: Failed) -> EdgeError:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 from agent.bundle.manifest import Manifest
 from agent.errors import EdgeError, IncompatibleError
 from agent.worker import sandbox
-from agent.worker.channel import Channel, ChannelError, Failed, Load, Ready, Request, Stop
+from agent.worker.channel import Channel, ChannelError, Failed, Load, Ready, Request, Share, Stop
 
 if TYPE_CHECKING:
     from agent.worker.model import Model
@@ -116,15 +116,31 @@ def _load(channel: Channel, connection: socket.socket) -> tuple[Model, int] | No
 
 
 def _serve(channel: Channel, model: Model, cpu_s: int) -> None:
+    limited_s = 0.0
     while (frame := channel.receive()) is not None:
         if isinstance(frame.header, Stop):
             return
+        if isinstance(frame.header, Share):
+            _move(model, frame.header)
+            continue
         if not isinstance(frame.header, Request):
             raise ChannelError(f"expected request or stop, came {type(frame.header).__name__.lower()}")
-        if cpu_s:
-            sandbox.limit_cpu(cpu_s)
+        if cpu_s and time.process_time() + cpu_s > limited_s:
+            # Two requests' worth at a time: the call costs more than most of what is limited by it.
+            limited_s = sandbox.limit_cpu(2 * cpu_s)
         answer, payload = model.answer(frame.header, memoryview(frame.payload))
         channel.send(answer, payload)
+
+
+def _move(model: Model, share: Share) -> None:
+    """Run on other processors: threads take theirs from whoever makes them, so those there are end first."""
+    model.use_threads(1)
+    try:
+        os.sched_setaffinity(0, share.cpus)
+    except OSError as e:
+        # A processor can be switched off at any time; where it runs is no reason not to run.
+        _LOG.warning("processors %s: %s", list(share.cpus), e.strerror)
+    model.use_threads(share.threads)
 
 
 def _close_others(kept: Iterable[int]) -> None:

@@ -23,6 +23,7 @@ failed    worker to agent  none. It could not be loaded; the worker ends by itse
 request   agent to worker  the request's payload as it came over MQTT. Several may be sent ahead: the worker
                            runs them one by one in order, and the socket is their queue.
 answer    worker to agent  the answer's payload. Exactly one for each request, in order of the requests.
+share     agent to worker  none. Other models came or went: the requests behind it run on these processors.
 stop      agent to worker  none. The worker answers what it was sent before it, and ends with status 0.
 ========= ================ ============================================================================
 
@@ -55,6 +56,7 @@ from agent.worker.frames import (
     Load,
     Ready,
     Request,
+    Share,
     Stop,
     decode_header,
     encode,
@@ -75,6 +77,7 @@ __all__ = [
     "Load",
     "Ready",
     "Request",
+    "Share",
     "Stop",
     "decode_header",
     "encode",

@@ -101,6 +101,22 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """From the next request on: these processors, and so many threads of a kernel on them.
+
+    Parameters
+    ----------
+    cpus
+        Processors the worker may run on.
+    threads
+        Threads of a kernel, at least 1.
+    """
+
+    cpus: tuple[int, ...]
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """Answer what was sent before this, then end."""
 
@@ -187,7 +203,7 @@ class Answer:
     encode_us: int = 0
 
 
-Header = Load | Request | Stop | Ready | Failed | Answer
+Header = Load | Request | Share | Stop | Ready | Failed | Answer
 _KINDS: Final[Mapping[str, type[Header]]] = MappingProxyType(
     {kind.__name__.lower(): kind for kind in get_args(Header)}
 )

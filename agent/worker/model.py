@@ -109,6 +109,12 @@ class Model:
         kernels = self._module.kernels
         return (kernels.threads() or 0) if isinstance(kernels, KernelModule) else 0
 
+    def use_threads(self, count: int) -> None:
+        """Have kernels use so many threads from now on, made anew where that is another number."""
+        kernels = self._module.kernels
+        if isinstance(kernels, KernelModule):
+            kernels.set_threads(count)
+
     def answer(
         self, request: Request, payload: memoryview, clock: Callable[[], float] = time.monotonic
     ) -> tuple[Answer, Payload]:

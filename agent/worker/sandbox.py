@@ -149,12 +149,20 @@ def close_loading(status: Status) -> None:
         _filter(ctypes.CDLL(None, use_errno=True), loading=False)
 
 
-def limit_cpu(budget_s: int) -> None:
-    """Let the kernel end this process (SIGXCPU) once it has burnt this many processor seconds more."""
+def limit_cpu(budget_s: int) -> int:
+    """Let the kernel end this process (SIGXCPU) once it has burnt this many processor seconds more.
+
+    Returns
+    -------
+    int
+        What `time.process_time` will not pass.
+    """
     usage = resource.getrusage(resource.RUSAGE_SELF)
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     # The limit counts whole seconds; the one begun is not held against this request.
-    resource.setrlimit(resource.RLIMIT_CPU, (int(usage.ru_utime + usage.ru_stime) + 1 + budget_s, hard))
+    most_s = int(usage.ru_utime + usage.ru_stime) + 1 + budget_s
+    resource.setrlimit(resource.RLIMIT_CPU, (most_s, hard))
+    return most_s
 
 
 def filter_program(architecture: Architecture, pid: int, *, loading: bool) -> bytes:

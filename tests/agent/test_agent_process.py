@@ -180,6 +180,37 @@ async def test_model_that_loops_for_ever_is_ended_at_the_compute_limit(device: D
         assert (await ask(client, "loop", numbers(1, 1, 1, 1))).payload == numbers(2, 2, 2, 2)
 
 
+async def test_model_that_takes_memory_without_end_costs_one_answer(device: Device, kernels: Path) -> None:
+    # Under the limit that an agent has when nobody configures one.
+    device.start()
+    device.install("gorge", kernels)
+    await model_is_ready(device.port, "gorge")
+    async with connected_client(device.port) as client:
+        assert status_of(await ask(client, "gorge", numbers(13, 0, 0, 0))) == 500
+        started = time.monotonic()
+        assert (await ask(client, "gorge", numbers(1, 1, 1, 1))).payload == numbers(2, 2, 2, 2)
+        assert time.monotonic() - started < 8
+    assert device.end() == 0
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is nothing to share out")
+async def test_two_models_have_processors_of_their_own(device: Device, kernels: Path) -> None:
+    whole = os.sched_getaffinity(0)
+    device.start()
+    device.install("threaded", kernels)
+    await model_is_ready(device.port, "threaded")
+    [first] = device.children()
+    assert os.sched_getaffinity(first) == whole
+    device.install("twice", kernels)
+    await model_is_ready(device.port, "twice")
+    [second] = set(device.children()) - {first}
+    async with connected_client(device.port) as client:
+        # What is asked behind the change is computed after it.
+        assert (await ask(client, "threaded", numbers(1, 2, 3, 4))).payload == numbers(2, 4, 6, 8)
+        assert os.sched_getaffinity(first) | os.sched_getaffinity(second) == whole
+        assert not os.sched_getaffinity(first) & os.sched_getaffinity(second)
+
+
 async def test_request_in_the_hands_of_a_killed_agent_is_answered_by_its_successor(
     device: Device, kernels: Path
 ) -> None:

@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 
-from agent.worker.channel import Answer, Channel, Failed, Ready, Request, Stop
+from agent.worker.channel import Answer, Channel, Failed, Load, Ready, Request, Share, Stop
 
 
 def main() -> None:
@@ -25,6 +25,9 @@ def main() -> None:
     frame, descriptors = loaded
     for descriptor in descriptors:
         os.close(descriptor)
+    assert isinstance(frame.header, Load)
+    if frame.header.cpus:
+        os.sched_setaffinity(0, frame.header.cpus)
     version = json.loads(bytes(frame.payload))["version"]
     if version.endswith("-bad"):
         channel.send(Failed("ERR_SELF_TEST", "sample 0 differs by 0.5"))
@@ -35,10 +38,15 @@ def main() -> None:
     while (frame := channel.receive()) is not None:
         if isinstance(frame.header, Stop):
             return
+        if isinstance(frame.header, Share):
+            os.sched_setaffinity(0, frame.header.cpus)
+            continue
         assert isinstance(frame.header, Request)
         payload = bytes(frame.payload)
         command, _, argument = payload.decode("latin-1").partition(":")
-        if command == "sleep":
+        if command == "cpus":
+            payload = json.dumps(sorted(os.sched_getaffinity(0))).encode()
+        elif command == "sleep":
             time.sleep(float(argument))
         elif command == "crash":
             os.abort()

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
+import os
 import sys
 import time
+
+import pytest
 
 from agent.service.answers import ReplyTo
 from agent.service.requests import InferRequest
 from agent.service.work import Outcome
-from tests.agent.service.conftest import StartService
+from tests.agent.service.conftest import Client, StartService
 from tests.conftest import BrokerProcess
 
 
@@ -38,3 +42,34 @@ async def test_payload_of_a_finished_request_is_given_back_at_once(
             assert sys.getrefcount(payload) == nobody
         finally:
             gc.enable()
+
+
+async def processors(client: Client, model: str) -> set[int]:
+    answer = await client.ask(b"cpus", model=model)
+    return set(json.loads(answer.payload.partition(b":")[2]))
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is nothing to share out")
+async def test_processors_are_shared_out_anew_when_a_model_comes_or_goes(
+    mosquitto: BrokerProcess, start_service: StartService
+) -> None:
+    whole = os.sched_getaffinity(0)
+    async with start_service(mosquitto.port, models=["one"]) as rig:
+        client = await rig.client()
+        assert await processors(client, "one") == whole
+        await rig.service.models.activate(rig.signer.bundle("other"))
+        one, other = await processors(client, "one"), await processors(client, "other")
+        assert one | other == whole
+        assert not one & other
+        await client.ask(b"crash", model="one")
+        assert await processors(client, "one") == one  # its successor has them too
+        await rig.service.models.deactivate("one")
+        assert await processors(client, "other") == whole
+
+
+async def test_processors_are_everybodys_where_that_is_configured(
+    mosquitto: BrokerProcess, start_service: StartService
+) -> None:
+    async with start_service(mosquitto.port, models=["one", "other"], worker_share_cores=False) as rig:
+        client = await rig.client()
+        assert await processors(client, "one") == await processors(client, "other") == os.sched_getaffinity(0)
