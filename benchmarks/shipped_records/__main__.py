@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -49,6 +50,7 @@ def main() -> int:
     parser.add_argument("--timing-prefix", default="", metavar="CMD", help="run timings under this command")
     parser.add_argument("--niceness", type=int, default=5, help="of compiling (default: 5)")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that compiling processes are ended too
     target = resolve(TARGETS[args.core])
     if name_for(target) != args.core:
         parser.error(f"{args.core} cannot be timed on this machine, whose cores are {name_for(target)}")

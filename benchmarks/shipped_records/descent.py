@@ -1,4 +1,4 @@
-"""The search: from the heuristic's point, one or two decisions at a time, until no neighbour is better.
+"""The search: from the heuristic's point to neighbours, until none is better.
 
 The spaces are small and the heuristic is near their best, so a walk finds what an evolution would, with a
 tenth of the candidates. It knows nothing of what a cost is: time, cycles, instructions.
@@ -67,10 +67,10 @@ class Descent:
         return self.costs.get(decisions) or float("inf")
 
     def _neighbours(self, at: Decisions) -> Iterator[Decisions]:
-        """One decision up or down, or two in opposite directions."""
-        steps = range(len(at))
-        moves = [{i: s} for i in steps for s in (1, -1)]
-        moves += [{i: 1, j: -1} for i, j in itertools.permutations(steps, 2)]
+        """One decision up or down, or two sides of the register tile in opposite directions."""
+        moves = [{i: s} for i in range(len(at)) for s in (1, -1)]
+        sides = [i for i, name in enumerate(self.space.names) if name in TILE]
+        moves += [{i: 1, j: -1} for i, j in itertools.permutations(sides, 2)]
         for move in moves:
             there = tuple(d + move.get(i, 0) for i, d in enumerate(at))
             if all(0 <= d < len(v) for d, v in zip(there, self.space.values, strict=True)):
