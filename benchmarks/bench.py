@@ -135,6 +135,7 @@ def machine() -> dict[str, Any]:
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     flags = next((line.split(":", 1)[1].split() for line in lines if line.startswith("flags")), [])
     vectors = next((name for name in ("avx512f", "avx2", "sse2") if name in flags), "")
+    vectors = {"avx512f": "AVX-512", "avx2": "AVX2"}.get(vectors, vectors)
     return {
         "processor": names[0] if names else platform.machine(),
         "vectors": vectors,

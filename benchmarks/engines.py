@@ -126,7 +126,8 @@ def load_ncnn(model: Path, inputs: Arrays, threads: int) -> Run:
         setattr(net.opt, name, False)
     if net.load_param(f"{stem}.ncnn.param") or net.load_model(f"{stem}.ncnn.bin"):
         raise UnavailableError("ncnn does not load what pnnx made")
-    image = ncnn.Mat(np.ascontiguousarray(value[0]))
+    # A copy: a first layer that works in place would write into the array.
+    image = ncnn.Mat(np.ascontiguousarray(value[0])).clone()
     outputs = net.output_names()
 
     def run() -> list[np.ndarray[Any, Any]]:
@@ -145,9 +146,9 @@ def convert_for_ncnn(model: Path, shape: tuple[int, ...]) -> Path:
     UnavailableError
         pnnx does not take the model, or leaves operators that ncnn does not have.
     """
-    for source in (model, simplified_of(model)):
+    for source in (simplified_of(model), model):
         stem = source.with_suffix("")
-        stem = stem.with_name(stem.name.replace(".", "_").replace("-", "_"))  # as pnnx names its files
+        stem = stem.with_name(stem.name.replace("-", "_"))  # as pnnx names its files
         if not Path(f"{stem}.ncnn.param").exists() and source.exists():
             pnnx = Path(sys.executable).with_name("pnnx")
             command = [str(pnnx), str(source), f"inputshape=[{','.join(map(str, shape))}]", "fp16=0"]
@@ -161,7 +162,7 @@ def convert_for_ncnn(model: Path, shape: tuple[int, ...]) -> Path:
 
 
 def load_pytorch(model: Path, inputs: Arrays, threads: int) -> Run:
-    """PyTorch in eval mode, without compilation, the model read back from ONNX by onnx2torch."""
+    """PyTorch in eval mode, without compilation, the model read back from ONNX, its shapes written out."""
     import torch
 
     torch.set_num_threads(threads)
@@ -180,6 +181,8 @@ def _torch_module(model: Path, inputs: Arrays) -> tuple[Any, tuple[Any, ...]]:
     import onnx2torch
     import torch
 
+    from benchmarks.fixed_shapes import write_out
+
     reasons = []
     for source in (simplified_of(model), model):
         try:
@@ -187,7 +190,8 @@ def _torch_module(model: Path, inputs: Arrays) -> tuple[Any, tuple[Any, ...]]:
         except NotImplementedError as e:
             reasons.append(str(e))
             continue
-        return network, tuple(torch.from_numpy(value) for value in inputs.values())
+        tensors = tuple(torch.from_numpy(value) for value in inputs.values())
+        return write_out(network, tensors), tensors
     raise UnavailableError(f"onnx2torch does not convert it: {reasons[0]}")
 
 
@@ -204,7 +208,7 @@ def load_litert(model: Path, inputs: Arrays, threads: int) -> Run:
     places = sorted(interpreter.get_input_details(), key=lambda place: place["name"])
     results = sorted(interpreter.get_output_details(), key=lambda place: place["name"])
     for place, value in zip(places, inputs.values(), strict=True):
-        interpreter.set_tensor(place["index"], value)
+        interpreter.set_tensor(place["index"], value.astype(place["dtype"]))  # the converter narrows int64
 
     def run() -> list[np.ndarray[Any, Any]]:
         interpreter.invoke()

@@ -134,16 +134,23 @@ def _under_the_roof(panel: Axes, name: str, model: Layers) -> None:
 
 def _shares(panel: Axes, model: Layers) -> None:
     at_ms = 0.0
+    border = 0.3 if len(model.layers) < MANY_LAYERS else 0.0
     for layer in model.layers:
-        width, share = layer.time_us / 1e3, layer.gflops / model.roof.gflops
+        width = layer.time_us / 1e3
+        share = layer.gflops / model.roof.gflops if layer.is_product else 0.0
         panel.bar(
-            at_ms, share, width, align="edge", color=_colour(layer.kind), linewidth=0.3, edgecolor="white"
+            at_ms, share, width, align="edge", color=_colour(layer.kind), linewidth=border, edgecolor="white"
         )
         at_ms += width
     panel.axhline(1.0, color="#555555", linewidth=1)
     panel.axhline(model.share_of_peak, color="#333333", linewidth=0.9, linestyle="--")
     panel.text(
-        at_ms, model.share_of_peak + 0.015, f"{model.share_of_peak:.0%} in all", ha="right", fontsize=8
+        at_ms * 0.995,
+        model.share_of_peak + 0.03,
+        f"{model.share_of_peak:.0%} in all",
+        ha="right",
+        fontsize=8,
+        bbox={"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 1},
     )
     panel.set_xlim(0, at_ms)
     panel.set_ylim(0, 1.15)

@@ -33,11 +33,14 @@ class Ratio:
         Of the medians.
     low, high
         Quartiles of the ratios within each round.
+    least
+        Of the fastest turns: what is left of the ratio where others disturbed most turns.
     """
 
     value: float
     low: float
     high: float
+    least: float
 
 
 @dataclass
@@ -82,7 +85,8 @@ class Measured:
         theirs = self.turns_ms[other]
         within = [a / b for a, b in zip(mine, theirs, strict=True)]
         low, _, high = statistics.quantiles(within, n=4) if len(within) > 1 else (within[0],) * 3
-        return Ratio(statistics.median(mine) / statistics.median(theirs), low, high)
+        value = statistics.median(mine) / statistics.median(theirs)
+        return Ratio(value, low, high, min(mine) / min(theirs))
 
 
 def measure(

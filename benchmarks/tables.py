@@ -74,12 +74,13 @@ def show(console: Console, title: str, heads: Sequence[str], body: Sequence[Sequ
 
 def spreads(results: Sequence[Measured]) -> tuple[list[str], list[list[str]]]:
     """How far apart rounds are, and who else was at work: what a ratio may be trusted for."""
-    heads = ["model", "threads", "over the best", "quartiles of the rounds", "meanwhile"]
+    heads = ["model", "threads", "over the best", "quartiles of the rounds", "of the least", "meanwhile"]
     body = []
     for r in results:
         ratio = r.ratio()
         spread = MISSING if ratio is None else f"{ratio.low:.2f} to {ratio.high:.2f}"
-        body.append([r.model, str(r.threads), _ratio(ratio), spread, str(r.noise)])
+        least = MISSING if ratio is None else f"{ratio.least:.2f}"
+        body.append([r.model, str(r.threads), _ratio(ratio), spread, least, str(r.noise)])
     return heads, body
 
 

@@ -65,7 +65,8 @@ def ncnn(folder: Path, inputs: Arrays) -> Run:
     net.load_param(str(folder / "model.ncnn.param"))
     net.load_model(str(folder / "model.ncnn.bin"))
     (value,) = inputs.values()
-    image = engine.Mat(np.ascontiguousarray(value[0]))
+    # A copy: a first layer that works in place would write into the array.
+    image = engine.Mat(np.ascontiguousarray(value[0])).clone()
     outputs = net.output_names()
 
     def run() -> list[np.ndarray[Any, Any]]:
