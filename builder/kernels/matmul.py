@@ -26,17 +26,27 @@ KIND = "matmul"
 BATCHED = "batch_matmul"
 
 
-def panel_width(columns: int, target: DeviceTarget) -> int | None:
-    """The panel for `columns`: two or three vectors where they divide, else one; None where none does.
+def panel_width(columns: int, rows: int, target: DeviceTarget) -> int | None:
+    """The panel for `columns`: so many vectors, or half vectors, as divide them; None where none do.
 
     Three vectors leave a broadcast more products to serve; where the rows are held in registers too
-    (`operand`), two leave more registers for rows.
+    (`operand`), two leave more registers for rows. A single row has only its panel to keep the
+    multipliers busy: eight vectors cover the time that one multiply-add takes.
     """
     lanes = target.simd.lanes
-    for vectors in (2, 3, 1) if multiplies_by_element(target) else (3, 2, 1):
-        if columns % (vectors * lanes) == 0:
-            return vectors * lanes
-    return lanes // 2 if lanes >= 8 and columns % (lanes // 2) == 0 else None
+    counts = (2, 3, 1) if multiplies_by_element(target) else (3, 2, 1)
+    if rows == 1:
+        counts = tuple(c for c in (8, 6, 5, 4, 3, 2, 1) if c <= target.simd.registers // 2)
+    for width in (lanes, lanes // 2) if lanes >= 8 else (lanes,):
+        for vectors in counts if width == lanes or rows == 1 else (1,):
+            if columns % (vectors * width) == 0:
+                return vectors * width
+    return None
+
+
+def vector_width(panel: int, lanes: int) -> int:
+    """Elements of a panel in a vector."""
+    return lanes if panel % lanes == 0 else min(panel, lanes // 2)
 
 
 def emit(table: Values, var: relax.Var, call: Call, target: DeviceTarget) -> bool:
@@ -46,7 +56,7 @@ def emit(table: Values, var: relax.Var, call: Call, target: DeviceTarget) -> boo
     if weight is None or weight.ndim != 2 or weight.dtype != np.float32 or len(left) < 2:
         return False
     depth, columns = weight.shape
-    panel = panel_width(columns, target)
+    panel = panel_width(columns, int(np.prod(left[:-1])), target)
     if panel is None:
         return False
     packed = np.ascontiguousarray(weight.reshape(depth, columns // panel, panel).transpose(1, 0, 2))
@@ -119,7 +129,7 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: Tiles, panel: in
     *rows, j, k = sch.get_loops(block)
     i = sch.fuse(*rows)
     io, ii = sch.split(i, [None, tiles.rows])
-    width = min(lanes, panel)
+    width = vector_width(panel, lanes)
     jo, jt, ji = sch.split(j, [None, panel // width, width])
     ko, ki = sch.split(k, [None, tiles.k])
     sch.reorder(jo, io, ko, ki, ii, jt, ji)

@@ -7,7 +7,7 @@ from tvm import relax
 from builder.kernels import matmul, transpose
 from builder.kernels import rows as rows_kind
 from builder.target import DeviceTarget
-from tests.builder.kernels.machines import Randn, close, run
+from tests.builder.kernels.machines import Randn, close, element_machine, machine, run
 
 
 @pytest.mark.parametrize(
@@ -108,3 +108,11 @@ def test_rows_counted_in_several_axes(lead: tuple[int, ...], target: DeviceTarge
     close(result.outputs[0], x.astype("f8") @ w + residual)
     assert len(result.lowered.kernels.functions) == 1
     assert "fallback" not in result.schedules
+
+
+def test_a_single_row_has_many_accumulators() -> None:
+    pi, x86, avx2 = element_machine(), machine(16), machine(8)
+    assert [matmul.panel_width(768, 1, m) for m in (pi, x86, avx2)] == [32, 128, 64]
+    assert [matmul.panel_width(768, 9, m) for m in (pi, x86, avx2)] == [8, 48, 24]
+    assert [matmul.panel_width(1000, 1, m) for m in (pi, x86, avx2)] == [20, 40, 40]
+    assert [matmul.panel_width(10, 1, m) for m in (pi, x86, avx2)] == [None, None, None]
