@@ -26,6 +26,11 @@ from builder.kernels.rewriter import (
 
 _EXTREMA: Mapping[type, Callable[..., relax.Expr]] = {tirx.Max: relax.op.maximum, tirx.Min: relax.op.minimum}
 
+_EXTREMA_BY_NAME: Mapping[str, Callable[..., relax.Expr]] = {
+    "relax.maximum": relax.op.maximum,
+    "relax.minimum": relax.op.minimum,
+}
+
 
 def canonicalise(mod: tvm.IRModule) -> tvm.IRModule:
     """Rewrite `mod` so that later passes meet each operator in one form.
@@ -74,6 +79,7 @@ class _Spelling:
     def __init__(self, mod: tvm.IRModule) -> None:
         self._mod = mod
         self._tuples: dict[relax.Var, relax.Expr] = {}
+        self._lowest: dict[relax.Var, tuple[relax.Expr, float]] = {}  # what is a maximum, and of what
 
     def emit(self, table: Values, var: relax.Var, call: Call) -> bool:
         name = op_name(call)
@@ -88,11 +94,38 @@ class _Spelling:
             args = list(call.args[1].fields)
             if operator is None or len(args) != 2:
                 return False
-            table.define(var, table.bb.emit(operator(*map(table.plain, args))))
+            if not self._clip(table, var, operator, args):
+                table.define(var, table.bb.emit(operator(*map(table.plain, args))))
             return True
+        if name in _EXTREMA_BY_NAME:
+            return self._clip(table, var, _EXTREMA_BY_NAME[name], list(call.args))
         if name == "relax.nn.batch_norm" and not call.attrs.training:
             return self._batch_norm(table, var, call)
         return False
+
+    def _clip(
+        self,
+        table: Values,
+        var: relax.Var,
+        operator: Callable[..., relax.Expr],
+        args: list[relax.Expr],
+    ) -> bool:
+        """A maximum and then a minimum with one number each: a clip, whose bounds stand in the kernel.
+
+        A bound that is loaded might be no number, and LLVM then takes three instructions on ARM, not one.
+        """
+        x, bound = args if isinstance(args[0], relax.Var) else reversed(args)
+        number = constant_of(table.plain(bound))
+        if number is None or number.size != 1 or number.ndim > len(shape_of(x)) or number.dtype != np.float32:
+            return False
+        if operator is relax.op.maximum:
+            self._lowest[var] = (x, float(number.item()))
+            return False
+        if x not in self._lowest or self._lowest[x][1] > float(number.item()):
+            return False
+        source, lowest = self._lowest[x]
+        table.define(var, table.bb.emit(relax.op.clip(table.plain(source), lowest, float(number.item()))))
+        return True
 
     def _batch_norm(self, table: Values, var: relax.Var, call: Call) -> bool:
         numbers = [constant_of(a) for a in call.args[1:5]]

@@ -78,16 +78,25 @@ class Space:
     default: Tiles
 
 
-def space(out_height: int, out_width: int, kernel_w: int, row_bytes: int, target: DeviceTarget) -> Space:
-    """Accumulators and one row of the filter fit the registers; padded rows a quarter of the second cache.
+def space(
+    out_height: int,
+    out_width: int,
+    kernel_w: int,
+    row_bytes: int,
+    target: DeviceTarget,
+    stride: int = 1,
+) -> Space:
+    """Accumulators, what they read and a row of the filter fit the registers; rows a quarter of the cache.
 
     Parameters
     ----------
     row_bytes
         What the input of one output row takes.
+    stride
+        Columns of the input for one of the output.
     """
     ows, ohs = divisors(out_width, 32), divisors(out_height, out_height)
-    most = max(1, (target.simd.registers - kernel_w - 2) // 2)
+    most = max(1, (target.simd.registers - kernel_w) // (1 + stride))
     rows = max(1, target.l2_bytes // 4 // row_bytes)
     return Space(ows, ohs, Tiles(max(w for w in ows if w <= most), max(h for h in ohs if h <= rows)))
 
@@ -108,8 +117,15 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: Tiles) -> None:
         sch.unroll(loop)
     sch.decompose_reduction(block, kh)
     for producer in padding:
+        # Zeros first and then the input as it lies: to ask for each column what it is would cost more than
+        # the products.
         sch.compute_at(producer, outer, preserve_unit_loops=True)
-        sch.vectorize(sch.get_loops(producer)[-1])
+        zeros = sch.decompose_padding(producer, sch.get_loops(producer)[1])
+        for part in (zeros, producer):
+            *_, z, v = sch.get_loops(part)
+            _, zi = sch.split(z, [None, max(divisors(int(sch.get(z).extent), 8))])
+            sch.unroll(zi)
+            sch.vectorize(v)
 
 
 def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
@@ -118,5 +134,6 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     _, _, height, width, lanes, _, kernel_w = extents
     in_width = int(sch.get(block).reads[0].source.shape[3])
     in_rows = int(sch.get(block).reads[0].source.shape[2]) / height
-    s = space(height, width, kernel_w, round(4 * lanes * in_width * in_rows), target)
+    row_bytes = round(4 * lanes * in_width * in_rows)
+    s = space(height, width, kernel_w, row_bytes, target, stride=max(1, in_width // width))
     apply(sch, block, Tiles(choose("ow", s.ow, s.default.ow), choose("oh", s.oh, s.default.oh)))
