@@ -34,7 +34,7 @@ def panel_width(columns: int, rows: int, target: DeviceTarget) -> int | None:
     multipliers busy: eight vectors cover the time that one multiply-add takes.
     """
     lanes = target.simd.lanes
-    counts = (2, 3, 1) if multiplies_by_element(target) else (3, 2, 1)
+    counts: tuple[int, ...] = (2, 3, 1) if multiplies_by_element(target) else (3, 2, 1)
     if rows == 1:
         counts = tuple(c for c in (8, 6, 5, 4, 3, 2, 1) if c <= target.simd.registers // 2)
     for width in (lanes, lanes // 2) if lanes >= 8 else (lanes,):
