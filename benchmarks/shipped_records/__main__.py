@@ -47,7 +47,10 @@ def main() -> int:
         choices=list(TARGETS),
         help="begin with what was found for another core, and look no further",
     )
-    parser.add_argument("--timing-prefix", default="", metavar="CMD", help="run timings under this command")
+    parser.add_argument(
+        "--timing-prefix", default="", metavar="CMD", help="run the last comparisons under this command"
+    )
+    parser.add_argument("--steps", type=int, default=8, help="most steps of a walk (default: 8)")
     parser.add_argument("--niceness", type=int, default=5, help="of compiling (default: 5)")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that compiling processes are ended too
@@ -66,7 +69,7 @@ def main() -> int:
             if time.monotonic() > deadline:
                 print(f"out of time: {len(todo) - first} operators were not visited")
                 break
-            visit(todo[first : first + AT_ONCE], args.core, measure, args.points, other)
+            visit(todo[first : first + AT_ONCE], args.core, measure, args.points, args.steps, other)
     finally:
         measure.close()
     return 0
@@ -84,12 +87,17 @@ def measure_for(target: DeviceTarget, prefix: Sequence[str], niceness: int) -> M
 
 
 def visit(
-    todo: Sequence[Wanted], core: str, measure: Measure, most: int, other: ShippedRecords | None
+    todo: Sequence[Wanted],
+    core: str,
+    measure: Measure,
+    most: int,
+    steps: int,
+    other: ShippedRecords | None,
 ) -> None:
     """Search a few operators beside each other, and write what holds."""
     known = ShippedRecords.read(core)
     walks = [Descent(w.tasks[0].space, most, seeds(w, (known, other))) for w in todo]
-    while True:
+    for _ in range(steps):
         proposed = [
             (w, walk, points)
             for w, walk in zip(todo, walks, strict=True)

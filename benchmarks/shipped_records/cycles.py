@@ -33,7 +33,7 @@ class Cycles:
     target
         What to compile for.
     prefix
-        A command to run a timing under, such as one that waits for a quiet machine.
+        A command to run the last comparisons under, such as one that waits for a quiet machine.
     niceness
         Of compiling.
     """
@@ -50,7 +50,8 @@ class Cycles:
     def costs(self, asked: Sequence[tuple[Task, Sequence[Decisions]]]) -> list[dict[Decisions, float | None]]:
         """The least cycles of a few measurements, all points of a task in turn."""
         built = self._builders.build(asked, linked=True)
-        rounds = iter(self._time([c for c in built if c is not None], ROUNDS, threads=1))
+        # Whatever else runs: cycles are the thread's own, and what matters is compared again.
+        rounds = iter(self._time([c for c in built if c is not None], ROUNDS, threads=1, prefix=()))
         results: list[dict[Decisions, float | None]] = []
         for (_, decisions), candidates in zip(asked, built, strict=True):
             costs: dict[Decisions, float | None] = dict.fromkeys(decisions)
@@ -64,7 +65,8 @@ class Cycles:
         flat = [(task, (task.space.default, point)) for tasks, point in asked for task in tasks]
         built = self._builders.build(flat, linked=True)
         both = [c for c in built if c is not None and len(c.decisions) == 2]
-        one, two = self._time(both, PAIRS, threads=1), self._time(both, PAIRS, threads=2)
+        one = self._time(both, PAIRS, threads=1, prefix=self._prefix)
+        two = self._time(both, PAIRS, threads=2, prefix=self._prefix)
         timed = {id(c): (a, b) for c, a, b in zip(both, one, two, strict=True)}
         verdicts, found = [], iter(built)
         for tasks, _ in asked:
@@ -76,7 +78,9 @@ class Cycles:
         """End the building processes."""
         self._builders.close()
 
-    def _time(self, candidates: Sequence[Candidates], rounds: int, threads: int) -> list[list[list[float]]]:
+    def _time(
+        self, candidates: Sequence[Candidates], rounds: int, threads: int, prefix: Sequence[str]
+    ) -> list[list[list[float]]]:
         """For each set of candidates and each of its kernels, what the rounds gave."""
         if not candidates:
             return []
@@ -93,7 +97,7 @@ class Cycles:
             file.write_text(json.dumps(jobs))
             timer = Path(__file__).with_name("timer.py")
             done = subprocess.run(
-                [*self._prefix, sys.executable, str(timer), str(file)],
+                [*prefix, sys.executable, str(timer), str(file)],
                 env={**os.environ, "EDGE_NUM_THREADS": str(threads)},
                 capture_output=True, text=True, check=True, timeout=TIMEOUT_S,
             )  # fmt: skip
