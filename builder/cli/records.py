@@ -86,7 +86,7 @@ def _show(args: argparse.Namespace) -> int:
         print(json.dumps({**document, "operators": rows}))
         return 0
     meta = records.meta
-    print(f"{args.folder}: for {meta.target}")
+    print(f"{args.folder}: for {meta.device}")
     print(f"  TVM {meta.tvm}, design spaces {meta.space}, {len(records.all)} points")
     for name, board in sorted(meta.boards.items()):
         print(f"  board {name}: {board.describe()}")

@@ -160,6 +160,11 @@ class Meta:
         """That of records which are made here and now."""
         return cls(FORMAT, tvm_version(), SPACE_VERSION, target.description())
 
+    @property
+    def device(self) -> str:
+        """The target in a few words."""
+        return _short(self.target)
+
     def to_text(self) -> str:
         """The file's text."""
         return json.dumps(canonical_json.to_json(self), indent=1, sort_keys=True) + "\n"
@@ -227,4 +232,5 @@ def tvm_version() -> str:
 
 def _short(description: str) -> str:
     target = json.loads(description)
-    return " ".join([str(target.get("mtriple")), str(target.get("mcpu")), *target.get("mattr", [])])
+    words = [target.get("mtriple"), target.get("mcpu"), *target.get("mattr", [])]
+    return " ".join(str(word) for word in words if word)

@@ -75,7 +75,11 @@ def curve(
         line.append(f"{x(i):.1f},{y(best):.1f}")
     parts.append(f'<polyline points="{" ".join(line)}" class="best"/>')
     parts.append(_text(left, height - 6, "1"))
-    parts.append(_text(width - right, height - 6, f"{len(seconds)} points", anchor="end"))
+    parts.append(
+        _text(
+            width - right, height - 6, f"{len(seconds)} point{'s' if len(seconds) != 1 else ''}", anchor="end"
+        )
+    )
     return _svg(width, height, parts)
 
 

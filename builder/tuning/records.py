@@ -256,6 +256,8 @@ def _record(line: Any, workloads: Sequence[tuple[str, Any]], folder: Path, numbe
     try:
         index, (trace, seconds, *_) = line
         decisions = tuple(int(decision) for _, decision in sorted(trace[1], key=lambda d: int(d[0])))
+        if not all(0 <= int(step) < len(trace[0]) for step, _ in trace[1]):
+            raise ValueError("a decision of no step")  # noqa: TRY301 - TVM would read beyond the steps
         key = workloads[index if index >= 0 else len(workloads)][0]
         times = sorted(float(s) for s in seconds)
     except (TypeError, ValueError, IndexError, KeyError) as e:

@@ -74,7 +74,7 @@ def render(records: Records, model: str) -> str:
         facts.append((f"{meta.peak_gflops:,.0f}", "GFLOP/s at most"))
     return _PAGE.format(
         title=escape(result.name),
-        target=escape(meta.target),
+        target=escape(meta.device),
         versions=escape(f"TVM {meta.tvm}, design spaces {meta.space}"),
         headline=_headline(result),
         facts="".join(f"<div><b>{escape(a)}</b><span>{escape(b)}</span></div>" for a, b in facts),
@@ -203,12 +203,11 @@ table {{ border-collapse:collapse; width:100%; font-size:13px; }} td,th {{ paddi
 {headline}
 <div class="facts">{facts}</div>
 <h2>Where the time goes</h2><p>Tuned operators of one inference, each times its calls.</p>{where}
-<h2>Before and after</h2><p>Grey: the heuristic's schedule. Blue: what will be compiled. At the right the
+<h2>Before and after</h2><p>Grey: as compiled without these records. Blue: with them. At the right the
 gain and its
-95 % interval, both measured in turn; “kept” means that the heuristic's schedule stays.</p>{bars}
+95 % interval, both measured in turn; “kept” means that nothing changes.</p>{bars}
 <h2>Best so far</h2><p>One dot a point in the order of measuring, the line is the best so far, dashed the
-heuristic's
-time. The scale is logarithmic and very slow points are drawn at the top.</p><div
+time without records. The scale is logarithmic and very slow points are drawn at the top.</p><div
 class="curves">{curves}</div>
 <h2>Operators</h2><div class="scroll"><table><tr><th>operator</th><th>kind</th><th>calls</th><th>MFLOP</th>
 <th>untuned us</th><th>compiled us</th><th>GFLOP/s</th><th>of

@@ -79,6 +79,7 @@ def test_a_trace_that_does_not_apply_leaves_the_heuristic_and_says_so(
         *[i for i in record[1][0][0] if i[0] != "Unannotate"][:6],
         ["Vectorize", ["b0"], [], []],
     ]
+    record[1][0][1] = [d for d in record[1][0][1] if d[0] < 6]
     (folder / RECORDS).write_text("\n".join([*lines[:2], json.dumps(record)]) + "\n")
     notes = []
     lowered = lower(digits.mod, device, BestRecords(Records.read(folder, device)), notes=notes.append)
@@ -86,6 +87,15 @@ def test_a_trace_that_does_not_apply_leaves_the_heuristic_and_says_so(
     assert len(notes) == 1
     assert "heuristic" in notes[0]
     assert lowered.kernels[task.name].script() == plain.kernels[task.name].script()
+
+
+def test_a_decision_of_a_step_that_is_not_there_is_refused(folder: Path, device: DeviceTarget) -> None:
+    lines = (folder / RECORDS).read_text().splitlines()
+    record = json.loads(lines[0])
+    record[1][0][1][-1][0] = len(record[1][0][0])
+    (folder / RECORDS).write_text("\n".join([json.dumps(record), *lines[1:]]) + "\n")
+    with pytest.raises(RecordsError, match="line 1 is no tuning record"):
+        Records.read(folder, device)
 
 
 def test_a_verdict_against_a_point_keeps_the_heuristic(
