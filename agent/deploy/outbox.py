@@ -253,6 +253,7 @@ class Outbox:
 
 def _prepare(database: sqlite3.Connection) -> None:
     database.execute("PRAGMA locking_mode = EXCLUSIVE")
+    database.execute("PRAGMA cache_size = 16")  # pages: the file is read once in an agent's life
     database.execute("PRAGMA journal_mode = WAL")
     # What a power cut takes is told again from the journal of jobs; the file itself stays whole.
     database.execute("PRAGMA synchronous = NORMAL")

@@ -6,7 +6,6 @@ import os
 import ssl
 
 from agent.errors import EdgeError
-from agent.mqtt.failure import explain_error
 from agent.mqtt.reason_codes import Reason
 from agent.mqtt.settings import BrokerSettings
 
@@ -24,6 +23,8 @@ class BrokerError(EdgeError):
 def describe(error: BaseException, settings: BrokerSettings) -> str:
     """Say in a few words what an exception of a connection attempt means, and where it helps what to do."""
     if isinstance(error, ssl.SSLError):
+        from agent.mqtt.failure import explain_error  # memory that an agent which is connected can do without
+
         failure = explain_error(error, settings)
         return f"{failure.message}; {failure.hint}"
     if isinstance(error, EdgeError) and error.hint is not None:

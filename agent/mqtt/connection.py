@@ -22,7 +22,6 @@ from agent.errors import ConfigError
 from agent.mqtt.backoff import Backoff
 from agent.mqtt.broker_error import BrokerError, describe
 from agent.mqtt.engine import Callbacks, Engine, Greeting
-from agent.mqtt.failure import explain_error
 from agent.mqtt.message import Message, Receipt, Will
 from agent.mqtt.negotiation import SILENCE, Negotiation
 from agent.mqtt.properties import EMPTY, Properties
@@ -130,6 +129,8 @@ class Connection:
             async with asyncio.timeout(limit_s):
                 why = await self._negotiation.attempt(limit_s)
         except ssl.SSLError as error:
+            from agent.mqtt.failure import explain_error
+
             failure = explain_error(error, self.settings)
             raise BrokerError(failure.message, LOST, hint=failure.hint) from error
         except OSError as error:  # TimeoutError is one

@@ -2,7 +2,7 @@
 
 One retained document under Home Assistant's discovery prefix (device discovery, Home Assistant 2024.12 and
 newer) names topics that are there anyway: whether the agent is there, its metrics, the state of each model.
-Nothing else is published for it.
+Nothing else is published for it, and this file is read by nobody while it is switched off.
 
 Promises: an entity whose model is gone is taken away; switched off, all of them are, also by an agent that
 was started again meanwhile: what was announced is written down. Core without a connection: `Announcer`

@@ -41,7 +41,6 @@ from agent.mqtt.topics import Metrics as MetricsTopic
 from agent.service import host, model_state
 from agent.service.cores import Cores
 from agent.service.durable_answers import DurableAnswers
-from agent.service.home_assistant import Announcer, Device
 from agent.service.inference import Inference
 from agent.service.metrics import Metrics, Sample, to_document
 from agent.service.models import Models, QueueLimits
@@ -50,6 +49,7 @@ from agent.service.presence import Presence, Session, next_session_seq
 from agent.service.work import WorkerSettings
 
 if TYPE_CHECKING:
+    from agent.service.home_assistant import Announcer
     from agent.service.prometheus import PrometheusPage
 
 _log = logging.getLogger(__name__)
@@ -57,6 +57,8 @@ _log = logging.getLogger(__name__)
 # Something else kept the loop busy for so long: an answer was late by it, and a person should know.
 _LATE_S: Final = 0.5
 _PULSE_S: Final = 1.0
+# What Home Assistant was told is written down there: it is taken back when that is switched off.
+HOME_ASSISTANT_FILE: Final = "home_assistant.json"
 # Certificates are renewed days before they end.
 _CERTIFICATES_INTERVAL_S: Final = 30.0
 # For the goodbye on the state topic and the last jobs.
@@ -132,8 +134,12 @@ class Service:
         self._certificates = None if tls is None else CertificateFiles(tls)
         self._presence: Presence | None = None
         self._page: PrometheusPage | None = None
-        prefix = config.home_assistant_prefix if config.home_assistant_enabled else None
-        self._home_assistant = Announcer(self._control, config.state_dir, prefix)
+        self._home_assistant: Announcer | None = None
+        if config.home_assistant_enabled or (config.state_dir / HOME_ASSISTANT_FILE).exists():
+            from agent.service.home_assistant import Announcer
+
+            prefix = config.home_assistant_prefix if config.home_assistant_enabled else None
+            self._home_assistant = Announcer(self._control, config.state_dir, prefix)
         self._board = machine.board or machine.cpu_model or machine.arch
         self._outbox = Outbox(self._control, config.state_dir)
         self._deployment = Deployment(
@@ -318,8 +324,9 @@ class Service:
         self._presence.announce()
         self._control.publish(format_topic(Info(self._config.device)), self._info, retain=True)
         self._published.clear()
-        self._home_assistant.forget()
-        self._tell_home_assistant()
+        if self._home_assistant is not None:
+            self._home_assistant.forget()
+            self._tell_home_assistant()
         for model in self.models:
             self._model_changed(model.name)
         self._deployment.on_connected()
@@ -359,6 +366,10 @@ class Service:
                 self._tell_home_assistant()
 
     def _tell_home_assistant(self) -> None:
+        if self._home_assistant is None:
+            return
+        from agent.service.home_assistant import Device
+
         gauges = self._host.gauges()
         self._home_assistant.announce(
             Device(

@@ -32,6 +32,8 @@ def keys_of(folder: Path, port: int, host: str = "127.0.0.1", **others: str) -> 
         "broker_ca": str(folder / "ca.pem"),
         "broker_certificate": str(folder / "client.pem"),
         "broker_key": str(folder / "client.key"),
+        # A busy machine must not look like a broker that knows no MQTT 5, and is asked twice.
+        "broker_protocol": "5",
         **others,
     }
 
@@ -45,15 +47,16 @@ async def test_renewed_certificates_of_both_sides_are_used_at_the_next_connectio
     front = TlsFront(mosquitto.port, folder / "server", folder / "ca.pem")
     await front.start()
     async with start_service(0, **keys_of(folder, front.port)) as rig:
-        assert front.serials == [first, first]
+        assert set(front.serials) == {first}
         await front.stop()
+        front.serials.clear()
         new = Authority(folder)
         new.issue("server")
         second = new.issue("client")
         front.use(folder / "server", folder / "ca.pem")
         await front.start()
-        await until(lambda: rig.service.online and len(front.serials) == 4)
-        assert front.serials[2:] == [second, second]
+        await until(lambda: rig.service.online and len(front.serials) >= 2)
+        assert set(front.serials) == {second}
     await front.stop()
 
 
@@ -76,10 +79,11 @@ async def test_renewed_certificate_is_used_without_a_restart(
         second = authority.issue("client")
         if told:
             await asyncio.sleep(0.2)
-            assert front.serials == [first, first]
+            assert set(front.serials) == {first}
+            front.serials.clear()
             rig.service.reload()
-        await until(lambda: len(front.serials) >= 4 and rig.service.online)
-        assert set(front.serials[2:]) == {second}
+        await until(lambda: front.serials.count(second) >= 2 and rig.service.online)
+        assert set(front.serials) <= ({second} if told else {first, second})
         samples = rig.service.samples()
         assert samples['edge_mqtt_reconnects_total{connection="control"}'] >= 1
     await front.stop()
@@ -96,10 +100,11 @@ async def test_certificates_that_do_not_fit_leave_the_connection_alone_and_are_t
     await front.start()
     async with start_service(0, **keys_of(folder, front.port)) as rig:
         (folder / "other.pem").replace(folder / "client.pem")
+        before = len(front.serials)
         rig.service.reload()
         await asyncio.sleep(0.2)
         assert rig.service.online
-        assert len(front.serials) == 2
+        assert len(front.serials) == before
     assert "is not that of the certificate in" in caplog.text
     assert "copy both from the same request" in caplog.text
     await front.stop()

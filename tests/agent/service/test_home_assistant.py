@@ -10,6 +10,7 @@ import jinja2
 import pytest
 
 from agent.service.home_assistant import FILE, Device, discovery_document
+from agent.service.service import HOME_ASSISTANT_FILE
 from tests.agent.service.conftest import StartService, until
 from tests.agent.service.test_service import Watcher
 from tests.conftest import BrokerProcess
@@ -121,6 +122,10 @@ async def test_nothing_is_announced_unless_it_is_asked_for(
         await rig.service.models.activate(rig.signer.bundle())
         await until(lambda: (assistant.latest("models/echo/state") or {}).get("ready") is True)
         assert assistant.said == []
+
+
+def test_what_was_announced_is_found_where_it_is_written() -> None:
+    assert FILE == HOME_ASSISTANT_FILE
 
 
 @pytest.mark.parametrize("zone", ["cpu-thermal", "it's", 'a"b', "a\\b"])
