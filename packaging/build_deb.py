@@ -42,6 +42,9 @@ def main() -> int:
     parser.add_argument(
         "--build", type=int, default=0, metavar="N", help="build number, for upgrades of one version"
     )
+    parser.add_argument(
+        "--compression", choices=("xz", "gzip"), default="xz", help="gzip: larger, and made in a second"
+    )
     parser.add_argument("-o", "--output", type=Path, default=PROJECT / "dist", help="folder for the packages")
     parser.add_argument(
         "--lock", action="store_true", help="resolve the dependencies again instead of building"
@@ -55,11 +58,13 @@ def main() -> int:
             for release in releases:
                 wheels.write_lock(release, PROJECT, LOCKS / f"{release.name}.txt", Path(scratch))
         else:
-            build_all(releases, Path(scratch), arguments.output, arguments.build)
+            build_all(releases, Path(scratch), arguments.output, arguments.build, arguments.compression)
     return 0
 
 
-def build_all(releases: tuple[Release, ...], scratch: Path, output: Path, build: int) -> None:
+def build_all(
+    releases: tuple[Release, ...], scratch: Path, output: Path, build: int, compression: str
+) -> None:
     """Build the packages of `releases` into the folder `output`."""
     epoch = source_date_epoch()
     sources = package.Sources(PROJECT, wheels.build_wheel(PROJECT, scratch, epoch), epoch, build)
@@ -67,7 +72,7 @@ def build_all(releases: tuple[Release, ...], scratch: Path, output: Path, build:
         root = scratch / release.name
         root.mkdir()
         package.stage(root, release, sources)
-        built = package.build(root, release, sources, output)
+        built = package.build(root, release, sources, output, compression)
         megabytes = (
             f"{built.stat().st_size / 1e6:.1f} MB, {package.installed_bytes(root) / 1e6:.1f} MB unpacked"
         )

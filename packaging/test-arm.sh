@@ -16,6 +16,7 @@ packaging/install-needs.sh
 (
   packaging/debian-root.sh arm64 bookworm
   packaging/debian-root.sh amd64 bookworm
+  packaging/debian-root.sh armhf trixie
 ) &
 first=$!
 (

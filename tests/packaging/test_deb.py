@@ -74,6 +74,7 @@ def test_its_files_stay_in_their_places_and_belong_to_root(
         "/usr/bin/edge-agent",
         "/usr/lib/edge-agent",
         "/usr/lib/systemd/system/edge-agent.service",
+        "/usr/lib/systemd/system/edge-agent-enroll.service",
         "/usr/share/doc/edge-agent",
         "/usr/share/lintian/overrides/edge-agent",
         "/usr/share/man/man8/edge-agent.8.gz",
@@ -122,3 +123,51 @@ def test_the_configuration_explains_every_key(build_deb: Callable[..., Path]) ->
     assert '\ndir = "/etc/edge-agent/keyring"\n' in text
     for key in KEYS:
         assert key.text in text
+
+
+@pytest.mark.parametrize(
+    ("machine", "found", "status", "said"),
+    [
+        (
+            "armv6l",
+            None,
+            1,
+            "this processor is an ARMv6 (first Raspberry Pi, Zero); an ARMv7 or newer is needed",
+        ),
+        ("armv7l", None, 0, ""),
+        ("aarch64", "1\n", 0, ""),
+        ("aarch64", "2\n", 1, "written by a newer edge-agent: its format is 2, this package knows up to 1"),
+        ("aarch64", "garbage\n", 1, "its format is unknown"),
+        ("aarch64", "", 1, "its format is unknown"),
+    ],
+)
+def test_a_processor_or_state_that_it_cannot_use_is_refused_before_anything_is_unpacked(
+    build_deb: Callable[..., Path],
+    tmp_path: Path,
+    machine: str,
+    found: str | None,
+    status: int,
+    said: str,
+) -> None:
+    control = subprocess.run(
+        ["dpkg-deb", "--ctrl-tarfile", build_deb("bookworm", "armhf")], check=True, capture_output=True
+    ).stdout
+    with tarfile.open(fileobj=BytesIO(control)) as archive:
+        file = archive.extractfile("./preinst")
+        assert file is not None
+        script = file.read().decode()
+    state = tmp_path / "format"
+    if found is not None:
+        state.write_text(found)
+    assert "/var/lib/edge-agent/format" in script
+    (tmp_path / "preinst").write_text(script.replace("/var/lib/edge-agent/format", str(state)))
+    (tmp_path / "uname").write_text(f"#!/bin/sh\necho {machine}\n")
+    (tmp_path / "uname").chmod(0o755)
+    done = subprocess.run(
+        ["/bin/sh", tmp_path / "preinst", "upgrade", "9.9"],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, said in done.stderr) == (status, True), done.stderr
