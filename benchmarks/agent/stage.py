@@ -163,6 +163,11 @@ class Alone:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._read()
 
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
     def times_s(self, seconds: float) -> list[float]:
         """Run for so many seconds, and return what each run took."""
         assert self._process.stdin is not None
