@@ -6,11 +6,13 @@ each sleeps on its standard input while another runs, and warms up before the ru
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +22,8 @@ import numpy as np
 
 from benchmarks.noise import busy_s, prefer_this_process
 
-LOAD_LIMIT_S = 300
+# Loading converts a model the first time; nothing may wait for ever.
+LOAD_LIMIT_S, TURN_LIMIT_S = 600, 120
 WARM_S, WARM_RUNS = 0.02, 2
 LEAST_RUNS, MOST_RUNS = 3, 400
 
@@ -45,6 +48,10 @@ class Turn:
     others_s: float
     wall_s: float
     preempted: int
+
+
+class EngineGoneError(Exception):
+    """An engine's process ended while it was measured; the message says how."""
 
 
 class EngineProcess:
@@ -74,15 +81,25 @@ class EngineProcess:
 
     def ready(self) -> str | None:
         """Wait until it has run once; return why it does not run this model, or None."""
-        problem: str | None = self._read().get("problem")
+        problem: str | None = self._read(LOAD_LIMIT_S).get("problem")
         return problem
 
     def turn(self, seconds: float) -> Turn:
-        """Run for about so long."""
+        """Run for about so long.
+
+        Raises
+        ------
+        EngineGoneError
+            It crashed, or took too long.
+        """
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{seconds}\n")
-        self._process.stdin.flush()
-        return Turn(**self._read())
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(f"{seconds}\n")
+            self._process.stdin.flush()
+        document = self._read(TURN_LIMIT_S + seconds)
+        if "problem" in document:
+            raise EngineGoneError(document["problem"])
+        return Turn(**document)
 
     def outputs(self) -> list[np.ndarray[Any, Any]]:
         """What the first run gave."""
@@ -94,9 +111,12 @@ class EngineProcess:
         self._process.kill()
         self._process.wait()
 
-    def _read(self) -> dict[str, Any]:
+    def _read(self, limit_s: float) -> dict[str, Any]:
         assert self._process.stdout is not None
+        limit = threading.Timer(limit_s, self._process.kill)
+        limit.start()
         line = self._process.stdout.readline()
+        limit.cancel()
         if not line:
             return {"problem": f"the process ended with {self._process.wait()}"}
         document: dict[str, Any] = json.loads(line)

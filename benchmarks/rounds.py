@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.engine_process import EngineProcess
+from benchmarks.engine_process import EngineGoneError, EngineProcess
 from benchmarks.engines import OURS, UNTUNED
 from benchmarks.noise import Noise
 
@@ -126,7 +126,13 @@ def measure(
         for _ in range(rounds):
             for process in order.sample(running, len(running)):
                 time.sleep(PAUSE_S)
-                turn = process.turn(turn_s)
+                try:
+                    turn = process.turn(turn_s)
+                except EngineGoneError as e:
+                    result.problems[process.name] = str(e)
+                    result.turns_ms.pop(process.name, None)
+                    running.remove(process)
+                    continue
                 turns.append((turn.wall_s, turn.others_s, turn.preempted))
                 result.turns_ms.setdefault(process.name, []).append(statistics.median(turn.times_s) * 1e3)
     finally:

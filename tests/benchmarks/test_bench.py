@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from benchmarks import bench, tables
-from benchmarks.engine_process import EngineProcess
+from benchmarks.engine_process import EngineProcess, Turn
 from benchmarks.engines import OURS, UNTUNED
 from benchmarks.layers import Layer, Layers, Roof
 from benchmarks.noise import Noise
-from benchmarks.prepare import HEADLINE
-from benchmarks.rounds import Measured, difference
+from benchmarks.prepare import HEADLINE, prepare
+from benchmarks.rounds import Measured, difference, measure
 
 
 def measured(model: str = "resnet18", threads: int = 1, **turns_ms: list[float]) -> Measured:
@@ -137,3 +137,24 @@ def test_an_engine_that_cannot_load_says_why(tmp_path: Path) -> None:
         process.stop()
     assert problem is not None
     assert "absent.onnx" in problem
+
+
+@pytest.mark.slow
+def test_an_engine_that_dies_in_a_turn_is_left_out_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = prepare("digits", tmp_path)
+    turn, turns = EngineProcess.turn, []
+
+    def dies_in_its_second_turn(process: EngineProcess, seconds: float) -> Turn:
+        turns.append(process.name)
+        if turns.count("onnxruntime") == 2 and process.name == "onnxruntime":
+            process.stop()
+        return turn(process, seconds)
+
+    monkeypatch.setattr(EngineProcess, "turn", dies_in_its_second_turn)
+    engines = [OURS, "onnxruntime"]
+    result = measure("digits", model.path, 1, engines, model.reference, rounds=3, turn_s=0.01)
+    assert list(result.turns_ms) == [OURS]
+    assert len(result.turns_ms[OURS]) == 3
+    assert "-9" in result.problems["onnxruntime"]
