@@ -1,4 +1,4 @@
-"""``python -m benchmarks.tuning recovery|never-slower|spaces``: the figures of ``docs/tuning.md``."""
+"""``python -m benchmarks.tuning never-slower|recovery|spaces|two-boards``: figures of ``docs/tuning.md``."""
 
 from __future__ import annotations
 
@@ -26,9 +26,18 @@ def main() -> None:
     spaces = verbs.add_parser("spaces", help="60 trials against 1000, and MetaSchedule's default space")
     spaces.add_argument("--operators", nargs="+", help="some of the four (default: all)")
     spaces.add_argument("--metaschedule-trials", type=int, default=500, help="0 for none (default: 500)")
+    two = verbs.add_parser("two-boards", help="trials a minute with two RPC servers and with one")
+    two.add_argument("model", type=Path, metavar="ONNX")
+    two.add_argument("--trials", type=int, default=16, help="of each task (default: %(default)s)")
     for verb in (never, again, spaces):
         verb.add_argument("--pairs", type=int, default=21)
     args = parser.parse_args()
+    if args.what == "two-boards":
+        from benchmarks.tuning.two_boards import trials_a_minute
+
+        one, both = (trials_a_minute(args.model, boards, args.trials) for boards in (1, 2))
+        print(f"{one:.0f} trials a minute with one board, {both:.0f} with two: {both / one:.2f} times")
+        return
     runner = RunnerOptions(threads=1)
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as work:
