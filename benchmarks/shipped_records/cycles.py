@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,8 @@ class Cycles:
         """The least cycles of a few measurements, all points of a task in turn."""
         built = self._builders.build(asked, linked=True)
         # Whatever else runs: cycles are the thread's own, and what matters is compared again.
-        rounds = iter(self._time([c for c in built if c is not None], ROUNDS, threads=1, prefix=()))
+        jobs = [_Job(c, ROUNDS, 1) for c in built if c is not None]
+        rounds = iter(self._time(jobs, prefix=()))
         results: list[dict[Decisions, float | None]] = []
         for (_, decisions), candidates in zip(asked, built, strict=True):
             costs: dict[Decisions, float | None] = dict.fromkeys(decisions)
@@ -65,12 +66,13 @@ class Cycles:
         flat = [(task, (task.space.default, point)) for tasks, point in asked for task in tasks]
         built = self._builders.build(flat, linked=True)
         both = [c for c in built if c is not None and len(c.decisions) == 2]
-        one = self._time(both, PAIRS, threads=1, prefix=self._prefix)
-        two = self._time(both, PAIRS, threads=2, prefix=self._prefix)
+        jobs = [_Job(c, PAIRS, threads) for threads in (1, 2) for c in both]
+        found = self._time(jobs, prefix=self._prefix)
+        one, two = found[: len(both)], found[len(both) :]
         timed = {id(c): (a, b) for c, a, b in zip(both, one, two, strict=True)}
-        verdicts, found = [], iter(built)
+        verdicts, left = [], iter(built)
         for tasks, _ in asked:
-            pairs = [timed.get(id(next(found))) for _ in tasks]
+            pairs = [timed.get(id(next(left))) for _ in tasks]
             verdicts.append(_verdict([p for p in pairs if p is not None], whole=None not in pairs))
         return verdicts
 
@@ -78,31 +80,39 @@ class Cycles:
         """End the building processes."""
         self._builders.close()
 
-    def _time(
-        self, candidates: Sequence[Candidates], rounds: int, threads: int, prefix: Sequence[str]
-    ) -> list[list[list[float]]]:
-        """For each set of candidates and each of its kernels, what the rounds gave."""
-        if not candidates:
+    def _time(self, jobs: Sequence[_Job], prefix: Sequence[str]) -> list[list[list[float]]]:
+        """For each job and each of its kernels, what the rounds gave."""
+        if not jobs:
             return []
         with tempfile.TemporaryDirectory() as folder:
-            jobs: list[dict[str, Any]] = []
-            for number, made in enumerate(candidates):
+            written: list[dict[str, Any]] = []
+            for number, job in enumerate(jobs):
                 code = Path(folder, f"{number}.so")
-                code.write_bytes(made.code)
-                kernels = list(range(len(made.decisions)))
-                jobs.append(
-                    {"code": str(code), "arguments": made.arguments, "kernels": kernels, "rounds": rounds}
+                code.write_bytes(job.candidates.code)
+                kernels = list(range(len(job.candidates.decisions)))
+                arguments = job.candidates.arguments
+                written.append(
+                    {"code": str(code), "arguments": arguments, "kernels": kernels, "rounds": job.rounds}
+                    | {"threads": job.threads}
                 )
             file = Path(folder, "jobs.json")
-            file.write_text(json.dumps(jobs))
+            file.write_text(json.dumps(written))
             timer = Path(__file__).with_name("timer.py")
             done = subprocess.run(
                 [*prefix, sys.executable, str(timer), str(file)],
-                env={**os.environ, "EDGE_NUM_THREADS": str(threads)},
                 capture_output=True, text=True, check=True, timeout=TIMEOUT_S,
             )  # fmt: skip
             result: list[list[list[float]]] = json.loads(done.stdout)
             return result
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Candidates of a task, how often each is measured, and on how many threads."""
+
+    candidates: Candidates
+    rounds: int
+    threads: int
 
 
 def _verdict(pairs: Sequence[tuple[list[list[float]], list[list[float]]]], *, whole: bool) -> Verdict:

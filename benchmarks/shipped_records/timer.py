@@ -52,10 +52,11 @@ def main() -> None:
     import tvm_ffi
 
     jobs = json.loads(Path(sys.argv[1]).read_text())
-    threads = int(os.environ["EDGE_NUM_THREADS"])
-    read = counter() if threads == 1 else time.perf_counter_ns
+    cycles = counter()
     out = []
     for job in jobs:
+        os.environ["EDGE_NUM_THREADS"] = str(job["threads"])  # read at the first launch of each library
+        read = cycles if job["threads"] == 1 else time.perf_counter_ns
         state = np.random.default_rng(0)
         arrays = [tvm_ffi.from_dlpack(aligned(d, tuple(s), state)) for d, s in job["arguments"]]
         module = tvm_ffi.load_module(job["code"])
