@@ -7,20 +7,26 @@ Leaves to others: when to look (`service`), and making connections (`transport`)
 
 from __future__ import annotations
 
+import datetime
 import logging
+import re
 import ssl
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from agent.errors import ConfigError
 from agent.mqtt.settings import TlsSettings
+
+if TYPE_CHECKING:
+    from cryptography import x509
 
 _log = logging.getLogger(__name__)
 
 # A chain of certificates has a few kilobytes, the system's authorities a quarter of a megabyte.
 MAX_PEM_BYTES: Final = 4 << 20
+_CERTIFICATE: Final = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
 
 def tls_context(settings: TlsSettings) -> ssl.SSLContext:
@@ -110,10 +116,13 @@ class CertificateFiles:
     def __init__(self, settings: TlsSettings) -> None:
         self._settings = settings
         self._seen = self._stamps()
+        self._expiries: dict[str, float] | None = None
 
     def changed(self) -> bool:
         """Whether a file is another than when this was last asked."""
         before, self._seen = self._seen, self._stamps()
+        if self._seen != before:
+            self._expiries = None
         return self._seen != before
 
     def check(self) -> None:
@@ -134,6 +143,17 @@ class CertificateFiles:
                 key,
             )
 
+    def expiries(self) -> dict[str, float]:
+        """Return when the first certificate of each file ends, in seconds since the epoch.
+
+        What cannot be read is left out: `check` and the next connection say why.
+        """
+        if self._expiries is None:
+            files = {"ca": self._settings.ca, "certificate": self._settings.certificate}
+            found = {name: _first_end_s(path) for name, path in files.items() if path is not None}
+            self._expiries = {name: end_s for name, end_s in found.items() if end_s is not None}
+        return self._expiries
+
     def _stamps(self) -> tuple[_Stamp, ...]:
         found = []
         for path in (self._settings.ca, self._settings.certificate, self._settings.key):
@@ -144,3 +164,22 @@ class CertificateFiles:
             if path is not None and status is not None:
                 found.append(_Stamp(path, status.st_ino, status.st_size, status.st_mtime_ns))
         return tuple(found)
+
+
+def _first_end_s(path: Path) -> float | None:
+    from cryptography import x509  # for agents with certificates alone: 0.7 MiB
+
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_PEM_BYTES)
+        # Debian 12's own library, which the armhf package uses, reads one at a time and knows no time zones.
+        ends = [_end(x509.load_pem_x509_certificate(block)) for block in _CERTIFICATE.findall(text)]
+    except (OSError, ValueError):
+        return None
+    return min(ends, default=None)
+
+
+def _end(certificate: x509.Certificate) -> float:
+    if hasattr(certificate, "not_valid_after_utc"):
+        return certificate.not_valid_after_utc.timestamp()
+    return certificate.not_valid_after.replace(tzinfo=datetime.UTC).timestamp()

@@ -74,6 +74,9 @@ METRICS: Final = {
     "edge_mqtt_unacknowledged": Metric(
         GAUGE, "Messages that the broker has not acknowledged.", ("connection",)
     ),
+    "edge_certificate_expiry_timestamp_seconds": Metric(
+        GAUGE, "When the first certificate in a file ends, seconds since the epoch.", ("file",)
+    ),
     "edge_agent_uptime_seconds": Metric(GAUGE, "Since the agent's start."),
     "edge_agent_resident_memory_bytes": Metric(GAUGE, "Resident memory of the main process."),
     "edge_agent_cpu_seconds_total": Metric(COUNTER, "CPU time of the main process."),

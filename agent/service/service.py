@@ -300,6 +300,9 @@ class Service:
         gauges["edge_outbox_messages", (("kind", "answers"),)] = self._answers.waiting
         gauges["edge_outbox_messages", (("kind", "reports"),)] = self._outbox.waiting
         gauges["edge_outbox_dropped_total", ()] = self._outbox.dropped
+        if self._certificates is not None:
+            for name, end_s in self._certificates.expiries().items():
+                gauges["edge_certificate_expiry_timestamp_seconds", (("file", name),)] = end_s
         for connection in self.connections:
             labels = (("connection", connection.client_id.rpartition("-")[2]),)
             gauges["edge_mqtt_connects_total", labels] = connection.connects

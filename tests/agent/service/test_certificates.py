@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import time
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cryptography.hazmat.primitives import serialization
 
 from agent.errors import ConfigError
+from agent.mqtt import tls
 from agent.mqtt.settings import BrokerSettings, TlsSettings
 from agent.mqtt.tls import CertificateFiles, tls_context
 from tests.agent.service.authority import HOUR, Authority, TlsFront
@@ -258,6 +262,28 @@ def test_key_that_everybody_can_read_is_warned_of(
     assert ("everybody on this machine can read the key" in caplog.text) is warned
 
 
+def test_end_of_certificates_is_known_and_known_anew(folder: Path) -> None:
+    authority = Authority(folder)
+    authority.issue("client", until=2 * HOUR)
+    files = CertificateFiles(settings_of(folder))
+    soon_s = time.time() + 2 * HOUR.total_seconds()
+    assert files.expiries()["certificate"] == pytest.approx(soon_s, abs=60)
+    assert files.expiries()["ca"] == pytest.approx(time.time() + 24 * HOUR.total_seconds(), abs=60)
+    authority.issue("client", until=5 * HOUR)
+    assert files.expiries()["certificate"] == pytest.approx(soon_s, abs=60)
+    assert files.changed()
+    later_s = time.time() + 5 * HOUR.total_seconds()
+    assert files.expiries()["certificate"] == pytest.approx(later_s, abs=60)
+    (folder / "client.pem").write_bytes(b"nonsense")
+    assert files.changed()
+    assert files.expiries().keys() == {"ca"}
+
+
+def test_end_is_read_with_an_old_library_too() -> None:
+    of_debian_12 = SimpleNamespace(not_valid_after=datetime(2030, 1, 1))
+    assert tls._end(of_debian_12) == 1893456000  # type: ignore[arg-type]
+
+
 def test_change_of_a_file_is_seen_once(folder: Path) -> None:
     authority = Authority(folder)
     authority.issue("client")
@@ -287,8 +313,8 @@ async def test_sample_configuration_serves_an_agent_over_mutual_tls_under_the_ac
     broker.configuration = text.replace("/var/lib/mosquitto/", f"{folder}/")
     broker.start()
     try:
-        tls = {name: str(folder / f"kitchen.{end}") for name, end in (("certificate", "pem"), ("key", "key"))}
-        keys = {f"broker_{name}": path for name, path in tls.items()}
+        own = {name: str(folder / f"kitchen.{end}") for name, end in (("certificate", "pem"), ("key", "key"))}
+        keys = {f"broker_{name}": path for name, path in own.items()}
         url = f"mqtts://127.0.0.1:{broker.port}"
         async with start_service(0, broker_url=url, broker_ca=str(authority.path), **keys) as rig:
             await rig.service.models.activate(rig.signer.bundle())
@@ -300,6 +326,8 @@ async def test_sample_configuration_serves_an_agent_over_mutual_tls_under_the_ac
             alice = Client(settings, "alice-laptop", "kitchen")
             await alice.start()
             assert status_of(await alice.ask(b"hello")) == 200
+            ends = [name for name in rig.service.samples() if "certificate_expiry" in name]
+            assert len(ends) == 2
             verdict = await alice.connection.publish("edge/v1/kitchen/desired", b"{}", retain=True)
             assert verdict.name == "Not authorized"
             await alice.connection.close()

@@ -24,13 +24,14 @@ from tests.agent.service.conftest import StartService, until
 from tests.conftest import BrokerProcess, free_port
 
 DASHBOARD = Path(__file__).parents[3] / "docs" / "grafana" / "edge-agent.json"
-# What a machine without such sensors does not say.
+# What a machine without such sensors, or an agent without TLS, does not say.
 OF_SOME_BOARDS = {
     "edge_temperature_celsius",
     "edge_throttled",
     "edge_throttled_since_boot",
     "edge_cooling_state",
     "edge_cpu_frequency_hertz",
+    "edge_certificate_expiry_timestamp_seconds",
 }
 # What is not said before it has happened.
 OF_ACCIDENTS = {
