@@ -21,6 +21,7 @@ from builder.kernels.legalise import RESHAPES, legalise
 from builder.kernels.recognise import recognise
 from builder.kernels.rewriter import op_name
 from builder.kernels.schedule import schedule
+from builder.kernels.widen import widen
 from builder.target import DeviceTarget
 
 
@@ -82,7 +83,7 @@ def fuse(mod: tvm.IRModule, target: DeviceTarget) -> tvm.IRModule:
     """The first half of `lower`: ``main`` calls fused functions whose loops nobody has ordered yet."""
     t = relax.transform
     with target.tvm_target:
-        mod = recognise(canonicalise(mod))
+        mod = recognise(canonicalise(widen(mod)))
         mod = choose_layouts(mod, target)
         mod = legalise(mod)
         passes = [

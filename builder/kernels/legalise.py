@@ -24,6 +24,7 @@ def legalise_map() -> dict[str, Legalisation]:
     own["relax.matmul"] = matmul.legalise
     own["relax.permute_dims"] = transpose.legalise
     own["relax.take"] = _take
+    own["relax.cumsum"] = _cumsum
     return own
 
 
@@ -31,6 +32,15 @@ def _take(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
     """Indices come from users: one out of range takes the nearest element, not what lies beyond."""
     axis = None if call.attrs.axis is None else int(call.attrs.axis)
     return bb.call_te(topi.take, call.args[0], call.args[1], axis, mode="clip", primfunc_name_hint="take")
+
+
+def _cumsum(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
+    axis = None if call.attrs.axis is None else int(call.attrs.axis)
+    return bb.call_te(
+        lambda x: topi.cumsum(x, axis, str(call.ty.dtype), bool(call.attrs.exclusive)),
+        call.args[0],
+        primfunc_name_hint="cumsum",
+    )
 
 
 def legalise(mod: tvm.IRModule) -> tvm.IRModule:
