@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -190,6 +191,19 @@ async def test_model_that_takes_memory_without_end_costs_one_answer(device: Devi
         started = time.monotonic()
         assert (await ask(client, "gorge", numbers(1, 1, 1, 1))).payload == numbers(2, 2, 2, 2)
         assert time.monotonic() - started < 8
+    assert device.end() == 0
+
+
+@pytest.mark.parametrize("kernel", ["open_socket", "read_file"])
+async def test_model_that_opens_a_socket_or_reads_a_file_is_refused_by_the_kernel(
+    device: Device, kernels: Path, kernel: str
+) -> None:
+    device.start()
+    device.install(kernel, kernels)
+    await model_is_ready(device.port, kernel)
+    async with connected_client(device.port) as client:
+        answer = await ask(client, kernel, numbers(1, 2, 3, 4))
+        assert struct.unpack_from("<f", answer.payload) == (errno.EPERM,)
     assert device.end() == 0
 
 

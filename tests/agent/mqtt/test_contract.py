@@ -1,4 +1,4 @@
-"""docs/mqtt.md is the contract; each of its promises names a test, and that test exists."""
+"""docs/mqtt.md is the contract, docs/sandbox.md the worker's; each promise names a test, and that test exists."""
 
 from __future__ import annotations
 
@@ -10,14 +10,27 @@ from agent.service.metric_table import METRICS
 
 ROOT = Path(__file__).parents[3]
 CONTRACT = (ROOT / "docs" / "mqtt.md").read_text()
+SANDBOX = (ROOT / "docs" / "sandbox.md").read_text()
 
 
-def test_every_test_that_the_contract_names_exists() -> None:
-    defined = {
+def defined_tests() -> set[str]:
+    return {
         name
         for path in (ROOT / "tests").rglob("test_*.py")
         for name in re.findall(r"def (test_\w+)\(", path.read_text())
     }
+
+
+def test_every_test_that_the_sandbox_names_exists() -> None:
+    rows = [row for row in SANDBOX.splitlines() if row.startswith("| ") and "`test_" in row]
+    assert len(rows) >= 6
+    defined = defined_tests()
+    for row in rows:
+        assert set(re.findall(r"`(test_\w+)`", row)) <= defined, row
+
+
+def test_every_test_that_the_contract_names_exists() -> None:
+    defined = defined_tests()
     promises = CONTRACT.partition("## Promises")[2]
     rows = [row for row in promises.splitlines() if row.startswith("| ") and not row.startswith("| promise")]
     assert len(rows) > 15
@@ -30,7 +43,9 @@ def test_every_test_that_the_contract_names_exists() -> None:
 def test_every_key_of_the_configuration_that_the_contract_names_exists() -> None:
     sections = {key.name.partition(".")[0] for key in KEYS if "." in key.name}
     named = {
-        name for name in re.findall(r"`([a-z]+\.[a-z_]+)`", CONTRACT) if name.partition(".")[0] in sections
+        name
+        for name in re.findall(r"`([a-z]+\.[a-z_]+)`", CONTRACT + SANDBOX)
+        if name.partition(".")[0] in sections
     }
     assert named
     assert named <= {key.name for key in KEYS}
