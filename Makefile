@@ -36,11 +36,11 @@ lint: $(STAMP) ## ruff and mypy, strict
 
 # The other engines have a virtual environment of their own: tvm-ffi imports torch wherever it finds it.
 .PHONY: bench
-bench: .venv-bench/.installed ## speed against ONNX Runtime, OpenVINO, ncnn, PyTorch and LiteRT; costs of the builder and the agent
+bench: .venv-bench/.installed ## speed against ONNX Runtime, OpenVINO, ncnn, PyTorch and LiteRT, and what else it costs
 	.venv-bench/bin/python -m benchmarks.bench $(BENCH_ARGS)
 
 .PHONY: bench-arm
-bench-arm: .venv-bench/.installed ## executed instructions on an emulated Cortex-A72, against ONNX Runtime and ncnn (needs root)
+bench-arm: .venv-bench/.installed ## executed instructions on an emulated Cortex-A72, against ONNX Runtime and ncnn (root)
 	.venv-bench/bin/python -m benchmarks.bench_arm $(BENCH_ARGS)
 
 .PHONY: soak
