@@ -121,6 +121,9 @@ def emit(
 ) -> relax.Expr:
     """The convolution of packed `x`, as a call of a tensor expression with packed weights."""
     in_block, blocks = shape_of(x)[4], -(-op.out_channels // out_block)
+    part = math.gcd(in_block, op.in_channels)
+    if op.groups == 1 and part % 4 == 0:  # what fills the last block up is not worth multiplying
+        in_block = part
     columns = Columns(op.kernel[1], op.strides[1], op.dilation[1])
     tiles = space(blocks, op.out_width, in_block, target, columns).default
     packed = relax.const(pack_weights(weight, in_block, out_block, tiles.oc))
@@ -142,10 +145,12 @@ def convolve(x: te.Tensor, w: te.Tensor, op: Conv2d) -> te.Tensor:
     kw = te.reduce_axis((0, kernel_w), "kw")
     ii = te.reduce_axis((0, in_block), "ii")
     (sh, sw), (dh, dw) = op.strides, op.dilation
+    parts = int(x.shape[4]) // in_block  # of a block of the input, each a block of the reduction
 
     def element(n: te.Tensor, o: te.Tensor, y: te.Tensor, z: te.Tensor, v: te.Tensor) -> te.Tensor:
         first = 0 if op.groups == 1 else o // per_group * in_blocks
-        value = x[n, first + ic, y * sh + kh * dh, z * sw + kw * dw, ii]
+        at = ii if parts == 1 else ic % parts * in_block + ii
+        value = x[n, first + ic // parts, y * sh + kh * dh, z * sw + kw * dw, at]
         return te.sum(value * w[o // together, ic, kh, kw, ii, o % together, v], axis=[ic, kh, kw, ii])
 
     return te.compute(

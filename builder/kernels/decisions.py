@@ -15,7 +15,7 @@ from tvm.s_tir.schedule import Trace
 
 # Records name points by a trace over these spaces. Raise it when a space changes what a trace means: another
 # order of decisions, other values, other loops. Records of another version are refused.
-SPACE_VERSION = 7
+SPACE_VERSION = 8
 
 # A whole number, or a variable of a schedule's trace that stands for one.
 Decision: TypeAlias = Any

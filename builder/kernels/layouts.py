@@ -54,15 +54,11 @@ class Packed:
 def channel_block(channels: int, lanes: int) -> int:
     """The block for `channels`: the fewest vector operations, then the least padding.
 
-    24 channels for 16 lanes are three half vectors rather than two vectors a quarter of which is padding.
+    24 channels for 16 lanes are two vectors, a quarter of which is padding, rather than three half ones: a
+    half vector takes as long as a whole one.
     """
-    if channels % lanes == 0:
-        return lanes
     candidates = [b for b in (lanes, lanes // 2, lanes // 4) if b >= 4]
-    whole = [b for b in candidates if channels % b == 0 and b * 2 >= lanes]
-    if whole:
-        return whole[0]
-    return min(candidates, key=lambda b: (-(-channels // b), b))
+    return min(candidates, key=lambda b: (-(-channels // b), b), default=lanes)
 
 
 class LayoutValues(Values):

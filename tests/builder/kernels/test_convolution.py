@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tvm import relax
 
 from builder.kernels import convolution
+from builder.kernels.layouts import channel_block
 from builder.target import DeviceTarget
 from tests.builder.kernels.machines import Randn, Result, close, conv2d, element_machine, machine, run
 
@@ -115,3 +116,25 @@ def test_heuristic_stays_within_the_registers(target: DeviceTarget) -> None:
             assert tiles.oc * tiles.ow <= target.simd.registers * 3 // 4
             assert blocks % tiles.oc == 0
             assert width % tiles.ow == 0
+
+
+@pytest.mark.parametrize("channels", [24, 20, 6])
+def test_what_fills_the_last_block_up_is_never_read(
+    channels: int, target: DeviceTarget, randn: Randn
+) -> None:
+    x, first, last = randn(1, 8, 9, 9), randn(channels, 8, 3, 3), randn(19, channels, 3, 3)
+    bias, how = randn(1, channels, 1, 1), {"padding": (1, 1, 1, 1)}
+
+    def build(v: relax.Expr) -> relax.Expr:
+        y = relax.op.add(relax.op.nn.conv2d(v, relax.const(first), **how), relax.const(bias))
+        return relax.op.nn.conv2d(relax.op.add(y, y), relax.const(last), **how)
+
+    y = 2 * (conv2d(x, first, **how) + bias)
+    result = run(build, {"x": x}, target)
+    close(result.outputs[0], conv2d(y.astype("f4"), last, **how))
+    assert convolution.KIND in result.schedules
+
+
+def test_half_a_vector_takes_as_long_as_a_whole_one() -> None:
+    assert [channel_block(c, 16) for c in (3, 8, 16, 24, 40, 96)] == [4, 8, 16, 16, 16, 16]
+    assert [channel_block(c, 4) for c in (3, 24)] == [4, 4]
