@@ -179,7 +179,6 @@ class Inference:
             self._finish(exchange, request.model, refusal(request, outcome.error), cheap=cheap)
             return
         answer = outcome.answer
-        self._metrics.durations(request.model, answer, time.monotonic() - request.received_s)
         tensors = tuple((TENSOR, text) for text in answer.tensors)
         final = FinalAnswer(
             status=answer.status,
@@ -189,13 +188,15 @@ class Inference:
             user=((MODEL_VERSION, outcome.version), *tensors),
         )
         self._finish(exchange, request.model, final, cheap=False)
+        # Behind the answer: what is counted nobody waits for.
+        self._metrics.durations(request.model, answer, time.monotonic() - request.received_s)
 
     def _finish(self, exchange: _Exchange, model: str, answer: FinalAnswer, *, cheap: bool) -> None:
-        known = self._models.get(model) is not None
-        self._metrics.request(model if known else UNKNOWN_MODEL, answer.status)
         if exchange.key is not None:
             self._answers.put(AnswerRecord(exchange.key, exchange.reply, answer), cheap=cheap)
         self._send(exchange, answer)
+        known = self._models.get(model) is not None
+        self._metrics.request(model if known else UNKNOWN_MODEL, answer.status)
 
     def _send(self, exchange: _Exchange, answer: FinalAnswer) -> None:
         assert self._connection is not None

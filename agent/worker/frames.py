@@ -248,6 +248,7 @@ _FIELDS: Final[Mapping[str, tuple[tuple[str, Callable[[Any], bool], str], ...]]]
 )
 # json.dumps makes an encoder for each call that wishes for anything.
 _ENCODER: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+_DECODER: Final = json.JSONDecoder()
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +288,7 @@ def decode_header(raw: Buffer) -> Header:
         If it is not exactly one of the kinds.
     """
     try:
-        content = json.loads(bytes(raw))
+        content = _DECODER.decode(str(raw, "utf-8"))
     except (ValueError, RecursionError) as e:
         raise ChannelError(f"a frame's header is JSON, this one is not: {e}") from e
     kind = content.pop("kind", None) if isinstance(content, dict) else None

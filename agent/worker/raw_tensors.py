@@ -47,13 +47,14 @@ def fill_inputs(
         If tensors and payload are not the model's.
     """
     specs = [_parse(each) for each in properties] or list(inputs.values())
-    names = [spec.name for spec in specs]
-    if len(set(names)) != len(names):
-        raise InputError("a request has an input twice")
-    check_names(names, inputs)
-    for spec in specs:
-        if spec != inputs[spec.name]:
-            raise InputError(f"expected {inputs[spec.name]}, came {spec}")
+    if properties:
+        names = [spec.name for spec in specs]
+        if len(set(names)) != len(names):
+            raise InputError("a request has an input twice")
+        check_names(names, inputs)
+        for spec in specs:
+            if spec != inputs[spec.name]:
+                raise InputError(f"expected {inputs[spec.name]}, came {spec}")
     total = sum(spec.nbytes for spec in specs)
     if payload.nbytes != total:
         expected = ", ".join(map(str, specs))

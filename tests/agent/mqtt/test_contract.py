@@ -1,4 +1,4 @@
-"""docs/mqtt.md is the contract, docs/sandbox.md the worker's; each promise names a test, and that test exists."""
+"""docs/mqtt.md is the contract, docs/sandbox.md the worker's; their promises name tests, which exist."""
 
 from __future__ import annotations
 
