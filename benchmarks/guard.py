@@ -6,7 +6,7 @@ kind of kernel over what it took when `guard.json` was recorded. How busy a mach
 are instructions; on x86-64, where an instruction may hold a load, accesses to memory count beside them.
 
     python -m benchmarks.guard              # compare
-    python -m benchmarks.guard --record     # after a change that is meant; as root, in .venv-bench
+    python -m benchmarks.guard --record     # after a change that is meant; as root, in .venv
 """
 
 from __future__ import annotations
