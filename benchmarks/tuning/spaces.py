@@ -49,7 +49,7 @@ def compare_spaces(
             chance = [best / _replay(task, times, "random", seed) for seed in SEEDS]
             print(
                 f"{name}: best of {len(times)} points {best * 1e6:.1f} us ({rate:.0f} GFLOP/s), untuned "
-                f"{best / (times[task.space.default] or best):.3f} of it; {TRIALS} trials reach "
+                f"{best / (times[task.space.default] or best):.3f} of its rate; {TRIALS} trials reach "
                 f"{min(reached):.3f} to {max(reached):.3f} (random {min(chance):.3f} to {max(chance):.3f})",
                 flush=True,
             )

@@ -67,11 +67,12 @@ def test_a_candidate_that_does_not_load_is_its_own_fault(codes: list[Code]) -> N
 
 
 def test_a_candidate_over_its_time_is_killed_and_the_next_measured(codes: list[Code]) -> None:
-    board = LocalBoard(RunnerOptions(number=1, repeat=3, min_repeat_ms=0, cooldown_ms=5000, timeout_s=1))
+    board = LocalBoard(RunnerOptions(number=1, repeat=3, min_repeat_ms=0, cooldown_ms=60_000, timeout_s=1))
     start = time.monotonic()
     outcomes = board.measure(codes[:2])
     assert ["no answer within 1 s" in o.error for o in outcomes] == [True, True]
-    assert time.monotonic() - start < 60
+    # They would take 360 s; loading TVM twice takes a minute where the machine is busy.
+    assert time.monotonic() - start < 300
     board.close()
 
 
