@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import json
 import logging
+import subprocess
 import sys
 import time
 from collections.abc import Iterable
@@ -64,6 +65,7 @@ async def _run(options: argparse.Namespace, console: Console) -> int:
     chosen = options.only or [*(fault.name for fault in FAULTS), STEADY]
     log = options.out / "agent.log"
     results: list[TrialResult] = []
+    broken_off: list[str] = []
     steady: SteadyResult | None = None
     for fault in FAULTS:
         if fault.name not in chosen:
@@ -77,6 +79,10 @@ async def _run(options: argparse.Namespace, console: Console) -> int:
         console.print(f"{time.strftime('%X')} {fault.what}: {options.requests:,} requests", highlight=False)
         try:
             results.append(await run_trial(fault, options.requests, log, begin))
+        except (OSError, subprocess.SubprocessError) as error:  # TimeoutError is one
+            broken_off.append(fault.name)
+            console.print(f"  broken off: {error}", style="red", highlight=False)
+            continue
         finally:
             if telling is not None:
                 telling.cancel()
@@ -91,7 +97,7 @@ async def _run(options: argparse.Namespace, console: Console) -> int:
     _print(console, results, steady)
     console.print(f"written: {options.out}/soak.json" + (f", {options.out}/soak.png" if steady else ""))
     failed = any(not result.passed for result in results) or (steady is not None and not steady.passed)
-    return int(failed)
+    return int(failed or bool(broken_off))
 
 
 async def _tell_trial(console: Console, name: str, trial: Trial) -> None:

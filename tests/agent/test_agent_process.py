@@ -26,7 +26,7 @@ from agent.bundle.tensor_spec import TensorSpec
 from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message
 from agent.mqtt.settings import BrokerSettings
-from agent.mqtt.topics import ModelState, format_topic
+from agent.mqtt.topics import ModelState, State, format_topic
 from tests.agent.service.conftest import Client, Signer, connected_client, status_of, until
 from tests.agent.worker.conftest import compile_c, manifest, one_kernel
 from tests.conftest import BrokerProcess
@@ -313,6 +313,27 @@ def test_idle_agent_is_ready_soon_and_small(tmp_path: Path, device: Device) -> N
         assert threads == 1
         # The best of three: other tests may be running beside this one.
         assert min(took_s) <= READY_LIMIT_S
+
+
+async def test_sighup_makes_the_agent_connect_again_and_not_end(device: Device) -> None:
+    said: list[bytes] = []
+    watcher = Connection(
+        BrokerSettings("127.0.0.1", device.port),
+        client_id="watcher",
+        on_message=lambda message: said.append(message.payload),
+    )
+    await watcher.connect()
+    await watcher.subscribe(format_topic(State("kitchen")), qos=0)
+    device.start()
+    await until(lambda: len(said) == 1, START_LIMIT_S)
+    assert device.process is not None
+    device.process.send_signal(signal.SIGHUP)
+    await until(lambda: len(said) == 2, START_LIMIT_S)
+    # The same session says again that it is there; nothing of "offline" came between.
+    assert said[1] == said[0]
+    assert device.process.poll() is None
+    assert device.end() == 0
+    await watcher.close()
 
 
 def test_watchdog_is_fed_while_the_loop_turns(tmp_path: Path, device: Device) -> None:

@@ -71,6 +71,7 @@ def test_soak_of_some_seconds_prints_its_table_and_leaves_a_report(tmp_path: Pat
     )
     assert "worker SIGKILLed" in done.stdout, done.stderr
     document = json.loads((tmp_path / "soak.json").read_text())
+    assert document["steady"] is not None, done.stderr
     # Six seconds are too few to say what is flat.
     assert done.returncode == int(not document["steady"]["passed"])
     [trial] = document["faults"]
