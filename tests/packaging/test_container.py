@@ -15,7 +15,7 @@ from builder.fleet.broker import Broker
 from builder.fleet.deploy import deploy
 from builder.fleet.infer import infer
 from tests.conftest import BrokerProcess
-from tests.packaging.conftest import COMMAND_LIMIT_S, DIGITS, PROJECT
+from tests.packaging.conftest import COMMAND_LIMIT_S, DIGITS, PROJECT, wait_for
 
 pytestmark = pytest.mark.systemd
 
@@ -116,6 +116,7 @@ def test_a_container_enrolls_serves_and_is_shut_in(
     )
     try:
         broker = Broker(own_broker.url)
+        wait_for("the agent to serve", lambda: "serves as" in (tmp_path / "log").read_text(), COMMAND_LIMIT_S)
         done = deploy(compiled("host"), "box", broker, wait_s=120)
         assert (done.status, done.code, done.message) == ("SUCCEEDED", "", ""), (tmp_path / "log").read_text()
         answer = infer("box", "digits", DIGITS / "seven.png", broker, deadline_s=60)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import resource
 import shutil
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from builder.fleet.broker import Broker
 from builder.fleet.deploy import deploy
 from builder.fleet.infer import infer
 from tests.conftest import BrokerProcess
-from tests.packaging.conftest import DIGITS, Root, RunningAgent, running
+from tests.packaging.conftest import COMMAND_LIMIT_S, DIGITS, Root, RunningAgent, running, wait_for
 
 pytestmark = pytest.mark.arm
 
@@ -46,10 +46,13 @@ def children_cpu_s() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def serve(root: Root, folder: Path) -> AbstractContextManager[RunningAgent]:
-    """What the unit does: the program on the PATH, as the package's user."""
+@contextlib.contextmanager
+def serve(root: Root, folder: Path) -> Iterator[RunningAgent]:
+    """What the unit does: the program on the PATH, as the package's user, and wait until it is ready."""
     command = root.command("edge-agent", "run", "--config", CONFIG, user="edge-agent:edge-agent")
-    return running(command, folder / f"agent-{time.monotonic_ns()}.log")
+    with running(command, folder / f"agent-{time.monotonic_ns()}.log") as agent:
+        wait_for("the agent to serve", lambda: "serves as" in agent.log, COMMAND_LIMIT_S)
+        yield agent
 
 
 def changed(before: dict[str, bytes | str], after: dict[str, bytes | str]) -> set[str]:

@@ -16,7 +16,7 @@ from builder.fleet.broker import Broker
 from builder.fleet.deploy import deploy
 from builder.fleet.infer import infer
 from tests.conftest import BrokerProcess
-from tests.packaging.conftest import Root, RunningAgent, running
+from tests.packaging.conftest import COMMAND_LIMIT_S, Root, RunningAgent, running, wait_for
 
 pytestmark = pytest.mark.arm
 
@@ -70,6 +70,7 @@ def board(
     (installed.path / "var/lib/edge-agent").mkdir(parents=True)
     command = installed.command("/opt/agent/bin/edge-agent", "run", "--config", "/etc/edge-agent/agent.toml")
     with running(command, tmp_path_factory.mktemp("log") / "agent.log") as agent:
+        wait_for("the agent to serve", lambda: "serves as" in agent.log, COMMAND_LIMIT_S)
         yield Board(Broker(own_broker.url), agent)
 
 
