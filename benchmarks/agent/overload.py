@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
+import sys
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from benchmarks.agent.figures import Figure, quantile
 from benchmarks.agent.models import Progress, input_bytes
@@ -15,26 +19,26 @@ _OTHER_PER_S = 50
 _QUIET_S = 4.0
 _WATCH_S = 0.2
 _RECOVERY_LIMIT_S = 20.0
+_MOST_LINE_BYTES = 4 << 20
 MODEL, OTHER = "ten", "nothing"
 
 
 async def measure(stage: Stage, seconds: float, progress: Progress) -> list[Figure]:
     """Offer ten times the capacity for so many seconds."""
-    payload, small = bytes(input_bytes(MODEL)), bytes(input_bytes(OTHER))
-    async with Requester(stage.port) as requester, Requester(stage.port, "bench-other") as other:
+    payload = bytes(input_bytes(MODEL))
+    async with Requester(stage.port) as requester, bystander(stage.port) as other:
         await requester.ready(MODEL)
-        await other.ready(OTHER)
         progress("overload: before")
         tally, took_s = await requester.at_once(topic_of(MODEL), payload, 4, _QUIET_S / 2)
         capacity = len(tally.answers) / took_s
         usual_s = quantile((await requester.in_turn(topic_of(MODEL), payload, 50)).latencies_s(), 0.9)
-        calm = await _other(other, small, _QUIET_S)
+        calm, _ = await other(_QUIET_S)
         before = rss_bytes(stage.agent_pid)
 
         stop = asyncio.Event()
         start_s = time.perf_counter()
         flood = asyncio.create_task(requester.at_rate(topic_of(MODEL), payload, _FACTOR * capacity, stop))
-        beside = asyncio.create_task(other.at_rate(topic_of(OTHER), small, _OTHER_PER_S, stop))
+        beside = asyncio.create_task(other(seconds))
         memory = [before]
         while (left_s := start_s + seconds - time.perf_counter()) > 0:
             progress(f"overload: {left_s:.0f} s left")
@@ -47,12 +51,34 @@ async def measure(stage: Stage, seconds: float, progress: Progress) -> list[Figu
     return _figures(tally, during, calm, memory, offered_s, capacity, recovered_s)
 
 
-async def _other(requester: Requester, payload: bytes, seconds: float) -> Tally:
-    stop = asyncio.Event()
-    asking = asyncio.create_task(requester.at_rate(topic_of(OTHER), payload, _OTHER_PER_S, stop))
-    await asyncio.sleep(seconds)
-    stop.set()
-    return await asking
+# Asks for so many seconds; latencies in order of size, and how many were not answered 200.
+Bystander = Callable[[float], Awaitable[tuple[list[float], int]]]
+
+
+@contextlib.asynccontextmanager
+async def bystander(port: int) -> AsyncIterator[Bystander]:
+    """Run the other model's client, and ask it to ask."""
+    command = [sys.executable, "-m", "benchmarks.agent.bystander", str(port), OTHER, str(_OTHER_PER_S)]
+    pipe = asyncio.subprocess.PIPE
+    # A line has every latency of a minute.
+    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, limit=_MOST_LINE_BYTES)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    await process.stdout.readline()
+
+    async def ask(seconds: float) -> tuple[list[float], int]:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(f"{seconds}\n".encode())
+        await process.stdin.drain()
+        latencies_s, refused = json.loads(await process.stdout.readline())
+        return latencies_s, refused
+
+    try:
+        yield ask
+    finally:
+        process.kill()
+        await process.wait()
 
 
 async def _recovery(requester: Requester, payload: bytes, usual_s: float) -> float:
@@ -68,8 +94,8 @@ async def _recovery(requester: Requester, payload: bytes, usual_s: float) -> flo
 
 def _figures(
     tally: Tally,
-    during: Tally,
-    calm: Tally,
+    during: tuple[list[float], int],
+    calm: list[float],
     memory: list[int],
     offered_s: float,
     capacity: float,
@@ -78,8 +104,8 @@ def _figures(
     statuses = tally.statuses
     asked = len(tally.answers) + tally.unanswered
     other = asked - statuses[200] - statuses[503]
-    before = quantile(calm.latencies_s(), 0.99) * 1e3
-    under = quantile(during.latencies_s(), 0.99) * 1e3
+    before = quantile(calm, 0.99) * 1e3
+    under = quantile(during[0], 0.99) * 1e3
     note = f"capacity {capacity:.0f}/s, offered {asked / offered_s:.0f}/s for {offered_s:.0f} s"
     return [
         Figure("overload", "requests", asked, note=note),
@@ -92,6 +118,6 @@ def _figures(
         Figure("overload", "another model's p99, before", before, "ms"),
         Figure("overload", "another model's p99, during", under, "ms"),
         Figure("overload", "another model's p99, ratio", under / before, "x", most=2.0),
-        Figure("overload", "another model's refusals", len(during.answers) - during.statuses[200], most=0),
+        Figure("overload", "another model's refusals", during[1], most=0),
         Figure("overload", "until answers are as fast as before", recovered_s, "s", most=1.0),
     ]
