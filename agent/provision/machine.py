@@ -156,7 +156,8 @@ def look_at_heat(root: Path = Path("/")) -> Iterator[Finding]:
     """Look at the temperature, and whether the processor is slowed down for it or for its supply."""
     read = [_text(zone) for zone in sorted((root / "sys/class/thermal").glob("thermal_zone*/temp"))]
     degrees = [int(text) / 1000 for text in read if text.strip().lstrip("-").isdigit()]
-    raw = _text(root / "sys/devices/platform/soc/soc:firmware/get_throttled").strip()
+    firmware = sorted((root / "sys/devices/platform").glob("soc*/*firmware*/get_throttled"))
+    raw = _text(firmware[0]).strip() if firmware else ""
     bits = int(raw, 16) if raw and all(digit in "0123456789abcdefx" for digit in raw.lower()) else 0
     now = [words for bit, words in _THROTTLED.items() if bits >> bit & 1]
     before = [words for bit, words in _THROTTLED.items() if bits >> bit + 16 & 1]
