@@ -1,8 +1,9 @@
 """Requests that were seen before get the answer they got, and do not run again; answers get to their broker.
 
 A request is the same when topic, Response Topic, Correlation Data and the payload's SHA-256 are; another
-client's with equal Correlation Data is another request. It is remembered until its own expiry. Refusals
-that cost nothing (a full queue, an unknown model) are remembered apart, so that a storm of them pushes
+client's with equal Correlation Data is another request. It is remembered until `GRACE_S` after its own
+expiry: a delivery may have waited that long on its way, in a broker or on a busy machine. Refusals that cost
+nothing (a full queue, an unknown model) are remembered apart, so that a storm of them pushes
 out no answer that took work.
 
 `AnswerStore` is the interface; `MemoryAnswers` forgets when the process ends, `durable_answers` does not.
@@ -22,6 +23,8 @@ from typing import Final, Protocol
 MAX_ANSWERS: Final = 4096
 MAX_ANSWER_BYTES: Final = 16 << 20
 MAX_REFUSALS: Final = 4096
+# How late a second delivery of a request may come and is still known.
+GRACE_S: Final = 60.0
 _LENGTH: Final = struct.Struct(">I")
 
 
@@ -90,7 +93,7 @@ class AnswerRecord:
 
 
 class AnswerStore(Protocol):
-    """Remembers answers until their requests expire, and which of them the broker does not have yet."""
+    """Remembers answers until their requests are long expired, and which the broker does not have yet."""
 
     dropped: int
 
@@ -149,7 +152,7 @@ class _Shelf:
 
     def get(self, key: RequestKey) -> FinalAnswer | None:
         entry = self._entries.get(key)
-        if entry is None or entry[1] < time.monotonic():
+        if entry is None or entry[1] + GRACE_S < time.monotonic():
             return None
         return entry[0]
 
@@ -164,11 +167,11 @@ class _Shelf:
         dropped = 0
         while self._entries:
             oldest, (_, until_s) = next(iter(self._entries.items()))
-            expired = until_s < now_s
-            if not expired and len(self._entries) <= self._max_entries and self._bytes <= self._max_bytes:
+            full = len(self._entries) > self._max_entries or self._bytes > self._max_bytes
+            if not full and until_s + GRACE_S >= now_s:
                 break
             self._remove(oldest)
-            dropped += not expired
+            dropped += until_s >= now_s
         return dropped
 
     def _remove(self, key: RequestKey) -> None:

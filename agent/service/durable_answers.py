@@ -100,7 +100,7 @@ class DurableAnswers:
         try:
             row = self._database.execute(
                 "SELECT head, payload, deadline_s FROM answers WHERE number = ? AND deadline_s >= ?",
-                (number, time.monotonic()),
+                (number, time.monotonic() - answers.GRACE_S),
             ).fetchone()
         except sqlite3.Error as error:
             self._failed(error)
@@ -237,7 +237,8 @@ class DurableAnswers:
         if now_s - self._swept_s >= _SWEEP_INTERVAL_S:
             assert self._database is not None
             expired = self._database.execute(
-                "SELECT number FROM answers WHERE deadline_s < ? LIMIT ?", (now_s, _SWEEP_ROWS)
+                "SELECT number FROM answers WHERE deadline_s < ? LIMIT ?",
+                (now_s - answers.GRACE_S, _SWEEP_ROWS),
             ).fetchall()
             if len(expired) < _SWEEP_ROWS:
                 self._swept_s = now_s

@@ -25,8 +25,10 @@ from builder.fleet.broker import Broker
 from builder.fleet.client import Client
 from builder.fleet.desired import CONFLICT, DesiredState, parse_object
 from builder.fleet.offer import Offer
-from builder.fleet.presence import ABSENT_LIMIT_S, Presence, absent
+from builder.fleet.presence import Presence, absent
 
+# An agent that has just been installed may be on its way; a misspelt name never is.
+ABSENT_LIMIT_S = 10.0
 # What a broker needs for a small message, with a lot to spare.
 PUBLISH_LIMIT_S = 10.0
 # What the retained messages of one agent may take after the subscription was granted.

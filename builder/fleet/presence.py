@@ -11,7 +11,7 @@ from builder.fleet.broker import Broker
 from builder.fleet.client import Client
 from builder.fleet.desired import parse_object
 
-# An agent that was never heard of may be connecting for the first time; a misspelt name never does.
+# What is retained comes at once: after so long, nothing is known of an agent of that name.
 ABSENT_LIMIT_S = 3.0
 # What a broker keeps comes at once; names are listed when none has come for so long.
 _QUIET_S = 0.2
