@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.hot_loops import CORES, TRIPLE, tool
 from benchmarks.shipped_records.build import Arguments, Candidates
 from benchmarks.shipped_records.builders import Builders
 from benchmarks.shipped_records.measure import LEAST_GAIN, Verdict
@@ -78,10 +79,11 @@ class Emulated:
         self._plugin = Path(self._folder.name, "blocks.so")
         self._cycles: dict[str, float] = {}
         self.found: dict[tuple[str, Decisions], Cost] = {}
+        self._described = CORES.get(target.cpu, target.cpu)
         self.sentence = (
             f"no board was timed: executed instructions under qemu at {self._width} a cycle, and llvm-mca's "
-            f"cycles of the same blocks for {target.cpu}, their mean; kept from {LEAST_GAIN:g} on, where "
-            "neither rises"
+            f"cycles of the same blocks for {self._described}, their mean; kept from {LEAST_GAIN:g} on, "
+            "where neither rises"
         )
         subprocess.run(
             ["gcc", "-O2", "-fPIC", "-shared", str(HERE / "blocks.c"), "-o", str(self._plugin),
@@ -176,7 +178,7 @@ class Emulated:
             return
         source = "".join(f"# LLVM-MCA-BEGIN\n{text}\n# LLVM-MCA-END\n" for text in texts)
         done = subprocess.run(
-            ["llvm-mca", "--mtriple=aarch64-linux-gnu", f"--mcpu={self._target.cpu}",
+            [tool("llvm-mca"), f"--mtriple={TRIPLE}", f"--mcpu={self._described}",
              f"--iterations={ITERATIONS}", "--instruction-info=0", "--resource-pressure=0"],
             input=source, capture_output=True, text=True, check=True, timeout=TIMEOUT_S,
         )  # fmt: skip
