@@ -31,6 +31,10 @@ RESHAPES = frozenset(
     for name in ("reshape", "flatten", "squeeze", "expand_dims", "memory.view", "ensure_zero_offset")
 )
 
+# What to do about an operator without a kernel, where there is something to be said.
+_SORTS = "at most 32768 elements are sorted: filter them first, or use --postprocess softmax,top5"
+_HINTS = {f"relax.{name}": _SORTS for name in ("topk", "sort", "argsort")}
+
 
 @dataclass(frozen=True)
 class GeneratedGraph:
@@ -154,7 +158,8 @@ class _Walk:
             return entries
         if op != "relax.call_tir":
             raise UnsupportedOperatorError(
-                f"operator {op.removeprefix('relax.')} has no kernel", hint="it was left over by lowering"
+                f"operator {op.removeprefix('relax.')} has no kernel",
+                hint=_HINTS.get(op, "export the model without it, and do it to the answer"),
             )
         kernel = call.args[0].name_hint
         inputs = tuple(entry for argument in call.args[1].fields for entry in self._value(argument))

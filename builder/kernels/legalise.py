@@ -8,7 +8,7 @@ import tvm
 from tvm import relax, topi
 from tvm.ir import Call
 
-from builder.kernels import elementary, matmul, rows, transpose
+from builder.kernels import elementary, matmul, ordering, rows, transpose
 
 # Reshapes move nothing: the graph keeps them, as names for the same storage.
 RESHAPES = ("relax.reshape", "relax.flatten", "relax.squeeze", "relax.expand_dims")
@@ -25,6 +25,9 @@ def legalise_map() -> dict[str, Legalisation]:
     own["relax.permute_dims"] = transpose.legalise
     own["relax.take"] = _take
     own["relax.cumsum"] = _cumsum
+    own["relax.topk"] = ordering.topk
+    own["relax.sort"] = ordering.sort
+    own["relax.argsort"] = ordering.argsort
     return own
 
 

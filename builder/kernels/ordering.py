@@ -1,0 +1,109 @@
+"""Sorting without a sort: sort, argsort and the k largest, by the rank of each element.
+
+An element's rank is how many come before it, of equals those with the lower index: n comparisons an element,
+which have no branches and fill vectors, where a merge would wait for each of its loads. A thousand classes
+take less than a millisecond; it grows with the square, and `MAX_EXTENT` is where that stops being sensible.
+The order is the same on every device. TVM's own sort is a function of its runtime, which devices do not have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tvm import relax, te, tirx
+from tvm.ir import Call
+
+from builder.kernels.rewriter import shape_of
+
+# A second or so on a small board; what is longer is left as it is, and refused where kernels are named.
+MAX_EXTENT = 1 << 15
+
+Index = tuple[tirx.Expr, ...]
+
+
+def topk(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
+    """The k largest or smallest along an axis, in order, and where they were."""
+    if _too_long(call):
+        return call
+    attrs = call.attrs
+    ordered = _Ordered(bb, call.args[0], int(attrs.axis), descending=bool(attrs.largest), count=int(attrs.k))
+    if attrs.ret_type == "values":
+        return ordered.values()
+    if attrs.ret_type == "indices":
+        return ordered.indices(str(attrs.dtype))
+    return relax.Tuple([ordered.values(), ordered.indices(str(attrs.dtype))])
+
+
+def sort(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
+    """All elements along an axis, in order."""
+    if _too_long(call):
+        return call
+    return _Ordered(bb, call.args[0], int(call.attrs.axis), descending=bool(call.attrs.descending)).values()
+
+
+def argsort(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
+    """Where the elements along an axis were before they were sorted."""
+    if _too_long(call):
+        return call
+    attrs = call.attrs
+    ordered = _Ordered(bb, call.args[0], int(attrs.axis), descending=bool(attrs.descending))
+    return ordered.indices(str(attrs.dtype))
+
+
+def _too_long(call: Call) -> bool:
+    return shape_of(call.args[0])[int(call.attrs.axis)] > MAX_EXTENT
+
+
+class _Ordered:
+    """The first `count` elements along an axis, all of them without one."""
+
+    def __init__(
+        self, bb: relax.BlockBuilder, x: relax.Expr, axis: int, *, descending: bool, count: int = 0
+    ) -> None:
+        self._bb = bb
+        self._x = x
+        self._shape = shape_of(x)
+        self._axis = axis % len(self._shape)
+        extent = self._shape[self._axis]
+        self._count = min(count, extent) if count > 0 else extent
+        self._ranks = bb.emit(bb.call_te(lambda x: self._rank(x, descending), x, primfunc_name_hint="rank"))
+
+    def values(self) -> relax.Var:
+        """The elements."""
+        return self._pick("ordered", lambda x, at, j: x[self._with(at, j)], str(self._x.ty.dtype))
+
+    def indices(self, dtype: str) -> relax.Var:
+        """Where they were."""
+        return self._pick("order", lambda _x, _at, j: tirx.Cast(dtype, j), dtype)
+
+    def _rank(self, x: te.Tensor, descending: bool) -> te.Tensor:
+        other = te.reduce_axis((0, self._shape[self._axis]), name="other")
+
+        def rank(*at: tirx.Var) -> tirx.Expr:
+            own, theirs = x[at], x[self._with(at, other.var)]
+            before = theirs > own if descending else theirs < own
+            tied = tirx.all(theirs == own, other.var < at[self._axis])
+            return te.sum(tirx.Select(tirx.any(before, tied), 1, 0), axis=other)
+
+        return te.compute(tuple(self._shape), rank, name="rank")
+
+    def _pick(
+        self, name: str, what: Callable[[te.Tensor, Index, tirx.Var], tirx.Expr], dtype: str
+    ) -> relax.Var:
+        """Each place takes the one element of that rank; all others add nothing."""
+
+        def compute(x: te.Tensor, ranks: te.Tensor) -> te.Tensor:
+            source = te.reduce_axis((0, self._shape[self._axis]), name="source")
+
+            def pick(*at: tirx.Var) -> tirx.Expr:
+                mine = ranks[self._with(at, source.var)] == at[self._axis]
+                value = what(x, at, source.var)
+                return te.sum(tirx.Select(mine, value, tirx.const(0, dtype)), axis=source)
+
+            return te.compute(self._with(tuple(self._shape), self._count), pick, name=name)
+
+        return self._bb.emit(self._bb.call_te(compute, self._x, self._ranks, primfunc_name_hint=name))
+
+    def _with(self, at: Index, value: tirx.Expr | int) -> Index:
+        """An index, or a shape, with another value on the axis."""
+        return (*at[: self._axis], value, *at[self._axis + 1 :])
