@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
 
+from builder.compilation import compile
 from builder.errors import UnsupportedOperatorError
+from builder.importer.onnx_import import import_onnx
 from builder.kernels import ordering
 from builder.target import resolve
 from tests.builder.kernels.machines import Randn, run
@@ -49,7 +52,17 @@ def test_one_half_of_the_answer(which: str, randn: Randn) -> None:
     assert np.array_equal(got, order if which == "indices" else np.take_along_axis(x, order, -1))
 
 
-def test_more_than_is_sensible_is_refused(randn: Randn) -> None:
-    x = randn(1, ordering.MAX_EXTENT + 1)
-    with pytest.raises(UnsupportedOperatorError, match="operator sort has no kernel"):
-        run(lambda v: relax.op.sort(v, -1), {"x": x}, HOST)
+def test_more_than_is_sensible_is_refused_with_what_to_do() -> None:
+    n = ordering.MAX_EXTENT + 1
+    graph = helper.make_graph(
+        [helper.make_node("TopK", ["x", "k"], ["v", "i"])],
+        "topk",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, n])],
+        [helper.make_tensor_value_info("v", TensorProto.FLOAT, [1, 5])],
+        [numpy_helper.from_array(np.array([5], np.int64), "k")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    with pytest.raises(UnsupportedOperatorError, match="operator topk has no kernel") as caught:
+        compile(import_onnx(model), HOST)
+    assert caught.value.hint is not None
+    assert str(ordering.MAX_EXTENT) in caught.value.hint
