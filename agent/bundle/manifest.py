@@ -10,13 +10,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
 from agent.bundle import canonical_json
 from agent.bundle.archive import MANIFEST, MAX_BUNDLE_BYTES, MAX_MEMBER_BYTES, SIGNATURE, max_member_bytes
+from agent.bundle.limits import SHA256, WORD, match, within
 from agent.bundle.processing import Detect, Postprocess, Preprocess, Softmax, Step, TopK
+from agent.bundle.provenance import Provenance, ShippedRecords, Tuning
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import EndlessDataError, FormatError
 
@@ -31,6 +33,7 @@ __all__ = [
     "Resources",
     "Runtime",
     "Samples",
+    "ShippedRecords",
     "Softmax",
     "Step",
     "Target",
@@ -57,9 +60,6 @@ _SEMVER: Final = re.compile(
 )
 # Devicetree specification 0.4, 2.3.1 compatible: "manufacturer,model".
 _COMPATIBLE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9,._+-]{0,127}")
-_WORD: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
-_SENTENCE: Final = re.compile(r"[ -~]{1,256}")
-_SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _GLIBC: Final = re.compile(r"2\.(0|[1-9]\d{0,2})(\.\d{1,3})?", re.ASCII)
 
 
@@ -72,8 +72,8 @@ class Target:
     features: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        _match("triple", self.triple, _WORD)
-        _match("cpu", self.cpu, _WORD)
+        match("triple", self.triple, WORD)
+        match("cpu", self.cpu, WORD)
         _sorted_words("features", self.features)
 
 
@@ -101,10 +101,10 @@ class Runtime:
 
     def __post_init__(self) -> None:
         for name in ("tvm", "tvm_ffi", "abi"):
-            _match(name, getattr(self, name), _WORD)
+            match(name, getattr(self, name), WORD)
         if self.executor != "graph":
             raise ValueError(f"executor is graph, not {self.executor!r:.80}")
-        _match("glibc", self.glibc, _GLIBC)
+        match("glibc", self.glibc, _GLIBC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +115,8 @@ class FileDigest:
     size: int
 
     def __post_init__(self) -> None:
-        _match("sha256", self.sha256, _SHA256)
-        _within("size", self.size, 0, MAX_BUNDLE_BYTES)
+        match("sha256", self.sha256, SHA256)
+        within("size", self.size, 0, MAX_BUNDLE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class Samples:
     atol: float
 
     def __post_init__(self) -> None:
-        _within("count", self.count, 0, MAX_SAMPLES)
+        within("count", self.count, 0, MAX_SAMPLES)
         for name, value in (("rtol", self.rtol), ("atol", self.atol)):
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{name} is finite and not negative, not {value}")
@@ -142,112 +142,8 @@ class Resources:
     params_bytes: int
 
     def __post_init__(self) -> None:
-        _within("arena_bytes", self.arena_bytes, 0, 1 << 40)
-        _within("params_bytes", self.params_bytes, 0, 1 << 40)
-
-
-@dataclass(frozen=True, slots=True)
-class Tuning:
-    """How the model compared with itself before tuning, on a board, both timed in turn.
-
-    Parameters
-    ----------
-    board
-        Who measured.
-    untuned_ms, tuned_ms
-        Medians of an inference, in milliseconds.
-    speedup, low, high
-        Median of untuned / tuned over the pairs, and its 95 % interval.
-    pairs
-        How many.
-    """
-
-    board: str
-    untuned_ms: float
-    tuned_ms: float
-    speedup: float
-    low: float
-    high: float
-    pairs: int
-
-    def __post_init__(self) -> None:
-        _match("board", self.board, _SENTENCE)
-        for name in ("untuned_ms", "tuned_ms", "speedup", "low", "high"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise ValueError(f"{name} is finite and positive, not {value}")
-        _within("pairs", self.pairs, 1, 1 << 20)
-
-
-@dataclass(frozen=True, slots=True)
-class ShippedRecords:
-    """The tuning records that came with the compiler, as far as they were applied.
-
-    Parameters
-    ----------
-    name
-        The kind of core that they are for.
-    sha256
-        Of the file.
-    kernels
-        How many different kernels have their schedules from it.
-    board_timed
-        Whether a device of that kind was timed to make them.
-    """
-
-    name: str
-    sha256: str
-    kernels: int
-    board_timed: bool
-
-    def __post_init__(self) -> None:
-        _match("name", self.name, _WORD)
-        _match("sha256", self.sha256, _SHA256)
-        _within("kernels", self.kernels, 1, 1 << 20)
-
-
-@dataclass(frozen=True, slots=True)
-class Provenance:
-    """Where the bundle comes from.
-
-    Parameters
-    ----------
-    source_sha256
-        Digest of the model file that was compiled.
-    builder
-        Name and version of the compiler, as in ``edgebundle 0.1.0``.
-    tuning_records_sha256
-        Digest of the tuning records that were applied, or None.
-    parity_error
-        Largest relative error against the reference on the recorded inputs, or None where it was not
-        measured.
-    reference
-        Name and version of that reference, or None.
-    tuning
-        What the tuning records say of this model, or None where it was not tuned or not compared.
-    shipped_records
-        What came with the compiler and was applied, or None.
-    """
-
-    source_sha256: str
-    builder: str
-    tuning_records_sha256: str | None = None
-    parity_error: float | None = None
-    reference: str | None = None
-    tuning: Tuning | None = None
-    shipped_records: ShippedRecords | None = field(default=None, metadata=canonical_json.LATER)
-
-    def __post_init__(self) -> None:
-        _match("source_sha256", self.source_sha256, _SHA256)
-        _match("builder", self.builder, _SENTENCE)
-        if self.tuning_records_sha256 is not None:
-            _match("tuning_records_sha256", self.tuning_records_sha256, _SHA256)
-        if self.parity_error is not None and not (
-            math.isfinite(self.parity_error) and self.parity_error >= 0
-        ):
-            raise ValueError(f"parity_error is finite and not negative, not {self.parity_error}")
-        if self.reference is not None:
-            _match("reference", self.reference, _SENTENCE)
+        within("arena_bytes", self.arena_bytes, 0, 1 << 40)
+        within("params_bytes", self.params_bytes, 0, 1 << 40)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,15 +189,15 @@ class Manifest:
         object.__setattr__(self, "files", MappingProxyType(dict(sorted(self.files.items()))))
         if self.format != FORMAT:
             raise ValueError(f"format is {FORMAT}, not {self.format}")
-        _match("name", self.name, _NAME)
+        match("name", self.name, _NAME)
         if len(self.version) > 64:
             raise ValueError(f"version has at most 64 characters, not {len(self.version)}")
-        _match("version", self.version, _SEMVER)
-        _within("security_counter", self.security_counter, 0, (1 << 63) - 1)
+        match("version", self.version, _SEMVER)
+        within("security_counter", self.security_counter, 0, (1 << 63) - 1)
         if not 1 <= len(self.compatible) <= 64:
             raise ValueError(f"compatible has 1 to 64 entries, not {len(self.compatible)}")
         for entry in self.compatible:
-            _match("compatible", entry, _COMPATIBLE)
+            match("compatible", entry, _COMPATIBLE)
         for kind, specs in (("inputs", self.inputs), ("outputs", self.outputs)):
             if not 1 <= len(specs) <= MAX_TENSORS:
                 raise ValueError(f"{kind} has 1 to {MAX_TENSORS} entries, not {len(specs)}")
@@ -310,7 +206,7 @@ class Manifest:
             for spec in specs:
                 if spec.datatype == "BYTES":
                     raise ValueError(f"{kind} has {spec.name} of datatype BYTES, which no kernel takes")
-                _within(
+                within(
                     f"the length of the name of {kind} {spec.name}", len(spec.name), 1, _MAX_TENSOR_NAME_CHARS
                 )
         _check_files(self.files)
@@ -366,7 +262,7 @@ def _check_files(files: Mapping[str, FileDigest]) -> None:
         if name in (MANIFEST, SIGNATURE):
             raise ValueError(f"files has {name}, which cannot hold its own digest")
         try:
-            _within(f"the size of {name}", digest.size, 0, max_member_bytes(name))
+            within(f"the size of {name}", digest.size, 0, max_member_bytes(name))
         except FormatError as e:
             raise ValueError(str(e)) from e
 
@@ -376,20 +272,10 @@ def _check_steps(postprocess: Postprocess, outputs: tuple[TensorSpec, ...]) -> N
         raise ValueError(f"postprocess is for output {name!r:.80}, which is not there")
 
 
-def _match(name: str, value: str, pattern: re.Pattern[str]) -> None:
-    if not isinstance(value, str) or not pattern.fullmatch(value):
-        raise ValueError(f"{name} must match {pattern.pattern:.120}, not {value!r:.80}")
-
-
-def _within(name: str, value: int, low: int, high: int) -> None:
-    if not low <= value <= high:
-        raise ValueError(f"{name} is from {low} to {high}, not {value}")
-
-
 def _sorted_words(name: str, words: tuple[str, ...]) -> None:
     if len(words) > 64:
         raise ValueError(f"{name} has at most 64 entries, not {len(words)}")
     for word in words:
-        _match(name, word, _WORD)
+        match(name, word, WORD)
     if list(words) != sorted(set(words)):
         raise ValueError(f"{name} is sorted and without duplicates, not {', '.join(words):.200}")
