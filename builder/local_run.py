@@ -210,7 +210,8 @@ def _inputs(
     for name in arrays:
         if name not in names:
             raise ShapeError(
-                f"the input tensor '{name[:80]}' is not in the graph. Expected inputs: '{', '.join(names)}'"
+                f"the input tensor '{name[:80]}' is not in the graph. Expected inputs: '{', '.join(names)}'",
+                hint=f"numpy.savez('inputs.npz', **{{{names[0]!r}: array}}) names them",
             )
     return arrays, None
 

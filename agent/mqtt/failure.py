@@ -195,7 +195,7 @@ def _explain_certificate(
             "issuer",
             f"the broker's certificate was not issued by {ca or 'an authority that this system knows'}: "
             f"{error.verify_message}",
-            "give the authority that issued it with --ca",
+            "give the authority that issued it: --ca, or broker.ca in the configuration",
         )
     return Failure(
         "certificate",
