@@ -52,8 +52,10 @@ def test_the_middle_of_each_space_is_another_schedule(digits: ImportedModel, dev
     assert ours.kernels.script() != mid.kernels.script()
 
 
-@pytest.mark.parametrize("position", [0, 1, 2])
-def test_decisions_are_described_by_their_values(tasks: tuple[Task, ...], position: int) -> None:
-    task = next(t for t in tasks if len(t.space.values) == 3)
-    words = task.space.describe(task.space.default).split("x")
-    assert int(words[position]) == task.space.values[position][task.space.default[position]]
+def test_decisions_are_described_by_their_values(tasks: tuple[Task, ...]) -> None:
+    assert any(len(task.space.values) > 1 for task in tasks)
+    for task in tasks:
+        values = zip(task.space.values, task.space.default, strict=True)
+        assert task.space.describe(task.space.default) == "x".join(
+            str(value[index]) for value, index in values
+        )
