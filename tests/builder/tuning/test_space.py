@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pytest
 import tvm
 
 from builder.importer import ImportedModel
@@ -56,6 +55,5 @@ def test_decisions_are_described_by_their_values(tasks: tuple[Task, ...]) -> Non
     assert any(len(task.space.values) > 1 for task in tasks)
     for task in tasks:
         values = zip(task.space.values, task.space.default, strict=True)
-        assert task.space.describe(task.space.default) == "x".join(
-            str(value[index]) for value, index in values
-        )
+        words = "x".join(str(value[index]) for value, index in values)
+        assert task.space.describe(task.space.default) == words
