@@ -287,7 +287,7 @@ def test_upgrade_keeps_serving_remove_stops_and_purge_leaves_nothing(
     device.system.run("dpkg", "--remove", "edge-agent")
     assert device.system.show("ActiveState")["ActiveState"] in ("inactive", "failed")
     assert device.worker_pids() == []
-    assert (device.root.path / "etc/edge-agent/keyring/signing.pub").exists()
+    assert (device.root.path / "etc/edge-agent/keyring/trusted.pub").exists()
     assert (device.root.path / "var/lib/edge-agent").is_dir()
 
     device.system.run("dpkg", "--purge", "edge-agent")
