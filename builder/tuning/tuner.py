@@ -110,9 +110,9 @@ def tune(
             hint=f"tune on boards of that kind: {_HOW}",
         )
     imported = model if isinstance(model, ImportedModel) else load(model, input_shapes=input_shapes)
+    tasks = select(extract_tasks(imported, device, choose=choose), options.tasks)
+    seeds = _seeds(prior_records, tasks)
     with Records.write(records_path, device, view.note) as records:
-        tasks = select(extract_tasks(imported, device, choose=choose), options.tasks)
-        seeds = _seeds(prior_records, tasks)
         if boards is None:
             boards = _boards(tracker, key, runner, view)
         builder = CandidateBuilder(device, options.parallel)
