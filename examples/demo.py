@@ -21,6 +21,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+import psutil
+
 EXAMPLES = Path(__file__).resolve().parent
 DEVICE = "demo"
 # Generous for a small board under load; where nothing is wrong each takes a second or two.
@@ -74,6 +76,7 @@ def main() -> int:
     try:
         with contextlib.ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edgebundle-demo-")))
+            stack.callback(stop_what_is_left)
             run_demo(folder, stack)
         say(f"everything is stopped and removed again; that took {time.monotonic() - started:.0f} s")
     except KeyboardInterrupt:
@@ -163,6 +166,17 @@ def quietly(*arguments: str) -> str:
     """Run a command of the user's without showing it, and give what it printed."""
     command = [program("edgebundle"), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=START_LIMIT_S, check=False).stdout
+
+
+def stop_what_is_left() -> None:
+    """Stop commands that were being started at the very moment of an interruption: nobody held them yet."""
+    left = psutil.Process().children(recursive=True)
+    for process in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.terminate()
+    for process in psutil.wait_procs(left, STOP_LIMIT_S)[1]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def program(name: str) -> str:
