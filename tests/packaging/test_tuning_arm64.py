@@ -134,8 +134,15 @@ class Notes:
         self.lines.append(text)
 
 
+@pytest.fixture
+def small_model(digits_onnx: Path) -> Path:
+    """The real mnist where real models are, the example's digits elsewhere."""
+    folder = os.environ.get("EDGEBUNDLE_MODELS")
+    return Path(folder, "mnist.onnx") if folder else digits_onnx
+
+
 def test_a_model_is_tuned_on_two_boards_and_its_bundle_runs_there(
-    boards: Boards, digits_onnx: Path, tmp_path: Path
+    boards: Boards, small_model: Path, tmp_path: Path
 ) -> None:
     # One board dies under the first batches and is started again.
     def accident() -> None:
@@ -146,7 +153,7 @@ def test_a_model_is_tuned_on_two_boards_and_its_bundle_runs_there(
     thread = threading.Thread(target=accident)
     thread.start()
     notes = Notes()
-    model, device = load(digits_onnx), resolve("rpi4")
+    model, device = load(small_model), resolve("rpi4")
     records = tune(
         model,
         device,
