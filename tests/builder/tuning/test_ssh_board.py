@@ -128,9 +128,9 @@ class Board:
 
 @pytest.fixture
 def board(tmp_path: Path) -> Iterator[Board]:
-    if not Path(SSHD).exists() or shutil.which("ssh") is None:
+    if "CI" not in os.environ and (not Path(SSHD).exists() or shutil.which("ssh") is None):
         pytest.skip("sshd is not installed (apt-get install openssh-server)")
-    if os.geteuid() != 0:
+    if "CI" not in os.environ and os.geteuid() != 0:
         pytest.skip("sshd needs root for a network namespace of its own")
     for name in ("host", "user"):
         subprocess.run(
