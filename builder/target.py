@@ -21,29 +21,11 @@ from tvm.target import codegen as llvm
 
 from agent.bundle.machine import Machine
 from builder.errors import TargetError
+from builder.simd import Simd
 
 GLIBC = (
     "2.28"  # Debian 10 and everything after it; older Raspberry Pi OS has no Python that the agent runs on
 )
-
-
-@dataclass(frozen=True)
-class Simd:
-    """What the vector unit offers to float32 code.
-
-    Attributes
-    ----------
-    lanes
-        float32 values in the widest register that is worth using.
-    registers
-        Architectural vector registers of that width.
-    fma
-        Whether multiply and add are one instruction.
-    """
-
-    lanes: int
-    registers: int
-    fma: bool
 
 
 @dataclass(frozen=True)
@@ -278,7 +260,7 @@ def _build(name: str, config: dict[str, Any], l1_bytes: int, l2_bytes: int) -> D
         arch=arch,
         features=tuple(sorted(names[f] for f in known if f in names)),
         zig_target=f"{'arm' if arch == 'armv7l' else arch}-linux-{abi}.{GLIBC}",
-        simd=_simd(arch, known),
+        simd=Simd.of(arch, known),
         cores=int(config["num-cores"]),
         l1_bytes=l1_bytes,
         l2_bytes=l2_bytes,
@@ -339,18 +321,3 @@ def _split_triple(triple: str) -> tuple[str, str]:
             hint="Raspberry Pi OS and Debian armhf are hard float; soft-float systems are not supported",
         )
     return arch, "gnueabihf" if arch == "armv7l" else "gnu"
-
-
-def _simd(arch: str, known: set[str]) -> Simd:
-    if arch == "x86_64":
-        if "avx512f" in known:
-            return Simd(16, 32, fma=True)
-        if "avx" in known:
-            return Simd(8, 16, fma="fma" in known)
-        return Simd(4, 16, fma=False)
-    if arch == "aarch64":
-        return Simd(4, 32, fma=True)
-    if arch == "armv7l":
-        return Simd(4, 16, fma="vfp4" in known)
-    # No vector unit: LLVM keeps a "vector" of 4 in 4 of the 32 float registers.
-    return Simd(4, 8, fma=True)

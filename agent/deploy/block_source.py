@@ -10,10 +10,10 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 
+from agent.deploy.active import hex_digest
 from agent.deploy.blocks import BlockPull, Want, Write
 from agent.deploy.control import Control
 from agent.deploy.part import Part
-from agent.deploy.store import hex_digest
 from agent.errors import EdgeError
 from agent.mqtt.topics import BlockWant, block_filter, format_topic
 

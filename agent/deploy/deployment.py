@@ -19,6 +19,7 @@ from dataclasses import replace
 
 from agent.bundle.keyring import Keyring
 from agent.bundle.machine import Machine
+from agent.deploy.active import ActiveModel, Origin
 from agent.deploy.block_source import PATIENCE_S, BlockSource
 from agent.deploy.control import Control
 from agent.deploy.desired import Desired, desired_from_document, parse_desired
@@ -30,7 +31,7 @@ from agent.deploy.models import Models
 from agent.deploy.reported import Refused, format_report
 from agent.deploy.sources import Downloader
 from agent.deploy.state_file import Checkpoint, StateFile, no_checkpoint
-from agent.deploy.store import ActiveModel, Origin, Store
+from agent.deploy.store import Store
 from agent.errors import ConflictError, EdgeError, SourceError
 from agent.mqtt import topics
 

@@ -25,6 +25,7 @@ from agent.deploy.control import Control
 from agent.errors import StoreError
 from agent.mqtt.reason_codes import Action, Reason, reason
 from agent.mqtt.sending import CLOSED, NOT_CONNECTED
+from agent.sparing_log import SparingLog
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ class Outbox:
         self._sent: dict[str, int] = {}
         self._count = 0
         self._bytes = 0
-        self._logged_s = float("-inf")
+        self._sparing_log = SparingLog(_log, _LOG_INTERVAL_S)
         self._database: sqlite3.Connection | None = None
 
     def open(self) -> None:
@@ -245,10 +246,7 @@ class Outbox:
         self._complain(f"a report is not kept: {error}")
 
     def _complain(self, text: str) -> None:
-        now_s = time.monotonic()
-        if now_s - self._logged_s >= _LOG_INTERVAL_S:
-            self._logged_s = now_s
-            _log.error("%.400s", text)
+        self._sparing_log.error("%.400s", text)
 
 
 def _prepare(database: sqlite3.Connection) -> None:

@@ -12,13 +12,14 @@ import logging
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+from agent.deploy.active import Origin, hex_digest
 from agent.deploy.block_source import BlockSource
 from agent.deploy.desired import MQTT_SOURCE
 from agent.deploy.https import HttpsSource
 from agent.deploy.jobs import Request
 from agent.deploy.part import Part
 from agent.deploy.state_file import store_error
-from agent.deploy.store import Origin, Store, hex_digest
+from agent.deploy.store import Store
 from agent.errors import BundleError, MixAndMatchError, NoSpaceError, SourceError
 
 log = logging.getLogger(__name__)

@@ -22,22 +22,20 @@ import contextlib
 import fcntl
 import logging
 import os
-import re
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
 from agent.deploy import state_format
+from agent.deploy.active import ActiveModel, Origin, hex_digest, parse_active
 from agent.deploy.counters import Counters
 from agent.deploy.part import Part
 from agent.deploy.state_file import (
     Checkpoint,
     StateFile,
     no_checkpoint,
-    peek,
     store_error,
     sync_directory,
 )
@@ -47,50 +45,8 @@ from agent.errors import NoSpaceError, StateDirectoryError, StoreError
 SPACE_MARGIN_BYTES = 16 * 1024 * 1024
 # A transfer that nobody went on with for this long is forgotten.
 PART_LIFETIME_S = 7 * 24 * 3600
-_DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 
 log = logging.getLogger(__name__)
-
-
-class Origin(StrEnum):
-    """Who asked for a model: a desired document takes away only what one has asked for."""
-
-    DESIRED = "desired"
-    LOCAL = "local"
-
-
-@dataclass(frozen=True)
-class ActiveModel:
-    """The bundle that a model runs.
-
-    Attributes
-    ----------
-    digest, previous
-        ``sha256:<hex>`` of the bundle, and of the one before it (None at first).
-    job
-        The deployment that brought it here.
-    """
-
-    name: str
-    digest: str
-    version: str
-    origin: Origin
-    job: str
-    previous: str | None
-
-
-def hex_digest(digest: str) -> str:
-    """Return the hex part of ``sha256:<hex>``.
-
-    Raises
-    ------
-    ValueError
-        It is not a digest: it must never become part of a path.
-    """
-    match = _DIGEST.fullmatch(digest)
-    if match is None:
-        raise ValueError(f"expected sha256: and 64 hex digits, got {digest[:80]!r}")
-    return match[1]
 
 
 class Store:
@@ -124,7 +80,7 @@ class Store:
             ) from e
         self._lock: int | None = None
         self._active_file = StateFile(root / "active.json", mirrored=True, checkpoint=checkpoint)
-        self._active = _parse_active(self._active_file.load())
+        self._active = parse_active(self._active_file.load())
         self._counters = Counters(root / "counters.json", checkpoint=checkpoint)
 
     def lock(self) -> None:
@@ -335,12 +291,6 @@ class Store:
         return sum(_remove(path) for path in self._parts.iterdir() if path.name.partition(".")[0] not in keep)
 
 
-def read_active(root: Path) -> dict[str, ActiveModel]:
-    """Return what is active in the state directory `root`, and touch nothing there."""
-    path = root / "active.json"
-    return _parse_active(peek(path) or peek(path.with_name(path.name + ".mirror")))
-
-
 def _remove(path: Path) -> int:
     try:
         size = path.stat().st_size
@@ -349,28 +299,3 @@ def _remove(path: Path) -> int:
         log.warning("cannot remove %s: %s", path, e)
         return 0
     return size
-
-
-def _parse_active(document: object) -> dict[str, ActiveModel]:
-    """Read what :meth:`Store._save_active` wrote; an entry that makes no sense is left out, and said so."""
-    active: dict[str, ActiveModel] = {}
-    if not isinstance(document, dict):
-        return active
-    for name, entry in document.items():
-        try:
-            model = ActiveModel(
-                name=name,
-                digest=entry["digest"],
-                version=entry["version"],
-                origin=Origin(entry["origin"]),
-                job=entry["job"],
-                previous=entry["previous"],
-            )
-            for digest in (model.digest, model.previous):
-                if digest is not None:
-                    hex_digest(digest)
-        except (KeyError, TypeError, ValueError) as e:
-            log.error("active.json: %s is left out: %s", name, e)  # noqa: TRY400 - the message says all of it
-        else:
-            active[name] = model
-    return active

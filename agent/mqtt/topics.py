@@ -269,29 +269,14 @@ def jobs_filter(device: str) -> str:
     return f"{PREFIX}/{device}/jobs/+"
 
 
-def model_states_filter(device: str = "+") -> str:
-    """The states of all models of a device, or of every device."""
-    return f"{PREFIX}/{device}/models/+/state"
-
-
 def states_filter() -> str:
     """The states of all devices."""
     return f"{PREFIX}/+/state"
 
 
-def infos_filter() -> str:
-    """What all devices say about themselves."""
-    return f"{PREFIX}/+/info"
-
-
 def fleet_filters() -> tuple[str, ...]:
     """What every device has said about itself and its models."""
-    return (f"{PREFIX}/+/state", f"{PREFIX}/+/info", f"{PREFIX}/+/models/+/state")
-
-
-def model_state_filter(device: str) -> str:
-    """What a device has said about its models."""
-    return f"{PREFIX}/{device}/models/+/state"
+    return (states_filter(), f"{PREFIX}/+/info", f"{PREFIX}/+/models/+/state")
 
 
 def discovery_id(name: str) -> str:

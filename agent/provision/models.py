@@ -10,8 +10,8 @@ from agent.bundle.keyring import Keyring
 from agent.bundle.machine import Machine
 from agent.bundle.verify import verify_only
 from agent.deploy import state_format
+from agent.deploy.active import ActiveModel, hex_digest, read_active
 from agent.deploy.state_file import peek
-from agent.deploy.store import ActiveModel, hex_digest, read_active
 from agent.errors import EdgeError
 from agent.provision.finding import Finding, fail, ok
 

@@ -22,6 +22,7 @@ from typing import Final
 from agent.errors import StoreError
 from agent.service import answers
 from agent.service.answers import AnswerRecord, FinalAnswer, ReplyTo, RequestKey
+from agent.sparing_log import SparingLog
 
 _log = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ class DurableAnswers:
         self._bytes = [0] * _CLASSES
         self._delivered: list[tuple[int]] = []
         self._swept_s = time.monotonic()
-        self._logged_s = float("-inf")
+        self._sparing_log = SparingLog(_log, _LOG_INTERVAL_S)
         self._database: sqlite3.Connection | None = None
         for _ in range(2):
             try:
@@ -271,10 +272,7 @@ class DurableAnswers:
             if self._database.in_transaction:
                 self._database.execute("ROLLBACK")
             self._read_index(self._database)
-        now_s = time.monotonic()
-        if now_s - self._logged_s >= _LOG_INTERVAL_S:
-            self._logged_s = now_s
-            _log.error("an answer is not remembered: %s", error)
+        self._sparing_log.error("an answer is not remembered: %s", error)
 
 
 def _connect(path: Path) -> sqlite3.Connection:

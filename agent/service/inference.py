@@ -34,6 +34,7 @@ from agent.service.requests import (
     refusal,
 )
 from agent.service.work import Outcome
+from agent.sparing_log import SparingLog
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ class Inference:
         self._running: dict[bytes, _Exchange] = {}
         self._in_flight = 0
         self._closed = False
-        self._logged_s: dict[str, float] = {}
+        self._sparing_log = SparingLog(_log, _LOG_INTERVAL_S)
 
     @property
     def in_flight(self) -> int:
@@ -234,7 +235,5 @@ class Inference:
         self._connection.ack(receipt)
 
     def _log_sparingly(self, kind: str, text: Callable[[], str]) -> None:
-        now_s = time.monotonic()
-        if now_s - self._logged_s.get(kind, -_LOG_INTERVAL_S) >= _LOG_INTERVAL_S:
-            self._logged_s[kind] = now_s
+        if self._sparing_log.due(kind):
             _log.warning("%s", ascii(text())[1:-1][:400])

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from agent.bundle.tensor_spec import TensorSpec
-from agent.service.models import ModelStatus
+from agent.service.model import ModelStatus
 
 PLATFORM = "edgebundle_graph"
 

@@ -38,12 +38,13 @@ from agent.mqtt.topics import (
     parse_topic,
 )
 from agent.mqtt.topics import Metrics as MetricsTopic
-from agent.service import host, model_state
+from agent.service import host, model_state, readings
 from agent.service.cores import Cores
 from agent.service.durable_answers import DurableAnswers
 from agent.service.inference import Inference
 from agent.service.metrics import Metrics, Sample, to_document
-from agent.service.models import Models, QueueLimits
+from agent.service.model import QueueLimits
+from agent.service.models import Models
 from agent.service.notify import EXTEND_START, READY, STOPPING, WATCHDOG, Notifier
 from agent.service.presence import Presence, Session, next_session_seq
 from agent.service.work import WorkerSettings
@@ -291,36 +292,17 @@ class Service:
         return to_document(self._read_metrics())
 
     def _read_metrics(self) -> list[Sample]:
-        return self._metrics.samples(self._gauges())
-
-    def _gauges(self) -> host.Gauges:
         gauges = self._host.gauges()
         gauges["edge_inference_in_flight", ()] = self._inference.in_flight
-        gauges["edge_answers_dropped_total", ()] = self._answers.dropped
-        gauges["edge_outbox_messages", (("kind", "answers"),)] = self._answers.waiting
-        gauges["edge_outbox_messages", (("kind", "reports"),)] = self._outbox.waiting
-        gauges["edge_outbox_dropped_total", ()] = self._outbox.dropped
+        gauges.update(readings.of_answers(self._answers))
+        gauges.update(readings.of_outbox(self._outbox))
         if self._certificates is not None:
-            for name, end_s in self._certificates.expiries().items():
-                gauges["edge_certificate_expiry_timestamp_seconds", (("file", name),)] = end_s
+            gauges.update(readings.of_certificates(self._certificates))
         for connection in self.connections:
-            labels = (("connection", connection.client_id.rpartition("-")[2]),)
-            gauges["edge_mqtt_connects_total", labels] = connection.connects
-            gauges["edge_mqtt_reconnects_total", labels] = max(0, connection.connects - 1)
-            gauges["edge_mqtt_connected", labels] = int(connection.connected)
-            gauges["edge_mqtt_unacknowledged", labels] = connection.unacknowledged
+            gauges.update(readings.of_connection(connection))
         for model in self.models:
-            status = model.status()
-            if status is not None:
-                labels = (("model", status.name),)
-                gauges["edge_model_ready", labels] = int(status.ready)
-                gauges["edge_model_queue_length", labels] = status.queued
-                gauges["edge_worker_resident_memory_bytes", labels] = status.rss_bytes
-                gauges["edge_worker_restarts_total", labels] = status.restarts
-                cpu_s = None if model.worker_pid is None else host.process_cpu_s(model.worker_pid)
-                if cpu_s is not None:
-                    gauges["edge_worker_cpu_seconds_total", labels] = cpu_s
-        return gauges
+            gauges.update(readings.of_model(model))
+        return self._metrics.samples(gauges)
 
     def _on_control_up(self, _session_present: bool) -> None:
         assert self._presence is not None

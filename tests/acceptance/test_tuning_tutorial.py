@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -23,20 +21,11 @@ from builder import (
     run,
     tune,
 )
+from tests.acceptance.commands import edgebundle
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits" / "digits.onnx"
 
 pytestmark = pytest.mark.slow
-
-
-def edgebundle(*arguments: str | Path, cwd: Path) -> str:
-    """Run the command line and return what it printed to stdout."""
-    done = subprocess.run(
-        [sys.executable, "-m", "builder", *map(str, arguments)],
-        cwd=cwd, capture_output=True, text=True, timeout=400, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.fixture

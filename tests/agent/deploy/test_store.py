@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.deploy.active import ActiveModel, Origin, hex_digest, read_active
 from agent.deploy.part import Origin as PartOrigin
 from agent.deploy.part import Part
 from agent.deploy.state_file import MAX_STATE_BYTES, StateFile, write_durably
-from agent.deploy.store import PART_LIFETIME_S, ActiveModel, Origin, Store, hex_digest, read_active
+from agent.deploy.store import PART_LIFETIME_S, Store
 from agent.errors import EndlessDataError, NoSpaceError, StoreError
 
 A, B, C = (f"sha256:{letter * 64}" for letter in "abc")

@@ -16,7 +16,8 @@ import pytest
 
 from agent.bundle.keyring import Keyring
 from agent.bundle.machine import Machine
-from agent.deploy.store import ActiveModel, Origin, Store
+from agent.deploy.active import ActiveModel, Origin
+from agent.deploy.store import Store
 from agent.provision import identity, machine, models
 from agent.provision.credentials import certificates
 from agent.provision.finding import Finding, Level

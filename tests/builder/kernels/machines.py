@@ -10,7 +10,8 @@ from tvm import relax
 
 from builder.kernels.interpreter import Interpreter
 from builder.lower import LoweredModule, lower
-from builder.target import DeviceTarget, Simd, resolve
+from builder.simd import Simd
+from builder.target import DeviceTarget, resolve
 
 REGISTERS = {4: 32, 8: 16, 16: 32}
 

@@ -10,7 +10,7 @@ import tvm
 from tvm import relax
 
 from builder.kernels import winograd
-from builder.kernels.winograd import Transforms
+from builder.kernels.winograd_transforms import Transforms
 from builder.target import DeviceTarget, resolve
 from tests.builder.kernels.machines import Randn, close, conv2d, element_machine, lower_expression, run
 

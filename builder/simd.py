@@ -1,0 +1,41 @@
+"""The vector unit of a core, as far as float32 code depends on it."""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Simd:
+    """What the vector unit offers to float32 code.
+
+    Attributes
+    ----------
+    lanes
+        float32 values in the widest register that is worth using.
+    registers
+        Architectural vector registers of that width.
+    fma
+        Whether multiply and add are one instruction.
+    """
+
+    lanes: int
+    registers: int
+    fma: bool
+
+    @classmethod
+    def of(cls, arch: str, features: AbstractSet[str]) -> Simd:
+        """The vector unit of a core of that architecture with those features, named as LLVM names them."""
+        if arch == "x86_64":
+            if "avx512f" in features:
+                return cls(16, 32, fma=True)
+            if "avx" in features:
+                return cls(8, 16, fma="fma" in features)
+            return cls(4, 16, fma=False)
+        if arch == "aarch64":
+            return cls(4, 32, fma=True)
+        if arch == "armv7l":
+            return cls(4, 16, fma="vfp4" in features)
+        # No vector unit: LLVM keeps a "vector" of 4 in 4 of the 32 float registers.
+        return cls(4, 8, fma=True)

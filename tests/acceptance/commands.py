@@ -1,0 +1,17 @@
+"""The command line, as a tutorial types it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+
+def edgebundle(*arguments: str | Path, cwd: Path) -> str:
+    """Run the command line and return what it printed to stdout."""
+    done = subprocess.run(
+        [sys.executable, "-m", "builder", *map(str, arguments)],
+        cwd=cwd, capture_output=True, text=True, timeout=400, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
