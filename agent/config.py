@@ -16,7 +16,7 @@ from typing import Final, cast
 from agent.config_keys import KEYS, PATH, Key, sample_config
 from agent.errors import ConfigError
 from agent.mqtt.settings import BrokerSettings, TlsSettings, parse_broker_url
-from agent.mqtt.topics import is_device_name
+from agent.wire.topics import is_device_name
 
 __all__ = ["KEYS", "Config", "load_config", "parse_config", "sample_config"]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final, cast
 
 from agent.mqtt.settings import PROTOCOLS
-from agent.mqtt.topics import is_device_name
+from agent.wire.topics import is_device_name
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 

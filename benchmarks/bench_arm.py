@@ -64,9 +64,9 @@ def prepare(name: str, folder: Path, target: str, records: str | None) -> Prepar
     """Lay out what the guest reads: the ONNX file, ncnn's files, our members, the inputs."""
     from agent.bundle.graph import Graph
     from builder import compile
+    from builder.compiling.parity import reference_outputs
+    from builder.compiling.sample_inputs import record
     from builder.importer import import_onnx
-    from builder.parity import reference_outputs
-    from builder.sample_inputs import record
 
     place = folder / name
     place.mkdir(parents=True, exist_ok=True)

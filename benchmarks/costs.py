@@ -87,10 +87,10 @@ def first_answer_s(bundle: Path, folder: Path) -> float:
     """Verify a bundle and have a worker answer one request, as the agent does."""
     from agent.bundle.keyring import Keyring
     from agent.bundle.verify import verify
-    from agent.service.worker_process import worker_command
+    from agent.service.models.worker_process import worker_command
     from agent.worker.channel import Answer, Channel, Load, Ready, Request, send_load
-    from builder.keys import generate, read_private
-    from builder.package import Package
+    from builder.bundles.keys import generate, read_private
+    from builder.bundles.package import Package
 
     pair = generate(folder / f"keys-{time.monotonic_ns()}")
     signed = folder / "signed.bundle"
@@ -130,7 +130,7 @@ def main(model: Path) -> None:
     from agent.bundle.graph import Graph
     from benchmarks.engines import OURS, bundle_of
     from benchmarks.executor_overhead import overhead_us
-    from builder.package import Package
+    from builder.bundles.package import Package
 
     prefer_this_process()
     with tempfile.TemporaryDirectory() as name:

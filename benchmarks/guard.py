@@ -86,8 +86,8 @@ class Count:
 def prepare(model: str, core: str, folder: Path) -> Path:
     """Compile a network for a core; return the folder that the guest reads."""
     from builder import compile
+    from builder.compiling.sample_inputs import record
     from builder.importer import import_onnx
-    from builder.sample_inputs import record
 
     path = folder / "model.onnx"
     onnx.save(MODELS[model](), path)

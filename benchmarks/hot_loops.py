@@ -191,11 +191,11 @@ def _cycles(blocks: Sequence[Sequence[str]], cpu: str) -> list[float]:
 
 def kernels_object(path: Path, shapes: dict[str, list[int]] | None, target: str) -> bytes:
     """The kernels of a model as an object file, with the names that `mod.so` lacks; records decide."""
+    from builder.codegen.kernel_object import compile_object
+    from builder.compiling.lower import lower
     from builder.importer import import_onnx
-    from builder.kernel_object import compile_object
-    from builder.lower import lower
     from builder.records.shipped import shipped_for
-    from builder.target import resolve
+    from builder.target.device_target import resolve
 
     device = resolve(target)
     lowered = lower(import_onnx(path, input_shapes=shapes).mod, device, shipped=shipped_for(device))

@@ -52,11 +52,11 @@ def main() -> None:
 def profile(model: str, threads: int, repeat: int) -> tuple[list[Row], float]:
     """The rows of `model` in order, and the machine's peak in GFLOP/s."""
     from benchmarks.architectures import ARCHITECTURES, generate
+    from benchmarks.interpreter import Interpreter
+    from builder.compiling.lower import lower
     from builder.importer import import_onnx
-    from builder.kernels.interpreter import Interpreter
     from builder.kernels.schedule import SCHEDULE
-    from builder.lower import lower
-    from builder.target import resolve
+    from builder.target.device_target import resolve
 
     target = resolve("host")
     source = generate(model) if model in ARCHITECTURES else Path(model)
@@ -108,9 +108,9 @@ def peak_gflops(lanes: int, threads: int) -> float:
     import tvm
     from tvm import s_tir, te
 
-    from builder.kernels import matmul
     from builder.kernels.decisions import heuristic
-    from builder.target import resolve
+    from builder.kernels.spaces import matmul
+    from builder.target.device_target import resolve
 
     panel, depth, rows = 2 * lanes, 128, 8 * threads
     a = te.placeholder((rows, depth), "float32", name="a")

@@ -128,8 +128,8 @@ def profile(bundle: Path, threads: int) -> tuple[Layer, ...]:
     """Time every layer of a bundle."""
     from agent.bundle.graph import Graph
     from agent.runtime import debug_executor
-    from builder.execute import load_kernels
-    from builder.package import Package
+    from builder.bundles.package import Package
+    from builder.running.execute import load_kernels
 
     package = Package.load(bundle)
     graph = Graph.from_json(package.members["mod.json"])

@@ -69,10 +69,10 @@ def prepare(name: str, folder: Path, records: str | None = None, *, keep: bool =
         Keep bundles that are there, too.
     """
     from builder import compile
+    from builder.bundles.package import Package
+    from builder.compiling.parity import reference_outputs
+    from builder.compiling.sample_inputs import record
     from builder.importer import import_onnx
-    from builder.package import Package
-    from builder.parity import reference_outputs
-    from builder.sample_inputs import record
 
     place = folder.resolve() / name
     place.mkdir(parents=True, exist_ok=True)

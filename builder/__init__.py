@@ -23,16 +23,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from builder.compilation import Identity, compile
+    from builder.boards.measuring import RunnerOptions
+    from builder.bundles.package import Package
+    from builder.compiling.compilation import Identity, compile
     from builder.importer import ImportedModel, load
-    from builder.local_run import RunResult, profile, run
-    from builder.package import Package
-    from builder.target import DeviceTarget, resolve
-    from builder.tuning.best import pick_best
-    from builder.tuning.measuring import RunnerOptions
+    from builder.records.best import pick_best
+    from builder.records.records import Records
+    from builder.records.task import Task
+    from builder.running.local_run import RunResult, profile, run
+    from builder.target.device_target import DeviceTarget, resolve
     from builder.tuning.options import TuneOptions
-    from builder.tuning.records import Records
-    from builder.tuning.tasks import Task, extract_tasks
+    from builder.tuning.tasks import extract_tasks
     from builder.tuning.tuner import tune
 
 # ONNX Runtime, our reference, reports to its maker (from 1.29 on) unless this is set before it is loaded.
@@ -40,22 +41,22 @@ if TYPE_CHECKING:
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 _HOME = {
-    "DeviceTarget": "builder.target",
-    "Identity": "builder.compilation",
+    "DeviceTarget": "builder.target.device_target",
+    "Identity": "builder.compiling.compilation",
     "ImportedModel": "builder.importer",
-    "Package": "builder.package",
-    "Records": "builder.tuning.records",
-    "RunResult": "builder.local_run",
-    "RunnerOptions": "builder.tuning.measuring",
-    "Task": "builder.tuning.tasks",
+    "Package": "builder.bundles.package",
+    "Records": "builder.records.records",
+    "RunResult": "builder.running.local_run",
+    "RunnerOptions": "builder.boards.measuring",
+    "Task": "builder.records.task",
     "TuneOptions": "builder.tuning.options",
-    "compile": "builder.compilation",
+    "compile": "builder.compiling.compilation",
     "extract_tasks": "builder.tuning.tasks",
     "load": "builder.importer",
-    "pick_best": "builder.tuning.best",
-    "profile": "builder.local_run",
-    "resolve": "builder.target",
-    "run": "builder.local_run",
+    "pick_best": "builder.records.best",
+    "profile": "builder.running.local_run",
+    "resolve": "builder.target.device_target",
+    "run": "builder.running.local_run",
     "tune": "builder.tuning.tuner",
 }
 

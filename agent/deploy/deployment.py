@@ -19,21 +19,21 @@ from dataclasses import replace
 
 from agent.bundle.keyring import Keyring
 from agent.bundle.machine import Machine
-from agent.deploy.active import ActiveModel, Origin
-from agent.deploy.block_source import PATIENCE_S, BlockSource
 from agent.deploy.control import Control
 from agent.deploy.desired import Desired, desired_from_document, parse_desired
-from agent.deploy.https import HttpsSettings, HttpsSource
+from agent.deploy.fetch.block_source import PATIENCE_S, BlockSource
+from agent.deploy.fetch.https import HttpsSettings, HttpsSource
+from agent.deploy.fetch.sources import Downloader
 from agent.deploy.inbox import Inbox
 from agent.deploy.installer import Installer
 from agent.deploy.jobs import Job, Journal, Request, Result, Status
 from agent.deploy.models import Models
 from agent.deploy.reported import Refused, format_report
-from agent.deploy.sources import Downloader
-from agent.deploy.state_file import Checkpoint, StateFile, no_checkpoint
-from agent.deploy.store import Store
+from agent.deploy.store.active import ActiveModel, Origin
+from agent.deploy.store.state_file import Checkpoint, StateFile, no_checkpoint
+from agent.deploy.store.store import Store
 from agent.errors import ConflictError, EdgeError, SourceError
-from agent.mqtt import topics
+from agent.wire import topics
 
 # How soon a bundle that was dropped into the inbox is noticed.
 INBOX_INTERVAL_S = 1.0

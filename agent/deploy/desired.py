@@ -21,9 +21,9 @@ import json
 import re
 from dataclasses import dataclass
 
-from agent.deploy.active import Origin, hex_digest
-from agent.deploy.allow_list import MAX_URL_CHARACTERS
+from agent.deploy.fetch.allow_list import MAX_URL_CHARACTERS
 from agent.deploy.jobs import Request
+from agent.deploy.store.active import Origin, hex_digest
 from agent.errors import EndlessDataError, FormatError
 
 # 64 models with 8 sources of 200 characters each are 100 kB.

@@ -19,10 +19,10 @@ from pathlib import Path
 
 from agent.bundle.keyring import Keyring
 from agent.bundle.verify import verify_only
-from agent.deploy.active import Origin
 from agent.deploy.desired import MAX_BUNDLE_BYTES
 from agent.deploy.jobs import Job, Request, Result, Status
-from agent.deploy.state_file import write_durably
+from agent.deploy.store.active import Origin
+from agent.deploy.store.state_file import write_durably
 from agent.errors import BundleError, EdgeError, EndlessDataError, FormatError, StoreError
 
 # A result that nobody fetched is forgotten after this long.

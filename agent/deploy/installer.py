@@ -23,13 +23,13 @@ from agent.bundle.keyring import Keyring
 from agent.bundle.machine import Machine
 from agent.bundle.manifest import Manifest
 from agent.bundle.verify import VerifiedBundle, verify
-from agent.deploy.active import ActiveModel
+from agent.deploy.fetch.sources import Downloader
 from agent.deploy.job_run import JobRun
 from agent.deploy.jobs import Job, Request, Result, Status, Step
 from agent.deploy.models import Models
-from agent.deploy.sources import Downloader
-from agent.deploy.state_file import Checkpoint, no_checkpoint
-from agent.deploy.store import Store
+from agent.deploy.store.active import ActiveModel
+from agent.deploy.store.state_file import Checkpoint, no_checkpoint
+from agent.deploy.store.store import Store
 from agent.deploy.transitions import TRANSITIONS, Failure
 from agent.errors import EdgeError, MixAndMatchError, StoreError
 

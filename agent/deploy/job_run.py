@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from agent.bundle.verify import VerifiedBundle
-from agent.deploy.active import ActiveModel
 from agent.deploy.jobs import Job, Result, Step
+from agent.deploy.store.active import ActiveModel
 from agent.deploy.transitions import Failure, classify
 from agent.errors import EdgeError
 

@@ -15,8 +15,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from agent.deploy.active import Origin
-from agent.deploy.state_file import Checkpoint, StateFile, no_checkpoint
+from agent.deploy.store.active import Origin
+from agent.deploy.store.state_file import Checkpoint, StateFile, no_checkpoint
 from agent.errors import StoreError
 
 # A fleet tool asks about the last deployment or two; the rest is for a person who wonders what happened

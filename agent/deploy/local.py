@@ -16,10 +16,10 @@ from agent.bundle.admission import admit
 from agent.bundle.keyring import Keyring
 from agent.bundle.machine import Machine
 from agent.bundle.verify import verify_only
-from agent.deploy.active import hex_digest
 from agent.deploy.inbox import Inbox
-from agent.deploy.state_file import store_error, sync_directory
-from agent.deploy.store import Store
+from agent.deploy.store.active import hex_digest
+from agent.deploy.store.state_file import store_error, sync_directory
+from agent.deploy.store.store import Store
 from agent.errors import StoreError
 
 # An agent looks once a second; what is left is for hashing a large bundle twice on a small board.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from agent.deploy.desired import Desired
 from agent.deploy.jobs import MAX_MESSAGE_CHARACTERS
-from agent.deploy.store import Store
+from agent.deploy.store.store import Store
 from agent.errors import EdgeError
 
 

@@ -96,7 +96,8 @@ def _config_path(options: argparse.Namespace) -> Path:
 
 
 def _enroll(options: argparse.Namespace) -> int:
-    from agent.provision import enroll, service
+    from agent.provision import enroll
+    from agent.provision.checks import service
     from agent.provision.enrollment import EnrollmentError
     from agent.provision.placing import require_writable
     from agent.provision.questions import ask
@@ -158,8 +159,8 @@ def _here(name: str | None) -> str | None:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from agent.provision import doctor
-    from agent.provision.finding import Level
+    from agent.provision.checks import doctor
+    from agent.provision.checks.finding import Level
 
     path = _config_path(options)
     levels: list[Level] = []

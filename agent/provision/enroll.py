@@ -24,11 +24,11 @@ from agent.errors import ConfigError
 from agent.mqtt.failure import Failure
 from agent.mqtt.settings import read_secret
 from agent.provision import credentials
+from agent.provision.checks.finding import Finding, failed
+from agent.provision.checks.reach import UnreachableError
+from agent.provision.checks.rights import check_broker
 from agent.provision.enrollment import Enrollment, EnrollmentError, check_enrollment
-from agent.provision.finding import Finding, failed
 from agent.provision.placing import Owner, free_name, make_folder, put
-from agent.provision.reach import UnreachableError
-from agent.provision.rights import check_broker
 from agent.provision.template import Value, fill
 
 SYSTEM_FOLDER: Final = Path("/etc/edge-agent")

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from agent.errors import ConfigError
 from agent.mqtt.settings import parse_broker_url
-from agent.mqtt.topics import is_device_name
+from agent.wire.topics import is_device_name
 
 # A file with a few certificates in it; the configuration's own limit.
 MAX_FILE_BYTES: Final = 1 << 20

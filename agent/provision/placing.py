@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from agent.deploy.state_file import sync_directory
+from agent.deploy.store.state_file import sync_directory
 from agent.errors import ConfigError
 
 SERVICE_GROUP: Final = "edge-agent"

@@ -10,8 +10,8 @@ from typing import Final
 
 from agent.errors import ConfigError
 from agent.mqtt.settings import parse_broker_url
-from agent.mqtt.topics import is_device_name
 from agent.provision.enrollment import Enrollment
+from agent.wire.topics import is_device_name
 
 # Somebody leans on the Enter key.
 _MAX_TRIES: Final = 5

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from agent.deploy.state_file import write_durably
+from agent.deploy.store.state_file import write_durably
 from agent.mqtt.connection import Connection
 from agent.mqtt.message import Will
-from agent.mqtt.topics import State, format_topic
+from agent.wire.topics import State, format_topic
 
 _log = logging.getLogger(__name__)
 

@@ -21,37 +21,30 @@ from agent.bundle.keyring import Keyring
 from agent.bundle.machine import Machine
 from agent.config import Config
 from agent.deploy.deployment import Deployment
-from agent.deploy.https import HttpsSettings
+from agent.deploy.fetch.https import HttpsSettings
 from agent.deploy.outbox import Outbox
-from agent.deploy.store import Store
+from agent.deploy.store.store import Store
 from agent.errors import EdgeError
 from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message
 from agent.mqtt.tls import CertificateFiles
-from agent.mqtt.topics import (
-    Info,
-    ModelState,
-    State,
-    format_topic,
-    group_filter,
-    infer_filter,
-    parse_topic,
-)
-from agent.mqtt.topics import Metrics as MetricsTopic
-from agent.service import host, model_state, readings
-from agent.service.cores import Cores
-from agent.service.durable_answers import DurableAnswers
-from agent.service.inference import Inference
-from agent.service.metrics import Metrics, Sample, to_document
-from agent.service.model import QueueLimits
-from agent.service.models import Models
+from agent.service.metrics import host, readings
+from agent.service.metrics.metrics import Metrics, Sample, to_document
+from agent.service.models import model_state
+from agent.service.models.cores import Cores
+from agent.service.models.model import QueueLimits
+from agent.service.models.models import Models
 from agent.service.notify import EXTEND_START, READY, STOPPING, WATCHDOG, Notifier
 from agent.service.presence import Presence, Session, next_session_seq
+from agent.service.requests.durable_answers import DurableAnswers
+from agent.service.requests.inference import Inference
 from agent.service.work import WorkerSettings
+from agent.wire.topics import Info, ModelState, State, format_topic, group_filter, infer_filter, parse_topic
+from agent.wire.topics import Metrics as MetricsTopic
 
 if TYPE_CHECKING:
-    from agent.service.home_assistant import Announcer
-    from agent.service.prometheus import PrometheusPage
+    from agent.service.metrics.home_assistant import Announcer
+    from agent.service.metrics.prometheus import PrometheusPage
 
 _log = logging.getLogger(__name__)
 
@@ -137,7 +130,7 @@ class Service:
         self._page: PrometheusPage | None = None
         self._home_assistant: Announcer | None = None
         if config.home_assistant_enabled or (config.state_dir / HOME_ASSISTANT_FILE).exists():
-            from agent.service.home_assistant import Announcer
+            from agent.service.metrics.home_assistant import Announcer
 
             prefix = config.home_assistant_prefix if config.home_assistant_enabled else None
             self._home_assistant = Announcer(self._control, config.state_dir, prefix)
@@ -173,7 +166,7 @@ class Service:
         """
         config = self._config
         if config.metrics_listen is not None:
-            from agent.service.prometheus import PrometheusPage, parse_listen_address
+            from agent.service.metrics.prometheus import PrometheusPage, parse_listen_address
 
             self._page = PrometheusPage(parse_listen_address(config.metrics_listen), self._read_metrics)
         self._outbox.open()
@@ -353,7 +346,7 @@ class Service:
     def _tell_home_assistant(self) -> None:
         if self._home_assistant is None:
             return
-        from agent.service.home_assistant import Device
+        from agent.service.metrics.home_assistant import Device
 
         gauges = self._host.gauges()
         self._home_assistant.announce(

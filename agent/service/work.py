@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from agent.errors import RequestError
-from agent.service.requests import InferRequest
+from agent.service.requests.requests import InferRequest
 from agent.worker.channel import Answer, Buffer
 
 

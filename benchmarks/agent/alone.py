@@ -6,8 +6,8 @@ import json
 import sys
 import time
 
-from builder.local_run import prepared
-from builder.package import Package
+from builder.bundles.package import Package
+from builder.running.local_run import prepared
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.architectures.network import Network
-from builder.package import Package
+from builder.bundles.package import Package
 
 OPSET, IR_VERSION = 17, 8
 SIDE, CHANNELS = 56, 64
@@ -47,7 +47,7 @@ class Bench:
 
 def make(folder: Path, wanted: set[str], progress: Progress) -> Bench:
     """Compile and sign what is wanted, for this machine."""
-    from builder import keys
+    from builder.bundles import keys
 
     pair = keys.generate(folder / "keys")
     trust = folder / "trust"
@@ -93,7 +93,7 @@ def _compile(network: Network, folder: Path) -> Package:
 
 
 def _layer_ms(package: Package) -> float:
-    from builder.local_run import prepared
+    from builder.running.local_run import prepared
 
     module = prepared(package, 1)
     times = []

@@ -12,7 +12,7 @@ from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message
 from agent.mqtt.properties import Properties
 from agent.mqtt.settings import BrokerSettings
-from agent.mqtt.topics import Infer, ModelState, Reply, format_topic, reply_filter
+from agent.wire.topics import Infer, ModelState, Reply, format_topic, reply_filter
 from benchmarks.agent.stage import DEVICE
 
 ANSWER_LIMIT_S = 60.0

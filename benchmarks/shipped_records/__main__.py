@@ -23,11 +23,11 @@ from benchmarks.shipped_records.cores import MODELS, TARGETS
 from benchmarks.shipped_records.descent import Descent
 from benchmarks.shipped_records.measure import LEAST_GAIN, Measure
 from benchmarks.shipped_records.wanted import Wanted, wanted
+from builder.kernels.design_space import Decisions
 from builder.records.points import point_of
 from builder.records.shipped import Entry, ShippedRecords, name_for
-from builder.target import DeviceTarget, resolve
-from builder.tuning.space import Decisions
-from builder.tuning.tasks import Task
+from builder.records.task import Task
+from builder.target.device_target import DeviceTarget, resolve
 
 FOLDER = Path(__file__).parents[2] / "builder" / "records"
 AT_ONCE = 8  # signatures that are searched beside each other: they share a timing process

@@ -11,8 +11,8 @@ from concurrent.futures.process import BrokenProcessPool
 
 from benchmarks.shipped_records.build import Candidates, arguments_of, build, job
 from builder.errors import BuildError
-from builder.tuning.space import Decisions
-from builder.tuning.tasks import Task
+from builder.kernels.design_space import Decisions
+from builder.records.task import Task
 
 BUILD_TIMEOUT_S = 300.0
 

@@ -19,8 +19,8 @@ from benchmarks.shipped_records.cores import MODELS, TARGETS
 from benchmarks.shipped_records.wanted import wanted
 from builder.kernels.schedule import SCHEDULE_FAULTS, apply_space
 from builder.records.shipped import Entry, EntryChooser, ShippedRecords
-from builder.target import resolve
-from builder.tuning.tasks import Task
+from builder.records.task import Task
+from builder.target.device_target import resolve
 
 
 @dataclass(frozen=True)

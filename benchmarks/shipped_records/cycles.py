@@ -15,9 +15,9 @@ from typing import Any
 from benchmarks.shipped_records.build import Candidates
 from benchmarks.shipped_records.builders import Builders
 from benchmarks.shipped_records.measure import LEAST_GAIN, Verdict
-from builder.target import DeviceTarget
-from builder.tuning.space import Decisions
-from builder.tuning.tasks import Task
+from builder.kernels.design_space import Decisions
+from builder.records.task import Task
+from builder.target.device_target import DeviceTarget
 
 ROUNDS, PAIRS = 5, 21
 TIMEOUT_S = 300

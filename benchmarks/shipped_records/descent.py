@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Iterator
 
-from builder.tuning.space import Decisions, DesignSpace
+from builder.kernels.design_space import Decisions, DesignSpace
 
 # A tile that is unrolled further than this keeps LLVM busy for minutes, and no register file holds it.
 MAX_UNROLLED = 1024

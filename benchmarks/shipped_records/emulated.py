@@ -22,10 +22,10 @@ from benchmarks.hot_loops import CORES, TRIPLE, tool
 from benchmarks.shipped_records.build import Arguments, Candidates
 from benchmarks.shipped_records.builders import Builders
 from benchmarks.shipped_records.measure import LEAST_GAIN, Verdict
-from builder.link.linker import include_paths
-from builder.target import DeviceTarget
-from builder.tuning.space import Decisions
-from builder.tuning.tasks import Task
+from builder.codegen.link.linker import include_paths
+from builder.kernels.design_space import Decisions
+from builder.records.task import Task
+from builder.target.device_target import DeviceTarget
 
 HERE = Path(__file__).parent
 TIMEOUT_S = 300

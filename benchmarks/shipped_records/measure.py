@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from builder.tuning.space import Decisions
-from builder.tuning.tasks import Task
+from builder.kernels.design_space import Decisions
+from builder.records.task import Task
 
 LEAST_GAIN = 1.03  # below this an entry is not worth its line, and may be luck
 

@@ -9,8 +9,9 @@ from benchmarks.architectures import generate
 from builder.importer import import_onnx
 from builder.kernels.decisions import heuristic
 from builder.records.points import signature_for
-from builder.target import DeviceTarget
-from builder.tuning.tasks import Task, extract_tasks
+from builder.records.task import Task
+from builder.target.device_target import DeviceTarget
+from builder.tuning.tasks import extract_tasks
 
 TOKENS = (1, 128)
 

@@ -16,7 +16,7 @@ from statistics import median
 
 from agent.mqtt.message import Message
 from agent.mqtt.properties import Properties
-from agent.mqtt.topics import Infer, Reply, format_topic
+from agent.wire.topics import Infer, Reply, format_topic
 from benchmarks.soak.bench import device_and_broker
 from tests.agent.faults import MODEL
 from tests.agent.service.conftest import Client, connected_client, status_of

@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.tuning.cycle_board import cycle_board
 from benchmarks.tuning.recovery import recover
 from builder import RunnerOptions, TuneOptions, load, tune
-from builder.tuning.live import watch
+from builder.tuning.views.live import watch
 
 
 def main() -> None:

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.shipped_records.timer import counter
-from builder.tuning.board_functions import BoardState, compare_json
-from builder.tuning.local_board import LocalBoard
-from builder.tuning.measuring import KERNEL, Code, MeasureProcess, Place, RunnerOptions, Timing
-from builder.tuning.measuring_session import Session, serve
+from builder.boards.board_functions import BoardState, compare_json
+from builder.boards.local_board import LocalBoard
+from builder.boards.measuring import KERNEL, Code, MeasureProcess, Place, RunnerOptions, Timing
+from builder.boards.measuring_session import Session, serve
 
 SPIN = 200_000
 

@@ -11,9 +11,9 @@ import tvm
 from tvm.s_tir import meta_schedule as ms
 
 from benchmarks.tuning.operators import KERNEL, Operator
-from builder.target import DeviceTarget
+from builder.boards.measuring import Code
+from builder.target.device_target import DeviceTarget
 from builder.tuning.build import build_module
-from builder.tuning.measuring import Code
 
 
 @dataclass(frozen=True)

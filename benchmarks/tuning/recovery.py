@@ -13,15 +13,15 @@ from pathlib import Path
 
 from benchmarks.tuning.cycle_board import cycle_board
 from builder import RunnerOptions, TuneOptions, extract_tasks, load, resolve, tune
+from builder.boards.local_board import LocalBoard
+from builder.boards.measuring import Code
 from builder.kernels.decisions import middle
-from builder.tuning.best import chosen
+from builder.kernels.design_space import Decisions
+from builder.records.best import chosen
+from builder.records.records import Records
+from builder.records.task import Task
 from builder.tuning.build import CandidateBuilder
 from builder.tuning.comparison import compare_kernels
-from builder.tuning.local_board import LocalBoard
-from builder.tuning.measuring import Code
-from builder.tuning.records import Records
-from builder.tuning.space import Decisions
-from builder.tuning.tasks import Task
 
 
 @dataclass(frozen=True)

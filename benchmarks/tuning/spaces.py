@@ -19,12 +19,12 @@ import onnx
 from benchmarks.tuning.cycle_board import cycle_board
 from benchmarks.tuning.operators import OPERATORS, Operator
 from builder import RunnerOptions, extract_tasks, load, resolve
-from builder.tuning import search
+from builder.boards.local_board import LocalBoard
+from builder.boards.measuring import Code
+from builder.kernels.design_space import Decisions
+from builder.records.task import Task
 from builder.tuning.build import CandidateBuilder
-from builder.tuning.local_board import LocalBoard
-from builder.tuning.measuring import Code
-from builder.tuning.space import Decisions
-from builder.tuning.tasks import Task
+from builder.tuning.search import search
 
 MOST = 1000
 TRIALS = 60

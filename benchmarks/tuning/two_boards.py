@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from builder import RunnerOptions, TuneOptions, load, tune
+from builder.boards.tracker import Tracker
 from builder.errors import FleetError
-from builder.tuning.tracker import Tracker
-from builder.tuning.view import Progress
+from builder.tuning.views.view import Progress
 
 KEY = "bench"
 START_S = 120.0

@@ -11,7 +11,7 @@ from builder.cli import SubParsers
 from builder.cli.progress import steps
 
 if TYPE_CHECKING:
-    from builder.package import Package
+    from builder.bundles.package import Package
 
 EXAMPLES = """examples:
   edgebundle compile resnet50-v2-7.onnx --target rpi4 --sign-key keys/signing.key -o resnet50.bundle
@@ -90,17 +90,17 @@ def add_parsers(subparsers: SubParsers) -> None:
 
 
 def _compile(args: argparse.Namespace) -> int:
-    from builder import parity
-    from builder.keys import read_private
+    from builder.bundles.keys import read_private
+    from builder.compiling import parity
 
     # Before minutes of work: is the key there, can the result be written?
     key = read_private(args.sign_key) if args.sign_key else None
     output = _output(args)
     with steps(quiet=args.quiet or args.json) as step:
         step("loading the compiler")
-        from builder.compilation import Identity, compile
+        from builder.compiling.compilation import Identity, compile
         from builder.importer import load, parse_input_shapes, parse_input_values
-        from builder.target import resolve
+        from builder.target.device_target import resolve
 
         target = resolve(args.target)
         identity = Identity(args.name, args.model_version, args.security_counter, args.compatible)

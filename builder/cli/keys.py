@@ -79,7 +79,7 @@ def _add_json(parser: Parser) -> None:
 
 
 def _keygen(args: argparse.Namespace) -> int:
-    from builder.keys import generate
+    from builder.bundles.keys import generate
 
     pair = generate(args.folder)
     if args.json:
@@ -96,8 +96,8 @@ def _keygen(args: argparse.Namespace) -> int:
 
 def _sign(args: argparse.Namespace) -> int:
     from agent.bundle.keyring import key_id
-    from builder.keys import read_private
-    from builder.sign import sign_bundle
+    from builder.bundles.keys import read_private
+    from builder.bundles.sign import sign_bundle
 
     key = read_private(args.key)
     output = args.output or args.bundle
@@ -139,7 +139,7 @@ def _keyring(trusted: list[str]) -> Keyring:
 
 
 def _inspect(args: argparse.Namespace) -> int:
-    from builder.inspect import inspect_bundle
+    from builder.bundles.inspection import inspect_bundle
 
     keyring = _keyring(args.trust) if args.trust else None
     with named(args.bundle):

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from builder.cli import SubParsers
 
 if TYPE_CHECKING:
-    from builder.target import DeviceTarget
-    from builder.tuning.records import Records
+    from builder.records.records import Records
+    from builder.target.device_target import DeviceTarget
 
 EXAMPLES = """examples:
   edgebundle records show records/
@@ -54,8 +54,8 @@ def add_parsers(subparsers: SubParsers) -> None:
 
 
 def _merge(args: argparse.Namespace) -> int:
-    from builder.tuning.best import merge
-    from builder.tuning.records import Records
+    from builder.records.best import merge
+    from builder.records.records import Records
 
     target = _target(Records.read(args.folders[0]))
     with merge(args.output, args.folders, target) as merged:
@@ -64,8 +64,8 @@ def _merge(args: argparse.Namespace) -> int:
 
 
 def _best(args: argparse.Namespace) -> int:
-    from builder.tuning.best import pick_best
-    from builder.tuning.records import Records
+    from builder.records.best import pick_best
+    from builder.records.records import Records
 
     records = Records.read(args.folder)
     with pick_best(records, args.output, _target(records)) as picked:
@@ -74,7 +74,7 @@ def _best(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    from builder.tuning.records import Records
+    from builder.records.records import Records
 
     records = Records.read(args.folder)
     rows = _operators(records)
@@ -110,7 +110,7 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _export(args: argparse.Namespace) -> int:
-    from builder.tuning.records import Records
+    from builder.records.records import Records
 
     records = Records.read(args.folder)
     operators = records.meta.operators
@@ -135,7 +135,7 @@ def _export(args: argparse.Namespace) -> int:
 
 
 def _operators(records: Records) -> list[dict[str, Any]]:
-    from builder.tuning.best import chosen
+    from builder.records.best import chosen
 
     rows = []
     for key in records.keys:
@@ -156,7 +156,7 @@ def _operators(records: Records) -> list[dict[str, Any]]:
 
 
 def _target(records: Records) -> DeviceTarget:
-    from builder.target import resolve
+    from builder.target.device_target import resolve
 
     config = {"num-cores": 1, **json.loads(records.meta.target)}
     return resolve(config)

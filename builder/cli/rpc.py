@@ -77,7 +77,7 @@ def _say(text: str) -> None:
 
 
 def _tracker(args: argparse.Namespace) -> int:
-    from builder.tuning.server import WARNING, is_loopback, serve_tracker
+    from builder.boards.server import WARNING, is_loopback, serve_tracker
 
     if not is_loopback(args.host):
         _say(f"edgebundle: warning: {WARNING.format(address=f'{args.host}:{args.port}')}")
@@ -85,8 +85,8 @@ def _tracker(args: argparse.Namespace) -> int:
 
 
 def _server(args: argparse.Namespace) -> int:
-    from builder.tuning.server import WARNING, ServerOptions, is_loopback, serve_board
-    from builder.tuning.tracker import Tracker
+    from builder.boards.server import WARNING, ServerOptions, is_loopback, serve_board
+    from builder.boards.tracker import Tracker
 
     tracker = Tracker.parse(args.tracker)
     if args.ssh:
@@ -105,8 +105,8 @@ def _server(args: argparse.Namespace) -> int:
 def _over_ssh(args: argparse.Namespace, tracker_port: int) -> int:
     import shlex
 
+    from builder.boards.ssh_board import serve_over_ssh, server_command, ssh_tunnel
     from builder.errors import FleetError
-    from builder.tuning.ssh_board import serve_over_ssh, server_command, ssh_tunnel
 
     try:
         options = shlex.split(args.ssh_options)

@@ -13,8 +13,8 @@ from builder.cli.arguments import positive
 
 if TYPE_CHECKING:
     from agent.runtime.report import Report
-    from builder.local_run import RunResult
-    from builder.package import Package
+    from builder.bundles.package import Package
+    from builder.running.local_run import RunResult
 
 RUN_EXAMPLES = """examples:
   edgebundle run resnet50.bundle --inputs cat.npz --outputs out.npz --print-time --repeat 100
@@ -91,7 +91,7 @@ def _board(args: argparse.Namespace) -> dict[str, str] | None:
 
 
 def _run_on_board(*args: Any, **kwargs: Any) -> RunResult:  # noqa: ANN401 - as builder.run
-    from builder.tuning.remote_run import run_on_board
+    from builder.boards.remote_run import run_on_board
 
     return run_on_board(*args, **kwargs)
 
@@ -99,10 +99,10 @@ def _run_on_board(*args: Any, **kwargs: Any) -> RunResult:  # noqa: ANN401 - as 
 def _profile_report(package: Package, args: argparse.Namespace, number: int) -> Report:
     board = _board(args)
     if board is None:
-        from builder.local_run import profile
+        from builder.running.local_run import profile
 
         return profile(package, number=number, threads=args.threads)
-    from builder.tuning.remote_run import profile_on_board
+    from builder.boards.remote_run import profile_on_board
 
     return profile_on_board(package, number=number, threads=args.threads, **board)
 
@@ -114,8 +114,8 @@ def _say_unverified(bundle: str) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from builder.local_run import run
-    from builder.package import Package
+    from builder.bundles.package import Package
+    from builder.running.local_run import run
 
     package = Package.load(args.bundle)
     _say_unverified(args.bundle)
@@ -182,7 +182,7 @@ def _document(result: RunResult) -> dict[str, object]:
 
 
 def _profile(args: argparse.Namespace) -> int:
-    from builder.package import Package
+    from builder.bundles.package import Package
 
     report = _profile_report(Package.load(args.bundle), args, number=args.number)
     print(report.json() if args.json else report.table())

@@ -11,11 +11,11 @@ from builder.cli import Parser, SubParsers
 from builder.cli.arguments import positive
 
 if TYPE_CHECKING:
+    from builder.boards.measuring import RunnerOptions
     from builder.importer import ImportedModel
-    from builder.target import DeviceTarget
-    from builder.tuning.measuring import RunnerOptions
+    from builder.records.records import Records
+    from builder.target.device_target import DeviceTarget
     from builder.tuning.options import TuneOptions
-    from builder.tuning.records import Records
 
 EXAMPLES = """examples:
   edgebundle tune model.onnx -o records/                                     # for this machine
@@ -151,11 +151,11 @@ def _milliseconds(text: str) -> float:
 
 def _tune(args: argparse.Namespace) -> int:
     from builder.importer import load, parse_input_shapes, parse_input_values
-    from builder.target import resolve
-    from builder.tuning.live import watch
-    from builder.tuning.report import write_report
-    from builder.tuning.search import TUNERS
+    from builder.target.device_target import resolve
+    from builder.tuning.search.search import TUNERS
     from builder.tuning.tuner import tune
+    from builder.tuning.views.live import watch
+    from builder.tuning.views.report import write_report
 
     assert args.tuner in TUNERS
     device = resolve(args.target)
@@ -189,7 +189,7 @@ def _tune(args: argparse.Namespace) -> int:
 
 
 def _options(args: argparse.Namespace) -> tuple[TuneOptions, RunnerOptions]:
-    from builder.tuning.measuring import RunnerOptions
+    from builder.boards.measuring import RunnerOptions
     from builder.tuning.options import TuneOptions
 
     return (

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from agent.mqtt import topics
 from agent.mqtt.message import Message
+from agent.wire import topics
 from builder.fleet.broker import Broker
 from builder.fleet.client import Client
 from builder.fleet.desired import parse_object

@@ -15,7 +15,7 @@ from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message
 from agent.mqtt.properties import EMPTY, Properties
 from agent.mqtt.reason_codes import Reason
-from agent.mqtt.topics import Topic, parse_topic
+from agent.wire.topics import Topic, parse_topic
 from builder.errors import FleetError
 from builder.fleet.broker import Broker
 

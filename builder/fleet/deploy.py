@@ -18,8 +18,8 @@ from typing import Any
 
 from agent.bundle.archive import MANIFEST, read_index, read_member
 from agent.bundle.manifest import Manifest
-from agent.mqtt import topics
 from agent.mqtt.message import Message
+from agent.wire import topics
 from builder.errors import FleetError, PackageError
 from builder.fleet.broker import Broker
 from builder.fleet.client import Client

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent.bundle.tensor_spec import TensorSpec
-from agent.mqtt import topics
 from agent.mqtt.message import Message
 from agent.mqtt.properties import Properties
+from agent.wire import topics
 from builder.errors import FleetError
 from builder.fleet.answer import OK, OVERLOADED, Answer, Output, Prediction, read_answer
 from builder.fleet.broker import Broker

@@ -10,8 +10,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from agent.mqtt import topics
 from agent.mqtt.message import Message
+from agent.wire import topics
 from builder.errors import FleetError
 from builder.fleet.broker import Broker
 from builder.fleet.client import Client

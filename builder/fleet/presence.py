@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from agent.mqtt import topics
 from agent.mqtt.message import Message
+from agent.wire import topics
 from builder.errors import FleetError
 from builder.fleet.broker import Broker
 from builder.fleet.client import Client

@@ -2,7 +2,7 @@
 
 A space's ``schedule`` asks a `Chooser` for each of its decisions, in an order that depends on the function
 alone, and hands the answers to ``apply``. The heuristic answers with numbers; a search answers with random
-variables of the schedule's trace (`builder.tuning.space`), so that one ``apply`` serves both.
+variables of the schedule's trace (`builder.kernels.design_space`), so that one ``apply`` serves both.
 """
 
 from __future__ import annotations

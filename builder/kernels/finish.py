@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tvm import tirx
 
-from builder.kernels.prefetch import prefetch_panels
+from builder.kernels.spaces.prefetch import prefetch_panels
 from builder.kernels.work import serial_where_small
-from builder.target import DeviceTarget
+from builder.target.device_target import DeviceTarget
 
 
 def finish(func: tirx.PrimFunc, target: DeviceTarget) -> tirx.PrimFunc:

@@ -122,3 +122,11 @@ def users_of(main: relax.Function) -> Mapping[relax.Var, int]:
             relax.analysis.post_order_visit(binding.value, visit)
     relax.analysis.post_order_visit(main.body.body, visit)
     return counts
+
+
+def definition(table: Values, expr: relax.Expr, *names: str) -> Call | None:
+    """The call of one of the operators `names` that a new variable is bound to."""
+    if not isinstance(expr, relax.Var):
+        return None
+    value = table.bb.lookup_binding(expr)
+    return value if isinstance(value, Call) and op_name(value) in names else None

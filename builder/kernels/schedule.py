@@ -10,7 +10,10 @@ from tvm import s_tir as st
 from tvm import tirx
 from tvm.s_tir.schedule import Trace
 
-from builder.kernels import (
+from builder.kernels.decisions import BestKnown, Chooser, Shipped, heuristic
+from builder.kernels.finish import finish
+from builder.kernels.signature import signature_of
+from builder.kernels.spaces import (
     convolution,
     depthwise,
     fallback,
@@ -21,10 +24,7 @@ from builder.kernels import (
     transpose,
     winograd,
 )
-from builder.kernels.decisions import BestKnown, Chooser, Shipped, heuristic
-from builder.kernels.finish import finish
-from builder.kernels.signature import signature_of
-from builder.target import DeviceTarget
+from builder.target.device_target import DeviceTarget
 
 Schedule = Callable[[st.Schedule, st.schedule.SBlockRV, DeviceTarget, Chooser], None]
 

@@ -17,7 +17,7 @@ from tvm import tirx
 from tvm.ir import Call, TensorLoad
 from tvm_ffi import WalkResult
 
-from builder.target import DeviceTarget
+from builder.target.device_target import DeviceTarget
 
 # Below this, what other cores could take over is about what telling them costs.
 WORTH_A_LAUNCH_US = 20.0

@@ -5,10 +5,10 @@ from __future__ import annotations
 import tvm
 from tvm import s_tir as st
 
+from builder.kernels.design_space import Decisions, DesignSpace
 from builder.kernels.schedule import anchor_of
 from builder.kernels.signature import signature_of
 from builder.records.shipped import Entry
-from builder.tuning.space import Decisions, DesignSpace
 
 
 def signature_for(workload: tvm.IRModule) -> str | None:

@@ -19,7 +19,7 @@ from agent.bundle import canonical_json
 from agent.errors import FormatError
 from builder.errors import BuildError
 from builder.kernels.decisions import Chooser, Decision
-from builder.target import DeviceTarget
+from builder.target.device_target import DeviceTarget
 
 NONE: Final = "none"  # in place of a records folder: no records at all, shipped ones neither
 FORMAT: Final = 1

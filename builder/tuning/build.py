@@ -13,13 +13,13 @@ from tvm.ir import save_json
 from tvm.s_tir import meta_schedule as ms
 from tvm.support.popen_pool import PopenPoolExecutor
 
-from builder.kernel_object import compile_object
+from builder.boards.measuring import KERNEL, Code
+from builder.codegen.kernel_object import compile_object
+from builder.codegen.link.linker import link
+from builder.kernels.design_space import Point
 from builder.kernels.finish import finish
-from builder.link.linker import link
-from builder.target import DeviceTarget
-from builder.tuning.measuring import KERNEL, Code
-from builder.tuning.space import Point
-from builder.tuning.tasks import Task
+from builder.records.task import Task
+from builder.target.device_target import DeviceTarget
 
 BUILD_TIMEOUT_S = 120.0  # a tile unrolled too far can keep LLVM busy for minutes
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from builder.package import Package
-from builder.tuning.boards import Boards
-from builder.tuning.measuring import BoardError, Code, RunnerOptions, check_plausible
-from builder.tuning.meta import Ratio
+from builder.boards.boards import Boards
+from builder.boards.measuring import BoardError, Code, RunnerOptions, check_plausible
+from builder.bundles.package import Package
+from builder.records.meta import Ratio
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95

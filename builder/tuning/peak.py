@@ -9,11 +9,11 @@ import tvm
 from tvm import s_tir as st
 from tvm import te
 
-from builder.kernels import matmul
+from builder.boards.measuring import KERNEL, Code
 from builder.kernels.decisions import heuristic
-from builder.target import DeviceTarget
+from builder.kernels.spaces import matmul
+from builder.target.device_target import DeviceTarget
 from builder.tuning.build import build_module
-from builder.tuning.measuring import KERNEL, Code
 
 DEPTH = 128
 ROWS = 256  # enough work that waking the threads costs nothing beside it

@@ -11,11 +11,11 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from builder.tuning.boards import Boards, Outcome
+from builder.boards.boards import Boards, Outcome
+from builder.boards.measuring import Code
+from builder.kernels.design_space import Point
 from builder.tuning.build import Building, CandidateBuilder
 from builder.tuning.interruption import Interruption
-from builder.tuning.measuring import Code
-from builder.tuning.space import Point
 from builder.tuning.task_run import TaskRun
 
 AHEAD = 3  # batches under way where boards are elsewhere: measured, waiting for a board, being built

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from builder.tuning import search
+from builder.kernels.design_space import Decisions
+from builder.records.records import Records
+from builder.records.task import Task
 from builder.tuning.options import TuneOptions
-from builder.tuning.records import Records
-from builder.tuning.space import Decisions
-from builder.tuning.tasks import Task
-from builder.tuning.view import TaskProgress
+from builder.tuning.search import search
+from builder.tuning.views.view import TaskProgress
 
 
 class TaskRun:

@@ -11,53 +11,22 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import tvm
 from tvm import relax, tirx
 from tvm.ir import Call
 
+from builder.codegen.kernel_object import count_flops
+from builder.compiling.lower import fuse
 from builder.errors import RecordsError
 from builder.importer import ImportedModel, load
-from builder.kernel_object import count_flops
 from builder.kernels.decisions import Chooser, heuristic
+from builder.kernels.design_space import DesignSpace, workload_of
 from builder.kernels.rewriter import op_name
 from builder.kernels.schedule import space_of, without_pragmas
-from builder.lower import fuse
 from builder.records.shipped import shipped_for
-from builder.target import DeviceTarget, resolve
-from builder.tuning.space import DesignSpace, workload_of
-
-
-@dataclass(frozen=True)
-class Task:
-    """A kernel to tune.
-
-    Attributes
-    ----------
-    index, name, kind
-        Its number in the model, its function's name and its design space's.
-    workload
-        The unscheduled function as ``main`` of a module: what records are kept under.
-    key
-        Structural hash of the workload, as MetaSchedule's database writes it.
-    calls
-        Calls in one inference: what a gain is worth.
-    flops
-        Floating-point operations of one call.
-    space
-        The points that there are.
-    """
-
-    index: int
-    name: str
-    kind: str
-    workload: tvm.IRModule
-    key: str
-    calls: int
-    flops: float
-    space: DesignSpace
+from builder.records.task import Task
+from builder.target.device_target import DeviceTarget, resolve
 
 
 def extract_tasks(

@@ -16,29 +16,30 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from builder.boards.boards import Boards, Outcome
+from builder.boards.local_board import LocalBoard
+from builder.boards.measuring import RunnerOptions
+from builder.boards.rpc_boards import RpcBoards
+from builder.boards.tracker import Tracker
 from builder.errors import FleetError
 from builder.importer import ImportedModel, load
 from builder.kernels.decisions import Chooser
-from builder.target import DeviceTarget, resolve
-from builder.tuning import search
-from builder.tuning.boards import Boards, Outcome
+from builder.kernels.design_space import Decisions
+from builder.records.meta import ModelResult
+from builder.records.records import Records
+from builder.records.task import Task
+from builder.target.device_target import DeviceTarget, resolve
 from builder.tuning.build import CandidateBuilder
 from builder.tuning.interruption import Interruption, deferred
-from builder.tuning.local_board import LocalBoard
-from builder.tuning.measuring import RunnerOptions
-from builder.tuning.meta import ModelResult
 from builder.tuning.options import TuneOptions
 from builder.tuning.peak import ATTEMPTS as PEAK_ATTEMPTS
 from builder.tuning.peak import peak_kernel
 from builder.tuning.pipeline import Batch, Job, Pipeline
-from builder.tuning.records import Records
-from builder.tuning.rpc_boards import RpcBoards
-from builder.tuning.space import Decisions
+from builder.tuning.search import search
 from builder.tuning.task_run import TaskRun
-from builder.tuning.tasks import Task, extract_tasks, select
-from builder.tuning.tracker import Tracker
+from builder.tuning.tasks import extract_tasks, select
 from builder.tuning.verdicts import Verdicts
-from builder.tuning.view import Progress, Silent, View
+from builder.tuning.views.view import Progress, Silent, View
 
 SEEDS = 8  # points of a task that are taken over from other records and measured early
 

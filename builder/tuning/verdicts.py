@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from builder.boards.boards import Boards
+from builder.boards.measuring import Code, MeasureFault, RunnerOptions
 from builder.errors import ParityError
 from builder.importer import ImportedModel
-from builder.target import DeviceTarget
-from builder.tuning.boards import Boards
+from builder.records.meta import Verdict
+from builder.records.records import Records
+from builder.target.device_target import DeviceTarget
 from builder.tuning.build import CandidateBuilder
 from builder.tuning.comparison import compare_kernels, compare_models
-from builder.tuning.measuring import Code, MeasureFault, RunnerOptions
-from builder.tuning.meta import Verdict
-from builder.tuning.records import Records
 from builder.tuning.task_run import TaskRun
-from builder.tuning.view import View
+from builder.tuning.views.view import View
 
 FINALISTS = 3  # a task's fastest points, of which the comparison takes the first that holds
 
@@ -90,7 +90,7 @@ class Verdicts:
 
     def compare_models(self, runs: Sequence[TaskRun]) -> None:
         """Compile the model without its records and with them, and let the two meet in turn."""
-        from builder.compilation import compile
+        from builder.compiling.compilation import compile
 
         meta, digest = self.records.meta, self.model.source_sha256
         used = [r for r in runs if (v := meta.verdicts.get(r.task.key)) is not None and v.use]

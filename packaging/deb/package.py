@@ -64,10 +64,10 @@ def configuration(project: Path) -> str:
 
 def state_format(project: Path) -> str:
     """Return the version of the state directory that the agent of `project` reads and writes."""
-    text = (project / "agent/deploy/state_format.py").read_text()
+    text = (project / "agent/deploy/store/state_format.py").read_text()
     stated = re.search(r"^STATE_FORMAT = (\d+)$", text, re.MULTILINE)
     if stated is None:
-        raise SystemExit("error: expected STATE_FORMAT = N in agent/deploy/state_format.py")
+        raise SystemExit("error: expected STATE_FORMAT = N in agent/deploy/store/state_format.py")
     return stated[1]
 
 

@@ -16,10 +16,10 @@ from tvm import relax
 from agent.bundle.graph import NOP, Graph
 from agent.runtime.graph_executor import create
 from builder import Package, compile, load
-from builder.execute import load_kernels
-from builder.graph_codegen import generate
-from builder.lower import LoweredModule, lower
-from builder.target import resolve
+from builder.codegen.graph_codegen import generate
+from builder.compiling.lower import LoweredModule, lower
+from builder.running.execute import load_kernels
+from builder.target.device_target import resolve
 
 pytestmark = pytest.mark.slow
 

@@ -21,7 +21,7 @@ from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message
 from agent.mqtt.properties import Properties
 from agent.mqtt.settings import BrokerSettings
-from agent.mqtt.topics import Infer, Reply, format_topic, reply_filter
+from agent.wire.topics import Infer, Reply, format_topic, reply_filter
 from tests.agent.cutting_proxy import CuttingProxy
 from tests.agent.service.conftest import status_of
 from tests.agent.test_agent_process import Device, model_is_ready

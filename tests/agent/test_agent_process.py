@@ -26,7 +26,7 @@ from agent.bundle.tensor_spec import TensorSpec
 from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message
 from agent.mqtt.settings import BrokerSettings
-from agent.mqtt.topics import ModelState, State, format_topic
+from agent.wire.topics import ModelState, State, format_topic
 from tests.agent.service.conftest import Client, Signer, connected_client, status_of, until
 from tests.agent.worker.conftest import compile_c, manifest, one_kernel
 from tests.conftest import BrokerProcess

@@ -14,10 +14,11 @@ from benchmarks.shipped_records.descent import Descent
 from benchmarks.shipped_records.emulated import Emulated, read_blocks, text_of
 from builder import load, resolve
 from builder.kernels.decisions import heuristic
+from builder.kernels.design_space import Decisions
 from builder.kernels.schedule import schedule
-from builder.target import DeviceTarget
-from builder.tuning.space import Decisions
-from builder.tuning.tasks import Task, extract_tasks
+from builder.records.task import Task
+from builder.target.device_target import DeviceTarget
+from builder.tuning.tasks import extract_tasks
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits" / "digits.onnx"
 

@@ -10,8 +10,8 @@ import pytest
 import builder.cli as cli
 from agent.bundle.manifest import Manifest, Provenance, Resources, Runtime, Samples, Target
 from agent.bundle.tensor_spec import TensorSpec
-from builder import keys
-from builder.package import Package, digests
+from builder.bundles import keys
+from builder.bundles.package import Package, digests
 from tests.cli.terminal import Said, Terminal
 
 Edgebundle = Callable[..., "subprocess.CompletedProcess[str]"]

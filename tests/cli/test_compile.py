@@ -14,8 +14,8 @@ import pytest
 from onnx import TensorProto, helper
 
 import builder.cli as cli
-from builder.keys import KeyPair
-from builder.package import Package
+from builder.bundles.keys import KeyPair
+from builder.bundles.package import Package
 from tests.cli.terminal import Said, Terminal
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits"

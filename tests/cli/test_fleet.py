@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from builder import cli, keys
+from builder import cli
+from builder.bundles import keys
 from tests.conftest import BrokerProcess, free_port
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits"

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from agent.bundle.archive import read_index, read_member, write_archive
-from builder.keys import KeyPair, generate
-from builder.package import Package
+from builder.bundles.keys import KeyPair, generate
+from builder.bundles.package import Package
 
 Edgebundle = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -14,9 +14,9 @@ from PIL import Image
 
 from agent.runtime.postprocess import Postprocessor
 from agent.runtime.preprocess import Preprocessor
-from builder.compilation import compile
-from builder.execute import executor
-from builder.package import Package
+from builder.bundles.package import Package
+from builder.compiling.compilation import compile
+from builder.running.execute import executor
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits"
 sys.path.insert(0, str(DIGITS))

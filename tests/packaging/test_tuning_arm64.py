@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from builder import RunnerOptions, TuneOptions, compile, load, resolve, run, tune
+from builder.boards.remote_run import profile_on_board, run_on_board
+from builder.boards.rpc_boards import RpcBoards
+from builder.boards.tracker import Tracker
 from builder.errors import FleetError
-from builder.tuning.remote_run import profile_on_board, run_on_board
-from builder.tuning.rpc_boards import RpcBoards
-from builder.tuning.tracker import Tracker
 from tests.packaging.conftest import PROJECT, Root, edgebundle, wait_for
 
 pytestmark = pytest.mark.arm

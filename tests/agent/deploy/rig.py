@@ -21,11 +21,11 @@ from agent.bundle.manifest import FileDigest, Manifest, Provenance, Resources, R
 from agent.bundle.tensor_spec import TensorSpec
 from agent.bundle.verify import VerifiedBundle
 from agent.deploy.deployment import Deployment
-from agent.deploy.https import HttpsSettings
-from agent.deploy.store import Store
+from agent.deploy.fetch.https import HttpsSettings
+from agent.deploy.store.store import Store
 from agent.errors import SelfTestError
-from agent.mqtt import topics
 from agent.mqtt.reason_codes import Reason, reason
+from agent.wire import topics
 
 DEVICE = "kitchen"
 MACHINE = Machine(

@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
-from agent.deploy import state_file
-from agent.deploy.blocks import BLOCK_BYTES
-from agent.deploy.store import SPACE_MARGIN_BYTES, Store
+from agent.deploy.fetch.blocks import BLOCK_BYTES
+from agent.deploy.store import state_file
+from agent.deploy.store.store import SPACE_MARGIN_BYTES, Store
 from agent.errors import NoSpaceError
 from tests.agent.deploy.rig import Agent, Bundle, make_bundle
 

@@ -13,11 +13,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from agent.bundle.archive import pack
 from agent.bundle.keyring import Keyring, key_id
-from agent.deploy.blocks import BLOCK_BYTES
 from agent.deploy.desired import parse_desired
-from agent.deploy.store import Store
+from agent.deploy.fetch.blocks import BLOCK_BYTES
+from agent.deploy.store.store import Store
 from agent.errors import StoreError
-from agent.mqtt import topics
+from agent.wire import topics
 from tests.agent.deploy.rig import DEVICE, KEY, Agent, Bundle, make_bundle
 
 STEPS = ["downloading", "verifying", "installing", "testing", "activating", "committing", "cleanup"]

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from agent.config_keys import KEYS
-from agent.service.metric_table import METRICS
+from agent.service.metrics.metric_table import METRICS
 
 ROOT = Path(__file__).parents[3]
 CONTRACT = (ROOT / "docs" / "mqtt.md").read_text()

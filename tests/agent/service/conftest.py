@@ -28,9 +28,9 @@ from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message
 from agent.mqtt.properties import Properties
 from agent.mqtt.settings import BrokerSettings
-from agent.mqtt.topics import Infer, Reply, format_topic, reply_filter
 from agent.service.notify import Notifier
 from agent.service.service import Service
+from agent.wire.topics import Infer, Reply, format_topic, reply_filter
 
 FAKE_WORKER = (sys.executable, str(Path(__file__).with_name("fake_worker.py")))
 ANSWER_LIMIT_S = 10.0

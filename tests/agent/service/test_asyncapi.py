@@ -16,13 +16,13 @@ import yaml
 from agent.deploy.desired import parse_desired
 from agent.deploy.jobs import Result, Status, Step
 from agent.errors import BundleError
-from agent.mqtt import topics
 from agent.mqtt.message import Message
 from agent.mqtt.properties import Properties
-from agent.mqtt.topics import Reply, Topic, format_topic, parse_topic
-from agent.service import requests
-from agent.service.metric_table import METRICS
+from agent.service.metrics.metric_table import METRICS
+from agent.service.requests import requests
 from agent.service.work import State
+from agent.wire import topics
+from agent.wire.topics import Reply, Topic, format_topic, parse_topic
 from tests.agent.service.conftest import Client, StartService, status_of, until
 from tests.agent.service.test_service import Watcher
 from tests.conftest import BrokerProcess

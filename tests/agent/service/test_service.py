@@ -14,7 +14,7 @@ from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message
 from agent.mqtt.properties import Properties
 from agent.mqtt.settings import BrokerSettings
-from agent.mqtt.topics import GroupInfer, Infer, Job, State, format_topic
+from agent.wire.topics import GroupInfer, Infer, Job, State, format_topic
 from tests.agent.service.conftest import StartService, connected_client, status_of, until
 from tests.conftest import BrokerProcess
 

@@ -7,12 +7,12 @@ import json
 from pathlib import Path
 
 from agent.deploy.deployment import Deployment
-from agent.deploy.https import HttpsSettings
-from agent.deploy.store import Store
-from agent.mqtt import topics
+from agent.deploy.fetch.https import HttpsSettings
+from agent.deploy.store.store import Store
 from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message
 from agent.mqtt.settings import BrokerSettings
+from agent.wire import topics
 from tests.agent.deploy.rig import DEVICE, KEYRING, MACHINE, FakeModels
 
 

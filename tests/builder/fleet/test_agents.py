@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from agent.mqtt import topics
+from agent.wire import topics
 from builder.fleet.agents import AgentSummary, ModelSummary, agents_async
 from builder.fleet.broker import Broker
 from builder.fleet.client import Client

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import builder.fleet.deploy
-from agent.deploy.blocks import BLOCK_BYTES
+from agent.deploy.fetch.blocks import BLOCK_BYTES
 from agent.errors import EdgeError
-from agent.mqtt import topics
 from agent.mqtt.message import Message
+from agent.wire import topics
 from builder.errors import FleetError, PackageError
 from builder.fleet.broker import Broker
 from builder.fleet.client import Client

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent.mqtt import topics
 from agent.mqtt.message import Message
 from agent.mqtt.properties import Properties
+from agent.wire import topics
 from builder.errors import FleetError, PackageError
 from builder.fleet.broker import Broker
 from builder.fleet.client import Client

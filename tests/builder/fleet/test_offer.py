@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent.deploy.blocks import BlockPull, Want, Write
+from agent.deploy.fetch.blocks import BlockPull, Want, Write
 from builder.fleet.offer import MAX_BLOCK_BYTES, MAX_COUNT, Offer
 
 FILE = bytes(range(256)) * 10

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from builder.target import DeviceTarget
+from builder.target.device_target import DeviceTarget
 from tests.builder.kernels.machines import machine
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from tvm import relax
 
-from builder.kernels.interpreter import Interpreter
-from builder.lower import LoweredModule, lower
-from builder.simd import Simd
-from builder.target import DeviceTarget, resolve
+from benchmarks.interpreter import Interpreter
+from builder.compiling.lower import LoweredModule, lower
+from builder.target.device_target import DeviceTarget, resolve
+from builder.target.simd import Simd
 
 REGISTERS = {4: 32, 8: 16, 16: 32}
 

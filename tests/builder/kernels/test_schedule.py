@@ -7,7 +7,7 @@ import pytest
 from tvm import relax
 
 from builder.kernels.work import WORTH_A_LAUNCH_US, time_us
-from builder.target import DeviceTarget
+from builder.target.device_target import DeviceTarget
 from tests.builder.kernels.machines import Randn, machine, run
 
 

@@ -9,9 +9,9 @@ import pytest
 from benchmarks.shipped_records.check import applicability
 from benchmarks.shipped_records.cores import TARGETS
 from benchmarks.shipped_records.wanted import wanted
+from builder.kernels.design_space import DesignSpace
 from builder.records.shipped import Entry, ShippedRecords
-from builder.target import resolve
-from builder.tuning.space import DesignSpace
+from builder.target.device_target import resolve
 
 # The smaller models: `python -m benchmarks.shipped_records.check` looks at all.
 MODELS = ("resnet18", "mobilenetv2")

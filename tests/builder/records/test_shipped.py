@@ -8,17 +8,18 @@ from pathlib import Path
 import pytest
 
 from builder import compile, load, resolve
+from builder.compiling.lower import lower
 from builder.errors import BuildError
 from builder.importer import ImportedModel
 from builder.kernels.decisions import heuristic
-from builder.lower import lower
 from builder.records import shipped
+from builder.records.best import BestRecords
 from builder.records.points import point_of, signature_for
+from builder.records.records import Records
 from builder.records.shipped import Entry, ShippedChoices, ShippedRecords, name_for
-from builder.target import DeviceTarget
-from builder.tuning.best import BestRecords
-from builder.tuning.records import Records
-from builder.tuning.tasks import Task, extract_tasks
+from builder.records.task import Task
+from builder.target.device_target import DeviceTarget
+from builder.tuning.tasks import extract_tasks
 
 DIGITS = Path(__file__).resolve().parents[3] / "examples" / "digits" / "digits.onnx"
 NAMES = ("x86-avx512", "x86-avx2", "cortex-a53", "cortex-a72", "cortex-a76")
@@ -125,7 +126,7 @@ def test_a_manifest_says_what_was_used_and_none_uses_nothing(
     digits: ImportedModel, task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = choices((signature(task), entry(task)))
-    monkeypatch.setattr("builder.compilation.shipped_for", lambda _: chosen)
+    monkeypatch.setattr("builder.compiling.compilation.shipped_for", lambda _: chosen)
     notes: list[str] = []
     declared = compile(digits, progress=notes.append).manifest.provenance.shipped_records
     assert declared is not None

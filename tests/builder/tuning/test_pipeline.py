@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from builder.boards.boards import Outcome
+from builder.boards.measuring import Code
 from builder.errors import FleetError
-from builder.tuning.boards import Outcome
 from builder.tuning.build import Building
 from builder.tuning.interruption import Interruption
-from builder.tuning.measuring import Code
 from builder.tuning.pipeline import Pipeline
 
 BUILD_S, MEASURE_S = 0.06, 0.1

@@ -6,8 +6,9 @@ import pytest
 
 from builder.errors import RecordsError
 from builder.importer import ImportedModel
-from builder.target import DeviceTarget
-from builder.tuning.tasks import Task, select, table
+from builder.records.task import Task
+from builder.target.device_target import DeviceTarget
+from builder.tuning.tasks import select, table
 
 
 def test_each_workload_is_a_task_with_its_calls(tasks: tuple[Task, ...]) -> None:

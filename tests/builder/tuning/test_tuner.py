@@ -17,15 +17,15 @@ from builder import RunnerOptions, TuneOptions, compile, run, tune
 from builder.cli import main
 from builder.errors import FleetError
 from builder.importer import ImportedModel
-from builder.target import DeviceTarget
-from builder.tuning.live import JsonLines, Lines, render, watch
-from builder.tuning.meta import Ratio
-from builder.tuning.records import RECORDS, Records
-from builder.tuning.report import render as render_report
-from builder.tuning.report import write_report
-from builder.tuning.space import decisions_of
-from builder.tuning.tasks import Task
-from builder.tuning.view import Progress
+from builder.kernels.design_space import decisions_of
+from builder.records.meta import Ratio
+from builder.records.records import RECORDS, Records
+from builder.records.task import Task
+from builder.target.device_target import DeviceTarget
+from builder.tuning.views.live import JsonLines, Lines, render, watch
+from builder.tuning.views.report import render as render_report
+from builder.tuning.views.report import write_report
+from builder.tuning.views.view import Progress
 
 DIGITS = Path(__file__).resolve().parents[3] / "examples" / "digits" / "digits.onnx"
 FAST = RunnerOptions(number=1, repeat=2, min_repeat_ms=0, timeout_s=30)

@@ -1,0 +1,151 @@
+"""Get a bundle onto the disk from one of its sources.
+
+Promises: the file that is there afterwards has the digest that was asked for; space was checked before the
+first byte; what an earlier attempt brought is gone on with, and thrown away only when it proves to be
+wrong.
+Leaves to others: signatures. Nothing here reads a byte of what was fetched but to hash it.
+"""
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from agent.deploy.desired import MQTT_SOURCE
+from agent.deploy.fetch.block_source import BlockSource
+from agent.deploy.fetch.https import HttpsSource
+from agent.deploy.jobs import Request
+from agent.deploy.store.active import Origin, hex_digest
+from agent.deploy.store.part import Part
+from agent.deploy.store.state_file import store_error
+from agent.deploy.store.store import Store
+from agent.errors import BundleError, MixAndMatchError, NoSpaceError, SourceError
+
+log = logging.getLogger(__name__)
+
+
+class Downloader:
+    """Fetches bundles into a store.
+
+    Parameters
+    ----------
+    store
+        Where they go.
+    blocks, https
+        The two ways that they come.
+    """
+
+    def __init__(self, store: Store, blocks: BlockSource, https: HttpsSource) -> None:
+        self._store = store
+        self._blocks = blocks
+        self._https = https
+
+    def check(self, request: Request) -> None:
+        """Check that every source of `request` is one that may be used.
+
+        Raises
+        ------
+        SourceError
+            One is not: a foreign host, another scheme (``file:`` over MQTT), or written ambiguously.
+        """
+        for source in request.sources:
+            if source != MQTT_SOURCE:
+                self._https.allowed.check(source)
+
+    async def fetch(self, request: Request, in_use: Collection[str], progress: Callable[[int], None]) -> Path:
+        """Fetch a bundle, and return where its bytes are: whole, and of the digest that was asked for.
+
+        Parameters
+        ----------
+        in_use
+            Digests whose parts are not thrown away to make space.
+        progress
+            Called with the bytes that are there.
+
+        Raises
+        ------
+        NoSpaceError
+            It does not fit.
+        SourceError, TimeoutError
+            No source had it.
+        MixAndMatchError, EndlessDataError
+            What a source had is something else.
+        """
+        self.check(request)
+        stored = self._store.bundle_path(request.digest)
+        if stored.exists():
+            if await asyncio.to_thread(_file_digest, stored) == request.digest:
+                return stored
+            log.error("%s is damaged; it is fetched again", stored)
+            self._store.set_aside(request.digest)
+        if request.origin is Origin.LOCAL:
+            return await self._take_from_inbox(request)
+        self._make_space(request, in_use)
+        with self._store.open_part(request.digest, request.size) as part:
+            await self._fill(request, part, progress)
+        return self._store.part_path(request.digest)
+
+    def _make_space(self, request: Request, in_use: Collection[str]) -> None:
+        missing = max(request.size - self._store.part_bytes(request.digest), 0)
+        try:
+            self._store.require_space(missing)
+        except NoSpaceError:
+            freed = self._store.collect(in_use) + self._store.collect_parts(in_use)
+            if not freed:
+                raise
+            self._store.require_space(missing)
+
+    async def _fill(self, request: Request, part: Part, progress: Callable[[int], None]) -> None:
+        """Try one source after the other."""
+        for index, source in enumerate(request.sources):
+            last = index == len(request.sources) - 1
+            try:
+                await self._fill_from(source, request, part, progress)
+            except (SourceError, TimeoutError, BundleError) as e:
+                if last:
+                    raise
+                log.warning("job %s: %s; trying the next source", request.job, e)
+            else:
+                return
+
+    async def _fill_from(
+        self, source: str, request: Request, part: Part, progress: Callable[[int], None]
+    ) -> None:
+        resumed = part.written > 0
+        while True:
+            if source == MQTT_SOURCE:
+                await self._blocks.download(request.digest, part, progress)
+            else:
+                await self._https.download(source, part, progress)
+            digest = await asyncio.to_thread(part.digest)
+            if digest == request.digest:
+                return
+            part.restart()
+            if not resumed:
+                raise MixAndMatchError(f"{request.digest} was asked for, {digest} came")
+            # The beginning may be what was wrong: written just before a power cut, or from another source.
+            resumed = False
+
+    async def _take_from_inbox(self, request: Request) -> Path:
+        dropped = self._store.inbox / f"{hex_digest(request.digest)}.bundle"
+        part = self._store.part_path(request.digest)
+        try:
+            if dropped.exists():
+                dropped.replace(part)
+            if not part.exists():
+                raise SourceError(f"{dropped.name} is not in the inbox any more")
+        except OSError as e:
+            raise store_error(f"taking {dropped.name} from the inbox", e) from e
+        digest = await asyncio.to_thread(_file_digest, part)
+        if digest != request.digest:
+            raise MixAndMatchError(f"{request.digest} was dropped into the inbox, {digest} is there now")
+        return part
+
+
+def _file_digest(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+    except OSError as e:
+        raise store_error(f"reading {path.name}", e) from e

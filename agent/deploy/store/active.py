@@ -1,0 +1,88 @@
+"""Which bundle each model runs, and which it ran before: ``active.json`` of the state directory.
+
+Promises: what is read are whole entries whose digests are digests. Leaves writing to `store`.
+"""
+
+import logging
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from agent.deploy.store.state_file import peek
+
+_DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
+
+log = logging.getLogger(__name__)
+
+
+class Origin(StrEnum):
+    """Who asked for a model: a desired document takes away only what one has asked for."""
+
+    DESIRED = "desired"
+    LOCAL = "local"
+
+
+@dataclass(frozen=True)
+class ActiveModel:
+    """The bundle that a model runs.
+
+    Attributes
+    ----------
+    digest, previous
+        ``sha256:<hex>`` of the bundle, and of the one before it (None at first).
+    job
+        The deployment that brought it here.
+    """
+
+    name: str
+    digest: str
+    version: str
+    origin: Origin
+    job: str
+    previous: str | None
+
+
+def hex_digest(digest: str) -> str:
+    """Return the hex part of ``sha256:<hex>``.
+
+    Raises
+    ------
+    ValueError
+        It is not a digest: it must never become part of a path.
+    """
+    match = _DIGEST.fullmatch(digest)
+    if match is None:
+        raise ValueError(f"expected sha256: and 64 hex digits, got {digest[:80]!r}")
+    return match[1]
+
+
+def read_active(root: Path) -> dict[str, ActiveModel]:
+    """Return what is active in the state directory `root`, and touch nothing there."""
+    path = root / "active.json"
+    return parse_active(peek(path) or peek(path.with_name(path.name + ".mirror")))
+
+
+def parse_active(document: object) -> dict[str, ActiveModel]:
+    """Read what :meth:`Store.switch` wrote; an entry that makes no sense is left out, and said so."""
+    active: dict[str, ActiveModel] = {}
+    if not isinstance(document, dict):
+        return active
+    for name, entry in document.items():
+        try:
+            model = ActiveModel(
+                name=name,
+                digest=entry["digest"],
+                version=entry["version"],
+                origin=Origin(entry["origin"]),
+                job=entry["job"],
+                previous=entry["previous"],
+            )
+            for digest in (model.digest, model.previous):
+                if digest is not None:
+                    hex_digest(digest)
+        except (KeyError, TypeError, ValueError) as e:
+            log.error("active.json: %s is left out: %s", name, e)  # noqa: TRY400 - the message says all of it
+        else:
+            active[name] = model
+    return active

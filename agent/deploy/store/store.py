@@ -1,0 +1,295 @@
+"""What lies on the device's disk: bundles by digest, which of them are active, and the committed counters.
+
+::
+
+    <state_dir>/
+      store/<hex digest>.bundle    whole and verified when it came; verified again before each use
+      partial/<hex digest>.part    on its way; a later transfer goes on from there
+      inbox/                       dropped here by ``edge-agent install`` (see local.py)
+      format                       the version of all this, as a number; see state_format.py
+      active.json                  which bundle each model runs, and which it ran before
+      counters.json                the committed security counter of each name; never goes down
+      jobs.json, desired.json      see jobs.py and deployment.py
+
+Promises: every change is whole and durable before the call returns, or has not happened; a counter never
+goes down, and survives the loss of every bundle; what is active, was active just before, or is being
+installed is not collected.
+Leaves to others: verification (a file in the store proves nothing), and what to do with a bundle that is
+damaged.
+"""
+
+import contextlib
+import fcntl
+import logging
+import os
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+from agent.deploy.store import state_format
+from agent.deploy.store.active import ActiveModel, Origin, hex_digest, parse_active
+from agent.deploy.store.counters import Counters
+from agent.deploy.store.part import Part
+from agent.deploy.store.state_file import Checkpoint, StateFile, no_checkpoint, store_error, sync_directory
+from agent.errors import NoSpaceError, StateDirectoryError, StoreError
+
+# Kept free for the journal, the logs and everybody else: a device without any space left is hard to repair.
+SPACE_MARGIN_BYTES = 16 * 1024 * 1024
+# A transfer that nobody went on with for this long is forgotten.
+PART_LIFETIME_S = 7 * 24 * 3600
+
+log = logging.getLogger(__name__)
+
+
+class Store:
+    """The state directory of one agent.
+
+    Parameters
+    ----------
+    root
+        The state directory. Its parent exists; it and its folders are made.
+    checkpoint
+        Called after each durable step, for fault injection.
+    """
+
+    def __init__(self, root: Path, *, checkpoint: Checkpoint = no_checkpoint) -> None:
+        self.root = root
+        self._bundles = root / "store"
+        self._parts = root / "partial"
+        self.inbox = root / "inbox"
+        self._checkpoint = checkpoint
+        state_format.check(root)
+        try:
+            for directory in (root, self._bundles, self._parts, self.inbox):
+                directory.mkdir(mode=0o750, exist_ok=True)
+        except OSError as e:
+            error = store_error(f"making {root}", e)
+            if isinstance(error, NoSpaceError):
+                raise error from e
+            raise StateDirectoryError(
+                f"cannot keep state in {root}: {e.strerror}",
+                hint="name a folder that this user may write to, in one that exists: --state-dir DIR",
+            ) from e
+        self._lock: int | None = None
+        self._active_file = StateFile(root / "active.json", mirrored=True, checkpoint=checkpoint)
+        self._active = parse_active(self._active_file.load())
+        self._counters = Counters(root / "counters.json", checkpoint=checkpoint)
+
+    def lock(self) -> None:
+        """Make this process the only agent on this directory, until it ends.
+
+        Raises
+        ------
+        StoreError
+            Another agent has it.
+        """
+        path = self.root / "lock"
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as e:
+                os.close(descriptor)
+                raise StoreError(
+                    f"{self.root} is in use by another agent",
+                    hint="stop it, or give this one its own state_dir",
+                ) from e
+        except OSError as e:
+            raise store_error(f"locking {path}", e) from e
+        self._lock = descriptor
+        state_format.mark(self.root)
+        for directory in (self.root, self._parts):
+            for path in directory.glob(".*.tmp"):  # of a write that was cut off: nobody else is writing now
+                _remove(path)
+
+    def in_use(self) -> bool:
+        """Return whether an agent runs on this directory, without making anything in it."""
+        try:
+            descriptor = os.open(self.root / "lock", os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        except OSError as e:
+            raise store_error("opening the agent's lock", e) from e
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
+    def unlock(self) -> None:
+        """Let another agent have the directory."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def bundle_path(self, digest: str) -> Path:
+        """Return where the bundle with `digest` is, or would be."""
+        return self._bundles / f"{hex_digest(digest)}.bundle"
+
+    def has(self, digest: str) -> bool:
+        """Return whether the bundle with `digest` is here."""
+        return self.bundle_path(digest).is_file()
+
+    def part_path(self, digest: str) -> Path:
+        """Return where the bundle with `digest` arrives."""
+        return self._parts / f"{hex_digest(digest)}.part"
+
+    def part_bytes(self, digest: str) -> int:
+        """Return how much of the bundle with `digest` has arrived."""
+        try:
+            return self.part_path(digest).stat().st_size
+        except FileNotFoundError:
+            return 0
+        except OSError as e:
+            raise store_error(f"looking at {digest}", e) from e
+
+    def open_part(self, digest: str, size: int) -> Part:
+        """Open the beginning of the bundle with `digest` to go on with it."""
+        return Part(self.part_path(digest), size)
+
+    def discard_part(self, digest: str) -> None:
+        """Remove the beginning of a bundle: its bytes are of no use."""
+        path = self.part_path(digest)
+        try:
+            path.with_name(path.name + ".origin").unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+        except OSError as e:
+            raise store_error(f"removing {path.name}", e) from e
+
+    def accept_part(self, digest: str) -> None:
+        """Move a whole, verified bundle into the store."""
+        source, target = self.part_path(digest), self.bundle_path(digest)
+        try:
+            source.replace(target)
+            sync_directory(self._bundles)
+            sync_directory(self._parts)
+            source.with_name(source.name + ".origin").unlink(missing_ok=True)
+        except OSError as e:
+            raise store_error(f"moving {target.name} into the store", e) from e
+        self._checkpoint("store:accepted")
+
+    def set_aside(self, digest: str) -> None:
+        """Move a damaged bundle out of the way of a new copy; what is set aside is collected later."""
+        path = self.bundle_path(digest)
+        try:
+            path.replace(path.with_suffix(".corrupt"))
+            sync_directory(self._bundles)
+        except FileNotFoundError:
+            return
+        except OSError as e:
+            raise store_error(f"moving {path.name} aside", e) from e
+
+    def free_bytes(self) -> int:
+        """Return how much an unprivileged process may still write here."""
+        try:
+            status = os.statvfs(self.root)
+        except OSError as e:
+            raise store_error(f"looking at {self.root}", e) from e
+        return status.f_bavail * status.f_frsize
+
+    def require_space(self, missing_bytes: int, *, margin_bytes: int = SPACE_MARGIN_BYTES) -> None:
+        """Check that `missing_bytes` more fit here.
+
+        Raises
+        ------
+        NoSpaceError
+            They do not, or too little would be left for everybody else.
+        """
+        free = self.free_bytes()
+        if missing_bytes + margin_bytes > free:
+            raise NoSpaceError(
+                f"{missing_bytes} bytes are needed and {margin_bytes} kept free, {free} are available",
+                hint=f"free some space on the file system of {self.root}",
+            )
+
+    def active(self) -> Mapping[str, ActiveModel]:
+        """Return the active model of each name."""
+        return MappingProxyType(self._active)
+
+    def switch(self, model: ActiveModel) -> None:
+        """Make `model` the active one of its name, all at once; it must be in the store."""
+        if not self.has(model.digest):
+            raise StoreError(f"{model.digest} is not in the store")
+        self._save_active({**self._active, model.name: model})
+
+    def adopt(self, name: str, job: str, origin: Origin) -> None:
+        """Note that `job` asks for the bundle that is active as `name` already."""
+        model = self._active[name]
+        if (model.origin, model.job) != (origin, job):
+            self._save_active({**self._active, name: replace(model, origin=origin, job=job)})
+
+    def remove(self, name: str) -> None:
+        """Make no bundle the active one of `name`. Its counter stays."""
+        self._save_active({key: value for key, value in self._active.items() if key != name})
+
+    def _save_active(self, active: dict[str, ActiveModel]) -> None:
+        self._active_file.save(
+            {
+                name: {
+                    "digest": model.digest,
+                    "version": model.version,
+                    "origin": model.origin.value,
+                    "job": model.job,
+                    "previous": model.previous,
+                }
+                for name, model in active.items()
+            }
+        )
+        self._active = active
+
+    def committed_counter(self, name: str) -> int | None:
+        """Return the security counter below which nothing is installed as `name`; None at first."""
+        return self._counters.get(name)
+
+    def commit_counter(self, name: str, counter: int) -> None:
+        """Raise the committed counter of `name` to `counter`; it is never lowered."""
+        self._counters.commit(name, counter)
+
+    def collect(self, in_use: Collection[str], *, now: float | None = None) -> int:
+        """Remove what nobody needs, and return how many bytes that freed.
+
+        Parameters
+        ----------
+        in_use
+            Digests of bundles and parts that are being worked on. What is active, and what was active just
+            before, is kept without being named.
+        now
+            Seconds since the epoch, to tell how old a part is.
+        """
+        now = time.time() if now is None else now
+        keep = {hex_digest(digest) for digest in in_use}
+        for model in self._active.values():
+            keep.add(hex_digest(model.digest))
+            if model.previous is not None:
+                keep.add(hex_digest(model.previous))
+        freed = 0
+        for path in self._bundles.iterdir():
+            if path.suffix != ".bundle" or path.stem not in keep:
+                freed += _remove(path)
+        for path in self._parts.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                old = now - path.stat().st_mtime > PART_LIFETIME_S
+                whole = (self._bundles / f"{path.name.partition('.')[0]}.bundle").exists()
+                if path.name.partition(".")[0] not in keep and (old or whole):
+                    freed += _remove(path)
+        self._checkpoint("store:collected")
+        return freed
+
+    def collect_parts(self, in_use: Collection[str]) -> int:
+        """Remove every unfinished transfer but those `in_use`, whatever its age: the space is needed."""
+        keep = {hex_digest(digest) for digest in in_use}
+        return sum(_remove(path) for path in self._parts.iterdir() if path.name.partition(".")[0] not in keep)
+
+
+def _remove(path: Path) -> int:
+    try:
+        size = path.stat().st_size
+        path.unlink()
+    except OSError as e:
+        log.warning("cannot remove %s: %s", path, e)
+        return 0
+    return size

@@ -1,0 +1,222 @@
+"""The machine in a report: Python and its libraries, processor, clock, disk, memory, heat, sandbox.
+
+Promises to change nothing. What could crash this process (a library of another processor) or cannot be
+undone (a sandbox) is tried in a process of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import datetime
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import agent
+from agent.bundle.machine import Machine
+from agent.deploy.store.store import SPACE_MARGIN_BYTES
+from agent.provision.checks.finding import Finding, fail, ok, warn
+
+_MIB: Final = 1 << 20
+_PROBE_LIMIT_S: Final = 120
+# Under an emulator and on a first Pi importing takes seconds.
+_IMPORTS: Final = """
+import importlib.metadata as m
+import cryptography, numpy, paho.mqtt, PIL.Image, tvm_ffi
+names = ("apache-tvm-ffi", "numpy", "pillow", "cryptography", "paho-mqtt")
+found = []
+for name in names:
+    try:
+        found.append(f"{name} {m.version(name)}")
+    except m.PackageNotFoundError:
+        found.append(name)
+print(", ".join(found))
+"""
+_SANDBOX: Final = """
+from agent.worker import sandbox
+status = sandbox.close_files(sandbox.Limits())
+print(int(status.complete), status)
+"""
+# adjtimex(2): what it returns for a clock that nobody keeps right.
+_TIME_ERROR: Final = 5
+# As a worker or two take; below it the kernel looks for somebody to end.
+_LOW_MEMORY_BYTES: Final = 64 * _MIB
+# Raspberry Pi's firmware, "get_throttled": bits now, and the same 16 higher since it booted.
+_THROTTLED: Final = {
+    0: "the supply voltage is too low",
+    1: "the processor is held at a lower frequency",
+    2: "it is throttled",
+    3: "the soft temperature limit is reached",
+}
+_HOT_C: Final = 80.0
+
+
+def look_at_python() -> Iterator[Finding]:
+    """Look at the interpreter and load every library that serving needs."""
+    mine = f"edge-agent {agent.__version__}, Python {platform.python_version()}"
+    done = _run(_IMPORTS)
+    if done.returncode == 0:
+        yield ok("python", f"{mine}, {done.stdout.strip()}")
+    elif done.returncode < 0:
+        yield fail(
+            "python",
+            f"{mine}: loading its libraries ended with signal {-done.returncode}",
+            "the package may be for another processor: dpkg --print-architecture",
+        )
+    else:
+        last = (done.stderr.strip().splitlines() or ["nothing was said"])[-1]
+        yield fail("python", f"{mine}: a library cannot be loaded: {last}", "install the package again")
+
+
+def look_at_processor(machine: Machine) -> Iterator[Finding]:
+    """Name the processor and what kernels may use of it."""
+    name = ", ".join(part for part in (machine.board, machine.cpu_model) if part) or machine.arch
+    needed = {"aarch64": "asimd", "armv7l": "neon", "x86_64": "avx2"}.get(machine.arch)
+    text = f"{name}: {machine.arch}, {os.cpu_count()} cores, glibc {machine.glibc}"
+    text += f", {machine.abi or 'no tvm-ffi'}"
+    known = ("asimd", "asimddp", "asimdhp", "i8mm", "neon", "vfpv4", "avx2", "fma", "avx512f", "avx512_vnni")
+    text += f"; {' '.join(word for word in known if word in machine.features) or 'no vector units known'}"
+    if needed is not None and needed not in machine.features:
+        yield warn("processor", text, f"most bundles need {needed}; compile with a --target that does not")
+    else:
+        yield ok("processor", text)
+
+
+def look_at_clock(*, now_s: float | None = None, state: int | None = None) -> Iterator[Finding]:
+    """Compare the clock with what it cannot be before, and ask the kernel whether somebody keeps it right.
+
+    Parameters
+    ----------
+    now_s
+        Seconds since 1970; the clock's own by default.
+    state
+        What adjtimex(2) returns; asked by default.
+    """
+    now_s = time.time() if now_s is None else now_s
+    state = _clock_state() if state is None else state
+    today = f"{datetime.datetime.fromtimestamp(now_s, datetime.UTC):%Y-%m-%d %H:%M} UTC"
+    built_s = Path(agent.__file__).stat().st_mtime
+    if now_s < built_s - 86_400:
+        yield fail(
+            "clock",
+            f"it says {today}, which is before this agent was made",
+            "no certificate holds in the past: timedatectl set-ntp true, or set it by hand",
+        )
+    elif state == _TIME_ERROR:
+        yield warn("clock", f"it says {today}, and nothing keeps it right", "timedatectl set-ntp true")
+    else:
+        yield ok("clock", f"{today}, synchronised")
+
+
+def look_at_disk(state_dir: Path) -> Iterator[Finding]:
+    """Look at the space for bundles."""
+    there = state_dir
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    usage = shutil.disk_usage(there)
+    text = f"{usage.free / 1e9:.1f} GB of {usage.total / 1e9:.1f} GB are free where {state_dir} is"
+    if usage.free < SPACE_MARGIN_BYTES:
+        yield fail("disk", text, "no bundle is taken below 16 MiB: free some (journalctl --vacuum-size=50M)")
+    elif usage.free < 8 * SPACE_MARGIN_BYTES:
+        yield warn("disk", text, "a larger bundle will not fit: journalctl --vacuum-size=50M, apt clean")
+    else:
+        yield ok("disk", text)
+
+
+def look_at_memory(root: Path = Path("/")) -> Iterator[Finding]:
+    """Look at the memory that is left, and whether the service's limit on it means anything."""
+    found = {
+        key: int(value.split()[0]) * 1024
+        for key, _, value in (line.partition(":") for line in _text(root / "proc/meminfo").splitlines())
+        if value.split()
+    }
+    available, total = found.get("MemAvailable", 0), found.get("MemTotal", 0)
+    text = f"{available / _MIB:.0f} MiB of {total / _MIB:.0f} MiB are available"
+    if available < _LOW_MEMORY_BYTES:
+        yield warn("memory", text, "a model may not start: stop something else, or run smaller models")
+    else:
+        yield ok("memory", text)
+    controllers = _text(root / "sys/fs/cgroup/cgroup.controllers")
+    booted = (root / "run/systemd/system").is_dir()  # sd_booted(3)
+    if booted and controllers and "memory" not in controllers.split():
+        yield warn(
+            "memory",
+            "the kernel counts no memory for services: MemoryMax= of the unit has no effect",
+            "add cgroup_enable=memory to the line in /boot/firmware/cmdline.txt, and restart",
+        )
+
+
+def look_at_heat(root: Path = Path("/")) -> Iterator[Finding]:
+    """Look at the temperature, and whether the processor is slowed down for it or for its supply."""
+    read = [_text(zone) for zone in sorted((root / "sys/class/thermal").glob("thermal_zone*/temp"))]
+    degrees = [int(text) / 1000 for text in read if text.strip().lstrip("-").isdigit()]
+    firmware = sorted((root / "sys/devices/platform").glob("soc*/*firmware*/get_throttled"))
+    raw = _text(firmware[0]).strip() if firmware else ""
+    bits = int(raw, 16) if raw and all(digit in "0123456789abcdefx" for digit in raw.lower()) else 0
+    now = [words for bit, words in _THROTTLED.items() if bits >> bit & 1]
+    before = [words for bit, words in _THROTTLED.items() if bits >> bit + 16 & 1]
+    text = f"{max(degrees):.0f} °C" if degrees else "no sensor"
+    hint = "a larger heat sink or a fan; for the voltage the maker's own power supply"
+    if now:
+        yield warn("heat", f"{text}; {', '.join(now)}", hint)
+    elif before:
+        yield warn("heat", f"{text}; since it booted: {', '.join(before)}", hint)
+    elif degrees and max(degrees) >= _HOT_C:
+        yield warn("heat", text, hint)
+    else:
+        yield ok("heat", text)
+
+
+def look_at_sandbox(*, required: bool) -> Iterator[Finding]:
+    """Close a worker's sandbox in a process of its own, and say what the kernel gave."""
+    done = _run(_SANDBOX)
+    complete, _, status = done.stdout.strip().partition(" ")
+    if done.returncode == 0 and complete == "1":
+        yield ok("sandbox", f"workers get {status}")
+        return
+    text = f"workers get {status}" if status else f"it cannot be closed: {done.stderr.strip()[-200:]}"
+    hint = "Landlock needs Linux 5.13 and lsm=landlock,... in /boot/firmware/cmdline.txt (docs/sandbox.md)"
+    yield (
+        fail("sandbox", f"{text}, and worker.require_sandbox asks for all", hint)
+        if required
+        else warn("sandbox", text, hint)
+    )
+
+
+def _run(program: str) -> subprocess.CompletedProcess[str]:
+    # Where our own modules are found has to be said only where this is no installed environment.
+    path = os.pathsep.join([str(Path(agent.__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
+    try:
+        return subprocess.run(  # noqa: S603 - our own interpreter and text
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            timeout=_PROBE_LIMIT_S,
+            check=False,
+            env={**os.environ, "PYTHONPATH": path},
+            cwd="/",
+        )
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess([], 1, "", f"not done within {_PROBE_LIMIT_S} s")
+
+
+def _clock_state() -> int:
+    # struct timex with modes = 0 only asks; 512 bytes hold it on every architecture.
+    try:
+        return int(ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512)))
+    except (OSError, AttributeError):
+        return 0
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return file.read(_MIB).decode("utf-8", "replace")
+    except OSError:
+        return ""

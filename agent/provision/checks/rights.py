@@ -1,0 +1,241 @@
+"""What the broker lets this device do, and how long a message takes there and back.
+
+Promises to try each kind of topic that the agent writes and reads, under names that no model and no job has,
+with empty messages that nobody keeps: a running agent of this name, and whoever watches it, see nothing of
+consequence. Leaves making the connection to `reach`.
+
+A refusal to publish is told by MQTT 5 alone; a broker of 3.1.1 drops the message without a word. So there is
+one message that has to come back, on the topic where requests come from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from agent.mqtt.connection import BrokerError, Connection
+from agent.mqtt.engine import MQTT_5
+from agent.mqtt.message import Message
+from agent.mqtt.properties import Properties
+from agent.mqtt.settings import BrokerSettings
+from agent.provision.checks.finding import Finding, fail, ok, warn
+from agent.provision.checks.reach import reach
+from agent.wire.topics import (
+    BlockWant,
+    Desired,
+    Infer,
+    Job,
+    ModelState,
+    Reply,
+    State,
+    format_topic,
+    group_filter,
+    infer_filter,
+)
+
+# Of no model, job or bundle; a valid name of each.
+_PROBE: Final = "edge-agent-check"
+_ECHO: Final = "edge-agent-check-echo"
+_NO_DIGEST: Final = "0" * 64
+# An answer from a broker that has just greeted us.
+_ANSWER_S: Final = 5.0
+_SHORT_LIVED: Final = Properties(expiry_s=5)
+_ROUND_TRIPS: Final = 9
+# Delayed acknowledgement is 40 ms in Linux (TCP_DELACK_MIN); half of it is no coincidence of a slow network.
+_DELAY_S: Final = 0.020
+_SLOW_S: Final = 0.250
+
+_ACCESS_HINT: Final = "give the device its topics; docs/mosquitto/edge.acl has an access list"
+
+
+async def check_broker(
+    settings: BrokerSettings, device: str, groups: Sequence[str], *, serving: bool = False
+) -> list[Finding]:
+    """Connect as the device and try what it will do.
+
+    Parameters
+    ----------
+    settings, device, groups
+        As configured.
+    serving
+        An agent is known to serve on this machine: it may be online under this name.
+
+    Raises
+    ------
+    UnreachableError
+        There is no connection.
+    ConfigError
+        A file with a password or certificate cannot be used.
+    """
+    probe = _Probe(device)
+    started_s = time.monotonic()
+    connection = probe.connection = await reach(settings, f"{device}-check", probe.on_message)
+    took_ms = (time.monotonic() - started_s) * 1000
+    try:
+        version = "5" if connection.version == MQTT_5 else "3.1.1"
+        tls = "TLS" if settings.tls is not None else "no TLS"
+        findings = [ok("broker", f"{settings.url} took us in {took_ms:.0f} ms: MQTT {version}, {tls}")]
+        findings += await _subscriptions(connection, device, groups)
+        findings += await _publications(connection, device)
+        findings += await _requests(connection, probe)
+        findings += probe.presence(serving=serving)
+        if probe.heard:
+            findings.append(await _delay(connection, settings, probe))
+    finally:
+        await connection.close()
+    return findings
+
+
+class _Probe:
+    """What has come to the check's connection."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.topic = format_topic(Infer(device, _PROBE))
+        self.heard = False
+        self.connection: Connection | None = None
+        self.echo: Connection | None = None
+        self._state = b""
+        self._came = asyncio.Event()
+
+    def on_message(self, message: Message) -> None:
+        if self.connection is not None:
+            self.connection.ack(message)
+        if message.topic == self.topic:
+            self.heard = True
+            self._came.set()
+            if self.echo is not None:
+                self.echo.publish(format_topic(Infer(self.device, _ECHO)), b"", properties=_SHORT_LIVED)
+        elif message.topic == format_topic(State(self.device)):
+            self._state = message.payload
+
+    async def ask(self, connection: Connection) -> bool:
+        """Send one request to ourselves; return whether we may, once it has come.
+
+        Raises
+        ------
+        TimeoutError
+            It was taken, and did not come.
+        """
+        async with asyncio.timeout(_ANSWER_S):
+            if (await connection.publish(self.topic, b"", properties=_SHORT_LIVED)).failed:
+                return False
+            await self._came.wait()
+        return True
+
+    def presence(self, *, serving: bool) -> list[Finding]:
+        """Say whether somebody of this name is there already."""
+        with contextlib.suppress(ValueError, AttributeError):
+            if json.loads(self._state).get("state") == "online" and not serving:
+                return [
+                    warn(
+                        "device",
+                        f"a device called {self.device} is online at this broker already",
+                        "two devices with one name throw each other out: give this one another --device",
+                    )
+                ]
+        return []
+
+
+async def _subscriptions(connection: Connection, device: str, groups: Sequence[str]) -> list[Finding]:
+    wanted = [format_topic(State(device)), format_topic(Desired(device)), infer_filter(device)]
+    wanted += [group_filter(group, _PROBE) for group in groups]
+    for topic_filter in wanted:
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                await connection.subscribe(topic_filter)
+        except BrokerError as error:
+            return [fail("rights", f"{device} may not read {topic_filter}: {error.reason}", _ACCESS_HINT)]
+        except TimeoutError:
+            return [
+                fail("rights", f"the broker did not answer a subscription to {topic_filter}", _ACCESS_HINT)
+            ]
+    return [ok("rights", f"{device} may read {', '.join(wanted)}")]
+
+
+async def _publications(connection: Connection, device: str) -> list[Finding]:
+    # Empty and retained: such a message takes away what is retained there, and there is nothing.
+    topics = [
+        (format_topic(ModelState(device, _PROBE)), True),
+        (format_topic(Job(device, _PROBE)), True),
+        (format_topic(BlockWant(device, _NO_DIGEST)), False),
+        (format_topic(Reply(f"{device}-check", _PROBE)), False),
+    ]
+    for topic, retain in topics:
+        sent = connection.publish(topic, b"", retain=retain, properties=_SHORT_LIVED)
+        done, _ = await asyncio.wait({sent}, timeout=_ANSWER_S)
+        if not done:
+            return [fail("rights", f"the broker did not acknowledge a message on {topic}", _ACCESS_HINT)]
+        if sent.result().failed:
+            return [fail("rights", f"{device} may not write {topic}: {sent.result()}", _ACCESS_HINT)]
+    said = "" if connection.version == MQTT_5 else " (as far as MQTT 3.1.1 tells)"
+    return [ok("rights", f"{device} may write its states, jobs and answers{said}")]
+
+
+async def _requests(connection: Connection, probe: _Probe) -> list[Finding]:
+    try:
+        allowed = await probe.ask(connection)
+    except TimeoutError:
+        return [
+            fail(
+                "rights",
+                f"a request for {probe.device} was taken by the broker and did not reach the device",
+                _ACCESS_HINT,
+            )
+        ]
+    if not allowed:
+        return [ok("rights", "requests may be sent by others alone, so that their way was not tried")]
+    return [ok("rights", "a request for this device reaches it")]
+
+
+async def _delay(echo: Connection, settings: BrokerSettings, probe: _Probe) -> Finding:
+    """Measure QoS 1 there and back: as the agent has it, and as a client has it that acknowledges late.
+
+    `echo` answers what a second connection asks, for the delay needs both: Nagle's algorithm holds an answer
+    back until the acknowledgement of the question has itself been acknowledged.
+    """
+    probe.echo = echo
+    ours_s = await _median_round_trip(settings, probe.device)
+    others_s = await _median_round_trip(replace(settings, quick_ack=False), probe.device)
+    took = f"a message takes {ours_s * 1000:.1f} ms there and back at QoS 1"
+    if others_s - ours_s > _DELAY_S:
+        return warn(
+            "delay",
+            f"{took}; for clients of other makes {others_s * 1000:.0f} ms: the broker delays small ones",
+            "mosquitto: set_tcp_nodelay true (Nagle's algorithm; agents and edgebundle do not wait for it)",
+        )
+    if ours_s > _SLOW_S:
+        return warn("delay", took, "the way to the broker is long, or it is busy: ping it, see its load")
+    return ok("delay", took)
+
+
+async def _median_round_trip(settings: BrokerSettings, device: str) -> float:
+    came = asyncio.Event()
+    asking: list[Connection] = []
+
+    def on_message(message: Message) -> None:
+        asking[0].ack(message)
+        came.set()
+
+    connection = await reach(settings, f"{device}-check-delay", on_message)
+    asking.append(connection)
+    took: list[float] = []
+    try:
+        await connection.subscribe(format_topic(Infer(device, _ECHO)))
+        for _ in range(_ROUND_TRIPS):
+            came.clear()
+            started_s = time.monotonic()
+            connection.publish(format_topic(Infer(device, _PROBE)), b"", properties=_SHORT_LIVED)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_ANSWER_S):
+                    await came.wait()
+            took.append(time.monotonic() - started_s)
+    finally:
+        await connection.close()
+    return statistics.median(took)

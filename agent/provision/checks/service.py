@@ -1,0 +1,85 @@
+"""The service of a device, as systemd sees it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from agent.errors import ConfigError
+from agent.provision.checks.finding import Finding, fail, ok, warn
+
+UNIT: Final = "edge-agent.service"
+# Starting takes as long as loading the models does; systemd itself gives up after TimeoutStartSec.
+_START_LIMIT_S: Final = 300
+_ASK_LIMIT_S: Final = 20
+
+
+def systemd_runs() -> bool:
+    """Return whether systemd is this machine's service manager (sd_booted(3))."""
+    return Path("/run/systemd/system").is_dir() and shutil.which("systemctl") is not None
+
+
+def state() -> dict[str, str]:
+    """Return what systemd says of the unit; empty without systemd or without the unit."""
+    if not systemd_runs():
+        return {}
+    names = "LoadState,ActiveState,SubState,UnitFileState,NRestarts,Result,ConditionResult,ExecMainStatus"
+    done = _systemctl("show", UNIT, f"--property={names}", limit_s=_ASK_LIMIT_S)
+    found = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
+    return found if found.get("LoadState") == "loaded" else {}
+
+
+def look_at_service() -> Iterator[Finding]:
+    """Look at the unit's state."""
+    if not systemd_runs():
+        yield ok("service", "no systemd runs here: whoever started the agent looks after it")
+        return
+    found = state()
+    if not found:
+        yield warn("service", f"{UNIT} is not installed", "install the package, or run edge-agent by hand")
+        return
+    active, restarts = found.get("ActiveState", ""), found.get("NRestarts", "0")
+    text = f"{active} ({found.get('SubState', '')}), {found.get('UnitFileState', '')}"
+    if active == "active":
+        if restarts not in ("", "0"):
+            yield warn("service", f"{text}, restarted {restarts} times", f"journalctl -u {UNIT} -b")
+        else:
+            yield ok("service", text)
+    elif found.get("ExecMainStatus") == "78":
+        yield fail(
+            "service", f"{text}: the configuration is wrong", f"journalctl -u {UNIT} -n 20 names the key"
+        )
+    elif found.get("ConditionResult") == "no":
+        yield fail("service", f"{text}: no key to trust", f"edge-agent enroll, then systemctl start {UNIT}")
+    else:
+        yield fail("service", f"{text}, result {found.get('Result', '')}", f"sudo systemctl start {UNIT}")
+
+
+def restart() -> None:
+    """Start the service, or start it again with its new configuration; return when it serves.
+
+    Raises
+    ------
+    ConfigError
+        It did not start.
+    """
+    if not systemd_runs():
+        raise ConfigError("--start: no systemd runs here", hint="edge-agent run starts it by hand")
+    done = _systemctl("restart", UNIT, limit_s=_START_LIMIT_S)
+    if done.returncode or state().get("ActiveState") != "active":
+        last = (done.stderr.strip().splitlines() or ["it is not active"])[-1]
+        raise ConfigError(f"{UNIT} did not start: {last}", hint=f"journalctl -u {UNIT} -n 20")
+
+
+def _systemctl(*words: str, limit_s: float) -> subprocess.CompletedProcess[str]:
+    program = shutil.which("systemctl")
+    assert program is not None
+    try:
+        return subprocess.run(  # noqa: S603 - systemd's own program
+            [program, *words], capture_output=True, text=True, timeout=limit_s, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess([], 1, "", f"no answer from systemd within {limit_s:g} s")

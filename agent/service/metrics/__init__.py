@@ -1,0 +1,1 @@
+"""Metrics: one table of names, one registry, and the ways out (MQTT, Prometheus, Home Assistant)."""

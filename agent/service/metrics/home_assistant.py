@@ -1,0 +1,260 @@
+"""The device and its models as entities of Home Assistant, where somebody asked for that.
+
+One retained document under Home Assistant's discovery prefix (device discovery, Home Assistant 2024.12 and
+newer) names topics that are there anyway: whether the agent is there, its metrics, the state of each model.
+Nothing else is published for it, and this file is read by nobody while it is switched off.
+
+Promises: an entity whose model is gone is taken away; switched off, all of them are, also by an agent that
+was started again meanwhile: what was announced is written down. Core without a connection: `Announcer`
+publishes, `discovery_document` says what.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from agent.deploy.control import Control
+from agent.deploy.store.state_file import write_durably
+from agent.errors import StoreError
+from agent.mqtt.reason_codes import Reason
+from agent.service.metrics.metrics import sample_key
+from agent.wire.topics import Metrics, ModelState, State, discovery_id, discovery_topic, format_topic
+
+_log = logging.getLogger(__name__)
+
+FILE: Final = "home_assistant.json"
+# What was announced is a line for each entity.
+_MAX_FILE_BYTES: Final = 256 << 10
+# A reading is given up when so many of its intervals passed without one.
+_MISSED_INTERVALS: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What entities are made of.
+
+    Parameters
+    ----------
+    name, version, board
+        The device's name in topics, the agent's version, and what it runs on.
+    models
+        Names of the models that run.
+    zones, throttled
+        Thermal zones that are measured, and whether the firmware says that it slows the device down.
+    interval_s
+        Between two publications of metrics.
+    """
+
+    name: str
+    version: str
+    board: str
+    models: Sequence[str]
+    zones: Sequence[str]
+    throttled: bool
+    interval_s: float
+
+
+def discovery_document(device: Device) -> dict[str, Any]:
+    """Return what is retained at the discovery topic."""
+    name = discovery_id(device.name)
+    parts: dict[str, dict[str, Any]] = {
+        "state": {
+            "platform": "binary_sensor",
+            "name": "Agent",
+            "device_class": "connectivity",
+            "state_topic": format_topic(State(device.name)),
+            "value_template": "{{ 'ON' if value_json.state == 'online' else 'OFF' }}",
+        },
+        "free_space": _measured(
+            device, "Free space", "edge_state_free_bytes", unit="MB", scale=1e-6, device_class="data_size"
+        ),
+    }
+    for zone in device.zones:
+        key = sample_key("edge_temperature_celsius", (("zone", zone),))
+        part = _measured(device, f"Temperature {zone}", key, unit="°C", device_class="temperature")
+        parts[f"temperature_{discovery_id(zone)}"] = part
+    if device.throttled:
+        parts["under_voltage"] = {
+            **_measured(device, "Power supply", sample_key("edge_throttled", (("cause", "under_voltage"),))),
+            "platform": "binary_sensor",
+            "device_class": "problem",
+            "payload_on": "1",
+            "payload_off": "0",
+        }
+        parts["under_voltage"].pop("state_class")
+    for model in device.models:
+        parts.update(_model_parts(device, model))
+    for part_name, part in parts.items():
+        part["unique_id"] = f"{name}_{part_name}"
+        if part_name != "state":
+            part["availability"] = [
+                {
+                    "topic": format_topic(State(device.name)),
+                    "value_template": "{{ 'online' if value_json.state == 'online' else 'offline' }}",
+                }
+            ]
+    return {
+        "device": {
+            "identifiers": [name],
+            "name": device.name,
+            "model": device.board,
+            "sw_version": device.version,
+        },
+        "origin": {"name": "edge-agent", "sw_version": device.version},
+        "components": parts,
+    }
+
+
+def _model_parts(device: Device, model: str) -> dict[str, dict[str, Any]]:
+    name = discovery_id(model)
+    state = format_topic(ModelState(device.name, model))
+    parts: dict[str, dict[str, Any]] = {
+        f"{name}_ready": {
+            "platform": "binary_sensor",
+            "name": f"{model} ready",
+            "device_class": "running",
+            "state_topic": state,
+            "value_template": "{{ 'ON' if value_json.ready else 'OFF' }}",
+            "json_attributes_topic": state,
+        },
+        f"{name}_answers": {
+            **_measured(
+                device,
+                f"{model} answers",
+                sample_key("edge_inference_requests_total", (("model", model), ("status", "200"))),
+            ),
+            "state_class": "total_increasing",
+        },
+    }
+    for quantile, word in (("0.5", "latency"), ("0.99", "latency_p99")):
+        labels = (("model", model), ("quantile", quantile))
+        key = sample_key("edge_inference_latency_seconds", labels)
+        title = f"{model} {word.replace('_', ' ')}"
+        parts[f"{name}_{word}"] = _measured(
+            device, title, key, unit="ms", scale=1000, device_class="duration"
+        )
+    return parts
+
+
+def _measured(
+    device: Device,
+    title: str,
+    key: str,
+    *,
+    unit: str | None = None,
+    scale: float = 1,
+    device_class: str | None = None,
+) -> dict[str, Any]:
+    # Nothing is said of what has not been measured: the template's None is "unknown" there.
+    quoted = key.replace("\\", "\\\\").replace("'", "\\'")
+    shown = f"(v * {scale:g}) | round(2)" if scale != 1 else "v"
+    part: dict[str, Any] = {
+        "platform": "sensor",
+        "name": title,
+        "state_topic": format_topic(Metrics(device.name)),
+        "value_template": f"{{% set v = value_json.get('{quoted}') %}}"
+        f"{{{{ {shown} if v is not none else none }}}}",
+        "state_class": "measurement",
+        "expire_after": max(30, round(_MISSED_INTERVALS * device.interval_s)),
+    }
+    if unit is not None:
+        part["unit_of_measurement"] = unit
+    if device_class is not None:
+        part["device_class"] = device_class
+    return part
+
+
+class Announcer:
+    """Publishes the document, and takes it back.
+
+    Parameters
+    ----------
+    control
+        The control connection.
+    state_dir
+        Where it is written down what was announced.
+    prefix
+        Home Assistant's discovery prefix; None when it is switched off.
+    """
+
+    def __init__(self, control: Control, state_dir: Path, prefix: str | None) -> None:
+        self._control = control
+        self._path = state_dir / FILE
+        self._prefix = prefix
+        self._announced = _load(self._path)
+        self._last = b""
+
+    def forget(self) -> None:
+        """Say everything again: the broker may have forgotten it."""
+        self._last = b""
+
+    def announce(self, device: Device) -> None:
+        """Say what there is, unless it has been said; or that there is nothing, where it is switched off."""
+        if self._prefix is None:
+            self._withdraw(None)
+            return
+        topic = discovery_topic(self._prefix, device.name)
+        document = discovery_document(device)
+        payload = _encode(document)
+        if payload == self._last:
+            return
+        self._last = payload
+        self._withdraw(topic)
+        parts = {name: part["platform"] for name, part in document["components"].items()}
+        gone = {name: kind for name, kind in self._announced.get(topic, {}).items() if name not in parts}
+        if gone:
+            # An entity is taken away by naming nothing but its platform, once.
+            removed = {name: {"platform": kind} for name, kind in gone.items()}
+            document["components"] = {**document["components"], **removed}
+            self._control.publish(topic, _encode(document), retain=True)
+        if self._announced != {topic: parts}:
+            self._note({topic: parts})
+        self._control.publish(topic, payload, retain=True)
+
+    def _withdraw(self, kept: str | None) -> None:
+        """Take back what was announced under another prefix or name, or before it was switched off."""
+        for topic in [topic for topic in self._announced if topic != kept]:
+
+            def taken(sent: asyncio.Future[Reason], topic: str = topic) -> None:
+                if not sent.cancelled() and not sent.result().failed:
+                    self._note({other: parts for other, parts in self._announced.items() if other != topic})
+
+            self._control.publish(topic, b"", retain=True).add_done_callback(taken)
+
+    def _note(self, announced: dict[str, dict[str, str]]) -> None:
+        self._announced = announced
+        try:
+            if announced:
+                write_durably(self._path, json.dumps(announced, sort_keys=True).encode())
+            else:
+                self._path.unlink(missing_ok=True)
+        except (StoreError, OSError) as error:
+            _log.warning("what Home Assistant was told is not written down: %s", error)
+
+
+def _encode(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _load(path: Path) -> dict[str, dict[str, str]]:
+    try:
+        with path.open("rb") as file:
+            document = json.loads(file.read(_MAX_FILE_BYTES))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        _log.warning("%s cannot be used: %s", path, error)
+        return {}
+    if not isinstance(document, dict):
+        return {}
+    return {
+        topic: {str(name): str(kind) for name, kind in parts.items()}
+        for topic, parts in document.items()
+        if isinstance(parts, dict)
+    }

@@ -1,0 +1,169 @@
+"""The metrics as a page for Prometheus, where somebody asked for one.
+
+Promises: the numbers are those that are published over MQTT, read in the event loop; one thread answers
+one client at a time and gives up one that is slow; without `metrics.listen` neither the library nor the
+thread exists. It has no password: it listens to this device alone, unless it is told otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import TimeoutError as LoopTimeoutError
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from agent.errors import ConfigError
+from agent.service.metrics.metric_table import METRICS
+from agent.service.metrics.metrics import Sample
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIEnvironment
+
+    from prometheus_client.metrics_core import Metric
+
+_log = logging.getLogger(__name__)
+
+# A client that does not ask, or the event loop that does not answer, within this time is given up.
+CLIENT_LIMIT_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class ListenAddress:
+    """Where the page is served."""
+
+    host: str
+    port: int
+
+
+def parse_listen_address(text: str) -> ListenAddress:
+    """Read `HOST:PORT` or `[HOST]:PORT`.
+
+    Raises
+    ------
+    ValueError
+        When it is none.
+    """
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"expected HOST:PORT, got {text!r}")
+    return ListenAddress(host, int(port))
+
+
+class _Handler(WSGIRequestHandler):
+    # socketserver sets it on the connection, so that neither a slow line nor a slow reader blocks for longer.
+    timeout = CLIENT_LIMIT_S
+
+    def log_message(self, format: str, *args: object) -> None:
+        _log.debug("metrics page: " + format, *args)
+
+
+class _Server(WSGIServer):
+    def server_bind(self) -> None:
+        # As the library's, without asking DNS for our own name.
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
+        self.setup_environ()
+
+    def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002
+        _log.debug("metrics page: %s went away", client_address, exc_info=True)
+
+
+class _ServerOfIpv6(_Server):
+    address_family = socket.AF_INET6
+
+
+class PrometheusPage:
+    """Serves samples to Prometheus.
+
+    Parameters
+    ----------
+    address
+        Where; port 0 takes any.
+    samples
+        Returns the samples of now; called in the event loop that runs when this is made.
+
+    Raises
+    ------
+    ConfigError
+        When the library is missing, or the address is not ours or taken.
+    """
+
+    def __init__(self, address: ListenAddress, samples: Callable[[], Sequence[Sample]]) -> None:
+        try:
+            from prometheus_client import CollectorRegistry, make_wsgi_app
+        except ImportError as error:
+            raise ConfigError(
+                "metrics.listen needs the package prometheus-client, which is not installed",
+                hint="pip install 'edgebundle[prometheus]', or leave metrics.listen out",
+            ) from error
+        self._samples = samples
+        self._loop = asyncio.get_running_loop()
+        self._read: Sequence[Sample] = ()
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self)
+        self._page: Callable[[WSGIEnvironment, StartResponse], Iterable[bytes]] = make_wsgi_app(registry)
+        server = _ServerOfIpv6 if ":" in address.host else _Server
+        try:
+            self._server = make_server(
+                address.host, address.port, self._answer, server, handler_class=_Handler
+            )
+        except OSError as error:
+            raise ConfigError(
+                f"metrics.listen: cannot listen on {address.host}:{address.port}: {error.strerror or error}",
+                hint="choose another port; 127.0.0.1 is this device alone",
+            ) from error
+        self._thread = threading.Thread(target=self._server.serve_forever, name="prometheus", daemon=True)
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        """The port it listens on."""
+        return int(self._server.server_port)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield metrics as the library wants them."""
+        yield from to_metrics(self._read)
+
+    async def close(self) -> None:
+        """Listen no more."""
+        await asyncio.to_thread(self._server.shutdown)
+        self._server.server_close()
+
+    def _answer(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        """Answer one client; called in the page's thread, for one at a time."""
+        reading = asyncio.run_coroutine_threadsafe(self._read_samples(), self._loop)
+        try:
+            self._read = reading.result(CLIENT_LIMIT_S)
+        except LoopTimeoutError:
+            reading.cancel()
+            _log.warning("the metrics page got no numbers within %g s", CLIENT_LIMIT_S)
+            start_response("503 Service Unavailable", [("Content-Type", "text/plain")])
+            return [b"the agent is busy\n"]
+        return self._page(environ, start_response)
+
+    async def _read_samples(self) -> Sequence[Sample]:
+        return self._samples()
+
+
+def to_metrics(samples: Sequence[Sample]) -> Iterator[Metric]:
+    """Group samples by metric, with the types and texts of the table."""
+    from prometheus_client.metrics_core import Metric
+
+    groups: dict[str, Metric] = {}
+    for sample in samples:
+        metric = groups.get(sample.metric)
+        if metric is None:
+            described = METRICS[sample.metric]
+            # The library's name of a counter is without the suffix that its samples have.
+            name = sample.metric.removesuffix("_total") if described.kind == "counter" else sample.metric
+            metric = groups[sample.metric] = Metric(name, described.text, described.kind)
+        metric.add_sample(sample.name, dict(sample.labels), sample.value)
+    yield from groups.values()

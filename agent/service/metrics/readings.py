@@ -1,0 +1,66 @@
+"""What each part of the agent says of itself at this moment, as gauges: name and labels -> value.
+
+What they mean stands in `metric_table`.
+"""
+
+from __future__ import annotations
+
+from agent.deploy.outbox import Outbox
+from agent.mqtt.connection import Connection
+from agent.mqtt.tls import CertificateFiles
+from agent.service.metrics.host import Gauges, process_cpu_s
+from agent.service.models.model import Model
+from agent.service.requests.durable_answers import DurableAnswers
+
+
+def of_answers(answers: DurableAnswers) -> Gauges:
+    """Answers that wait for the broker, and that were forgotten early."""
+    return {
+        ("edge_answers_dropped_total", ()): answers.dropped,
+        ("edge_outbox_messages", (("kind", "answers"),)): answers.waiting,
+    }
+
+
+def of_outbox(outbox: Outbox) -> Gauges:
+    """Reports that wait for the broker, and that were given up."""
+    return {
+        ("edge_outbox_messages", (("kind", "reports"),)): outbox.waiting,
+        ("edge_outbox_dropped_total", ()): outbox.dropped,
+    }
+
+
+def of_certificates(files: CertificateFiles) -> Gauges:
+    """When each file's first certificate ends, seconds since 1970."""
+    return {
+        ("edge_certificate_expiry_timestamp_seconds", (("file", name),)): end_s
+        for name, end_s in files.expiries().items()
+    }
+
+
+def of_connection(connection: Connection) -> Gauges:
+    """How a connection to the broker is."""
+    labels = (("connection", connection.client_id.rpartition("-")[2]),)
+    return {
+        ("edge_mqtt_connects_total", labels): connection.connects,
+        ("edge_mqtt_reconnects_total", labels): max(0, connection.connects - 1),
+        ("edge_mqtt_connected", labels): int(connection.connected),
+        ("edge_mqtt_unacknowledged", labels): connection.unacknowledged,
+    }
+
+
+def of_model(model: Model) -> Gauges:
+    """How a model and its worker are; nothing of one that runs nothing yet."""
+    status = model.status()
+    if status is None:
+        return {}
+    labels = (("model", status.name),)
+    gauges: Gauges = {
+        ("edge_model_ready", labels): int(status.ready),
+        ("edge_model_queue_length", labels): status.queued,
+        ("edge_worker_resident_memory_bytes", labels): status.rss_bytes,
+        ("edge_worker_restarts_total", labels): status.restarts,
+    }
+    cpu_s = None if model.worker_pid is None else process_cpu_s(model.worker_pid)
+    if cpu_s is not None:
+        gauges["edge_worker_cpu_seconds_total", labels] = cpu_s
+    return gauges

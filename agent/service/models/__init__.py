@@ -1,0 +1,1 @@
+"""Models that serve: one supervised worker process for each."""

@@ -1,0 +1,1 @@
+"""Inference requests and their answers, from the message that arrives to its acknowledgement."""

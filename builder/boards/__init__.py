@@ -1,0 +1,1 @@
+"""Boards that run kernels: this machine, or others over RPC. Tracker, server and measuring process."""

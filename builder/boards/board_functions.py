@@ -1,0 +1,191 @@
+"""What a board does for us beside timing kernels: says how it fares, and runs whole bundles.
+
+An RPC server started by ``edgebundle rpc-server`` offers these by name over TVM's RPC, as JSON in and out;
+the process that measures on this machine calls the same ones. They need tvm-ffi and numpy, and nothing of the
+compiler.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+COMMAND_TIMEOUT_S = 2.0  # vcgencmd asks the firmware, which answers within milliseconds or not at all
+PREFIX = "edgebundle."
+
+
+@dataclass(frozen=True)
+class BoardState:
+    """How a board fares.
+
+    Attributes
+    ----------
+    frequencies_khz
+        Of each CPU, empty where the system does not tell.
+    throttled
+        Whether it runs slower than it could, for heat or voltage; None where it does not tell.
+    temperature_c, load
+        Hottest thermal zone, and the load of the last minute; None where unknown.
+    """
+
+    frequencies_khz: tuple[int, ...] = ()
+    throttled: bool | None = None
+    temperature_c: float | None = None
+    load: float | None = None
+
+    @classmethod
+    def from_json(cls, text: str) -> BoardState:
+        """Read what `state_json` gave; anything odd in it counts as unknown."""
+        try:
+            raw = json.loads(text)
+            return cls(
+                tuple(int(f) for f in raw["frequencies_khz"]),
+                None if raw["throttled"] is None else bool(raw["throttled"]),
+                None if raw["temperature_c"] is None else float(raw["temperature_c"]),
+                None if raw["load"] is None else float(raw["load"]),
+            )
+        except (ValueError, TypeError, KeyError):
+            return cls()
+
+
+def state(root: str = "/") -> BoardState:
+    """Read the state of this machine.
+
+    Sources: ``cpufreq`` and ``thermal`` of sysfs; the Raspberry Pi's ``get_throttled`` from sysfs or
+    ``vcgencmd``, of whose bits 0 to 3 say what is the case now (Raspberry Pi documentation, vcgencmd).
+    """
+    system = Path(root)
+    frequencies = [
+        number
+        for path in sorted(system.glob("sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_cur_freq"))
+        if (number := _number(path)) is not None
+    ]
+    zones = [
+        number
+        for path in system.glob("sys/class/thermal/thermal_zone*/temp")
+        if (number := _number(path)) is not None
+    ]
+    try:
+        load: float | None = os.getloadavg()[0]
+    except OSError:
+        load = None
+    return BoardState(tuple(frequencies), _throttled(system), max(zones) / 1000 if zones else None, load)
+
+
+def _number(path: Path, base: int = 10) -> int | None:
+    try:
+        return int(path.read_text().strip(), base)
+    except (OSError, ValueError):
+        return None
+
+
+def _throttled(system: Path) -> bool | None:
+    for path in system.glob("sys/devices/platform/soc/*/get_throttled"):
+        bits = _number(path, 16)
+        if bits is not None:
+            return bool(bits & 0xF)
+    for path in system.glob("sys/devices/platform/soc/*/*/get_throttled"):
+        bits = _number(path, 16)
+        if bits is not None:
+            return bool(bits & 0xF)
+    program = system / "usr/bin/vcgencmd"
+    if not program.exists():
+        return None
+    try:
+        done = subprocess.run(  # noqa: S603 - a fixed program
+            [str(program), "get_throttled"],
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_TIMEOUT_S,
+            check=True,
+        )
+        return bool(int(done.stdout.strip().removeprefix("throttled="), 16) & 0xF)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+
+
+def state_json() -> str:
+    """`state` as JSON."""
+    return json.dumps(asdict(state()))
+
+
+def run_json(request: str) -> str:
+    """Run a bundle: its path, that of an .npz of inputs or a picture, and `builder.run`'s options.
+
+    Outputs, and answers under ``answer/``, go to the ``outputs`` path as .npz; times come back.
+    """
+    from builder.running.local_run import run
+
+    asked = json.loads(request)
+    result = run(asked["bundle"], asked["inputs"], **asked["options"])
+    arrays: dict[str, Any] = dict(result.outputs)
+    for name, value in (result.answers or {}).items():
+        arrays[f"answer/{name}"] = np.array(list(value), dtype=bytes) if isinstance(value, tuple) else value
+    with Path(asked["outputs"]).open("wb") as file:
+        np.savez(file, allow_pickle=False, **arrays)
+    return json.dumps({"times": None if result.times is None else list(result.times.results)})
+
+
+def profile_json(request: str) -> str:
+    """Profile a bundle; rows as JSON."""
+    from builder.running.local_run import profile
+
+    asked = json.loads(request)
+    report = profile(asked["bundle"], **asked["options"])
+    return json.dumps({"rows": [asdict(row) for row in report.rows], "total_us": report.total_us})
+
+
+def compare_json(request: str, clock: Callable[[], float] = time.perf_counter) -> str:
+    """Time two bundles in turn: a list of pairs of seconds.
+
+    Which goes first changes from pair to pair, so that neither always finds the caches as the
+    other left them.
+    """
+    from builder.bundles.package import Package
+    from builder.running import local_run
+
+    asked = json.loads(request)
+    modules = []
+    for path in asked["bundles"]:
+        package = Package.load(path)
+        module = local_run.prepared(package, asked["threads"])
+        module.run()
+        modules.append(module)
+    pairs = []
+    for index in range(int(asked["pairs"])):
+        seconds = [0.0, 0.0]
+        for which in (0, 1) if index % 2 == 0 else (1, 0):
+            module = modules[which]
+            module.run()  # the caches are its own again
+            start = clock()
+            for _ in range(int(asked["number"])):
+                module.run()
+            seconds[which] = (clock() - start) / int(asked["number"])
+        pairs.append(seconds)
+        if asked["cooldown_ms"]:
+            time.sleep(asked["cooldown_ms"] / 1e3)
+    return json.dumps({"pairs": pairs})
+
+
+FUNCTIONS: Mapping[str, Callable[..., str]] = {
+    "board": state_json,
+    "run": run_json,
+    "profile": profile_json,
+    "compare": compare_json,
+}
+
+
+def register() -> None:
+    """Offer the functions over TVM's RPC, in this process and those that it forks."""
+    import tvm_ffi
+
+    for name, function in FUNCTIONS.items():
+        tvm_ffi.register_global_func(f"{PREFIX}{name}", function, override=True)

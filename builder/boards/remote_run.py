@@ -1,0 +1,177 @@
+"""``run`` and ``profile`` on a board: the bundle and its inputs go there, outputs and times come back.
+
+The board does what `builder.running.local_run` does here, with the same checks, for it runs the same code.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from agent.runtime.benchmark import BenchmarkResult
+from agent.runtime.postprocess import Value
+from agent.runtime.report import Report, Row
+from builder.boards.measuring import BoardError, CandidateError, MeasureProcess
+from builder.boards.rpc_boards import NO_BOARD_S, SESSION_S
+from builder.boards.tracker import Tracker
+from builder.bundles.package import Package
+from builder.errors import FleetError, ModelError, PackageError
+from builder.running.local_run import IMAGE_TYPES, FillMode, RunResult
+
+BOARD_WAIT_S = 60.0  # others may be tuning on it
+RUN_TIMEOUT_S = 600.0
+ATTEMPTS = 3
+Inputs = Mapping[str, npt.ArrayLike] | str | os.PathLike[str] | None
+
+
+def run_on_board(
+    package: Package | str | os.PathLike[str],
+    inputs: Inputs = None,
+    *,
+    tracker: str | Tracker,
+    key: str,
+    fill_mode: FillMode = "random",
+    benchmark: bool = False,
+    repeat: int = 10,
+    number: int = 1,
+    min_repeat_ms: float = 0,
+    end_to_end: bool = False,
+    threads: int | None = None,
+) -> RunResult:
+    """Run a compiled model on a board; parameters as in `builder.run`, and where the board is.
+
+    Parameters
+    ----------
+    tracker, key
+        ``host:port`` of an RPC tracker, and what the board registers as.
+
+    Raises
+    ------
+    PackageError, ModelError
+        As `builder.run`, said by the board.
+    FleetError
+        No board answers.
+    """
+    options = {
+        "fill_mode": fill_mode,
+        "benchmark": benchmark,
+        "repeat": repeat,
+        "number": number,
+        "min_repeat_ms": min_repeat_ms,
+        "end_to_end": end_to_end,
+        "threads": threads,
+    }
+    files = [("model.bundle", _bundle(package))]
+    given: str | None = None
+    if inputs is not None:
+        name, content = _content(inputs)
+        files.append((name, content))
+        given = f"{{path:{name}}}"
+    request = {
+        "bundle": "{path:model.bundle}",
+        "inputs": given,
+        "outputs": "{path:outputs.npz}",
+        "options": options,
+    }
+    answer, (raw,) = _call("run", request, files, ("outputs.npz",), tracker, key)
+    with np.load(io.BytesIO(raw), allow_pickle=False) as arrays:
+        outputs = {n: arrays[n] for n in arrays.files if not n.startswith("answer/")}
+        found: dict[str, Value] = {}
+        for n in arrays.files:
+            if n.startswith("answer/"):
+                value = arrays[n]
+                found[n.removeprefix("answer/")] = (
+                    tuple(map(bytes, value)) if value.dtype.kind == "S" else value
+                )
+    times = answer["times"]
+    return RunResult(outputs, found or None, None if times is None else BenchmarkResult(tuple(times)))
+
+
+def profile_on_board(
+    package: Package | str | os.PathLike[str],
+    *,
+    tracker: str | Tracker,
+    key: str,
+    number: int = 10,
+    threads: int | None = None,
+) -> Report:
+    """Time each kernel of a compiled model on a board.
+
+    Raises
+    ------
+    PackageError
+        The bundle is for another machine.
+    FleetError
+        No board answers.
+    """
+    request = {"bundle": "{path:model.bundle}", "options": {"number": number, "threads": threads}}
+    answer, _ = _call("profile", request, [("model.bundle", _bundle(package))], (), tracker, key)
+    return Report(tuple(Row(**row) for row in answer["rows"]), answer["total_us"])
+
+
+def _call(
+    name: str,
+    request: Mapping[str, object],
+    files: list[tuple[str, bytes]],
+    wanted: tuple[str, ...],
+    tracker: str | Tracker,
+    key: str,
+) -> tuple[Any, tuple[bytes, ...]]:
+    where = tracker if isinstance(tracker, Tracker) else Tracker.parse(tracker)
+    hint = f"on the board: edgebundle rpc-server --tracker {where} --key {key}"
+    if not where.servers(key):
+        raise FleetError(f"tracker {where}: no board of key {key!r} is registered", hint=hint)
+    process = MeasureProcess()
+    try:
+        for attempt in range(ATTEMPTS):
+            place = where.request(key, BOARD_WAIT_S, min(NO_BOARD_S, RUN_TIMEOUT_S + SESSION_S))
+            if place is None:
+                raise FleetError(
+                    f"no board of key {key!r} became free within {BOARD_WAIT_S:.0f} s", hint=hint
+                )
+            try:
+                process.open(place, BOARD_WAIT_S)
+                answer, fetched = process.call(name, json.dumps(request), files, wanted, RUN_TIMEOUT_S)
+                return json.loads(answer), fetched
+            except BoardError as e:
+                if attempt == ATTEMPTS - 1:
+                    raise FleetError(f"board {place.name}: {e}", hint=hint) from e
+            except CandidateError as e:
+                raise PackageError(f"board {place.name}: {e}") from e
+            except ValueError as e:
+                raise FleetError(f"board {place.name}: expected JSON, got {str(e)[:80]}") from e
+        raise AssertionError  # the last attempt returned or raised
+    finally:
+        process.close()
+        process.kill()
+
+
+def _bundle(package: Package | str | os.PathLike[str]) -> bytes:
+    if not isinstance(package, Package):
+        package = Package.load(package)
+    with tempfile.TemporaryDirectory() as work:
+        path = Path(work, "model.bundle")
+        package.save(path)
+        return path.read_bytes()
+
+
+def _content(inputs: Mapping[str, npt.ArrayLike] | str | os.PathLike[str]) -> tuple[str, bytes]:
+    """A file's name on the board, by whose ending it is understood there, and its bytes."""
+    if isinstance(inputs, Mapping):
+        buffer = io.BytesIO()
+        np.savez(buffer, allow_pickle=False, **{name: np.asarray(v) for name, v in inputs.items()})
+        return "inputs.npz", buffer.getvalue()
+    path = Path(inputs)
+    suffix = path.suffix.lower() if path.suffix.lower() in IMAGE_TYPES else ".npz"
+    try:
+        return f"inputs{suffix}", path.read_bytes()
+    except OSError as e:
+        raise ModelError(f"{path}: cannot be read ({e.strerror})") from e

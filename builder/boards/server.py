@@ -1,0 +1,205 @@
+"""A board's RPC server and the workstation's tracker: TVM's own, with safe defaults and a watchdog.
+
+TVM's server gives up for good when a kernel crashes the process that served it, or when its tracker is away
+for a minute; here a supervising process starts it again. It offers `board_functions` beside TVM's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ipaddress
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+SERVER_PORT = 9091
+SERVING = "server at"  # how the line begins that says it is there
+RESTART_S = 1.0
+WARNING = (
+    "TVM RPC is remote code execution in clear text: whoever reaches {address} owns this machine; "
+    "use it in a network of your own, or through `--ssh`"
+)
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """Where a board's server listens and registers.
+
+    Attributes
+    ----------
+    host, port
+        Its own address; the port is the first that is free from there on.
+    tracker_host, tracker_port, key
+        Where it registers, and as what.
+    custom_address
+        The address that the tracker hands to clients, where they see another one than the tracker does.
+    """
+
+    host: str
+    port: int
+    tracker_host: str
+    tracker_port: int
+    key: str
+    custom_address: str | None = None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def serve_board(options: ServerOptions, say: Callable[[str], None], *, until_eof: bool = False) -> int:
+    """Run a server until it is told to stop, starting it again whenever it ends.
+
+    Parameters
+    ----------
+    options
+        Where.
+    say
+        Told when it ended.
+    until_eof
+        Stop when standard input ends, too.
+    """
+    command = [
+        sys.executable, "-m", "builder.boards.server", options.host, str(options.port),
+        options.tracker_host, str(options.tracker_port), options.key, options.custom_address or "",
+    ]  # fmt: skip
+    with stopping() as is_stopping:
+        if until_eof:
+            threading.Thread(target=_stop_at_eof, daemon=True).start()
+        while not is_stopping():
+            started = time.monotonic()
+            child = subprocess.Popen(  # noqa: S603 - our own module
+                command, stdin=subprocess.PIPE, start_new_session=True
+            )
+            try:
+                while child.poll() is None and not is_stopping():
+                    time.sleep(0.1)
+            finally:
+                # With the sessions that it forked, one of which may hang in a kernel.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+            if is_stopping():
+                break
+            say(
+                f"the server ended ({child.returncode}) after {time.monotonic() - started:.0f} s, "
+                "starting again"
+            )
+            time.sleep(RESTART_S)
+    return 0
+
+
+def serve_tracker(host: str, port: int, say: Callable[[str], None]) -> int:
+    """Run TVM's tracker until it is told to stop."""
+    from tvm.rpc.tracker import Tracker
+
+    require_free(host, port)
+    with stopping() as is_stopping:
+        tracker = Tracker(host=host, port=port, port_end=port + 1, silent=True)
+        say(f"tracker at {host}:{tracker.port}")
+        try:
+            while not is_stopping():
+                time.sleep(0.1)
+        finally:
+            tracker.terminate()
+    return 0
+
+
+def require_free(host: str, port: int) -> None:
+    """Check that an address can be listened at.
+
+    Raises
+    ------
+    OSError
+        It is taken, or not this machine's.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, port))
+
+
+def _stop_at_eof() -> None:
+    while os.read(0, 1 << 12):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def stopping() -> Iterator[Callable[[], bool]]:
+    """Whether SIGTERM or Ctrl-C came; while this lasts they do nothing else."""
+    stopped = False
+
+    def stop(_signal: int, _frame: object) -> None:
+        nonlocal stopped
+        stopped = True
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield lambda: stopped
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _serve(options: ServerOptions) -> None:
+    """The supervised process: TVM's listening loop, until it gives up or standard input closes."""
+    from tvm.rpc.server import PopenRPCServerState
+
+    from builder.boards.board_functions import register
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    register()
+    state = PopenRPCServerState(
+        options.host,
+        options.port,
+        options.port + 100,
+        tracker_addr=(options.tracker_host, options.tracker_port),
+        key=options.key,
+        custom_addr=options.custom_address,
+        silent=True,
+    )
+    print(f"{SERVING} {options.host}:{state.port}, key {options.key}", file=sys.stderr, flush=True)  # noqa: T201
+
+    def leave_with_parent() -> None:
+        while os.read(0, 1):
+            pass
+        os.killpg(0, signal.SIGKILL)  # this process leads a session of its own
+
+    threading.Thread(target=leave_with_parent, daemon=True).start()
+    state.thread.join()
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser()
+    for name in ("host", "port", "tracker_host", "tracker_port", "key", "custom_address"):
+        parser.add_argument(name)
+    args = parser.parse_args()
+    _serve(
+        ServerOptions(
+            args.host,
+            int(args.port),
+            args.tracker_host,
+            int(args.tracker_port),
+            args.key,
+            args.custom_address or None,
+        )
+    )
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    _main()

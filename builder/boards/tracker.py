@@ -1,0 +1,107 @@
+"""A client of TVM's RPC tracker that knows which board it was given, and that does not wait forever.
+
+The messages are those of ``tvm.rpc.tracker``: a magic number, then JSON with its length before it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tvm.rpc import base
+
+from builder.boards.measuring import Place
+from builder.errors import FleetError
+
+DEFAULT_PORT = 9190
+CONNECT_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Tracker:
+    """A tracker's address."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> Tracker:
+        """Read ``host:port``, ``[v6]:port`` or a host alone, whose port is 9190.
+
+        Raises
+        ------
+        FleetError
+            It is none of these.
+        """
+        match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:/\[\]]+))(?::(\d{1,5}))?", text)
+        port = int(match[3] or DEFAULT_PORT) if match else 0
+        if match is None or not 1 <= port <= 65535:
+            raise FleetError(f"tracker: expected host:port, got {text[:80]!r}", hint="for example lab:9190")
+        return cls(match[1] or match[2], port)
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def servers(self, key: str) -> tuple[str, ...]:
+        """Names of the boards of `key` that are registered, busy ones too.
+
+        Raises
+        ------
+        FleetError
+            The tracker does not answer.
+        """
+        with self._connection(CONNECT_TIMEOUT_S) as sock:
+            answer = self._exchange(sock, [base.TrackerCode.SUMMARY])
+        try:
+            infos = answer[1]["server_info"]
+            return tuple(":".join(map(str, i["addr"])) for i in infos if i["key"] == f"server:{key}")
+        except (TypeError, KeyError, IndexError) as e:
+            raise FleetError(f"tracker {self}: expected a summary, got {str(answer)[:80]}") from e
+
+    def request(self, key: str, wait_s: float, session_s: float) -> Place | None:
+        """Ask for a board of `key`; None where none became free in time.
+
+        Raises
+        ------
+        FleetError
+            The tracker does not answer.
+        """
+        with self._connection(wait_s) as sock:
+            try:
+                answer = self._exchange(sock, [base.TrackerCode.REQUEST, key, "", 1])
+            except TimeoutError:
+                return None
+        try:
+            host, port, matchkey = answer[1]
+            return Place(str(host), int(port), str(matchkey), session_s)
+        except (TypeError, ValueError, IndexError) as e:
+            raise FleetError(f"tracker {self}: expected a board, got {str(answer)[:80]}") from e
+
+    @contextlib.contextmanager
+    def _connection(self, wait_s: float) -> Iterator[socket.socket]:
+        try:
+            sock = socket.create_connection((self.host, self.port), CONNECT_TIMEOUT_S)
+        except OSError as e:
+            raise FleetError(
+                f"tracker {self}: cannot be reached ({e.strerror or e})",
+                hint="is `edgebundle rpc-tracker` running there, or the tunnel of `--ssh` open?",
+            ) from e
+        with sock:
+            try:
+                sock.sendall(struct.pack("<i", base.RPC_TRACKER_MAGIC))
+                if struct.unpack("<i", base.recvall(sock, 4))[0] != base.RPC_TRACKER_MAGIC:
+                    raise FleetError(f"{self}: expected TVM's RPC tracker, got something else")
+                sock.settimeout(wait_s)
+                yield sock
+            except OSError as e:
+                raise FleetError(f"tracker {self}: the connection broke ({e.strerror or e})") from e
+
+    @staticmethod
+    def _exchange(sock: socket.socket, message: list[object]) -> Any:  # noqa: ANN401 - JSON
+        base.sendjson(sock, message)
+        return base.recvjson(sock)

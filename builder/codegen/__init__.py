@@ -1,0 +1,1 @@
+"""A lowered module becomes files: the graph, the memory plan, the object code, and `mod.so`."""

@@ -1,0 +1,232 @@
+"""Graph code generation: a lowered Relax function becomes ``mod.json`` and the tensors of ``mod.params``.
+
+Takes what `builder.compiling.lower` leaves: one straight line of ``call_tir`` (one output or several),
+reshapes, tuples and constants. A reshape becomes ``__nop`` on its input's storage; a constant becomes a parameter
+``p0``, ``p1``, ..., one for equal contents. Lifetimes are worked out here and given to
+`builder.codegen.memory_plan`; kernels are not looked at.
+
+Calls whose inputs are all parameters run once, when the executor has loaded the parameters (weight
+transforms); their results are pinned, like the parameters themselves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import tvm
+from tvm import relax
+
+from agent.bundle.graph import NOP, Graph, Node, NodeEntry
+from agent.bundle.tensor_spec import TensorSpec
+from builder.codegen.memory_plan import Lifetime, plan
+from builder.errors import UnsupportedOperatorError
+
+# Relax operators that change the shape and nothing else, on contiguous row-major data.
+RESHAPES = frozenset(
+    f"relax.{name}"
+    for name in ("reshape", "flatten", "squeeze", "expand_dims", "memory.view", "ensure_zero_offset")
+)
+
+# What to do about an operator without a kernel, where there is something to be said.
+_SORTS = "at most 32768 elements are sorted: filter them first, or use --postprocess softmax,top5"
+_HINTS = {f"relax.{name}": _SORTS for name in ("topk", "sort", "argsort")}
+
+
+@dataclass(frozen=True)
+class GeneratedGraph:
+    """What the executor is given.
+
+    Attributes
+    ----------
+    graph
+        The graph, storages planned.
+    params
+        Name, spec and data of each parameter, in the order in which the graph first uses them.
+    inputs, outputs
+        The function's own, in order. An output is named after the model's output.
+    arena_bytes
+        Memory of all storages that are neither inputs, parameters nor computed at load.
+    """
+
+    graph: Graph
+    params: tuple[tuple[TensorSpec, npt.NDArray[np.generic]], ...]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    arena_bytes: int
+
+
+def generate(
+    main: relax.Function,
+    input_names: Sequence[str],
+    output_names: Sequence[str],
+    flops: Mapping[str, float] | None = None,
+) -> GeneratedGraph:
+    """Generate the graph of a lowered function.
+
+    Parameters
+    ----------
+    main
+        The function that `builder.compiling.lower.lower` returns.
+    input_names, output_names
+        The model's own names, in order.
+    flops
+        Floating-point operations of one call, by kernel; written beside each call, where a profile reads it.
+
+    Raises
+    ------
+    UnsupportedOperatorError
+        The function has something other than calls of kernels: control flow, dynamic shapes, library calls.
+    """
+    walk = _Walk(flops or {})
+    for param, name in zip(main.params, input_names, strict=True):
+        walk.add_input(param, name)
+    body = main.body
+    if not isinstance(body, relax.SeqExpr):
+        raise UnsupportedOperatorError(f"expected a sequence of bindings, got {type(body).__name__}")
+    for block in body.blocks:
+        for binding in block.bindings:
+            if not isinstance(binding, relax.VarBinding):
+                raise UnsupportedOperatorError(f"a graph has no room for {type(binding).__name__}")
+            walk.bind(binding.var, binding.value)
+    return walk.finish(body.body, output_names)
+
+
+@dataclass
+class _Walk:
+    """State of one walk over a function; entries are numbered as the graph numbers them."""
+
+    flops: Mapping[str, float]
+    nodes: list[Node] = field(default_factory=list)
+    specs: list[TensorSpec] = field(default_factory=list)
+    first_entry: list[int] = field(default_factory=list)
+    values: dict[relax.Expr, tuple[NodeEntry, ...]] = field(default_factory=dict)
+    params: list[tuple[TensorSpec, npt.NDArray[np.generic]]] = field(default_factory=list)
+    param_by_content: dict[tuple[str, tuple[int, ...], bytes], NodeEntry] = field(default_factory=dict)
+    num_inputs: int = 0  # inputs are the first entries
+    aliases: dict[int, int] = field(default_factory=dict)  # entry of a reshape -> entry whose storage it is
+
+    def add_input(self, var: relax.Var, name: str) -> None:
+        self.values[var] = self._append(Node.null(name), (_spec(var.ty, name),))
+        self.num_inputs += 1
+
+    def bind(self, var: relax.Var, value: relax.Expr) -> None:
+        self.values[var] = self._call(value, var.ty) if isinstance(value, relax.Call) else self._value(value)
+
+    def finish(self, result: relax.Expr, output_names: Sequence[str]) -> GeneratedGraph:
+        heads = self._value(result)
+        if len(heads) != len(output_names):
+            raise UnsupportedOperatorError(
+                f"expected {len(output_names)} outputs, the function has {len(heads)}"
+            )
+        lifetimes = self._lifetimes(heads)
+        roots = sorted(lifetimes)
+        planned = plan([lifetimes[root] for root in roots])
+        storage_of_root = dict(zip(roots, planned.storage_id, strict=True))
+        storage_id = [storage_of_root[self._root(entry)] for entry in range(len(self.specs))]
+        graph = Graph.build(
+            self.nodes, heads, [s.dtype for s in self.specs], storage_id, [s.shape for s in self.specs]
+        )
+        inputs = tuple(self.specs[: self.num_inputs])
+        outputs = tuple(
+            TensorSpec(name, self._spec_of(head).datatype, self._spec_of(head).shape)
+            for head, name in zip(heads, output_names, strict=True)
+        )
+        return GeneratedGraph(graph, tuple(self.params), inputs, outputs, planned.arena_bytes)
+
+    def _value(self, value: relax.Expr) -> tuple[NodeEntry, ...]:
+        if isinstance(value, relax.Var):
+            return self.values[value]
+        if isinstance(value, tvm.ir.GenericConst):
+            return (self._param(value),)
+        if isinstance(value, relax.Tuple):
+            return tuple(entry for member in value.fields for entry in self._value(member))
+        if isinstance(value, relax.TupleGetItem):
+            return (self._value(value.tuple_value)[value.index],)
+        raise UnsupportedOperatorError(f"a graph has no room for {type(value).__name__}")
+
+    def _call(self, call: relax.Call, ty: tvm.ir.Type) -> tuple[NodeEntry, ...]:
+        op = getattr(call.op, "name", str(call.op))
+        if op in RESHAPES:
+            (source,) = self._value(call.args[0])
+            spec = _spec(ty, f"reshape{len(self.nodes)}")
+            entries = self._append(Node.call(spec.name, NOP, (source,)), (spec,))
+            self.aliases[self._entry_id(entries[0])] = self._root(self._entry_id(source))
+            return entries
+        if op != "relax.call_tir":
+            raise UnsupportedOperatorError(
+                f"operator {op.removeprefix('relax.')} has no kernel",
+                hint=_HINTS.get(op, "export the model without it, and do it to the answer"),
+            )
+        kernel = call.args[0].name_hint
+        inputs = tuple(entry for argument in call.args[1].fields for entry in self._value(argument))
+        name = f"{kernel}_{len(self.nodes)}"
+        types = ty.fields if isinstance(ty, tvm.ir.TupleType) else [ty]
+        specs = tuple(_spec(output, f"{name}:{i}") for i, output in enumerate(types))
+        attrs = {"flops": f"{self.flops[kernel]:.0f}"} if kernel in self.flops else {}
+        return self._append(Node.call(name, kernel, inputs, len(specs), **attrs), specs)
+
+    def _param(self, constant: tvm.ir.GenericConst) -> NodeEntry:
+        data = np.array(constant.value.numpy(), order="C")  # ascontiguousarray would give a scalar an axis
+        key = (str(data.dtype), data.shape, hashlib.sha256(data.tobytes()).digest())
+        if key not in self.param_by_content:
+            name = f"p{len(self.params)}"
+            while any(name == spec.name for spec in self.specs[: self.num_inputs]):
+                name += "_"
+            spec = TensorSpec.from_dtype(name, str(data.dtype), data.shape)
+            self.params.append((spec, data))
+            (self.param_by_content[key],) = self._append(Node.null(name), (spec,))
+        return self.param_by_content[key]
+
+    def _append(self, node: Node, specs: Sequence[TensorSpec]) -> tuple[NodeEntry, ...]:
+        self.first_entry.append(len(self.specs))
+        self.nodes.append(node)
+        self.specs.extend(specs)
+        return tuple(NodeEntry(len(self.nodes) - 1, i) for i in range(len(specs)))
+
+    def _entry_id(self, entry: NodeEntry) -> int:
+        return self.first_entry[entry.node_id] + entry.index
+
+    def _spec_of(self, entry: NodeEntry) -> TensorSpec:
+        return self.specs[self._entry_id(entry)]
+
+    def _root(self, entry_id: int) -> int:
+        return self.aliases.get(entry_id, entry_id)
+
+    def _lifetimes(self, heads: Sequence[NodeEntry]) -> dict[int, Lifetime]:
+        """Lifetimes by the entry that owns the storage; a step is a node's index."""
+        last_step = len(self.nodes)
+        start: dict[int, int] = {}
+        end: dict[int, int] = {}
+        pinned: set[int] = set()
+        for step, (node, first) in enumerate(zip(self.nodes, self.first_entry, strict=True)):
+            sources = [self._root(self._entry_id(entry)) for entry in node.inputs]
+            for source in sources:
+                end[source] = step
+            # Inputs keep what was set; parameters, and what depends on nothing else, are there from load on.
+            keeps = node.is_null or all(s in pinned and s >= self.num_inputs for s in sources)
+            for entry in range(first, first + node.num_outputs):
+                if self._root(entry) == entry:
+                    start[entry] = step
+                    end.setdefault(entry, step)
+                    if keeps:
+                        pinned.add(entry)
+        for head in heads:
+            end[self._root(self._entry_id(head))] = last_step
+        return {
+            entry: Lifetime(self.specs[entry].nbytes, start[entry], end[entry], entry in pinned)
+            for entry in start
+        }
+
+
+def _spec(ty: tvm.ir.Type, name: str) -> TensorSpec:
+    shape = getattr(ty, "shape", None)
+    if shape is None or not all(isinstance(dim, tvm.tirx.IntImm) for dim in shape):
+        raise UnsupportedOperatorError(
+            f"expected a static shape, got {shape}",
+            hint="a shape that depends on data cannot be planned; fix that input with --input-values",
+        )
+    return TensorSpec.from_dtype(name, str(ty.dtype), tuple(int(dim) for dim in shape))

@@ -1,0 +1,52 @@
+"""Kernels to machine code: one relocatable object for a target, from scheduled functions."""
+
+from __future__ import annotations
+
+import os
+
+import tvm
+from tvm.s_tir.analysis import estimate_tir_flops
+
+from builder.errors import BuildError
+from builder.target.device_target import DeviceTarget
+
+
+def compile_object(kernels: tvm.IRModule, target: DeviceTarget) -> bytes:
+    """Compile scheduled kernels.
+
+    Parameters
+    ----------
+    kernels
+        Functions with a ``global_symbol`` each, as `builder.compiling.lower.lower` returns them.
+    target
+        What to generate code for; it may be another than they were scheduled for, as long as the schedule
+        uses no instruction by name.
+
+    Returns
+    -------
+    bytes
+        An ELF relocatable object; each kernel is ``__tvm_ffi_<global_symbol>``.
+
+    Raises
+    ------
+    BuildError
+        LLVM refused what we scheduled: our fault.
+    """
+    try:
+        module = tvm.compile(kernels, target.tvm_target).mod
+        # LLVM ends the process when a disk is full, so it writes to memory.
+        fd = os.memfd_create("kernels.o", os.MFD_CLOEXEC)
+        with os.fdopen(fd, "rb") as file:
+            module.write_to_file(f"/proc/self/fd/{fd}", "o")
+            return file.read()
+    except (RuntimeError, ValueError, TypeError, tvm.error.InternalError) as e:
+        reason = str(e).strip().splitlines()[-1][:300]
+        raise BuildError(f"code generation for {target.cpu} failed: {reason}") from e
+
+
+def count_flops(kernels: tvm.IRModule) -> dict[str, float]:
+    """Floating-point operations of one call of each kernel, by TVM's estimate; a multiply-add is two."""
+    return {
+        var.name_hint: float(estimate_tir_flops(tvm.IRModule({"main": kernel})))
+        for var, kernel in kernels.functions.items()
+    }

@@ -1,0 +1,146 @@
+"""Linking: a kernels' object file becomes ``mod.so`` for the machine it will run on.
+
+One linker serves every target from every host: zig's clang with lld, which carries each target's C library
+and takes the glibc version to link against. The launcher (`launcher.c`) is compiled in, so that a device
+needs tvm-ffi and no TVM; `exports.map` keeps everything but the kernels local. What comes out depends on
+its inputs alone: no paths, times or build identifiers are in it.
+"""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+import tvm_ffi
+from elftools.common.exceptions import ELFError
+from elftools.elf.elffile import ELFFile
+from elftools.elf.gnuversions import GNUVerNeedSection
+from elftools.elf.sections import SymbolTableSection
+
+from builder.errors import LinkError
+from builder.target.device_target import DeviceTarget
+
+LINK_TIMEOUT_S = 300  # zig builds a target's C library start files the first time: 5 to 20 s seen
+
+# Where the kernels come from LLVM already optimised, only launcher.c is compiled here.
+_FLAGS = (
+    "-O2", "-g0", "-s", "-shared", "-fPIC", "-std=gnu11", "-fno-sanitize=all", "-fvisibility=default",
+    "-Wall", "-Wextra", "-Werror", "-Wno-unused-command-line-argument",
+    "-Wl,--build-id=none", "-Wl,-z,relro", "-Wl,-z,now", "-Wl,-z,noexecstack",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SharedObject:
+    """What a device must have to load a shared object, read from its ELF headers.
+
+    Attributes
+    ----------
+    machine
+        ELF machine name, such as ``EM_AARCH64``.
+    glibc
+        Newest glibc version among the symbols it needs, such as ``2.17``.
+    exports, imports
+        Names it defines for others and needs from others.
+    """
+
+    machine: str
+    glibc: str
+    exports: frozenset[str]
+    imports: frozenset[str]
+
+
+def link(kernels: bytes, target: DeviceTarget) -> bytes:
+    """Link one relocatable object with the launcher into a shared object.
+
+    Parameters
+    ----------
+    kernels
+        ELF relocatable object with the kernels, as TVM's LLVM back end writes it for `target`.
+    target
+        The device.
+
+    Returns
+    -------
+    bytes
+        The shared object; equal inputs give equal bytes.
+
+    Raises
+    ------
+    LinkError
+        The linker failed; the message has its first error.
+    """
+    # zig builds for the host's CPU unless told; the launcher must run wherever the kernels do.
+    cpu = ["-mcpu=baseline"] if target.arch != "armv7l" else ["-mcpu=cortex_a7"]
+    with (
+        resources.as_file(resources.files("builder.codegen.link")) as here,
+        tempfile.TemporaryDirectory() as work,
+    ):
+        Path(work, "kernels.o").write_bytes(kernels)
+        command = [
+            sys.executable, "-m", "ziglang", "cc", "-target", target.zig_target, *cpu, *_FLAGS,
+            *(f"-I{path}" for path in include_paths()),
+            f"-Wl,--version-script={here / 'exports.map'}",
+            "kernels.o", str(here / "launcher.c"), "-o", "mod.so", "-lpthread", "-lm",
+        ]  # fmt: skip
+        try:
+            done = subprocess.run(  # noqa: S603 - our own interpreter and fixed arguments
+                command, cwd=work, capture_output=True, text=True, timeout=LINK_TIMEOUT_S, check=False
+            )
+        except subprocess.TimeoutExpired as e:
+            raise LinkError(f"linking for {target.zig_target} took more than {LINK_TIMEOUT_S} s") from e
+        if done.returncode != 0:
+            lines = done.stderr.strip().splitlines() or ["no message"]
+            first = next((line for line in lines if "error" in line), lines[0])
+            raise LinkError(
+                f"linking for {target.zig_target} failed: {first.strip()[:300]}",
+                hint="is ziglang installed? pip install 'edgebundle[builder]'",
+            )
+        return Path(work, "mod.so").read_bytes()
+
+
+def include_paths() -> list[str]:
+    """Where the headers of the ABI are."""
+    include = Path(tvm_ffi.libinfo.find_include_path())
+    return [str(include), str(tvm_ffi.libinfo.find_dlpack_include_path())]
+
+
+def describe(code: bytes) -> SharedObject:
+    """Read what a shared object needs and offers.
+
+    Raises
+    ------
+    LinkError
+        The file is no ELF shared object.
+    """
+    try:
+        with io.BytesIO(code) as file:
+            elf = ELFFile(file)
+            newest = (0, 0)
+            exports: set[str] = set()
+            imports: set[str] = set()
+            for section in elf.iter_sections():
+                if isinstance(section, GNUVerNeedSection):
+                    for _, versions in section.iter_versions():
+                        for version in versions:
+                            if version.name.startswith("GLIBC_2."):
+                                major, minor = version.name[6:].split(".")[:2]
+                                newest = max(newest, (int(major), int(minor)))
+            dynsym = elf.get_section_by_name(".dynsym")
+            symbols = dynsym.iter_symbols() if isinstance(dynsym, SymbolTableSection) else ()
+            for symbol in symbols:
+                if symbol.name:
+                    (imports if symbol["st_shndx"] == "SHN_UNDEF" else exports).add(symbol.name)
+            return SharedObject(
+                machine=str(elf["e_machine"]),
+                glibc="{}.{}".format(*newest),
+                exports=frozenset(exports),
+                imports=frozenset(imports),
+            )
+    except (ELFError, ValueError) as e:
+        raise LinkError(f"expected an ELF shared object ({e})") from e

@@ -1,0 +1,1 @@
+"""Compiling: lowered, generated, checked against ONNX Runtime, and put into a bundle."""

@@ -1,0 +1,104 @@
+"""From a static Relax module to a graph of scheduled kernels.
+
+Promises: each node of ``main`` is a call of a kernel (one output or several) or a reshape, constants stay
+constants, every kernel is scheduled for the target, and equal kernels are one. What runs where, and in which
+storage, is for the memory plan; machine code is for the linker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import tvm
+from tvm import relax, tirx
+from tvm.ir import Call
+
+from builder.kernels.decisions import BestKnown, Chooser, Shipped, heuristic
+from builder.kernels.passes.canonical import canonicalise
+from builder.kernels.passes.layouts import choose_layouts
+from builder.kernels.passes.legalise import RESHAPES, legalise
+from builder.kernels.passes.recognise import recognise
+from builder.kernels.passes.widen import widen
+from builder.kernels.rewriter import op_name
+from builder.kernels.schedule import schedule
+from builder.target.device_target import DeviceTarget
+
+
+@dataclass(frozen=True)
+class LoweredModule:
+    """What `lower` returns.
+
+    Attributes
+    ----------
+    main
+        One dataflow block of ``R.call_tir`` and reshapes over constants and parameters.
+    kernels
+        Scheduled functions, each with its ``global_symbol``: the name that ``main`` calls it by.
+    """
+
+    main: relax.Function
+    kernels: tvm.IRModule
+
+
+def lower(
+    mod: tvm.IRModule,
+    target: DeviceTarget,
+    best: BestKnown | None = None,
+    choose: Chooser = heuristic,
+    notes: Callable[[str], None] | None = None,
+    shipped: Shipped | None = None,
+) -> LoweredModule:
+    """Lower `mod` for `target`.
+
+    Parameters
+    ----------
+    mod
+        A static Relax module with a ``main``, weights as constants.
+    target
+        The device.
+    best
+        Schedules known from measuring, such as `builder.records.best.BestRecords`.
+    choose
+        Decides where nothing is known.
+    notes
+        Told where a known schedule does not apply.
+    shipped
+        Decisions that come with the compiler, such as `builder.records.shipped.shipped_for` gives; where
+        `best` has a schedule, those are not asked.
+    """
+    mod = fuse(mod, target)
+    with target.tvm_target:
+        kernels = {
+            var.name_hint: schedule(func, target, choose, best, notes, shipped).with_attr(
+                "global_symbol", var.name_hint
+            )
+            for var, func in sorted(mod.functions.items(), key=lambda item: item[0].name_hint)
+            if isinstance(func, tirx.PrimFunc)
+        }
+    return LoweredModule(mod["main"], tvm.IRModule(kernels))
+
+
+def fuse(mod: tvm.IRModule, target: DeviceTarget) -> tvm.IRModule:
+    """The first half of `lower`: ``main`` calls fused functions whose loops nobody has ordered yet."""
+    t = relax.transform
+    with target.tvm_target:
+        mod = recognise(canonicalise(widen(mod)))
+        mod = choose_layouts(mod, target)
+        mod = legalise(mod)
+        passes = [
+            # No constant folding from here on: a transform of weights at load would be folded into the
+            # bundle.
+            t.AnnotateTIROpPattern(),
+            t.DeadCodeElimination(["main"]),
+            t.FuseOps(),
+            t.FuseTIR(),
+            t.CanonicalizeBindings(),
+            t.DeadCodeElimination(["main"]),
+        ]
+        return tvm.transform.Sequential(passes)(mod)
+
+
+def is_reshape(value: relax.Expr) -> bool:
+    """Whether a node of ``main`` only names its input's storage anew."""
+    return isinstance(value, Call) and op_name(value) in RESHAPES

@@ -1,0 +1,184 @@
+"""A kernel's design space as a search sees it: decisions, each an index into the values it may take.
+
+One function makes every point, the same that the heuristic goes through (`builder.kernels.schedule`): here
+its
+decisions become ``sample_categorical`` variables of the schedule's trace, which is what MetaSchedule mutates
+and what its database stores.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import tvm
+from tvm import s_tir as st
+from tvm import tirx
+from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir.schedule import Trace
+
+from builder.kernels.decisions import Chooser, Decision, Shipped, heuristic
+from builder.kernels.schedule import SCHEDULE_FAULTS, anchor_of, apply_space
+from builder.kernels.signature import signature_of
+from builder.target.device_target import DeviceTarget
+
+Decisions = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One candidate: a schedule, and the decisions that led to it."""
+
+    decisions: Decisions
+    schedule: st.Schedule
+
+    @property
+    def trace(self) -> Trace:
+        """What the database stores."""
+        return self.schedule.trace
+
+
+@dataclass(frozen=True)
+class DesignSpace:
+    """The points of one workload.
+
+    Attributes
+    ----------
+    func
+        The unscheduled function.
+    target
+        The device.
+    names
+        Of the decisions.
+    values
+        What each decision may be, ascending.
+    default
+        The point that is used where nothing was measured.
+    """
+
+    func: tirx.PrimFunc
+    target: DeviceTarget
+    names: tuple[str, ...]
+    values: tuple[tuple[int, ...], ...]
+    default: Decisions
+
+    @classmethod
+    def of(
+        cls,
+        func: tirx.PrimFunc,
+        target: DeviceTarget,
+        choose: Chooser = heuristic,
+        shipped: Shipped | None = None,
+    ) -> DesignSpace | None:
+        """The space of a function, None where its anchor's schedule does not apply.
+
+        Parameters
+        ----------
+        func, target
+            The unscheduled function, and the device.
+        choose, shipped
+            Who chooses the default, as in `builder.kernels.schedule.schedule`.
+        """
+        recorded = None
+        if shipped is not None:
+            sch = st.Schedule(func)
+            anchor = anchor_of(sch)
+            recorded = None if anchor is None else shipped.chooser(signature_of(sch, *anchor))
+        for chooser in (recorded, choose):
+            if chooser is None:
+                continue
+            recorder = _Recorder(chooser)
+            try:
+                with target.tvm_target:
+                    kind = apply_space(st.Schedule(func), target, recorder)
+                if recorded is chooser:
+                    recorded.finish()
+            except SCHEDULE_FAULTS:
+                continue
+            if kind is not None:
+                values, default = tuple(recorder.values), tuple(recorder.default)
+                return cls(func, target, tuple(recorder.names), values, default)
+        return None
+
+    @property
+    def size(self) -> int:
+        """How many points there are, those that do not apply included."""
+        return math.prod(len(values) for values in self.values)
+
+    def point(self, decisions: Decisions) -> Point | None:
+        """The candidate at `decisions`, None where the schedule does not apply there."""
+        # Held until the end: a schedule that alone owns its module writes into the function's shared body.
+        workload, _ = workload_of(self.func)
+        sch = st.Schedule(workload)
+        try:
+            with self.target.tvm_target:
+                apply_space(sch, self.target, _Sampler(sch, decisions))
+        except SCHEDULE_FAULTS:
+            return None
+        del workload
+        return Point(decisions, sch)
+
+    def all_decisions(self) -> Iterator[Decisions]:
+        """Every point in turn, the last decision fastest."""
+        return itertools.product(*(range(len(values)) for values in self.values))
+
+    def generator(self) -> ms.space_generator.ScheduleFn:
+        """The space as MetaSchedule's searches take it."""
+
+        def sample(sch: st.Schedule) -> None:
+            sch.work_on("main")
+            apply_space(sch, self.target, _Sampler(sch, None))
+
+        return ms.space_generator.ScheduleFn(
+            sample, sch_rules=[], postprocs=[], mutator_probs={ms.mutator.MutateTileSize(): 0.9}
+        )
+
+    def describe(self, decisions: Decisions) -> str:
+        """The values behind `decisions`, such as ``4x7x2``."""
+        return "x".join(str(self.values[i][d]) for i, d in enumerate(decisions))
+
+
+def workload_of(func: tirx.PrimFunc) -> tuple[tvm.IRModule, str]:
+    """The module that records are kept under, whatever the function was called, and its structural hash."""
+    mod = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
+    return mod, str(ms.database.Workload(mod).as_json()[0])
+
+
+def decisions_of(trace: Trace) -> Decisions:
+    """The decisions in a trace, in order."""
+    found = trace.decisions
+    return tuple(int(found[step]) for step in trace.insts if step in found)
+
+
+class _Recorder:
+    """Goes somebody's way and notes what could have been chosen."""
+
+    def __init__(self, choose: Chooser) -> None:
+        self._choose = choose
+        self.names: list[str] = []
+        self.values: list[tuple[int, ...]] = []
+        self.default: list[int] = []
+
+    def __call__(self, name: str, values: Sequence[int], default: int) -> Decision:
+        options = tuple(sorted({*values, default}))
+        self.names.append(name)
+        self.values.append(options)
+        chosen = self._choose(name, values, default)
+        self.default.append(options.index(chosen))
+        return chosen
+
+
+class _Sampler:
+    """Makes each decision a variable of the schedule's trace, with a given value or a random one."""
+
+    def __init__(self, sch: st.Schedule, decisions: Decisions | None) -> None:
+        self._sch = sch
+        self._left = None if decisions is None else iter(decisions)
+
+    def __call__(self, name: str, values: Sequence[int], default: int) -> Decision:
+        del name
+        options = sorted({*values, default})
+        decision = None if self._left is None else next(self._left)
+        return self._sch.sample_categorical(options, [1 / len(options)] * len(options), decision=decision)

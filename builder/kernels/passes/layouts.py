@@ -1,0 +1,283 @@
+"""Packed channels, chosen for the graph as a whole.
+
+A convolution wants its channels in blocks of a vector, ``[N, C/b, H, W, b]``; what lies between two
+convolutions should leave them so. This pass walks the model once: a convolution asks for its input packed
+and gives its output packed, elementwise operators, pooling and resizing keep whatever packing comes in,
+everything else asks for the plain layout. A conversion is made where a consumer asks for a form that does
+not exist yet, once for each value. Weights are packed here, as constants.
+
+Channels that fill no whole number of blocks are padded with zeros, and the values of padding are finite but
+meaningless: only operators that keep channels apart may see them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import tvm
+from tvm import relax, te
+from tvm.ir import Call
+
+from builder.kernels.rewriter import Values, constant_of, op_name, rewrite_main, shape_of
+from builder.kernels.spaces import convolution, depthwise, matmul, pooling, winograd
+from builder.target.device_target import DeviceTarget
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A value as ``[N, ceil(C / block), H, W, block]``.
+
+    Attributes
+    ----------
+    expr
+        The five-dimensional tensor.
+    channels
+        C, without what pads the last block.
+    """
+
+    expr: relax.Expr
+    channels: int
+
+    @property
+    def block(self) -> int:
+        """Channels in a block."""
+        return shape_of(self.expr)[4]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no channel is padding."""
+        shape = shape_of(self.expr)
+        return shape[1] * shape[4] == self.channels
+
+
+def channel_block(channels: int, lanes: int) -> int:
+    """The block for `channels`: the fewest vector operations, then the least padding.
+
+    24 channels for 16 lanes are two vectors, a quarter of which is padding, rather than three half ones: a
+    half vector takes as long as a whole one.
+    """
+    candidates = [b for b in (lanes, lanes // 2, lanes // 4) if b >= 4]
+    return min(candidates, key=lambda b: (-(-channels // b), b), default=lanes)
+
+
+class LayoutValues(Values):
+    """A table of values that may exist plain, packed, or both."""
+
+    def __init__(self, bb: relax.BlockBuilder) -> None:
+        super().__init__(bb)
+        self._packed: dict[relax.Var, Packed] = {}
+
+    def define_packed(self, var: relax.Var, value: Packed) -> None:
+        """Say that the old variable `var` exists in packed form."""
+        self._packed[var] = value
+
+    def packed(self, expr: relax.Expr) -> Packed | None:
+        """The packed form of `expr` if there is one."""
+        return self._packed.get(expr) if isinstance(expr, relax.Var) else None
+
+    def plain(self, expr: relax.Expr) -> relax.Expr:
+        """`expr` in the plain layout, converted the first time that is asked for."""
+        if isinstance(expr, relax.Var) and expr not in self._plain:
+            self.define(expr, self._unpack(self._packed[expr]))
+        return super().plain(expr)
+
+    def as_packed(self, expr: relax.Expr, block: int) -> Packed:
+        """`expr`, a value of rank 4, packed by `block`: as it is, by a reshape, or by a conversion."""
+        have = self.packed(expr)
+        if have is not None and have.block == block:
+            return have
+        n, c, h, w = shape_of(expr)
+        plain = self.plain(expr)
+        if c % block == 0 and (block == 1 or h * w == 1):
+            new = self.bb.emit(relax.op.reshape(plain, (n, c // block, h, w, block)))
+        else:
+            new = self.bb.emit(self.bb.call_te(pack, plain, block, primfunc_name_hint="pack"))
+        value = Packed(new, c)
+        if isinstance(expr, relax.Var) and have is None and block > 1:
+            self._packed[expr] = value
+        return value
+
+    def _unpack(self, value: Packed) -> relax.Expr:
+        n, blocks, h, w, b = shape_of(value.expr)
+        if value.is_whole and (h * w == 1 or b == 1):
+            return self.bb.emit(relax.op.reshape(value.expr, (n, blocks * b, h, w)))
+        call = self.bb.call_te(unpack, value.expr, value.channels, primfunc_name_hint="unpack")
+        return self.bb.emit(call)
+
+
+def pack(x: te.Tensor, block: int) -> te.Tensor:
+    """``[N, C, H, W]`` to ``[N, ceil(C / block), H, W, block]``."""
+    n, c, h, w = (int(d) for d in x.shape)
+
+    def element(
+        i: tvm.tirx.Var, o: tvm.tirx.Var, y: tvm.tirx.Var, z: tvm.tirx.Var, b: tvm.tirx.Var
+    ) -> te.Tensor:
+        value = x[i, o * block + b, y, z]
+        if c % block == 0:
+            return value
+        return tvm.tirx.if_then_else(o * block + b < c, value, tvm.tirx.const(0, x.dtype))
+
+    return te.compute((n, -(-c // block), h, w, block), element, name="pack")
+
+
+def unpack(x: te.Tensor, channels: int) -> te.Tensor:
+    """``[N, blocks, H, W, b]`` to ``[N, channels, H, W]``."""
+    n, _, h, w, block = (int(d) for d in x.shape)
+    return te.compute(
+        (n, channels, h, w), lambda i, c, y, z: x[i, c // block, y, z, c % block], name="unpack"
+    )
+
+
+def pack_array(array: np.ndarray, block: int, fill: float) -> np.ndarray:
+    """A constant that broadcasts over ``[N, C, H, W]``, as one that broadcasts over the packed form."""
+    array = array.reshape((1,) * (4 - array.ndim) + array.shape)
+    n, c, h, w = array.shape
+    if c == 1:
+        return array.reshape(n, 1, h, w, 1)
+    blocks = -(-c // block)
+    padded = np.full((n, blocks * block, h, w), fill, array.dtype)
+    padded[:, :c] = array
+    return np.ascontiguousarray(padded.reshape(n, blocks, block, h, w).transpose(0, 1, 3, 4, 2))
+
+
+# Operators on each element alone whose result is finite wherever padding (zero and what becomes of it) goes
+# in.
+_UNARY = {
+    f"relax.{name}"
+    for name in (
+        "nn.relu", "nn.relu6", "nn.silu", "nn.gelu", "nn.gelu_tanh", "nn.leakyrelu", "nn.softplus", "sigmoid",
+        "tanh",        "abs", "negative", "clip", "erf", "round", "floor", "ceil", "square", "cos", "sin",
+    )
+}  # fmt: skip
+_BINARY = {"relax.add": 0.0, "relax.subtract": 0.0, "relax.multiply": 0.0, "relax.divide": 1.0,
+           "relax.maximum": 0.0, "relax.minimum": 0.0}  # fmt: skip
+
+
+class _Packing:
+    def __init__(self, target: DeviceTarget) -> None:
+        self._target = target
+        self._lanes = target.simd.lanes
+        self._products: dict[relax.Var, matmul.Heads] = {}
+
+    def emit(self, table: LayoutValues, var: relax.Var, call: Call) -> bool:
+        """Replace `call` by its packed form where it has one."""
+        name = op_name(call)
+        if name == "relax.nn.conv2d":
+            return self._conv2d(table, var, call)
+        if name == "relax.matmul":
+            return matmul.emit(table, var, call, self._target) or self._heads(table, var, call)
+        if name == "relax.permute_dims" and call.args[0] in self._products and matmul.is_turn(call):
+            table.define(var, self._products[call.args[0]].emit(table.bb, turned=True))
+            return True
+        if not isinstance(call.ty, relax.TensorType) or not call.args:
+            return False
+        if name in _BINARY and len(shape_of(call)) == 4:
+            return self._binary(table, var, call, _BINARY[name])
+        x = table.packed(call.args[0])
+        if x is None:
+            return False
+        if name in _UNARY:
+            operands = [x.expr, *call.args[1:]]
+            new = table.bb.emit(Call(call.op, operands, call.attrs, call.ty_args))
+            table.define_packed(var, Packed(new, x.channels))
+            return True
+        if name == "relax.concat":
+            return False
+        pooled = pooling.emit(table.bb, call, x.expr)
+        if pooled is not None:
+            table.define_packed(var, Packed(pooled, x.channels))
+            return True
+        return False
+
+    def _heads(self, table: LayoutValues, var: relax.Var, call: Call) -> bool:
+        heads = matmul.Heads.of(table, call)
+        if heads is None:
+            return False
+        self._products[var] = heads
+        table.define(var, heads.emit(table.bb, turned=False))
+        return True
+
+    def _conv2d(self, table: LayoutValues, var: relax.Var, call: Call) -> bool:
+        weight = constant_of(call.args[1])
+        op = convolution.Conv2d.of(call)
+        if weight is None or op is None or weight.dtype != np.float32:
+            return False
+        if op.is_depthwise:
+            have = table.packed(call.args[0])
+            block = have.block if have is not None else channel_block(op.in_channels, self._lanes)
+            x = table.as_packed(call.args[0], block)
+            new = depthwise.emit(table.bb, op, x.expr, weight)
+        else:
+            out_block = channel_block(op.out_channels // op.groups, self._lanes)
+            if op.groups > 1 and (op.out_channels // op.groups) % out_block:
+                return False
+            in_block = self._in_block(table, call.args[0], op)
+            if in_block is None:
+                return False
+            x = table.as_packed(call.args[0], in_block)
+            m = winograd.output_tile(op, in_block, self._target)
+            if m is None:
+                new = convolution.emit(table.bb, op, x.expr, weight, out_block, self._target)
+            else:
+                new = winograd.emit(
+                    table.bb, op, x.expr, weight, out_block=out_block, m=m, target=self._target
+                )
+        table.define_packed(var, Packed(new, op.out_channels))
+        return True
+
+    def _in_block(self, table: LayoutValues, x: relax.Expr, op: convolution.Conv2d) -> int | None:
+        """The block to read `x` in: as it is where that serves, else the plain layout as blocks of one."""
+        have = table.packed(x)
+        per_group = op.in_channels // op.groups
+        if have is not None and (op.groups == 1 or per_group % have.block == 0):
+            return have.block
+        if per_group < self._lanes:
+            return 1
+        if op.groups > 1:
+            block = channel_block(per_group, self._lanes)
+            return block if per_group % block == 0 else 1
+        return channel_block(per_group, self._lanes)
+
+    def _binary(self, table: LayoutValues, var: relax.Var, call: Call, fill: float) -> bool:
+        packed = [table.packed(a) for a in call.args]
+        blocks = {p.block for p in packed if p is not None and p.block > 1}
+        if len(blocks) != 1:
+            return False
+        block = blocks.pop()
+        channels = shape_of(call)[1]
+        operands: list[relax.Expr] = []
+        for arg, have in zip(call.args, packed, strict=True):
+            numbers = constant_of(arg)
+            if numbers is not None:
+                operands.append(relax.const(pack_array(numbers, block, fill)))
+            elif have is not None:
+                operands.append(have.expr)
+            elif len(shape_of(arg)) != 4 or (shape_of(arg)[1] == 1 and channels > 1):
+                return False
+            else:
+                operands.append(table.as_packed(arg, block).expr)
+        if fill and not all(
+            (p is not None and p.is_whole) or constant_of(a) is not None
+            for p, a in zip(packed[1:], call.args[1:], strict=True)
+        ):
+            return False
+        if any(p is not None and p.channels != channels for p in packed):
+            return False
+        new = table.bb.emit(Call(call.op, operands, call.attrs, call.ty_args))
+        table.define_packed(var, Packed(new, channels))
+        return True
+
+
+def choose_layouts(mod: tvm.IRModule, target: DeviceTarget) -> tvm.IRModule:
+    """Pack what convolutions and matmuls read and write; see the head of this file.
+
+    Parameters
+    ----------
+    mod
+        A canonical module.
+    target
+        Its vector width is the largest block.
+    """
+    packing = _Packing(target)
+    return rewrite_main(mod, packing.emit, LayoutValues)

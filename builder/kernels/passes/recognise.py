@@ -1,0 +1,238 @@
+"""Finds what exporters take apart: layer norm in nine operators, products of matrices flattened to rank two.
+
+Runs before layouts are chosen. A layer norm becomes one operator, and one pass over each row. A reshape that
+keeps the last axis moves behind the products and element-wise operators that follow it, where it mostly meets
+its inverse: what it stood between is then fused into one kernel.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.ir import Call
+
+from builder.kernels.rewriter import Values, constant_of, definition, op_name, rewrite_main, shape_of
+
+_UNARY = {
+    f"relax.{n}" for n in ("nn.relu", "nn.gelu", "nn.gelu_tanh", "nn.silu", "tanh", "sigmoid", "erf", "exp")
+}
+_BINARY = {f"relax.{n}" for n in ("add", "subtract", "multiply", "divide", "maximum", "minimum")}
+_RESHAPES = ("relax.reshape", "relax.flatten", "relax.squeeze", "relax.expand_dims")
+
+
+def recognise(mod: tvm.IRModule) -> tvm.IRModule:
+    """Rewrite `mod`, canonical, with each of the forms above in place of its parts.
+
+    Parameters
+    ----------
+    mod
+        A canonical module.
+    """
+    mod = rewrite_main(mod, _emit, Values)
+    t = relax.transform
+    passes = [t.CanonicalizeBindings(), t.DeadCodeElimination(["main"])]
+    return tvm.transform.Sequential(passes)(mod)
+
+
+def _emit(table: Values, var: relax.Var, call: Call) -> bool:
+    if not isinstance(call.ty, relax.TensorType):
+        return False
+    for form in (_reshape, _product, _elementwise, _quotient, _layer_norm, _affine):
+        new = form(table, call)
+        if new is not None:
+            table.define(var, new)
+            return True
+    return False
+
+
+def _unfolded(table: Values, expr: relax.Expr) -> relax.Expr | None:
+    """The tensor of another rank, with the same last axis, that `expr` is a reshape of."""
+    view = definition(table, expr, *_RESHAPES)
+    if view is None:
+        return None
+    source = view.args[0]
+    before, after = shape_of(source), shape_of(expr)
+    return source if before and after and before[-1] == after[-1] else None
+
+
+def _reshape(table: Values, call: Call) -> relax.Expr | None:
+    if op_name(call) not in _RESHAPES:
+        return None
+    x = table.plain(call.args[0])
+    view = definition(table, x, *_RESHAPES)
+    source = x if view is None else view.args[0]
+    if shape_of(source) == shape_of(call):
+        return source
+    return None if source is x else table.bb.emit(relax.op.reshape(source, shape_of(call)))
+
+
+def _product(table: Values, call: Call) -> relax.Expr | None:
+    """Rows times a constant matrix, whatever the shape in which the rows are counted."""
+    if op_name(call) != "relax.matmul":
+        return None
+    source, weight = _unfolded(table, table.plain(call.args[0])), constant_of(call.args[1])
+    if source is None or weight is None or weight.ndim != 2 or len(shape_of(source)) < 2:
+        return None
+    rows = table.bb.emit(relax.op.matmul(source, call.args[1]))
+    return table.bb.emit(relax.op.reshape(rows, shape_of(call)))
+
+
+def _is_of_product(table: Values, expr: relax.Expr) -> bool:
+    """Whether `expr` is a product with a constant matrix, or element-wise operators behind one."""
+    while (value := definition(table, expr, "relax.matmul", *_BINARY, *_UNARY)) is not None:
+        if op_name(value) == "relax.matmul":
+            return constant_of(value.args[1]) is not None
+        expr = next((a for a in value.args if isinstance(a, relax.Var)), value.args[0])
+    return False
+
+
+def _elementwise(table: Values, call: Call) -> relax.Expr | None:
+    """An operator on a reshaped product, on the product itself."""
+    name = op_name(call)
+    if name not in _BINARY and name not in _UNARY:
+        return None
+    args = [table.plain(a) for a in call.args]
+    sources = [_unfolded(table, a) for a in args]
+    source = next((s for s in sources if s is not None and _is_of_product(table, s)), None)
+    if source is None:
+        return None
+    shape = shape_of(source)
+    if math.prod(shape) != math.prod(shape_of(call)):
+        return None
+    new = [_as_rows(table, a, shape, shape_of(call)) for a in args]
+    if any(a is None for a in new):
+        return None
+    result = table.bb.emit(Call(call.op, new, call.attrs))
+    return table.bb.emit(relax.op.reshape(result, shape_of(call)))
+
+
+def _as_rows(
+    table: Values, expr: relax.Expr, shape: tuple[int, ...], old: tuple[int, ...]
+) -> relax.Expr | None:
+    """`expr`, which broadcasts over `old`, so that it broadcasts over `shape`."""
+    own = shape_of(expr)
+    if own == old:
+        view = definition(table, expr, *_RESHAPES)
+        if view is not None and shape_of(view.args[0]) == shape:
+            return view.args[0]
+        return table.bb.emit(relax.op.reshape(expr, shape))
+    numbers = constant_of(expr)
+    if numbers is None or math.prod(own) != (own[-1] if own else 1):
+        return None
+    return relax.const(numbers.reshape(own[-1:]), str(expr.ty.dtype))
+
+
+def _quotient(table: Values, call: Call) -> relax.Expr | None:
+    """A division by a constant as a multiplication: by a power of two, and where an erf reads it (GELU)."""
+    name = op_name(call)
+    if name == "relax.erf":
+        x = table.plain(call.args[0])
+        inner = definition(table, x, "relax.divide")
+        inverse = None if inner is None else _inverse(inner.args[1])
+        if inner is None or inverse is None or not isinstance(inner.args[0], relax.Var):
+            return None
+        return table.bb.emit(relax.op.erf(table.bb.emit(relax.op.multiply(inner.args[0], inverse))))
+    if name == "relax.divide":
+        inverse = _inverse(call.args[1])
+        if inverse is None or not isinstance(call.args[0], relax.Var):
+            return None
+        if np.all(np.frexp(inverse.value.numpy())[0] == 0.5):
+            return table.bb.emit(relax.op.multiply(table.plain(call.args[0]), inverse))
+    return None
+
+
+def _inverse(expr: relax.Expr) -> relax.Constant | None:
+    """One over a positive float32 constant, None for anything else."""
+    numbers = constant_of(expr)
+    if numbers is None or numbers.dtype != np.float32 or not numbers.size or not np.all(numbers > 0):
+        return None
+    with np.errstate(all="ignore"):
+        inverse = (np.float32(1) / numbers).astype("float32")
+    return relax.const(inverse) if np.all(np.isfinite(inverse)) else None
+
+
+def _layer_norm(table: Values, call: Call) -> relax.Expr | None:
+    """``(x - mean(x)) / sqrt(mean((x - mean(x))**2) + epsilon)`` over the last axis."""
+    name = op_name(call)
+    if name not in ("relax.divide", "relax.multiply") or str(call.ty.dtype) != "float32":
+        return None
+    args = [table.plain(a) for a in call.args]
+    if name == "relax.multiply" and definition(table, args[0], "relax.rsqrt") is not None:
+        args.reverse()
+    root = definition(table, args[1], "relax.sqrt" if name == "relax.divide" else "relax.rsqrt")
+    centred = definition(table, args[0], "relax.subtract")
+    if root is None or centred is None or shape_of(centred) != shape_of(call):
+        return None
+    x = centred.args[0]
+    if not isinstance(x, relax.Var) or not _is_mean_of(table, centred.args[1], x):
+        return None
+    total = definition(table, root.args[0], "relax.add")
+    if total is None:
+        return None
+    variance, epsilon = total.args
+    if constant_of(variance) is not None:
+        variance, epsilon = epsilon, variance
+    number = constant_of(epsilon)
+    mean = definition(table, variance, "relax.mean")
+    if number is None or number.size != 1 or mean is None or not _is_square_of(table, mean.args[0], args[0]):
+        return None
+    if not _is_mean_of(table, variance, mean.args[0]):
+        return None
+    width = shape_of(call)[-1]
+    one, zero = relax.const(np.ones(width, "f4")), relax.const(np.zeros(width, "f4"))
+    return table.bb.emit(
+        relax.op.nn.layer_norm(x, one, zero, axes=-1, epsilon=float(number.item()), center=False, scale=False)
+    )
+
+
+def _is_mean_of(table: Values, expr: relax.Expr, x: relax.Expr) -> bool:
+    """Whether `expr` is the mean of `x` along its last axis, which it keeps."""
+    mean = definition(table, expr, "relax.mean")
+    if mean is None or not mean.args[0].same_as(x) or not mean.attrs.keepdims or mean.attrs.axis is None:
+        return False
+    rank = len(shape_of(x))
+    return [int(a) % rank for a in mean.attrs.axis] == [rank - 1]
+
+
+def _is_square_of(table: Values, expr: relax.Expr, x: relax.Expr) -> bool:
+    value = definition(table, expr, "relax.power", "relax.multiply", "relax.square")
+    if value is None or not value.args[0].same_as(x):
+        return False
+    if op_name(value) == "relax.power":
+        exponent = constant_of(value.args[1])
+        return exponent is not None and bool(np.all(exponent == 2))
+    return op_name(value) == "relax.square" or value.args[1].same_as(x)
+
+
+def _affine(table: Values, call: Call) -> relax.Expr | None:
+    """A gain, then a shift, behind a layer norm that has none."""
+    name = op_name(call)
+    if name not in ("relax.multiply", "relax.add"):
+        return None
+    for x, other in (call.args, reversed(call.args)):
+        norm = definition(table, table.plain(x), "relax.nn.layer_norm")
+        numbers = constant_of(other)
+        if norm is None or numbers is None or numbers.shape[-1:] != shape_of(call)[-1:]:
+            continue
+        if numbers.size != numbers.shape[-1] or shape_of(norm) != shape_of(call) or norm.attrs.center:
+            continue
+        if name == "relax.multiply" and norm.attrs.scale:
+            continue
+        data, gain, shift = norm.args
+        vector = relax.const(numbers.reshape(-1).astype("float32"))
+        gain, shift = (vector, shift) if name == "relax.multiply" else (gain, vector)
+        return table.bb.emit(
+            relax.op.nn.layer_norm(
+                data,
+                gain,
+                shift,
+                axes=-1,
+                epsilon=float(norm.attrs.epsilon),
+                center=name == "relax.add",
+                scale=bool(norm.attrs.scale) or name == "relax.multiply",
+            )
+        )
+    return None

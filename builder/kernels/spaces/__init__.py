@@ -1,0 +1,1 @@
+"""Design spaces: one file for each kind of operator, and the vocabulary that they share."""

@@ -1,0 +1,325 @@
+"""Convolution on packed channels, computed directly.
+
+The output is ``[N, OC/bo, OH, OW, bo]``, the input ``[N, IC/bi, H, W, bi]``, where ``bi`` may be 1 (a plain
+layout seen as blocks of one). A tile of ``oc`` blocks x ``ow`` columns is kept in registers while the
+reduction runs; each step broadcasts one input value for each column and multiplies it by ``oc`` vectors of
+weights.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from tvm import relax, te, tirx
+from tvm import s_tir as st
+from tvm.ir import Call
+
+from builder.kernels.decisions import Chooser, Decision
+from builder.kernels.rewriter import shape_of
+from builder.kernels.spaces import prefetch
+from builder.kernels.spaces.epilogue import Epilogue
+from builder.kernels.spaces.operand import best_row_tile, best_tile, hold, multiplies_by_element, repeat
+from builder.target.device_target import DeviceTarget
+
+KIND = "conv2d"
+
+
+@dataclass(frozen=True)
+class Conv2d:
+    """A convolution's geometry.
+
+    Attributes
+    ----------
+    padding
+        Top, left, bottom, right.
+    """
+
+    batch: int
+    in_channels: int
+    in_height: int
+    in_width: int
+    out_channels: int
+    kernel: tuple[int, int]
+    strides: tuple[int, int]
+    padding: tuple[int, int, int, int]
+    dilation: tuple[int, int]
+    groups: int
+
+    @classmethod
+    def of(cls, call: Call) -> Conv2d | None:
+        """The geometry of a Relax call, None where it is in another layout than NCHW."""
+        attrs = call.attrs
+        if (attrs.data_layout, attrs.kernel_layout, attrs.out_layout) != ("NCHW", "OIHW", "NCHW"):
+            return None
+        n, c, h, w = shape_of(call.args[0])
+        o, _, kh, kw = shape_of(call.args[1])
+        padding = [int(p) for p in attrs.padding]
+        top, left, bottom, right = padding * 2 if len(padding) == 2 else padding
+        sh, sw = (int(v) for v in attrs.strides)
+        dh, dw = (int(v) for v in attrs.dilation)
+        return cls(n, c, h, w, o, (kh, kw), (sh, sw), (top, left, bottom, right), (dh, dw), int(attrs.groups))
+
+    @property
+    def is_depthwise(self) -> bool:
+        """Whether each channel has a filter of its own."""
+        return self.groups == self.in_channels == self.out_channels and self.groups > 1
+
+    @property
+    def out_height(self) -> int:
+        """Rows of the output."""
+        span = (self.kernel[0] - 1) * self.dilation[0] + 1
+        return (self.in_height + self.padding[0] + self.padding[2] - span) // self.strides[0] + 1
+
+    @property
+    def out_width(self) -> int:
+        """Columns of the output."""
+        span = (self.kernel[1] - 1) * self.dilation[1] + 1
+        return (self.in_width + self.padding[1] + self.padding[3] - span) // self.strides[1] + 1
+
+
+def pad(x: te.Tensor, op: Conv2d) -> te.Tensor:
+    """`x`, packed, with the convolution's zeros around it; `x` itself where there are none."""
+    top, left, bottom, right = op.padding
+    if not any(op.padding):
+        return x
+    n, c, h, w, b = (int(d) for d in x.shape)
+    return te.compute(
+        (n, c, h + top + bottom, w + left + right, b),
+        lambda i, o, y, z, v: tirx.if_then_else(
+            tirx.all(y >= top, y < h + top, z >= left, z < w + left),
+            x[i, o, y - top, z - left, v],
+            tirx.const(0, x.dtype),
+        ),
+        name="pad",
+    )
+
+
+def pack_weights(weight: np.ndarray, in_block: int, out_block: int, together: int = 1) -> np.ndarray:
+    """``[OC, IC/groups, KH, KW]`` to ``[OC/bo/t, IC/bi, KH, KW, bi, t, bo]``, zeros where none is.
+
+    ``t = together`` blocks that a register tile holds lie side by side: ARM loads vectors in pairs, and
+    streams that are a power of two apart would compete for the same lines of the first cache.
+    """
+    o, i, kh, kw = weight.shape
+    ob, ib = -(-o // out_block), -(-i // in_block)
+    full = np.zeros((ob * out_block, ib * in_block, kh, kw), weight.dtype)
+    full[:o, :i] = weight
+    full = full.reshape(ob // together, together, out_block, ib, in_block, kh, kw)
+    full = full.transpose(0, 3, 5, 6, 4, 1, 2)
+    return np.ascontiguousarray(full)
+
+
+def emit(
+    bb: relax.BlockBuilder,
+    op: Conv2d,
+    x: relax.Expr,
+    weight: np.ndarray,
+    out_block: int,
+    target: DeviceTarget,
+) -> relax.Expr:
+    """The convolution of packed `x`, as a call of a tensor expression with packed weights."""
+    in_block, blocks = shape_of(x)[4], -(-op.out_channels // out_block)
+    part = math.gcd(in_block, op.in_channels)
+    if op.groups == 1 and part % 4 == 0:  # what fills the last block up is not worth multiplying
+        in_block = part
+    columns = Columns(op.kernel[1], op.strides[1], op.dilation[1])
+    tiles = space(blocks, op.out_width, in_block, target, columns).default
+    packed = relax.const(pack_weights(weight, in_block, out_block, tiles.oc))
+
+    def compute(data: te.Tensor, w: te.Tensor) -> te.Tensor:
+        return convolve(pad(data, op), w, op)
+
+    call = bb.call_te(compute, x, packed, primfunc_name_hint="conv2d", primfunc_attrs={"op_pattern": 4})
+    return bb.emit(call)
+
+
+def convolve(x: te.Tensor, w: te.Tensor, op: Conv2d) -> te.Tensor:
+    """The product itself, over an already padded `x`."""
+    outer, in_blocks, kernel_h, kernel_w, in_block, together, out_block = (int(d) for d in w.shape)
+    out_blocks = outer * together
+    per_group = out_blocks // op.groups
+    ic = te.reduce_axis((0, in_blocks), "ic")
+    kh = te.reduce_axis((0, kernel_h), "kh")
+    kw = te.reduce_axis((0, kernel_w), "kw")
+    ii = te.reduce_axis((0, in_block), "ii")
+    (sh, sw), (dh, dw) = op.strides, op.dilation
+    parts = int(x.shape[4]) // in_block  # of a block of the input, each a block of the reduction
+
+    def element(n: te.Tensor, o: te.Tensor, y: te.Tensor, z: te.Tensor, v: te.Tensor) -> te.Tensor:
+        first = 0 if op.groups == 1 else o // per_group * in_blocks
+        at = ii if parts == 1 else ic % parts * in_block + ii
+        value = x[n, first + ic // parts, y * sh + kh * dh, z * sw + kw * dw, at]
+        return te.sum(value * w[o // together, ic, kh, kw, ii, o % together, v], axis=[ic, kh, kw, ii])
+
+    return te.compute(
+        (op.batch, out_blocks, op.out_height, op.out_width, out_block),
+        element,
+        name="conv",
+        attrs={"edge.space": KIND, "edge.stride": sw, "edge.dilation": dw},
+    )
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """What the design space decides.
+
+    Attributes
+    ----------
+    oc
+        Blocks of output channels held in registers.
+    ow
+        Output columns held in registers.
+    oh
+        Output rows that are done for all channels before the next: their input stays in the second cache.
+    ii
+        Input channels unrolled in the innermost reduction.
+    held
+        Whether those of a tile are loaded as vectors first; see `operand`.
+    row_held
+        Whether instead, the input being single channels, the row that a row of the window reads is.
+    """
+
+    oc: Decision
+    ow: Decision
+    oh: Decision
+    ii: Decision
+    held: bool = False
+    row_held: bool = False
+
+
+@dataclass(frozen=True)
+class Columns:
+    """How the columns of the output read those of the input.
+
+    Attributes
+    ----------
+    window, stride, dilation
+        Along the row.
+    """
+
+    window: int = 1
+    stride: int = 1
+    dilation: int = 1
+
+    def reach(self, columns: int) -> int:
+        """Columns of the input that so many columns of the output read."""
+        return (columns - 1) * self.stride + (self.window - 1) * self.dilation + 1
+
+
+@dataclass(frozen=True)
+class Space:
+    """The values each decision may take, and the heuristic's choice among them."""
+
+    oc: tuple[int, ...]
+    ow: tuple[int, ...]
+    oh: tuple[int, ...]
+    ii: tuple[int, ...]
+    default: Tiles
+
+
+def divisors(n: int, most: int) -> tuple[int, ...]:
+    """The divisors of `n` up to `most`, ascending."""
+    return tuple(d for d in range(1, min(n, most) + 1) if n % d == 0)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """How the rows of the output read the input.
+
+    Attributes
+    ----------
+    count
+        Rows of the output.
+    bytes_each
+        What one of them reads that the one before has not.
+    """
+
+    count: int = 1
+    bytes_each: int = 0
+
+    def at_once(self, cache_bytes: int) -> int:
+        """The most rows, of those that divide, whose input takes half of a cache."""
+        fits = [r for r in divisors(self.count, self.count) if r * self.bytes_each <= cache_bytes // 2]
+        return max(fits, default=1)
+
+
+def space(
+    out_blocks: int,
+    out_width: int,
+    in_block: int,
+    target: DeviceTarget,
+    columns: Columns | None = None,
+    rows: Rows | None = None,
+) -> Space:
+    """The design space of a packed convolution.
+
+    The tile is the one of `operand.best_tile`; the reduction is unrolled by four, the vector where the
+    operand is held in one. The input of a block of rows stays in the second cache while all weights pass.
+    """
+    rows = rows or Rows()
+    ohs, oh = divisors(rows.count, rows.count), rows.at_once(target.l2_bytes)
+    ocs = divisors(out_blocks, 8)
+    ows = divisors(out_width, 32)
+    held = multiplies_by_element(target) and in_block % 4 == 0
+    if multiplies_by_element(target) and in_block == 1 and columns is not None and columns.window > 1:
+        oc, ow = best_row_tile(ocs, ows, target, window=columns.window, reach=columns.reach)
+        return Space(ocs, ows, ohs, (1,), Tiles(oc, ow, oh, 1, row_held=True))
+    oc, ow = best_tile(ocs, ows, target, held=held)
+    ii = tuple(d for d in (1, 2, 4, 8, 16) if in_block % d == 0)
+    return Space(ocs, ows, ohs, ii, Tiles(oc, ow, oh, min(4, in_block), held))
+
+
+def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: Tiles) -> None:
+    """Order the loops of a packed convolution and of what is fused around it."""
+    padding = sch.get_producers(block)
+    epilogue = Epilogue.after(sch, block)
+    n, o, y, z, v, ic, kh, kw, ii = sch.get_loops(block)
+    oo, oi = sch.split(o, [None, tiles.oc])
+    yo, yi = sch.split(y, [None, tiles.oh])
+    zo, zi = sch.split(z, [None, tiles.ow])
+    io, iu = sch.split(ii, [None, tiles.ii])
+    sch.reorder(n, yo, oo, yi, zo, ic, kh, kw, io, iu, oi, zi, v)
+    if not tiles.held and not tiles.row_held:
+        prefetch.mark(sch, kw, rows=tiles.oh)
+    outer = sch.fuse(n, yo, oo, yi)
+    epilogue.place(zo)
+    if tiles.held:
+        hold(sch, block, io)
+        if int(sch.get(kw).extent) == 1:  # more of a wider window at once was measured to spill
+            ic = repeat(sch, ic)
+    if tiles.row_held:
+        hold(sch, block, kh)
+        sch.unroll(kw)
+    sch.parallel(outer)
+    sch.vectorize(v)
+    for loop in (zi, oi, iu):
+        sch.unroll(loop)
+    sch.decompose_reduction(block, ic)
+    for producer in padding:
+        schedule_pad(sch, producer)
+
+
+def schedule_pad(sch: st.Schedule, block: st.schedule.SBlockRV) -> None:
+    """The copy with zeros around it: a plane a thread, a block of channels a vector."""
+    loops = sch.get_loops(block)
+    if len(loops) != 5:
+        return
+    sch.vectorize(loops[-1])
+    sch.parallel(sch.fuse(*loops[:3]))
+
+
+def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
+    """Apply the decisions that `choose` makes to `block`."""
+    extents = [int(sch.get(loop).extent) for loop in sch.get_loops(block)]
+    marks = sch.get(block).annotations
+    columns = Columns(extents[7], int(marks["edge.stride"]), int(marks["edge.dilation"]))
+    data = sch.get(block).reads[0].source.shape
+    in_bytes = 4 * math.prod(int(d) for d in data[1:])
+    rows = Rows(extents[2], in_bytes // extents[2])
+    s = space(extents[1], extents[3], extents[8], target, columns, rows)
+    d = s.default
+    oc, ow, ii = choose("oc", s.oc, d.oc), choose("ow", s.ow, d.ow), choose("ii", s.ii, d.ii)
+    tiles = Tiles(oc, ow, choose("oh", s.oh, d.oh), ii, d.held, d.row_held)
+    apply(sch, block, tiles)

@@ -1,0 +1,146 @@
+"""The schedule for whatever has no design space of its own. It never fails.
+
+Element-wise blocks are inlined where that repeats no work; each block that remains has its outer spatial
+loops fused and divided among the cores, and its innermost contiguous loop vectorised. Whatever of this a
+block does not allow is left out for that block alone, so that no loop nest stays serial where a parallel one
+is possible.
+"""
+
+from __future__ import annotations
+
+import math
+
+import tvm
+import tvm_ffi
+from tvm import s_tir as st
+from tvm import tirx
+from tvm.ir import Call
+
+from builder.target.device_target import DeviceTarget
+
+
+def schedule(func: tirx.PrimFunc, target: DeviceTarget) -> tirx.PrimFunc:
+    """A schedule of `func`, parallel and vectorised as far as its blocks allow."""
+    sch = st.Schedule(func)
+    inline(sch)
+    for block in sch.get_child_blocks(sch.get_sblock("root")):
+        for attempt in (_order, _parallel_only):
+            trial = sch.copy()
+            try:
+                attempt(trial, trial.get_sblock(sch.get(block).name_hint), target)
+            except (st.ScheduleError, tvm.error.InternalError, RuntimeError, ValueError):
+                continue
+            sch = trial
+            break
+    return sch.mod["main"]
+
+
+_EXPENSIVE = {
+    f"tirx.{n}" for n in ("exp", "erf", "tanh", "log", "pow", "sin", "cos", "sigmoid", "call_extern")
+}
+
+_CHEAP_PRODUCTS = 4  # a polynomial in place of an elementary function has more
+
+
+def is_cheap(block: tirx.Stmt) -> bool:
+    """Whether computing the block twice costs about as much as reading its result twice."""
+    calls: list[Call] = []
+    products: list[tirx.Mul] = []
+    tvm_ffi.structural_walk(block.body, (Call, calls.append))
+    tvm_ffi.structural_walk(block.body, ((tirx.Mul, tirx.Div), products.append))
+    expensive = any(str(getattr(call.op, "name", "")) in _EXPENSIVE for call in calls)
+    return not expensive and len(products) <= _CHEAP_PRODUCTS
+
+
+def _branches(block: tirx.Stmt) -> bool:
+    """Whether elements of the block are computed in different ways, and so one at a time."""
+    calls: list[Call] = []
+    tvm_ffi.structural_walk(block.body, (Call, calls.append))
+    return any(str(getattr(call.op, "name", "")) == "prim.if_then_else" for call in calls)
+
+
+def inline(sch: st.Schedule) -> None:
+    """Inline element-wise blocks into what reads them, unless that repeats an expensive computation."""
+    changed = True
+    while changed:
+        changed = False
+        for block in sch.get_child_blocks(sch.get_sblock("root")):
+            consumers = sch.get_consumers(block)
+            if not consumers:
+                continue
+            stmt = sch.get(block)
+            if any(int(v.iter_type) != tirx.IterVar.DataPar for v in stmt.iter_vars):
+                continue
+            into_reduction = any(
+                int(v.iter_type) != tirx.IterVar.DataPar for c in consumers for v in sch.get(c).iter_vars
+            )
+            into_branches = any(_branches(sch.get(c)) for c in consumers)
+            if not is_cheap(stmt) and (len(consumers) > 1 or into_reduction or into_branches):
+                continue
+            try:
+                sch.compute_inline(block)
+            except (st.ScheduleError, tvm.error.InternalError, RuntimeError):
+                continue
+            changed = True
+            break
+
+
+def _split_axes(sch: st.Schedule, block: st.schedule.SBlockRV) -> tuple[list[object], list[object]]:
+    spatial, reduction = [], []
+    loops = sch.get_loops(block)
+    stmt = sch.get(block)
+    if len(loops) != len(stmt.iter_vars):
+        raise st.ScheduleError("loops and axes do not correspond")
+    for loop, axis in zip(loops, stmt.iter_vars, strict=True):
+        if int(axis.iter_type) == tirx.IterVar.DataPar:
+            spatial.append(loop)
+        elif int(axis.iter_type) == tirx.IterVar.CommReduce:
+            reduction.append(loop)
+        else:
+            raise st.ScheduleError("an opaque axis")
+    return spatial, reduction
+
+
+def _order(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget) -> None:
+    spatial, reduction = _split_axes(sch, block)
+    if not spatial:
+        return
+    lanes = target.simd.lanes
+    extents = [int(sch.get(loop).extent) for loop in spatial]
+    elements = math.prod(extents)
+    inner = spatial[-1]
+    if reduction:
+        sch.reorder(*spatial[:-1], *reduction, inner) if extents[-1] >= lanes else sch.reorder(
+            *spatial, *reduction
+        )
+        if extents[-1] >= lanes:
+            outer, vector = sch.split(inner, [None, lanes * 4 if extents[-1] % (lanes * 4) == 0 else lanes])
+            sch.reorder(*spatial[:-1], outer, *reduction, vector)
+            parallel = sch.fuse(*spatial[:-1], outer)
+            sch.vectorize(vector)
+        else:
+            parallel = sch.fuse(*spatial)
+        sch.parallel(parallel)
+        sch.decompose_reduction(block, reduction[0])
+        return
+    fused = sch.fuse(*spatial)
+    if elements < lanes:
+        return
+    chunk = lanes * 4 if elements % (lanes * 4) == 0 else lanes
+    jobs = target.cores * 4
+    outer, _, vector = sch.split(fused, [None, _middle(elements, chunk, jobs), chunk])
+    sch.parallel(outer)
+    sch.vectorize(vector)
+
+
+def _middle(elements: int, chunk: int, jobs: int) -> int:
+    """Vectors a job, so that there are about `jobs` of them and, where possible, no remainder."""
+    vectors = -(-elements // chunk)
+    most = max(1, vectors // jobs)
+    return next((m for m in range(most, most // 2, -1) if vectors % m == 0), most)
+
+
+def _parallel_only(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget) -> None:
+    del target
+    spatial, _ = _split_axes(sch, block)
+    sch.parallel(spatial[0])

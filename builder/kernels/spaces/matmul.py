@@ -1,0 +1,278 @@
+"""Matrix products: against constant weights packed in panels, and between two computed matrices.
+
+Weights become ``[N/nb, K, nb]`` where a panel ``nb`` is one to four vectors. A tile of ``rows`` x one panel
+is kept in registers while K runs; panels are the outer parallel loop, so that a core reads each weight once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from tvm import relax, te, tirx
+from tvm import s_tir as st
+from tvm.ir import Call
+
+from builder.kernels.decisions import Chooser, Decision
+from builder.kernels.rewriter import Values, constant_of, definition, shape_of
+from builder.kernels.spaces import tiled
+from builder.kernels.spaces.convolution import divisors
+from builder.kernels.spaces.epilogue import Epilogue
+from builder.kernels.spaces.operand import hold, multiplies_by_element
+from builder.target.device_target import DeviceTarget
+
+KIND = "matmul"
+BATCHED = "batch_matmul"
+
+
+def panel_width(columns: int, rows: int, target: DeviceTarget) -> int | None:
+    """The panel for `columns`: so many vectors, or half vectors, as divide them; None where none do.
+
+    Three vectors leave a broadcast more products to serve; where the rows are held in registers too
+    (`operand`), two leave more registers for rows. A single row has only its panel to keep the
+    multipliers busy: eight vectors cover the time that one multiply-add takes.
+    """
+    lanes = target.simd.lanes
+    counts: tuple[int, ...] = (2, 3, 1) if multiplies_by_element(target) else (3, 2, 1)
+    if rows == 1:
+        counts = tuple(c for c in (8, 6, 5, 4, 3, 2, 1) if c <= target.simd.registers // 2)
+    for width in (lanes, lanes // 2) if lanes >= 8 else (lanes,):
+        for vectors in counts if width == lanes or rows == 1 else (1,):
+            if columns % (vectors * width) == 0:
+                return vectors * width
+    return None
+
+
+def vector_width(panel: int, lanes: int) -> int:
+    """Elements of a panel in a vector."""
+    return lanes if panel % lanes == 0 else min(panel, lanes // 2)
+
+
+def emit(table: Values, var: relax.Var, call: Call, target: DeviceTarget) -> bool:
+    """Replace a product with a constant matrix by one with packed panels."""
+    weight = constant_of(call.args[1])
+    left = shape_of(call.args[0])
+    if weight is None or weight.ndim != 2 or weight.dtype != np.float32 or len(left) < 2:
+        return False
+    depth, columns = weight.shape
+    panel = panel_width(columns, int(np.prod(left[:-1])), target)
+    if panel is None:
+        return False
+    packed = np.ascontiguousarray(weight.reshape(depth, columns // panel, panel).transpose(1, 0, 2))
+
+    x = table.plain(call.args[0])
+    form = tiled.Form.of(left[:-1], depth, columns // panel, panel, target)
+    if form is not None:
+        table.define(var, tiled.emit(table.bb, x, relax.const(packed), form))
+        return True
+    new = table.bb.call_te(
+        product, x, relax.const(packed), primfunc_name_hint="matmul", primfunc_attrs={"op_pattern": 4}
+    )
+    table.define(var, table.bb.emit(new))
+    return True
+
+
+def product(a: te.Tensor, b: te.Tensor) -> te.Tensor:
+    """Rows of `a`, [..., K], times a matrix in panels, [N / panel, K, panel]."""
+    panels, depth, panel = (int(d) for d in b.shape)
+    k = te.reduce_axis((0, depth), "k")
+    return te.compute(
+        (*a.shape[:-1], panels * panel),
+        lambda *i: te.sum(a[(*i[:-1], k)] * b[i[-1] // panel, k, i[-1] % panel], axis=k),
+        name="matmul",
+        attrs={"edge.space": KIND, "edge.panel": panel},
+    )
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """What the design space decides.
+
+    Attributes
+    ----------
+    rows
+        Rows held in registers.
+    k
+        Steps of the reduction unrolled.
+    held
+        Whether those of a tile's rows are loaded as vectors first; see `operand`.
+    """
+
+    rows: Decision
+    k: Decision
+    held: bool = False
+
+
+@dataclass(frozen=True)
+class Space:
+    """The values of each decision, and the heuristic's choice."""
+
+    rows: tuple[int, ...]
+    k: tuple[int, ...]
+    default: Tiles
+
+
+def space(rows: int, depth: int, vectors: int, target: DeviceTarget) -> Space:
+    """Accumulators, a panel's row and one broadcast fit the registers."""
+    options = divisors(rows, 32)
+    ks = divisors(depth, 8)
+    k = max(k for k in ks if k <= 4)
+    held = multiplies_by_element(target) and k == 4
+    most = tiled.most_rows(vectors, target, held=held)
+    return Space(options, ks, Tiles(max(r for r in options if r <= most), k, held))
+
+
+def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: Tiles, panel: int, lanes: int) -> None:
+    """Order the loops of a product with packed panels."""
+    epilogue = Epilogue.after(sch, block)
+    *rows, j, k = sch.get_loops(block)
+    i = sch.fuse(*rows)
+    io, ii = sch.split(i, [None, tiles.rows])
+    width = vector_width(panel, lanes)
+    jo, jt, ji = sch.split(j, [None, panel // width, width])
+    ko, ki = sch.split(k, [None, tiles.k])
+    sch.reorder(jo, io, ko, ki, ii, jt, ji)
+    epilogue.place(io, vector=width)
+    if tiles.held:
+        hold(sch, block, ko)
+    sch.parallel(jo)
+    sch.vectorize(ji)
+    for loop in (jt, ii, ki):
+        sch.unroll(loop)
+    sch.decompose_reduction(block, ko)
+
+
+def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
+    """Apply the decisions that `choose` makes to `block`."""
+    panel = int(sch.get(block).annotations["edge.panel"])
+    *rows, _, depth = (int(sch.get(loop).extent) for loop in sch.get_loops(block))
+    lanes = target.simd.lanes
+    s = space(tiled.whole_rows(rows), depth, -(-panel // lanes), target)
+    tiles = Tiles(choose("rows", s.rows, s.default.rows), choose("k", s.k, s.default.k), s.default.held)
+    apply(sch, block, tiles, panel, lanes)
+
+
+def legalise(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
+    """The product of two computed matrices of the same rank and batch; any other product as TVM has it."""
+    left, right = shape_of(call.args[0]), shape_of(call.args[1])
+    same = len(left) == len(right) >= 2 and left[:-2] == right[:-2]
+    if not same or str(call.ty.dtype) != "float32":
+        default = call.op.get_attr("FLegalize")
+        result: relax.Expr = default(bb, call)
+        return result
+
+    def compute(a: te.Tensor, b: te.Tensor) -> te.Tensor:
+        k = te.reduce_axis((0, left[-1]), "k")
+        return te.compute(
+            (*left[:-1], right[-1]),
+            lambda *i: te.sum(a[(*i[:-1], k)] * b[(*i[:-2], k, i[-1])], axis=k),
+            name="matmul",
+            attrs={"edge.space": BATCHED},
+        )
+
+    return bb.call_te(
+        compute, *call.args, primfunc_name_hint="batch_matmul", primfunc_attrs={"op_pattern": 4}
+    )
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The operands of a product for each head, as ``[batch, heads, rows, columns]``.
+
+    Attributes
+    ----------
+    left, right
+        The matrices.
+    left_turned, right_turned
+        Whether heads lie behind rows, as a projection leaves them: ``[batch, rows, heads, columns]``.
+    """
+
+    left: relax.Expr
+    right: relax.Expr
+    left_turned: bool
+    right_turned: bool
+
+    @classmethod
+    def of(cls, table: Values, call: Call) -> Heads | None:
+        """The operands of a product of two computed tensors of rank 4, transposes of heads taken off them."""
+        left, right = shape_of(call.args[0]), shape_of(call.args[1])
+        if (
+            len(left) != _RANK
+            or len(right) != _RANK
+            or left[:2] != right[:2]
+            or str(call.ty.dtype) != "float32"
+        ):
+            return None
+        a, a_turned = _without_turn(table, table.plain(call.args[0]))
+        b, b_turned = _without_turn(table, table.plain(call.args[1]))
+        return cls(a, b, a_turned, b_turned)
+
+    def emit(self, bb: relax.BlockBuilder, *, turned: bool) -> relax.Expr:
+        """The product, its heads behind its rows where `turned`."""
+
+        def compute(a: te.Tensor, b: te.Tensor) -> te.Tensor:
+            batch, depth = a.shape[0], int(a.shape[3])
+            heads, rows = (a.shape[2], a.shape[1]) if self.left_turned else (a.shape[1], a.shape[2])
+            k = te.reduce_axis((0, depth), "k")
+
+            def element(n: tirx.Var, p: tirx.Var, q: tirx.Var, j: tirx.Var) -> tirx.Expr:
+                h, i = (q, p) if turned else (p, q)
+                left = a[n, i, h, k] if self.left_turned else a[n, h, i, k]
+                return te.sum(left * (b[n, k, h, j] if self.right_turned else b[n, h, k, j]), axis=k)
+
+            shape = (batch, rows, heads, b.shape[3]) if turned else (batch, heads, rows, b.shape[3])
+            mark = {"edge.space": BATCHED, "edge.turned": int(turned)}
+            return te.compute(shape, element, name="matmul", attrs=mark)
+
+        return bb.emit(
+            bb.call_te(
+                compute,
+                self.left,
+                self.right,
+                primfunc_name_hint="batch_matmul",
+                primfunc_attrs={"op_pattern": 4},
+            )
+        )
+
+
+_RANK = 4
+_TURN = [0, 2, 1, 3]
+
+
+def is_turn(call: Call) -> bool:
+    """Whether a transpose only exchanges heads and rows."""
+    return call.attrs.axes is not None and [int(a) for a in call.attrs.axes] == _TURN
+
+
+def _without_turn(table: Values, expr: relax.Expr) -> tuple[relax.Expr, bool]:
+    call = definition(table, expr, "relax.permute_dims")
+    return (call.args[0], True) if call is not None and is_turn(call) else (expr, False)
+
+
+def schedule_batched(
+    sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser
+) -> None:
+    """A tile of rows x vectors in registers; matrices and blocks of rows are divided among cores."""
+    epilogue = Epilogue.after(sch, block)
+    *batch, i, j, k = sch.get_loops(block)
+    if int(sch.get(block).annotations.get("edge.turned", 0)):
+        i, batch[-1] = batch[-1], i
+    rows, columns, depth = (int(sch.get(loop).extent) for loop in (i, j, k))
+    lanes = target.simd.lanes
+    width = lanes if columns % lanes == 0 else max(divisors(columns, lanes))
+    vectors = max(divisors(columns // width, 3))
+    s = space(rows, depth, vectors, target)
+    tiles = Tiles(choose("rows", s.rows, s.default.rows), choose("k", s.k, s.default.k), s.default.held)
+    io, ii = sch.split(i, [None, tiles.rows])
+    jo, jt, ji = sch.split(j, [None, vectors, width])
+    ko, ki = sch.split(k, [None, tiles.k])
+    sch.reorder(*batch, io, jo, ko, ki, ii, jt, ji)
+    outer = sch.fuse(*batch, io)
+    epilogue.place(jo, vector=width)
+    if tiles.held:
+        hold(sch, block, ko)
+    sch.parallel(outer)
+    sch.vectorize(ji)
+    for loop in (jt, ii, ki):
+        sch.unroll(loop)
+    sch.decompose_reduction(block, ko)

@@ -1,0 +1,136 @@
+"""Pooling on packed channels: window maxima and means, and the mean of a whole plane."""
+
+from __future__ import annotations
+
+from tvm import relax, te, tirx
+from tvm import s_tir as st
+from tvm.ir import Call
+
+from builder.kernels.decisions import Chooser
+from builder.kernels.rewriter import op_name, shape_of
+from builder.kernels.spaces.convolution import divisors
+from builder.kernels.spaces.epilogue import Epilogue
+from builder.target.device_target import DeviceTarget
+
+KIND = "pool"
+_LOWEST = -3.4028234663852886e38  # float32's most negative finite number: the identity of a maximum
+
+
+def emit(bb: relax.BlockBuilder, call: Call, x: relax.Expr) -> relax.Expr | None:
+    """The packed form of a pooling operator over packed `x`, None where `call` is another operator."""
+    name = op_name(call)
+    if name in ("relax.nn.max_pool2d", "relax.nn.avg_pool2d"):
+        return _window(bb, call, x, is_max=name == "relax.nn.max_pool2d")
+    if name == "relax.mean":
+        axes = sorted(int(a) % 4 for a in call.attrs.axis) if call.attrs.axis is not None else []
+        if axes == [2, 3] and call.attrs.keepdims:
+            return _plane(bb, x)
+    if name == "relax.nn.adaptive_avg_pool2d" and shape_of(call)[2:] == (1, 1):
+        return _plane(bb, x)
+    return None
+
+
+def _window(bb: relax.BlockBuilder, call: Call, x: relax.Expr, *, is_max: bool) -> relax.Expr | None:
+    attrs = call.attrs
+    if attrs.layout != "NCHW" or attrs.out_layout != "NCHW":
+        return None
+    n, blocks, height, width, b = shape_of(x)
+    _, _, out_h, out_w = shape_of(call)
+    kernel_h, kernel_w = (int(k) for k in attrs.pool_size)
+    sh, sw = (int(s) for s in attrs.strides)
+    dh, dw = (int(d) for d in attrs.dilation)
+    top, left, bottom, right = (int(p) for p in attrs.padding)
+    counts_padding = bool(attrs.count_include_pad)
+
+    def compute(data: te.Tensor) -> te.Tensor:
+        kh = te.reduce_axis((0, kernel_h), "kh")
+        kw = te.reduce_axis((0, kernel_w), "kw")
+        identity = tirx.const(_LOWEST if is_max else 0.0, data.dtype)
+        # With ceil_mode the last window may reach beyond the declared padding.
+        need_h = (out_h - 1) * sh + (kernel_h - 1) * dh + 1
+        need_w = (out_w - 1) * sw + (kernel_w - 1) * dw + 1
+        source = data
+        if top or left or need_h > height or need_w > width:
+            source = te.compute(
+                (n, blocks, max(need_h, height + top), max(need_w, width + left), b),
+                lambda i, c, y, z, v: tirx.if_then_else(
+                    tirx.all(y >= top, y < height + top, z >= left, z < width + left),
+                    data[i, c, y - top, z - left, v],
+                    identity,
+                ),
+                name="pad",
+            )
+        reducer = te.max if is_max else te.sum
+        pooled = te.compute(
+            (n, blocks, out_h, out_w, b),
+            lambda i, c, y, z, v: reducer(source[i, c, y * sh + kh * dh, z * sw + kw * dw, v], axis=[kh, kw]),
+            name="pool",
+            attrs={"edge.space": KIND},
+        )
+        if is_max:
+            return pooled
+
+        def count(first: tirx.Expr, kernel: int, dilation: int, extent: tuple[int, int, int]) -> tirx.Expr:
+            before, size, after = extent
+            # Positions of the window inside what is counted: the input, or the input and its padding.
+            low = tirx.const(0, "int64") if counts_padding else tirx.const(before, "int64")
+            high = size + before + (after if counts_padding else 0)
+            begin = tirx.max((low - first + dilation - 1) // dilation, 0)
+            end = tirx.min((high - first + dilation - 1) // dilation, kernel)
+            return tirx.max(end - begin, 1)
+
+        return te.compute(
+            (n, blocks, out_h, out_w, b),
+            lambda i, c, y, z, v: (
+                pooled[i, c, y, z, v]
+                / (
+                    count(y * sh, kernel_h, dh, (top, height, bottom))
+                    * count(z * sw, kernel_w, dw, (left, width, right))
+                ).astype(data.dtype)
+            ),
+            name="mean",
+        )
+
+    call = bb.call_te(compute, x, primfunc_name_hint="max_pool2d" if is_max else "avg_pool2d")
+    return bb.emit(call)
+
+
+def _plane(bb: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
+    n, blocks, height, width, b = shape_of(x)
+
+    def compute(data: te.Tensor) -> te.Tensor:
+        kh = te.reduce_axis((0, height), "kh")
+        kw = te.reduce_axis((0, width), "kw")
+        total = te.compute(
+            (n, blocks, 1, 1, b),
+            lambda i, c, _y, _z, v: te.sum(data[i, c, kh, kw, v], axis=[kh, kw]),
+            name="pool",
+            attrs={"edge.space": KIND},
+        )
+        return te.compute(
+            (n, blocks, 1, 1, b),
+            lambda i, c, y, z, v: total[i, c, y, z, v] * tirx.const(1.0 / (height * width), data.dtype),
+            name="mean",
+        )
+
+    return bb.emit(bb.call_te(compute, x, primfunc_name_hint="global_avg_pool2d"))
+
+
+def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
+    """A plane's rows a thread, a block of channels a vector, a few columns in registers."""
+    del choose
+    padding = sch.get_producers(block)
+    for producer in padding:
+        if sch.get(producer).name_hint == "pad":
+            sch.compute_inline(producer)
+    epilogue = Epilogue.after(sch, block)
+    n, c, y, z, v, kh, kw = sch.get_loops(block)
+    width = int(sch.get(z).extent)
+    zo, zi = sch.split(z, [None, max(divisors(width, target.simd.registers // 4))])
+    sch.reorder(n, c, y, zo, kh, kw, zi, v)
+    outer = sch.fuse(n, c, y)
+    epilogue.place(zo)
+    sch.parallel(outer)
+    sch.vectorize(v)
+    sch.unroll(zi)
+    sch.decompose_reduction(block, kh)

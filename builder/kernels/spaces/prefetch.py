@@ -1,0 +1,112 @@
+"""Weights on their way before they are needed.
+
+A register tile runs over one panel of weights again and again, then over the next. The first run over a
+panel finds it in no near cache: on small planes, where a panel serves a few tiles only, the core then waits
+for memory, and memory waited for the core before. A design space marks the loop over which a panel is read
+(`mark`); `prefetch_panels` has each round of it ask for its part of the next panel.
+
+Only x86 is asked to: the small ARM cores hold few outstanding misses, and each instruction costs them more.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import tvm_ffi
+from tvm import s_tir as st
+from tvm import tirx
+from tvm.ir import Call, Op, TensorLoad
+from tvm_ffi import WalkResult
+
+from builder.target.device_target import DeviceTarget
+
+_MARK = "edge.panel_rounds"
+_LINE_BYTES = 64
+_READ, _SECOND_CACHE, _DATA = 0, 2, 1  # llvm.prefetch's arguments: the first cache is the current panel's
+
+
+def mark(sch: st.Schedule, loop: st.schedule.LoopRV, rows: int) -> None:
+    """Say that `loop` reads a panel of weights.
+
+    Parameters
+    ----------
+    loop
+        A reduction's outermost loop, inside one parallel loop and any number of others.
+    rows
+        Rounds of the parallel loop, innermost ones, that read the same panel.
+    """
+    sch.annotate(loop, _MARK, rows)
+
+
+def prefetch_panels(func: tirx.PrimFunc, target: DeviceTarget) -> tirx.PrimFunc:
+    """`func` with its marked loops asking for the panels after theirs."""
+    wanted = target.arch == "x86_64"
+
+    def parallel(loop: tirx.For) -> tirx.For:
+        if loop.kind != tirx.ForKind.PARALLEL:
+            return loop
+        found = _marked(loop.body, ())
+        if found is None:
+            return loop
+        inner, between = found
+        asking = _asking(loop, between, inner) if wanted else ()
+        body = tirx.SeqStmt([*asking, inner.body]) if asking else inner.body
+        new = tirx.For(inner.loop_var, inner.min, inner.extent, inner.kind, body)
+
+        def replace(other: tirx.For) -> tirx.For:
+            return new if other.loop_var.same_as(inner.loop_var) else other
+
+        body = tvm_ffi.structural_map(loop.body, (tirx.For, replace))
+        return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, None, loop.annotations)
+
+    return func.with_body(tvm_ffi.structural_map(func.body, (tirx.For, parallel)))
+
+
+def _marked(body: tirx.Stmt, outside: tuple[tirx.For, ...]) -> tuple[tirx.For, tuple[tirx.For, ...]] | None:
+    """The marked loop in `body`, and the loops around it from `outside` on."""
+    found: list[tuple[tirx.For, tuple[tirx.For, ...]]] = []
+
+    def loop(stmt: tirx.For) -> WalkResult:
+        if _MARK in stmt.annotations:
+            found.append((stmt, outside))
+        elif (deeper := _marked(stmt.body, (*outside, stmt))) is not None:
+            found.append(deeper)
+        return WalkResult.SKIP
+
+    tvm_ffi.structural_walk(body, (tirx.For, loop), order="pre")
+    return found[0] if found else None
+
+
+def _asking(outer: tirx.For, between: tuple[tirx.For, ...], inner: tirx.For) -> tuple[tirx.Stmt, ...]:
+    """What a round of `inner` asks for: its share of the panel that comes after its own.
+
+    Less than half a line is none: a panel then serves so many tiles that waiting for it is nothing.
+    """
+    weights = _second_factor(inner.body)
+    if weights is None:
+        return ()
+    loops = (*between, inner)
+    rows = int(inner.annotations[_MARK])
+    elements = math.prod(int(d) for d in weights.shape)
+    panel = elements * rows // int(outer.extent)
+    rounds = rows * math.prod(int(q.extent) for q in loops)
+    line = _LINE_BYTES // np.dtype(str(weights.dtype)).itemsize
+    lines = round(panel / (rounds * line))
+    at = outer.loop_var % rows
+    for loop in loops:
+        at = at * loop.extent + loop.loop_var
+    first = (outer.loop_var // rows + 1) * panel + at * (lines * line)
+    zeros = [0] * (len(weights.shape) - 1)
+    how = [tirx.const(a, "int32") for a in (_READ, _SECOND_CACHE, _DATA)]
+    addresses = [tirx.address_of(weights[(*zeros, first + k * line)]) for k in range(lines)]
+    ask = Op.get("tirx.prefetch")
+    return tuple(tirx.Evaluate(Call(ask, [address, *how], ret_ty="void")) for address in addresses)
+
+
+def _second_factor(body: tirx.Stmt) -> tirx.Buffer | None:
+    """The buffer of the weights: what the values of the innermost product are multiplied with."""
+    products: list[tirx.Mul] = []
+    tvm_ffi.structural_walk(body, (tirx.Mul, products.append))
+    loads = [p.b.source for p in products if isinstance(p.a, TensorLoad) and isinstance(p.b, TensorLoad)]
+    return loads[0] if loads else None

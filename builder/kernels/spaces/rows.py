@@ -1,0 +1,148 @@
+"""Reductions along the last axis and what is made of them: softmax, layer norm, sums and means of rows.
+
+A row is done start to end by one core while it is in the first cache: each stage is a pass over it. A sum is
+kept in as many partial sums as a vector has lanes, for floating-point addition may not be re-ordered by LLVM.
+"""
+
+from __future__ import annotations
+
+from tvm import relax, te, tirx
+from tvm import s_tir as st
+from tvm.ir import Call
+
+from builder.kernels.decisions import Chooser
+from builder.kernels.rewriter import shape_of
+from builder.kernels.spaces import elementary
+from builder.kernels.spaces.fallback import is_cheap
+from builder.target.device_target import DeviceTarget
+
+KIND = "rows"
+
+
+def softmax(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
+    """Softmax over the last axis in four stages; over another axis, or another type, as TVM has it."""
+    axis = int(call.attrs.axis) % len(shape_of(call))
+    if axis != len(shape_of(call)) - 1 or str(call.ty.dtype) != "float32":
+        default = call.op.get_attr("FLegalize")
+        result: relax.Expr = default(bb, call)
+        return result
+
+    def compute(x: te.Tensor) -> te.Tensor:
+        *rows, columns = x.shape
+        k = te.reduce_axis((0, columns), "k")
+        top = te.compute(rows, lambda *i: te.max(x[(*i, k)], axis=k), name="top")
+        power = te.compute(x.shape, lambda *i: elementary.exp(x(*i) - top(*i[:-1])), name="power")
+        k2 = te.reduce_axis((0, columns), "k2")
+        total = te.compute(rows, lambda *i: te.sum(power[(*i, k2)], axis=k2), name="total")
+        one = tirx.const(1.0, "float32")
+        inverse = te.compute(rows, lambda *i: one / total(*i), name="inverse")
+        return te.compute(x.shape, lambda *i: power(*i) * inverse(*i[:-1]), name="softmax", attrs=_MARK)
+
+    return bb.call_te(compute, call.args[0], primfunc_name_hint="softmax")
+
+
+_MARK = {"edge.space": KIND}
+
+
+def layer_norm(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
+    """Layer norm over the last axis: mean, variance about it, row; other axes as TVM has them."""
+    shape = shape_of(call)
+    axes = [int(a) % len(shape) for a in call.attrs.axes]
+    if axes != [len(shape) - 1] or str(call.ty.dtype) != "float32":
+        default = call.op.get_attr("FLegalize")
+        result: relax.Expr = default(bb, call)
+        return result
+    epsilon = float(call.attrs.epsilon)
+    centred, scaled = bool(call.attrs.center), bool(call.attrs.scale)
+
+    def compute(x: te.Tensor, gamma: te.Tensor, beta: te.Tensor) -> te.Tensor:
+        *rows, columns = x.shape
+        share = tirx.const(1.0 / int(columns), "float32")
+        k = te.reduce_axis((0, columns), "k")
+        total = te.compute(rows, lambda *i: te.sum(x[(*i, k)], axis=k), name="total")
+        mean = te.compute(rows, lambda *i: total(*i) * share, name="mean")
+        k2 = te.reduce_axis((0, columns), "k2")
+
+        def square(i: tuple[tirx.Var, ...]) -> tirx.Expr:
+            difference = x[(*i, k2)] - mean(*i)
+            return difference * difference
+
+        squares = te.compute(rows, lambda *i: te.sum(square(i), axis=k2), name="squares")
+        inverse = te.compute(
+            rows, lambda *i: tirx.rsqrt(squares(*i) * share + tirx.const(epsilon, "float32")), name="inverse"
+        )
+
+        def element(*i: tirx.Var) -> tirx.Expr:
+            value = (x(*i) - mean(*i[:-1])) * inverse(*i[:-1])
+            value = value * gamma[i[-1]] if scaled else value
+            return value + beta[i[-1]] if centred else value
+
+        return te.compute(x.shape, element, name="layer_norm", attrs=_MARK)
+
+    return bb.call_te(compute, *call.args, primfunc_name_hint="layer_norm")
+
+
+def schedule(sch: st.Schedule, last: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
+    """Every stage under the loop over rows of the function's final block."""
+    del choose
+    inline_producers(sch)
+    for block in sch.get_child_blocks(sch.get_sblock("root")):
+        if _is_reduction(sch, block):
+            _split_sum(sch, block, target.simd.lanes)
+    blocks = sch.get_child_blocks(sch.get_sblock("root"))
+    *stages, last = blocks
+    *rows, columns = sch.get_loops(last)
+    if not rows:
+        raise st.ScheduleError("a single row has nothing to divide among cores")
+    row = sch.fuse(*rows)
+    for block in reversed(stages):
+        sch.compute_at(block, row, preserve_unit_loops=True)
+    sch.parallel(row)
+    _vectorise(sch, columns, target.simd.lanes)
+    for block in stages:
+        _order_stage(sch, block, target.simd.lanes)
+
+
+def _order_stage(sch: st.Schedule, block: st.schedule.SBlockRV, lanes: int) -> None:
+    """One pass over a row: vectorised along it, or down partial sums."""
+    axes = list(sch.get(block).iter_vars)
+    loops = sch.get_loops(block)[-len(axes) :]
+    long = [(loop, axis) for loop, axis in zip(loops, axes, strict=True) if int(sch.get(loop).extent) > 1]
+    spatial = [loop for loop, axis in long if int(axis.iter_type) == tirx.IterVar.DataPar]
+    reduction = [loop for loop, axis in long if int(axis.iter_type) == tirx.IterVar.CommReduce]
+    if reduction:
+        sch.reorder(*reduction, *spatial)
+    if spatial:
+        _vectorise(sch, spatial[-1], lanes)
+    if reduction:
+        sch.decompose_reduction(block, reduction[0])
+
+
+def inline_producers(sch: st.Schedule) -> None:
+    """Inline cheap element-wise blocks over whole rows that only one block reads."""
+    for block in sch.get_child_blocks(sch.get_sblock("root")):
+        consumers = sch.get_consumers(block)
+        if _is_reduction(sch, block) or len(consumers) != 1:
+            continue
+        if len(sch.get(block).iter_vars) >= len(sch.get(consumers[0]).iter_vars) and is_cheap(sch.get(block)):
+            sch.compute_inline(block)
+
+
+def _is_reduction(sch: st.Schedule, block: st.schedule.SBlockRV) -> bool:
+    return any(int(v.iter_type) == tirx.IterVar.CommReduce for v in sch.get(block).iter_vars)
+
+
+def _split_sum(sch: st.Schedule, block: st.schedule.SBlockRV, lanes: int) -> None:
+    loop = sch.get_loops(block)[-1]
+    extent = int(sch.get(loop).extent)
+    if extent % lanes or extent == lanes:
+        return
+    _, lane = sch.split(loop, [None, lanes])
+    sch.rfactor(lane, len(sch.get(block).iter_vars) - 1)
+
+
+def _vectorise(sch: st.Schedule, loop: st.schedule.LoopRV, lanes: int) -> None:
+    extent = int(sch.get(loop).extent)
+    if extent > lanes:
+        _, loop = sch.split(loop, [None, lanes])
+    sch.vectorize(loop)

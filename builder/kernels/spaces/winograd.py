@@ -1,0 +1,286 @@
+"""Winograd's convolution F(m x m, 3 x 3) on packed channels, for 3x3 windows at stride 1.
+
+A tile of ``m x m`` outputs costs ``(m + 2)**2`` products in place of ``9 * m**2``: 36 in place of 144 for m
+= 4. Three stages: input tiles are transformed (``B^T d B``), multiplied with transformed weights, one
+matrix product for each of the ``(m + 2)**2`` positions, and transformed back (``A^T m A``) where the
+epilogue is fused.
+
+The weights are transformed by a node of their own that reads constants only, so that the executor runs it
+once at load and the bundle holds the nine numbers it came with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from tvm import relax, te, tirx
+from tvm import s_tir as st
+
+from builder.kernels.decisions import Chooser, Decision
+from builder.kernels.rewriter import shape_of
+from builder.kernels.spaces import prefetch
+from builder.kernels.spaces.convolution import Conv2d, divisors, pack_weights
+from builder.kernels.spaces.epilogue import Epilogue
+from builder.kernels.spaces.operand import best_tile, hold, multiplies_by_element, repeat
+from builder.kernels.spaces.winograd_transforms import Transforms, select
+from builder.target.device_target import DeviceTarget
+
+KIND = "winograd"
+WEIGHTS_KIND = "winograd_weights"
+_OPAQUE, _FUSES_ELEMENTWISE = 8, 4  # TVM's OpPatternKind
+
+
+def output_tile(op: Conv2d, in_block: int, target: DeviceTarget) -> int | None:
+    """M of the F(m x m) that pays for `op`, None where the direct convolution is as fast.
+
+    Work is counted in multiply-adds of a vector: products, transforms, and reading the weights, which in a
+    whole model come from memory each time.
+    """
+    plain = (op.kernel, op.strides, op.dilation, op.groups) == ((3, 3), (1, 1), (1, 1), 1)
+    if not plain or in_block < target.simd.lanes:
+        return None
+    lanes = target.simd.lanes
+    i, o = op.in_channels, op.out_channels
+    best: tuple[float, int | None] = (
+        op.batch * op.out_height * op.out_width * 9 * i * o / lanes + 9 * i * o * 4 / _BYTES_PER_OPERATION,
+        None,
+    )
+    for m in (4, 2):
+        size = (m + 2) ** 2
+        tiles = -(-op.out_height // m) * -(-op.out_width // m)
+        products = size * tiles * i * o / lanes
+        transforms = size * tiles * (i + o) / lanes * _TRANSFORM_COST
+        reading = size * i * o * 4 / _BYTES_PER_OPERATION
+        best = min(best, (op.batch * (products * _GEMM_COST + transforms) + reading, m), key=lambda c: c[0])
+    return best[1]
+
+
+# In multiply-adds of a vector, fitted to a core with 512-bit vectors that reads weights at 20 GB/s. A
+# Cortex-A72 with its slower memory has about the same ratio of the two.
+_TRANSFORM_COST = 8.0
+_GEMM_COST = 1.1
+_BYTES_PER_OPERATION = 4.0
+
+
+def emit(
+    bb: relax.BlockBuilder,
+    op: Conv2d,
+    x: relax.Expr,
+    weight: np.ndarray,
+    *,
+    out_block: int,
+    m: int,
+    target: DeviceTarget,
+) -> relax.Expr:
+    """The convolution of packed `x` as two calls: the transform of constant weights, and the convolution."""
+    in_block, blocks = shape_of(x)[4], -(-op.out_channels // out_block)
+    count = op.batch * -(-op.out_height // m) * -(-op.out_width // m)
+    tiles = space(count, blocks, in_block, target).default
+    packed = relax.const(pack_weights(weight, in_block, out_block, tiles.oc))
+    transform = bb.call_te(
+        lambda w: transform_weights(w, m),
+        packed,
+        primfunc_name_hint="winograd_weights",
+        primfunc_attrs={"op_pattern": _OPAQUE},
+    )
+    u = bb.emit(transform)
+    call = bb.call_te(
+        lambda data, weights: convolve(data, weights, op, m, tiles.tiles),
+        x,
+        u,
+        primfunc_name_hint="winograd",
+        primfunc_attrs={"op_pattern": _FUSES_ELEMENTWISE},
+    )
+    return bb.emit(call)
+
+
+def transform_weights(w: te.Tensor, m: int) -> te.Tensor:
+    """``G g G^T``: [OB/t, IB, 3, 3, bi, t, bo] to [(m + 2)**2, OB/t, IB, bi, t, bo]."""
+    size, g = m + 2, Transforms.of(m).weights
+    ob, ib, _, _, bi, t, bo = (int(d) for d in w.shape)
+    half = te.compute(
+        (ob, ib, size, 3, bi, t, bo),
+        lambda o, i, e, kw, a, s, b: select(e, g, lambda kh: w[o, i, kh, kw, a, s, b]),
+        name="half",
+    )
+    return te.compute(
+        (size * size, ob, ib, bi, t, bo),
+        lambda xi, o, i, a, s, b: select(xi % size, g, lambda kw: half[o, i, xi // size, kw, a, s, b]),
+        name="weights",
+        attrs={"edge.space": WEIGHTS_KIND},
+    )
+
+
+def convolve(x: te.Tensor, u: te.Tensor, op: Conv2d, m: int, beside: int = 1) -> te.Tensor:
+    """The three stages over packed `x` and transformed weights `u`.
+
+    ``beside`` tiles that the product holds in registers lie side by side between the first two stages.
+    """
+    size, t = m + 2, Transforms.of(m)
+    n, in_blocks, height, width, bi = (int(d) for d in x.shape)
+    _, outer, _, _, together, bo = (int(d) for d in u.shape)
+    out_blocks = outer * together
+    top, left = op.padding[:2]
+    rows, columns = -(-op.out_height // m), -(-op.out_width // m)
+    tiles = n * rows * columns
+
+    def padded(i: tirx.Expr, c: tirx.Expr, y: tirx.Expr, z: tirx.Expr, v: tirx.Expr) -> tirx.Expr:
+        inside = tirx.all(y >= top, y < height + top, z >= left, z < width + left)
+        return tirx.if_then_else(inside, x[i, c, y - top, z - left, v], tirx.const(0, "float32"))
+
+    pad = te.compute((n, in_blocks, rows * m + 2, columns * m + 2, bi), padded, name="pad")
+
+    def at_tile(tile: tirx.Expr) -> tuple[tirx.Expr, tirx.Expr, tirx.Expr]:
+        return tile // (rows * columns), tile // columns % rows, tile % columns
+
+    def vertical(c: tirx.Var, tile: tirx.Var, e: tirx.Var, b: tirx.Var, v: tirx.Var) -> tirx.Expr:
+        i, y, z = at_tile(tile)
+        return select(e, t.input, lambda a: pad[i, c, y * m + a, z * m + b, v])
+
+    half_in = te.compute((in_blocks, tiles, size, size, bi), vertical, name="half_in")
+    data = te.compute(
+        (size * size, tiles // beside, in_blocks, beside, bi),
+        lambda xi, group, c, tile, v: select(
+            xi % size, t.input, lambda b: half_in[c, group * beside + tile, xi // size, b, v]
+        ),
+        name="data",
+    )
+    ic = te.reduce_axis((0, in_blocks), "ic")
+    ii = te.reduce_axis((0, bi), "ii")
+    product = te.compute(
+        (size * size, out_blocks, tiles, bo),
+        lambda xi, o, tile, v: te.sum(
+            data[xi, tile // beside, ic, tile % beside, ii] * u[xi, o // together, ic, ii, o % together, v],
+            axis=[ic, ii],
+        ),
+        name="product",
+    )
+    half_out = te.compute(
+        (out_blocks, tiles, m, size, bo),
+        lambda o, tile, a, nu, v: select(a, t.output, lambda e: product[e * size + nu, o, tile, v]),
+        name="half_out",
+    )
+
+    def result(i: tirx.Var, o: tirx.Var, y: tirx.Var, z: tirx.Var, v: tirx.Var) -> tirx.Expr:
+        tile = (i * rows + y // m) * columns + z // m
+        return select(z % m, t.output, lambda nu: half_out[o, tile, y % m, nu, v])
+
+    return te.compute(
+        (n, out_blocks, op.out_height, op.out_width, bo),
+        result,
+        name="winograd",
+        attrs={"edge.space": KIND, "edge.tile": m},
+    )
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """What the design space decides: a register tile of `tiles` x `oc` blocks, `ii` steps unrolled."""
+
+    tiles: Decision
+    oc: Decision
+    ii: Decision
+    held: bool = False
+
+
+@dataclass(frozen=True)
+class Space:
+    """The values of each decision, and the heuristic's choice."""
+
+    tiles: tuple[int, ...]
+    oc: tuple[int, ...]
+    ii: tuple[int, ...]
+    default: Tiles
+
+
+def space(tiles: int, out_blocks: int, in_block: int, target: DeviceTarget) -> Space:
+    """The product's tile, as in the direct convolution."""
+    ts, ocs = divisors(tiles, 32), divisors(out_blocks, 8)
+    held = multiplies_by_element(target) and in_block % 4 == 0
+    oc, tile = best_tile(ocs, ts, target, held=held)
+    ii = tuple(d for d in (1, 2, 4, 8, 16) if in_block % d == 0)
+    return Space(ts, ocs, ii, Tiles(tile, oc, min(4, in_block), held))
+
+
+def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: Tiles, m: int) -> None:
+    """Order the loops of the three stages; `block` is the last of them before the epilogue."""
+    half_out = sch.get_producers(block)[0]
+    product = sch.get_producers(half_out)[0]
+    data = sch.get_sblock("data")
+    half_in, pad = sch.get_sblock("half_in"), sch.get_sblock("pad")
+    epilogue = Epilogue.after(sch, block)
+    sch.compute_inline(block)
+    sch.compute_inline(pad)
+    size = m + 2
+
+    xi, group, c, tile, v = sch.get_loops(data)
+    e, nu = sch.split(xi, [size, size])
+    sch.reorder(c, group, tile, e, nu, v)
+    sch.compute_at(half_in, tile, preserve_unit_loops=True)
+    *_, a, b, lane = sch.get_loops(half_in)
+    for loop in (a, b, e, nu):
+        sch.unroll(loop)
+    for loop in (lane, v):
+        sch.vectorize(loop)
+    sch.parallel(sch.fuse(c, group, tile))
+
+    xi, o, tile, v, ic, ii = sch.get_loops(product)
+    to, ti = sch.split(tile, [None, tiles.tiles])
+    oo, oi = sch.split(o, [None, tiles.oc])
+    io, iu = sch.split(ii, [None, tiles.ii])
+    sch.reorder(xi, oo, to, ic, io, iu, oi, ti, v)
+    if tiles.held:
+        hold(sch, product, io)
+        ic = repeat(sch, ic)
+    else:
+        prefetch.mark(sch, ic, rows=1)
+    sch.vectorize(v)
+    for loop in (oi, ti, iu):
+        sch.unroll(loop)
+    sch.parallel(sch.fuse(xi, oo))
+    sch.decompose_reduction(product, ic)
+
+    i, o, y, z, v = sch.get_loops(epilogue.block)
+    yo, yi = sch.split(y, [None, m])
+    zo, zi = sch.split(z, [None, m])
+    sch.reorder(i, o, yo, zo, yi, zi, v)
+    sch.compute_at(half_out, zo, preserve_unit_loops=True)
+    *_, a, nu, lane = sch.get_loops(half_out)
+    for loop in (a, nu, yi, zi):
+        sch.unroll(loop)
+    for loop in (lane, v):
+        sch.vectorize(loop)
+    sch.parallel(sch.fuse(i, o, yo))
+
+
+def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
+    """Apply the decisions that `choose` makes to `block`."""
+    m = int(sch.get(block).annotations["edge.tile"])
+    product = sch.get_sblock("product")
+    _, out_blocks, tiles, _, _, in_block = (int(sch.get(q).extent) for q in sch.get_loops(product))
+    s = space(tiles, out_blocks, in_block, target)
+    d = s.default
+    tile, oc, ii = choose("tiles", s.tiles, d.tiles), choose("oc", s.oc, d.oc), choose("ii", s.ii, d.ii)
+    made = Tiles(tile, oc, ii, d.held)
+    apply(sch, block, made, m)
+
+
+def schedule_weights(
+    sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser
+) -> None:
+    """The load-time transform: blocks of channels are divided among cores."""
+    del target, choose
+    half = sch.get_producers(block)[0]
+    xi, o, i, a, s, b = sch.get_loops(block)
+    size = round(int(sch.get(xi).extent) ** 0.5)
+    e, nu = sch.split(xi, [size, size])
+    sch.reorder(o, i, a, s, e, nu, b)
+    sch.compute_at(half, s, preserve_unit_loops=True)
+    loops = sch.get_loops(half)[4:]
+    long = [loop for loop in loops if int(sch.get(loop).extent) > 1]
+    for loop in (*long[:-1], e, nu):
+        sch.unroll(loop)
+    sch.vectorize(long[-1])
+    sch.vectorize(b)
+    sch.parallel(sch.fuse(o, i))

@@ -1,0 +1,97 @@
+"""The best records: what compiling uses of all that was measured, and folders made of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tvm import tirx
+from tvm.s_tir.schedule import Trace
+
+from builder.kernels.design_space import workload_of
+from builder.records.records import Record, Records
+from builder.target.device_target import DeviceTarget
+
+
+class BestRecords:
+    """What lowering asks: the schedule of a function that measuring found best.
+
+    A verdict of the final comparison decides; without one (a run that was stopped) the fastest record,
+    which is the heuristic's own where nothing beat it.
+    """
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+        self.used: set[str] = set()
+
+    def trace(self, func: tirx.PrimFunc) -> Trace | None:
+        """The schedule for `func`, None where the heuristic's stays."""
+        key = workload_of(func)[1]
+        record = chosen(self._records, key)
+        if record is None:
+            return None
+        self.used.add(key)
+        return self._records.trace(record)
+
+
+def chosen(records: Records, key: str) -> Record | None:
+    """The record that replaces the heuristic's point, None where that one stays."""
+    best = records.best(key)
+    if not best:
+        return None
+    operator, verdict = records.meta.operators.get(key), records.meta.verdicts.get(key)
+    record: Record | None = best[0]
+    if verdict is not None:
+        record = next((r for r in records.all if r.key == key and r.decisions == verdict.decisions), None)
+        if not verdict.use:
+            return None
+    if record is None or (operator is not None and record.decisions == operator.default):
+        return None
+    return record
+
+
+def merge(
+    out: str | os.PathLike[str], inputs: Sequence[str | os.PathLike[str]], target: DeviceTarget
+) -> Records:
+    """Write the records of several folders, of one target, into a new one or add them to one.
+
+    Raises
+    ------
+    RecordsError
+        They do not fit each other.
+    """
+    sources = [Records.read(path, target) for path in inputs]
+    merged = Records.write(out, target)
+    for source in sources:
+        merged.copy((r, source.workload(r.key)) for r in source.all)
+        meta, other = merged.meta, source.meta
+        for name, time in other.boards.items():
+            meta = meta.with_board(name, time)
+        merged.update(
+            replace(
+                meta,
+                peak_gflops=meta.peak_gflops if meta.peak_gflops is not None else other.peak_gflops,
+                operators={**other.operators, **meta.operators},
+                verdicts={**other.verdicts, **meta.verdicts},
+                models={**other.models, **meta.models},
+            )
+        )
+    return merged
+
+
+def pick_best(records: Records, out: str | os.PathLike[str], target: DeviceTarget) -> Records:
+    """Write the records that compiling uses, one a workload, into a new folder."""
+    picked = Records.write(out, target)
+    wanted = [r for key in records.keys if (r := chosen(records, key)) is not None]
+    picked.copy((r, records.workload(r.key)) for r in wanted)
+    keys = {r.key for r in wanted}
+    meta = records.meta
+    picked.update(
+        replace(
+            meta,
+            operators={k: v for k, v in meta.operators.items() if k in keys},
+            verdicts={k: v for k, v in meta.verdicts.items() if k in keys},
+        )
+    )
+    return picked

@@ -1,0 +1,266 @@
+"""Tuning records: a folder of MetaSchedule's JSON database and ``meta.json``.
+
+Promises: every measured candidate is there once, failed ones too; what was appended is on disk when `append`
+returns; a line torn by a crash is cut off when the folder is next opened for writing, and ignored by readers;
+there is one writer at a time; records that do not fit are refused by name. TVM's own ``JSONDatabase`` reads
+the folder.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir.schedule import Trace
+
+from builder.errors import RecordsError
+from builder.kernels.design_space import Decisions, Point
+from builder.records.journal import append_lines, read_lines, repair, replace_file
+from builder.records.meta import Meta, Operator
+from builder.records.task import Task
+from builder.target.device_target import DeviceTarget
+
+WORKLOADS = "database_workload.json"
+RECORDS = "database_tuning_record.json"
+META = "meta.json"
+LOCK = "lock"
+FAILED_S = 1e10  # what MetaSchedule writes for a candidate that did not run
+
+
+@dataclass(frozen=True)
+class Record:
+    """One measured candidate.
+
+    Attributes
+    ----------
+    key
+        Of its workload.
+    decisions
+        The point.
+    seconds
+        Median time of a call, None where it did not run.
+    raw
+        The database's line.
+    """
+
+    key: str
+    decisions: Decisions
+    seconds: float | None
+    raw: tuple[Any, ...]
+
+
+class Records:
+    """A records folder."""
+
+    def __init__(
+        self,
+        path: Path,
+        meta: Meta,
+        workloads: list[tuple[str, Any]],
+        records: list[Record],
+        lock: int | None,
+    ) -> None:
+        self.path = path
+        self.meta = meta
+        self._workloads = workloads
+        self._records = records
+        self._lock = lock
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str], target: DeviceTarget | None = None) -> Self:
+        """Read a folder.
+
+        Raises
+        ------
+        RecordsError
+            It cannot be read, or is for another TVM, target or design space.
+        """
+        return cls._load(Path(path), target, None)
+
+    @classmethod
+    def write(
+        cls,
+        path: str | os.PathLike[str],
+        target: DeviceTarget,
+        notes: Callable[[str], None] | None = None,
+    ) -> Self:
+        """Open a folder for appending, alone; made where it is not there yet.
+
+        Raises
+        ------
+        RecordsError
+            As `read`, or somebody else is writing to it.
+        """
+        folder = Path(path)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as e:
+            raise RecordsError(f"{folder}: cannot be written ({e.strerror})") from e
+        try:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as e:
+                raise RecordsError(
+                    f"{folder}: another tuning run is writing there",
+                    hint="wait for it, or tune into another folder",
+                ) from e
+            if not (folder / META).exists():
+                foreign = [name for name in (WORKLOADS, RECORDS) if (folder / name).exists()]
+                if foreign:
+                    raise RecordsError(f"{folder}: expected {META} beside {foreign[0]}")  # noqa: TRY301
+                replace_file(folder / META, Meta.new(target).to_text().encode())
+            for name in (WORKLOADS, RECORDS):
+                if (cut := repair(folder / name)) and notes is not None:
+                    notes(f"{name}: cut off a last line of {cut} bytes that a crash had torn")
+            return cls._load(folder, target, lock)
+        except BaseException:
+            os.close(lock)
+            raise
+
+    @classmethod
+    def _load(cls, folder: Path, target: DeviceTarget | None, lock: int | None) -> Self:
+        try:
+            text = (folder / META).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as e:
+            reason = e.strerror if isinstance(e, OSError) else "not text"
+            raise RecordsError(
+                f"{folder / META}: cannot be read ({reason})",
+                hint="tuning records are a folder that `edgebundle tune -o FOLDER` wrote",
+            ) from e
+        meta = Meta.from_text(text, str(folder / META))
+        meta.check_version(str(folder))
+        if target is not None:
+            meta.check_target(target, str(folder))
+        workloads = [(str(line[0]), line) for _, line in read_lines(folder / WORKLOADS)]
+        records = [_record(line, workloads, folder, number) for number, line in read_lines(folder / RECORDS)]
+        return cls(folder, meta, workloads, records, lock)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let others write."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    @property
+    def all(self) -> Sequence[Record]:
+        """Every record, in the order of measuring."""
+        return self._records
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Keys of the workloads, in the order of their first record."""
+        return tuple(dict.fromkeys(record.key for record in self._records))
+
+    def measured(self, key: str) -> dict[Decisions, float | None]:
+        """Seconds of each point of a workload, in the order of measuring; None where it did not run."""
+        return {r.decisions: r.seconds for r in self._records if r.key == key}
+
+    def best(self, key: str, count: int = 1) -> list[Record]:
+        """The fastest records of a workload, fastest first."""
+        ran = [r for r in self._records if r.key == key and r.seconds is not None]
+        return sorted(ran, key=lambda r: r.seconds or 0.0)[:count]
+
+    def trace(self, record: Record) -> Trace:
+        """A record's schedule."""
+        workload = next(raw for key, raw in self._workloads if key == record.key)
+        database_record = ms.database.TuningRecord.from_json(
+            record.raw[1], ms.database.Workload.from_json(workload)
+        )
+        return database_record.trace
+
+    def append(self, task: Task, results: Iterable[tuple[Point, Sequence[float] | None]]) -> None:
+        """Add what was measured of a task; on disk when this returns.
+
+        Parameters
+        ----------
+        task
+            The task.
+        results
+            Points, each with the seconds of a call in each repeat, or None where it did not run.
+        """
+        workload = ms.database.Workload(task.workload)
+        index = next((i for i, (key, _) in enumerate(self._workloads) if key == task.key), None)
+        if index is None:
+            index = len(self._workloads)
+            line = workload.as_json()
+            append_lines(self.path / WORKLOADS, [line])
+            self._workloads.append((task.key, line))
+            info = Operator(task.name, task.kind, task.flops, task.space.values, task.space.default)
+            self.update(replace(self.meta, operators={**self.meta.operators, task.key: info}))
+        lines, records = [], []
+        for point, seconds in results:
+            entry = ms.database.TuningRecord(
+                point.trace,
+                workload,
+                list(seconds) if seconds is not None else [FAILED_S],
+                task.space.target.tvm_target,
+                ms.arg_info.ArgInfo.from_entry_func(task.workload, False),
+            )
+            line = [index, entry.as_json()]
+            lines.append(line)
+            records.append(_record(line, self._workloads, self.path, 0))
+        append_lines(self.path / RECORDS, lines)
+        self._records.extend(records)
+
+    def copy(self, others: Iterable[tuple[Record, Any]]) -> None:
+        """Add records of other folders, each with its workload's line; points that are there already stay."""
+        lines, records = [], []
+        known = {(r.key, r.decisions) for r in self._records}
+        for record, workload in others:
+            if (record.key, record.decisions) in known:
+                continue
+            known.add((record.key, record.decisions))
+            keys = [key for key, _ in self._workloads]
+            if record.key not in keys:
+                append_lines(self.path / WORKLOADS, [workload])
+                self._workloads.append((record.key, workload))
+                keys.append(record.key)
+            line = [keys.index(record.key), record.raw[1]]
+            lines.append(line)
+            records.append(_record(line, self._workloads, self.path, 0))
+        append_lines(self.path / RECORDS, lines)
+        self._records.extend(records)
+
+    def workload(self, key: str) -> Any:  # noqa: ANN401 - the database's own JSON
+        """The database's line of a workload."""
+        return next(raw for known, raw in self._workloads if known == key)
+
+    def update(self, meta: Meta) -> None:
+        """Replace ``meta.json``, crash-safe."""
+        replace_file(self.path / META, meta.to_text().encode())
+        self.meta = meta
+
+    def digest(self) -> str:
+        """SHA-256 over the folder, as bundles name the records they were compiled with."""
+        whole = hashlib.sha256()
+        for name in (META, RECORDS, WORKLOADS):
+            path = self.path / name
+            whole.update(hashlib.sha256(path.read_bytes() if path.exists() else b"").digest())
+        return whole.hexdigest()
+
+
+def _record(line: Any, workloads: Sequence[tuple[str, Any]], folder: Path, number: int) -> Record:  # noqa: ANN401
+    try:
+        index, (trace, seconds, *_) = line
+        decisions = tuple(int(decision) for _, decision in sorted(trace[1], key=lambda d: int(d[0])))
+        if not all(0 <= int(step) < len(trace[0]) for step, _ in trace[1]):
+            raise ValueError("a decision of no step")  # noqa: TRY301 - TVM would read beyond the steps
+        key = workloads[index if index >= 0 else len(workloads)][0]
+        times = sorted(float(s) for s in seconds)
+    except (TypeError, ValueError, IndexError, KeyError) as e:
+        raise RecordsError(f"{folder / RECORDS}: line {number} is no tuning record ({e})") from e
+    middle = times[len(times) // 2] if times else FAILED_S
+    return Record(key, decisions, middle if middle < FAILED_S else None, tuple(line))

@@ -1,0 +1,1 @@
+"""Running a bundle on the workstation."""

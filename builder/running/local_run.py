@@ -1,0 +1,267 @@
+"""Run: a compiled model on this machine, as TVMC's ``run`` did it.
+
+Takes packages and bundle files, unsigned ones too: the workstation trusts its user. Outputs are named
+``output_0``, ``output_1`` and so on in files, as TVMC named them.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from agent.bundle.graph import Graph
+from agent.bundle.machine import Machine
+from agent.bundle.params import index_params
+from agent.bundle.tensor_spec import TensorSpec
+from agent.errors import EdgeError
+from agent.runtime import debug_executor
+from agent.runtime.benchmark import BenchmarkResult
+from agent.runtime.graph_executor import GraphModule, create
+from agent.runtime.module import KernelModule
+from agent.runtime.placement import Placement
+from agent.runtime.postprocess import Postprocessor, Value
+from agent.runtime.preprocess import Preprocessor
+from agent.runtime.report import Report
+from builder.bundles.package import Package
+from builder.errors import ModelError, PackageError, ShapeError
+from builder.running.execute import load_kernels
+
+FillMode = Literal["zeros", "ones", "random"]
+IMAGE_TYPES = {".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".png": "image/png"}
+SEED = 0  # of inputs that are filled at random
+MAX_IMAGE_BYTES = 64 << 20  # a 24 megapixel photograph takes some 12 MB
+
+Array = npt.NDArray[np.generic]
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run gives.
+
+    Attributes
+    ----------
+    outputs
+        ``output_0``, ``output_1``, ... in the model's order.
+    answers
+        What the declared postprocess makes of the outputs, or None where there is none.
+    times
+        Timing, when it was asked for.
+    """
+
+    outputs: Mapping[str, Array]
+    answers: Mapping[str, Value] | None
+    times: BenchmarkResult | None
+
+    def get_output(self, name: str) -> Array:
+        """Return an output by its name, such as ``output_0``."""
+        return self.outputs[name]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the outputs as an .npz file."""
+        with Path(path).open("wb") as file:
+            np.savez(file, allow_pickle=False, **dict(self.outputs))
+
+
+def run(
+    package: Package | str | os.PathLike[str],
+    inputs: Mapping[str, npt.ArrayLike] | str | os.PathLike[str] | None = None,
+    *,
+    device: str = "cpu",
+    fill_mode: FillMode = "random",
+    benchmark: bool = False,
+    repeat: int = 10,
+    number: int = 1,
+    min_repeat_ms: float = 0,
+    end_to_end: bool = False,
+    threads: int | None = None,
+) -> RunResult:
+    """Run a compiled model.
+
+    Parameters
+    ----------
+    package
+        What `builder.compile` returned, or a bundle's path.
+    inputs
+        Arrays by input name; an .npz file of them; or a JPEG or PNG picture for a model that declares how
+        it is prepared. Inputs that are not given are filled.
+    device
+        ``cpu``: the executor has no other.
+    fill_mode
+        What inputs that are not given are filled with; random values are seeded.
+    benchmark
+        Whether to time it.
+    repeat, number, min_repeat_ms, end_to_end
+        As in `agent.runtime.graph_executor.GraphModule.benchmark`.
+    threads
+        Kernel threads; None leaves it to ``EDGE_NUM_THREADS`` or the number of CPUs.
+
+    Raises
+    ------
+    PackageError
+        The bundle cannot be read, or is for another machine.
+    ShapeError, ModelError
+        An input has a wrong name, shape or dtype, or the file cannot be read.
+    """
+    if device != "cpu":
+        raise PackageError(f"device: expected cpu, got {device!r:.40}", hint="bundles hold kernels for CPUs")
+    package = package if isinstance(package, Package) else Package.load(package)
+    module = _executor(package, threads)
+    values, picture = _inputs(package, inputs)
+    for spec in package.manifest.inputs:
+        _set(module, spec, values[spec.name] if spec.name in values else _fill(package, spec, fill_mode))
+    placement = None
+    if picture is not None:
+        content, content_type = picture
+        placement = _set_picture(package, module, content, content_type)
+    module.run()
+    outputs = {f"output_{i}": np.array(module.get_output(i)) for i in range(module.get_num_outputs())}
+    answers = None
+    if package.manifest.postprocess is not None:
+        labels = package.members.get("labels.txt", b"").splitlines()
+        finish = Postprocessor(package.manifest.postprocess, package.manifest.outputs, labels)
+        named = zip(package.manifest.outputs, outputs.values(), strict=True)
+        answers = finish({spec.name: array for spec, array in named}, placement)
+    times = None
+    if benchmark:
+        times = module.benchmark(
+            repeat=repeat, number=number, min_repeat_ms=min_repeat_ms, end_to_end=end_to_end
+        )
+    return RunResult(outputs, answers, times)
+
+
+def profile(
+    package: Package | str | os.PathLike[str], *, number: int = 10, threads: int | None = None
+) -> Report:
+    """Time each kernel of a compiled model, on random inputs.
+
+    Raises
+    ------
+    PackageError
+        The bundle cannot be read, or is for another machine.
+    """
+    package = package if isinstance(package, Package) else Package.load(package)
+    graph = Graph.from_json(package.members["mod.json"])
+    module = debug_executor.create(graph, _loaded(package, threads))
+    module.load_params(package.members["mod.params"])
+    for spec in package.manifest.inputs:
+        module.set_input(spec.name, _fill(package, spec, "random"))
+    flops = {node.func_name: float(node.attrs["flops"]) for node in graph.nodes if "flops" in node.attrs}
+    return module.profile(number=number, flops=flops)
+
+
+def prepared(package: Package, threads: int | None = None) -> GraphModule:
+    """A module whose inputs are filled: `run` may be called on it and timed."""
+    module = _executor(package, threads)
+    for spec in package.manifest.inputs:
+        _set(module, spec, _fill(package, spec, "random"))
+    return module
+
+
+def _executor(package: Package, threads: int | None) -> GraphModule:
+    module = create(package.members["mod.json"], _loaded(package, threads))
+    module.load_params(package.members["mod.params"])
+    return module
+
+
+def _loaded(package: Package, threads: int | None) -> KernelModule:
+    target, machine = package.manifest.target, Machine.detect()
+    if target.triple.split("-")[0] != machine.arch or not set(target.features) <= machine.features:
+        raise PackageError(
+            f"expected a bundle for this {machine.arch} machine, got one for {target.triple} {target.cpu}",
+            hint="compile it with --target host, or deploy it to such a device",
+        )
+    try:
+        kernels = load_kernels(package.members["mod.so"])
+    except EdgeError as e:
+        raise PackageError(str(e)) from e
+    if threads is not None:
+        kernels.set_threads(threads)
+    return kernels
+
+
+def _inputs(
+    package: Package, inputs: Mapping[str, npt.ArrayLike] | str | os.PathLike[str] | None
+) -> tuple[Mapping[str, Array], tuple[bytes, str] | None]:
+    """Arrays by name, and the bytes and content type of a picture."""
+    names = [spec.name for spec in package.manifest.inputs]
+    if inputs is None:
+        return {}, None
+    if isinstance(inputs, Mapping):
+        arrays = {name: np.asarray(value) for name, value in inputs.items()}
+    elif Path(inputs).suffix.lower() in IMAGE_TYPES:
+        return {}, (_read(Path(inputs)), IMAGE_TYPES[Path(inputs).suffix.lower()])
+    else:
+        try:
+            with np.load(inputs, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
+        except (OSError, EOFError, ValueError, zipfile.BadZipFile, AttributeError) as e:
+            raise ModelError(
+                f"{inputs}: expected an .npz file, a JPEG or a PNG ({str(e)[:120]})",
+                hint="numpy.savez('inputs.npz', data=array) makes one",
+            ) from e
+    for name in arrays:
+        if name not in names:
+            raise ShapeError(
+                f"the input tensor '{name[:80]}' is not in the graph. Expected inputs: '{', '.join(names)}'",
+                hint=f"numpy.savez('inputs.npz', **{{{names[0]!r}: array}}) names them",
+            )
+    return arrays, None
+
+
+def _set(module: GraphModule, spec: TensorSpec, value: Array) -> None:
+    try:
+        module.set_input(spec.name, value)
+    except EdgeError as e:
+        raise ShapeError(str(e)) from e
+
+
+def _set_picture(package: Package, module: GraphModule, content: bytes, content_type: str) -> Placement:
+    declared = package.manifest.preprocess
+    if declared is None:
+        raise ModelError(
+            "the model does not declare how a picture becomes its input",
+            hint="compile it with --preprocess, or give the prepared arrays as an .npz file",
+        )
+    spec = next(spec for spec in package.manifest.inputs if spec.name == declared.input)
+    prepare = Preprocessor(declared, spec)
+    try:
+        return prepare(prepare.decode(content, content_type), module.input_view(spec.name))
+    except EdgeError as e:
+        raise ModelError(str(e)) from e
+
+
+def _fill(package: Package, spec: TensorSpec, mode: FillMode) -> Array:
+    if mode == "zeros":
+        return np.zeros(spec.shape, spec.dtype)
+    if mode == "ones":
+        return np.ones(spec.shape, spec.dtype)
+    if np.dtype(spec.dtype).kind == "f":
+        return np.random.default_rng(SEED).standard_normal(spec.shape).astype(spec.dtype)
+    # Integers may select rows of a table: the recorded ones are known to be within it.
+    return _recorded(package, spec)
+
+
+def _recorded(package: Package, spec: TensorSpec) -> Array:
+    raw = package.members["samples/inputs.params"]
+    for entry in index_params(raw):
+        if entry.spec.name == f"0/{spec.name}":
+            flat = np.frombuffer(raw, np.dtype(spec.dtype), math.prod(spec.shape), entry.offset)
+            return flat.reshape(spec.shape)
+    raise PackageError(f"the bundle has no recorded input for {spec.name}")
+
+
+def _read(path: Path) -> bytes:
+    try:
+        if path.stat().st_size > MAX_IMAGE_BYTES:
+            raise ModelError(f"{path}: expected a picture of at most {MAX_IMAGE_BYTES} bytes")
+        return path.read_bytes()
+    except OSError as e:
+        raise ModelError(f"{path}: cannot be read ({e.strerror})") from e

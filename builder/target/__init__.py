@@ -1,0 +1,1 @@
+"""The device that a model is compiled for: its name, its processor, its vector instructions."""

@@ -1,0 +1,323 @@
+"""Targets: what a device is, for the compiler, the linker and the admission check on the device.
+
+A `DeviceTarget` is resolved once, from a preset (``rpi4``), a TVM target as JSON, or the spelling that TVM's
+command line used to take (``llvm -mcpu=cascadelake``). It answers three questions in one place: what LLVM is
+told, what the linker is told, and which CPU features the device must then have. It measures nothing and opens
+no file but ``/proc/cpuinfo``, and that for ``host`` alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tvm.target import Target
+from tvm.target import codegen as llvm
+
+from agent.bundle.machine import Machine
+from builder.errors import TargetError
+from builder.target.simd import Simd
+
+GLIBC = (
+    "2.28"  # Debian 10 and everything after it; older Raspberry Pi OS has no Python that the agent runs on
+)
+
+
+@dataclass(frozen=True)
+class DeviceTarget:
+    """A device to compile for.
+
+    Attributes
+    ----------
+    name
+        The preset's name, or ``custom``.
+    tvm_target
+        What TVM's code generator is given.
+    triple, cpu, arch
+        ``aarch64-linux-gnu``, ``cortex-a72``, ``aarch64`` (as ``uname -m`` says it).
+    features
+        Names as ``/proc/cpuinfo`` has them, which the device must have for the kernels to run.
+    zig_target
+        What the linker is given, glibc version included.
+    simd
+        The vector unit.
+    cores
+        Cores to divide work by where the choice is made at compile time.
+    l1_bytes, l2_bytes
+        Data caches that one core may call its own.
+    """
+
+    name: str
+    tvm_target: Target
+    triple: str
+    cpu: str
+    arch: str
+    features: tuple[str, ...]
+    zig_target: str
+    simd: Simd
+    cores: int
+    l1_bytes: int
+    l2_bytes: int
+
+    def description(self) -> str:
+        """The TVM target as canonical JSON, the key under which tuning records are kept."""
+        config = {"kind": "llvm", "mtriple": self.triple, "mcpu": self.cpu, "mattr": self._mattr()}
+        return json.dumps(config, sort_keys=True, separators=(",", ":"))
+
+    def _mattr(self) -> list[str]:
+        return [str(a) for a in self.tvm_target.attrs.get("mattr", [])]
+
+    @property
+    def is_native(self) -> bool:
+        """Whether this machine can execute the kernels."""
+        machine = Machine.detect()
+        return machine.arch == self.arch and set(self.features) <= machine.features
+
+
+@dataclass(frozen=True)
+class _Preset:
+    config: Mapping[str, Any]
+    about: str
+    l1_bytes: int = 32 << 10
+    l2_bytes: int = 256 << 10
+
+
+_AARCH64 = "aarch64-linux-gnu"
+PRESETS: Mapping[str, _Preset] = {
+    "host": _Preset({"kind": "llvm"}, "this machine, its own CPU and cores", 32 << 10, 1 << 20),
+    "rpi3": _Preset(
+        {"kind": "llvm", "mtriple": _AARCH64, "mcpu": "cortex-a53", "mattr": ["+neon"], "num-cores": 4},
+        "Raspberry Pi 3, Zero 2 W (64 bit): Cortex-A53",
+        l2_bytes=128 << 10,
+    ),
+    "rpi4": _Preset(
+        {"kind": "llvm", "mtriple": _AARCH64, "mcpu": "cortex-a72", "mattr": ["+neon"], "num-cores": 4},
+        "Raspberry Pi 4, 400 (64 bit): Cortex-A72",
+    ),
+    "rpi5": _Preset(
+        {"kind": "llvm", "mtriple": _AARCH64, "mcpu": "cortex-a76", "mattr": ["+neon"], "num-cores": 4},
+        "Raspberry Pi 5, 500 (64 bit): Cortex-A76 with dot products",
+        l1_bytes=64 << 10,
+        l2_bytes=512 << 10,
+    ),
+    "rpi-armv7": _Preset(
+        {
+            "kind": "llvm",
+            "mtriple": "armv7l-linux-gnueabihf",
+            "mcpu": "cortex-a7",
+            "mattr": ["+neon", "+vfp4"],
+            "mfloat-abi": "hard",
+            "num-cores": 4,
+        },
+        "Raspberry Pi 2 and later with a 32-bit system (hard float, NEON)",
+        l2_bytes=128 << 10,
+    ),
+    "x86-64-v3": _Preset(
+        {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v3", "num-cores": 4},
+        "any x86-64 of the last ten years (AVX2, FMA)",
+        l2_bytes=512 << 10,
+    ),
+    "riscv64": _Preset(
+        {
+            "kind": "llvm",
+            "mtriple": "riscv64-linux-gnu",
+            "mcpu": "generic-rv64",
+            "mattr": ["+m", "+a", "+f", "+d", "+c"],
+            "mabi": "lp64d",
+            "num-cores": 4,
+        },
+        "64-bit RISC-V without vectors (rv64gc)",
+    ),
+}
+
+# LLVM's name of a feature -> /proc/cpuinfo's, for those that float and integer kernels may use. Features that
+# LLVM lists for a core but that a board lacks (the Raspberry Pi 4 has no AES) are left out on purpose.
+_CPUINFO_NAMES: Mapping[str, Mapping[str, str]] = {
+    "x86_64": {
+        "ssse3": "ssse3", "sse4.1": "sse4_1", "sse4.2": "sse4_2", "popcnt": "popcnt", "avx": "avx",
+        "avx2": "avx2", "fma": "fma", "f16c": "f16c", "bmi": "bmi1", "bmi2": "bmi2", "lzcnt": "abm",
+        "movbe": "movbe", "avx512f": "avx512f", "avx512cd": "avx512cd", "avx512bw": "avx512bw",
+        "avx512dq": "avx512dq", "avx512vl": "avx512vl", "avx512vnni": "avx512_vnni",
+        "avx512bf16": "avx512_bf16", "avx512ifma": "avx512ifma", "avx512vbmi": "avx512vbmi",
+        "avx512vbmi2": "avx512_vbmi2", "avx512bitalg": "avx512_bitalg",
+        "avx512vpopcntdq": "avx512_vpopcntdq", "avx512fp16": "avx512_fp16", "avxvnni": "avx_vnni",
+        "gfni": "gfni",
+    },
+    "aarch64": {
+        "neon": "asimd", "fp-armv8": "fp", "dotprod": "asimddp", "fullfp16": "asimdhp", "lse": "atomics",
+        "rdm": "asimdrdm", "i8mm": "i8mm", "bf16": "bf16", "sve": "sve", "sve2": "sve2",
+    },
+    "armv7l": {"neon": "neon", "vfp4": "vfpv4", "vfp3": "vfpv3"},
+    "riscv64": {},
+}  # fmt: skip
+
+
+# Instructions looked back over, and accesses to memory taken into account; LLVM's own are 100, 250 and 100.
+# With more than 250 accesses to its accumulators in a loop, a tile was stored and loaded again for each
+# product.
+_LLVM_LIMITS = {
+    "memdep-block-scan-limit": 2000,
+    "licm-mssa-max-acc-promotion": 5000,
+    "licm-mssa-optimization-cap": 5000,
+}
+
+
+def resolve(spec: str | Mapping[str, Any]) -> DeviceTarget:
+    """Resolve a target's name, JSON or old command-line spelling.
+
+    Parameters
+    ----------
+    spec
+        A preset's name; a JSON object; ``llvm [-mcpu=..] [-mtriple=..] [-mattr=+a,+b] [-mfloat-abi=..]
+        [-num-cores=N]``; or the mapping itself.
+
+    Raises
+    ------
+    TargetError
+        Unknown preset, malformed JSON, an option or CPU that LLVM does not know, a kind other than ``llvm``.
+    """
+    if isinstance(spec, str) and spec in PRESETS:
+        preset = PRESETS[spec]
+        config = dict(preset.config)
+        if spec == "host":
+            config["mcpu"] = _host_cpu()
+        return _build(spec, config, preset.l1_bytes, preset.l2_bytes)
+    config = dict(_parse(spec)) if isinstance(spec, str) else dict(spec)
+    for preset in PRESETS.values():
+        if config.get("mcpu") == preset.config.get("mcpu", "") and config.get("mcpu"):
+            return _build("custom", config, preset.l1_bytes, preset.l2_bytes)
+    return _build("custom", config, 32 << 10, 512 << 10)
+
+
+def _parse(spec: str) -> Mapping[str, Any]:
+    text = spec.strip()
+    if text.startswith("{"):
+        try:
+            parsed: dict[str, Any] = json.loads(text)
+        except ValueError as e:
+            raise TargetError(f"target: expected a JSON object, got {text[:80]!r} ({e})") from e
+        return parsed
+    words = shlex.split(text)
+    if not words or words[0] != "llvm":
+        names = ", ".join(PRESETS)
+        raise TargetError(
+            f"unknown target {spec[:80]!r}",
+            hint=f'known are {names}; or "llvm -mcpu=NAME", or a TVM target as JSON',
+        )
+    config: dict[str, Any] = {"kind": "llvm"}
+    for word in words[1:]:
+        match = re.fullmatch(r"--?([a-z-]+)=(.+)", word)
+        if match is None:
+            raise TargetError(f"target: expected -option=value, got {word[:80]!r}")
+        key, value = match.groups()
+        if key == "mattr":
+            config[key] = value.split(",")
+        elif key == "num-cores":
+            if not value.isdigit() or not 1 <= int(value) <= 1024:
+                raise TargetError(f"target: expected a number of cores, got -num-cores={value[:20]}")
+            config[key] = int(value)
+        else:
+            config["mtriple" if key in ("target", "device") else key] = value
+    return config
+
+
+def _build(name: str, config: dict[str, Any], l1_bytes: int, l2_bytes: int) -> DeviceTarget:
+    if config.get("kind") != "llvm":
+        raise TargetError(
+            f"target kind: expected 'llvm', got {config.get('kind')!r}",
+            hint="edgebundle compiles for CPUs; the agent has no GPU executor",
+        )
+    if "mtriple" not in config:  # plain "llvm" meant this machine to TVMC's users, and does here
+        config["mtriple"] = f"{Machine.detect().arch}-linux-gnu"
+        config.setdefault("mcpu", _host_cpu())
+    config.setdefault("num-cores", len(os.sched_getaffinity(0)))
+    triple = str(config["mtriple"])
+    arch, abi = _split_triple(triple)
+    cpu = str(config.setdefault("mcpu", _GENERIC_CPU[arch]))
+    if not llvm.llvm_is_valid_cpu(cpu, triple):
+        message = f"target: LLVM knows no CPU {cpu[:60]!r} for {triple}"
+        raise TargetError(message, hint=_cpu_hint(cpu, arch))
+    try:
+        Target(config)  # a message about it should not speak of what follows
+        # A register tile is one long block, in which LLVM would give up looking for what it has already
+        # loaded, and for accumulators that need no memory (docs/decisions/0005).
+        config.setdefault("cl-opt", [f"-{limit}:uint={value}" for limit, value in _LLVM_LIMITS.items()])
+        tvm_target = Target(config)
+        known = {str(f) for f in llvm.llvm_get_cpu_features(tvm_target)}
+    except (ValueError, RuntimeError, TypeError) as e:
+        raise TargetError(f"target: {str(e).strip().splitlines()[-1][-200:]}") from e
+    names = _CPUINFO_NAMES[arch]
+    return DeviceTarget(
+        name=name,
+        tvm_target=tvm_target,
+        triple=triple,
+        cpu=cpu,
+        arch=arch,
+        features=tuple(sorted(names[f] for f in known if f in names)),
+        zig_target=f"{'arm' if arch == 'armv7l' else arch}-linux-{abi}.{GLIBC}",
+        simd=Simd.of(arch, known),
+        cores=int(config["num-cores"]),
+        l1_bytes=l1_bytes,
+        l2_bytes=l2_bytes,
+    )
+
+
+def _cpu_hint(cpu: str, arch: str) -> str:
+    """Say which triple has that CPU, or which CPUs there are for this one."""
+    for other in ("aarch64-linux-gnu", "x86_64-linux-gnu", "riscv64-linux-gnu"):
+        if not other.startswith(arch) and llvm.llvm_is_valid_cpu(cpu, other):
+            return f'"llvm -mtriple={other} -mcpu={cpu}" names its architecture too'
+    return "for example " + (
+        "cascadelake, znver4, x86-64-v3" if arch == "x86_64" else "cortex-a72, cortex-a76"
+    )
+
+
+def _host_cpu() -> str:
+    """LLVM's name of this CPU, or the generic one where LLVM names a CPU whose features are hidden here."""
+    machine = Machine.detect()
+    cpu = str(llvm.llvm_get_system_cpu())
+    names = _CPUINFO_NAMES.get(machine.arch, {})
+    try:
+        known = llvm.llvm_get_cpu_features(Target({"kind": "llvm", "mcpu": cpu}))
+    except (ValueError, RuntimeError):
+        return _GENERIC_CPU[machine.arch]
+    missing = {names[str(f)] for f in known if str(f) in names} - machine.features
+    if not missing:
+        return cpu
+    if machine.arch == "x86_64":
+        for level in ("x86-64-v4", "x86-64-v3", "x86-64-v2"):
+            needs = llvm.llvm_get_cpu_features(Target({"kind": "llvm", "mcpu": level}))
+            if {names[str(f)] for f in needs if str(f) in names} <= machine.features:
+                return level
+    return _GENERIC_CPU[machine.arch]
+
+
+_GENERIC_CPU = {"x86_64": "x86-64", "aarch64": "generic", "armv7l": "cortex-a7", "riscv64": "generic-rv64"}
+_ARCH_ALIASES = {
+    "arm": "armv7l",
+    "armv7": "armv7l",
+    "armv7a": "armv7l",
+    "arm64": "aarch64",
+    "amd64": "x86_64",
+}
+
+
+def _split_triple(triple: str) -> tuple[str, str]:
+    """``aarch64-unknown-linux-gnu`` -> ``("aarch64", "gnu")``."""
+    parts = triple.split("-")
+    arch = _ARCH_ALIASES.get(parts[0], parts[0])
+    if arch not in _CPUINFO_NAMES or "linux" not in parts:
+        known = ", ".join(_CPUINFO_NAMES)
+        raise TargetError(f"target: expected a Linux triple of {known}, got {triple[:60]!r}")
+    abi = parts[-1]
+    if arch == "armv7l" and abi != "gnueabihf":
+        raise TargetError(
+            f"target: expected a hard-float triple (…-linux-gnueabihf), got {triple[:60]!r}",
+            hint="Raspberry Pi OS and Debian armhf are hard float; soft-float systems are not supported",
+        )
+    return arch, "gnueabihf" if arch == "armv7l" else "gnu"

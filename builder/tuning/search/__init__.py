@@ -1,0 +1,1 @@
+"""Searches: which points of a design space to measure next."""

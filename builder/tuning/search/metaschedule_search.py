@@ -1,0 +1,140 @@
+"""MetaSchedule's own searches over our spaces, asked for candidates and told their times."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import types
+from collections.abc import Iterator, Sequence
+
+from tvm.s_tir import meta_schedule as ms
+
+from builder.kernels.design_space import Decisions, Point, decisions_of
+from builder.records.task import Task
+from builder.tuning.search.unvisited import Unvisited
+
+# Spaces here have tens or hundreds of points, MetaSchedule's default populations are made for millions.
+POPULATION = 64
+STALE_ROUNDS = 2  # proposals without a new point before the rest of the space is taken as it comes
+
+
+class MetaScheduleSearch:
+    """A search of MetaSchedule's, and what is left of the space when that finds nothing new.
+
+    Parameters
+    ----------
+    evolves
+        Evolutionary search, with nothing but the measured times to go by; otherwise points at random.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        rest: Unvisited,
+        known: dict[Decisions, float | None],
+        trials: int,
+        batch: int,
+        seed: int,
+        *,
+        evolves: bool,
+    ) -> None:
+        self._task, self._rest, self._known = task, rest, known
+        self._stale = 0
+        strategy = (
+            ms.search_strategy.EvolutionarySearch(
+                population_size=POPULATION, init_min_unmeasured=batch, genetic_num_iters=3
+            )
+            if evolves
+            else ms.search_strategy.ReplayTrace()
+        )
+        with _without_intrinsics():
+            self._context = ms.TuneContext(
+                mod=task.workload,
+                target=task.space.target.tvm_target,
+                space_generator=task.space.generator(),
+                search_strategy=strategy,
+                task_name=task.name,
+                rand_state=seed + 1,  # MetaSchedule takes no zero
+                num_threads=1,
+            )
+        self._database = ms.database.MemoryDatabase()
+        self._workload = self._database.commit_workload(task.workload)
+        with task.space.target.tvm_target:
+            spaces = self._context.generate_design_space()
+            self._context.search_strategy.pre_tuning(
+                max(trials, 1) * 100, batch, spaces, self._database, ms.cost_model.RandomModel()
+            )
+        self._open: tuple[list[ms.MeasureCandidate], list[Decisions]] | None = None
+        points = [p for d in known if (p := task.space.point(d)) is not None]
+        self._store(points, [known[p.decisions] for p in points])
+
+    def propose(self, count: int) -> list[Point]:
+        """At most `count` points that are new."""
+        points: list[Point] = []
+        while len(points) < count and self._stale < STALE_ROUNDS:
+            self._settle()
+            with self._task.space.target.tvm_target:
+                candidates = self._context.search_strategy.generate_measure_candidates()
+            if not candidates:
+                self._stale = STALE_ROUNDS
+                break
+            found = [decisions_of(c.sch.trace) for c in candidates]
+            self._open = (list(candidates), found)
+            new = 0
+            for candidate, decisions in zip(candidates, found, strict=True):
+                if self._rest.is_new(decisions) and len(points) < count:
+                    self._rest.mark(decisions)
+                    points.append(Point(decisions, candidate.sch))
+                    new += 1
+            self._stale = 0 if new else self._stale + 1
+            if new:
+                break  # what they take is worth knowing before more are proposed
+        return points or self._rest.propose(count)
+
+    def learn(self, points: Sequence[Point], seconds: Sequence[float | None]) -> None:
+        """Take in what points took."""
+        self._known.update((p.decisions, s) for p, s in zip(points, seconds, strict=True))
+        self._settle()
+        self._store(points, seconds)
+
+    def _settle(self) -> None:
+        """Tell the search about its last candidates: just measured, known from before, or left out."""
+        if self._open is None:
+            return
+        (candidates, found), self._open = self._open, None
+        told = [_result(self._known.get(decisions)) for decisions in found]
+        self._context.search_strategy.notify_runner_results(candidates, told)
+
+    def _store(self, points: Sequence[Point], seconds: Sequence[float | None]) -> None:
+        infos = ms.arg_info.ArgInfo.from_entry_func(self._task.workload, False)
+        target = self._task.space.target.tvm_target
+        for point, value in zip(points, seconds, strict=True):
+            if value is not None:
+                self._database.commit_tuning_record(
+                    ms.database.TuningRecord(point.trace, self._workload, [value], target, infos)
+                )
+
+
+@contextlib.contextmanager
+def _without_intrinsics() -> Iterator[None]:
+    """Keep a context from loading TVM's tensor intrinsics.
+
+    Its constructor imports five hundred of them, parsed one by one from their source: 30 s, for names that
+    our
+    spaces never mention.
+    """
+    name = "tvm.s_tir.tensor_intrin"
+    if name in sys.modules:
+        yield
+        return
+    sys.modules[name] = types.ModuleType(name)
+    try:
+        yield
+    finally:
+        del sys.modules[name]
+
+
+def _result(seconds: float | None) -> ms.runner.RunnerResult:
+    if seconds is None:
+        return ms.runner.RunnerResult(None, "failed")
+    return ms.runner.RunnerResult([seconds], None)

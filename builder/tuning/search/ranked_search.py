@@ -1,0 +1,119 @@
+"""A search that ranks the whole space by a model of what was measured.
+
+Design spaces here can be listed, so nothing has to evolve: gradient-boosted trees (Chen and Guestrin,
+*XGBoost*, 2016) learn from the decisions themselves, and every point that is left is ranked by what they
+predict, less what they are unsure of.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from builder.kernels.design_space import Decisions, DesignSpace, Point
+from builder.tuning.search.unvisited import Unvisited
+
+TREES = 40
+DEPTH = 4
+RATE = 0.25
+MODELS = 4  # each trained on its own sample: where they disagree, nobody knows
+SAMPLE, COLUMNS = 0.8, 0.7
+SHRINKING = 0.1  # times of kernels are no noisy survey: the default of 1 blurs a few dozen of them
+OPTIMISM = 1.5  # deviations that a point is given the benefit of
+AT_RANDOM = 8  # of so many points one is taken at random: a model never learns what it never tries
+CENTRES = 3  # best points, around which half of the others are taken
+LEAST = 6  # measured points before a model means anything
+FAILED = math.log(4.0)  # a point that does not run is taken for four times as slow as the slowest
+
+Floats = npt.NDArray[np.float32]
+
+
+class RankedSearch:
+    """Proposes the points that promise most."""
+
+    def __init__(self, unvisited: Unvisited, known: dict[Decisions, float | None], seed: int) -> None:
+        self._unvisited, self._known, self._seed = unvisited, known, seed
+        self._space = unvisited.space
+        self._random = random.Random(seed)  # noqa: S311 - a search, not a secret
+
+    def propose(self, count: int) -> list[Point]:
+        """At most `count` points: the best by the model (before there is one, neighbours), some at random."""
+        if sum(seconds is not None for seconds in self._known.values()) < LEAST:
+            chosen = self._neighbours()[: (count + 1) // 2]
+        else:
+            chosen = self._ranked()
+        points = self._unvisited.visit(chosen, count - max(1, count // AT_RANDOM) if count > 1 else 1)
+        return points + self._unvisited.propose(count - len(points))
+
+    def learn(self, points: Sequence[Point], seconds: Sequence[float | None]) -> None:
+        """Take in what points took."""
+        self._known.update((p.decisions, s) for p, s in zip(points, seconds, strict=True))
+
+    def _neighbours(self) -> list[Decisions]:
+        """One decision away from the best that are known, or from the space's default."""
+        ran = {d: s for d, s in self._known.items() if s is not None}
+        centres = sorted(ran, key=lambda d: ran[d])[:CENTRES] or [self._space.default]
+        found = {
+            (*centre[:i], value, *centre[i + 1 :])
+            for centre in centres
+            for i, values in enumerate(self._space.values)
+            for value in range(len(values))
+        }
+        return self._random.sample(sorted(found), len(found))
+
+    def _ranked(self) -> list[Decisions]:
+        """All that is left, most promising first, and every second one near the best."""
+        left = self._unvisited.left()
+        if not left:
+            return []
+        predicted = _predictions(
+            _features(self._space, list(self._known)),
+            _costs(list(self._known.values())),
+            _features(self._space, left),
+            self._seed,
+        )
+        score = predicted.mean(axis=0) - OPTIMISM * predicted.std(axis=0)
+        ranked = [left[i] for i in np.argsort(score, kind="stable")]
+        near = set(self._neighbours())
+        nearest = [d for d in ranked if d in near]
+        return [d for pair in itertools.zip_longest(nearest, ranked) for d in pair if d is not None]
+
+
+def _features(space: DesignSpace, points: Sequence[Decisions]) -> Floats:
+    """Logarithms of the values, and their sums in pairs: tiles are products."""
+    logs = [np.log2(np.maximum(np.array(values, np.float32), 0) + 1) for values in space.values]
+    single = [logs[i][[p[i] for p in points]] for i in range(len(logs))]
+    pairs = [single[i] + single[j] for i in range(len(single)) for j in range(i)]
+    return np.stack([*single, *pairs], axis=1).astype(np.float32)
+
+
+def _costs(seconds: Sequence[float | None]) -> Floats:
+    """Logarithms of times, over the best of them."""
+    ran = [s for s in seconds if s is not None]
+    best, worst = min(ran), max(ran)
+    return np.array([math.log((s or worst) / best) + (0 if s else FAILED) for s in seconds], np.float32)
+
+
+def _predictions(known: Floats, costs: Floats, asked: Floats, seed: int) -> Floats:
+    """What each model predicts for each point that is asked about."""
+    import xgboost
+
+    data = xgboost.DMatrix(known, label=costs)
+    rows = xgboost.DMatrix(asked)
+    parameters: dict[str, Any] = {
+        "max_depth": DEPTH, "eta": RATE, "subsample": SAMPLE, "colsample_bynode": COLUMNS,
+        "lambda": SHRINKING, "min_child_weight": 0,
+        "objective": "reg:squarederror", "nthread": 1, "verbosity": 0, "base_score": float(costs.mean()),
+    }  # fmt: skip
+    return np.stack(
+        [
+            xgboost.train({**parameters, "seed": seed + i}, data, num_boost_round=TREES).predict(rows)
+            for i in range(MODELS)
+        ]
+    )

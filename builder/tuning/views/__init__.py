@@ -1,0 +1,1 @@
+"""What a person sees of tuning: the live view and the report."""

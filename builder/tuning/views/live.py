@@ -1,0 +1,186 @@
+"""Views of a tuning run: a live table on a terminal, a line a batch elsewhere, JSON lines for scripts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import IO, TYPE_CHECKING
+
+from builder.tuning.views.view import Progress, Silent, View
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.live import Live
+
+MAX_ROWS = 16  # of tasks: those with the largest share of the time, for a terminal is not endless
+BAR = 12
+
+
+@contextmanager
+def watch(*, quiet: bool, as_json: bool, stream: IO[str] | None = None) -> Iterator[View]:
+    """The view that fits: none, JSON lines on stdout, a live table on a terminal, lines elsewhere."""
+    out = stream if stream is not None else sys.stderr
+    if as_json:
+        yield JsonLines(stream if stream is not None else sys.stdout)
+    elif quiet:
+        yield Silent()
+    elif not out.isatty():
+        yield Lines(out)
+    else:
+        from rich.console import Console
+        from rich.live import Live
+
+        console = Console(file=out, highlight=False)
+        with Live(console=console, refresh_per_second=4, transient=False) as live:
+            yield Table(live, console)
+
+
+class Lines:
+    """One line a batch."""
+
+    def __init__(self, out: IO[str]) -> None:
+        self._out = out
+        self._last = ""
+
+    def update(self, progress: Progress) -> None:
+        """Print a line where something changed."""
+        planned = sum(task.planned for task in progress.tasks)
+        parts = [progress.phase]
+        if progress.active is not None:
+            task = next(t for t in progress.tasks if t.index == progress.active)
+            rate = f", {rate_text(task.gflops, progress.peak_gflops)}" if task.gflops else ""
+            parts.append(f"task {task.index} {task.trials}/{task.planned}{rate}")
+        parts.append(f"{progress.trials}/{planned} trials")
+        if progress.best_s:
+            parts.append(
+                f"operators {progress.best_s * 1e3:.3f} ms, untuned {progress.default_s * 1e3:.3f} ms"
+            )
+        line = "; ".join(parts)
+        if line != self._last:
+            self._last = line
+            left = f", {duration(progress.left_s)} left" if progress.left_s else ""
+            print(f"[{duration(progress.elapsed_s)}{left}] {line}", file=self._out, flush=True)
+
+    def note(self, text: str) -> None:
+        """Print a remark."""
+        print(text, file=self._out, flush=True)
+
+
+class JsonLines:
+    """An object a line: ``{"progress": ...}`` or ``{"note": ...}``."""
+
+    def __init__(self, out: IO[str]) -> None:
+        self._out = out
+
+    def update(self, progress: Progress) -> None:
+        """Print the whole picture."""
+        print(json.dumps({"progress": asdict(progress)}), file=self._out, flush=True)
+
+    def note(self, text: str) -> None:
+        """Print a remark."""
+        print(json.dumps({"note": text}), file=self._out, flush=True)
+
+
+class Table:
+    """The live table."""
+
+    def __init__(self, live: Live, console: Console) -> None:
+        self._live, self._console = live, console
+
+    def update(self, progress: Progress) -> None:
+        """Draw it anew."""
+        self._live.update(render(progress))
+
+    def note(self, text: str) -> None:
+        """Print a remark above it."""
+        self._console.print(f"[dim]{text}[/]" if "[" not in text else text, markup="[" not in text)
+
+
+def render(progress: Progress) -> RenderableType:
+    """The table: tasks by their share of the time, boards, and how long it will take."""
+    from rich import box
+    from rich.console import Group
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name, justify in (
+        ("task", "right"), ("operator", "left"), ("calls", "right"), ("trials", "right"),
+        ("untuned us", "right"), ("best us", "right"), ("gain", "right"), ("GFLOP/s", "right"),
+        ("of peak", "left"), ("point", "left"),
+    ):  # fmt: skip
+        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    ordered = sorted(progress.tasks, key=lambda t: -(t.best_s or 0.0) * t.calls)
+    for task in ordered[:MAX_ROWS]:
+        gain = task.default_s / task.best_s if task.default_s and task.best_s else None
+        share = min(1.0, task.gflops / progress.peak_gflops) if task.gflops and progress.peak_gflops else None
+        style = "bold cyan" if task.index == progress.active else ("dim" if task.finished else "")
+        table.add_row(
+            str(task.index),
+            shortened(task.name, 34),
+            str(task.calls),
+            f"{task.trials}/{task.planned}",
+            micros(task.default_s),
+            micros(task.best_s),
+            f"{gain:.2f}x" if gain else "",
+            f"{task.gflops:.1f}" if task.gflops else "",
+            f"{'█' * round(share * BAR):<{BAR}} {share:4.0%}" if share is not None else "",
+            task.point,
+            style=style,
+        )
+    if len(ordered) > MAX_ROWS:
+        table.add_row("", f"and {len(ordered) - MAX_ROWS} more", style="dim")
+    planned = sum(task.planned for task in progress.tasks)
+    left = f", about {duration(progress.left_s)} left" if progress.left_s else ""
+    head = Text.assemble(
+        (progress.phase, "bold"),
+        f"   {progress.trials} of {planned} trials, {duration(progress.elapsed_s)}{left}",
+    )
+    gain_text = f" ({progress.default_s / progress.best_s:.2f}x)" if progress.best_s else ""
+    total = Text(
+        f"operators of one inference: {progress.best_s * 1e3:.3f} ms, untuned "
+        f"{progress.default_s * 1e3:.3f} ms{gain_text}; at most {progress.peak_gflops or 0:.0f} GFLOP/s"
+    )
+    colours = {"measuring": "green", "idle": "", "dropped": "red"}
+    boards = [
+        Text(
+            f"board {b.name}: {b.doing}, {b.time.describe()}",
+            style=colours.get(b.doing, ""),
+        )
+        for b in progress.boards
+    ]
+    return Group(head, table, total, *boards)
+
+
+def micros(seconds: float | None) -> str:
+    """Seconds as microseconds, three digits or more."""
+    if seconds is None:
+        return ""
+    return f"{seconds * 1e6:.1f}" if seconds < 1e-3 else f"{seconds * 1e6:.0f}"
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds for people."""
+    whole = round(seconds or 0)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def rate_text(gflops: float | None, peak: float | None) -> str:
+    """A rate and its share of the peak."""
+    if gflops is None:
+        return ""
+    return f"{gflops:.1f} GFLOP/s" + (f" ({gflops / peak:.0%} of peak)" if peak else "")
+
+
+def shortened(text: str, most: int) -> str:
+    """A long name without its middle."""
+    if len(text) <= most:
+        return text
+    half = (most - 1) // 2
+    return f"{text[:half]}…{text[-(most - 1 - half) :]}"

@@ -1,0 +1,218 @@
+"""The report of a tuning run: one HTML file with its pictures inside, made from the records alone."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+from builder.records.best import chosen
+from builder.records.meta import ModelResult, Operator, Verdict
+from builder.records.records import Records
+from builder.tuning.views.live import duration, micros, shortened
+from builder.tuning.views.pictures import PALETTE, Bar, Share, curve, paired_bars, stacked
+
+REPORT = "report.html"
+MAX_CURVES = 60  # a page with more is no longer looked at
+
+
+@dataclass(frozen=True)
+class _Row:
+    """An operator of the model."""
+
+    key: str
+    operator: Operator
+    calls: int
+    points: tuple[float | None, ...]
+    default_s: float
+    chosen_s: float
+    chosen: tuple[int, ...]
+    verdict: Verdict | None
+
+    @property
+    def total_before_us(self) -> float:
+        return self.default_s * self.calls * 1e6
+
+    @property
+    def total_after_us(self) -> float:
+        return self.chosen_s * self.calls * 1e6
+
+
+def write_report(records: Records, model: str) -> Path:
+    """Write ``report.html`` into the records' folder.
+
+    Parameters
+    ----------
+    records
+        What was measured.
+    model
+        SHA-256 of the model's file, as ``meta.json`` knows it.
+    """
+    path = records.path / REPORT
+    temporary = path.with_name(f".{REPORT}.{os.getpid()}")
+    temporary.write_text(render(records, model), encoding="utf-8")
+    temporary.replace(path)
+    return path
+
+
+def render(records: Records, model: str) -> str:
+    """The page's text."""
+    meta = records.meta
+    result = meta.models[model]
+    rows = sorted(_rows(records, result), key=lambda r: -r.total_before_us)
+    points = sum(len(r.points) for r in rows)
+    failed = sum(s is None for r in rows for s in r.points)
+    seconds = sum(b.seconds for b in meta.boards.values())
+    used = sum(r.verdict is not None and r.verdict.use for r in rows)
+    facts = [
+        (f"{points}", "points measured" + (f", {failed} of them failed" if failed else "")),
+        (f"{used} of {len(rows)}", "operators faster tuned"),
+        (duration(seconds), f"on {len(meta.boards)} board{'s' if len(meta.boards) != 1 else ''}"),
+    ]
+    if meta.peak_gflops is not None:
+        facts.append((f"{meta.peak_gflops:,.0f}", "GFLOP/s at most"))
+    return _PAGE.format(
+        title=escape(result.name),
+        target=escape(meta.device),
+        versions=escape(f"TVM {meta.tvm}, design spaces {meta.space}"),
+        headline=_headline(result),
+        facts="".join(f"<div><b>{escape(a)}</b><span>{escape(b)}</span></div>" for a, b in facts),
+        where=stacked([("untuned", _shares(rows, before=True)), ("tuned", _shares(rows, before=False))]),
+        bars=paired_bars([_bar(row) for row in rows]),
+        curves="".join(_figure(row) for row in rows[:MAX_CURVES]),
+        table="".join(_line(row, meta.peak_gflops) for row in rows),
+        boards="".join(
+            f"<tr><td>{escape(n)}</td><td>{b.measured}</td><td>{b.failed}</td><td>{b.invalid}</td>"
+            f"<td>{b.dropped}</td><td>{duration(b.seconds)}</td></tr>"
+            for n, b in sorted(meta.boards.items())
+        ),
+    )
+
+
+def _rows(records: Records, result: ModelResult) -> list[_Row]:
+    rows = []
+    for key, calls in result.calls.items():
+        operator = records.meta.operators.get(key)
+        known = records.measured(key)
+        if operator is None or (default := known.get(operator.default)) is None:
+            continue
+        record = chosen(records, key)
+        verdict = records.meta.verdicts.get(key)
+        decisions = operator.default if record is None else record.decisions
+        after = default if record is None else record.seconds or default
+        if verdict is not None:  # measured in turn: the better numbers
+            default = verdict.ratio.untuned_us / 1e6
+            after = verdict.ratio.tuned_us / 1e6 if verdict.use else default
+        rows.append(_Row(key, operator, calls, tuple(known.values()), default, after, decisions, verdict))
+    return rows
+
+
+def _headline(result: ModelResult) -> str:
+    ratio = result.ratio
+    if ratio is None:
+        return "<p class='head'>The whole model was not compared.</p>"
+    verdict = "" if result.use else " It will be compiled as it was."
+    return (
+        f"<p class='head'><b>{ratio.speedup:.2f}×</b> as fast as untuned "
+        f"<span>(95 % interval {ratio.low:.2f} to {ratio.high:.2f}, {ratio.pairs} pairs in turn on "
+        f"{escape(result.board or '')}): {ratio.tuned_us / 1e3:.3f} ms an inference, was "
+        f"{ratio.untuned_us / 1e3:.3f} ms.{verdict}</span></p>"
+    )
+
+
+def _label(row: _Row) -> str:
+    return shortened(row.operator.name.removeprefix("fused_"), 40)
+
+
+def _shares(rows: list[_Row], *, before: bool) -> list[Share]:
+    most = len(PALETTE) - 1
+    shares = [Share(_label(r), r.total_before_us if before else r.total_after_us) for r in rows[:most]]
+    rest = sum(r.total_before_us if before else r.total_after_us for r in rows[most:])
+    return [*shares, Share(f"{len(rows) - most} more", rest)] if len(rows) > most else shares
+
+
+def _bar(row: _Row) -> Bar:
+    note = ""
+    if row.verdict is not None:
+        ratio = row.verdict.ratio
+        note = f"{ratio.speedup:.2f}× ({ratio.low:.2f}–{ratio.high:.2f})" + (
+            "" if row.verdict.use else ", kept"
+        )
+    calls = f" ×{row.calls}" if row.calls > 1 else ""
+    return Bar(_label(row) + calls, row.total_before_us, row.total_after_us, note)
+
+
+def _figure(row: _Row) -> str:
+    return (
+        f"<figure>{curve(row.points, row.points[0] if row.points else None)}"
+        f"<figcaption>{escape(_label(row))}</figcaption></figure>"
+    )
+
+
+def _line(row: _Row, peak: float | None) -> str:
+    rate = row.operator.flops / row.chosen_s / 1e9
+    cells = (
+        escape(row.operator.name),
+        escape(row.operator.kind),
+        str(row.calls),
+        f"{row.operator.flops / 1e6:,.1f}",
+        micros(row.default_s),
+        micros(row.chosen_s),
+        f"{rate:,.1f}",
+        f"{rate / peak:.0%}" if peak else "",
+        row.operator.describe(row.operator.default),
+        row.operator.describe(row.chosen),
+    )
+    return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>Tuning of {title}</title>
+<style>
+:root {{ --paper:#fff; --ink:#1c2733; --soft:#66717e; --line:#dde2e8; --before:#b8bec6; --after:#0072B2;
+--card:#f6f8fa; }}
+@media (prefers-color-scheme: dark) {{ :root {{ --paper:#14181d; --ink:#e4e9ee; --soft:#98a3af;
+--line:#2d343c;
+ --before:#5d6873; --after:#56B4E9; --card:#1c2128; }} }}
+body {{ font:15px/1.5 system-ui,sans-serif; color:var(--ink); background:var(--paper); max-width:1000px;
+margin:32px auto;
+ padding:0 20px; }}
+h1 {{ margin:0; font-size:26px; }} h2 {{ margin:40px 0 6px; font-size:18px; }} p {{ margin:4px 0 14px;
+color:var(--soft); }}
+.head {{ font-size:17px; color:var(--ink); margin:18px 0; }} .head b {{ font-size:30px; color:var(--after); }}
+.head span {{ color:var(--soft); font-size:15px; }}
+.facts {{ display:flex; flex-wrap:wrap; gap:12px; }}
+.facts div {{ background:var(--card); border-radius:8px; padding:10px 16px; min-width:130px; }}
+.facts b {{ display:block; font-size:20px; }} .facts span {{ color:var(--soft); font-size:13px; }}
+svg {{ max-width:100%; height:auto; }} svg text {{ font:12px system-ui,sans-serif; fill:var(--ink); }}
+svg text.small {{ font-size:11px; fill:var(--soft); }} svg text.bad {{ fill:#D55E00; }}
+.grid {{ stroke:var(--line); }} .dash {{ stroke:var(--soft); stroke-dasharray:4 3; }} .dot {{
+fill:var(--before); }}
+.best {{ fill:none; stroke:var(--after); stroke-width:2; }} .before {{ fill:var(--before); }} .after {{
+fill:var(--after); }}
+.curves {{ display:grid; grid-template-columns:repeat(auto-fill,minmax(300px,1fr)); gap:10px 20px; }}
+figure {{ margin:0; }} figcaption {{ font-size:12px; color:var(--soft); }}
+table {{ border-collapse:collapse; width:100%; font-size:13px; }} td,th {{ padding:4px 8px; text-align:right;
+ border-bottom:1px solid var(--line); }} td:first-child,th:first-child {{ text-align:left;
+ overflow-wrap:anywhere; }}
+.scroll {{ overflow-x:auto; }}
+</style></head><body>
+<h1>Tuning of {title}</h1><p>{target}<br>{versions}</p>
+{headline}
+<div class="facts">{facts}</div>
+<h2>Where the time goes</h2><p>Tuned operators of one inference, each times its calls.</p>{where}
+<h2>Before and after</h2><p>Grey: as compiled without these records. Blue: with them. At the right the
+gain and its
+95 % interval, both measured in turn; “kept” means that nothing changes.</p>{bars}
+<h2>Best so far</h2><p>One dot a point in the order of measuring, the line is the best so far, dashed the
+time without records. The scale is logarithmic and very slow points are drawn at the top.</p><div
+class="curves">{curves}</div>
+<h2>Operators</h2><div class="scroll"><table><tr><th>operator</th><th>kind</th><th>calls</th><th>MFLOP</th>
+<th>untuned us</th><th>compiled us</th><th>GFLOP/s</th><th>of
+peak</th><th>untuned</th><th>compiled</th></tr>{table}</table></div>
+<h2>Boards</h2><table><tr><th>board</th><th>measured</th><th>failed</th><th>throttled</th><th>dropped</th><th>busy</th></tr>
+{boards}</table>
+</body></html>
+"""

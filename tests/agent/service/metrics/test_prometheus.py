@@ -1,0 +1,176 @@
+"""The page for Prometheus has the numbers that go out over MQTT, and costs nothing where nobody wants it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+
+from agent.errors import ConfigError
+from agent.service.metrics.metric_table import METRICS
+from agent.service.metrics.prometheus import ListenAddress, PrometheusPage, parse_listen_address
+from tests.agent.service.conftest import StartService, until
+from tests.conftest import BrokerProcess, free_port
+
+DASHBOARD = Path(__file__).parents[4] / "docs" / "grafana" / "edge-agent.json"
+# What a machine without such sensors, or an agent without TLS, does not say.
+OF_SOME_BOARDS = {
+    "edge_temperature_celsius",
+    "edge_throttled",
+    "edge_throttled_since_boot",
+    "edge_cooling_state",
+    "edge_cpu_frequency_hertz",
+    "edge_certificate_expiry_timestamp_seconds",
+}
+# What is not said before it has happened.
+OF_ACCIDENTS = {
+    "edge_faults_total",
+    "edge_inference_duplicates_total",
+    "edge_inference_unanswerable_total",
+    "edge_answers_undelivered_total",
+}
+EXPECTED = 'edge_inference_requests_total{model="echo",status="200"}'
+LOCAL = ListenAddress("127.0.0.1", 0)
+
+
+def fetch(port: int, accept: str = "text/plain") -> str:
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers={"Accept": accept})
+    with urllib.request.urlopen(request, timeout=10) as response:
+        return str(response.read().decode())
+
+
+async def test_page_has_the_numbers_that_are_published(
+    mosquitto: BrokerProcess, start_service: StartService
+) -> None:
+    port = free_port()
+    async with start_service(mosquitto.port, models=["echo"], metrics_listen=f"127.0.0.1:{port}") as rig:
+        client = await rig.client()
+        for _ in range(5):
+            await client.ask(b"hello")
+        await until(lambda: rig.service.samples()["edge_inference_in_flight"] == 0)
+        page = await asyncio.to_thread(fetch, port)
+        published = {
+            (sample.name, frozenset(sample.labels)): sample.value for sample in rig.service._read_metrics()
+        }
+        families = {family.name: family for family in text_string_to_metric_families(page)}
+        scraped = {
+            (sample.name, frozenset(sample.labels.items())): sample.value
+            for family in families.values()
+            for sample in family.samples
+        }
+        assert scraped.keys() == published.keys()
+        five = ("edge_inference_requests_total", frozenset({("model", "echo"), ("status", "200")}))
+        assert scraped[five] == rig.service.samples()[EXPECTED] == 5
+        same = [key for key in published if key[0].startswith("edge_inference")]
+        assert {key: scraped[key] for key in same} == {key: published[key] for key in same}
+        assert families["edge_inference_compute_seconds"].type == "histogram"
+        assert families["edge_inference_requests"].type == "counter"
+        told = {sample.metric for sample in rig.service._read_metrics()}
+        assert told | OF_SOME_BOARDS | OF_ACCIDENTS == set(METRICS)
+        for sample in rig.service._read_metrics():
+            labels = {name for name, _ in sample.labels} - {"le"}
+            assert labels == set(METRICS[sample.metric].labels), sample
+        openmetrics = await asyncio.to_thread(fetch, port, "application/openmetrics-text; version=1.0.0")
+        assert {family.name for family in parse_openmetrics(openmetrics)} == families.keys()
+        assert_dashboard_names_what_is_there({name for name, _ in scraped})
+    with socket.socket() as sock:
+        assert sock.connect_ex(("127.0.0.1", port)) != 0
+
+
+def assert_dashboard_names_what_is_there(names: set[str]) -> None:
+    """Each metric and label of the Grafana dashboard is in a live scrape, or said by some boards alone."""
+    document = json.loads(DASHBOARD.read_text())
+    queries = [target["expr"] for panel in document["panels"] for target in panel.get("targets", [])]
+    queries += [
+        variable["query"]["query"]
+        for variable in document["templating"]["list"]
+        if variable["type"] == "query"
+    ]
+    assert len(queries) > 15
+    for query in queries:
+        found = set(re.findall(r"edge_[a-z0-9_]+", query))
+        assert found, query
+        assert found <= names | OF_SOME_BOARDS | OF_ACCIDENTS, query
+        for name in found:
+            of_it = METRICS.get(name) or METRICS[re.sub("_(bucket|sum|count)$", "", name)]
+            grouped = re.findall(r"by \(([^)]*)\)", query) + re.findall(r"(\w+)=~?\"", query)
+            used = {label.strip() for text in grouped for label in text.split(",")}
+            assert used <= {*of_it.labels, "le", "instance", "job"}, query
+
+
+async def test_busy_agent_is_told_as_busy_and_not_with_old_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent.service.metrics.prometheus.CLIENT_LIMIT_S", 0.2)
+    page = PrometheusPage(LOCAL, list)
+    status: list[int] = []
+
+    def ask() -> None:
+        try:
+            fetch(page.port)
+            status.append(200)
+        except urllib.error.HTTPError as error:
+            status.append(error.code)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    time.sleep(0.6)  # the loop stands still
+    asking.join()
+    assert status == [503]
+    await asyncio.to_thread(ask)
+    assert status == [503, 200]
+    await page.close()
+
+
+async def test_client_that_says_nothing_does_not_hold_up_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent.service.metrics.prometheus._Handler.timeout", 0.3)
+    page = PrometheusPage(LOCAL, list)
+    with socket.create_connection(("127.0.0.1", page.port)):
+        assert await asyncio.to_thread(fetch, page.port) == ""
+    await page.close()
+
+
+async def test_port_that_is_taken_is_told() -> None:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen()
+        with pytest.raises(ConfigError, match="cannot listen on 127") as caught:
+            PrometheusPage(ListenAddress("127.0.0.1", sock.getsockname()[1]), list)
+    assert caught.value.hint is not None
+
+
+async def test_missing_library_is_told_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(ConfigError, match="prometheus-client, which is not installed"):
+        PrometheusPage(LOCAL, list)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("127.0.0.1:9464", ListenAddress("127.0.0.1", 9464)), ("[::1]:80", ListenAddress("::1", 80))],
+)
+def test_address_is_read(text: str, expected: ListenAddress) -> None:
+    assert parse_listen_address(text) == expected
+
+
+@pytest.mark.parametrize("text", ["9464", ":9464", "a:b", "a:65536", "a:-1", ""])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="expected HOST:PORT"):
+        parse_listen_address(text)
+
+
+def test_library_is_not_loaded_unless_a_page_is_wanted() -> None:
+    script = (
+        "import sys, agent.service.service as s; print(*{'prometheus_client', 'wsgiref'} & {*sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []

@@ -1,0 +1,63 @@
+"""Processors are shared out evenly, and nobody gets another's while there are enough."""
+
+from __future__ import annotations
+
+import os
+from itertools import chain
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.service.models.cores import Cores
+from agent.worker.channel import Share
+
+cpu_sets = st.sets(st.integers(0, 63), min_size=1, max_size=16).map(lambda cpus: tuple(sorted(cpus)))
+name_lists = st.lists(st.text("abc", min_size=1, max_size=3), unique=True, max_size=20)
+
+
+def test_one_model_has_all_processors() -> None:
+    assert Cores((0, 1, 2, 3)).share_out(["a"]) == {"a": Share((0, 1, 2, 3), 4)}
+
+
+def test_several_have_processors_of_their_own_the_earlier_ones_more() -> None:
+    assert Cores((0, 1, 2, 3)).share_out(["a", "b", "c"]) == {
+        "a": Share((0, 1), 2),
+        "b": Share((2,), 1),
+        "c": Share((3,), 1),
+    }
+
+
+def test_configured_threads_are_the_most_and_never_more_than_processors() -> None:
+    assert Cores((0, 1, 2, 3), threads=1).share_out(["a"]) == {"a": Share((0, 1, 2, 3), 1)}
+    assert Cores((0, 1, 2, 3), threads=3).share_out(["a", "b"]) == {
+        "a": Share((0, 1), 2),
+        "b": Share((2, 3), 2),
+    }
+
+
+def test_models_are_not_kept_apart_where_that_is_not_wanted() -> None:
+    both = Cores((0, 1), apart=False).share_out(["a", "b"])
+    assert both == {"a": Share((0, 1), 2), "b": Share((0, 1), 2)}
+
+
+@given(cpu_sets, name_lists, st.integers(0, 20))
+def test_shares_are_even_whole_and_apart(cpus: tuple[int, ...], names: list[str], threads: int) -> None:
+    shares = Cores(cpus, threads).share_out(names)
+    assert list(shares) == names
+    for share in shares.values():
+        assert share.cpus
+        assert 1 <= share.threads <= len(share.cpus)
+        assert share.threads <= (threads or len(cpus))
+    used = list(chain.from_iterable(share.cpus for share in shares.values()))
+    times = [used.count(cpu) for cpu in cpus]
+    if names and len(names) <= len(cpus):
+        assert sorted(used) == list(cpus)
+    elif names:
+        assert max(times) - min(times) <= 1
+
+
+def test_processors_are_those_of_this_process_and_threads_may_come_from_the_environment() -> None:
+    cores = Cores.detect({"EDGE_NUM_THREADS": "3"}, threads=0, apart=True)
+    assert cores == Cores(tuple(sorted(os.sched_getaffinity(0))), 3, True)
+    assert Cores.detect({"EDGE_NUM_THREADS": "3"}, threads=2, apart=True).threads == 2
+    assert Cores.detect({"EDGE_NUM_THREADS": "many"}, threads=0, apart=True).threads == 0

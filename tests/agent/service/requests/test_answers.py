@@ -1,0 +1,199 @@
+"""Remembered answers: found again, bounded, and forgotten in time; those on disk outlive the process."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.errors import StoreError
+from agent.service.requests import answers
+from agent.service.requests.answers import (
+    AnswerRecord,
+    AnswerStore,
+    FinalAnswer,
+    MemoryAnswers,
+    ReplyTo,
+    RequestKey,
+)
+from agent.service.requests.durable_answers import FILE, DurableAnswers
+
+TEXT = FinalAnswer(200, "", "text/plain", b"payload", (("a", "b"), ("a", "c")))
+
+
+def key(number: int) -> RequestKey:
+    return RequestKey.of("topic", "reply", str(number).encode(), b"")
+
+
+def put(
+    store: AnswerStore, number: int, answer: FinalAnswer = TEXT, *, left_s: float = 10.0, cheap: bool = False
+) -> AnswerRecord:
+    reply = ReplyTo("reply", b"\0\xff", 1, time.monotonic() + left_s, (("traceparent", "00-ab"),))
+    record = AnswerRecord(key(number), reply, answer)
+    store.put(record, cheap=cheap)
+    return record
+
+
+@pytest.fixture(params=["memory", "disk"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[AnswerStore]:
+    made: AnswerStore = MemoryAnswers() if request.param == "memory" else DurableAnswers(tmp_path)
+    yield made
+    made.close()
+
+
+parts = st.tuples(st.text(max_size=5), st.text(max_size=5), st.binary(max_size=5), st.binary(max_size=5))
+
+
+@given(parts, parts)
+def test_requests_are_the_same_exactly_when_all_parts_are(one: tuple, two: tuple) -> None:
+    assert (RequestKey.of(*one) == RequestKey.of(*two)) == (one == two)
+
+
+def test_answer_is_found_until_well_after_its_deadline(
+    store: AnswerStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = time.monotonic()
+    put(store, 1)
+    assert store.get(key(1)) == TEXT
+    assert store.get(key(2)) is None
+    monkeypatch.setattr(time, "monotonic", lambda: now_s + 11)
+    assert store.get(key(1)) == TEXT  # a second delivery that was late
+    monkeypatch.setattr(time, "monotonic", lambda: now_s + 12 + answers.GRACE_S)
+    assert store.get(key(1)) is None
+
+
+def test_oldest_is_dropped_when_there_are_too_many_and_that_is_counted(
+    store: AnswerStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answers, "MAX_ANSWERS", 3)
+    if isinstance(store, MemoryAnswers):
+        store.close()
+    for number in range(5):
+        put(store, number)
+    assert [store.get(key(number)) is not None for number in range(5)] == [False, False, True, True, True]
+    assert store.dropped == 2
+
+
+def test_bytes_are_bounded_too(store: AnswerStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "MAX_ANSWER_BYTES", 100)
+    if isinstance(store, MemoryAnswers):
+        store.close()
+    large = FinalAnswer(200, "", "", bytes(60))
+    put(store, 1, large)
+    put(store, 2, large)
+    assert store.get(key(1)) is None
+    assert store.get(key(2)) == large
+    put(store, 3, FinalAnswer(200, "", "", bytes(101)))
+    assert store.get(key(3)) is None
+    assert store.get(key(2)) == large
+    assert store.dropped == 2
+
+
+def test_storm_of_refusals_pushes_out_no_answer(store: AnswerStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "MAX_REFUSALS", 3)
+    if isinstance(store, MemoryAnswers):
+        store.close()
+    put(store, 0)
+    for number in range(1, 10):
+        put(store, number, FinalAnswer(503, "full", "", b""), cheap=True)
+    assert store.get(key(0)) == TEXT
+    assert store.get(key(9)) is not None
+    assert store.get(key(1)) is None
+
+
+def test_expired_entries_make_room_without_being_counted(
+    store: AnswerStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answers, "MAX_ANSWERS", 1)
+    if isinstance(store, MemoryAnswers):
+        store.close()
+    put(store, 1, left_s=-1)
+    put(store, 2)
+    assert store.dropped == 0
+    assert store.get(key(2)) == TEXT
+
+
+def test_answers_outlive_the_process_and_those_that_were_not_delivered_are_named(tmp_path: Path) -> None:
+    before = DurableAnswers(tmp_path, "boot 1")
+    records = [put(before, number) for number in range(3)]
+    before.delivered(key(1))
+    put(before, 3, left_s=-1)
+    # Not closed: the process is killed.
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for path in tmp_path.glob(FILE + "*"):
+        (copy / path.name).write_bytes(path.read_bytes())
+    after = DurableAnswers(copy, "boot 1")
+    assert [after.get(key(number)) for number in range(3)] == [TEXT] * 3
+    assert after.undelivered() == [records[0], records[2]]
+    after.delivered(key(0))
+    after.close()
+    assert DurableAnswers(copy, "boot 1").undelivered() == [records[2]]
+
+
+def test_nothing_of_another_boot_is_believed(tmp_path: Path) -> None:
+    before = DurableAnswers(tmp_path, "boot 1")
+    put(before, 1)
+    before.close()
+    after = DurableAnswers(tmp_path, "boot 2")
+    assert after.get(key(1)) is None
+    assert after.undelivered() == []
+    put(after, 2)
+    assert after.get(key(2)) == TEXT
+
+
+@pytest.mark.parametrize("damage", [b"", b"garbage" * 1000, None])
+def test_damaged_file_costs_what_it_remembers_and_nothing_else(tmp_path: Path, damage: bytes | None) -> None:
+    before = DurableAnswers(tmp_path, "boot")
+    for number in range(200):
+        put(before, number)
+    before.close()
+    path = tmp_path / FILE
+    raw = path.read_bytes()
+    path.write_bytes(raw[: len(raw) // 2] if damage is None else damage)
+    after = DurableAnswers(tmp_path, "boot")
+    put(after, 1000)
+    after.get(key(1))  # whatever it says, it says it
+    after.undelivered()
+    after.close()
+
+
+def test_folder_that_cannot_be_written_costs_the_memory_of_answers_alone(tmp_path: Path) -> None:
+    store = DurableAnswers(tmp_path / "none")
+    put(store, 1)
+    assert store.get(key(1)) is None
+    assert store.dropped == 1
+    store.delivered(key(1))
+    assert store.undelivered() == []
+    store.close()
+
+
+def test_file_that_cannot_be_written_any_more_costs_the_memory_of_answers_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = DurableAnswers(tmp_path)
+    put(store, 1)
+    assert store._database is not None
+    store._database.execute("PRAGMA max_page_count = 1")
+    for number in range(2, 50):
+        put(store, number, FinalAnswer(200, "", "", bytes(5000)))
+    assert store.dropped > 0
+    assert store.get(key(1)) == TEXT
+    with pytest.raises(sqlite3.OperationalError):
+        sqlite3.connect(tmp_path / FILE, timeout=0).execute("SELECT * FROM answers")
+    store.close()
+
+
+def test_a_second_agent_does_not_take_the_answers_of_the_first(tmp_path: Path) -> None:
+    first = DurableAnswers(tmp_path)
+    before = (tmp_path / "answers.db").stat().st_ino
+    with pytest.raises(StoreError, match="in use by another agent"):
+        DurableAnswers(tmp_path)
+    assert (tmp_path / "answers.db").stat().st_ino == before
+    first.close()
+    DurableAnswers(tmp_path).close()

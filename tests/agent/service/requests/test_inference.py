@@ -1,0 +1,302 @@
+"""Requests and answers through a real broker; the worker is one that does what it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+
+import pytest
+
+from agent.errors import SelfTestError
+from agent.mqtt.properties import Properties
+from agent.wire.topics import Infer, format_topic
+from tests.agent.service.conftest import StartService, status_of, until
+from tests.conftest import BrokerProcess
+
+
+async def test_request_is_answered_with_its_correlation_and_version(
+    mosquitto: BrokerProcess, start_service: StartService
+) -> None:
+    async with start_service(mosquitto.port) as rig:
+        await rig.service.models.activate(rig.signer.bundle())
+        client = await rig.client()
+        answer = await client.ask(b"hello")
+        assert status_of(answer) == 200
+        assert answer.payload == b"1.0.0:hello"
+        assert answer.properties.content_type == "application/octet-stream"
+        assert answer.properties.first("model_version") == "1.0.0"
+        assert answer.properties.all("tensor") == ("y;UINT8;1",)
+        assert answer.properties.expiry_s is not None
+        assert 0 < answer.properties.expiry_s <= 30
+
+
+async def test_unknown_model_is_answered_404(mosquitto: BrokerProcess, start_service: StartService) -> None:
+    async with start_service(mosquitto.port) as rig:
+        client = await rig.client()
+        answer = await client.ask(b"hello", model="nobody")
+        assert status_of(answer) == 404
+        assert "nobody" in json.loads(answer.payload)["error"]
+
+
+async def test_expired_in_the_queue_is_answered_408_and_not_computed(
+    mosquitto: BrokerProcess, start_service: StartService
+) -> None:
+    async with start_service(mosquitto.port) as rig:
+        await rig.service.models.activate(rig.signer.bundle())
+        client = await rig.client()
+        slow = [client.send(b"sleep:0.8") for _ in range(3)]
+        late = client.send(b"late", expiry_s=1)
+        answer = await client.answer(late)
+        assert status_of(answer) == 408
+        for correlation in slow:
+            assert status_of(await client.answer(correlation)) == 200
+        await asyncio.sleep(0.2)
+        assert len(await client.answers(late, 1)) == 1
+
+
+async def test_late_result_is_no_second_answer(mosquitto: BrokerProcess, start_service: StartService) -> None:
+    async with start_service(mosquitto.port) as rig:
+        await rig.service.models.activate(rig.signer.bundle())
+        client = await rig.client()
+        late = client.send(b"sleep:1.4", expiry_s=1)
+        answer = await client.answer(late)
+        assert status_of(answer) == 408
+        assert "while it was computed" in json.loads(answer.payload)["error"]
+        assert status_of(await client.ask(b"next")) == 200
+        assert len(await client.answers(late, 1)) == 1
+
+
+async def test_full_queue_is_answered_503_at_once_and_other_models_are_not_held_up(
+    mosquitto: BrokerProcess, start_service: StartService
+) -> None:
+    async with start_service(mosquitto.port, inference_queue_requests=2) as rig:
+        await rig.service.models.activate(rig.signer.bundle("slow"))
+        await rig.service.models.activate(rig.signer.bundle("fast"))
+        client = await rig.client()
+        # Two in the worker, two in the queue, and four too many.
+        sent = [client.send(b"sleep:0.3", model="slow") for _ in range(8)]
+        fast = await client.ask(b"quick", model="fast")
+        assert fast.payload == b"1.0.0:quick"
+        statuses = [status_of(await client.answer(correlation)) for correlation in sent]
+        assert statuses.count(503) == 4
+        assert statuses.count(200) == 4
+        assert statuses[4:] == [503] * 4
+
+
+async def test_foreign_response_topic_gets_no_answer_and_is_acknowledged(
+    mosquitto: BrokerProcess, start_service: StartService
+) -> None:
+    async with start_service(mosquitto.port, broker_receive_maximum=1) as rig:
+        await rig.service.models.activate(rig.signer.bundle())
+        client = await rig.client()
+        await client.connection.subscribe("edge/v1/other/desired")
+        client.send(b"evil", reply_to="edge/v1/other/desired")
+        # With a Receive Maximum of one, this is only delivered when the one before it is acknowledged.
+        assert status_of(await client.ask(b"good")) == 200
+        assert [message.topic for message in client.received] == ["edge/v1/replies/client/answers"]
+
+
+async def test_request_without_response_topic_is_acknowledged_and_counted(
+    mosquitto: BrokerProcess, start_service: StartService
+) -> None:
+    async with start_service(mosquitto.port, broker_receive_maximum=1) as rig:
+        await rig.service.models.activate(rig.signer.bundle())
+        client = await rig.client()
+        client.connection.publish(format_topic(Infer(rig.device, "echo")), b"\xff\xd8", qos=1)
+        assert status_of(await client.ask(b"good")) == 200
+        samples = rig.service.samples()
+        assert samples['edge_inference_unanswerable_total{reason="no_response_topic"}'] == 1
+        assert samples['edge_inference_requests_total{model="echo",status="200"}'] == 1
+
+
+async def test_duplicate_request_gets_the_same_answer_and_runs_once(
+    mosquitto: BrokerProcess, start_service: StartService
+) -> None:
+    async with start_service(mosquitto.port) as rig:
+        await rig.service.models.activate(rig.signer.bundle())
+        client = await rig.client()
+        client.send(b"sleep:0.2", correlation=b"same")
+        client.send(b"sleep:0.2", correlation=b"same")  # while the first one runs: one answer for both
+        first = await client.answer(b"same")
+        await until(lambda: rig.service.samples()["edge_inference_in_flight"] == 0)
+        client.send(b"sleep:0.2", correlation=b"same")  # when it is answered: the same answer again
+        both = await client.answers(b"same", 2)
+        assert both[1].payload == first.payload
+        samples = rig.service.samples()
+        assert samples['edge_inference_requests_total{model="echo",status="200"}'] == 1
+        assert samples["edge_inference_duplicates_total"] == 2
+
+
+async def test_equal_correlation_of_another_client_or_payload_is_another_request(
+    mosquitto: BrokerProcess, start_service: StartService
+) -> None:
+    async with start_service(mosquitto.port) as rig:
+        await rig.service.models.activate(rig.signer.bundle())
+        one, two = await rig.client("one"), await rig.client("two")
+        one.send(b"a", correlation=b"0")
+        two.send(b"a", correlation=b"0")
+        two.send(b"b", correlation=b"0")
+        assert (await one.answer(b"0")).payload == b"1.0.0:a"
+        assert {message.payload for message in await two.answers(b"0", 2)} == {b"1.0.0:a", b"1.0.0:b"}
+
+
+async def test_killed_worker_costs_the_request_that_it_computed_and_no_other(
+    mosquitto: BrokerProcess, start_service: StartService
+) -> None:
+    async with start_service(mosquitto.port) as rig:
+        await rig.service.models.activate(rig.signer.bundle())
+        client = await rig.client()
+        victim = client.send(b"sleep:30")
+        others = [client.send(b"other %d" % number) for number in range(4)]
+        model = rig.service.models.get("echo")
+        assert model is not None
+        await until(lambda: model.busy == 2)
+        pid = model.worker_pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        assert status_of(await client.answer(victim)) == 500
+        for number, correlation in enumerate(others):
+            assert (await client.answer(correlation)).payload == b"1.0.0:other %d" % number
+
+
+async def test_aborting_model_is_back_within_two_seconds(
+    mosquitto: BrokerProcess, start_service: StartService
+) -> None:
+    async with start_service(mosquitto.port) as rig:
+        await rig.service.models.activate(rig.signer.bundle())
+        client = await rig.client()
+        assert status_of(await client.ask(b"crash")) == 500
+        answer = await client.answer(client.send(b"again"), limit_s=2.0)
+        assert answer.payload == b"1.0.0:again"
+
+
+async def test_three_crashes_take_the_model_out_of_service(
+    mosquitto: BrokerProcess, start_service: StartService
+) -> None:
+    async with start_service(mosquitto.port) as rig:
+        await rig.service.models.activate(rig.signer.bundle())
+        client = await rig.client()
+        for _ in range(3):
+            assert status_of(await client.ask(b"crash")) == 500
+        answer = await client.ask(b"anyone?")
+        assert status_of(answer) == 503
+        assert "out of service" in json.loads(answer.payload)["error"]
+        status = rig.service.models.status("echo")
+        assert status is not None
+        assert status.state == "failed"
+        # A new deployment brings it back.
+        await rig.service.models.activate(rig.signer.bundle(version="2.0.0"))
+        assert (await client.ask(b"better")).payload == b"2.0.0:better"
+
+
+async def test_hanging_worker_is_ended_and_its_request_answered_408(
+    mosquitto: BrokerProcess, start_service: StartService
+) -> None:
+    async with start_service(mosquitto.port, inference_compute_limit_s=0.3) as rig:
+        await rig.service.models.activate(rig.signer.bundle())
+        client = await rig.client()
+        hanging = client.send(b"hang")
+        behind = client.send(b"behind")
+        assert status_of(await client.answer(hanging)) == 408
+        assert (await client.answer(behind)).payload == b"1.0.0:behind"
+
+
+async def test_worker_that_writes_garbage_is_replaced(
+    mosquitto: BrokerProcess, start_service: StartService
+) -> None:
+    async with start_service(mosquitto.port) as rig:
+        await rig.service.models.activate(rig.signer.bundle())
+        client = await rig.client()
+        assert status_of(await client.ask(b"garbage")) == 500
+        assert (await client.ask(b"fine")).payload == b"1.0.0:fine"
+
+
+async def test_swap_between_versions_fails_no_request(
+    mosquitto: BrokerProcess, start_service: StartService
+) -> None:
+    # A long queue: on a busy machine a worker starts slowly, and that is no fault of a swap's.
+    async with start_service(mosquitto.port, inference_queue_requests=10_000) as rig:
+        await rig.service.models.activate(rig.signer.bundle(version="1.0.0"))
+        client = await rig.client()
+        sent: list[bytes] = []
+        stop = asyncio.Event()
+
+        async def load() -> None:
+            while not stop.is_set():
+                sent.append(client.send(b"sleep:0.005"))
+                await asyncio.sleep(0.01)
+
+        loading = asyncio.create_task(load())
+        for number in range(2, 6):
+            await asyncio.sleep(0.1)
+            await rig.service.models.activate(rig.signer.bundle(version=f"{number}.0.0"))
+        stop.set()
+        await loading
+        for correlation in sent:
+            answer = await client.answer(correlation)
+            assert status_of(answer) == 200
+            assert answer.payload.split(b":")[0].decode() == answer.properties.first("model_version")
+        assert (await client.ask(b"now")).payload == b"5.0.0:now"
+
+
+async def test_version_that_fails_its_samples_leaves_the_old_one_serving(
+    mosquitto: BrokerProcess, start_service: StartService
+) -> None:
+    async with start_service(mosquitto.port) as rig:
+        await rig.service.models.activate(rig.signer.bundle())
+        client = await rig.client()
+        for version in ("2.0.0-bad", "2.0.0-dead"):
+            with pytest.raises(SelfTestError):
+                await rig.service.models.activate(rig.signer.bundle(version=version))
+        assert (await client.ask(b"still")).payload == b"1.0.0:still"
+
+
+async def test_json_request_without_properties_names_its_reply_topic(
+    broker: BrokerProcess, start_service: StartService
+) -> None:
+    async with start_service(broker.port) as rig:
+        await rig.service.models.activate(rig.signer.bundle())
+        client = await rig.client()
+        body = {"id": "7", "inputs": [], "reply_to": "edge/v1/replies/client/plain"}
+        client.connection.publish(
+            format_topic(Infer(rig.device, "echo")), json.dumps(body).encode(), properties=Properties()
+        )
+        await until(lambda: bool(client.received))
+        answer = client.received[0]
+        assert answer.topic == "edge/v1/replies/client/plain"
+        assert json.loads(answer.payload) == {"id": "7", "status": 200, "message": "", "version": "1.0.0"}
+
+
+async def test_json_request_that_cannot_be_served_is_told_so_in_json(
+    broker: BrokerProcess, start_service: StartService
+) -> None:
+    async with start_service(broker.port) as rig:
+        client = await rig.client()
+        body = {"id": "7", "inputs": [], "reply_to": "edge/v1/replies/client/plain"}
+        client.connection.publish(format_topic(Infer(rig.device, "none")), json.dumps(body).encode())
+        await until(lambda: bool(client.received))
+        answer = json.loads(client.received[0].payload)
+        assert (answer["id"], answer["status"], answer["model_name"]) == ("7", 404, "none")
+
+
+async def test_ten_times_too_much_is_answered_to_the_last_request_and_leaves_nothing_behind(
+    mosquitto: BrokerProcess, start_service: StartService
+) -> None:
+    async with start_service(mosquitto.port, inference_queue_requests=8) as rig:
+        await rig.service.models.activate(rig.signer.bundle("slow"))
+        await rig.service.models.activate(rig.signer.bundle("fast"))
+        client = await rig.client()
+        sent = []
+        for _ in range(40):
+            sent += [client.send(b"sleep:0.005", model="slow") for _ in range(50)]
+            assert (await client.ask(b"quick", model="fast")).payload == b"1.0.0:quick"
+        statuses = [status_of(await client.answer(correlation, 30.0)) for correlation in sent]
+        assert set(statuses) <= {200, 503}
+        assert statuses.count(200) > 0
+        assert statuses.count(503) > len(sent) / 2
+        await until(lambda: rig.service.samples()["edge_inference_in_flight"] == 0)
+        assert client.connection.connects == 1
+        assert rig.service.samples()['edge_mqtt_connects_total{connection="inference"}'] == 1
+        assert (await client.ask(b"sleep:0", model="slow")).payload == b"1.0.0:sleep:0"

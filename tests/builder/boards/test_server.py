@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from builder.boards.server import is_loopback, require_free
+from builder.boards.tracker import Tracker
+from builder.cli import main
+from builder.errors import FleetError
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [
+        ("127.0.0.1", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("192.168.1.4", False),
+        ("lab", False),
+    ],
+)
+def test_loopback_is_known(host: str, loopback: bool) -> None:
+    assert is_loopback(host) is loopback
+
+
+@pytest.mark.parametrize("verb", ["rpc-tracker", "rpc-server"])
+def test_the_defaults_are_loopback(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([verb, "--help"]) == 0
+    assert "127.0.0.1" in capsys.readouterr().out
+
+
+def test_listening_to_all_is_warned_about(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("builder.boards.server.serve_tracker", lambda *_: 0)
+    monkeypatch.setattr("builder.boards.server.serve_board", lambda *_, **__: 0)
+    assert main(["rpc-tracker", "--host", "0.0.0.0"]) == 0
+    assert "remote code execution in clear text" in capsys.readouterr().err
+    assert main(["rpc-server", "--host", "0.0.0.0", "--tracker", "lab:9190", "--key", "k"]) == 0
+    assert "remote code execution in clear text" in capsys.readouterr().err
+    assert main(["rpc-tracker"]) == 0
+    assert "warning" not in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken_is_an_error() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(OSError, match="in use"):
+            require_free("127.0.0.1", taken.getsockname()[1])
+        assert main(["rpc-tracker", "--port", str(taken.getsockname()[1])]) in (1, 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [("lab:9190", "lab", 9190), ("lab", "lab", 9190), ("[::1]:99", "::1", 99), ("10.0.0.1:1", "10.0.0.1", 1)],
+)
+def test_tracker_addresses_are_read(text: str, host: str, port: int) -> None:
+    assert Tracker.parse(text) == Tracker(host, port)
+
+
+@pytest.mark.parametrize(
+    "text", ["", ":9190", "lab:", "lab:0", "lab:99999", "a:b:c", "lab:9190/x", "http://lab:9190"]
+)
+def test_what_is_no_tracker_address_is_refused(text: str) -> None:
+    with pytest.raises(FleetError, match="host:port"):
+        Tracker.parse(text)

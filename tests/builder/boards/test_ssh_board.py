@@ -1,0 +1,217 @@
+"""A board behind a real ssh: sshd in a network namespace of its own, met over its standard input."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builder.boards.measuring import Code, RunnerOptions
+from builder.boards.rpc_boards import RpcBoards
+from builder.boards.ssh_board import server_command, ssh_tunnel
+from builder.cli import main
+from builder.errors import FleetError
+from builder.records.task import Task
+from builder.tuning.build import CandidateBuilder
+
+PROJECT = Path(__file__).resolve().parents[3]
+KEY = "testboard"
+SSHD = "/usr/sbin/sshd"
+# Its loopback is its own, as a board's is: ports that are taken here are free there. The kernel gives it up
+# with its last process.
+BOARD = """
+import ctypes, fcntl, os, socket, struct, sys
+CLONE_NEWNET, SIOCSIFFLAGS, IFF_UP = 0x40000000, 0x8914, 1
+if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET):
+    sys.exit("no network namespace")
+with socket.socket() as sock:
+    fcntl.ioctl(sock, SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", IFF_UP))
+os.makedirs("/run/sshd", exist_ok=True)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def test_the_tunnel_leads_both_ways_and_listens_to_loopback_alone() -> None:
+    command = ssh_tunnel("pi@kitchen", 9190, 9091, ["-p", "2222"])
+    assert command[0] == "ssh"
+    assert command[command.index("-R") + 1] == "127.0.0.1:9190:127.0.0.1:9190"
+    assert command[command.index("-L") + 1] == "127.0.0.1:9091:127.0.0.1:9091"
+    assert command[-4:] == ["-p", "2222", "--", "pi@kitchen"]
+    assert "ExitOnForwardFailure=yes" in command
+
+
+@pytest.mark.parametrize("board", ["", " ", "-oProxyCommand=evil"])
+def test_an_option_is_no_board(board: str) -> None:
+    with pytest.raises(FleetError, match="user@host"):
+        ssh_tunnel(board, 9190, 9091)
+
+
+def test_the_boards_shell_finds_its_home() -> None:
+    command = server_command("~/edgebundle/bin/edgebundle", 9190, 9091, "rpi 4")
+    assert command.startswith("~/edgebundle/bin/edgebundle rpc-server ")
+    assert shlex.split(command)[5] == "rpi 4"
+
+
+@pytest.mark.parametrize(
+    ("script", "message", "hint"),
+    [
+        ("echo 'ssh: connect to host kitchen port 22: Connection refused' >&2; exit 255", "no ssh connection "
+         "to pi@kitchen: ssh: connect to host kitchen port 22: Connection refused", "`ssh pi@kitchen true`"),
+        ("echo 'bash: edgebundle: command not found' >&2; exit 127", "edgebundle was not found on pi@kitchen",
+         "--ssh-command"),
+        ("echo 'server at 127.0.0.1:1' >&2; sleep 0.2; echo 'Broken pipe' >&2; exit 255", "the connection to "
+         "pi@kitchen broke: Broken pipe", "the same command"),
+        ("echo 'edgebundle: error: no tracker' >&2; exit 4", "the server on pi@kitchen ended (4): "
+         "edgebundle: error: no tracker", None),
+    ],
+)  # fmt: skip
+def test_why_there_is_no_board_is_said_in_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    script: str,
+    message: str,
+    hint: str | None,
+) -> None:
+    ssh = tmp_path / "ssh"
+    ssh.write_text(f"#!/bin/sh\n{script}\n")
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert main(["rpc-server", "--ssh", "pi@kitchen", "--key", "rpi4", "--port", "9095"]) == 4
+    error = capsys.readouterr().err
+    assert f"edgebundle: error: {message}" in error
+    assert (hint is None) == ("hint: " not in error)
+    assert hint is None or hint in error
+    assert "Traceback" not in error
+
+
+@dataclass(frozen=True)
+class Board:
+    """What ssh needs to meet the board, and what it leaves running there."""
+
+    options: str
+    command: str
+    mark: str
+
+    def arguments(self, tracker: str, port: int) -> list[str]:
+        words = ["rpc-server", "--ssh", "root@board", "--key", KEY, "--tracker", tracker, "--port", str(port)]
+        return [*words, "--ssh-options", self.options, "--ssh-command", self.command]
+
+    def processes(self) -> list[int]:
+        """Those that were started over ssh."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                if self.mark.encode() in path.read_bytes():
+                    found.append(int(path.parent.name))
+            except OSError:
+                continue
+        return found
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> Iterator[Board]:
+    if "CI" not in os.environ and (not Path(SSHD).exists() or shutil.which("ssh") is None):
+        pytest.skip("sshd is not installed (apt-get install openssh-server)")
+    if "CI" not in os.environ and os.geteuid() != 0:
+        pytest.skip("sshd needs root for a network namespace of its own")
+    for name in ("host", "user"):
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / name)], check=True
+        )
+    shutil.copy(tmp_path / "user.pub", tmp_path / "authorized")
+    (tmp_path / "sshd_config").write_text(
+        f"HostKey {tmp_path}/host\nAuthorizedKeysFile {tmp_path}/authorized\nStrictModes no\nUsePAM no\n"
+        "PasswordAuthentication no\nPermitRootLogin prohibit-password\nPidFile none\nLogLevel ERROR\n"
+    )
+    (tmp_path / "board.py").write_text(BOARD)
+    proxy = [
+        sys.executable,
+        str(tmp_path / "board.py"),
+        SSHD,
+        "-i",
+        "-e",
+        "-f",
+        str(tmp_path / "sshd_config"),
+    ]
+    options = ["-F", "none", "-i", str(tmp_path / "user"), "-o", f"ProxyCommand={shlex.join(proxy)}"]
+    options += ["-o", "StrictHostKeyChecking=no", "-o", f"UserKnownHostsFile={tmp_path}/known"]
+    options += ["-o", "BatchMode=yes"]
+    mark = f"EDGEBUNDLE_TEST={tmp_path}"
+    command = f"env {mark} PYTHONPATH={PROJECT} {sys.executable} -m builder"
+    made = Board(shlex.join(options), command, mark)
+    yield made
+    for pid in made.processes():
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_a_board_behind_ssh_measures_and_nothing_of_it_stays(
+    lab: Any, board: Board, tasks: tuple[Task, ...], device: Any
+) -> None:
+    port = free_port()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "builder", *board.arguments(str(lab.tracker), port)],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        lab.wait(lambda: process.poll() is not None or lab.tracker.servers(KEY) != ())
+        assert process.poll() is None, process.stderr.read()
+        assert board.processes()
+        builder = CandidateBuilder(device, 1)
+        task = tasks[0]
+        code = builder.build([(task, task.space.point(task.space.default))])[0]
+        builder.close()
+        assert isinstance(code, Code)
+        boards = RpcBoards(lab.tracker, KEY, RunnerOptions(number=1, repeat=2, min_repeat_ms=0, timeout_s=60))
+        (outcome,) = boards.measure([code])
+        boards.close()
+        assert outcome.error is None
+        assert outcome.board == f"127.0.0.1:{port}"
+    finally:
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does at Ctrl-C, to ssh too
+        process.wait(30)
+    assert process.returncode == 0, process.stderr.read()
+    deadline = time.monotonic() + 30
+    while left := board.processes():
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
+    assert lab.tracker.servers(KEY) == ()
+
+
+def test_a_key_that_the_board_does_not_know_is_said(
+    board: Board, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "authorized").write_text("")
+    assert main(board.arguments("127.0.0.1:1", 9095)) == 4
+    error = capsys.readouterr().err
+    assert "edgebundle: error: no ssh connection to root@board: root@board: Permission denied" in error
+    assert "hint: `ssh root@board true` must work" in error
+
+
+def test_a_program_that_is_not_there_is_said(board: Board, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = board.arguments(f"127.0.0.1:{free_port()}", free_port())
+    arguments[-1] = "~/nowhere/edgebundle"
+    assert main(arguments) == 4
+    error = capsys.readouterr().err
+    assert "edgebundle: error: edgebundle was not found on root@board: " in error
+    assert "/nowhere/edgebundle" in error
+    assert "hint: --ssh-command" in error

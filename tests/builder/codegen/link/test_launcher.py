@@ -1,0 +1,209 @@
+"""The launcher inside mod.so: it runs wherever TVM is not and also where it is, and leaves nothing behind.
+
+Each case is a process of its own, for what is loaded beside it is what it is about.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import tvm
+
+from builder.codegen.kernel_object import compile_object
+from builder.codegen.link.linker import link
+from builder.target.device_target import resolve
+
+PREAMBLE = """
+import gc, os, sys, threading
+import numpy as np
+from agent.runtime.module import KernelModule
+from agent.runtime.storage import allocate, view
+
+def buffer(shape=(64, 64)):
+    return view(allocate(4 * 64 * 64), "float32", shape)
+
+def threads():
+    return sorted(open(f"/proc/self/task/{t}/comm").read().strip() for t in os.listdir("/proc/self/task"))
+
+import tvm_ffi
+module = KernelModule.load(sys.argv[1])
+x, y = buffer(), buffer()
+x[:] = np.arange(4096, dtype="float32").reshape(64, 64)
+double = module["double"]
+tx, ty = tvm_ffi.from_dlpack(x), tvm_ffi.from_dlpack(y)
+def right():
+    y[:] = 0
+    double(tx, ty)
+    return bool(np.array_equal(y, 2 * x[:, ::-1]))
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory, doubling: Callable[[], tvm.IRModule]) -> Path:
+    target = resolve("host")
+    path = tmp_path_factory.mktemp("launcher") / "mod.so"
+    path.write_bytes(link(compile_object(doubling(), target), target))
+    return path
+
+
+def python(library: Path, body: str, before: str = "", **environment: str) -> str:
+    script = before + PREAMBLE + textwrap.dedent(body)
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(library)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, **environment},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_kernels_run_under_tvm_ffi_alone(library: Path) -> None:
+    assert python(library, "print(right(), 'tvm' in sys.modules)").split() == ["True", "False"]
+
+
+def test_as_many_threads_as_the_environment_says(library: Path) -> None:
+    body = "right(); print(module.threads(), threads().count('edge-kernel'))"
+    assert python(library, body, EDGE_NUM_THREADS="3").split() == ["3", "2"]
+
+
+@pytest.mark.parametrize("nonsense", ["0", "-1", "many", "100000", "2x"])
+def test_a_nonsensical_number_of_threads_counts_as_none_given(library: Path, nonsense: str) -> None:
+    body = "print(module.threads() == len(os.sched_getaffinity(0)))"
+    assert python(library, body, EDGE_NUM_THREADS=nonsense).strip() == "True"
+
+
+def test_as_many_threads_as_the_affinity_mask_has_cpus(library: Path) -> None:
+    body = "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); print(right(), module.threads())"
+    assert python(library, body).split() == ["True", "1"]
+
+
+def test_the_number_of_threads_can_change_between_runs(library: Path) -> None:
+    body = """
+    for count in (4, 1, 2, 3, 3):
+        module.set_threads(count)
+        print(right(), module.threads(), threads().count("edge-kernel"))
+    """
+    lines = [line.split() for line in python(library, body).splitlines()]
+    assert lines == [["True", str(n), str(n - 1)] for n in (4, 1, 2, 3, 3)]
+
+
+@pytest.mark.parametrize("count", ["0", "257", "'2'", "2.0"])
+def test_an_impossible_number_of_threads_is_refused(library: Path, count: str) -> None:
+    body = f"""
+    try:
+        module["edge_set_threads"]({count})
+    except ValueError as error:
+        print(error)
+    """
+    assert "1 to 256" in python(library, body)
+
+
+def test_with_tvm_loaded_in_the_process_the_launch_is_still_ours(library: Path) -> None:
+    body = """
+    import tvm
+    again = KernelModule.load(sys.argv[1])
+    again.set_threads(3)
+    again["double"](tx, ty)
+    print(np.array_equal(y, 2 * x[:, ::-1]), threads().count("edge-kernel"))
+    """
+    assert python(library, body, TVM_NUM_THREADS="2").split() == ["True", "2"]
+
+
+def test_tvm_loaded_first_changes_nothing(library: Path) -> None:
+    body = "module.set_threads(3); print(right(), threads().count('edge-kernel'), 'tvm' in sys.modules)"
+    assert python(library, body, before="import tvm").split() == ["True", "2", "True"]
+
+
+def test_launches_from_many_threads_at_once_are_all_right(library: Path) -> None:
+    body = """
+    wrong = []
+    def work():
+        mine = buffer()
+        out = tvm_ffi.from_dlpack(mine)
+        for _ in range(2000):
+            mine[:] = 0
+            double(tx, out)
+            if not np.array_equal(mine, 2 * x[:, ::-1]):
+                wrong.append(1)
+    crowd = [threading.Thread(target=work) for _ in range(4)]
+    [t.start() for t in crowd]
+    [t.join() for t in crowd]
+    print(len(wrong))
+    """
+    assert python(library, body, EDGE_NUM_THREADS="2").strip() == "0"
+
+
+def test_a_forked_child_runs_and_makes_its_own_threads(library: Path) -> None:
+    body = """
+    right()
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if right() and threads().count("edge-kernel") == 1 else 1)
+    print(os.waitpid(child, 0)[1], right())
+    """
+    assert python(library, body, EDGE_NUM_THREADS="2").split() == ["0", "True"]
+
+
+def test_unloading_leaves_no_thread_and_no_mapping_behind(library: Path) -> None:
+    body = """
+    right()
+    before = threads().count("edge-kernel")
+    del double, module
+    gc.collect()
+    print(before, threads().count("edge-kernel"))
+    """
+    assert python(library, body, EDGE_NUM_THREADS="3").split() == ["2", "0"]
+
+
+def test_a_process_can_fork_after_a_library_is_gone(library: Path) -> None:
+    body = """
+    right()
+    del double, module
+    gc.collect()
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    print(os.waitpid(child, 0)[1])
+    """
+    assert python(library, body, EDGE_NUM_THREADS="3").strip() == "0"
+
+
+def test_loading_and_unloading_again_and_again_leaks_no_memory(library: Path) -> None:
+    body = """
+    def resident():
+        return int(open("/proc/self/statm").read().split()[1]) * 4096
+    del double, module
+    def once():
+        module = KernelModule.load(sys.argv[1])
+        module["double"](tx, ty)
+    for _ in range(50):
+        once()
+    gc.collect()
+    before = resident()
+    for _ in range(300):
+        once()
+    gc.collect()
+    print(resident() - before)
+    """
+    assert int(python(library, body, EDGE_NUM_THREADS="2")) < 4 << 20
+
+
+def test_a_sleeping_pool_costs_no_cpu_time(library: Path) -> None:
+    body = """
+    import time
+    right()
+    time.sleep(0.05)
+    before = time.process_time()
+    time.sleep(0.5)
+    print(time.process_time() - before)
+    """
+    assert float(python(library, body, EDGE_NUM_THREADS="4")) < 0.05

@@ -1,0 +1,129 @@
+"""What the memory plan and the code generator rely on, and answers of whole small networks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tvm import relax, tirx
+from tvm.ir import Call
+
+from builder.compiling.lower import is_reshape
+from builder.kernels.rewriter import op_name
+from builder.target.device_target import DeviceTarget
+from tests.builder.kernels.machines import Result, close, conv2d, machine, run
+
+X = np.random.RandomState(3).randn(1, 16, 10, 10).astype("f4")
+W = np.random.RandomState(4).randn(16, 16, 3, 3).astype("f4")
+
+
+@pytest.fixture(params=[4, 16])
+def target(request: pytest.FixtureRequest) -> DeviceTarget:
+    return machine(request.param)
+
+
+def values(result: Result) -> list[relax.Expr]:
+    return [b.value for block in result.lowered.main.body.blocks for b in block.bindings]
+
+
+def padded(v: relax.Expr) -> relax.Expr:
+    return relax.op.nn.conv2d(v, relax.const(W), padding=(1, 1, 1, 1))
+
+
+def test_main_holds_calls_of_kernels_and_reshapes_alone(target: DeviceTarget) -> None:
+    def build(v: relax.Expr) -> relax.Expr:
+        pooled = relax.op.mean(relax.op.nn.relu(padded(v)), [2, 3], keepdims=True)
+        return relax.op.nn.softmax(relax.op.reshape(pooled, (1, 16)))
+
+    result = run(build, {"x": X}, target)
+    for value in values(result):
+        assert is_reshape(value) or (isinstance(value, Call) and op_name(value) == "relax.call_tir")
+    called = {v.args[0].name_hint for v in values(result) if not is_reshape(v)}
+    assert called == {g.name_hint for g in result.lowered.kernels.functions}
+    for var, func in result.lowered.kernels.functions.items():
+        assert isinstance(func, tirx.PrimFunc)
+        assert func.attrs["global_symbol"] == var.name_hint
+
+
+def test_equal_layers_share_a_kernel(target: DeviceTarget) -> None:
+    def build(v: relax.Expr) -> relax.Expr:
+        for _ in range(4):
+            v = relax.op.nn.relu(padded(v))
+        return v
+
+    result = run(build, {"x": X}, target)
+    called = [v.args[0].name_hint for v in values(result) if not is_reshape(v)]
+    assert len(called) > len(set(called))
+    want = X.astype("f8")
+    for _ in range(4):
+        want = np.maximum(conv2d(want, W, padding=(1, 1, 1, 1)), 0)
+    close(result.outputs[0], want, 5e-5)
+
+
+def test_batch_norm_disappears_into_the_convolution(target: DeviceTarget) -> None:
+    state = np.random.RandomState(5)
+    gamma, beta, mean = (state.randn(16).astype("f4") for _ in range(3))
+    variance, bias = state.rand(16).astype("f4") + 0.5, state.randn(1, 16, 1, 1).astype("f4")
+
+    def build(v: relax.Expr) -> relax.Expr:
+        y = relax.op.add(padded(v), relax.const(bias))
+        constants = [relax.const(c) for c in (gamma, beta, mean, variance)]
+        norm = relax.op.nn.batch_norm(y, *constants, axis=1, epsilon=1e-5, training=False)
+        return relax.op.nn.relu(relax.TupleGetItem(norm, 0))
+
+    result = run(build, {"x": X}, target)
+    y = conv2d(X, W, padding=(1, 1, 1, 1)) + bias
+    shaped = [c.reshape(1, 16, 1, 1).astype("f8") for c in (gamma, beta, mean, variance)]
+    close(
+        result.outputs[0],
+        np.maximum((y - shaped[2]) / np.sqrt(shaped[3] + 1e-5) * shaped[0] + shaped[1], 0),
+        5e-5,
+    )
+    # Pack, (transform the weights,) convolve, unpack.
+    assert len(result.lowered.kernels.functions) <= 4
+
+
+def test_a_value_that_two_layouts_read_is_converted_once(target: DeviceTarget) -> None:
+    def build(v: relax.Expr) -> relax.Expr:
+        y = relax.op.nn.relu(padded(v))
+        a = relax.op.permute_dims(y, [0, 2, 3, 1])
+        b = relax.op.permute_dims(y, [0, 3, 2, 1])
+        return relax.op.concat([a, b], axis=3)
+
+    result = run(build, {"x": X}, target)
+    y = np.maximum(conv2d(X, W, padding=(1, 1, 1, 1)), 0)
+    close(result.outputs[0], np.concatenate([y.transpose(0, 2, 3, 1), y.transpose(0, 3, 2, 1)], 3), 5e-5)
+    assert sum("unpack" in v.args[0].name_hint for v in values(result) if not is_reshape(v)) <= 1
+
+
+def test_residual_of_channels_that_fill_no_block(target: DeviceTarget) -> None:
+    state = np.random.RandomState(6)
+    x, w = state.randn(1, 6, 5, 5).astype("f4"), state.randn(6, 6, 1, 1).astype("f4")
+
+    def build(v: relax.Expr) -> relax.Expr:
+        y = relax.op.nn.conv2d(v, relax.const(w))
+        z = relax.op.divide(
+            relax.op.add(relax.op.nn.conv2d(y, relax.const(w)), y), relax.const(np.float32(3))
+        )
+        return relax.op.nn.conv2d(relax.op.sigmoid(z), relax.const(w))
+
+    y = conv2d(x, w)
+    z = 1 / (1 + np.exp(-(conv2d(y, w) + y) / 3))
+    close(run(build, {"x": x}, target).outputs[0], conv2d(z, w))
+
+
+def test_an_index_out_of_range_reads_no_foreign_memory(target: DeviceTarget) -> None:
+    table = np.arange(12, dtype="f4").reshape(4, 3)
+    ids = np.array([[0, 3, 4, 1 << 40]], "i8")
+    result = run(lambda v: relax.op.take(relax.const(table), v, axis=0), {"ids": ids}, target)
+    assert (result.outputs[0] == table[[[0, 3, 3, 3]]]).all()
+
+
+def test_every_kernel_of_any_size_is_parallel_or_small(target: DeviceTarget) -> None:
+    x = np.random.RandomState(8).randn(1, 16, 64, 64).astype("f4")
+    result = run(
+        lambda v: relax.op.permute_dims(relax.op.sqrt(relax.op.abs(v)), [0, 2, 3, 1]), {"x": x}, target
+    )
+    close(result.outputs[0], np.sqrt(np.abs(x)).transpose(0, 2, 3, 1))
+    for func in result.lowered.kernels.functions.values():
+        assert "T.parallel" in func.script()
+        assert "T.vectorized" in func.script()

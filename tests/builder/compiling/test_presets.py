@@ -1,0 +1,148 @@
+"""Presets and small files that declare what is done before and after a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agent.bundle.processing import Detect, Softmax, TopK
+from agent.bundle.tensor_spec import TensorSpec
+from builder.compiling.presets import PREPROCESS_PRESETS, labels, postprocess, preprocess
+from builder.errors import BuildError, ModelError, ShapeError
+
+PHOTO = TensorSpec("data", "FP32", (1, 3, 224, 224))
+LAST = TensorSpec("image", "FP32", (1, 240, 320, 3))
+GREY = TensorSpec("digit", "FP32", (1, 1, 28, 28))
+TOKENS = TensorSpec("input_ids", "INT64", (1, 128))
+LOGITS = TensorSpec("logits", "FP32", (1, 3))
+
+
+def test_imagenet_is_the_tutorials_preprocessing() -> None:
+    made = preprocess("imagenet", [PHOTO])
+    assert (made.input, made.layout, made.colour, made.resize) == ("data", "NCHW", "RGB", (224, 224))
+    assert made.scale == pytest.approx(1 / 255)
+    assert made.mean == (0.485, 0.456, 0.406)
+    assert made.std == (0.229, 0.224, 0.225)
+
+
+@pytest.mark.parametrize("name", PREPROCESS_PRESETS)
+def test_every_preset_fits_a_photograph(name: str) -> None:
+    assert preprocess(name, [PHOTO]).input == "data"
+
+
+def test_the_layout_follows_from_the_input() -> None:
+    made = preprocess("unit", [LAST])
+    assert (made.layout, made.resize) == ("NHWC", (240, 320))
+
+
+def test_one_channel_means_grey() -> None:
+    assert preprocess("unit", [GREY]).colour == "GRAY"
+
+
+def test_the_picture_goes_to_the_only_input_that_can_take_it() -> None:
+    assert preprocess("unit", [TOKENS, GREY]).input == "digit"
+
+
+def test_a_file_says_what_a_preset_would(tmp_path: Path) -> None:
+    file = tmp_path / "p.toml"
+    file.write_text('colour = "BGR"\nscale = 1\nmean = [127]\nstd = [128]\nresize_mode = "letterbox"\n')
+    made = preprocess(str(file), [PHOTO])
+    assert (made.colour, made.mean, made.resize_mode) == ("BGR", (127.0,), "letterbox")
+
+
+@pytest.mark.parametrize(
+    ("text", "inputs", "kind", "says"),
+    [
+        ("imagnet", [PHOTO], ModelError, "no preset 'imagnet'"),
+        ("imagenet", [GREY], ShapeError, "RGB does not fit digit with 1 channels"),
+        ("imagenet", [TOKENS], ShapeError, "expected one input with 4 dimensions"),
+        ("unit", [PHOTO, LAST], ShapeError, "expected one input with 4 dimensions"),
+        ("missing.toml", [PHOTO], ModelError, "cannot be read"),
+    ],
+)
+def test_a_preprocess_that_does_not_fit_gets_one_line(
+    text: str, inputs: list[TensorSpec], kind: type[BuildError], says: str
+) -> None:
+    with pytest.raises(kind, match=says):
+        preprocess(text, inputs)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("not toml at all", "expected TOML"),
+        ('colour = "PINK"', "PINK"),
+        ("std = [0]", "std has a zero"),
+        ("resize = [10, 10]", r"makes \(10, 10\) pixels"),
+        ("resise = [10, 10]", "resise"),
+        ('mean = ["a"]', "could not convert"),
+        ('input = "other"', "expected input 'other' with"),
+        ("crop = [1]", "crop is a height and a width"),
+        ("resize = 224", "resize"),
+    ],
+)
+def test_a_bad_preprocess_file_gets_one_line(tmp_path: Path, content: str, says: str) -> None:
+    file = tmp_path / "p.toml"
+    file.write_text(content)
+    with pytest.raises(BuildError, match=says) as caught:
+        preprocess(str(file), [PHOTO])
+    assert "\n" not in str(caught.value)
+
+
+def test_softmax_and_top_five() -> None:
+    assert postprocess("softmax,top5", [LOGITS]).steps == (Softmax("logits"), TopK("logits", 5))
+
+
+def test_faces_finds_boxes_and_scores_by_their_shapes() -> None:
+    outputs = [TensorSpec("scores", "FP32", (1, 10, 2)), TensorSpec("boxes", "FP32", (1, 10, 4))]
+    (step,) = postprocess("faces", outputs).steps
+    assert isinstance(step, Detect)
+    assert (step.boxes, step.scores) == ("boxes", "scores")
+
+
+@pytest.mark.parametrize("text", ["softmx", "top", "top0", "softmax,", "faces", "softmax top5"])
+def test_a_bad_postprocess_gets_one_line(text: str) -> None:
+    with pytest.raises(ModelError):
+        postprocess(text, [LOGITS])
+
+
+def test_softmax_of_two_outputs_asks_for_a_file() -> None:
+    with pytest.raises(ModelError, match="expected one output") as caught:
+        postprocess("softmax", [LOGITS, PHOTO])
+    assert "TOML" in (caught.value.hint or "")
+
+
+def test_a_postprocess_file(tmp_path: Path) -> None:
+    file = tmp_path / "p.toml"
+    softmax = '[[steps]]\nkind = "softmax"\noutput = "logits"\n'
+    file.write_text(softmax + '[[steps]]\nkind = "top_k"\noutput = "logits"\nk = 2\n')
+    assert postprocess(str(file), [LOGITS]).steps == (Softmax("logits"), TopK("logits", 2))
+
+
+@pytest.mark.parametrize(
+    "content", ['[[steps]]\nkind = "sort"', '[[steps]]\nkind = "top_k"\nk = 2', "steps = 3", "k = 1", ""]
+)
+def test_a_bad_postprocess_file_gets_one_line(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "p.toml"
+    file.write_text(content)
+    with pytest.raises(ModelError):
+        postprocess(str(file), [LOGITS])
+
+
+def test_labels_are_as_many_as_classes(tmp_path: Path) -> None:
+    file = tmp_path / "labels.txt"
+    declared = postprocess("softmax,top2", [LOGITS])
+    file.write_text("cat\r\ndog\nZürich \n\n")
+    assert labels(file, [LOGITS], declared) == "cat\ndog\nZürich\n".encode()
+    file.write_text("cat\ndog\n")
+    with pytest.raises(ModelError, match="expected 3 labels for logits, the file has 2"):
+        labels(file, [LOGITS], declared)
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n", b"\xff\xfe"])
+def test_a_labels_file_that_is_none_is_refused(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "labels.txt"
+    file.write_bytes(content)
+    with pytest.raises(ModelError):
+        labels(file, [LOGITS], None)

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tvm import relax
+
+from builder.kernels.passes.layouts import channel_block
+from builder.kernels.spaces import convolution
+from builder.target.device_target import DeviceTarget
+from tests.builder.kernels.machines import Randn, Result, close, conv2d, element_machine, machine, run
+
+
+def convolve(x: np.ndarray, w: np.ndarray, target: DeviceTarget, **how: Any) -> Result:
+    build = lambda v: relax.op.nn.relu(  # noqa: E731
+        relax.op.nn.conv2d(
+            v,
+            relax.const(w),
+            strides=how.get("strides", (1, 1)),
+            padding=how.get("padding", (0, 0, 0, 0)),
+            dilation=how.get("dilation", (1, 1)),
+            groups=how.get("groups", 1),
+        )
+    )
+    result = run(build, {"x": x}, target)
+    close(result.outputs[0], np.maximum(conv2d(x, w, **how), 0))
+    return result
+
+
+CASES = {
+    "1x1": ((1, 32, 7, 7), (48, 32, 1, 1), {}),
+    "3x3 at stride 2": ((1, 16, 15, 15), (32, 16, 3, 3), {"strides": (2, 2), "padding": (1, 1, 1, 1)}),
+    "first layer of three channels": (
+        (1, 3, 20, 20),
+        (16, 3, 7, 7),
+        {"strides": (2, 2), "padding": (3, 3, 3, 3)},
+    ),
+    "dilated": ((1, 16, 12, 12), (16, 16, 3, 3), {"dilation": (2, 2), "padding": (2, 2, 2, 2)}),
+    "padded on one side": ((1, 16, 9, 9), (16, 16, 2, 2), {"padding": (0, 0, 1, 1)}),
+    "odd channels": ((1, 5, 6, 6), (7, 5, 1, 1), {}),
+    "grouped": ((1, 32, 8, 8), (32, 8, 3, 3), {"groups": 4, "padding": (1, 1, 1, 1)}),
+    "grouped by narrow groups": ((1, 12, 6, 6), (12, 3, 1, 1), {"groups": 4}),
+    "a prime width": ((1, 16, 13, 13), (16, 16, 1, 1), {}),
+    "a batch of three": ((3, 16, 5, 5), (16, 16, 1, 1), {}),
+    "rectangular": ((1, 16, 4, 18), (24, 16, 1, 5), {"padding": (0, 2, 0, 2)}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_convolution_agrees_with_its_definition(name: str, target: DeviceTarget, randn: Randn) -> None:
+    shape, weight, how = CASES[name]
+    convolve(randn(*shape), randn(*weight), target, **how)
+
+
+@pytest.mark.parametrize(
+    "name", ["1x1", "3x3 at stride 2", "first layer of three channels", "dilated", "grouped"]
+)
+def test_design_space_takes_the_convolution(name: str, target: DeviceTarget, randn: Randn) -> None:
+    shape, weight, how = CASES[name]
+    assert convolution.KIND in convolve(randn(*shape), randn(*weight), target, **how).schedules
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_operands_held_in_registers_agree_with_the_definition(name: str, randn: Randn) -> None:
+    shape, weight, how = CASES[name]
+    convolve(randn(*shape), randn(*weight), element_machine(), **how)
+
+
+def test_weights_of_a_register_tile_lie_side_by_side() -> None:
+    w = np.arange(16 * 8, dtype="f4").reshape(16, 8, 1, 1)
+    packed = convolution.pack_weights(w, 4, 4, together=2)
+    assert packed.shape == (2, 2, 1, 1, 4, 2, 4)
+    assert (packed[1, 0, 0, 0, 3].ravel() == w[8:, 3].ravel()).all()
+
+
+def test_bias_residual_and_activation_are_one_kernel(target: DeviceTarget, randn: Randn) -> None:
+    x, w, b = randn(1, 32, 8, 8), randn(32, 32, 1, 1), randn(1, 32, 1, 1)
+
+    def build(v: relax.Expr) -> relax.Expr:
+        y = relax.op.nn.conv2d(v, relax.const(w))
+        z = relax.op.nn.conv2d(relax.op.nn.relu(y), relax.const(w))
+        return relax.op.nn.relu(relax.op.add(relax.op.add(z, relax.const(b)), y))
+
+    result = run(build, {"x": x}, target)
+    y = conv2d(x, w)
+    close(result.outputs[0], np.maximum(conv2d(np.maximum(y, 0), w) + b + y, 0))
+    names = [n.name_hint for n in result.lowered.kernels.functions]
+    assert len(names) <= 5, names  # pack, two convolutions, an activation with two readers, unpack
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.data())
+def test_any_shape_agrees_with_its_definition(data: st.DataObject) -> None:
+    draw = data.draw
+    kernel = draw(st.tuples(st.integers(1, 4), st.integers(1, 4)))
+    how = {
+        "strides": draw(st.tuples(st.integers(1, 3), st.integers(1, 3))),
+        "dilation": draw(st.tuples(st.integers(1, 2), st.integers(1, 2))),
+        "padding": draw(st.tuples(*[st.integers(0, 2)] * 4)),
+    }
+    size = draw(st.tuples(st.integers(8, 20), st.integers(8, 20)))
+    groups = draw(st.sampled_from([1, 1, 1, 2, 3]))
+    i, o = draw(st.integers(1, 20)) * groups, draw(st.integers(1, 40)) * groups
+    state = np.random.RandomState(draw(st.integers(0, 99)))
+    x, w = state.randn(1, i, *size).astype("f4"), state.randn(o, i // groups, *kernel).astype("f4")
+    convolve(x, w, machine(draw(st.sampled_from([4, 8, 16]))), groups=groups, **how)
+
+
+def test_heuristic_stays_within_the_registers(target: DeviceTarget) -> None:
+    for blocks in (1, 2, 4, 6, 32):
+        for width in (1, 7, 13, 14, 28, 56, 112):
+            tiles = convolution.space(blocks, width, 16, target).default
+            assert tiles.oc * tiles.ow <= target.simd.registers * 3 // 4
+            assert blocks % tiles.oc == 0
+            assert width % tiles.ow == 0
+
+
+@pytest.mark.parametrize("channels", [24, 20, 6])
+def test_what_fills_the_last_block_up_is_never_read(
+    channels: int, target: DeviceTarget, randn: Randn
+) -> None:
+    x, first, last = randn(1, 8, 9, 9), randn(channels, 8, 3, 3), randn(19, channels, 3, 3)
+    bias, how = randn(1, channels, 1, 1), {"padding": (1, 1, 1, 1)}
+
+    def build(v: relax.Expr) -> relax.Expr:
+        y = relax.op.add(relax.op.nn.conv2d(v, relax.const(first), **how), relax.const(bias))
+        return relax.op.nn.conv2d(relax.op.add(y, y), relax.const(last), **how)
+
+    y = 2 * (conv2d(x, first, **how) + bias)
+    result = run(build, {"x": x}, target)
+    close(result.outputs[0], conv2d(y.astype("f4"), last, **how))
+    assert convolution.KIND in result.schedules
+
+
+def test_half_a_vector_takes_as_long_as_a_whole_one() -> None:
+    assert [channel_block(c, 16) for c in (3, 8, 16, 24, 40, 96)] == [4, 8, 16, 16, 16, 16]
+    assert [channel_block(c, 4) for c in (3, 24)] == [4, 4]

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tvm import relax
+
+from builder.kernels.spaces import depthwise
+from builder.target.device_target import DeviceTarget
+from tests.builder.kernels.machines import Randn, close, conv2d, run
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize(("channels", "size", "kernel"), [(32, 14, 3), (24, 9, 5), (7, 6, 3), (1, 6, 3)])
+def test_depthwise_agrees_with_its_definition(
+    channels: int, size: int, kernel: int, stride: int, target: DeviceTarget, randn: Randn
+) -> None:
+    x, w = randn(1, channels, size, size), randn(channels, 1, kernel, kernel)
+    how = {"strides": (stride, stride), "padding": (kernel // 2,) * 4, "groups": channels}
+    result = run(
+        lambda v: relax.op.clip(relax.op.nn.conv2d(v, relax.const(w), **how), 0, 6), {"x": x}, target
+    )
+    close(result.outputs[0], np.clip(conv2d(x, w, **how), 0, 6))
+    assert channels == 1 or depthwise.KIND in result.schedules
+
+
+def test_several_filters_for_each_channel(target: DeviceTarget, randn: Randn) -> None:
+    x, w = randn(1, 8, 6, 6), randn(16, 1, 3, 3)
+    how = {"padding": (1, 1, 1, 1), "groups": 8}
+    result = run(lambda v: relax.op.nn.conv2d(v, relax.const(w), **how), {"x": x}, target)
+    close(result.outputs[0], conv2d(x, w, **how))

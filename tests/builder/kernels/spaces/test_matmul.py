@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tvm import relax
+
+from builder.kernels.spaces import matmul, transpose
+from builder.kernels.spaces import rows as rows_kind
+from builder.target.device_target import DeviceTarget
+from tests.builder.kernels.machines import Randn, close, element_machine, machine, run
+
+
+@pytest.mark.parametrize(
+    ("rows", "depth", "columns"), [(128, 96, 144), (1, 50, 1000), (7, 33, 64), (13, 5, 10), (2, 3, 1)]
+)
+def test_product_with_constant_weights(
+    rows: int, depth: int, columns: int, target: DeviceTarget, randn: Randn
+) -> None:
+    x, w, b = randn(1, rows, depth), randn(depth, columns), randn(columns)
+    build = lambda v: relax.op.add(relax.op.matmul(v, relax.const(w)), relax.const(b))  # noqa: E731
+    result = run(build, {"x": x}, target)
+    close(result.outputs[0], x.astype("f8") @ w + b)
+    if columns % target.simd.lanes == 0:
+        assert result.schedules == {matmul.KIND}
+
+
+def test_gelu_is_fused_behind_the_product(target: DeviceTarget, randn: Randn) -> None:
+    from scipy.special import erf
+
+    x, w = randn(1, 16, 32), randn(32, 48)
+
+    def build(v: relax.Expr) -> relax.Expr:
+        y = relax.op.matmul(v, relax.const(w))
+        e = relax.op.erf(relax.op.divide(y, relax.const(np.float32(2**0.5))))
+        return relax.op.multiply(
+            relax.op.multiply(y, relax.op.add(e, relax.const(np.float32(1)))), relax.const(np.float32(0.5))
+        )
+
+    result = run(build, {"x": x}, target)
+    y = x.astype("f8") @ w
+    close(result.outputs[0], y * (erf(y / 2**0.5) + 1) * 0.5)
+    assert len(result.lowered.kernels.functions) == 1
+    assert result.schedules == {matmul.KIND}
+
+
+@pytest.mark.parametrize(
+    ("batch", "rows", "depth", "columns"), [((1, 3), 16, 8, 32), ((2,), 5, 7, 9), ((), 4, 4, 4)]
+)
+def test_product_of_two_computed_matrices(
+    batch: tuple[int, ...], rows: int, depth: int, columns: int, target: DeviceTarget, randn: Randn
+) -> None:
+    a, b = randn(*batch, rows, depth), randn(*batch, depth, columns)
+    result = run(relax.op.matmul, {"a": a, "b": b}, target)
+    close(result.outputs[0], a.astype("f8") @ b)
+    assert result.schedules == {matmul.BATCHED}
+
+
+def test_broadcast_batches_fall_back_and_are_right(target: DeviceTarget, randn: Randn) -> None:
+    a, b = randn(3, 4, 5), randn(1, 5, 6)
+    close(run(relax.op.matmul, {"a": a, "b": b}, target).outputs[0], a.astype("f8") @ b)
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+def test_attention_needs_one_transpose(heads: int, target: DeviceTarget, randn: Randn) -> None:
+    rows, size, op = 12, 16, relax.op
+    q, k, v = (randn(2, rows, heads * size) for _ in range(3))
+
+    def build(*tensors: relax.Expr) -> relax.Expr:
+        a, b, c = (op.reshape(t, (2, rows, heads, size)) for t in tensors)
+        a, b, c = (
+            op.permute_dims(t, p) for t, p in zip((a, b, c), (_TURN, (0, 2, 3, 1), _TURN), strict=True)
+        )
+        scores = op.divide(op.matmul(a, b), relax.const(np.float32(4)))
+        context = op.matmul(op.nn.softmax(scores), c)
+        return op.reshape(op.permute_dims(context, _TURN), (2, rows, heads * size))
+
+    result = run(build, {"q": q, "k": k, "v": v}, target)
+    a, b, c = (t.astype("f8").reshape(2, rows, heads, size).transpose(_TURN) for t in (q, k, v))
+    scores = a @ b.transpose(0, 1, 3, 2) / 4
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    want = (weights / weights.sum(-1, keepdims=True)) @ c
+    close(result.outputs[0], want.transpose(_TURN).reshape(2, rows, heads * size))
+    assert result.schedules == {matmul.BATCHED, rows_kind.KIND, transpose.KIND}
+    assert len(result.lowered.kernels.functions) == 4
+
+
+_TURN = (0, 2, 1, 3)
+
+
+def test_a_product_that_is_read_turned_and_as_it_is(target: DeviceTarget, randn: Randn) -> None:
+    a, b = randn(1, 2, 8, 4), randn(1, 2, 4, 16)
+
+    def build(x: relax.Expr, y: relax.Expr) -> relax.Expr:
+        product = relax.op.matmul(x, y)
+        turned = relax.op.permute_dims(product, _TURN)
+        return relax.op.add(relax.op.reshape(turned, (1, 2, 8, 16)), product)
+
+    product = a.astype("f8") @ b
+    want = product.transpose(_TURN).reshape(1, 2, 8, 16) + product
+    close(run(build, {"a": a, "b": b}, target).outputs[0], want)
+
+
+@pytest.mark.parametrize("lead", [(2, 3, 11), (4, 9), (3, 1, 8)])
+def test_rows_counted_in_several_axes(lead: tuple[int, ...], target: DeviceTarget, randn: Randn) -> None:
+    x, w, residual = randn(*lead, 48), randn(48, 48), randn(*lead, 48)
+    build = lambda v, r: relax.op.add(relax.op.matmul(v, relax.const(w)), r)  # noqa: E731
+    result = run(build, {"x": x, "r": residual}, target)
+    close(result.outputs[0], x.astype("f8") @ w + residual)
+    assert len(result.lowered.kernels.functions) == 1
+    assert "fallback" not in result.schedules
+
+
+def test_a_single_row_has_many_accumulators() -> None:
+    pi, x86, avx2 = element_machine(), machine(16), machine(8)
+    assert [matmul.panel_width(768, 1, m) for m in (pi, x86, avx2)] == [32, 128, 64]
+    assert [matmul.panel_width(768, 9, m) for m in (pi, x86, avx2)] == [8, 48, 24]
+    assert [matmul.panel_width(1000, 1, m) for m in (pi, x86, avx2)] == [20, 40, 40]
+    assert [matmul.panel_width(10, 1, m) for m in (pi, x86, avx2)] == [None, None, None]

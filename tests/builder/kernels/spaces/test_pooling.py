@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from tvm import relax
+
+from builder.kernels.spaces import pooling
+from builder.target.device_target import DeviceTarget
+from tests.builder.kernels.machines import Build, Randn, close, run
+
+
+def reference(kind: str, x: np.ndarray, **attributes: Any) -> np.ndarray:
+    node = onnx.helper.make_node(kind, ["x"], ["y"], **attributes)
+    value = lambda name, shape: onnx.helper.make_tensor_value_info(name, 1, shape)  # noqa: E731
+    graph = onnx.helper.make_graph([node], "g", [value("x", x.shape)], [value("y", None)])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(None, {"x": x})[0]
+
+
+def packed(v: relax.Expr, operator: Build) -> relax.Expr:
+    """`operator` behind a convolution that leaves its input packed, and changes nothing."""
+    channels = int(v.ty.shape[1])
+    return operator(relax.op.nn.conv2d(v, relax.const(np.eye(channels, dtype="f4")[:, :, None, None])))
+
+
+@pytest.mark.parametrize("kind", ["MaxPool", "AveragePool"])
+@pytest.mark.parametrize("counted", [0, 1])
+@pytest.mark.parametrize(("size", "kernel", "stride", "pad"), [(14, 3, 2, 1), (15, 2, 2, 0), (9, 3, 1, 1)])
+def test_window(
+    kind: str, counted: int, size: int, kernel: int, stride: int, pad: int, target: DeviceTarget, randn: Randn
+) -> None:
+    x = randn(1, 20, size, size)
+    attributes = {"kernel_shape": [kernel] * 2, "strides": [stride] * 2, "pads": [pad] * 4}
+    how = {"pool_size": (kernel, kernel), "strides": (stride, stride), "padding": (pad,) * 4}
+    if kind == "MaxPool":
+        operator = lambda v: relax.op.nn.max_pool2d(v, **how)  # noqa: E731
+    else:
+        attributes["count_include_pad"] = counted
+        operator = lambda v: relax.op.nn.avg_pool2d(v, **how, count_include_pad=bool(counted))  # noqa: E731
+    result = run(lambda v: packed(v, operator), {"x": x}, target)
+    close(result.outputs[0], reference(kind, x, **attributes))
+    assert pooling.KIND in result.schedules
+
+
+def test_mean_of_a_plane(target: DeviceTarget, randn: Randn) -> None:
+    x = randn(2, 32, 7, 7)
+    result = run(lambda v: packed(v, lambda p: relax.op.mean(p, [2, 3], keepdims=True)), {"x": x}, target)
+    close(result.outputs[0], x.mean((2, 3), dtype="f8", keepdims=True))
+    assert pooling.KIND in result.schedules

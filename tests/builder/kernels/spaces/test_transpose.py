@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tvm import relax
+
+from builder.kernels.spaces import transpose
+from builder.target.device_target import DeviceTarget
+from tests.builder.kernels.machines import Randn, run
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [
+        ((2, 48, 3, 32), (0, 2, 3, 1)),
+        ((5, 7, 9), (2, 1, 0)),
+        ((33, 18), None),
+        ((1, 3, 20, 20), (0, 2, 3, 1)),
+        ((2, 6, 4, 5), (3, 0, 1, 2)),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_last_axis_moves(
+    shape: tuple[int, ...], axes: tuple[int, ...] | None, dtype: str, target: DeviceTarget, randn: Randn
+) -> None:
+    x = (randn(*shape) * 10).astype(dtype)
+    result = run(lambda v: relax.op.permute_dims(v, axes), {"x": x}, target)
+    assert np.array_equal(result.outputs[0], x.transpose(axes))
+    assert result.schedules == {transpose.KIND}
+
+
+def test_elementwise_operators_join_a_transpose(target: DeviceTarget, randn: Randn) -> None:
+    x, y = randn(4, 18, 33), randn(33, 4, 18)
+    build = lambda v, w: relax.op.add(relax.op.permute_dims(relax.op.abs(v), (2, 0, 1)), w)  # noqa: E731
+    result = run(build, {"x": x, "y": y}, target)
+    assert np.array_equal(result.outputs[0], np.abs(x).transpose(2, 0, 1) + y)
+    assert result.schedules == {transpose.KIND}
+    assert len(result.lowered.kernels.functions) == 1
+
+
+@pytest.mark.parametrize("axes", [(0, 2, 1, 3), (0, 1, 2, 3), (1, 0, 2, 3)])
+def test_last_axis_stays(axes: tuple[int, ...], target: DeviceTarget, randn: Randn) -> None:
+    x = randn(2, 3, 5, 16)
+    result = run(lambda v: relax.op.permute_dims(v, axes), {"x": x}, target)
+    assert np.array_equal(result.outputs[0], x.transpose(axes))
+
+
+@pytest.mark.parametrize("axes", [(1, 0), (0, 2, 1)])
+def test_axis_of_one_moves(axes: tuple[int, ...], target: DeviceTarget, randn: Randn) -> None:
+    x = randn(*(1, 40, 40)[-len(axes) :])[..., :1]
+    result = run(lambda v: relax.op.permute_dims(v, axes), {"x": x}, target)
+    assert np.array_equal(result.outputs[0], x.transpose(axes))

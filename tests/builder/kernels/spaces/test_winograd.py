@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+from builder.kernels.spaces import winograd
+from builder.kernels.spaces.winograd_transforms import Transforms
+from builder.target.device_target import DeviceTarget, resolve
+from tests.builder.kernels.machines import Randn, close, conv2d, element_machine, lower_expression, run
+
+
+@pytest.mark.parametrize("m", [2, 4, 6])
+def test_transforms_are_exact(m: int) -> None:
+    t = Transforms.of(m)
+    state = np.random.RandomState(m)
+    g = [Fraction(int(v)) for v in state.randint(-9, 9, 3)]
+    d = [Fraction(int(v)) for v in state.randint(-9, 9, m + 2)]
+    times = lambda rows, v: [sum(a * b for a, b in zip(row, v, strict=True)) for row in rows]  # noqa: E731
+    product = [a * b for a, b in zip(times(t.weights, g), times(t.input, d), strict=True)]
+    assert times(t.output, product) == [sum(g[k] * d[i + k] for k in range(3)) for i in range(m)]
+
+
+@pytest.mark.parametrize("m", [2, 4, 6])
+@pytest.mark.parametrize(("size", "channels"), [(8, (32, 32)), (14, (16, 32)), (9, (32, 16))])
+def test_winograd_agrees_with_the_convolution(
+    m: int,
+    size: int,
+    channels: tuple[int, int],
+    target: DeviceTarget,
+    randn: Randn,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(winograd, "output_tile", lambda *_: m)
+    x, w, b = (
+        randn(1, channels[0], size, size),
+        randn(channels[1], channels[0], 3, 3),
+        randn(1, channels[1], 1, 1),
+    )
+
+    def build(v: relax.Expr) -> relax.Expr:
+        y = relax.op.nn.conv2d(v, relax.const(w), padding=(1, 1, 1, 1))
+        return relax.op.nn.relu(relax.op.add(y, relax.const(b)))
+
+    result = run(build, {"x": x}, target)
+    close(result.outputs[0], np.maximum(conv2d(x, w, padding=(1, 1, 1, 1)) + b, 0), 2e-4 if m == 6 else 5e-5)
+    assert {winograd.KIND, winograd.WEIGHTS_KIND} <= result.schedules
+
+
+@pytest.mark.parametrize("m", [2, 4])
+def test_operands_held_in_registers_agree_with_the_convolution(
+    m: int, randn: Randn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(winograd, "output_tile", lambda *_: m)
+    x, w = randn(1, 16, 14, 14), randn(32, 16, 3, 3)
+    result = run(
+        lambda v: relax.op.nn.conv2d(v, relax.const(w), padding=(1, 1, 1, 1)), {"x": x}, element_machine()
+    )
+    close(result.outputs[0], conv2d(x, w, padding=(1, 1, 1, 1)), 5e-5)
+    assert {winograd.KIND, winograd.WEIGHTS_KIND} <= result.schedules
+
+
+def test_weights_are_transformed_at_load_and_not_in_the_bundle(target: DeviceTarget, randn: Randn) -> None:
+    w = randn(64, 64, 3, 3)
+    result = run(
+        lambda v: relax.op.nn.conv2d(v, relax.const(w), padding=(1, 1, 1, 1)),
+        {"x": randn(1, 64, 28, 28)},
+        target,
+    )
+    assert winograd.WEIGHTS_KIND in result.schedules
+    constants = []
+    relax.analysis.post_order_visit(
+        result.lowered.main, lambda e: constants.append(e) if type(e).__name__ == "GenericConst" else None
+    )
+    assert sum(c.value.numpy().nbytes for c in constants) <= w.nbytes
+
+
+def test_large_weights_on_a_small_map_take_the_small_tile(randn: Randn) -> None:
+    from builder.kernels.spaces.convolution import Conv2d
+    from tests.builder.kernels.machines import machine
+
+    op = lambda c, s: Conv2d(1, c, s, s, c, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1)  # noqa: E731
+    assert winograd.output_tile(op(64, 56), 16, machine(16)) == 4
+    assert winograd.output_tile(op(512, 7), 16, machine(16)) == 2
+
+
+@pytest.mark.parametrize("change", [{"strides": (2, 2)}, {"dilation": (2, 2)}, {"kernel": (5, 5)}])
+def test_other_convolutions_stay_direct(change: dict[str, Any], target: DeviceTarget) -> None:
+    from dataclasses import replace
+
+    from builder.kernels.spaces.convolution import Conv2d
+
+    op = Conv2d(1, 64, 28, 28, 64, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1)
+    assert winograd.output_tile(replace(op, **change), target.simd.lanes, target) is None
+
+
+def test_accumulators_stay_in_registers_on_arm(randn: Randn) -> None:
+    target = resolve("rpi4")
+    w = relax.const(randn(128, 64, 3, 3))
+    lowered = lower_expression(
+        lambda v: relax.op.nn.conv2d(v, w, padding=(1, 1, 1, 1)), {"x": randn(1, 64, 14, 14)}, target
+    )
+    assembly = tvm.compile(lowered.kernels, target.tvm_target).mod.inspect_source("asm")
+    blocks = re.split(r"\n\.LBB\w+:", assembly)
+    products = [b for b in blocks if b.count("\tfmla\t") >= 200]
+    assert products
+    for block in products:
+        loop = block[: block.rindex("\tfmla\t")]
+        assert not re.search(r"\tst[rp]\t", loop), "an accumulator goes through memory"

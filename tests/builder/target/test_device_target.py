@@ -1,0 +1,93 @@
+"""Targets by name, as JSON and in the spelling of TVM's old command line."""
+
+from __future__ import annotations
+
+import pytest
+
+from builder.errors import TargetError
+from builder.target.device_target import PRESETS, resolve
+
+
+@pytest.mark.parametrize("name", list(PRESETS))
+def test_every_preset_resolves(name: str) -> None:
+    target = resolve(name)
+    assert target.name == name
+    assert target.triple.split("-")[0] == target.arch
+    assert target.cores >= 1
+
+
+@pytest.mark.parametrize(
+    ("name", "arch", "lanes", "needs"),
+    [
+        ("rpi3", "aarch64", 4, "asimd"),
+        ("rpi4", "aarch64", 4, "asimd"),
+        ("rpi5", "aarch64", 4, "asimddp"),
+        ("rpi-armv7", "armv7l", 4, "neon"),
+        ("x86-64-v3", "x86_64", 8, "avx2"),
+    ],
+)
+def test_a_preset_says_what_its_device_must_have(name: str, arch: str, lanes: int, needs: str) -> None:
+    target = resolve(name)
+    assert (target.arch, target.simd.lanes) == (arch, lanes)
+    assert needs in target.features
+
+
+def test_a_raspberry_pi_4_needs_no_aes_although_its_core_may_have_it() -> None:
+    assert "aes" not in resolve("rpi4").features
+
+
+def test_host_runs_here() -> None:
+    assert resolve("host").is_native
+
+
+def test_a_board_is_not_this_machine_unless_it_is() -> None:
+    assert resolve("riscv64").is_native is False
+
+
+def test_plain_llvm_means_this_machine() -> None:
+    assert resolve("llvm").cpu == resolve("host").cpu
+
+
+def test_the_old_spelling_says_the_same_as_json() -> None:
+    old = resolve("llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72 -mattr=+neon -num-cores=4")
+    new = resolve(
+        '{"kind":"llvm","mtriple":"aarch64-linux-gnu","mcpu":"cortex-a72","mattr":["+neon"],"num-cores":4}'
+    )
+    assert str(old.tvm_target) == str(new.tvm_target)
+    assert (old.simd, old.features, old.zig_target) == (new.simd, new.features, new.zig_target)
+    assert old.features == resolve("rpi4").features
+
+
+def test_an_x86_target_may_be_less_than_this_machine() -> None:
+    assert resolve("llvm -mcpu=x86-64-v2").simd.lanes == 4
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("rpi9", "unknown target 'rpi9'"),
+        ("", "unknown target ''"),
+        ("cuda", "unknown target 'cuda'"),
+        ("llvm -mcpu=pentium99", "LLVM knows no CPU 'pentium99'"),
+        ("llvm cortex-a72", "expected -option=value, got 'cortex-a72'"),
+        ("llvm -num-cores=many", "expected a number of cores"),
+        ("llvm -bogus=1", "bogus"),
+        ("{", "expected a JSON object"),
+        ('{"kind":"cuda"}', "expected 'llvm', got 'cuda'"),
+        ('{"kind":"llvm","mtriple":"arm-linux-gnueabi","mcpu":"cortex-a7"}', "hard-float"),
+        ('{"kind":"llvm","mtriple":"x86_64-pc-windows-msvc"}', "expected a Linux triple"),
+        ('{"kind":"llvm","mtriple":"sparc-linux-gnu"}', "expected a Linux triple"),
+    ],
+)
+def test_a_bad_target_gets_one_line(spec: str, says: str) -> None:
+    with pytest.raises(TargetError) as caught:
+        resolve(spec)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_cpu_of_another_architecture_is_told_with_its_triple() -> None:
+    with pytest.raises(TargetError) as caught:
+        resolve("llvm -mtriple=x86_64-linux-gnu -mcpu=cortex-a72")
+    assert caught.value.hint is not None
+    assert "-mtriple=aarch64-linux-gnu -mcpu=cortex-a72" in caught.value.hint
