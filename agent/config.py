@@ -85,7 +85,7 @@ def load_config(
     Raises
     ------
     ConfigError
-        Naming everything that is wrong.
+        If naming everything that is wrong.
     """
     raw = b""
     if path is not None:
@@ -120,7 +120,7 @@ def parse_config(
     Raises
     ------
     ConfigError
-        Naming everything that is wrong, a line each.
+        If naming everything that is wrong, a line each.
     """
     mistakes: list[str] = []
     values = {key.name: key.default for key in KEYS}

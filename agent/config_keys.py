@@ -21,7 +21,7 @@ LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 class Kind:
     """What a value must be.
 
-    Parameters
+    Attributes
     ----------
     expected
         In words, for messages.
@@ -37,7 +37,7 @@ class Kind:
 class Key:
     """One key.
 
-    Parameters
+    Attributes
     ----------
     name
         With its section: `broker.url`.

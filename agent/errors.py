@@ -26,8 +26,8 @@
     ├── ConfigError               the configuration, or a file that it names
     └── SourceError               a source of bundles refused or cannot be reached
 
-A message says what was expected and what came, in one line and without a final full stop; ``hint`` says what
-to do about it. ``code`` travels over MQTT and never changes its meaning. Foreign exceptions are wrapped once,
+A message says what was expected and what came, in one line and without a final full stop; `hint` says what
+to do about it. `code` travels over MQTT and never changes its meaning. Foreign exceptions are wrapped once,
 where the foreign library is called.
 """
 
@@ -103,7 +103,7 @@ class SelfTestError(BundleError):
 
 
 class RequestError(EdgeError):
-    """One inference request that cannot be answered; ``status`` is what the requester is told."""
+    """One inference request that cannot be answered; `status` is what the requester is told."""
 
     code = "ERR_REQUEST"
     status: int = 500

@@ -1,4 +1,4 @@
-"""``make bench``: ours against the engines that people use, on the same models, inputs and threads.
+"""`make bench`: ours against the engines that people use, on the same models, inputs and threads.
 
 Engines take turns, so that a machine whose speed drifts drifts for all of them; medians over all turns are
 compared. What is printed is written as JSON, as Markdown and as pictures too.

@@ -1,4 +1,4 @@
-"""``make bench-arm``: executed instructions of an inference on an emulated Cortex-A72, ours against others.
+"""`make bench-arm`: executed instructions of an inference on an emulated Cortex-A72, ours against others.
 
 Time under an emulator means nothing; the number of instructions is exact and the same every time. No board
 was timed: a core may take more or fewer cycles for the same instructions. What a core could make of our hot
@@ -102,8 +102,8 @@ def _lay_out(members: Mapping[str, bytes], place: Path) -> None:
 def _convert(path: Path, shape: tuple[int, ...]) -> None:
     try:
         stem = convert_for_ncnn(path, shape)
-    except UnavailableError as e:
-        print(f"  without ncnn: {e}")
+    except UnavailableError as error:
+        print(f"  without ncnn: {error}")
         return
     for part in ("param", "bin"):
         converted = Path(f"{stem}.ncnn.{part}")
@@ -159,8 +159,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             code = hot_loops.kernels_object(model.place / "model.onnx", fixed_shapes(name), target)
             loops[name] = hot_loops.of_model(code, model.flops)
-        except hot_loops.NoToolError as e:
-            console.print(f"  without llvm-mca: {e}", highlight=False)
+        except hot_loops.NoToolError as error:
+            console.print(f"  without llvm-mca: {error}", highlight=False)
     document = {
         "cpu": args.cpu,
         "millions": counts,

@@ -38,7 +38,7 @@ class Costs:
     Attributes
     ----------
     compile_s, compile_bytes
-        ``edgebundle compile`` for a target whose C library the linker has not built yet: seconds, and the
+        `edgebundle compile` for a target whose C library the linker has not built yet: seconds, and the
         most memory that it and its children held together.
     node_us
         What the executor adds to a node, over kernels that return at once.

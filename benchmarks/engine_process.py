@@ -62,7 +62,7 @@ class EngineProcess:
     name
         One of `benchmarks.engines.ENGINES`.
     model
-        The ONNX file; ``inputs.npz`` and the bundles lie beside it.
+        The ONNX file; `inputs.npz` and the bundles lie beside it.
     threads
         Threads it may use.
     """
@@ -90,7 +90,7 @@ class EngineProcess:
         Raises
         ------
         EngineGoneError
-            It crashed, or took too long.
+            If it crashed, or took too long.
         """
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
@@ -136,8 +136,8 @@ def main(name: str, model: Path, threads: int) -> None:
     try:
         run = ENGINES[name](model, inputs, threads)
         outputs = run()
-    except Exception as e:  # noqa: BLE001 - whatever an engine raises is why it is missing
-        print(json.dumps({"problem": _one_line(e)}), file=say, flush=True)
+    except Exception as error:  # noqa: BLE001 - whatever an engine raises is why it is missing
+        print(json.dumps({"problem": _one_line(error)}), file=say, flush=True)
         return
     np.savez(
         model.with_name(f"outputs-{name}.npz"), **{f"{i:03}": np.asarray(o) for i, o in enumerate(outputs)}

@@ -144,7 +144,7 @@ def convert_for_ncnn(model: Path, shape: tuple[int, ...]) -> Path:
     Raises
     ------
     UnavailableError
-        pnnx does not take the model, or leaves operators that ncnn does not have.
+        If pnnx does not take the model, or leaves operators that ncnn does not have.
     """
     for source in (simplified_of(model), model):
         stem = source.with_suffix("")
@@ -187,8 +187,8 @@ def _torch_module(model: Path, inputs: Arrays) -> tuple[Any, tuple[Any, ...]]:
     for source in (simplified_of(model), model):
         try:
             network = onnx2torch.convert(onnx.load(source)).eval()
-        except NotImplementedError as e:
-            reasons.append(str(e))
+        except NotImplementedError as error:
+            reasons.append(str(error))
             continue
         tensors = tuple(torch.from_numpy(value) for value in inputs.values())
         return write_out(network, tensors), tensors
@@ -223,15 +223,15 @@ def convert_for_litert(model: Path, inputs: Arrays, path: Path) -> None:
     Raises
     ------
     UnavailableError
-        It does not convert.
+        If it does not convert.
     """
     import litert_torch
 
     network, tensors = _torch_module(model, inputs)
     try:
         converted = litert_torch.convert(network, tensors)
-    except Exception as e:  # whatever a compiler of that size raises is its refusal
-        raise UnavailableError(f"litert-torch does not convert it: {type(e).__name__}") from e
+    except Exception as error:  # whatever a compiler of that size raises is its refusal
+        raise UnavailableError(f"litert-torch does not convert it: {type(error).__name__}") from error
     part = path.with_suffix(".part.tflite")
     converted.export(str(part))
     part.rename(path)

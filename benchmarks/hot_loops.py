@@ -111,7 +111,7 @@ def tool(name: str) -> str:
     Raises
     ------
     NoToolError
-        None is new enough.
+        If none is new enough.
     """
     for version in range(NEWEST_LLVM, LEAST_LLVM - 1, -1):
         if found := shutil.which(f"{name}-{version}"):

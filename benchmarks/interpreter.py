@@ -1,6 +1,6 @@
 """Runs a lowered module node by node on this machine: what tests compare, and what the profile measures.
 
-The executor that ships is ``agent.runtime``; this one needs no link and no graph, and knows every kernel's
+The executor that ships is `agent.runtime`; this one needs no link and no graph, and knows every kernel's
 time.
 """
 

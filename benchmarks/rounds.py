@@ -128,8 +128,8 @@ def measure(
                 time.sleep(PAUSE_S)
                 try:
                     turn = process.turn(turn_s)
-                except EngineGoneError as e:
-                    result.problems[process.name] = str(e)
+                except EngineGoneError as error:
+                    result.problems[process.name] = str(error)
                     result.turns_ms.pop(process.name, None)
                     running.remove(process)
                     continue

@@ -1,6 +1,6 @@
 """The workstation side of edgebundle: import, compile, tune and sign models.
 
-What ``tvmc.load``, ``tune``, ``compile`` and ``run`` gave from Python::
+What `tvmc.load`, `tune`, `compile` and `run` gave from Python::
 
     from builder import load, compile, run, tune
 
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import os
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from builder.boards.measuring import RunnerOptions
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 # Nobody's models are talked about from here; whoever wants it otherwise sets it to 0.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-_HOME = {
+_HOME: Final = {
     "DeviceTarget": "builder.target.device_target",
     "Identity": "builder.compiling.compilation",
     "ImportedModel": "builder.importer",

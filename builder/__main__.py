@@ -1,4 +1,4 @@
-"""``python -m builder`` is ``edgebundle``."""
+"""`python -m builder` is `edgebundle`."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@
     │   └── FleetError            a broker or an agent that does not answer, or refuses
     └── LinkError             the linker failed on what we compiled     exit 1
 
-A message says what was expected and what came, in one line; ``hint`` says what to do about it. Foreign
+A message says what was expected and what came, in one line; `hint` says what to do about it. Foreign
 exceptions are wrapped once, where the foreign library is called.
 """
 

@@ -1,8 +1,8 @@
-"""From an ONNX file to an answer over MQTT, on this machine: what ``make demo`` runs.
+"""From an ONNX file to an answer over MQTT, on this machine: what `make demo` runs.
 
 A broker and an agent are started as processes of their own, with everything they write in one temporary
 folder; the rest is the commands that a user types, printed as they are run. Whatever happens, the processes
-are stopped and the folder is removed. ``EDGEBUNDLE_DEMO_BROKER`` chooses ``mosquitto`` or ``amqtt``.
+are stopped and the folder is removed. `EDGEBUNDLE_DEMO_BROKER` chooses `mosquitto` or `amqtt`.
 """
 
 from __future__ import annotations

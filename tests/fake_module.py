@@ -1,4 +1,4 @@
-"""Kernels in numpy with a compiled module's interface: ``module[name](*inputs, *outputs)``."""
+"""Kernels in numpy with a compiled module's interface: `module[name](*inputs, *outputs)`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Whether this machine may run a bundle whose signature holds.
 
 Promises a decision from values alone: nothing is read, written or loaded. Leaves the manifest's truth to
-``verify`` and remembering the committed counter to ``agent.deploy``.
+`verify` and remembering the committed counter to `agent.deploy`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def check_machine(manifest: Manifest, machine: Machine) -> None:
     Raises
     ------
     IncompatibleError
-        Naming the first thing that is missing.
+        If naming the first thing that is missing.
     """
     target, runtime = manifest.target, manifest.runtime
     arch = arch_of_triple(target.triple)

@@ -1,8 +1,8 @@
 """The file itself: a USTAR archive of which there is one encoding for the same members.
 
-Promises that what is read is, byte for byte, what ``write_archive`` would have written: every header is
+Promises that what is read is, byte for byte, what `write_archive` would have written: every header is
 encoded again and compared, padding is zero, members are sorted, and nothing stands after the end. Leaves to
-``verify`` whether the members belong together, and to nobody the links, devices, folders and absolute paths
+`verify` whether the members belong together, and to nobody the links, devices, folders and absolute paths
 of tar: there are none.
 
 The headers are those of POSIX.1-1988 (IEEE Std 1003.1, pax, "ustar Interchange Format").
@@ -79,7 +79,7 @@ _ZEROS: Final = bytes(END_BYTES)
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A file in the archive: its data are ``size`` bytes at ``offset``."""
+    """A file in the archive: its data are `size` bytes at `offset`."""
 
     name: str
     offset: int
@@ -152,7 +152,7 @@ def read_index(fd: int) -> tuple[Member, ...]:
     Raises
     ------
     FormatError
-        If ``write_archive`` would have written any header, padding or end otherwise.
+        If `write_archive` would have written any header, padding or end otherwise.
     EndlessDataError
         If the file, a member or their number is over its limit.
     StoreError
@@ -215,7 +215,7 @@ def read_exactly(fd: int, size: int, offset: int) -> bytes:
 
 
 def pack(members: Mapping[str, bytes]) -> bytes:
-    """Return the archive of these members; see ``write_archive``."""
+    """Return the archive of these members; see `write_archive`."""
     out = io.BytesIO()
     write_archive(out, members)
     return out.getvalue()
@@ -292,8 +292,8 @@ def _decode_header(header: bytes, at: int) -> Member:
         raise FormatError(f"the header at {at} has size {header[_SIZE_FIELD]!r}, expected 11 octal digits")
     try:
         name = raw_name.decode("ascii")
-    except UnicodeDecodeError as e:
-        raise FormatError(f"a bundle has no member {raw_name!r:.120}") from e
+    except UnicodeDecodeError as error:
+        raise FormatError(f"a bundle has no member {raw_name!r:.120}") from error
     size = int(header[_SIZE_FIELD][:11], 8)
     if encode_header(name, size) != header:
         raise FormatError(f"the header of {name} at {at} is not the one that is written for it")
@@ -304,5 +304,5 @@ def _decode_header(header: bytes, at: int) -> Member:
 def _reading() -> Iterator[None]:
     try:
         yield
-    except OSError as e:
-        raise StoreError(f"the bundle cannot be read: {e.strerror}") from e
+    except OSError as error:
+        raise StoreError(f"the bundle cannot be read: {error.strerror}") from error

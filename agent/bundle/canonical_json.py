@@ -3,7 +3,7 @@
 
 Promises that a value has one sequence of bytes (keys sorted, no spaces, ASCII only, numbers as Python prints
 them) and that a record read back is of exactly its declared fields and types. Leaves what the values mean to
-each record's own ``__post_init__``.
+each record's own `__post_init__`.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ def parse(raw: bytes, what: str) -> Any:
     Raises
     ------
     FormatError
-        Whatever the bytes are, nothing else.
+        If whatever the bytes are, nothing else.
     """
     try:
         # json.loads would take UTF-16 and UTF-32 too: decode first.
         value = json.loads(raw.decode("ascii"), object_pairs_hook=_unique, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as e:
-        raise FormatError(f"{what} is not JSON of the one encoding: {_one_line(e)}") from e
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{what} is not JSON of the one encoding: {_one_line(error)}") from error
     level = [value]
     for _ in range(_MAX_DEPTH):
         level = [
@@ -82,17 +82,17 @@ def from_json(cls: type[Record], value: object, where: str) -> Record:
     ----------
     cls
         A frozen dataclass whose fields are str, int, float, bool, another such class, tuples and string-keyed
-        mappings of those, or one of those or None. A class in a union has a ``kind`` that tells it from the
+        mappings of those, or one of those or None. A class in a union has a `kind` that tells it from the
         others.
     value
         What was parsed.
     where
-        How messages call it, as in ``manifest.target``.
+        How messages call it, as in `manifest.target`.
 
     Raises
     ------
     FormatError
-        With the place, what was expected there and what came.
+        If with the place, what was expected there and what came.
     """
     if not isinstance(value, dict):
         raise _mismatch(where, "an object", value)
@@ -109,8 +109,8 @@ def from_json(cls: type[Record], value: object, where: str) -> Record:
     fields = {name: _typed(hints[name], value[name], f"{where}.{name}") for name in names if name in value}
     try:
         return cls(**fields)
-    except ValueError as e:
-        raise FormatError(f"{where}: {_one_line(e)}") from e
+    except ValueError as error:
+        raise FormatError(f"{where}: {_one_line(error)}") from error
 
 
 @functools.cache

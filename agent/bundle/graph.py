@@ -5,7 +5,7 @@ tables have an entry for each output. Leaves memory, devices and functions to th
 (whether two values may share a storage) to the planner that wrote it.
 
 Terms of the format: a *node* has one or more outputs; an *entry* is one output of one node, and its id is
-``node_row_ptr[node] + index``; tensors (dtype, shape, storage) are listed by entry id.
+`node_row_ptr[node] + index`; tensors (dtype, shape, storage) are listed by entry id.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ _TABLES: Final = MappingProxyType(
 class Graph:
     """A graph whose indices hold; see the module's terms.
 
-    Parameters
+    Attributes
     ----------
     nodes
         In an order in which they can run.
     arg_nodes
-        Ids of all ``null`` nodes; this order numbers the inputs.
+        Ids of all `null` nodes; this order numbers the inputs.
     heads
         The outputs.
     node_row_ptr
         Running count of entries, one more than nodes.
     dltype, storage_id, shape, device_index
-        By entry id. ``device_index`` holds device *types*, 1 for the CPU.
+        By entry id. `device_index` holds device *types*, 1 for the CPU.
 
     Raises
     ------
@@ -157,13 +157,13 @@ class Graph:
         try:
             text = raw if isinstance(raw, str) else bytes(raw).decode("utf-8")
             document = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
-        except (ValueError, RecursionError) as e:
-            raise FormatError(f"mod.json is not JSON: {' '.join(str(e).split()):.200}") from e
+        except (ValueError, RecursionError) as error:
+            raise FormatError(f"mod.json is not JSON: {' '.join(str(error).split()):.200}") from error
         try:
             return _graph(document)
-        except RecursionError as e:
+        except RecursionError as error:
             # What could be parsed is still too deep to be printed in a message.
-            raise FormatError("mod.json is nested deeper than any graph") from e
+            raise FormatError("mod.json is nested deeper than any graph") from error
 
     def _check_nodes(self) -> None:
         if len(self.node_row_ptr) != len(self.nodes) + 1 or self.node_row_ptr[0] != 0:
@@ -204,8 +204,8 @@ class Graph:
         for entry_id in range(self.num_entries):
             try:
                 self.spec(entry_id)
-            except ValueError as e:
-                raise FormatError(f"entry {entry_id}: {e}") from e
+            except ValueError as error:
+                raise FormatError(f"entry {entry_id}: {error}") from error
 
     def _check_storage(self) -> None:
         devices: dict[int, int] = {}

@@ -1,6 +1,6 @@
 """Nodes of mod.json: inputs, weights and calls of kernels, and how each is written there.
 
-Promises that a node is well formed in itself. Leaves to ``graph`` whether what it refers to is there.
+Promises that a node is well formed in itself. Leaves to `graph` whether what it refers to is there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CALL_ATTRS: Final = ("func_name", "num_inputs", "num_outputs", "flatten_data")
 
 @dataclass(frozen=True, slots=True)
 class NodeEntry:
-    """One output of one node; ``version`` is always 0 in what is written today."""
+    """One output of one node; `version` is always 0 in what is written today."""
 
     node_id: int
     index: int = 0
@@ -36,25 +36,25 @@ class NodeEntry:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """An input or weight (``op`` is ``null``), or the call of a kernel (``tvm_op``).
+    """An input or weight (`op` is `null`), or the call of a kernel (`tvm_op`).
 
-    Parameters
+    Attributes
     ----------
     op
-        ``null`` or ``tvm_op``.
+        `null` or `tvm_op`.
     name
         What inputs are set by; of a call, a label.
     inputs
         Entries of earlier nodes, in the order of the kernel's arguments; outputs follow them in the call.
     func_name
-        The kernel's symbol, ``__nop`` (the output is the input, same storage) or ``__copy``. Empty for
-        ``null``.
+        The kernel's symbol, `__nop` (the output is the input, same storage) or `__copy`. Empty for
+        `null`.
     num_outputs
-        How many entries the node has; 1 for ``null``.
+        How many entries the node has; 1 for `null`.
     flatten_data
         Whether the kernel wants each argument as one dimension.
     attrs
-        Further strings of the node, such as ``hash``.
+        Further strings of the node, such as `hash`.
     """
 
     op: str
@@ -168,7 +168,7 @@ class Node:
 
 
 def entry_from_json(value: object, where: str) -> NodeEntry:
-    """Read ``[node, index]`` or ``[node, index, version]``.
+    """Read `[node, index]` or `[node, index, version]`.
 
     Raises
     ------

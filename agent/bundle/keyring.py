@@ -31,7 +31,7 @@ _KEY_ID: Final = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class TrustedKey:
-    """A public key; ``key_id`` is how we call it, ``hint`` how a signature file does."""
+    """A public key; `key_id` is how we call it, `hint` how a signature file does."""
 
     public_key: ec.EllipticCurvePublicKey
     key_id: str
@@ -83,7 +83,7 @@ class Keyring:
 
     @classmethod
     def from_dir(cls, folder: str | Path) -> Keyring:
-        """Read all ``*.pub`` and ``*.pem`` of a folder, and its file ``revoked``: one key id a line.
+        """Read all `*.pub` and `*.pem` of a folder, and its file `revoked`: one key id a line.
 
         Raises
         ------
@@ -93,8 +93,8 @@ class Keyring:
         folder = Path(folder)
         try:
             paths = sorted(path for path in folder.iterdir() if path.suffix in _KEY_SUFFIXES)
-        except OSError as e:
-            raise ConfigError(f"the keyring {folder} cannot be read: {e.strerror}") from e
+        except OSError as error:
+            raise ConfigError(f"the keyring {folder} cannot be read: {error.strerror}") from error
         if not 1 <= len(paths) <= MAX_KEYS:
             raise ConfigError(
                 f"the keyring {folder} has {len(paths)} keys, expected 1 to {MAX_KEYS}",
@@ -109,7 +109,7 @@ def key_id(public_key: ec.EllipticCurvePublicKey) -> str:
 
 
 def key_hint(public_key: ec.EllipticCurvePublicKey) -> str:
-    """SHA-256 of a key's PEM, hexadecimal: what Model Signing puts into ``publicKey.hint``."""
+    """SHA-256 of a key's PEM, hexadecimal: what Model Signing puts into `publicKey.hint`."""
     return hashlib.sha256(_public_bytes(public_key, serialization.Encoding.PEM)).hexdigest()
 
 
@@ -123,10 +123,10 @@ def parse_public_key(raw: bytes) -> ec.EllipticCurvePublicKey:
     """
     try:
         key = serialization.load_pem_public_key(raw)
-    except (ValueError, UnsupportedAlgorithm) as e:
+    except (ValueError, UnsupportedAlgorithm) as error:
         raise ConfigError(
             "no public key in PEM is there", hint="expected is the .pub file that edgebundle keygen wrote"
-        ) from e
+        ) from error
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         kind = key.curve.name if isinstance(key, ec.EllipticCurvePublicKey) else type(key).__name__
         raise ConfigError(f"a public key on P-256 is expected, not {kind}")
@@ -134,7 +134,7 @@ def parse_public_key(raw: bytes) -> ec.EllipticCurvePublicKey:
 
 
 def parse_revoked(raw: bytes) -> frozenset[str]:
-    """Read key ids, one a line; empty lines and those that start with ``#`` are comments.
+    """Read key ids, one a line; empty lines and those that start with `#` are comments.
 
     Raises
     ------
@@ -155,8 +155,8 @@ def parse_revoked(raw: bytes) -> frozenset[str]:
 def _load(path: Path) -> ec.EllipticCurvePublicKey:
     try:
         return parse_public_key(_read(path, MAX_KEY_FILE_BYTES))
-    except ConfigError as e:
-        raise ConfigError(f"{path}: {e}", hint=e.hint) from e
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}", hint=error.hint) from error
 
 
 def _revoked(path: Path) -> frozenset[str]:
@@ -165,16 +165,16 @@ def _revoked(path: Path) -> frozenset[str]:
         return frozenset()
     try:
         return parse_revoked(_read(path, MAX_REVOKED_FILE_BYTES))
-    except ConfigError as e:
-        raise ConfigError(f"{path}: {e}") from e
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
 
 
 def _read(path: Path, limit: int) -> bytes:
     try:
         with path.open("rb") as file:
             raw = file.read(limit + 1)
-    except OSError as e:
-        raise ConfigError(f"it cannot be read: {e.strerror}") from e
+    except OSError as error:
+        raise ConfigError(f"it cannot be read: {error.strerror}") from error
     if len(raw) > limit:
         raise ConfigError(f"it has more than {limit} bytes")
     return raw

@@ -1,9 +1,9 @@
 """What this machine is: architecture, CPU features, glibc, ABI of tvm-ffi, and the names it goes by.
 
 Promises to read files and ask libc, and nothing else: it runs no program and imports no kernel library.
-Leaves the comparison with a bundle to ``admission``.
+Leaves the comparison with a bundle to `admission`.
 
-Everything is about *this process*: a 32-bit Python on a 64-bit kernel is an ``armv7l``, for that is what it
+Everything is about *this process*: a 32-bit Python on a 64-bit kernel is an `armv7l`, for that is what it
 loads.
 """
 
@@ -83,22 +83,22 @@ _COMPATIBLE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9,._+-]{0,127}")
 class Machine:
     """What a machine is, as far as a bundle asks.
 
-    Parameters
+    Attributes
     ----------
     arch
-        ``x86_64``, ``aarch64``, ``armv7l``, ``riscv64``, or what uname says otherwise.
+        `x86_64`, `aarch64`, `armv7l`, `riscv64`, or what uname says otherwise.
     cpu_model
-        For people: ``Cortex-A72``, or x86's model name; empty where unknown.
+        For people: `Cortex-A72`, or x86's model name; empty where unknown.
     features
         In the words of /proc/cpuinfo, those that every core has.
     glibc
-        Version, as in ``2.36``; None with another libc.
+        Version, as in `2.36`; None with another libc.
     abi
-        ``tvm-ffi-<major>.<minor>`` of the tvm-ffi that is installed, or None.
+        `tvm-ffi-<major>.<minor>` of the tvm-ffi that is installed, or None.
     compatible
-        The device tree's names of the board, ``linux-<arch>``, and configured ones.
+        The device tree's names of the board, `linux-<arch>`, and configured ones.
     board
-        The board's own name, as in ``Raspberry Pi 4 Model B Rev 1.4``; empty where there is none.
+        The board's own name, as in `Raspberry Pi 4 Model B Rev 1.4`; empty where there is none.
     memory_bytes
         Physical memory, or None where unknown.
     """
@@ -119,7 +119,7 @@ class Machine:
         Parameters
         ----------
         root
-            Where proc lies; ``/`` is this machine. libc and tvm-ffi are always those of this process.
+            Where proc lies; `/` is this machine. libc and tvm-ffi are always those of this process.
         configured
             Further names that the machine is compatible with.
         """
@@ -144,7 +144,7 @@ class Machine:
 
 
 def arch_of_triple(triple: str) -> str:
-    """Return our name of a target triple's architecture: ``aarch64`` for ``aarch64-linux-gnu``."""
+    """Return our name of a target triple's architecture: `aarch64` for `aarch64-linux-gnu`."""
     name = triple.partition("-")[0]
     return _ARCHES.get(name, name)
 
@@ -238,7 +238,7 @@ def _abi() -> str | None:
 
 
 def abi_of(tvm_ffi_version: str) -> str:
-    """Return the ABI's name of a tvm-ffi version: ``tvm-ffi-0.1`` of ``0.1.14.post1``."""
+    """Return the ABI's name of a tvm-ffi version: `tvm-ffi-0.1` of `0.1.14.post1`."""
     return "tvm-ffi-" + ".".join(tvm_ffi_version.split(".")[:2])
 
 

@@ -1,8 +1,8 @@
 """The signed manifest of a bundle: what it is, what it needs, and the digest of everything in it.
 
-Promises that ``Manifest.from_bytes`` takes only what ``Manifest.to_bytes`` writes, and that every value is of
-its declared type and within its limits. Leaves to others whether the signature holds (``verify``), whether
-the files match (``verify``) and whether this machine can run it (``admission``).
+Promises that `Manifest.from_bytes` takes only what `Manifest.to_bytes` writes, and that every value is of
+its declared type and within its limits. Leaves to others whether the signature holds (`verify`), whether
+the files match (`verify`) and whether this machine can run it (`admission`).
 """
 
 from __future__ import annotations
@@ -81,16 +81,16 @@ class Target:
 class Runtime:
     """The software that the kernels need.
 
-    Parameters
+    Attributes
     ----------
     tvm, tvm_ffi
         Versions that compiled the bundle.
     executor
-        ``graph``.
+        `graph`.
     abi
-        ``tvm-ffi-<major>.<minor>``.
+        `tvm-ffi-<major>.<minor>`.
     glibc
-        The newest glibc version that mod.so needs a symbol of, as in ``2.28``.
+        The newest glibc version that mod.so needs a symbol of, as in `2.28`.
     """
 
     tvm: str
@@ -150,10 +150,10 @@ class Resources:
 class Manifest:
     """Everything that is signed about a bundle, but its files' contents.
 
-    Parameters
+    Attributes
     ----------
     name
-        The model's name: lower case letters, digits, ``._-``; at most 64, the first a letter or digit.
+        The model's name: lower case letters, digits, `._-`; at most 64, the first a letter or digit.
     version
         Semantic version 2.0.0.
     security_counter
@@ -245,7 +245,7 @@ class Manifest:
         Raises
         ------
         FormatError
-            If any byte is not as ``to_bytes`` would have written it.
+            If any byte is not as `to_bytes` would have written it.
         EndlessDataError
             If it is larger than 512 KiB.
         """
@@ -263,8 +263,8 @@ def _check_files(files: Mapping[str, FileDigest]) -> None:
             raise ValueError(f"files has {name}, which cannot hold its own digest")
         try:
             within(f"the size of {name}", digest.size, 0, max_member_bytes(name))
-        except FormatError as e:
-            raise ValueError(str(e)) from e
+        except FormatError as error:
+            raise ValueError(str(error)) from error
 
 
 def _check_steps(postprocess: Postprocess, outputs: tuple[TensorSpec, ...]) -> None:

@@ -1,10 +1,10 @@
 """mod.params: tensors by name, in TVM's classic parameter format, byte for byte.
 
-Promises the bytes of ``tvm.runtime.save_param_dict`` for the same tensors in the same order, and an index
+Promises the bytes of `tvm.runtime.save_param_dict` for the same tensors in the same order, and an index
 that is within the bounds of what was given, whatever that is. Leaves alignment to who loads it: the format
 has no padding, so tensors must be copied before a kernel takes them.
 
-The format (little endian; dmlc's serialisation of TVM's ``NDArray`` list)::
+The format (little endian; dmlc's serialisation of TVM's `NDArray` list)::
 
     u64 list magic, u64 0, u64 n, n x (u64 length, name), u64 n, n x tensor
     tensor: u64 magic, u64 0, i32 device type 1, i32 device 0, i32 dimensions,
@@ -68,7 +68,7 @@ _DATATYPES: Final = MappingProxyType({code: datatype for datatype, code in _CODE
 
 @dataclass(frozen=True, slots=True)
 class ParamEntry:
-    """Where one tensor's data lies; ``offset`` is in bytes and of no particular alignment."""
+    """Where one tensor's data lies; `offset` is in bytes and of no particular alignment."""
 
     spec: TensorSpec
     offset: int
@@ -81,7 +81,7 @@ def dump_params(params: Iterable[tuple[TensorSpec, ReadableBuffer]]) -> bytes:
     Parameters
     ----------
     params
-        Specs, each with its data: C-contiguous, little endian, of exactly ``spec.nbytes`` bytes.
+        Specs, each with its data: C-contiguous, little endian, of exactly `spec.nbytes` bytes.
     """
     out = io.BytesIO()
     write_params(out, params)
@@ -139,7 +139,7 @@ def index_params(raw: ReadableBuffer) -> tuple[ParamEntry, ...]:
     Returns
     -------
     tuple of ParamEntry
-        In the file's order; names are unique and data lies within ``raw``.
+        In the file's order; names are unique and data lies within `raw`.
 
     Raises
     ------
@@ -153,10 +153,10 @@ def index_params(raw: ReadableBuffer) -> tuple[ParamEntry, ...]:
     with memoryview(raw) as view:
         try:
             return _index(view)
-        except struct.error as e:
-            raise FormatError(f"mod.params ends before its last tensor, after {view.nbytes} bytes") from e
-        except ValueError as e:
-            raise FormatError(f"mod.params: {e}") from e
+        except struct.error as error:
+            raise FormatError(f"mod.params ends before its last tensor, after {view.nbytes} bytes") from error
+        except ValueError as error:
+            raise FormatError(f"mod.params: {error}") from error
 
 
 def _index(view: memoryview) -> tuple[ParamEntry, ...]:

@@ -1,7 +1,7 @@
 """What is done to an image before the model and to tensors after it, as declared in the manifest.
 
-Promises values within range. Leaves doing it to ``agent.runtime.preprocess`` and
-``agent.runtime.postprocess``, and names such as ``imagenet`` to the builder: the manifest holds the expanded
+Promises values within range. Leaves doing it to `agent.runtime.preprocess` and
+`agent.runtime.postprocess`, and names such as `imagenet` to the builder: the manifest holds the expanded
 form.
 """
 
@@ -27,31 +27,31 @@ BOX_FORMATS: Final = ("corners", "centre")
 
 @dataclass(frozen=True, slots=True)
 class Preprocess:
-    """From a decoded image to the model's input: ``(pixel * scale - mean) / std``.
+    """From a decoded image to the model's input: `(pixel * scale - mean) / std`.
 
-    Parameters
+    Attributes
     ----------
     input
         Name of the input that takes the image.
     colour
-        Order of the channels: ``RGB``, ``BGR`` or ``GRAY``.
+        Order of the channels: `RGB`, `BGR` or `GRAY`.
     resize
         Height and width, or None for the size as sent.
     resize_mode
-        ``stretch`` to exactly that size; ``shortest`` keeps the ratio and covers it; ``letterbox`` keeps the
+        `stretch` to exactly that size; `shortest` keeps the ratio and covers it; `letterbox` keeps the
         ratio, fits into it and fills the rest with zero pixels.
     interpolation
-        ``bilinear``, ``bicubic``, ``nearest`` or ``area``.
+        `bilinear`, `bicubic`, `nearest` or `area`.
     crop
         Height and width that are cut out of the centre, or None.
     scale
         Applied to pixels of 0 to 255.
     mean, std
-        One value, or one a channel, in the order of ``colour``.
+        One value, or one a channel, in the order of `colour`.
     layout
-        ``NCHW`` or ``NHWC``.
+        `NCHW` or `NHWC`.
     invert
-        Whether pixels become ``255 - pixel`` first.
+        Whether pixels become `255 - pixel` first.
     """
 
     input: str
@@ -116,7 +116,7 @@ class TopK:
 class Detect:
     """Replace boxes and scores by the detections that non-maximum suppression leaves.
 
-    Parameters
+    Attributes
     ----------
     boxes, scores
         Names of the outputs, [1, n, 4] and [1, n, classes].
@@ -125,7 +125,7 @@ class Detect:
     max_detections
         How many are answered at most.
     format
-        ``corners`` (x0, y0, x1, y1) or ``centre`` (x, y, width, height).
+        `corners` (x0, y0, x1, y1) or `centre` (x, y, width, height).
     normalised
         Whether boxes are fractions of the model's input, rather than its pixels.
     background

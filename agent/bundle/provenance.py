@@ -13,7 +13,7 @@ from agent.bundle.limits import SENTENCE, SHA256, WORD, match, within
 class Tuning:
     """How the model compared with itself before tuning, on a board, both timed in turn.
 
-    Parameters
+    Attributes
     ----------
     board
         Who measured.
@@ -46,7 +46,7 @@ class Tuning:
 class ShippedRecords:
     """The tuning records that came with the compiler, as far as they were applied.
 
-    Parameters
+    Attributes
     ----------
     name
         The kind of core that they are for.
@@ -73,12 +73,12 @@ class ShippedRecords:
 class Provenance:
     """Where the bundle comes from.
 
-    Parameters
+    Attributes
     ----------
     source_sha256
         Digest of the model file that was compiled.
     builder
-        Name and version of the compiler, as in ``edgebundle 0.1.0``.
+        Name and version of the compiler, as in `edgebundle 0.1.0`.
     tuning_records_sha256
         Digest of the tuning records that were applied, or None.
     parity_error

@@ -1,7 +1,7 @@
-"""model.sig: an OpenSSF Model Signing v1.0 signature, method ``key``, EC P-256, SHA-256.
+"""model.sig: an OpenSSF Model Signing v1.0 signature, method `key`, EC P-256, SHA-256.
 
-Promises that a statement comes out only if a trusted key signed it, and only from bytes that ``sign`` or the
-reference writer (model_signing 1.1.1) would have written. Leaves to ``verify`` whether the files are those
+Promises that a statement comes out only if a trusted key signed it, and only from bytes that `sign` or the
+reference writer (model_signing 1.1.1) would have written. Leaves to `verify` whether the files are those
 that the statement lists.
 
 The layers, from outside: a Sigstore bundle v0.3 (JSON) holds a DSSE envelope, whose payload is an in-toto
@@ -133,8 +133,8 @@ def verify(raw: bytes, keyring: Keyring) -> Statement:
         )
     try:
         key.public_key.verify(der, _pae(payload), ec.ECDSA(hashes.SHA256()))
-    except InvalidSignature as e:
-        raise SignatureError(f"the signature does not hold for key {key.key_id[:16]}...") from e
+    except InvalidSignature as error:
+        raise SignatureError(f"the signature does not hold for key {key.key_id[:16]}...") from error
     if key.key_id in keyring.revoked:
         raise KeyRevokedError(f"the bundle is signed by key {key.key_id}, which was revoked")
     # Only now is anything in the payload looked at.
@@ -176,10 +176,10 @@ def _open_envelope(raw: bytes) -> tuple[str, bytes, bytes]:
         der = base64.b64decode(bundle["dsseEnvelope"]["signatures"][0]["sig"], validate=True)
         if encode_dss_signature(*decode_dss_signature(der)) != der:
             raise FormatError("model.sig has a signature that is not in DER")
-    except (KeyError, IndexError, TypeError, ValueError, binascii.Error) as e:
+    except (KeyError, IndexError, TypeError, ValueError, binascii.Error) as error:
         raise FormatError(
             "model.sig is not a Sigstore bundle with one DSSE envelope and one signature"
-        ) from e
+        ) from error
     if not isinstance(hint, str) or not _SHA256.fullmatch(hint):
         raise FormatError("model.sig names no key: publicKey.hint is the SHA-256 of its PEM")
     if _envelope(hint, payload, der) != raw:

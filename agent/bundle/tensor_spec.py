@@ -45,14 +45,14 @@ _NAME: Final = re.compile(rf"[ -:<-~]{{1,{MAX_NAME_CHARS}}}")
 class TensorSpec:
     """Name, datatype and shape of one tensor.
 
-    Parameters
+    Attributes
     ----------
     name
         1 to 256 printable ASCII characters, no semicolon.
     datatype
-        ``BOOL``, ``UINT8`` to ``UINT64``, ``INT8`` to ``INT64``, ``FP16``, ``FP32``, ``FP64`` or ``BYTES``.
+        `BOOL`, `UINT8` to `UINT64`, `INT8` to `INT64`, `FP16`, `FP32`, `FP64` or `BYTES`.
     shape
-        At most 16 dimensions, none negative; ``()`` is a scalar.
+        At most 16 dimensions, none negative; `()` is a scalar.
 
     Raises
     ------
@@ -89,7 +89,7 @@ class TensorSpec:
 
     @classmethod
     def from_dtype(cls, name: str, dtype: str, shape: tuple[int, ...]) -> TensorSpec:
-        """Make a spec from numpy's and TVM's name of the type, ``float32`` for ``FP32``.
+        """Make a spec from numpy's and TVM's name of the type, `float32` for `FP32`.
 
         Raises
         ------
@@ -100,12 +100,12 @@ class TensorSpec:
 
     @property
     def dtype(self) -> str:
-        """Numpy's and TVM's name of the datatype, ``float32`` for ``FP32``.
+        """Numpy's and TVM's name of the datatype, `float32` for `FP32`.
 
         Raises
         ------
         ValueError
-            For ``BYTES``, which no kernel takes.
+            If for `BYTES`, which no kernel takes.
         """
         if self.datatype == "BYTES":
             raise ValueError(f"{self.name} holds BYTES, which has no dtype")
@@ -113,7 +113,7 @@ class TensorSpec:
 
     @property
     def itemsize(self) -> int:
-        """Bytes an element; 1 for ``BYTES``, whose elements have no fixed size."""
+        """Bytes an element; 1 for `BYTES`, whose elements have no fixed size."""
         return 1 if self.datatype == "BYTES" else _DATATYPES[self.datatype][1]
 
     @property

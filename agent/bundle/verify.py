@@ -1,8 +1,8 @@
 """From an untrusted file to a bundle that may be loaded: signature, manifest, then every byte.
 
-Promises that a ``VerifiedBundle`` comes from nowhere else, that every byte of the file was accounted for
+Promises that a `VerifiedBundle` comes from nowhere else, that every byte of the file was accounted for
 (signed, or the only one possible at its place), and that what it holds cannot change any more: data are
-hashed while they are copied into memory files, which are then sealed. Leaves to ``admission`` whether this
+hashed while they are copied into memory files, which are then sealed. Leaves to `admission` whether this
 machine may run it, and to the executor what is inside graph, weights and code.
 
 In this order, so that a stranger's file costs little: the headers (a few KiB); model.sig (64 KiB at most);
@@ -53,19 +53,19 @@ _MFD_NOEXEC_SEAL: Final = 0x0008
 
 @dataclass(frozen=True, eq=False)
 class VerifiedBundle:
-    """A bundle whose every byte is vouched for; ``verify`` alone makes one.
+    """A bundle whose every byte is vouched for; `verify` alone makes one.
 
-    Parameters
+    Attributes
     ----------
     manifest
         What was signed.
     digest
-        ``sha256:`` and the SHA-256 of the whole file.
+        `sha256:` and the SHA-256 of the whole file.
     key_id
         Which trusted key signed it.
     files
         Name -> descriptor of a sealed memory file, for every member but manifest.json and model.sig. They are
-        closed by ``close`` or at the end of a ``with`` block; who keeps one longer duplicates it.
+        closed by `close` or at the end of a `with` block; who keeps one longer duplicates it.
     """
 
     manifest: Manifest
@@ -134,12 +134,12 @@ def verify(source: str | os.PathLike[str] | int, keyring: Keyring) -> VerifiedBu
 
 
 def verify_only(source: str | os.PathLike[str] | int, keyring: Keyring) -> tuple[Manifest, str]:
-    """Verify a bundle and keep nothing of it; parameters and errors are those of ``verify``.
+    """Verify a bundle and keep nothing of it; parameters and errors are those of `verify`.
 
     Returns
     -------
     Manifest, str
-        What was signed, and ``sha256:`` with the SHA-256 of the whole file.
+        What was signed, and `sha256:` with the SHA-256 of the whole file.
     """
     with _opened(source) as fd:
         checked = _check(fd, keyring)
@@ -187,7 +187,7 @@ def _same_names(where: str, listed: AbstractSet[str], present: AbstractSet[str])
 
 
 def _read_through(fd: int, checked: _Checked, files: Mapping[str, int]) -> str:
-    """Read the whole file once, from start to end; check and hash all of it, copy what ``files`` asks for."""
+    """Read the whole file once, from start to end; check and hash all of it, copy what `files` asks for."""
     whole = hashlib.sha256()
     buffer = memoryview(bytearray(min(CHUNK_BYTES, max(member.size for member in checked.members))))
     for member in checked.members:
@@ -218,8 +218,8 @@ def _copy(fd: int, member: Member, buffer: memoryview, whole: _Hash, target: int
         want = buffer[: min(len(buffer), member.size - done)]
         try:
             count = os.preadv(fd, [want], member.offset + done)
-        except OSError as e:
-            raise StoreError(f"the bundle cannot be read: {e.strerror}") from e
+        except OSError as error:
+            raise StoreError(f"the bundle cannot be read: {error.strerror}") from error
         if not count:
             raise FormatError(f"the bundle ends within {member.name}")
         chunk = want[:count]
@@ -235,22 +235,22 @@ def _write_all(fd: int, data: memoryview) -> None:
     while data:
         try:
             data = data[os.write(fd, data) :]
-        except OSError as e:
-            raise _no_memory(e) from e
+        except OSError as error:
+            raise _no_memory(error) from error
 
 
 def _memory_file(name: str) -> int:
     flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
     try:
         return os.memfd_create(name, flags | _MFD_NOEXEC_SEAL)
-    except OSError as e:
-        if e.errno != errno.EINVAL:
-            raise _no_memory(e) from e
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise _no_memory(error) from error
     # A kernel before 6.3 does not know the flag.
     try:
         return os.memfd_create(name, flags)
-    except OSError as e:
-        raise _no_memory(e) from e
+    except OSError as error:
+        raise _no_memory(error) from error
 
 
 def _no_memory(error: OSError) -> StoreError:
@@ -267,8 +267,8 @@ def _opened(source: str | os.PathLike[str] | int) -> Iterator[int]:
     try:
         # Without O_NONBLOCK, opening a FIFO would wait for somebody to write into it.
         fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as e:
-        raise StoreError(f"{os.fspath(source)} cannot be opened: {e.strerror}") from e
+    except OSError as error:
+        raise StoreError(f"{os.fspath(source)} cannot be opened: {error.strerror}") from error
     try:
         yield fd
     finally:

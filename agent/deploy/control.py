@@ -1,7 +1,9 @@
 """The control connection, as deployment sees it.
 
-:class:`agent.mqtt.connection.Connection` is one; tests have others.
+`agent.mqtt.connection.Connection` is one; tests have others.
 """
+
+from __future__ import annotations
 
 import asyncio
 from typing import Protocol

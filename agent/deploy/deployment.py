@@ -6,16 +6,19 @@ told again after each connect; at each start every active bundle is verified aga
 one cannot be used its predecessor serves.
 Leaves to others: the steps of a job (installer.py), the connection, and running models.
 
-How it is used: ``start()`` before the connection is made, ``run()`` as a task for as long as the agent
-lives (it never returns, and an exception in it is a fault of ours), ``on_message`` and ``on_connected``
+How it is used: `start()` before the connection is made, `run()` as a task for as long as the agent
+lives (it never returns, and an exception in it is a fault of ours), `on_message` and `on_connected`
 from the connection.
 """
+
+from __future__ import annotations
 
 import asyncio
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Final
 
 from agent.bundle.keyring import Keyring
 from agent.bundle.machine import Machine
@@ -36,11 +39,11 @@ from agent.errors import ConflictError, EdgeError, SourceError
 from agent.wire import topics
 
 # How soon a bundle that was dropped into the inbox is noticed.
-INBOX_INTERVAL_S = 1.0
+INBOX_INTERVAL_S: Final = 1.0
 # How the identifiers begin of jobs that the agent gives itself, for a bundle that is desired and damaged.
-_REPAIR = "repair-"
+_REPAIR: Final = "repair-"
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class Deployment:
@@ -51,7 +54,7 @@ class Deployment:
     device
         This device's name in topics.
     store
-        The state directory. It is locked by :meth:`start` and unlocked by :meth:`close`.
+        The state directory. It is locked by `start` and unlocked by `close`.
     keyring
         Returns the keys that are trusted now.
     machine
@@ -70,7 +73,7 @@ class Deployment:
     Raises
     ------
     ConfigError
-        An allowed https source is not a URL.
+        If an allowed https source is not a URL.
     """
 
     def __init__(
@@ -116,15 +119,15 @@ class Deployment:
         Raises
         ------
         StoreError
-            Another agent has the directory.
+            If another agent has the directory.
         """
         self._store.lock()
         document = self._desired_file.load()
         if document is not None:
             try:
                 self._desired = desired_from_document(document)
-            except EdgeError as e:
-                log.error("desired.json is left out: %s", e)  # noqa: TRY400 - the message says all of it
+            except EdgeError as error:
+                _log.error("desired.json is left out: %s", error)
         for model in tuple(self._store.active().values()):
             await self._restore(model)
         if self._desired is not None:
@@ -160,7 +163,7 @@ class Deployment:
             case topics.Block(self._device, digest, offset):
                 self._blocks.on_block(digest, offset, payload)
             case _:
-                log.debug("deployment has no use for %s", topic)
+                _log.debug("deployment has no use for %s", topic)
 
     def on_connected(self) -> None:
         """Tell the broker everything again: it may be another one, or have forgotten."""
@@ -177,8 +180,8 @@ class Deployment:
         """Run what was active, or else what was active before it."""
         try:
             await self._installer.restore(model.name, model.digest)
-        except EdgeError as e:
-            log.error("%s: %s cannot run: %s", model.name, model.digest, e)  # noqa: TRY400
+        except EdgeError as error:
+            _log.error("%s: %s cannot run: %s", model.name, model.digest, error)
         else:
             return
         if model.previous is not None:
@@ -189,10 +192,10 @@ class Deployment:
         try:
             manifest = await self._installer.restore(model.name, digest)
             self._store.switch(replace(model, digest=digest, version=manifest.version, previous=None))
-        except EdgeError as e:
-            log.error("%s: nor can %s: %s", model.name, digest, e)  # noqa: TRY400
+        except EdgeError as error:
+            _log.error("%s: nor can %s: %s", model.name, digest, error)
         else:
-            log.warning("%s: %s serves instead", model.name, digest)
+            _log.warning("%s: %s serves instead", model.name, digest)
 
     def _repair(self, model: ActiveModel) -> None:
         """Fetch a bundle again that is desired, was active, and cannot run: its file may be damaged."""
@@ -215,9 +218,9 @@ class Deployment:
             self._check_jobs(desired)
             if self._desired is None or version > self._desired.version:
                 self._desired_file.save(desired.to_document())
-        except EdgeError as e:
-            log.warning("desired: %s", e)
-            self._desired_error = Refused(e, version)
+        except EdgeError as error:
+            _log.warning("desired: %s", error)
+            self._desired_error = Refused(error, version)
             self._report()
             return
         self._desired, self._desired_error = desired, None
@@ -259,8 +262,10 @@ class Deployment:
             job = Job(request).now()
             try:
                 self._downloader.check(request)
-            except SourceError as e:
-                job = job.now(status=Status.REJECTED, result=Result.REJECTED, code=e.code, message=str(e))
+            except SourceError as error:
+                job = job.now(
+                    status=Status.REJECTED, result=Result.REJECTED, code=error.code, message=str(error)
+                )
             self._note(job, True)
 
     def _drop(self, job: Job, status: Status) -> None:
@@ -282,7 +287,7 @@ class Deployment:
             return
         for model in tuple(self._store.active().values()):
             if model.origin is Origin.DESIRED and self._desired.get(model.name) is None:
-                log.info("%s is no longer desired", model.name)
+                _log.info("%s is no longer desired", model.name)
                 await self._installer.remove(model.name)
                 self._store.collect(self._in_use())
                 self._report()
@@ -291,9 +296,9 @@ class Deployment:
         for digest in tuple(self._inbox.dropped()):
             try:
                 request = await asyncio.to_thread(self._inbox.request, digest, self._keyring())
-            except EdgeError as e:
-                log.warning("inbox: %s: %s", digest, e)
-                self._inbox.refuse(digest, e)
+            except EdgeError as error:
+                _log.warning("inbox: %s: %s", digest, error)
+                self._inbox.refuse(digest, error)
                 continue
             self._note(Job(request).now(), True)
             self._work.set()

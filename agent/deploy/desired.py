@@ -1,4 +1,4 @@
-"""What should run: the document that is retained at ``desired``, read strictly.
+"""What should run: the document that is retained at `desired`, read strictly.
 
 ::
 
@@ -6,20 +6,23 @@
                                            "job": "<id>", "sources": ["mqtt", "https://host/path"]}},
      "base": "sha256:<64 hex>"}
 
-``base`` is optional: the digest of the document that this one was written from. With it, two tools that add
-a model at the same moment do not undo each other: the second is refused (``ERR_CONFLICT``) and writes its
+`base` is optional: the digest of the document that this one was written from. With it, two tools that add
+a model at the same moment do not undo each other: the second is refused (`ERR_CONFLICT`) and writes its
 own anew.
 
-Promises: bytes in, a frozen value or a :class:`FormatError` out; nothing is taken from a document that has
-one thing wrong with it. A higher ``version`` replaces a lower one; a model that is absent is taken out of
+Promises: bytes in, a frozen value or a `FormatError` out; nothing is taken from a document that has
+one thing wrong with it. A higher `version` replaces a lower one; a model that is absent is taken out of
 service.
 Leaves to others: whether a source is allowed, and everything that happens then.
 """
+
+from __future__ import annotations
 
 import hashlib
 import json
 import re
 from dataclasses import dataclass
+from typing import Final
 
 from agent.deploy.fetch.allow_list import MAX_URL_CHARACTERS
 from agent.deploy.jobs import Request
@@ -27,23 +30,23 @@ from agent.deploy.store.active import Origin, hex_digest
 from agent.errors import EndlessDataError, FormatError
 
 # 64 models with 8 sources of 200 characters each are 100 kB.
-MAX_DESIRED_BYTES = 256 * 1024
+MAX_DESIRED_BYTES: Final = 256 * 1024
 # One worker process each: no board that this is for runs more.
-MAX_MODELS = 64
-MAX_SOURCES = 8
+MAX_MODELS: Final = 64
+MAX_SOURCES: Final = 8
 # 4 GiB is more than the memory of the boards that this is for.
-MAX_BUNDLE_BYTES = 4 * 1024**3
+MAX_BUNDLE_BYTES: Final = 4 * 1024**3
 # JavaScript's limit, so that any tool can write the version.
-MAX_VERSION = 2**53 - 1
-MQTT_SOURCE = "mqtt"
+MAX_VERSION: Final = 2**53 - 1
+MQTT_SOURCE: Final = "mqtt"
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-_JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_VERSION = re.compile(r"[0-9A-Za-z.+-]{1,64}")
-_ENTRY_KEYS = {"digest", "size", "version", "job", "sources"}
+_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_JOB: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_VERSION: Final = re.compile(r"[0-9A-Za-z.+-]{1,64}")
+_ENTRY_KEYS: Final = {"digest", "size", "version", "job", "sources"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Desired:
     """A desired document."""
 
@@ -53,7 +56,7 @@ class Desired:
 
     @property
     def digest(self) -> str:
-        """What the next document's ``base`` is: of this one's members but ``base``, as canonical JSON."""
+        """What the next document's `base` is: of this one's members but `base`, as canonical JSON."""
         raw = json.dumps(self.to_document(), sort_keys=True, separators=(",", ":")).encode()
         return f"sha256:{hashlib.sha256(raw).hexdigest()}"
 
@@ -84,9 +87,9 @@ def parse_desired(raw: bytes) -> Desired:
     Raises
     ------
     EndlessDataError
-        It is over a limit.
+        If it is over a limit.
     FormatError
-        It is not such a document.
+        If it is not such a document.
     """
     if len(raw) > MAX_DESIRED_BYTES:
         raise EndlessDataError(
@@ -94,10 +97,10 @@ def parse_desired(raw: bytes) -> Desired:
         )
     try:
         document = json.loads(raw, object_pairs_hook=_object_without_duplicates, parse_constant=_no_constant)
-    except RecursionError as e:
-        raise FormatError("the desired document is nested too deeply") from e
-    except ValueError as e:
-        raise FormatError(f"the desired document is not JSON: {e}") from e
+    except RecursionError as error:
+        raise FormatError("the desired document is nested too deeply") from error
+    except ValueError as error:
+        raise FormatError(f"the desired document is not JSON: {error}") from error
     return desired_from_document(document)
 
 
@@ -107,7 +110,7 @@ def desired_from_document(document: object) -> Desired:
     Raises
     ------
     EndlessDataError, FormatError
-        As in :func:`parse_desired`.
+        If as in `parse_desired`.
     """
     if not isinstance(document, dict) or document.keys() - {"base"} != {"version", "models"}:
         raise FormatError("expected a desired document with version and models")
@@ -153,8 +156,8 @@ def _request(name: str, entry: object) -> Request:
 def _digest(name: str, value: object) -> str:
     try:
         hex_digest(digest := _string(name, "digest", value, None))
-    except ValueError as e:
-        raise FormatError(f"{name}: {e}") from e
+    except ValueError as error:
+        raise FormatError(f"{name}: {error}") from error
     return digest
 
 

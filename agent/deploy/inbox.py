@@ -1,7 +1,7 @@
 """Bundles that somebody on this device dropped into a folder, and what became of them.
 
-``edge-agent install FILE`` writes ``inbox/<hex digest>.bundle`` (temporary name, fsync, rename), the agent
-looks once a second, executes a job as for any other bundle, and leaves ``inbox/<hex digest>.result`` with
+`edge-agent install FILE` writes `inbox/<hex digest>.bundle` (temporary name, fsync, rename), the agent
+looks once a second, executes a job as for any other bundle, and leaves `inbox/<hex digest>.result` with
 the job's final state. A folder needs no second protocol, no signal and no permission but that of the
 folder, and what is dropped while no agent runs is found when one starts.
 
@@ -10,12 +10,15 @@ believed.
 Leaves to others: the job.
 """
 
+from __future__ import annotations
+
 import json
 import logging
 import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from agent.bundle.keyring import Keyring
 from agent.bundle.verify import verify_only
@@ -26,14 +29,14 @@ from agent.deploy.store.state_file import write_durably
 from agent.errors import BundleError, EdgeError, EndlessDataError, FormatError, StoreError
 
 # A result that nobody fetched is forgotten after this long.
-RESULT_LIFETIME_S = 24 * 3600
-_DROPPED = re.compile(r"([0-9a-f]{64})\.bundle")
+RESULT_LIFETIME_S: Final = 24 * 3600
+_DROPPED: Final = re.compile(r"([0-9a-f]{64})\.bundle")
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class Inbox:
-    """The folder that ``edge-agent install`` drops bundles into."""
+    """The folder that `edge-agent install` drops bundles into."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -49,8 +52,8 @@ class Inbox:
                 try:
                     if now - path.stat().st_mtime > RESULT_LIFETIME_S:
                         path.unlink()
-                except OSError as e:
-                    log.warning("inbox: %s: %s", path.name, e)
+                except OSError as error:
+                    _log.warning("inbox: %s: %s", path.name, error)
 
     def request(self, digest: str, keyring: Keyring) -> Request:
         """Verify what was dropped, and return the request that it stands for. Call it in a thread.
@@ -58,14 +61,14 @@ class Inbox:
         Raises
         ------
         BundleError, StoreError
-            It is no bundle that may be installed.
+            If it is no bundle that may be installed.
         """
         path = self._path(digest, "bundle")
         try:
             size = path.lstat().st_size
             regular = path.is_file() and not path.is_symlink()
-        except OSError as e:
-            raise StoreError(f"reading {path.name}: {e.strerror}") from e
+        except OSError as error:
+            raise StoreError(f"reading {path.name}: {error.strerror}") from error
         if not regular:
             raise FormatError("what was dropped is not a file")
         if size > MAX_BUNDLE_BYTES:
@@ -108,8 +111,8 @@ class Inbox:
         try:
             write_durably(self._path(digest, "result"), job.to_bytes(), mode=0o644)
             self._path(digest, "bundle").unlink(missing_ok=True)
-        except (StoreError, OSError) as e:
-            log.warning("inbox: %s", e)
+        except (StoreError, OSError) as error:
+            _log.warning("inbox: %s", error)
 
     def take_result(self, digest: str) -> dict[str, str | None] | None:
         """Return and remove the final state of the job for `digest`: the command line's side."""
@@ -119,8 +122,8 @@ class Inbox:
             path.unlink(missing_ok=True)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as e:
-            raise StoreError(f"reading {path.name}: {e}") from e
+        except (OSError, ValueError) as error:
+            raise StoreError(f"reading {path.name}: {error}") from error
         return {key: document.get(key) for key in ("status", "result", "code", "message", "model")}
 
     def _path(self, digest: str, suffix: str) -> Path:

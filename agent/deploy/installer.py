@@ -10,6 +10,8 @@ manifest's demands on this machine, the model's own samples, and only then the s
 counter.
 """
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import logging
@@ -17,6 +19,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Final
 
 from agent.bundle.admission import admit
 from agent.bundle.keyring import Keyring
@@ -34,11 +37,11 @@ from agent.deploy.transitions import TRANSITIONS, Failure
 from agent.errors import EdgeError, MixAndMatchError, StoreError
 
 # A job that was cut off so often after its download is what cuts it off.
-MAX_ATTEMPTS = 3
+MAX_ATTEMPTS: Final = 3
 # Often enough for a person who watches, seldom enough for a metered link.
-PROGRESS_INTERVAL_S = 1.0
+PROGRESS_INTERVAL_S: Final = 1.0
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class Installer:
@@ -130,7 +133,7 @@ class Installer:
         Raises
         ------
         EdgeError
-            It cannot be run. Nothing is changed.
+            If it cannot be run. Nothing is changed.
         """
         verified = await self._verified(name, digest)
         manifest = verified.manifest
@@ -169,9 +172,9 @@ class Installer:
         self._enter(run, step)
         try:
             await self._actions[step](run)
-        except (EdgeError, TimeoutError) as e:
-            log.warning("job %s: %s: %s", run.job.request.job, step, e)
-            run.fail(step, e)
+        except (EdgeError, TimeoutError) as error:
+            _log.warning("job %s: %s: %s", run.job.request.job, step, error)
+            run.fail(step, error)
             return TRANSITIONS[step].on_error
         except asyncio.CancelledError:
             if self._abandoned is None:
@@ -206,7 +209,7 @@ class Installer:
             )
         self._note(done, True)
         self._checkpoint("installer:finished")
-        log.info("job %s: %s %s", job.request.job, done.status, done.message or "")
+        _log.info("job %s: %s %s", job.request.job, done.status, done.message or "")
         return done
 
     async def _do_download(self, run: JobRun) -> None:
@@ -242,8 +245,8 @@ class Installer:
             path = self._store.part_path(digest)
         try:
             verified = await asyncio.to_thread(verify, path, self._keyring())
-        except OSError as e:
-            raise StoreError(f"reading {path.name}: {e.strerror}") from e
+        except OSError as error:
+            raise StoreError(f"reading {path.name}: {error.strerror}") from error
         with contextlib.ExitStack() as undo:
             undo.callback(verified.close)
             self._admit(verified, name, digest)

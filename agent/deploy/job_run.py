@@ -1,5 +1,7 @@
 """What the steps of one job hand on to each other, and why it fails if it does."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 
 from agent.bundle.verify import VerifiedBundle
@@ -19,7 +21,7 @@ class JobRun:
     before
         What was active as the model when the execution began.
     verified
-        The bundle, between verifying and testing; closed by :meth:`close` if it never gets there.
+        The bundle, between verifying and testing; closed by `close` if it never gets there.
     version, counter
         Of the signed manifest, once it is verified.
     failure

@@ -5,6 +5,8 @@ across restarts, so that it can be said again.
 Leaves to others: executing them (installer.py), and telling the broker (deployment.py).
 """
 
+from __future__ import annotations
+
 import json
 import logging
 import time
@@ -13,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from agent.deploy.store.active import Origin
 from agent.deploy.store.state_file import Checkpoint, StateFile, no_checkpoint
@@ -21,11 +23,11 @@ from agent.errors import StoreError
 
 # A fleet tool asks about the last deployment or two; the rest is for a person who wonders what happened
 # last week.
-KEEP_JOBS = 64
+KEEP_JOBS: Final = 64
 # A message is for a person, in one line; what a library says inside one can be long.
-MAX_MESSAGE_CHARACTERS = 500
+MAX_MESSAGE_CHARACTERS: Final = 500
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class Status(StrEnum):
@@ -69,7 +71,7 @@ class Result(StrEnum):
     REJECTED = "REJECTED"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Request:
     """One model that should run.
 
@@ -78,11 +80,11 @@ class Request:
     job
         The deployment's identifier.
     digest, size
-        ``sha256:<hex>`` and bytes of the bundle.
+        `sha256:<hex>` and bytes of the bundle.
     version
         What the requester believes it is; the bundle's signed manifest has the say.
     sources
-        Where it may be fetched, best first: ``mqtt`` or https URLs. Empty for what lies in the inbox.
+        Where it may be fetched, best first: `mqtt` or https URLs. Empty for what lies in the inbox.
     """
 
     job: str
@@ -94,7 +96,7 @@ class Request:
     origin: Origin
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Job:
     """A request and what has become of it so far.
 
@@ -121,7 +123,7 @@ class Job:
     ending: Status | None = None
     time_s: float = 0.0
 
-    def now(self, **changes: object) -> "Job":
+    def now(self, **changes: object) -> Job:
         """Return the job with `changes`, noted now."""
         job: Job = replace(self, **changes, time_s=time.time())  # type: ignore[arg-type]
         if job.message is not None and len(job.message) > MAX_MESSAGE_CHARACTERS:
@@ -129,7 +131,7 @@ class Job:
         return job
 
     def to_bytes(self) -> bytes:
-        """Return the JSON that is retained at ``jobs/<id>``."""
+        """Return the JSON that is retained at `jobs/<id>`."""
         return json.dumps(
             {
                 "id": self.request.job,
@@ -148,7 +150,7 @@ class Job:
 
 
 class Journal:
-    """The last jobs, kept in ``jobs.json``.
+    """The last jobs, kept in `jobs.json`.
 
     A journal that cannot be written is no reason to stop: every step of a job can be done twice, so the
     worst that a lost note does is to repeat some work after a crash.
@@ -182,20 +184,20 @@ class Journal:
             del self._jobs[key]
         try:
             self._file.save([asdict(kept) for kept in self._jobs.values()])
-        except StoreError as e:
-            log.warning("the job journal is not written: %s", e)
+        except StoreError as error:
+            _log.warning("the job journal is not written: %s", error)
         return tuple(forgotten)
 
 
 def _parse(document: object) -> Iterator[Job]:
-    """Read what :meth:`Journal.put` wrote; a record that makes no sense is left out, and said so."""
+    """Read what `Journal.put` wrote; a record that makes no sense is left out, and said so."""
     if not isinstance(document, list):
         return
     for record in document:
         try:
             yield _parse_job(record)
-        except (KeyError, TypeError, ValueError) as e:
-            log.error("jobs.json: a record is left out: %s", e)  # noqa: TRY400 - the message says all of it
+        except (KeyError, TypeError, ValueError) as error:
+            _log.error("jobs.json: a record is left out: %s", error)
 
 
 def _parse_job(record: object) -> Job:

@@ -1,16 +1,18 @@
-"""Install a bundle from a file on this device: ``edge-agent install FILE``.
+"""Install a bundle from a file on this device: `edge-agent install FILE`.
 
 Promises: the same checks as for a bundle that came over the network, made twice: here, so that a mistake is
 told at once, and by the agent, who alone decides. Works while an agent runs and while none does.
 Leaves to others: the installation itself; this side drops the file into the inbox (inbox.py) and waits.
 """
 
+from __future__ import annotations
+
 import os
 import shutil
 import sys
 import time
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from agent.bundle.admission import admit
 from agent.bundle.keyring import Keyring
@@ -23,9 +25,9 @@ from agent.deploy.store.store import Store
 from agent.errors import StoreError
 
 # An agent looks once a second; what is left is for hashing a large bundle twice on a small board.
-WAIT_S = 120.0
-_POLL_S = 0.1
-EXIT_REFUSED = 4
+WAIT_S: Final = 120.0
+_POLL_S: Final = 0.1
+EXIT_REFUSED: Final = 4
 
 
 class Settings(Protocol):
@@ -64,7 +66,7 @@ def install(config: Settings, path: Path, *, wait_s: float = WAIT_S) -> int:
     Raises
     ------
     EdgeError
-        It may not run here, or could not be handed over.
+        If it may not run here, or could not be handed over.
     """
     manifest, digest = verify_only(path, Keyring.from_dir(config.trust_dir))
     store = _open_store(config.state_dir)
@@ -109,9 +111,9 @@ def _drop(source: Path, target: Path) -> None:
             os.fsync(writing.fileno())
         temporary.replace(target)
         sync_directory(target.parent)
-    except OSError as e:
+    except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise store_error(f"copying {source} into the inbox", e) from e
+        raise store_error(f"copying {source} into the inbox", error) from error
 
 
 def _open_store(state_dir: Path) -> Store:
@@ -120,8 +122,8 @@ def _open_store(state_dir: Path) -> Store:
         foreign = state_dir.exists() and state_dir.stat().st_uid != os.geteuid()
         if foreign and not (state_dir / "inbox").is_dir():
             raise StoreError(f"no agent has used {state_dir} yet", hint="start the agent once")
-    except OSError as e:
-        raise store_error(f"looking at {state_dir}", e) from e
+    except OSError as error:
+        raise store_error(f"looking at {state_dir}", error) from error
     return Store(state_dir)
 
 

@@ -1,5 +1,7 @@
 """What runs models, as deployment sees it: the service's supervisor of workers is one, tests have others."""
 
+from __future__ import annotations
+
 from typing import Protocol
 
 from agent.bundle.verify import VerifiedBundle
@@ -17,7 +19,7 @@ class Models(Protocol):
         Raises
         ------
         EdgeError
-            The new worker did not start, or its samples did not come out.
+            If the new worker did not start, or its samples did not come out.
         """
 
     async def deactivate(self, name: str) -> None:

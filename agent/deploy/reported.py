@@ -1,4 +1,6 @@
-"""What runs here, as the document that is retained at ``reported``."""
+"""What runs here, as the document that is retained at `reported`."""
+
+from __future__ import annotations
 
 import json
 from collections.abc import Mapping
@@ -10,7 +12,7 @@ from agent.deploy.store.store import Store
 from agent.errors import EdgeError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Refused:
     """A desired document that was not taken.
 

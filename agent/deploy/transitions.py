@@ -1,19 +1,22 @@
 """The steps of a deployment as data: what follows each, when it fails, and after a crash in the middle of it.
 
 Promises: every step leads to the end of the job, whatever fails and wherever it is cut off; the table is
-the only place that says how. ``tests/agent/deploy/test_transitions.py`` walks it.
+the only place that says how. `tests/agent/deploy/test_transitions.py` walks it.
 Leaves to others: doing the steps (installer.py).
 """
+
+from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Final
 
 from agent.deploy.jobs import Result, Status, Step
 from agent.errors import BundleError, EdgeError, SelfTestError, SourceError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Transition:
     """What follows a step.
 
@@ -36,7 +39,7 @@ class Transition:
     after_restart_if_switched: Step
 
 
-_S = Step
+_S: Final = Step
 TRANSITIONS: Mapping[Step, Transition] = MappingProxyType(
     {
         _S.DOWNLOADING: Transition(_S.VERIFYING, _S.CLEANUP, _S.DOWNLOADING, _S.DOWNLOADING),
@@ -51,7 +54,7 @@ TRANSITIONS: Mapping[Step, Transition] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Failure:
     """How a job that does not succeed will end."""
 

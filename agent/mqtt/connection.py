@@ -120,9 +120,9 @@ class Connection:
         Raises
         ------
         BrokerError
-            When the broker cannot be reached, or refuses, within `timeout_s` (the settings' by default).
+            If the broker cannot be reached, or refuses, within `timeout_s` (the settings' by default).
         ConfigError
-            When a file with a secret or certificate cannot be used.
+            If a file with a secret or certificate cannot be used.
         """
         limit_s = self.settings.connect_timeout_s if timeout_s is None else timeout_s
         try:
@@ -197,7 +197,7 @@ class Connection:
         Raises
         ------
         ValueError
-            When topic or properties do not fit into MQTT.
+            If topic or properties do not fit into MQTT.
         """
         done: asyncio.Future[Reason] = asyncio.get_running_loop().create_future()
 
@@ -223,7 +223,7 @@ class Connection:
         Raises
         ------
         ValueError
-            As in `publish`; `settle` is not called then.
+            If as in `publish`; `settle` is not called then.
         """
         if qos == 0:
             sent = None
@@ -254,7 +254,7 @@ class Connection:
         Raises
         ------
         BrokerError
-            When it refused.
+            If it refused.
         """
         granted = self._subscriptions.wait_for(topic_filter)
         self.want(topic_filter, qos)

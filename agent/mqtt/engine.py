@@ -37,7 +37,7 @@ _MAX_PACKET_IDS: Final = 65535
 class Greeting:
     """The broker's CONNACK; without a reason it ended the connection and said nothing.
 
-    Parameters
+    Attributes
     ----------
     reason
         Its verdict.
@@ -56,7 +56,7 @@ class Greeting:
 class Callbacks:
     """Where an engine reports; all are called in the event loop and must not raise.
 
-    Parameters
+    Attributes
     ----------
     message
         One came.

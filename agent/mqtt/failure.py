@@ -35,12 +35,12 @@ _WANTS_CERTIFICATE: Final = ("CERTIFICATE_REQUIRED", "HANDSHAKE_FAILURE")
 class Failure:
     """Why there is no connection.
 
-    Parameters
+    Attributes
     ----------
     kind
-        One word for programs and tests: ``dns``, ``refused``, ``timeout``, ``unreachable``, ``clock``,
-        ``expired``, ``issuer``, ``hostname``, ``certificate``, ``not_tls``, ``tls``, ``tls_only``,
-        ``password``, ``not_authorized``, ``client_id``, ``silence``, ``busy``, ``broker``.
+        One word for programs and tests: `dns`, `refused`, `timeout`, `unreachable`, `clock`,
+        `expired`, `issuer`, `hostname`, `certificate`, `not_tls`, `tls`, `tls_only`,
+        `password`, `not_authorized`, `client_id`, `silence`, `busy`, `broker`.
     message
         What was found.
     hint

@@ -24,7 +24,7 @@ class MalformedMessageError(ValueError):
 class Receipt:
     """What an acknowledgement needs of a message, without its payload.
 
-    Parameters
+    Attributes
     ----------
     packet_id, epoch
         An identifier is good for the connection it came over and no other.
@@ -38,7 +38,7 @@ class Receipt:
 class Message:
     """One received message.
 
-    Parameters
+    Attributes
     ----------
     topic, payload, qos, retain, dup, properties
         As they came.

@@ -59,9 +59,9 @@ class Negotiation:
         Raises
         ------
         OSError
-            When it cannot be reached.
+            If it cannot be reached.
         ConfigError
-            When a file with a secret or certificate cannot be used.
+            If a file with a secret or certificate cannot be used.
         """
         settings = self._settings
         why = SILENCE

@@ -33,7 +33,7 @@ class MalformedPropertiesError(ValueError):
 class Properties:
     """What travels beside a payload; with MQTT 3.1.1 all of it is empty.
 
-    Parameters
+    Attributes
     ----------
     content_type
         The payload's media type.
@@ -72,7 +72,7 @@ def encode(properties: Properties) -> bytes:
     Raises
     ------
     ValueError
-        When a string is too long for MQTT, or the expiry is out of range.
+        If a string is too long for MQTT, or the expiry is out of range.
     """
     out = bytearray()
     if properties.utf8:
@@ -106,7 +106,7 @@ def decode(packet: memoryview, start: int) -> tuple[Properties, int]:
     Raises
     ------
     MalformedPropertiesError
-        When the bytes break the specification's rules.
+        If the bytes break the specification's rules.
     """
     length, at = _decode_varint(packet, start)
     end = at + length

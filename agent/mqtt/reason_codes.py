@@ -25,7 +25,7 @@ class Action(Enum):
 class Reason:
     """One reason code.
 
-    Parameters
+    Attributes
     ----------
     code
         The byte on the wire.

@@ -36,7 +36,7 @@ _MAX_RESENDS: Final = 10
 class Outgoing:
     """One message of QoS 1 on its way out.
 
-    Parameters
+    Attributes
     ----------
     topic, payload, retain, properties
         What is sent.

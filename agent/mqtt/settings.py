@@ -19,7 +19,7 @@ MAX_SECRET_BYTES: Final = 4096
 class TlsSettings:
     """Transport security; the broker's certificate and host name are always checked.
 
-    Parameters
+    Attributes
     ----------
     ca
         Certificates that the broker's must lead to; None is the system's.
@@ -36,7 +36,7 @@ class TlsSettings:
 class BrokerSettings:
     """One broker and how to talk to it.
 
-    Parameters
+    Attributes
     ----------
     host, port
         Where it listens.
@@ -101,7 +101,7 @@ def parse_broker_url(url: str) -> BrokerUrl:
     Raises
     ------
     ConfigError
-        When it is none, or holds a password.
+        If it is none, or holds a password.
     """
     hint = "write mqtt://HOST, mqtts://HOST or mqtts://HOST:PORT"
     try:
@@ -132,7 +132,7 @@ def read_secret(path: Path) -> str:
     Raises
     ------
     ConfigError
-        When the file cannot be read, is empty, or is too long for a secret.
+        If the file cannot be read, is empty, or is too long for a secret.
     """
     try:
         with path.open("rb") as file:

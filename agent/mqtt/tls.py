@@ -35,7 +35,7 @@ def tls_context(settings: TlsSettings) -> ssl.SSLContext:
     Raises
     ------
     ConfigError
-        When a file cannot be used.
+        If a file cannot be used.
     """
     try:
         context = ssl.create_default_context(cafile=settings.ca)
@@ -56,7 +56,7 @@ def _no_password() -> bytes:
     return b""
 
 
-def _wrong_pair(settings: TlsSettings, error: OSError) -> ConfigError:
+def _wrong_pair(settings: TlsSettings, reason: OSError) -> ConfigError:
     assert settings.certificate is not None
     key = settings.key or settings.certificate
     for what, path, word in (
@@ -66,21 +66,21 @@ def _wrong_pair(settings: TlsSettings, error: OSError) -> ConfigError:
         try:
             with path.open("rb") as file:
                 text = file.read(MAX_PEM_BYTES)
-        except OSError as why:
-            return _unusable(what, path, why)
-        if word not in text:
+        except OSError as error:
             return _unusable(what, path, error)
+        if word not in text:
+            return _unusable(what, path, reason)
         if path == key and b"ENCRYPTED" in text:
             return ConfigError(
                 f"the key in {path} is encrypted, and nobody is there to type its password",
                 hint=f"decrypt it: openssl pkey -in {path} -out KEY, and keep that to mode 0640",
             )
-    if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
+    if isinstance(reason, ssl.SSLError) and reason.reason == "KEY_VALUES_MISMATCH":
         return ConfigError(
             f"the key in {key} is not that of the certificate in {settings.certificate}",
             hint="copy both from the same request, the certificate last",
         )
-    return _unusable("certificate and key", settings.certificate, error)
+    return _unusable("certificate and key", settings.certificate, reason)
 
 
 def _unusable(what: str, path: Path | None, error: OSError) -> ConfigError:
@@ -131,7 +131,7 @@ class CertificateFiles:
         Raises
         ------
         ConfigError
-            When they cannot.
+            If they cannot.
         """
         tls_context(self._settings)
         key = self._settings.key

@@ -49,9 +49,9 @@ class BrokerSocket:
         Raises
         ------
         BlockingIOError, ssl.SSLWantReadError
-            When nothing at all is there.
+            If nothing at all is there.
         OSError
-            When the connection is broken.
+            If the connection is broken.
         """
         if self._at >= len(self._ahead):
             if self._empty:
@@ -143,9 +143,9 @@ async def open_socket(settings: BrokerSettings) -> BrokerSocket:
     Raises
     ------
     OSError
-        When it cannot be reached (ssl.SSLError is one).
+        If it cannot be reached (ssl.SSLError is one).
     ConfigError
-        When a file with a certificate cannot be used.
+        If a file with a certificate cannot be used.
     """
     # Made anew for each connection: a renewed certificate is in use after the next one.
     context = None if settings.tls is None else tls_context(settings.tls)

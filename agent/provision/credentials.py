@@ -62,7 +62,7 @@ def read_credential(given: str, folder: Path, what: str) -> bytes:
     Raises
     ------
     ConfigError
-        The file cannot be read, or is far too long.
+        If the file cannot be read, or is far too long.
     """
     if given.lstrip().startswith("-----BEGIN "):
         return given.strip().encode() + b"\n"
@@ -85,7 +85,7 @@ def trusted_key_id(raw: bytes, what: str) -> str:
     Raises
     ------
     ConfigError
-        It is none; where it is the secret half, that is said.
+        If it is none; where it is the secret half, that is said.
     """
     if b"PRIVATE KEY" in raw:
         raise ConfigError(
@@ -104,7 +104,7 @@ def certificates(raw: bytes, what: str) -> tuple[Dates, ...]:
     Raises
     ------
     ConfigError
-        There is none, or one is damaged.
+        If there is none, or one is damaged.
     """
     blocks = _PEM.findall(raw)
     if not blocks:
@@ -123,7 +123,7 @@ def check_pair(certificate: bytes, key: bytes) -> None:
     Raises
     ------
     ConfigError
-        It is another's, is locked by a passphrase, or is none.
+        If it is another's, is locked by a passphrase, or is none.
     """
     certificates(certificate, "certificate")
     try:

@@ -40,7 +40,7 @@ _CREDENTIALS: Final = ("broker.password_file", "broker.ca", "broker.certificate"
 class Options:
     """How to enroll.
 
-    Parameters
+    Attributes
     ----------
     config
         The configuration file; credentials and keys go beside it.
@@ -88,9 +88,9 @@ def enroll(enrollment: Enrollment, options: Options, say: Callable[[str], None])
     Raises
     ------
     EnrollmentError
-        What was given cannot be used, does not work, or would replace another enrollment.
+        If what was given cannot be used, does not work, or would replace another enrollment.
     ConfigError
-        A file cannot be read or written.
+        If a file cannot be read or written.
     """
     folder, owner = options.config.parent, Owner.of_service()
     text = _existing(options.config)

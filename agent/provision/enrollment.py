@@ -33,7 +33,7 @@ class EnrollmentError(ConfigError):
 class Enrollment:
     """What a device is told.
 
-    Parameters
+    Attributes
     ----------
     device
         Its name; None for the host's.
@@ -79,7 +79,7 @@ def read_enrollment(path: Path) -> Enrollment:
     Raises
     ------
     EnrollmentError
-        Naming everything that is wrong with it.
+        If naming everything that is wrong with it.
     """
     try:
         with path.open("rb") as file:
@@ -102,7 +102,7 @@ def parse_enrollment(document: Mapping[str, object], path: Path) -> Enrollment:
     Raises
     ------
     EnrollmentError
-        Naming everything that is wrong with it.
+        If naming everything that is wrong with it.
     """
     mistakes: list[str] = []
     values: dict[str, Any] = {}
@@ -135,7 +135,7 @@ def check_enrollment(enrollment: Enrollment, *, enrolled: bool) -> None:
     Raises
     ------
     EnrollmentError
-        Naming everything that is wrong.
+        If naming everything that is wrong.
     """
     mistakes: list[str] = []
     tls = True

@@ -26,7 +26,7 @@ _SECRET_OF_ONE: Final = 0o600
 class Owner:
     """Whose the files are.
 
-    Parameters
+    Attributes
     ----------
     uid, gid
         As in chown(2); -1 leaves them as they come.
@@ -58,7 +58,7 @@ def require_writable(path: Path) -> None:
     Raises
     ------
     ConfigError
-        It cannot.
+        If it cannot.
     """
     there = path
     try:
@@ -76,7 +76,7 @@ def make_folder(path: Path, owner: Owner) -> None:
     Raises
     ------
     ConfigError
-        It cannot be made.
+        If it cannot be made.
     """
     if path.is_dir():
         return
@@ -95,7 +95,7 @@ def put(path: Path, data: bytes, owner: Owner, mode: int) -> None:
     Raises
     ------
     ConfigError
-        It cannot be written; what was there is untouched.
+        If it cannot be written; what was there is untouched.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:

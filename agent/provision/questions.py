@@ -38,7 +38,7 @@ def ask(
     Raises
     ------
     ConfigError
-        There were only wrong answers.
+        If there were only wrong answers.
     """
     host = socket.gethostname().partition(".")[0]
     if enrollment.device is None:

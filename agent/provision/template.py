@@ -37,7 +37,7 @@ def fill(text: str, values: Mapping[str, Value | None]) -> str:
     Raises
     ------
     ConfigError
-        The text is no TOML, or written in a way that this cannot edit.
+        If the text is no TOML, or written in a way that this cannot edit.
     """
     before = _parse(text)
     lines = text.removesuffix("\n").split("\n")  # splitlines() would also split inside of texts
@@ -75,7 +75,7 @@ def _set(lines: list[str], section: str, key: str, statement: str | None) -> lis
 
 
 def _range(lines: list[str], section: str) -> tuple[int, int]:
-    """Return the lines of a section, (-1, -1) without one; those before the first section are ``""``'s."""
+    """Return the lines of a section, (-1, -1) without one; those before the first section are `""`'s."""
     first = 0 if not section else -1
     for at, line in enumerate(lines):
         match = _SECTION.fullmatch(line)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 class BenchmarkResult:
     """Times of a call, in seconds; printed as milliseconds.
 
-    Parameters
+    Attributes
     ----------
     results
         One mean time for each repeat, never none.

@@ -1,6 +1,6 @@
 """The classic graph executor: a graph of kernel calls, set up once and run bare.
 
-Promises the names and the answers of TVM's ``GraphModule``. Functions are resolved, memory is allocated and
+Promises the names and the answers of TVM's `GraphModule`. Functions are resolved, memory is allocated and
 arguments are bound before the first `GraphModule.run`, which is then a loop over calls and allocates nothing.
 Trusts its graph to be whole (`Graph` checks that) and its kernels to keep to their arguments. Not for several
 threads at once.
@@ -53,7 +53,7 @@ def create(
     module
         Path of mod.so, or its loaded kernels.
     device
-        The CPU: ``"cpu"``, or TVM's device object of that name.
+        The CPU: `"cpu"`, or TVM's device object of that name.
 
     Raises
     ------

@@ -12,7 +12,7 @@ from agent.runtime.storage import Array, is_aligned
 
 
 class HostTensor(np.ndarray[Any, np.dtype[Any]]):
-    """A numpy array that answers to ``.numpy()`` too, as what TVM's ``get_output`` returned did."""
+    """A numpy array that answers to `.numpy()` too, as what TVM's `get_output` returned did."""
 
     def numpy(self) -> Array:
         """Return a plain array of the same values."""
@@ -42,8 +42,10 @@ def as_array(value: object, spec: TensorSpec) -> Array:
         return array
     try:
         return np.asarray(value, dtype=spec.dtype)
-    except (TypeError, ValueError, OverflowError) as e:
-        raise InputError(f"input {spec.name!r} expects {spec.dtype}, came {type(value).__name__}: {e}") from e
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InputError(
+            f"input {spec.name!r} expects {spec.dtype}, came {type(value).__name__}: {error}"
+        ) from error
 
 
 def check_fits(what: str, value: object, spec: TensorSpec) -> None:

@@ -23,7 +23,7 @@ from agent.runtime.memory import GraphMemory
 class LoadTime:
     """What is known once the weights are.
 
-    Parameters
+    Attributes
     ----------
     nodes
         Ids of the nodes that read nothing else, in order.

@@ -19,7 +19,7 @@ _NO_ROOTS: Final[frozenset[int]] = frozenset()
 class GraphMemory:
     """The memory of one graph's entries.
 
-    A *root* is the entry whose memory an entry is: its own, or through ``__nop`` another's.
+    A *root* is the entry whose memory an entry is: its own, or through `__nop` another's.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -43,7 +43,7 @@ class GraphMemory:
         return view(self._block(root), self._graph.dltype[entry], self._graph.shape[entry])
 
     def adopt(self, entry: int, value: Array) -> None:
-        """Let an entry, and what shares its memory through ``__nop``, lie in the caller's aligned array."""
+        """Let an entry, and what shares its memory through `__nop`, lie in the caller's aligned array."""
         self._adopted[self.root[entry]] = value.reshape(-1).view("uint8")
 
     def own(self, root: int) -> Block:

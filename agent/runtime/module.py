@@ -1,7 +1,7 @@
-"""The kernels of one ``mod.so``.
+"""The kernels of one `mod.so`.
 
 Promises a kernel by its name, called without a lookup, and the control functions that the builder links into
-each ``mod.so``. Loading runs the library's constructors: who calls `load` trusts the file, or is behind a
+each `mod.so`. Loading runs the library's constructors: who calls `load` trusts the file, or is behind a
 sandbox already.
 """
 
@@ -52,20 +52,20 @@ class KernelModule:
             descriptor = (
                 os.dup(source) if isinstance(source, int) else os.open(source, os.O_RDONLY | os.O_CLOEXEC)
             )
-        except OSError as e:
-            raise IncompatibleError(f"cannot open the kernel library {source}: {e.strerror}") from e
+        except OSError as error:
+            raise IncompatibleError(f"cannot open the kernel library {source}: {error.strerror}") from error
         name = f"descriptor {source}" if isinstance(source, int) else str(Path(source))
         path = f"/proc/self/fd/{descriptor}"
         try:
             module = tvm_ffi.get_global_func(_LOADER)(path, "so")
-        except RuntimeError as e:
+        except RuntimeError as error:
             os.close(descriptor)
             # The message ends in the path and dlerror's reason, which may begin with the path once more.
-            reason = str(e).strip().rpartition(f"{path} ")[2].removeprefix(f"{path}: ")
+            reason = str(error).strip().rpartition(f"{path} ")[2].removeprefix(f"{path}: ")
             raise IncompatibleError(
                 f"cannot load the kernel library {name}: {reason}",
                 hint="compile the bundle for this machine: its architecture and its glibc",
-            ) from e
+            ) from error
         return cls(module, descriptor)
 
     def __getitem__(self, name: str) -> Kernel:

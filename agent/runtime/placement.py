@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A sent image in the model's input: ``input = sent * scale + offset``, in pixels.
+    """A sent image in the model's input: `input = sent * scale + offset`, in pixels.
 
-    Parameters
+    Attributes
     ----------
     width, height
         Of the image as sent, upright.

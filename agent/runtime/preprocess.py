@@ -1,6 +1,6 @@
 """From a JPEG or PNG to a model's input.
 
-Promises the manifest's ``(pixel * scale - mean) / std`` exactly, one rounding to the input's datatype, and
+Promises the manifest's `(pixel * scale - mean) / std` exactly, one rounding to the input's datatype, and
 that no image is decoded whose header announces more pixels than are allowed. Resizing is Pillow's, which
 filters when it shrinks, as torchvision's does for images.
 """
@@ -115,12 +115,12 @@ class Preprocessor:
         Parameters
         ----------
         content_type
-            ``image/jpeg`` or ``image/png``.
+            `image/jpeg` or `image/png`.
 
         Returns
         -------
         Image
-            In mode ``RGB``, or ``L`` for models that take grey images.
+            In mode `RGB`, or `L` for models that take grey images.
 
         Raises
         ------
@@ -140,9 +140,9 @@ class Preprocessor:
                 raise InputError(f"an image has at most {self._max_pixels} pixels, this one is {size}")
             image.load()
             return _convert(_upright(image), "L" if self._channels == 1 else "RGB")
-        except _READER_ERRORS as e:
-            reason = " ".join(str(e).split())
-            raise InputError(f"this {content_type} image cannot be read: {reason:.120}") from e
+        except _READER_ERRORS as error:
+            reason = " ".join(str(error).split())
+            raise InputError(f"this {content_type} image cannot be read: {reason:.120}") from error
 
     def __call__(self, image: Image.Image, out: Array) -> Placement:
         """Resize, crop and normalise an image into the model's input.

@@ -95,11 +95,11 @@ class Program:
         try:
             for function, arguments in self.calls:
                 function(*arguments)
-        except _KERNEL_ERRORS as e:
+        except _KERNEL_ERRORS as error:
             # Each call has a tuple of its own: which one failed is found out afterwards, and costs a run
             # nothing.
             index = next(i for i, call in enumerate(self.calls) if call[1] is arguments)
-            raise self._failure(self.steps[index], e) from e
+            raise self._failure(self.steps[index], error) from error
 
     def execute(self, i: int) -> None:
         """Make one node's call, bound for this once.
@@ -112,8 +112,8 @@ class Program:
         function, arguments = self.call(i)
         try:
             function(*arguments)
-        except _KERNEL_ERRORS as e:
-            raise self._failure(i, e) from e
+        except _KERNEL_ERRORS as error:
+            raise self._failure(i, error) from error
 
     def call(self, i: int) -> Call:
         """Bind a node's inputs, then its outputs, to its function."""
@@ -143,8 +143,8 @@ def _resolve(kernels: Kernels, name: str) -> Kernel:
         return _copy
     try:
         return kernels[name]
-    except (AttributeError, KeyError) as e:
-        raise FormatError(f"there is no kernel {name!r}, which mod.json calls") from e
+    except (AttributeError, KeyError) as error:
+        raise FormatError(f"there is no kernel {name!r}, which mod.json calls") from error
 
 
 def _copy(source: Array, target: Array) -> None:

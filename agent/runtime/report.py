@@ -7,13 +7,14 @@ import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """One call of a kernel, or several calls of the same kernel on the same shapes.
 
-    Parameters
+    Attributes
     ----------
     name
         The kernel.
@@ -45,7 +46,7 @@ class Row:
 class Report:
     """Rows in the order of execution.
 
-    Parameters
+    Attributes
     ----------
     rows
         One for each call.
@@ -140,7 +141,7 @@ class Report:
         return f"{self._share(duration_us):.2f}"
 
 
-_HEADS = ("Name", "Duration (us)", "Percent", "GFLOP/s", "Device", "Count", "Argument Shapes")
+_HEADS: Final = ("Name", "Duration (us)", "Percent", "GFLOP/s", "Device", "Count", "Argument Shapes")
 
 
 def _add(a: Row, b: Row) -> Row:

@@ -41,7 +41,7 @@ def check_samples(
     samples
         How many samples there are, and how far off they may be.
     recorded_inputs, recorded_outputs
-        ``samples/inputs.params`` and ``samples/outputs.params``: tensors named ``<k>/<tensor name>``, ``k``
+        `samples/inputs.params` and `samples/outputs.params`: tensors named `<k>/<tensor name>`, `k`
         from 0.
 
     Returns
@@ -52,7 +52,7 @@ def check_samples(
     Raises
     ------
     SelfTestError
-        If an output is off by more than ``atol + rtol * max|expected|`` anywhere, or a sample is absent.
+        If an output is off by more than `atol + rtol * max|expected|` anywhere, or a sample is absent.
     """
     if not samples.count:
         return 0.0

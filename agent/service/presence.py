@@ -59,7 +59,7 @@ def next_session_seq(state_dir: Path) -> int:
     Raises
     ------
     StoreError
-        When the number cannot be written.
+        If the number cannot be written.
     """
     path = state_dir / _FILE
     try:

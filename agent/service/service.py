@@ -162,7 +162,7 @@ class Service:
         Raises
         ------
         EdgeError
-            When the state directory cannot be used.
+            If the state directory cannot be used.
         """
         config = self._config
         if config.metrics_listen is not None:

@@ -25,7 +25,7 @@ class State(StrEnum):
 class WorkerSettings:
     """Limits of every worker.
 
-    Parameters
+    Attributes
     ----------
     compute_limit_s
         Longest time for one request.

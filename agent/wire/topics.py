@@ -150,7 +150,7 @@ def format_topic(topic: Topic) -> str:
     Raises
     ------
     ValueError
-        When a part of it would not survive `parse_topic` (a `/` or `+` in a name, say).
+        If a part of it would not survive `parse_topic` (a `/` or `+` in a name, say).
     """
     match topic:
         case State(device):

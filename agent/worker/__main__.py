@@ -1,4 +1,4 @@
-"""One worker process: ``python -m agent.worker FD``, FD being its end of the channel.
+"""One worker process: `python -m agent.worker FD`, FD being its end of the channel.
 
 Started by the agent alone. It takes the bundle's members over the channel, imports what it needs, closes its
 sandbox, loads the model, and then answers requests one by one until it is told to stop or the agent is gone.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _NOT_NEEDED: Final = ("torch", "ml_dtypes")
 
-_LOG = logging.getLogger("agent.worker")
+_log = logging.getLogger("agent.worker")
 
 
 def main(arguments: list[str]) -> int:
@@ -48,13 +48,13 @@ def main(arguments: list[str]) -> int:
             if model is not None:
                 _serve(channel, *model)
         except ChannelError:
-            _LOG.exception("the agent sent what is no frame")
+            _log.exception("the agent sent what is no frame")
             return 1
         except (BrokenPipeError, ConnectionResetError):
             # The agent is gone, and with it everybody who waits for an answer.
             return 0
         except Exception:  # noqa: BLE001 - the process's outermost loop
-            _LOG.exception("the worker failed")
+            _log.exception("the worker failed")
             return 1
     return 0
 
@@ -92,8 +92,8 @@ def _load(channel: Channel, connection: socket.socket) -> tuple[Model, int] | No
         kernels = load_kernels(members, load.threads)
         sandbox.close_loading(status)
         model = load_model(prepared, members, kernels)
-    except EdgeError as e:
-        channel.send(Failed(e.code, str(e), e.hint))
+    except EdgeError as error:
+        channel.send(Failed(error.code, str(error), error.hint))
         return None
     except MemoryError:
         channel.send(Failed("ERR_INTERNAL", "loading needs more memory than the model is allowed"))
@@ -137,9 +137,9 @@ def _move(model: Model, share: Share) -> None:
     model.use_threads(1)
     try:
         os.sched_setaffinity(0, share.cpus)
-    except OSError as e:
+    except OSError as error:
         # A processor can be switched off at any time; where it runs is no reason not to run.
-        _LOG.warning("processors %s: %s", list(share.cpus), e.strerror)
+        _log.warning("processors %s: %s", list(share.cpus), error.strerror)
     model.use_threads(share.threads)
 
 

@@ -8,7 +8,7 @@ A frame on the wire::
 
     "EBC1" | header length, u32 | payload length, u64 | header, JSON in UTF-8 | payload
 
-numbers are little-endian, the JSON is an object with the key ``kind`` and exactly the fields of that kind's
+numbers are little-endian, the JSON is an object with the key `kind` and exactly the fields of that kind's
 class in `frames`, tuples as arrays. Lengths are checked against their limits before anything is allocated.
 Anything else is a `ChannelError`: the agent then ends the worker, for what runs there is native code of a
 model.
@@ -17,7 +17,7 @@ model.
 kind      direction        payload, and when
 ========= ================ ============================================================================
 load      agent to worker  the manifest's bytes. First frame, once; the members' descriptors travel with
-                           its first byte as SCM_RIGHTS, in the order of ``files``. `send_load` does it.
+                           its first byte as SCM_RIGHTS, in the order of `files`. `send_load` does it.
 ready     worker to agent  none. The model is loaded and answered its recorded samples.
 failed    worker to agent  none. It could not be loaded; the worker ends by itself after it.
 request   agent to worker  the request's payload as it came over MQTT. Several may be sent ahead: the worker
@@ -30,7 +30,7 @@ stop      agent to worker  none. The worker answers what it was sent before it, 
 A worker whose agent closes the socket ends with status 0 as well. One that dies leaves the requests without
 an answer to the agent, which owes each of them a 500.
 
-Times of both sides are comparable: ``received_s`` and ``deadline_s`` are readings of `time.monotonic`, which
+Times of both sides are comparable: `received_s` and `deadline_s` are readings of `time.monotonic`, which
 is one clock for all processes of a machine.
 """
 

@@ -1,10 +1,10 @@
 """Content types: a request's payload into the model's inputs, and its results into the answer's payload.
 
 ====================================  ==================================================================
-``application/json``                  Open Inference Protocol v2; an image as a BYTES tensor in base64
-``application/octet-stream``          raw tensors, described by user properties ``tensor``
-``image/jpeg``, ``image/png``         the one input of a model that declares a preprocessing
-``application/cbor``                  the JSON's form, tensors as byte strings; where cbor2 is installed
+`application/json`                  Open Inference Protocol v2; an image as a BYTES tensor in base64
+`application/octet-stream`          raw tensors, described by user properties `tensor`
+`image/jpeg`, `image/png`         the one input of a model that declares a preprocessing
+`application/cbor`                  the JSON's form, tensors as byte strings; where cbor2 is installed
 ====================================  ==================================================================
 """
 
@@ -41,7 +41,7 @@ Payload = bytes | memoryview
 class Decoded:
     """What a request says beside its tensors.
 
-    Parameters
+    Attributes
     ----------
     id
         The client's name for it, or None.
@@ -129,7 +129,7 @@ class Codec:
     def encode(
         self, request: Request, decoded: Decoded, media_type: str, values: Mapping[str, Value]
     ) -> tuple[tuple[str, ...], Payload]:
-        """Return an answer's user properties ``tensor`` and its payload.
+        """Return an answer's user properties `tensor` and its payload.
 
         Parameters
         ----------
@@ -210,8 +210,8 @@ class Codec:
             )
         try:
             document: object = self._cbor.loads(bytes(payload))
-        except (self._cbor.CBORDecodeError, ValueError, TypeError, OverflowError, RecursionError) as e:
-            raise InputError(f"the payload is not CBOR: {' '.join(str(e).split()):.120}") from e
+        except (self._cbor.CBORDecodeError, ValueError, TypeError, OverflowError, RecursionError) as error:
+            raise InputError(f"the payload is not CBOR: {' '.join(str(error).split()):.120}") from error
         return document
 
     def _served(self, *media_types: str) -> tuple[str, ...]:

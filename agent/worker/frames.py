@@ -35,10 +35,10 @@ class ChannelError(EdgeError):
 class Load:
     """The first frame: what to serve, and within which limits.
 
-    Parameters
+    Attributes
     ----------
     files
-        Names of the bundle's members (``mod.so``, ``mod.json``, ...), in the order of the descriptors sent
+        Names of the bundle's members (`mod.so`, `mod.json`, ...), in the order of the descriptors sent
         along.
     threads
         Threads of a kernel; 0 leaves it to the kernel library.
@@ -69,25 +69,25 @@ class Load:
 class Request:
     """One inference request; its payload is what came over MQTT.
 
-    Parameters
+    Attributes
     ----------
     seq
         The agent's number for it, echoed in the answer.
     content_type
-        As the requester gave it, parameters and all; an empty one means ``application/json``.
+        As the requester gave it, parameters and all; an empty one means `application/json`.
     tensors
-        The user properties ``tensor`` in their order, ``name;FP32;1,3,4``, for raw tensors.
+        The user properties `tensor` in their order, `name;FP32;1,3,4`, for raw tensors.
     accept
         Content type wished for the answer, or None.
     id
-        The requester's name for it, echoed in JSON answers (the body's own ``id`` otherwise), or None.
+        The requester's name for it, echoed in JSON answers (the body's own `id` otherwise), or None.
     received_s
         When the agent took it, `time.monotonic`; what passes until the worker takes it is the answer's
-        ``queue_us``.
+        `queue_us`.
     deadline_s
         When its answer is of no use any more, `time.monotonic`, or None.
     client_json
-        The requester has no user properties (MQTT 3.1.1): the JSON answer carries ``status`` and ``message``.
+        The requester has no user properties (MQTT 3.1.1): the JSON answer carries `status` and `message`.
     """
 
     seq: int
@@ -104,7 +104,7 @@ class Request:
 class Share:
     """From the next request on: these processors, and so many threads of a kernel on them.
 
-    Parameters
+    Attributes
     ----------
     cpus
         Processors the worker may run on.
@@ -125,7 +125,7 @@ class Stop:
 class Ready:
     """The model is loaded and its recorded samples came out as recorded.
 
-    Parameters
+    Attributes
     ----------
     load_s
         Seconds from the load frame to this one.
@@ -156,10 +156,10 @@ class Ready:
 class Failed:
     """The model could not be loaded.
 
-    Parameters
+    Attributes
     ----------
     code
-        An error's code, ``ERR_SELF_TEST`` and the like.
+        An error's code, `ERR_SELF_TEST` and the like.
     message
         One line.
     hint
@@ -175,7 +175,7 @@ class Failed:
 class Answer:
     """The answer to one request; its payload goes to the requester as it is.
 
-    Parameters
+    Attributes
     ----------
     seq
         The request's.
@@ -186,9 +186,9 @@ class Answer:
     content_type
         Of the payload; empty where there is no payload.
     tensors
-        The user properties ``tensor`` of raw tensors, in their order.
+        The user properties `tensor` of raw tensors, in their order.
     queue_us, decode_us, compute_us, encode_us
-        Microseconds from ``received_s`` to the worker's start on it, decoding and preprocessing, the graph,
+        Microseconds from `received_s` to the worker's start on it, decoding and preprocessing, the graph,
         and postprocessing and encoding.
     """
 
@@ -289,8 +289,8 @@ def decode_header(raw: Buffer) -> Header:
     """
     try:
         content = _DECODER.decode(str(raw, "utf-8"))
-    except (ValueError, RecursionError) as e:
-        raise ChannelError(f"a frame's header is JSON, this one is not: {e}") from e
+    except (ValueError, RecursionError) as error:
+        raise ChannelError(f"a frame's header is JSON, this one is not: {error}") from error
     kind = content.pop("kind", None) if isinstance(content, dict) else None
     if not isinstance(kind, str) or kind not in _KINDS:
         raise ChannelError(f"a frame is one of {', '.join(_KINDS)}, not {kind!r:.80}")

@@ -69,9 +69,9 @@ class Members:
             return
         try:
             file = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
-        except OSError as e:
+        except OSError as error:
             # The address space is limited; nothing else can fail for a memory file.
-            raise MemoryError(f"cannot map {name}: {e.strerror}") from e
+            raise MemoryError(f"cannot map {name}: {error.strerror}") from error
         with file, memoryview(file) as view:
             yield view
 
@@ -144,11 +144,11 @@ class Model:
             values = self._postprocess(self._outputs, decoded.placement)
             tensors, body = self._codec.encode(request, decoded, media_type, values)
             times.append(clock())
-        except RequestError as e:
-            return self._refuse(request, media_type, e, times, clock)
-        except MemoryError:
-            error = ExecutionError("the request needs more memory than the model is allowed")
+        except RequestError as error:
             return self._refuse(request, media_type, error, times, clock)
+        except MemoryError:
+            refused = ExecutionError("the request needs more memory than the model is allowed")
+            return self._refuse(request, media_type, refused, times, clock)
         return Answer(request.seq, 200, "", media_type, tensors, **_durations(request, times)), body
 
     def _refuse(

@@ -33,7 +33,7 @@ MAX_ID_CHARS: Final = 256
 class RequestTensor:
     """One input of a request, as its document has it.
 
-    Parameters
+    Attributes
     ----------
     data
         A list, nested or flat, or in CBOR the little-endian bytes.
@@ -52,7 +52,7 @@ class RequestTensor:
 class InferRequest:
     """A request's document, its form checked.
 
-    Parameters
+    Attributes
     ----------
     id
         The client's name for it, or None.
@@ -236,8 +236,10 @@ def _convert(values: Sequence[Any], spec: TensorSpec) -> Array:
         # Out of float32's range becomes infinite, which is looked for below.
         with np.errstate(over="ignore"):
             array: Array = np.array(values, dtype=np.float64 if dtype.kind == "f" else dtype).astype(dtype)
-    except OverflowError as e:
-        raise InputError(f"input {spec.name!r} is {spec.datatype}, and has a value out of its range") from e
+    except OverflowError as error:
+        raise InputError(
+            f"input {spec.name!r} is {spec.datatype}, and has a value out of its range"
+        ) from error
     if dtype.kind == "f" and not np.isfinite(array).all():
         raise InputError(f"input {spec.name!r} is {spec.datatype}, and has a value out of its range")
     return array

@@ -39,8 +39,8 @@ def parse(payload: bytes | bytearray | memoryview) -> object:
         )
     try:
         return json.loads(str(payload, "utf-8"), object_pairs_hook=_unique, parse_constant=_refuse)
-    except (ValueError, RecursionError) as e:
-        raise InputError(f"the payload is not JSON: {e}") from e
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"the payload is not JSON: {error}") from error
 
 
 def image_bytes(data: object) -> bytes:
@@ -64,8 +64,8 @@ def image_bytes(data: object) -> bytes:
         raise InputError("an image is an array of one base64 string")
     try:
         return base64.b64decode(data, validate=True)
-    except (binascii.Error, ValueError) as e:
-        raise InputError(f"an image is base64: {e}") from e
+    except (binascii.Error, ValueError) as error:
+        raise InputError(f"an image is base64: {error}") from error
 
 
 def format_answer(head: Mapping[str, Any], outputs: Mapping[str, Array | tuple[bytes, ...]]) -> bytes:

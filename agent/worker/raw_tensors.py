@@ -1,4 +1,4 @@
-"""Raw tensors: little-endian bytes one after the other, described by user properties ``name;FP32;1,3,4``.
+"""Raw tensors: little-endian bytes one after the other, described by user properties `name;FP32;1,3,4`.
 
 Elements of BYTES, which only answers have, are each preceded by their length as u32 (the Open Inference
 Protocol's binary tensor extension).
@@ -91,5 +91,5 @@ def _parse(text: str) -> TensorSpec:
     shape = tuple(map(int, match[3].split(","))) if match[3] else ()
     try:
         return TensorSpec(match[1], match[2], shape)
-    except ValueError as e:
-        raise InputError(f"tensor {text!r:.80}: {e}") from e
+    except ValueError as error:
+        raise InputError(f"tensor {text!r:.80}: {error}") from error

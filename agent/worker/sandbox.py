@@ -68,7 +68,7 @@ _MAX_DESCRIPTORS: Final = 64
 class Limits:
     """Bounds on the process, 0 for none.
 
-    Parameters
+    Attributes
     ----------
     memory_bytes
         Address space beyond what the process has now.
@@ -81,7 +81,7 @@ class Limits:
 class Status:
     """What is in force.
 
-    Parameters
+    Attributes
     ----------
     landlock
         Version of the ABI, 0 if not in force.
@@ -232,8 +232,8 @@ def _address_space_bytes() -> int:
 def _attempt(apply: Callable[[], int], name: str, reasons: list[str]) -> int:
     try:
         return apply()
-    except OSError as e:
-        reasons.append(f"{name}: {e.strerror}")
+    except OSError as error:
+        reasons.append(f"{name}: {error.strerror}")
         return 0
 
 

@@ -1,4 +1,4 @@
-"""What the agent costs and holds as a service: ``python -m benchmarks.agent`` (or ``make bench-agent``).
+"""What the agent costs and holds as a service: `python -m benchmarks.agent` (or `make bench-agent`).
 
 A real mosquitto as Debian configures it, on the loopback; the agent, the echo that it is compared with, and
 the executor alone each in a process of their own; models made here from seeded weights.

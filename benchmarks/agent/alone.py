@@ -1,4 +1,4 @@
-"""An executor alone, ``python -m benchmarks.agent.alone BUNDLE THREADS``: runs for the seconds it reads."""
+"""An executor alone, `python -m benchmarks.agent.alone BUNDLE THREADS`: runs for the seconds it reads."""
 
 from __future__ import annotations
 

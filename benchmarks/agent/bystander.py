@@ -1,4 +1,4 @@
-"""Another model's client, ``python -m benchmarks.agent.bystander PORT MODEL PER_S``, in a process of its own.
+"""Another model's client, `python -m benchmarks.agent.bystander PORT MODEL PER_S`, in a process of its own.
 
 It asks at a rate for the seconds that it reads, and prints latencies and how many were not answered 200: what
 the flood's client is busy with must not be taken for the agent's.

@@ -1,4 +1,4 @@
-"""A bare paho responder, ``python -m benchmarks.agent.echo PORT``: what any answer over MQTT costs at least.
+"""A bare paho responder, `python -m benchmarks.agent.echo PORT`: what any answer over MQTT costs at least.
 
 It says `ready`, and then gives each message's payload back to its Response Topic with its Correlation Data,
 on the thread that received it. TCP_NODELAY and, after each receive, TCP_QUICKACK are set as in the agent:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 class Figure:
     """One measured number.
 
-    Parameters
+    Attributes
     ----------
     part, name
         Which measurement, and what of it.

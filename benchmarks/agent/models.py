@@ -1,7 +1,7 @@
 """The models that are asked: made here, from seeded weights, in the sizes that the questions need.
 
-``nothing`` adds a number to four others: its kernels take a microsecond, so that what a request costs is the
-agent's. ``picture`` takes a tensor of 600 KB and returns four numbers. The others are convolutions repeated
+`nothing` adds a number to four others: its kernels take a microsecond, so that what a request costs is the
+agent's. `picture` takes a tensor of 600 KB and returns four numbers. The others are convolutions repeated
 until one run takes the wanted time on one thread of this machine.
 """
 
@@ -32,10 +32,10 @@ Progress = Callable[[str], None]
 class Bench:
     """Bundles of one run.
 
-    Parameters
+    Attributes
     ----------
     folder
-        Where they lie, with the key's public half in ``trust``.
+        Where they lie, with the key's public half in `trust`.
     """
 
     folder: Path

@@ -23,7 +23,7 @@ NAME = "bench-requester"
 class Answered:
     """One answer.
 
-    Parameters
+    Attributes
     ----------
     sent_s, latency_s
         When it was asked, and until the answer was here.

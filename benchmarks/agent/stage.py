@@ -1,6 +1,6 @@
 """What is measured, each in a process of its own: the broker, the agent, the echo, and an executor alone.
 
-The broker is mosquitto as Debian configures it: persistence, no ``set_tcp_nodelay``, no other setting.
+The broker is mosquitto as Debian configures it: persistence, no `set_tcp_nodelay`, no other setting.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def generate(name: str, seed: int = 0, **parameters: int) -> onnx.ModelProto:
     Raises
     ------
     KeyError
-        There is no architecture of that name.
+        If there is no architecture of that name.
     """
     if name not in ARCHITECTURES:
         raise KeyError(f"expected one of {', '.join(ARCHITECTURES)}, got '{name}'")

@@ -1,7 +1,7 @@
 """Counts the instructions that a program executes under qemu's user mode, exactly and repeatably.
 
-Needs root (for a mount namespace), gcc, Debian's ``qemu-user`` (the static one loads no plugins) and the
-arm64 root that ``packaging/debian-root.sh`` makes.
+Needs root (for a mount namespace), gcc, Debian's `qemu-user` (the static one loads no plugins) and the
+arm64 root that `packaging/debian-root.sh` makes.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def counted(
     Raises
     ------
     RuntimeError
-        It failed.
+        If it failed.
     """
     with tempfile.TemporaryDirectory() as folder:
         plugin, out = Path(folder, "counter.so"), Path(folder, "marks")
@@ -131,8 +131,10 @@ def counted(
                 capture_output=True,
                 text=True,
             )
-        except subprocess.CalledProcessError as e:
-            last = (e.stderr.strip().splitlines() or [""])[-1]
-            raise RuntimeError(f"{arguments[2]} under qemu ended with {e.returncode}: {last[:300]}") from e
+        except subprocess.CalledProcessError as error:
+            last = (error.stderr.strip().splitlines() or [""])[-1]
+            raise RuntimeError(
+                f"{arguments[2]} under qemu ended with {error.returncode}: {last[:300]}"
+            ) from error
         lines = [line.split() for line in out.read_text().splitlines() if " " in line]
     return [int(count) for _, count in sorted((int(mark), count) for mark, count in lines)]

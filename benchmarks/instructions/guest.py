@@ -3,7 +3,7 @@
     guest.py ENGINE FOLDER
 
 Imports nothing of this project but the agent's runtime: what a device has. Writes the outputs to
-``outputs-arm-ENGINE.npz`` in the folder.
+`outputs-arm-ENGINE.npz` in the folder.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     nodes.py edgebundle|onnxruntime FOLDER
 
 A mark before a node has its number, so that the difference of two marks is a node's instructions. The
-kernels' names are written to ``nodes.json`` in the folder, in that order.
+kernels' names are written to `nodes.json` in the folder, in that order.
 """
 
 from __future__ import annotations

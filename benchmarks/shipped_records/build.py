@@ -23,7 +23,7 @@ Arguments = tuple[tuple[str, tuple[int, ...]], ...]
 
 @dataclass(frozen=True)
 class Candidates:
-    """Points of a task that are compiled together; kernel ``k3`` is the fourth.
+    """Points of a task that are compiled together; kernel `k3` is the fourth.
 
     Attributes
     ----------

@@ -64,8 +64,8 @@ def fault(task: Task, entry: Entry) -> str | None:
         with task.space.target.tvm_target:
             apply_space(st.Schedule(task.workload), task.space.target, choose)
         choose.finish()
-    except SCHEDULE_FAULTS as e:
-        return (str(e).strip().splitlines() or [type(e).__name__])[0][:120]
+    except SCHEDULE_FAULTS as error:
+        return (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
     return None
 
 

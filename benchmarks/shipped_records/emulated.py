@@ -2,7 +2,7 @@
 
 The cost of a block is the mean of the cycles in which the core could issue so many instructions and of those
 that llvm-mca sees in it, with its latencies, pipes and window, all loads served by the first cache. What
-caches and branches add is not in it. Needs Debian's ``qemu-user``, ``llvm`` and gcc.
+caches and branches add is not in it. Needs Debian's `qemu-user`, `llvm` and gcc.
 """
 
 from __future__ import annotations
@@ -152,9 +152,9 @@ class Emulated:
                     env={**os.environ, "BLOCKS_OUT": str(out)},
                     check=True, capture_output=True, timeout=TIMEOUT_S,
                 )  # fmt: skip
-            except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as e:
+            except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
                 print(
-                    f"a candidate did not run: {(e.stderr or b'')[-400:].decode(errors='replace')}",
+                    f"a candidate did not run: {(error.stderr or b'')[-400:].decode(errors='replace')}",
                     flush=True,
                 )
                 return {}

@@ -1,1 +1,1 @@
-"""What tuning is worth: the figures of ``docs/tuning.md`` (``python -m benchmarks.tuning``)."""
+"""What tuning is worth: the figures of `docs/tuning.md` (`python -m benchmarks.tuning`)."""

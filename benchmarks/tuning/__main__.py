@@ -1,4 +1,4 @@
-"""``python -m benchmarks.tuning never-slower|recovery|spaces|two-boards``: figures of ``docs/tuning.md``."""
+"""`python -m benchmarks.tuning never-slower|recovery|spaces|two-boards`: figures of `docs/tuning.md`."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Tuned:
 
 
 def tune(operator: Operator, target: DeviceTarget, trials: int, seed: int = 0) -> Tuned:
-    """Let MetaSchedule search its default space, on one thread if ``TVM_NUM_THREADS`` is 1."""
+    """Let MetaSchedule search its default space, on one thread if `TVM_NUM_THREADS` is 1."""
     mod, arguments = operator.plain()
     logging.getLogger("tvm").setLevel(logging.ERROR)
     started = time.monotonic()

@@ -2,7 +2,7 @@
 
 Every space starts at the middle of its values instead of at the heuristic's point. After the given time, the
 operators' kernels at the middle, as found, and as best known (what compiling uses, or a folder of records)
-are measured in turn. ``recovered`` is the share of the way from the middle to the best known.
+are measured in turn. `recovered` is the share of the way from the middle to the best known.
 """
 
 from __future__ import annotations

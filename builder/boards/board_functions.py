@@ -1,6 +1,6 @@
 """What a board does for us beside timing kernels: says how it fares, and runs whole bundles.
 
-An RPC server started by ``edgebundle rpc-server`` offers these by name over TVM's RPC, as JSON in and out;
+An RPC server started by `edgebundle rpc-server` offers these by name over TVM's RPC, as JSON in and out;
 the process that measures on this machine calls the same ones. They need tvm-ffi and numpy, and nothing of the
 compiler.
 """
@@ -14,15 +14,15 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
-COMMAND_TIMEOUT_S = 2.0  # vcgencmd asks the firmware, which answers within milliseconds or not at all
-PREFIX = "edgebundle."
+COMMAND_TIMEOUT_S: Final = 2.0  # vcgencmd asks the firmware, which answers within milliseconds or not at all
+PREFIX: Final = "edgebundle."
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class BoardState:
     """How a board fares.
 
@@ -59,8 +59,8 @@ class BoardState:
 def state(root: str = "/") -> BoardState:
     """Read the state of this machine.
 
-    Sources: ``cpufreq`` and ``thermal`` of sysfs; the Raspberry Pi's ``get_throttled`` from sysfs or
-    ``vcgencmd``, of whose bits 0 to 3 say what is the case now (Raspberry Pi documentation, vcgencmd).
+    Sources: `cpufreq` and `thermal` of sysfs; the Raspberry Pi's `get_throttled` from sysfs or
+    `vcgencmd`, of whose bits 0 to 3 say what is the case now (Raspberry Pi documentation, vcgencmd).
     """
     system = Path(root)
     frequencies = [
@@ -120,7 +120,7 @@ def state_json() -> str:
 def run_json(request: str) -> str:
     """Run a bundle: its path, that of an .npz of inputs or a picture, and `builder.run`'s options.
 
-    Outputs, and answers under ``answer/``, go to the ``outputs`` path as .npz; times come back.
+    Outputs, and answers under `answer/`, go to the `outputs` path as .npz; times come back.
     """
     from builder.running.local_run import run
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from builder.boards.measuring import Code, MeasureProcess
 from builder.records.meta import BoardTime
 
-INVALID_ATTEMPTS = 3  # measurements spoilt by throttling before the candidate is left for another day
-COOL_S = 5.0  # what a board that throttled is given to cool down
+INVALID_ATTEMPTS: Final = 3  # measurements spoilt by throttling before the candidate is left for another day
+COOL_S: Final = 5.0  # what a board that throttled is given to cool down
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """What became of a candidate.
 
@@ -40,9 +40,9 @@ class Outcome:
     spoilt: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class BoardStatus:
-    """A board as the live view shows it: ``measuring``, ``idle`` or ``dropped``."""
+    """A board as the live view shows it: `measuring`, `idle` or `dropped`."""
 
     name: str
     doing: str

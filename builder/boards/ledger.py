@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from typing import Final
 
 from builder.boards.board_functions import BoardState
 from builder.records.meta import BoardTime
 
-SLOWER = 0.9  # a CPU below this share of its highest frequency seen was not at speed
+SLOWER: Final = 0.9  # a CPU below this share of its highest frequency seen was not at speed
 
 
 class Ledger:

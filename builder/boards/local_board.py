@@ -40,10 +40,10 @@ class LocalBoard:
                 if self._process.place is None:
                     self._process.open(Place(), self._options.timeout_s)
                 timing = self._process.measure(code, self._options)
-            except MeasureFault as e:
+            except MeasureFault as error:
                 # A candidate that hangs or crashes can be told from a board that does: this one is alive.
                 self._ledger.add("local", BoardTime(time.monotonic() - start, failed=1))
-                return Outcome(None, str(e), "local")
+                return Outcome(None, str(error), "local")
             valid = self._ledger.is_valid("local", timing.state)
             spent = time.monotonic() - start
             self._ledger.add("local", BoardTime(spent, measured=int(valid), invalid=int(not valid)))

@@ -18,18 +18,18 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from builder.boards.board_functions import BoardState
 
-MAX_FRAME_BYTES = 1 << 31  # two bundles of half a gigabyte and their inputs
-KERNEL = "kernel"  # the name of a candidate's function in its shared object
-START_TIMEOUT_S = 120.0  # loading TVM takes a second or two, and a minute on a machine that is busy
-MAX_PLAUSIBLE_S = 600.0  # no kernel takes ten minutes a call
-MIN_PLAUSIBLE_S = 1e-9  # nor less than a cycle or so
+MAX_FRAME_BYTES: Final = 1 << 31  # two bundles of half a gigabyte and their inputs
+KERNEL: Final = "kernel"  # the name of a candidate's function in its shared object
+START_TIMEOUT_S: Final = 120.0  # loading TVM takes a second or two, and a minute on a machine that is busy
+MAX_PLAUSIBLE_S: Final = 600.0  # no kernel takes ten minutes a call
+MIN_PLAUSIBLE_S: Final = 1e-9  # nor less than a cycle or so
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class RunnerOptions:
     """How candidates are timed, by the names that TVMC's users know.
 
@@ -56,7 +56,7 @@ class RunnerOptions:
     threads: int | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Place:
     """Where a session goes: a server that a tracker named, or this machine (host None)."""
 
@@ -71,7 +71,7 @@ class Place:
         return "local" if self.host is None else f"{self.host}:{self.port}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Code:
     """A kernel as a shared object, and the dtypes and shapes of its arguments."""
 
@@ -79,7 +79,7 @@ class Code:
     arguments: tuple[tuple[str, tuple[int, ...]], ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Timing:
     """What timing gave: seconds of a call in each repeat, and how the board fared just after."""
 
@@ -125,7 +125,7 @@ class MeasureProcess:
         Raises
         ------
         BoardError
-            It does not answer in time.
+            If it does not answer in time.
         """
         self.close()
         state: BoardState = self._ask("open", (place,), START_TIMEOUT_S + timeout_s)
@@ -138,9 +138,9 @@ class MeasureProcess:
         Raises
         ------
         CandidateError
-            It does not load or run there.
+            If it does not load or run there.
         BoardError
-            The board hangs, is gone, or answers nonsense.
+            If the board hangs, is gone, or answers nonsense.
         """
         timing: Timing = self._ask("measure", (code, options), options.timeout_s)
         check_plausible(timing.seconds)
@@ -166,7 +166,7 @@ class MeasureProcess:
     ) -> tuple[str, tuple[bytes, ...]]:
         """Call one of `builder.boards.board_functions`, sending files first and fetching others after.
 
-        Paths in `request` are written ``{path:NAME}`` and become those on the board.
+        Paths in `request` are written `{path:NAME}` and become those on the board.
         """
         answer: tuple[str, tuple[bytes, ...]] = self._ask(
             "call", (name, request, tuple(files), tuple(wanted)), timeout_s
@@ -202,13 +202,13 @@ class MeasureProcess:
         try:
             write_frame(process.stdin.fileno(), (verb, arguments), deadline)
             kind, value = read_frame(process.stdout.fileno(), deadline)
-        except TimeoutError as e:
+        except TimeoutError as error:
             self.kill()
-            raise BoardError(f"no answer within {timeout_s:g} s") from e
-        except (OSError, EOFError, pickle.UnpicklingError) as e:
+            raise BoardError(f"no answer within {timeout_s:g} s") from error
+        except (OSError, EOFError, pickle.UnpicklingError) as error:
             code = process.poll()
             self.kill()
-            raise BoardError(f"the measuring process ended ({code})") from e
+            raise BoardError(f"the measuring process ended ({code})") from error
         if kind == "candidate":
             raise CandidateError(value)
         if kind == "board":
@@ -237,7 +237,7 @@ def check_plausible(seconds: Sequence[float]) -> None:
     Raises
     ------
     BoardError
-        One is negative, zero, not a number, or longer than ten minutes.
+        If one is negative, zero, not a number, or longer than ten minutes.
     """
     for value in seconds:
         if not MIN_PLAUSIBLE_S <= value <= MAX_PLAUSIBLE_S:

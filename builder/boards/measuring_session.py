@@ -112,10 +112,10 @@ class Session:
         """Call one of `board_functions`, sending files before and fetching others after."""
         try:
             function = self._remote.get_function(f"{PREFIX}{name}")
-        except (AttributeError, RuntimeError, ValueError) as e:
+        except (AttributeError, RuntimeError, ValueError) as error:
             raise LookupError(
                 "the board's server knows no bundles: start it with `edgebundle rpc-server`"
-            ) from e
+            ) from error
         path_of = self._remote.get_function("tvm.rpc.server.workpath")
         names = {file for file, _ in files} | set(wanted)
         for file, content in files:
@@ -154,9 +154,9 @@ def serve(make: Callable[[Place], Session] = Session) -> None:
             else:
                 value = getattr(session, verb)(*arguments)
             answer: tuple[str, Any] = ("value", value)
-        except Exception as e:  # noqa: BLE001 - the outermost loop: TVM raises what it pleases
-            lines = [line for line in str(e).strip().splitlines() if line.strip()]
-            text = (lines[-1] if lines else type(e).__name__).strip()[:300]
+        except Exception as error:  # noqa: BLE001 - the outermost loop: TVM raises what it pleases
+            lines = [line for line in str(error).strip().splitlines() if line.strip()]
+            text = (lines[-1] if lines else type(error).__name__).strip()[:300]
             gone = verb == "open" or session is None or not session.is_alive()
             answer = ("board" if gone else "candidate", text)
         data = pickle.dumps(answer)

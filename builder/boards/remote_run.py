@@ -1,4 +1,4 @@
-"""``run`` and ``profile`` on a board: the bundle and its inputs go there, outputs and times come back.
+"""`run` and `profile` on a board: the bundle and its inputs go there, outputs and times come back.
 
 The board does what `builder.running.local_run` does here, with the same checks, for it runs the same code.
 """
@@ -11,7 +11,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -26,9 +26,9 @@ from builder.bundles.package import Package
 from builder.errors import FleetError, ModelError, PackageError
 from builder.running.local_run import IMAGE_TYPES, FillMode, RunResult
 
-BOARD_WAIT_S = 60.0  # others may be tuning on it
-RUN_TIMEOUT_S = 600.0
-ATTEMPTS = 3
+BOARD_WAIT_S: Final = 60.0  # others may be tuning on it
+RUN_TIMEOUT_S: Final = 600.0
+ATTEMPTS: Final = 3
 Inputs = Mapping[str, npt.ArrayLike] | str | os.PathLike[str] | None
 
 
@@ -51,14 +51,14 @@ def run_on_board(
     Parameters
     ----------
     tracker, key
-        ``host:port`` of an RPC tracker, and what the board registers as.
+        `host:port` of an RPC tracker, and what the board registers as.
 
     Raises
     ------
     PackageError, ModelError
-        As `builder.run`, said by the board.
+        If as `builder.run`, said by the board.
     FleetError
-        No board answers.
+        If no board answers.
     """
     options = {
         "fill_mode": fill_mode,
@@ -108,9 +108,9 @@ def profile_on_board(
     Raises
     ------
     PackageError
-        The bundle is for another machine.
+        If the bundle is for another machine.
     FleetError
-        No board answers.
+        If no board answers.
     """
     request = {"bundle": "{path:model.bundle}", "options": {"number": number, "threads": threads}}
     answer, _ = _call("profile", request, [("model.bundle", _bundle(package))], (), tracker, key)
@@ -141,13 +141,13 @@ def _call(
                 process.open(place, BOARD_WAIT_S)
                 answer, fetched = process.call(name, json.dumps(request), files, wanted, RUN_TIMEOUT_S)
                 return json.loads(answer), fetched
-            except BoardError as e:
+            except BoardError as error:
                 if attempt == ATTEMPTS - 1:
-                    raise FleetError(f"board {place.name}: {e}", hint=hint) from e
-            except CandidateError as e:
-                raise PackageError(f"board {place.name}: {e}") from e
-            except ValueError as e:
-                raise FleetError(f"board {place.name}: expected JSON, got {str(e)[:80]}") from e
+                    raise FleetError(f"board {place.name}: {error}", hint=hint) from error
+            except CandidateError as error:
+                raise PackageError(f"board {place.name}: {error}") from error
+            except ValueError as error:
+                raise FleetError(f"board {place.name}: expected JSON, got {str(error)[:80]}") from error
         raise AssertionError  # the last attempt returned or raised
     finally:
         process.close()
@@ -173,5 +173,5 @@ def _content(inputs: Mapping[str, npt.ArrayLike] | str | os.PathLike[str]) -> tu
     suffix = path.suffix.lower() if path.suffix.lower() in IMAGE_TYPES else ".npz"
     try:
         return f"inputs{suffix}", path.read_bytes()
-    except OSError as e:
-        raise ModelError(f"{path}: cannot be read ({e.strerror})") from e
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read ({error.strerror})") from error

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from builder.boards.boards import COOL_S, INVALID_ATTEMPTS, BoardStatus, Outcome
 from builder.boards.ledger import Ledger
@@ -21,15 +22,17 @@ from builder.boards.tracker import Tracker
 from builder.errors import FleetError
 from builder.records.meta import BoardTime
 
-MAX_BOARDS = 64  # a thread and a process each
-ATTEMPTS = 2  # boards that may fail under one candidate before the fault is the candidate's
-SESSION_S = 120.0  # after it, a session is renewed: a server ends one that hangs no sooner than its limit
-IDLE_S = 2.0  # a session without work is closed, for others may want the board
-POLL_S = 1.0
-QUARANTINE_S = 5.0
-MAX_QUARANTINE_S = 300.0
-FIRST_BOARD_S = 30.0  # how long to wait for the first board of a key
-NO_BOARD_S = 600.0  # how long a run waits when all boards have gone
+MAX_BOARDS: Final = 64  # a thread and a process each
+ATTEMPTS: Final = 2  # boards that may fail under one candidate before the fault is the candidate's
+SESSION_S: Final = (
+    120.0  # after it, a session is renewed: a server ends one that hangs no sooner than its limit
+)
+IDLE_S: Final = 2.0  # a session without work is closed, for others may want the board
+POLL_S: Final = 1.0
+QUARANTINE_S: Final = 5.0
+MAX_QUARANTINE_S: Final = 300.0
+FIRST_BOARD_S: Final = 30.0  # how long to wait for the first board of a key
+NO_BOARD_S: Final = 600.0  # how long a run waits when all boards have gone
 
 Notes = Callable[[str], None]
 
@@ -59,7 +62,7 @@ class RpcBoards:
     Raises
     ------
     FleetError
-        The tracker does not answer, or no board of the key registers.
+        If the tracker does not answer, or no board of the key registers.
     """
 
     elsewhere = True
@@ -89,7 +92,7 @@ class RpcBoards:
         Raises
         ------
         FleetError
-            All boards have been gone for ten minutes.
+            If all boards have been gone for ten minutes.
         """
         outcomes: dict[int, Outcome] = {}
         results: queue.Queue[tuple[_Job, Outcome]] = queue.Queue()
@@ -199,8 +202,8 @@ class RpcBoards:
             return None
         try:
             process.open(place, self._options.timeout_s)
-        except BoardError as e:
-            self._drop(place.name, str(e))
+        except BoardError as error:
+            self._drop(place.name, str(error))
             return None
         with self._lock:
             known = place.name in self._doing
@@ -234,19 +237,19 @@ class RpcBoards:
         start = time.monotonic()
         try:
             timing = process.measure(job.code, self._options)
-        except CandidateError as e:
+        except CandidateError as error:
             self._alive = time.monotonic()
             self._ledger.add(name, BoardTime(time.monotonic() - start, failed=1))
-            job.results.put((job, Outcome(None, str(e), name)))
+            job.results.put((job, Outcome(None, str(error), name)))
             return True
-        except BoardError as e:
+        except BoardError as error:
             self._ledger.add(name, BoardTime(time.monotonic() - start, dropped=1))
-            self._drop(name, str(e))
+            self._drop(name, str(error))
             process.kill()
             job.failures += 1
             job.shunned.add(name)
             if job.failures >= ATTEMPTS:
-                job.results.put((job, Outcome(None, f"{job.failures} boards failed under it: {e}", name)))
+                job.results.put((job, Outcome(None, f"{job.failures} boards failed under it: {error}", name)))
             else:
                 self._jobs.put(job)
             return False

@@ -18,17 +18,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Final
 
-SERVER_PORT = 9091
-SERVING = "server at"  # how the line begins that says it is there
-RESTART_S = 1.0
-WARNING = (
+SERVER_PORT: Final = 9091
+SERVING: Final = "server at"  # how the line begins that says it is there
+RESTART_S: Final = 1.0
+WARNING: Final = (
     "TVM RPC is remote code execution in clear text: whoever reaches {address} owns this machine; "
     "use it in a network of your own, or through `--ssh`"
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ServerOptions:
     """Where a board's server listens and registers.
 
@@ -124,7 +125,7 @@ def require_free(host: str, port: int) -> None:
     Raises
     ------
     OSError
-        It is taken, or not this machine's.
+        If it is taken, or not this machine's.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:

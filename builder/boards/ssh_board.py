@@ -11,13 +11,14 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from builder.boards.server import SERVING, stopping
 from builder.errors import FleetError
 
-CONNECTION_FAILED = 255  # ssh's exit code; others are the command's
-NOT_FOUND = (126, 127)  # a shell's, for a program that is not there or cannot be run
-END_S = 10.0  # for the server to end after its input did
+CONNECTION_FAILED: Final = 255  # ssh's exit code; others are the command's
+NOT_FOUND: Final = (126, 127)  # a shell's, for a program that is not there or cannot be run
+END_S: Final = 10.0  # for the server to end after its input did
 
 
 def ssh_tunnel(board: str, tracker_port: int, server_port: int, options: Sequence[str] = ()) -> list[str]:
@@ -29,7 +30,7 @@ def ssh_tunnel(board: str, tracker_port: int, server_port: int, options: Sequenc
     Parameters
     ----------
     board
-        ``user@host``, as ssh takes it.
+        `user@host`, as ssh takes it.
     tracker_port, server_port
         The same at both ends.
     options
@@ -38,7 +39,7 @@ def ssh_tunnel(board: str, tracker_port: int, server_port: int, options: Sequenc
     Raises
     ------
     FleetError
-        `board` is none.
+        If `board` is none.
     """
     if board.startswith("-") or not board.strip():
         raise FleetError(f"--ssh: expected user@host, got {board[:80]!r}")
@@ -52,7 +53,7 @@ def ssh_tunnel(board: str, tracker_port: int, server_port: int, options: Sequenc
 
 
 def server_command(program: str, tracker_port: int, server_port: int, key: str) -> str:
-    """What the board's shell runs; `program` is as that shell takes it, so that ``~`` means home there."""
+    """What the board's shell runs; `program` is as that shell takes it, so that `~` means home there."""
     words = ["rpc-server", "--tracker", f"127.0.0.1:{tracker_port}", "--key", key, "--host", "127.0.0.1"]
     return f"{program} {shlex.join([*words, '--port', str(server_port), '--until-eof'])}"
 
@@ -72,7 +73,7 @@ def serve_over_ssh(tunnel: Sequence[str], command: str, board: str, say: Callabl
     Raises
     ------
     FleetError
-        The connection failed or broke, or the server did.
+        If the connection failed or broke, or the server did.
     """
     if shutil.which(tunnel[0]) is None:
         raise FleetError("ssh is not installed here", hint="apt install openssh-client")

@@ -1,6 +1,6 @@
 """A client of TVM's RPC tracker that knows which board it was given, and that does not wait forever.
 
-The messages are those of ``tvm.rpc.tracker``: a magic number, then JSON with its length before it.
+The messages are those of `tvm.rpc.tracker`: a magic number, then JSON with its length before it.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import socket
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from tvm.rpc import base
 
 from builder.boards.measuring import Place
 from builder.errors import FleetError
 
-DEFAULT_PORT = 9190
-CONNECT_TIMEOUT_S = 10.0
+DEFAULT_PORT: Final = 9190
+CONNECT_TIMEOUT_S: Final = 10.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Tracker:
     """A tracker's address."""
 
@@ -31,12 +31,12 @@ class Tracker:
 
     @classmethod
     def parse(cls, text: str) -> Tracker:
-        """Read ``host:port``, ``[v6]:port`` or a host alone, whose port is 9190.
+        """Read `host:port`, `[v6]:port` or a host alone, whose port is 9190.
 
         Raises
         ------
         FleetError
-            It is none of these.
+            If it is none of these.
         """
         match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:/\[\]]+))(?::(\d{1,5}))?", text)
         port = int(match[3] or DEFAULT_PORT) if match else 0
@@ -53,15 +53,15 @@ class Tracker:
         Raises
         ------
         FleetError
-            The tracker does not answer.
+            If the tracker does not answer.
         """
         with self._connection(CONNECT_TIMEOUT_S) as sock:
             answer = self._exchange(sock, [base.TrackerCode.SUMMARY])
         try:
             infos = answer[1]["server_info"]
             return tuple(":".join(map(str, i["addr"])) for i in infos if i["key"] == f"server:{key}")
-        except (TypeError, KeyError, IndexError) as e:
-            raise FleetError(f"tracker {self}: expected a summary, got {str(answer)[:80]}") from e
+        except (TypeError, KeyError, IndexError) as error:
+            raise FleetError(f"tracker {self}: expected a summary, got {str(answer)[:80]}") from error
 
     def request(self, key: str, wait_s: float, session_s: float) -> Place | None:
         """Ask for a board of `key`; None where none became free in time.
@@ -69,7 +69,7 @@ class Tracker:
         Raises
         ------
         FleetError
-            The tracker does not answer.
+            If the tracker does not answer.
         """
         with self._connection(wait_s) as sock:
             try:
@@ -79,18 +79,18 @@ class Tracker:
         try:
             host, port, matchkey = answer[1]
             return Place(str(host), int(port), str(matchkey), session_s)
-        except (TypeError, ValueError, IndexError) as e:
-            raise FleetError(f"tracker {self}: expected a board, got {str(answer)[:80]}") from e
+        except (TypeError, ValueError, IndexError) as error:
+            raise FleetError(f"tracker {self}: expected a board, got {str(answer)[:80]}") from error
 
     @contextlib.contextmanager
     def _connection(self, wait_s: float) -> Iterator[socket.socket]:
         try:
             sock = socket.create_connection((self.host, self.port), CONNECT_TIMEOUT_S)
-        except OSError as e:
+        except OSError as error:
             raise FleetError(
-                f"tracker {self}: cannot be reached ({e.strerror or e})",
+                f"tracker {self}: cannot be reached ({error.strerror or error})",
                 hint="is `edgebundle rpc-tracker` running there, or the tunnel of `--ssh` open?",
-            ) from e
+            ) from error
         with sock:
             try:
                 sock.sendall(struct.pack("<i", base.RPC_TRACKER_MAGIC))
@@ -98,8 +98,10 @@ class Tracker:
                     raise FleetError(f"{self}: expected TVM's RPC tracker, got something else")
                 sock.settimeout(wait_s)
                 yield sock
-            except OSError as e:
-                raise FleetError(f"tracker {self}: the connection broke ({e.strerror or e})") from e
+            except OSError as error:
+                raise FleetError(
+                    f"tracker {self}: the connection broke ({error.strerror or error})"
+                ) from error
 
     @staticmethod
     def _exchange(sock: socket.socket, message: list[object]) -> Any:  # noqa: ANN401 - JSON

@@ -1,7 +1,7 @@
 """What a bundle says about itself, for people: verified where keys are given, and plainly not where not.
 
 Promises that nothing of the bundle is loaded or executed, and that a report says whether it was checked.
-Leaves the checking to ``agent.bundle.verify``.
+Leaves the checking to `agent.bundle.verify`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import textwrap
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from agent.bundle import archive, canonical_json
 from agent.bundle.keyring import Keyring
@@ -20,10 +20,10 @@ from agent.bundle.verify import verify
 from agent.errors import BundleError, FormatError
 from builder.errors import PackageError
 
-WIDTH = 100  # characters of a line: a terminal on half a screen; a digest is never broken
+WIDTH: Final = 100  # characters of a line: a terminal on half a screen; a digest is never broken
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Report:
     """A bundle's manifest and members, and what is known about its signature.
 
@@ -108,9 +108,9 @@ def inspect_bundle(path: str | os.PathLike[str], keyring: Keyring | None = None)
     Raises
     ------
     PackageError
-        When the file cannot be opened.
+        If the file cannot be opened.
     FormatError, EndlessDataError
-        When it is no bundle, so that there is nothing to show.
+        If it is no bundle, so that there is nothing to show.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not block

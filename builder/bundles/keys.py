@@ -1,8 +1,8 @@
 """Key files: where the signing key of a bundle comes from.
 
 Promises: a private key is written once, readable by its owner alone, and never over another; what is read is
-an unencrypted EC P-256 key in PEM, as OpenSSL and ``model_signing`` write them too. Which public keys
-a device or a user trusts is ``agent.bundle.keyring``'s affair.
+an unencrypted EC P-256 key in PEM, as OpenSSL and `model_signing` write them too. Which public keys
+a device or a user trusts is `agent.bundle.keyring`'s affair.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
@@ -19,16 +20,16 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from agent.bundle.keyring import key_id
 from builder.errors import KeyFileError
 
-PRIVATE_NAME = "signing.key"
-PUBLIC_NAME = "signing.pub"
+PRIVATE_NAME: Final = "signing.key"
+PUBLIC_NAME: Final = "signing.pub"
 # A P-256 key in PEM takes 241 bytes; a file over this is something else, and is not read.
-MAX_KEY_FILE_BYTES = 16 * 1024
+MAX_KEY_FILE_BYTES: Final = 16 * 1024
 
-_PUBLIC_MARK = b"PUBLIC KEY-----"
-_MAKE_HINT = "edgebundle keygen DIR makes a pair of keys"
+_PUBLIC_MARK: Final = b"PUBLIC KEY-----"
+_MAKE_HINT: Final = "edgebundle keygen DIR makes a pair of keys"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class KeyPair:
     """Where a new pair of keys was written.
 
@@ -51,7 +52,7 @@ def generate(directory: str | os.PathLike[str]) -> KeyPair:
     Raises
     ------
     KeyFileError
-        When one of the two files is there already, or cannot be written. Nothing is left behind then.
+        If one of the two files is there already, or cannot be written. Nothing is left behind then.
     """
     folder = Path(directory)
     key = ec.generate_private_key(ec.SECP256R1())
@@ -89,7 +90,7 @@ def read_private(path: str | os.PathLike[str]) -> ec.EllipticCurvePrivateKey:
     Raises
     ------
     KeyFileError
-        When the file is missing, can be read by others, or is not an unencrypted P-256 key in PEM.
+        If the file is missing, can be read by others, or is not an unencrypted P-256 key in PEM.
     """
     pem = _read(Path(path))
     if _PUBLIC_MARK in pem:

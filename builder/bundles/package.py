@@ -22,7 +22,7 @@ from agent.errors import EdgeError
 from builder.errors import PackageError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Package:
     """A compiled model.
 
@@ -33,7 +33,7 @@ class Package:
     members
         File name -> content, all but the manifest and the signature.
     signature
-        ``model.sig``, or None while it is unsigned.
+        `model.sig`, or None while it is unsigned.
     """
 
     manifest: Manifest
@@ -47,20 +47,20 @@ class Package:
         Raises
         ------
         PackageError
-            The file cannot be read, or is no bundle.
+            If the file cannot be read, or is no bundle.
         """
         try:
             fd = os.open(path, os.O_RDONLY)
-        except OSError as e:
-            raise PackageError(f"{path}: cannot be read ({e.strerror})") from e
+        except OSError as error:
+            raise PackageError(f"{path}: cannot be read ({error.strerror})") from error
         try:
             files = {member.name: read_member(fd, member) for member in read_index(fd)}
             manifest = Manifest.from_bytes(files.pop(MANIFEST))
-        except (EdgeError, KeyError) as e:
-            what = "it has no manifest.json" if isinstance(e, KeyError) else str(e)
+        except (EdgeError, KeyError) as error:
+            what = "it has no manifest.json" if isinstance(error, KeyError) else str(error)
             raise PackageError(
                 f"{path}: expected a bundle: {what}", hint="make one with `edgebundle compile`"
-            ) from e
+            ) from error
         finally:
             os.close(fd)
         return cls(manifest, MappingProxyType(files), files.pop(SIGNATURE, None))
@@ -77,15 +77,15 @@ class Package:
         Raises
         ------
         PackageError
-            The file cannot be written.
+            If the file cannot be written.
         """
         members: dict[str, bytes | Path] = {**self.members, MANIFEST: self.manifest.to_bytes()}
         if self.signature is not None:
             members[SIGNATURE] = self.signature
         try:
             write_archive(path, members)
-        except OSError as e:
-            raise PackageError(f"{path}: cannot be written ({e.strerror})") from e
+        except OSError as error:
+            raise PackageError(f"{path}: cannot be written ({error.strerror})") from error
 
 
 def digests(members: Mapping[str, bytes]) -> dict[str, FileDigest]:

@@ -31,9 +31,9 @@ def sign_bundle(
     Raises
     ------
     PackageError
-        When the source is no bundle, or one of the two files cannot be read or written.
+        If the source is no bundle, or one of the two files cannot be read or written.
     MixAndMatchError
-        When its members are not those of its manifest.
+        If its members are not those of its manifest.
     """
     package = Package.load(source)
     found = digests(package.members)

@@ -1,12 +1,12 @@
-"""The command line: ``edgebundle VERB ...``.
+"""The command line: `edgebundle VERB ...`.
 
 Promises: exit code 0, 2 for usage, 4 when what was given cannot be used, 1 when the fault is ours, 130 after
-Ctrl-C; an error is one ``edgebundle: error:`` line and perhaps an ``edgebundle: hint:`` line on stderr, never
-a traceback unless ``--traceback`` asks for it. What a script reads goes to stdout.
+Ctrl-C; an error is one `edgebundle: error:` line and perhaps an `edgebundle: hint:` line on stderr, never
+a traceback unless `--traceback` asks for it. What a script reads goes to stdout.
 
-A verb lives in a module of this package that has ``add_parsers(subparsers)``; each parser it adds sets
-``handler(args) -> int``. Those modules import compilers, arrays and brokers inside their handlers alone, so
-that ``edgebundle --help`` and ``edgebundle verify`` answer at once.
+A verb lives in a module of this package that has `add_parsers(subparsers)`; each parser it adds sets
+`handler(args) -> int`. Those modules import compilers, arrays and brokers inside their handlers alone, so
+that `edgebundle --help` and `edgebundle verify` answer at once.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ import pkgutil
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import IO, Any, NoReturn, Protocol, TypeAlias, cast
+from typing import IO, Any, Final, NoReturn, Protocol, TypeAlias, cast
 
 from agent import __version__
 from agent.errors import EdgeError
 from builder.cli._tvmc import instead_of
 from builder.errors import BuildError
 
-EXIT_OK = 0
-EXIT_OURS = 1
-EXIT_USAGE = 2
-EXIT_INPUT = 4
-EXIT_INTERRUPTED = 128 + signal.SIGINT
-EXIT_BROKEN_PIPE = 128 + signal.SIGPIPE
+EXIT_OK: Final = 0
+EXIT_OURS: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_INPUT: Final = 4
+EXIT_INTERRUPTED: Final = 128 + signal.SIGINT
+EXIT_BROKEN_PIPE: Final = 128 + signal.SIGPIPE
 
 # The order in which a user meets the verbs; a module that is not named here is listed after these.
-WORKFLOW = ("keys", "tune", "compile", "run", "fleet", "metrics")
+WORKFLOW: Final = ("keys", "tune", "compile", "run", "fleet", "metrics")
 
 # What the file system says about the paths that were given, or the disk they are on: not a fault of ours.
-_FILE_FAULTS = frozenset(
+_FILE_FAULTS: Final = frozenset(
     {
         errno.ENOENT,
         errno.EACCES,
@@ -62,7 +62,7 @@ class VerbModule(Protocol):
     """A module of this package that adds verbs."""
 
     def add_parsers(self, subparsers: SubParsers) -> None:
-        """Add one parser a verb, each with ``set_defaults(handler=...)``."""
+        """Add one parser a verb, each with `set_defaults(handler=...)`."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -121,8 +121,8 @@ def _run(arguments: list[str]) -> int:
             parser.prog = f"{parser.prog} {args.verb}"
             parser.fail(f"unrecognized arguments: {' '.join(unknown)}", hint=instead_of(unknown))
         return cast("Callable[[argparse.Namespace], int]", args.handler)(args)
-    except SystemExit as stopped:  # argparse leaves so after --help, --version and usage errors
-        return stopped.code if isinstance(stopped.code, int) else EXIT_OK
+    except SystemExit as error:  # argparse leaves so after --help, --version and usage errors
+        return error.code if isinstance(error.code, int) else EXIT_OK
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:

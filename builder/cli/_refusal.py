@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from agent.errors import BundleError
 
 # By the code of the refusal, an agent's or that of a check made here.
-HINTS = {
+HINTS: Final = {
     "ERR_ARBITRARY_SOFTWARE": "is the bundle signed with a key that this agent trusts? `edgebundle sign`",
     "ERR_ROLLBACK": "compile it with a --security-counter that is not lower than the one on the device",
     "ERR_INCOMPATIBLE": "compile it with the --target of that device; `edgebundle agents` shows what it is",
@@ -18,7 +19,7 @@ HINTS = {
     "ERR_SELF_TEST": "the recorded samples come out differently there; compile it with the target's features",
     "ERR_SOURCE": "an https source must be on the agent's allow-list; without --source it goes over MQTT",
 }
-_HERE = "expected the .bundle that `edgebundle compile` wrote, whole and unchanged"
+_HERE: Final = "expected the .bundle that `edgebundle compile` wrote, whole and unchanged"
 
 
 @contextmanager

@@ -6,15 +6,16 @@ docs/from-tvmc.md has the same, for reading.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
-_LAYOUT = "layouts are chosen for each target; leave it out"
-_TARGET = 'say it in the target: --target "llvm -mcpu=NAME -mattr=+FEATURE"'
-_LINKED = "the linker comes with edgebundle, for every target; leave it out"
-_EXECUTOR = "the graph executor is the only one; leave it out"
-_PASSES = "the passes are part of a version of edgebundle; leave it out"
+_LAYOUT: Final = "layouts are chosen for each target; leave it out"
+_TARGET: Final = 'say it in the target: --target "llvm -mcpu=NAME -mattr=+FEATURE"'
+_LINKED: Final = "the linker comes with edgebundle, for every target; leave it out"
+_EXECUTOR: Final = "the graph executor is the only one; leave it out"
+_PASSES: Final = "the passes are part of a version of edgebundle; leave it out"
 
 # Flag, without what follows an equals sign -> what to do.
-INSTEAD = {
+INSTEAD: Final = {
     "--cross-compiler": _LINKED,
     "--cross-compiler-options": _LINKED,
     "--output-format": "a bundle is the only format; -o NAME.bundle",

@@ -1,11 +1,11 @@
-"""The verb ``compile``: a model becomes a bundle."""
+"""The verb `compile`: a model becomes a bundle."""
 
 from __future__ import annotations
 
 import argparse
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from builder.cli import SubParsers
 from builder.cli.progress import steps
@@ -13,12 +13,12 @@ from builder.cli.progress import steps
 if TYPE_CHECKING:
     from builder.bundles.package import Package
 
-EXAMPLES = """examples:
+EXAMPLES: Final = """examples:
   edgebundle compile resnet50-v2-7.onnx --target rpi4 --sign-key keys/signing.key -o resnet50.bundle
   edgebundle compile model.onnx --target "llvm -mcpu=cascadelake" --input-shapes "data:[1,3,224,224]"
   edgebundle compile model.onnx --preprocess imagenet --postprocess softmax,top5 --labels synset.txt
 """
-TARGETS = "host, rpi3, rpi4, rpi5, rpi-armv7, x86-64-v3, riscv64"
+TARGETS: Final = "host, rpi3, rpi4, rpi5, rpi-armv7, x86-64-v3, riscv64"
 
 
 def add_parsers(subparsers: SubParsers) -> None:

@@ -1,4 +1,4 @@
-"""The verbs that talk to agents: ``deploy``, ``infer``, ``agents``."""
+"""The verbs that talk to agents: `deploy`, `infer`, `agents`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from builder.cli import Parser, SubParsers
 from builder.cli._refusal import HINTS, named
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from builder.fleet.infer import InferResult
 
 # What a refused request means for the person who asked.
-_STATUS_HINTS = {
+_STATUS_HINTS: Final = {
     400: "`edgebundle agents --json` lists the inputs that each model takes",
     404: "`edgebundle agents` lists the models that each agent serves",
     408: "give it more time with --deadline, or ask less often",

@@ -1,4 +1,4 @@
-"""The verbs around trust: ``keygen``, ``sign``, ``verify``, ``inspect``."""
+"""The verbs around trust: `keygen`, `sign`, `verify`, `inspect`."""
 
 from __future__ import annotations
 

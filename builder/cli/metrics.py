@@ -1,4 +1,4 @@
-"""The verb ``metrics``: what an agent publishes about itself."""
+"""The verb `metrics`: what an agent publishes about itself."""
 
 from __future__ import annotations
 

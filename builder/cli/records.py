@@ -1,4 +1,4 @@
-"""The verb ``records``: merge, pick, show and export tuning records."""
+"""The verb `records`: merge, pick, show and export tuning records."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import csv
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from builder.cli import SubParsers
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from builder.records.records import Records
     from builder.target.device_target import DeviceTarget
 
-EXAMPLES = """examples:
+EXAMPLES: Final = """examples:
   edgebundle records show records/
   edgebundle records merge monday/ tuesday/ -o records/
   edgebundle records best records/ -o best/           # what compile uses, and nothing else

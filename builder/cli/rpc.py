@@ -1,15 +1,16 @@
-"""The verbs ``rpc-tracker`` and ``rpc-server``: TVM's own distributed engine, started safely."""
+"""The verbs `rpc-tracker` and `rpc-server`: TVM's own distributed engine, started safely."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from typing import Final
 
 from builder.cli import SubParsers
 from builder.cli.arguments import positive
 
-TRACKER_PORT = 9190
-SERVER_PORT = 9091
+TRACKER_PORT: Final = 9190
+SERVER_PORT: Final = 9091
 
 
 def add_parsers(subparsers: SubParsers) -> None:
@@ -110,8 +111,8 @@ def _over_ssh(args: argparse.Namespace, tracker_port: int) -> int:
 
     try:
         options = shlex.split(args.ssh_options)
-    except ValueError as e:
-        raise FleetError(f"--ssh-options: expected words as a shell takes them ({e})") from e
+    except ValueError as error:
+        raise FleetError(f"--ssh-options: expected words as a shell takes them ({error})") from error
     tunnel = ssh_tunnel(args.ssh, tracker_port, args.port, options)
     command = server_command(args.ssh_command, tracker_port, args.port, args.key)
     _say(shlex.join([*tunnel, command]))

@@ -1,4 +1,4 @@
-"""The verbs ``run`` and ``profile``: a bundle on this machine, or on a board over RPC."""
+"""The verbs `run` and `profile`: a bundle on this machine, or on a board over RPC."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from builder.cli import Parser, SubParsers
 from builder.cli.arguments import positive
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from builder.bundles.package import Package
     from builder.running.local_run import RunResult
 
-RUN_EXAMPLES = """examples:
+RUN_EXAMPLES: Final = """examples:
   edgebundle run resnet50.bundle --inputs cat.npz --outputs out.npz --print-time --repeat 100
   edgebundle run resnet50.bundle --inputs cat.jpg
   edgebundle run model.bundle --fill-mode ones --print-top 5

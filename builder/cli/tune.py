@@ -1,11 +1,11 @@
-"""The verb ``tune``: measure schedules on a board, keep the best."""
+"""The verb `tune`: measure schedules on a board, keep the best."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from builder.cli import Parser, SubParsers
 from builder.cli.arguments import positive
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from builder.target.device_target import DeviceTarget
     from builder.tuning.options import TuneOptions
 
-EXAMPLES = """examples:
+EXAMPLES: Final = """examples:
   edgebundle tune model.onnx -o records/                                     # for this machine
   edgebundle tune model.onnx --target rpi4 --rpc-tracker lab:9190 --rpc-key rpi4 -o records/
   edgebundle tune model.onnx --tasks list                                    # what there is to tune

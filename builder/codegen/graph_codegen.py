@@ -1,12 +1,9 @@
-"""Graph code generation: a lowered Relax function becomes ``mod.json`` and the tensors of ``mod.params``.
+"""Graph code generation: a lowered Relax function becomes `mod.json` and the tensors of `mod.params`.
 
-Takes what `builder.compiling.lower` leaves: one straight line of ``call_tir`` (one output or several),
-reshapes, tuples and constants. A reshape becomes ``__nop`` on its input's storage; a constant becomes a parameter
-``p0``, ``p1``, ..., one for equal contents. Lifetimes are worked out here and given to
+Takes what `builder.compiling.lower` leaves: one straight line of `call_tir` (one output or several),
+reshapes, tuples and constants. A reshape becomes `__nop` on its input's storage; a constant becomes a
+parameter `p0`, `p1`, ..., one for equal contents. Lifetimes are worked out here and given to
 `builder.codegen.memory_plan`; kernels are not looked at.
-
-Calls whose inputs are all parameters run once, when the executor has loaded the parameters (weight
-transforms); their results are pinned, like the parameters themselves.
 """
 
 from __future__ import annotations
@@ -14,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -26,17 +24,17 @@ from builder.codegen.memory_plan import Lifetime, plan
 from builder.errors import UnsupportedOperatorError
 
 # Relax operators that change the shape and nothing else, on contiguous row-major data.
-RESHAPES = frozenset(
+RESHAPES: Final = frozenset(
     f"relax.{name}"
     for name in ("reshape", "flatten", "squeeze", "expand_dims", "memory.view", "ensure_zero_offset")
 )
 
 # What to do about an operator without a kernel, where there is something to be said.
-_SORTS = "at most 32768 elements are sorted: filter them first, or use --postprocess softmax,top5"
-_HINTS = {f"relax.{name}": _SORTS for name in ("topk", "sort", "argsort")}
+_SORTS: Final = "at most 32768 elements are sorted: filter them first, or use --postprocess softmax,top5"
+_HINTS: Final = {f"relax.{name}": _SORTS for name in ("topk", "sort", "argsort")}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class GeneratedGraph:
     """What the executor is given.
 
@@ -79,7 +77,8 @@ def generate(
     Raises
     ------
     UnsupportedOperatorError
-        The function has something other than calls of kernels: control flow, dynamic shapes, library calls.
+        If the function has something other than calls of kernels: control flow, dynamic shapes, library
+        calls.
     """
     walk = _Walk(flops or {})
     for param, name in zip(main.params, input_names, strict=True):

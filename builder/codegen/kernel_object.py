@@ -17,7 +17,7 @@ def compile_object(kernels: tvm.IRModule, target: DeviceTarget) -> bytes:
     Parameters
     ----------
     kernels
-        Functions with a ``global_symbol`` each, as `builder.compiling.lower.lower` returns them.
+        Functions with a `global_symbol` each, as `builder.compiling.lower.lower` returns them.
     target
         What to generate code for; it may be another than they were scheduled for, as long as the schedule
         uses no instruction by name.
@@ -25,12 +25,12 @@ def compile_object(kernels: tvm.IRModule, target: DeviceTarget) -> bytes:
     Returns
     -------
     bytes
-        An ELF relocatable object; each kernel is ``__tvm_ffi_<global_symbol>``.
+        An ELF relocatable object; each kernel is `__tvm_ffi_<global_symbol>`.
 
     Raises
     ------
     BuildError
-        LLVM refused what we scheduled: our fault.
+        If LLVM refused what we scheduled: our fault.
     """
     try:
         module = tvm.compile(kernels, target.tvm_target).mod
@@ -39,9 +39,9 @@ def compile_object(kernels: tvm.IRModule, target: DeviceTarget) -> bytes:
         with os.fdopen(fd, "rb") as file:
             module.write_to_file(f"/proc/self/fd/{fd}", "o")
             return file.read()
-    except (RuntimeError, ValueError, TypeError, tvm.error.InternalError) as e:
-        reason = str(e).strip().splitlines()[-1][:300]
-        raise BuildError(f"code generation for {target.cpu} failed: {reason}") from e
+    except (RuntimeError, ValueError, TypeError, tvm.error.InternalError) as error:
+        reason = str(error).strip().splitlines()[-1][:300]
+        raise BuildError(f"code generation for {target.cpu} failed: {reason}") from error
 
 
 def count_flops(kernels: tvm.IRModule) -> dict[str, float]:

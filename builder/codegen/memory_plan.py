@@ -1,6 +1,6 @@
 """The memory plan: which values of a graph may share a storage.
 
-Pure arithmetic on lifetimes, without TVM. Promises that two values with the same ``storage_id`` are never
+Pure arithmetic on lifetimes, without TVM. Promises that two values with the same `storage_id` are never
 alive at the same step, and that a pinned value (an input, a weight, what is computed at load) shares with
 nobody. Two greedy orders are tried and the smaller result is taken: by size, which is near the optimum for
 most networks (Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020), and by
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Lifetime:
     """When a value is alive.
 
@@ -35,7 +35,7 @@ class Lifetime:
     pinned: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """The result.
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -42,13 +42,13 @@ from builder.target.device_target import DeviceTarget, resolve
 
 # What a device compares its own answers with: looser than parity, since its own libm and FMA units round
 # once more.
-SELF_TEST_RTOL = 10 * parity.TOLERANCE
-SELF_TEST_ATOL = 1e-6
+SELF_TEST_RTOL: Final = 10 * parity.TOLERANCE
+SELF_TEST_ATOL: Final = 1e-6
 
 Progress = Callable[[str], None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Identity:
     """What a bundle is called and what takes it.
 
@@ -75,7 +75,7 @@ class Identity:
         Raises
         ------
         ModelError
-            A name, version or counter that devices refuse.
+            If a name, version or counter that devices refuse.
         """
         if self.name is not None and not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,63}", self.name):
             raise ModelError(
@@ -124,7 +124,7 @@ def compile(
     tuning_records
         What `builder.tune` returned, or its folder: measured schedules take the place of the heuristic's.
         Where they have nothing faster, and without them, the records that are shipped for the device decide
-        (docs/shipped-records.md); ``"none"`` leaves those out too.
+        (docs/shipped-records.md); `"none"` leaves those out too.
     progress
         Called with each step as it begins.
 
@@ -136,9 +136,9 @@ def compile(
     Raises
     ------
     InputFault
-        The model, target, shapes, declarations or records cannot be used, or parity fails.
+        If the model, target, shapes, declarations or records cannot be used, or parity fails.
     BuildError
-        A fault of ours.
+        If a fault of ours.
     """
     progress = progress or (lambda _: None)
     identity = identity or Identity()
@@ -211,12 +211,12 @@ def compile(
                 shipped_records=_declare(shipped),
             ),
         )
-    except ValueError as e:
-        raise ModelError(f"the bundle cannot be described: {e}") from e
+    except ValueError as error:
+        raise ModelError(f"the bundle cannot be described: {error}") from error
     return Package(manifest, members)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Tuned:
     """What a compilation takes from tuning records."""
 
@@ -284,6 +284,6 @@ def _dump_samples(specs: Sequence[TensorSpec], arrays: Sequence[npt.NDArray[np.g
 
 
 def _bundle_name(text: str) -> str:
-    """``ResNet 50 (v2)`` -> ``resnet-50-v2``."""
+    """`ResNet 50 (v2)` -> `resnet-50-v2`."""
     name = re.sub(r"[^a-z0-9._-]+", "-", text.lower()).strip("-._")[:64]
     return name or "model"

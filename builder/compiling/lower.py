@@ -1,6 +1,6 @@
 """From a static Relax module to a graph of scheduled kernels.
 
-Promises: each node of ``main`` is a call of a kernel (one output or several) or a reshape, constants stay
+Promises: each node of `main` is a call of a kernel (one output or several) or a reshape, constants stay
 constants, every kernel is scheduled for the target, and equal kernels are one. What runs where, and in which
 storage, is for the memory plan; machine code is for the linker.
 """
@@ -25,16 +25,16 @@ from builder.kernels.schedule import schedule
 from builder.target.device_target import DeviceTarget
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class LoweredModule:
     """What `lower` returns.
 
     Attributes
     ----------
     main
-        One dataflow block of ``R.call_tir`` and reshapes over constants and parameters.
+        One dataflow block of `R.call_tir` and reshapes over constants and parameters.
     kernels
-        Scheduled functions, each with its ``global_symbol``: the name that ``main`` calls it by.
+        Scheduled functions, each with its `global_symbol`: the name that `main` calls it by.
     """
 
     main: relax.Function
@@ -54,7 +54,7 @@ def lower(
     Parameters
     ----------
     mod
-        A static Relax module with a ``main``, weights as constants.
+        A static Relax module with a `main`, weights as constants.
     target
         The device.
     best
@@ -80,7 +80,7 @@ def lower(
 
 
 def fuse(mod: tvm.IRModule, target: DeviceTarget) -> tvm.IRModule:
-    """The first half of `lower`: ``main`` calls fused functions whose loops nobody has ordered yet."""
+    """The first half of `lower`: `main` calls fused functions whose loops nobody has ordered yet."""
     t = relax.transform
     with target.tvm_target:
         mod = recognise(canonicalise(widen(mod)))
@@ -100,5 +100,5 @@ def fuse(mod: tvm.IRModule, target: DeviceTarget) -> tvm.IRModule:
 
 
 def is_reshape(value: relax.Expr) -> bool:
-    """Whether a node of ``main`` only names its input's storage anew."""
+    """Whether a node of `main` only names its input's storage anew."""
     return isinstance(value, Call) and op_name(value) in RESHAPES

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +19,13 @@ from onnxruntime.capi import onnxruntime_pybind11_state as states
 
 from builder.errors import ModelError, ParityError
 
-TOLERANCE = 1e-4  # relative; float32 sums of a few thousand terms in another order differ by 1e-6 to 1e-5
+TOLERANCE: Final = (
+    1e-4  # relative; float32 sums of a few thousand terms in another order differ by 1e-6 to 1e-5
+)
 
 # ONNX Runtime's Sigmoid is a rational function plus 0.5 and off by up to 1e-7 wherever it is, so an output
 # that is tiny throughout (objectness where there is no object) says nothing below that.
-SCALE_FLOOR = 1e-2
+SCALE_FLOOR: Final = 1e-2
 
 # Every exception that ONNX Runtime's library raises is one of these classes of its own, beside Python's for a
 # wrong name or dtype of an input.
@@ -36,7 +39,7 @@ REFUSALS: tuple[type[Exception], ...] = (
 Arrays = Mapping[str, npt.NDArray[np.generic]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Parity:
     """The agreement of a compiled model with its reference.
 
@@ -61,15 +64,17 @@ def reference_outputs(model: onnx.ModelProto, inputs: Arrays) -> list[npt.NDArra
     Raises
     ------
     ModelError
-        ONNX Runtime refuses the model or the inputs.
+        If ONNX Runtime refuses the model or the inputs.
     """
     options = ort.SessionOptions()
     options.log_severity_level = 3  # its warnings are about its own optimiser
     try:
         session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         outputs: list[npt.NDArray[np.generic]] = session.run(None, dict(inputs))
-    except REFUSALS as e:
-        raise ModelError(f"ONNX Runtime refuses the model: {str(e).strip().splitlines()[0][:300]}") from e
+    except REFUSALS as error:
+        raise ModelError(
+            f"ONNX Runtime refuses the model: {str(error).strip().splitlines()[0][:300]}"
+        ) from error
     return outputs
 
 
@@ -83,7 +88,7 @@ def compare(
     Raises
     ------
     ParityError
-        An output has another shape or dtype than the reference's.
+        If an output has another shape or dtype than the reference's.
     """
     worst, worst_name = 0.0, names[0]
     for name, ours, theirs in zip(names, outputs, reference, strict=True):
@@ -104,7 +109,7 @@ def check(parity: Parity, tolerance: float) -> None:
     Raises
     ------
     ParityError
-        The error is over `tolerance`, or not a number.
+        If the error is over `tolerance`, or not a number.
     """
     if not parity.error <= tolerance:
         raise ParityError(

@@ -1,6 +1,6 @@
 """What is done before and after a model: presets and small TOML files become the manifest's declarations.
 
-``imagenet`` and friends are names for people; the manifest holds the expanded form, so that a device needs
+`imagenet` and friends are names for people; the manifest holds the expanded form, so that a device needs
 no table of names and an old bundle keeps its meaning. Checks that a declaration fits the model's tensors;
 doing it is the agent's part.
 """
@@ -12,15 +12,15 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields as dataclass_fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from agent.bundle.processing import Detect, Postprocess, Preprocess, Softmax, Step, TopK
 from agent.bundle.tensor_spec import TensorSpec
 from builder.errors import ModelError, ShapeError
 
-MAX_DECLARATION_BYTES = 64 << 10  # a dozen lines in practice
-MAX_LABELS_BYTES = 16 << 20  # ImageNet-21k's labels take 0.5 MiB
-IMAGE_DIMENSIONS = 4
+MAX_DECLARATION_BYTES: Final = 64 << 10  # a dozen lines in practice
+MAX_LABELS_BYTES: Final = 16 << 20  # ImageNet-21k's labels take 0.5 MiB
+IMAGE_DIMENSIONS: Final = 4
 
 # mean and std are torchvision's for ImageNet; ultraface is (rgb - 127) / 128, as its authors publish it.
 _PREPROCESS: Mapping[str, Mapping[str, Any]] = {
@@ -45,7 +45,7 @@ _PREPROCESS: Mapping[str, Mapping[str, Any]] = {
     "ultraface": {"colour": "RGB", "scale": 1.0, "mean": [127.0], "std": [128.0]},
     "raw-bgr": {"colour": "BGR", "scale": 1.0, "mean": [0.0], "std": [1.0]},
 }
-PREPROCESS_PRESETS = tuple(_PREPROCESS)
+PREPROCESS_PRESETS: Final = tuple(_PREPROCESS)
 
 
 def preprocess(text: str, inputs: Sequence[TensorSpec]) -> Preprocess:
@@ -57,14 +57,14 @@ def preprocess(text: str, inputs: Sequence[TensorSpec]) -> Preprocess:
         One of `PREPROCESS_PRESETS`, or the path of a TOML file with the fields of
         `agent.bundle.processing.Preprocess`; what it leaves out follows from the model's input.
     inputs
-        The model's inputs. The image goes to the only one with 4 dimensions unless ``input`` names one.
+        The model's inputs. The image goes to the only one with 4 dimensions unless `input` names one.
 
     Raises
     ------
     ModelError
-        No such preset or file, or a field that is unknown or out of range.
+        If no such preset or file, or a field that is unknown or out of range.
     ShapeError
-        The declaration cannot produce the input's shape.
+        If the declaration cannot produce the input's shape.
     """
     fields = (
         dict(_PREPROCESS[text]) if text in _PREPROCESS else _read_toml(text, "preprocess", PREPROCESS_PRESETS)
@@ -95,8 +95,10 @@ def preprocess(text: str, inputs: Sequence[TensorSpec]) -> Preprocess:
                 "std": tuple(float(v) for v in _sequence(fields.get("std", [1.0]))),
             }
         )
-    except (TypeError, ValueError) as e:
-        raise ModelError(f"preprocess {text}: {e}", hint="fields: " + ", ".join(_fields(Preprocess))) from e
+    except (TypeError, ValueError) as error:
+        raise ModelError(
+            f"preprocess {text}: {error}", hint="fields: " + ", ".join(_fields(Preprocess))
+        ) from error
     if (declared.colour == "GRAY") != (channels == 1):
         raise ShapeError(f"preprocess: {declared.colour} does not fit {spec.name} with {channels} channels")
     made = declared.crop or declared.resize
@@ -106,13 +108,13 @@ def preprocess(text: str, inputs: Sequence[TensorSpec]) -> Preprocess:
 
 
 def postprocess(text: str, outputs: Sequence[TensorSpec]) -> Postprocess:
-    """Read ``softmax,top5`` or a TOML file with ``[[steps]]``.
+    """Read `softmax,top5` or a TOML file with `[[steps]]`.
 
     Parameters
     ----------
     text
-        A list of ``softmax``, ``topK`` and ``faces`` (boxes and scores, as SSD-like detectors give them)
-        for the model's outputs, or a TOML file's path. In the file each step has ``kind`` and the fields of
+        A list of `softmax`, `topK` and `faces` (boxes and scores, as SSD-like detectors give them)
+        for the model's outputs, or a TOML file's path. In the file each step has `kind` and the fields of
         `agent.bundle.processing`.
     outputs
         The model's outputs.
@@ -120,7 +122,7 @@ def postprocess(text: str, outputs: Sequence[TensorSpec]) -> Postprocess:
     Raises
     ------
     ModelError
-        An unknown step, a field out of range, or outputs that the step does not fit.
+        If an unknown step, a field out of range, or outputs that the step does not fit.
     """
     words = [word.strip() for word in text.split(",")]
     if not all(re.fullmatch(r"softmax|top\d+|faces", word) for word in words):
@@ -132,8 +134,8 @@ def postprocess(text: str, outputs: Sequence[TensorSpec]) -> Postprocess:
         return _postprocess_file(text)
     try:
         return Postprocess(tuple(_step(word, outputs) for word in words))
-    except ValueError as e:
-        raise ModelError(f"postprocess {text[:80]}: {e}") from e
+    except ValueError as error:
+        raise ModelError(f"postprocess {text[:80]}: {error}") from error
 
 
 def labels(path: Path, outputs: Sequence[TensorSpec], declared: Postprocess | None) -> bytes:
@@ -142,15 +144,15 @@ def labels(path: Path, outputs: Sequence[TensorSpec], declared: Postprocess | No
     Raises
     ------
     ModelError
-        Not text, empty, or another number of labels than classes.
+        If not text, empty, or another number of labels than classes.
     """
     raw = _read(path, MAX_LABELS_BYTES)
     try:
         lines = [line.strip() for line in raw.decode("utf-8").splitlines()]
-    except UnicodeDecodeError as e:
+    except UnicodeDecodeError as error:
         raise ModelError(
-            f"{path}: expected UTF-8 text, one label a line ({e.reason} at byte {e.start})"
-        ) from e
+            f"{path}: expected UTF-8 text, one label a line ({error.reason} at byte {error.start})"
+        ) from error
     while lines and not lines[-1]:
         lines.pop()
     if not lines:
@@ -179,8 +181,8 @@ def _postprocess_file(text: str) -> Postprocess:
                 f"{text}: unknown field {next(iter(fields))!r}", hint="steps stand in [[steps]] tables"
             )
         return Postprocess(tuple(steps))
-    except (TypeError, ValueError, AttributeError) as e:
-        raise ModelError(f"{text}: {e}") from e
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ModelError(f"{text}: {error}") from error
 
 
 def _step(word: str, outputs: Sequence[TensorSpec]) -> Step:
@@ -227,8 +229,8 @@ def _read_toml(text: str, what: str, presets: Sequence[str]) -> dict[str, Any]:
         )
     try:
         return tomllib.loads(_read(path, MAX_DECLARATION_BYTES).decode("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
-        raise ModelError(f"{path}: expected TOML ({e})") from e
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path}: expected TOML ({error})") from error
 
 
 def _read(path: Path, limit: int) -> bytes:
@@ -236,8 +238,8 @@ def _read(path: Path, limit: int) -> bytes:
         if path.stat().st_size > limit:
             raise ModelError(f"{path}: expected at most {limit} bytes, got {path.stat().st_size}")
         return path.read_bytes()
-    except OSError as e:
-        raise ModelError(f"{path}: cannot be read ({e.strerror})") from e
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read ({error.strerror})") from error
 
 
 def _pair(name: str, value: object) -> tuple[int, int]:

@@ -9,6 +9,7 @@ masks are.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +18,9 @@ import onnx
 from agent.bundle.processing import Preprocess
 from agent.bundle.tensor_spec import TensorSpec
 
-SEED = 0
+SEED: Final = 0
 # Operators through which an index keeps its value on its way to the table it selects from.
-_TRANSPARENT = frozenset(
+_TRANSPARENT: Final = frozenset(
     {"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Expand", "Max", "Min"}
 )
 

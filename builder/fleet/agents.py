@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from agent.mqtt.message import Message
 from agent.wire import topics
@@ -14,17 +14,17 @@ from builder.fleet.client import Client
 from builder.fleet.desired import parse_object
 
 # Messages of a fleet are read for at least so long, and until none has come for a while.
-QUIET_S = 0.3
+QUIET_S: Final = 0.3
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ModelSummary:
     """One model of an agent.
 
     Attributes
     ----------
     inputs
-        What it takes, in words: ``image FP32 [1,3,224,224]``.
+        What it takes, in words: `image FP32 [1,3,224,224]`.
     """
 
     name: str
@@ -34,14 +34,14 @@ class ModelSummary:
     inputs: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class AgentSummary:
     """One agent.
 
-    Parameters
+    Attributes
     ----------
     state
-        ``online``, ``stopped`` or ``offline``; ``unknown`` where only other messages are left of it.
+        `online`, `stopped` or `offline`; `unknown` where only other messages are left of it.
     version
         Of the agent.
     machine
@@ -66,13 +66,13 @@ def agents(broker: Broker, *, wait_s: float = 2.0) -> tuple[AgentSummary, ...]:
     Raises
     ------
     BrokerError
-        The broker cannot be reached, or refuses.
+        If the broker cannot be reached, or refuses.
     """
     return asyncio.run(agents_async(broker, wait_s=wait_s))
 
 
 async def agents_async(broker: Broker, *, wait_s: float = 2.0) -> tuple[AgentSummary, ...]:
-    """Do what :func:`agents` does, in a running event loop."""
+    """Do what `agents` does, in a running event loop."""
     found = _Found()
     async with Client(broker, found.on_message) as client:
         for topic_filter in topics.fleet_filters():

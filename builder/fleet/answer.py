@@ -6,7 +6,7 @@ import json
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from agent.bundle.tensor_spec import TensorSpec
 from agent.mqtt.message import Message
@@ -16,12 +16,12 @@ from builder.fleet.request import RAW
 if TYPE_CHECKING:
     import numpy as np
 
-OK = 200
-OVERLOADED = 503
+OK: Final = 200
+OVERLOADED: Final = 503
 _STATUS, _MESSAGE, _TENSOR = "__stat", "__stMsg", "tensor"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Output:
     """One tensor of an answer: numbers as an array, BYTES as an array of texts."""
 
@@ -30,7 +30,7 @@ class Output:
     values: np.ndarray[Any, Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Prediction:
     """One row of a top-k list."""
 
@@ -39,11 +39,11 @@ class Prediction:
     index: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Answer:
     """One answer, read.
 
-    Parameters
+    Attributes
     ----------
     status, message
         200 and nothing, or one of 400, 404, 408, 415, 500, 503 and why.
@@ -76,7 +76,7 @@ def read_answer(message: Message) -> Answer:
     Raises
     ------
     FleetError
-        It is no answer of an agent.
+        If it is no answer of an agent.
     """
     properties = message.properties
     status, text = properties.first(_STATUS), properties.first(_MESSAGE) or ""
@@ -92,8 +92,8 @@ def read_answer(message: Message) -> Answer:
             version=str(document.get("model_version") or ""),
             outputs=tuple(_json_outputs(document.get("outputs") or ())),
         )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error) as e:
-        raise FleetError(f"the agent's answer cannot be read: {e}") from e
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error) as error:
+        raise FleetError(f"the agent's answer cannot be read: {error}") from error
 
 
 def _json_outputs(documents: Iterable[dict[str, Any]]) -> Iterable[Output]:

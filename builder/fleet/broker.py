@@ -10,23 +10,23 @@ from agent.mqtt.settings import BrokerSettings, TlsSettings, parse_broker_url
 from builder.errors import FleetError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Broker:
     """A broker and how to be let in.
 
-    Parameters
+    Attributes
     ----------
     url
-        ``mqtt://[user[:password]@]host[:port]`` or ``mqtts://...``. A password in it can be read by
+        `mqtt://[user[:password]@]host[:port]` or `mqtts://...`. A password in it can be read by
         everybody on this machine while the command runs: `password_file` is the better place.
     cafile
-        Authorities that the broker's certificate must lead to (``mqtts``); the system's if None.
+        Authorities that the broker's certificate must lead to (`mqtts`); the system's if None.
     certificate, key
         This client's own, where the broker asks for them.
     password_file
         A file with the password on its first line.
     protocol
-        ``auto`` (MQTT 5, and 3.1.1 where the broker refuses it), ``5`` or ``3.1.1``.
+        `auto` (MQTT 5, and 3.1.1 where the broker refuses it), `5` or `3.1.1`.
     """
 
     url: str = field(repr=False)
@@ -42,9 +42,9 @@ class Broker:
         Raises
         ------
         FleetError
-            Files for TLS are given for a broker without it, or a password twice.
+            If files for TLS are given for a broker without it, or a password twice.
         ConfigError
-            The URL is none.
+            If the URL is none.
         """
         parts = urlsplit(self.url)
         password = None if parts.password is None else unquote(parts.password)

@@ -10,6 +10,7 @@ import asyncio
 import secrets
 from collections.abc import Callable
 from types import TracebackType
+from typing import Final
 
 from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message
@@ -20,7 +21,7 @@ from builder.errors import FleetError
 from builder.fleet.broker import Broker
 
 # The last acknowledgement is waited for so long: a broker that is there needs a millisecond.
-_DRAIN_S = 2.0
+_DRAIN_S: Final = 2.0
 
 
 class Client:
@@ -90,12 +91,12 @@ class Client:
         Raises
         ------
         FleetError
-            It refused, or did not answer in time.
+            If it refused, or did not answer in time.
         """
         try:
             verdict = await asyncio.wait_for(self.publish(topic, payload, retain=retain), limit_s)
-        except TimeoutError as e:
-            raise FleetError(f"the broker did not take a message to {topic} within {limit_s:g} s") from e
+        except TimeoutError as error:
+            raise FleetError(f"the broker did not take a message to {topic} within {limit_s:g} s") from error
         if verdict.failed:
             raise FleetError(
                 f"the broker refused a message to {topic}: {verdict}",

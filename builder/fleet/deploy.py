@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from agent.bundle.archive import MANIFEST, read_index, read_member
 from agent.bundle.manifest import Manifest
@@ -28,23 +28,23 @@ from builder.fleet.offer import Offer
 from builder.fleet.presence import Presence, absent
 
 # An agent that has just been installed may be on its way; a misspelt name never is.
-ABSENT_LIMIT_S = 10.0
+ABSENT_LIMIT_S: Final = 10.0
 # What a broker needs for a small message, with a lot to spare.
-PUBLISH_LIMIT_S = 10.0
+PUBLISH_LIMIT_S: Final = 10.0
 # What the retained messages of one agent may take after the subscription was granted.
-SETTLE_S = 0.3
+SETTLE_S: Final = 0.3
 # An agent reports at once after its birth; one that never does is deployed to all the same.
-REPORT_LIMIT_S = 2.0
+REPORT_LIMIT_S: Final = 2.0
 # How often to put the request back when somebody else's document replaced it in the same moment.
-_MAX_MERGES = 20
-_FINAL = frozenset({"SUCCEEDED", "FAILED", "TIMED_OUT", "REJECTED", "CANCELED", "SUPERSEDED"})
+_MAX_MERGES: Final = 20
+_FINAL: Final = frozenset({"SUCCEEDED", "FAILED", "TIMED_OUT", "REJECTED", "CANCELED", "SUPERSEDED"})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class DeployProgress:
     """How far a deployment is.
 
-    Parameters
+    Attributes
     ----------
     status, step
         The job's, in the agent's words; empty until it has said something.
@@ -57,11 +57,11 @@ class DeployProgress:
     fraction: float = 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class DeployResult:
     """What became of a deployment.
 
-    Parameters
+    Attributes
     ----------
     status, result, code, message
         The job's, in the agent's words.
@@ -116,11 +116,11 @@ def deploy(
     Raises
     ------
     FleetError
-        There is no such agent, or no result in time.
+        If there is no such agent, or no result in time.
     PackageError
-        The file is no bundle.
+        If the file is no bundle.
     BrokerError
-        The broker cannot be reached, or refuses.
+        If the broker cannot be reached, or refuses.
     """
     return asyncio.run(
         deploy_async(Path(bundle), agent, broker, source=source, wait_s=wait_s, progress=progress)
@@ -136,7 +136,7 @@ async def deploy_async(
     wait_s: float = 600.0,
     progress: Callable[[DeployProgress], None] | None = None,
 ) -> DeployResult:
-    """Do what :func:`deploy` does, in a running event loop."""
+    """Do what `deploy` does, in a running event loop."""
     if not topics.is_device_name(agent):
         raise FleetError(f"{agent!r:.80} cannot be the name of an agent")
     with Offer(bundle) as offer:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-CONFLICT = "ERR_CONFLICT"
+CONFLICT: Final = "ERR_CONFLICT"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Refusal:
     """Why the agent did not take a document."""
 

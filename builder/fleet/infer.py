@@ -15,7 +15,7 @@ import secrets
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from agent.bundle.tensor_spec import TensorSpec
 from agent.mqtt.message import Message
@@ -37,22 +37,22 @@ if TYPE_CHECKING:
     from agent.mqtt.reason_codes import Reason
 
 # The first time to ask again; it grows by half each time. A model of seconds is asked for twice at most.
-RESEND_S = 2.0
-LONGEST_RESEND_S = 15.0
+RESEND_S: Final = 2.0
+LONGEST_RESEND_S: Final = 15.0
 # A full queue of a model of 100 ms is half empty after a few seconds.
-OVERLOAD_PAUSE_S = 0.2
+OVERLOAD_PAUSE_S: Final = 0.2
 # How long to wait for what the agent has left with the broker, when an answer may need it.
-STATE_LIMIT_S = 2.0
+STATE_LIMIT_S: Final = 2.0
 # MQTT 5.0, 3.4.2.1: the broker took it, and nobody has subscribed to it.
-NO_SUBSCRIBERS = 0x10
-AGENTS_HINT = "`edgebundle agents` lists who is there, and with which models"
+NO_SUBSCRIBERS: Final = 0x10
+AGENTS_HINT: Final = "`edgebundle agents` lists who is there, and with which models"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class InferResult:
     """An answer.
 
-    Parameters
+    Attributes
     ----------
     status
         200, or what the agent says is wrong: 400 the request, 404 no such model, 408 too late, 415 the
@@ -97,7 +97,7 @@ def infer(
     agent, model
         Whom.
     what
-        An image's bytes; a path of an image, an ``.npz`` or a ``.json``; arrays by input name; or a request.
+        An image's bytes; a path of an image, an `.npz` or a `.json`; arrays by input name; or a request.
     deadline_s
         How long an answer is of use; the agent does not start to compute later than that.
     notice
@@ -106,11 +106,11 @@ def infer(
     Raises
     ------
     FleetError
-        No answer came in time, or the broker knows no such agent.
+        If no answer came in time, or the broker knows no such agent.
     PackageError
-        `what` is nothing that can be asked.
+        If `what` is nothing that can be asked.
     BrokerError
-        The broker cannot be reached, or refuses.
+        If the broker cannot be reached, or refuses.
     """
     asking = infer_async(agent, model, _request(what), broker, deadline_s=deadline_s, notice=notice)
     return asyncio.run(asking)
@@ -135,13 +135,13 @@ async def infer_async(
     deadline_s: float = 30.0,
     notice: Callable[[str], None] | None = None,
 ) -> InferResult:
-    """Do what :func:`infer` does, in a running event loop."""
+    """Do what `infer` does, in a running event loop."""
     try:
         where = topics.format_topic(topics.Infer(agent, model))
-    except ValueError as e:
+    except ValueError as error:
         raise FleetError(
             f"{agent!r:.80} and {model!r:.80} cannot be the names of an agent and a model"
-        ) from e
+        ) from error
     asking = _Asking(agent, model, where, request, notice or (lambda _line: None))
     async with Client(broker, asking.on_message, on_up=asking.on_up) as client:
         result = await asking.run(client, deadline_s)

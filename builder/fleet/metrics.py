@@ -9,6 +9,7 @@ import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from agent.mqtt.message import Message
 from agent.wire import topics
@@ -18,10 +19,10 @@ from builder.fleet.client import Client
 from builder.fleet.presence import ABSENT_LIMIT_S, Presence, absent
 
 # An agent that publishes every ten seconds, as it does by default, and is late once.
-WAIT_S = 25.0
+WAIT_S: Final = 25.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class MetricsSample:
     """What an agent published at one moment: sample name, with its labels, -> value."""
 
@@ -37,20 +38,20 @@ def metrics(agent: str, broker: Broker, *, wait_s: float = WAIT_S) -> MetricsSam
     agent
         The device's name.
     wait_s
-        How long to wait; it publishes every ``metrics.interval_s`` of its configuration.
+        How long to wait; it publishes every `metrics.interval_s` of its configuration.
 
     Raises
     ------
     FleetError
-        Nothing came in time, or something else than metrics.
+        If nothing came in time, or something else than metrics.
     BrokerError
-        The broker cannot be reached, or refuses.
+        If the broker cannot be reached, or refuses.
     """
     return asyncio.run(metrics_async(agent, broker, wait_s=wait_s))
 
 
 async def metrics_async(agent: str, broker: Broker, *, wait_s: float = WAIT_S) -> MetricsSample:
-    """Do what :func:`metrics` does, in a running event loop."""
+    """Do what `metrics` does, in a running event loop."""
     if not topics.is_device_name(agent):
         raise FleetError(f"{agent!r:.80} cannot be the name of an agent")
     payload: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -69,11 +70,11 @@ async def metrics_async(agent: str, broker: Broker, *, wait_s: float = WAIT_S) -
         if known:
             try:
                 raw = await asyncio.wait_for(payload, wait_s)
-            except TimeoutError as e:
+            except TimeoutError as error:
                 raise FleetError(
                     f"no metrics from {agent} within {wait_s:g} s: it is {presence.state}",
                     hint="metrics.interval_s of its configuration says how often it publishes",
-                ) from e
+                ) from error
     if not known:
         raise await absent(agent, broker)
     return MetricsSample(agent, _parse(raw, agent))
@@ -82,8 +83,8 @@ async def metrics_async(agent: str, broker: Broker, *, wait_s: float = WAIT_S) -
 def _parse(raw: bytes, agent: str) -> dict[str, float]:
     try:
         document = json.loads(raw)
-    except (ValueError, RecursionError) as e:
-        raise FleetError(f"the metrics of {agent} are not JSON: {e}") from e
+    except (ValueError, RecursionError) as error:
+        raise FleetError(f"the metrics of {agent} are not JSON: {error}") from error
     if not isinstance(document, dict) or not all(type(value) in (int, float) for value in document.values()):
         raise FleetError(f"the metrics of {agent} are not an object of numbers")
     if not all(name.isprintable() for name in document):  # they end up on a terminal

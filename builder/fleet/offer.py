@@ -12,14 +12,15 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
+from typing import Final
 
 from builder.errors import PackageError
 
-MAX_WANT_BYTES = 1024
+MAX_WANT_BYTES: Final = 1024
 # 64 MiB at once is far more than any agent holds; a request for more is not from one.
-MAX_BLOCK_BYTES = 1024 * 1024
-MAX_COUNT = 64
-_KEYS = {"offset", "count", "block_bytes", "seq"}
+MAX_BLOCK_BYTES: Final = 1024 * 1024
+MAX_COUNT: Final = 64
+_KEYS: Final = {"offset", "count", "block_bytes", "seq"}
 
 
 class Offer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from agent.mqtt.message import Message
 from agent.wire import topics
@@ -12,11 +13,11 @@ from builder.fleet.client import Client
 from builder.fleet.desired import parse_object
 
 # What is retained comes at once: after so long, nothing is known of an agent of that name.
-ABSENT_LIMIT_S = 3.0
+ABSENT_LIMIT_S: Final = 3.0
 # What a broker keeps comes at once; names are listed when none has come for so long.
-_QUIET_S = 0.2
-_LIST_LIMIT_S = 1.0
-_LISTED = 8
+_QUIET_S: Final = 0.2
+_LIST_LIMIT_S: Final = 1.0
+_LISTED: Final = 8
 
 
 class Presence:
@@ -25,7 +26,7 @@ class Presence:
     Attributes
     ----------
     state
-        ``online``, ``stopped`` or ``offline``; empty while nothing is known.
+        `online`, `stopped` or `offline`; empty while nothing is known.
     """
 
     def __init__(self, agent: str) -> None:

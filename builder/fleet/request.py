@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from agent.bundle.tensor_spec import TensorSpec
 from builder.errors import PackageError
@@ -15,24 +15,24 @@ from builder.errors import PackageError
 if TYPE_CHECKING:
     import numpy as np
 
-JSON = "application/json"
-RAW = "application/octet-stream"
+JSON: Final = "application/json"
+RAW: Final = "application/octet-stream"
 # RFC 2083, 3.1, and ISO 10918-1, B.1.1.3: how a PNG and a JPEG begin.
-_MAGIC = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg"}
+_MAGIC: Final = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg"}
 # The agent takes packets of 64 MiB; a request that is larger is somebody's mistake.
-MAX_REQUEST_BYTES = 64 * 1024 * 1024
+MAX_REQUEST_BYTES: Final = 64 * 1024 * 1024
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Request:
     """One inference request.
 
-    Parameters
+    Attributes
     ----------
     content_type
         What `body` is.
     tensors
-        For raw tensors, ``name;FP32;1,3,4`` each, in the order in which they lie in `body`.
+        For raw tensors, `name;FP32;1,3,4` each, in the order in which they lie in `body`.
     """
 
     content_type: str
@@ -46,7 +46,7 @@ class Request:
         Raises
         ------
         PackageError
-            They are neither a JPEG nor a PNG.
+            If they are neither a JPEG nor a PNG.
         """
         for magic, content_type in _MAGIC.items():
             if raw.startswith(magic):
@@ -60,7 +60,7 @@ class Request:
         Raises
         ------
         PackageError
-            One has a dtype that no model takes.
+            If one has a dtype that no model takes.
         """
         import numpy as np
 
@@ -68,20 +68,20 @@ class Request:
         for name, array in arrays.items():
             try:
                 specs.append(TensorSpec.from_dtype(name, array.dtype.name, array.shape))
-            except ValueError as e:
-                raise PackageError(f"input {name}: {e}") from e
+            except ValueError as error:
+                raise PackageError(f"input {name}: {error}") from error
             parts.append(np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes())
         tensors = tuple(f"{spec.name};{spec.datatype};{','.join(map(str, spec.shape))}" for spec in specs)
         return cls(RAW, b"".join(parts), tensors)
 
     @classmethod
     def from_file(cls, path: Path) -> Request:
-        """Ask with what a file holds: a JPEG, a PNG, an ``.npz`` of inputs, or a ``.json`` request.
+        """Ask with what a file holds: a JPEG, a PNG, an `.npz` of inputs, or a `.json` request.
 
         Raises
         ------
         PackageError
-            It is none of these.
+            If it is none of these.
         """
         size = path.stat().st_size
         if size > MAX_REQUEST_BYTES:
@@ -92,17 +92,17 @@ class Request:
             try:
                 with np.load(path, allow_pickle=False) as arrays:
                     return cls.arrays({name: arrays[name] for name in arrays.files})
-            except (ValueError, OSError, EOFError) as e:
-                raise PackageError(f"{path} cannot be read as .npz: {e}") from e
+            except (ValueError, OSError, EOFError) as error:
+                raise PackageError(f"{path} cannot be read as .npz: {error}") from error
         raw = path.read_bytes()
         if path.suffix == ".json":
             return cls(JSON, raw)
         try:
             return cls.image(raw)
-        except PackageError as e:
+        except PackageError as error:
             raise PackageError(
-                f"{path}: {e}", hint="--input takes a .jpg, a .png, an .npz of inputs, or a .json request"
-            ) from e
+                f"{path}: {error}", hint="--input takes a .jpg, a .png, an .npz of inputs, or a .json request"
+            ) from error
 
     def document(self, inputs: Mapping[str, TensorSpec]) -> dict[str, Any]:
         """Return the request as a document of the Open Inference Protocol, for a broker without properties.
@@ -115,13 +115,13 @@ class Request:
         Raises
         ------
         PackageError
-            The body is JSON that is no object, or the input that an image is for cannot be told.
+            If the body is JSON that is no object, or the input that an image is for cannot be told.
         """
         if self.content_type == JSON:
             try:
                 document = json.loads(self.body)
-            except (ValueError, RecursionError) as e:
-                raise PackageError(f"the request is not JSON: {e}") from e
+            except (ValueError, RecursionError) as error:
+                raise PackageError(f"the request is not JSON: {error}") from error
             if not isinstance(document, dict):
                 raise PackageError("expected a request that is a JSON object")
             return document

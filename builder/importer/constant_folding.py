@@ -36,7 +36,7 @@ def fold_constants(model: onnx.ModelProto, *, strict: bool = True) -> None:
     Raises
     ------
     ModelError
-        With `strict`: the model's shapes contradict one another.
+        If with `strict`: the model's shapes contradict one another.
     """
     # A round folds everything that is constant at its beginning, and the shapes this reveals feed the next
     # one: a transformer needs two for each layer. Every round but the last takes a node away, so this ends.

@@ -54,10 +54,10 @@ def load(
     Raises
     ------
     ModelError
-        The file cannot be read, is of a format that needs conversion, or needs a package that is not
+        If the file cannot be read, is of a format that needs conversion, or needs a package that is not
         installed.
     ShapeError, UnsupportedOperatorError
-        As `import_onnx` raises them.
+        If as `import_onnx` raises them.
     """
     path = Path(path)
     suffix = path.suffix.lower()

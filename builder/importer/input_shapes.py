@@ -46,7 +46,7 @@ def parse_input_shapes(text: str) -> dict[str, tuple[int, ...]]:
     Raises
     ------
     ShapeError
-        The text is malformed, a name comes twice, or a dimension is not a positive integer.
+        If the text is malformed, a name comes twice, or a dimension is not a positive integer.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     position = 0
@@ -95,7 +95,7 @@ def parse_input_values(texts: str | Iterable[str]) -> dict[str, Value]:
     Raises
     ------
     ShapeError
-        A text is malformed, or a name comes twice.
+        If a text is malformed, or a name comes twice.
     """
     values: dict[str, Value] = {}
     for text in [texts] if isinstance(texts, str) else texts:

@@ -62,7 +62,7 @@ def read_model(path: Path | str) -> ModelFile:
     Raises
     ------
     ModelError
-        There is no such file, it is too large, is no ONNX file, or names weights outside its folder.
+        If there is no such file, it is too large, is no ONNX file, or names weights outside its folder.
     """
     path = Path(path)
     raw = _read(path)

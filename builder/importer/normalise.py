@@ -46,9 +46,9 @@ def normalise(
     Raises
     ------
     ShapeError
-        The inputs do not fit.
+        If the inputs do not fit.
     ModelError
-        The shapes inside do not fit one another.
+        If the shapes inside do not fit one another.
     """
     fix_inputs(model, shapes, values, notes)
     fold_constants(model, strict=False)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import onnx
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from onnx import defs, helper, numpy_helper
 
 # Domain names that all mean ONNX's own operators.
-DEFAULT_DOMAINS = ("", "ai.onnx")
+DEFAULT_DOMAINS: Final = ("", "ai.onnx")
 
 
 @dataclass(frozen=True, slots=True)

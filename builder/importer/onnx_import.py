@@ -75,11 +75,11 @@ def import_onnx(
     Raises
     ------
     ModelError
-        The file cannot be read, or is no valid model.
+        If the file cannot be read, or is no valid model.
     ShapeError
-        Names, shapes or values do not fit the model, or some are missing.
+        If names, shapes or values do not fit the model, or some are missing.
     UnsupportedOperatorError
-        Operators cannot be imported; all of them are named, with their nodes.
+        If operators cannot be imported; all of them are named, with their nodes.
     """
     collected: list[str] = []
     name = source.graph.name if isinstance(source, onnx.ModelProto) else Path(source).stem

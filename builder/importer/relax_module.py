@@ -68,7 +68,7 @@ def convert(model: onnx.ModelProto) -> IRModule:
     Raises
     ------
     FrontEndError
-        It refused.
+        If it refused.
     """
     with quiet_native():
         try:
@@ -87,9 +87,9 @@ def to_relax(model: onnx.ModelProto) -> RelaxModel:
     Raises
     ------
     FrontEndError
-        The front end refused the model, or made shapes that are not static.
+        If the front end refused the model, or made shapes that are not static.
     ModelError
-        An input's or output's name or datatype cannot be served.
+        If an input's or output's name or datatype cannot be served.
     """
     mod = convert(model)
     inputs = tuple(_spec(value) for value in model.graph.input)

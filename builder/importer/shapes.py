@@ -23,7 +23,7 @@ def infer_shapes(model: onnx.ModelProto, *, strict: bool = True) -> None:
     Raises
     ------
     ModelError
-        With `strict`: a node cannot take the types and shapes that it gets.
+        If with `strict`: a node cannot take the types and shapes that it gets.
     """
     shell = without_large_weights(model)
     try:

@@ -43,9 +43,9 @@ def fix_inputs(model: onnx.ModelProto, shapes: Shapes, values: Values, notes: Ca
     Raises
     ------
     ShapeError
-        A name is no input's, a shape or value does not fit, or a dimension is left unknown.
+        If a name is no input's, a shape or value does not fit, or a dimension is left unknown.
     ModelError
-        An input is no tensor.
+        If an input is no tensor.
     """
     graph = model.graph
     declared = {value.name: _declared_dims(value) for value in graph.input}

@@ -47,9 +47,9 @@ def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
     Raises
     ------
     ModelError
-        The graph is no valid one.
+        If the graph is no valid one.
     UnsupportedOperatorError
-        It has operators that ONNX does not define.
+        If it has operators that ONNX does not define.
     """
     _check_versions(model)
     _check_depth(model.graph, 0)

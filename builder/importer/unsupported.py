@@ -52,7 +52,7 @@ def refuse_unsupported(model: onnx.ModelProto) -> None:
     Raises
     ------
     UnsupportedOperatorError
-        There are some. Those that it knows but refuses in the form at hand are listed along with them.
+        If there are some. Those that it knows but refuses in the form at hand are listed along with them.
     """
     known = supported_operators()
     graph = OnnxGraph(model)

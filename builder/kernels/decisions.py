@@ -1,21 +1,21 @@
 """Who decides inside a design space: the heuristic, the middle of the space, or a search.
 
-A space's ``schedule`` asks a `Chooser` for each of its decisions, in an order that depends on the function
-alone, and hands the answers to ``apply``. The heuristic answers with numbers; a search answers with random
-variables of the schedule's trace (`builder.kernels.design_space`), so that one ``apply`` serves both.
+A space's `schedule` asks a `Chooser` for each of its decisions, in an order that depends on the function
+alone, and hands the answers to `apply`. The heuristic answers with numbers; a search answers with random
+variables of the schedule's trace (`builder.kernels.design_space`), so that one `apply` serves both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 from tvm import tirx
 from tvm.s_tir.schedule import Trace
 
 # Records name points by a trace over these spaces. Raise it when a space changes what a trace means: another
 # order of decisions, other values, other loops. Records of another version are refused.
-SPACE_VERSION = 8
+SPACE_VERSION: Final = 8
 
 # A whole number, or a variable of a schedule's trace that stands for one.
 Decision: TypeAlias = Any

@@ -2,7 +2,7 @@
 
 One function makes every point, the same that the heuristic goes through (`builder.kernels.schedule`): here
 its
-decisions become ``sample_categorical`` variables of the schedule's trace, which is what MetaSchedule mutates
+decisions become `sample_categorical` variables of the schedule's trace, which is what MetaSchedule mutates
 and what its database stores.
 """
 
@@ -27,7 +27,7 @@ from builder.target.device_target import DeviceTarget
 Decisions = tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Point:
     """One candidate: a schedule, and the decisions that led to it."""
 
@@ -40,7 +40,7 @@ class Point:
         return self.schedule.trace
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class DesignSpace:
     """The points of one workload.
 
@@ -136,7 +136,7 @@ class DesignSpace:
         )
 
     def describe(self, decisions: Decisions) -> str:
-        """The values behind `decisions`, such as ``4x7x2``."""
+        """The values behind `decisions`, such as `4x7x2`."""
         return "x".join(str(self.values[i][d]) for i, d in enumerate(decisions))
 
 

@@ -49,12 +49,12 @@ def rewrite_main(
     emit: Callable[[V, relax.Var, Call], bool],
     values: Callable[[relax.BlockBuilder], V],
 ) -> tvm.IRModule:
-    """Rebuild ``main`` with `emit` deciding about each call.
+    """Rebuild `main` with `emit` deciding about each call.
 
     Parameters
     ----------
     mod
-        A module whose ``main`` is in A-normal form.
+        A module whose `main` is in A-normal form.
     emit
         Given the table, the old variable and the old call: emits what replaces it, defines the variable and
         returns True; or returns False, and the call is copied.
@@ -92,7 +92,7 @@ def _rewrite(table: V, binding: relax.Binding, emit: Callable[[V, relax.Var, Cal
 
 
 def op_name(call: Call) -> str:
-    """``relax.nn.conv2d`` for a call of an operator, an empty string for any other call."""
+    """`relax.nn.conv2d` for a call of an operator, an empty string for any other call."""
     return str(call.op.name) if isinstance(call.op, Op) else ""
 
 

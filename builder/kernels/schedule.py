@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Final
 
 import tvm
 import tvm_ffi
@@ -42,9 +43,9 @@ SPACES: Mapping[str, Schedule] = {
     winograd.WEIGHTS_KIND: winograd.schedule_weights,
 }
 
-SCHEDULE = "edge.schedule"  # a kernel's attribute: the design space its loops come from
+SCHEDULE: Final = "edge.schedule"  # a kernel's attribute: the design space its loops come from
 # A function of odd shape, without axes or elements, may end a design space by any of the last four.
-SCHEDULE_FAULTS = (
+SCHEDULE_FAULTS: Final = (
     st.ScheduleError,
     tvm.error.InternalError,
     RuntimeError,
@@ -100,8 +101,8 @@ def _ordered(
             known = best.trace(func)
             if known is not None:
                 return replay(func, known)
-        except SCHEDULE_FAULTS as e:
-            reason = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
+        except SCHEDULE_FAULTS as error:
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             if notes is not None:
                 notes(f"a recorded schedule does not apply, the heuristic takes its place ({reason:.120})")
     # Held until the end: a schedule that alone owns its module writes into the function's shared body.
@@ -170,7 +171,7 @@ def apply_space(sch: st.Schedule, target: DeviceTarget, choose: Chooser) -> str 
     Raises
     ------
     ScheduleError, InternalError, RuntimeError, ValueError, TypeError, IndexError, ZeroDivisionError
-        As `SCHEDULE_FAULTS`: what was chosen does not fit the function.
+        If as `SCHEDULE_FAULTS`: what was chosen does not fit the function.
     """
     anchor = anchor_of(sch)
     if anchor is None:
@@ -187,7 +188,7 @@ def replay(func: tirx.PrimFunc, trace: Trace) -> tirx.PrimFunc:
     Raises
     ------
     ScheduleError, InternalError, RuntimeError, ValueError, TypeError, IndexError, ZeroDivisionError
-        As `SCHEDULE_FAULTS`: the trace is of another function.
+        If as `SCHEDULE_FAULTS`: the trace is of another function.
     """
     kind = space_of(func)
     owner = tvm.IRModule({"main": func})

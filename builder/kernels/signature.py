@@ -6,9 +6,11 @@ one convolution serves it in every model, and stays found when an epilogue is wr
 
 from __future__ import annotations
 
+from typing import Final
+
 from tvm import s_tir as st
 
-_SPACE = "edge.space"
+_SPACE: Final = "edge.space"
 
 
 def signature_of(sch: st.Schedule, block: st.schedule.SBlockRV, kind: str) -> str:
@@ -17,7 +19,7 @@ def signature_of(sch: st.Schedule, block: st.schedule.SBlockRV, kind: str) -> st
     Returns
     -------
     str
-        Such as ``conv2d 1x4x56x56x16x4x3x3x16 of 1x4x58x58x16 4x4x3x3x16x1x16 float32 dilation=1 stride=1``:
+        Such as `conv2d 1x4x56x56x16x4x3x3x16 of 1x4x58x58x16 4x4x3x3x16x1x16 float32 dilation=1 stride=1`:
         the design space, the loops, what is read, and the anchor's own marks.
     """
     anchor = sch.get(block)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import tvm_ffi
@@ -20,16 +20,18 @@ from tvm_ffi import WalkResult
 from builder.target.device_target import DeviceTarget
 
 # Below this, what other cores could take over is about what telling them costs.
-WORTH_A_LAUNCH_US = 20.0
+WORTH_A_LAUNCH_US: Final = 20.0
 
 # What a core does in a nanosecond when nothing is in its way: operations of a vector (wide cores have two
 # units at 3 GHz, the others one at 1.5; a multiply-add is two operations), and bytes from the outer caches.
 _WIDE_OPERATIONS, _OPERATIONS = 12.0, 3.0
-_BYTES = 8.0
+_BYTES: Final = 8.0
 
-_CALL = 20  # operations in exp, erf and their like, which are called for each element
-_CALLED = {f"tirx.{name}" for name in ("exp", "erf", "tanh", "log", "pow", "sin", "cos", "sigmoid", "sqrt")}
-_ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.FloorDiv, tirx.Max, tirx.Min, tirx.Select)
+_CALL: Final = 20  # operations in exp, erf and their like, which are called for each element
+_CALLED: Final = {
+    f"tirx.{name}" for name in ("exp", "erf", "tanh", "log", "pow", "sin", "cos", "sigmoid", "sqrt")
+}
+_ARITHMETIC: Final = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.FloorDiv, tirx.Max, tirx.Min, tirx.Select)
 
 
 def serial_where_small(func: tirx.PrimFunc, target: DeviceTarget) -> tirx.PrimFunc:

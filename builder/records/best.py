@@ -59,7 +59,7 @@ def merge(
     Raises
     ------
     RecordsError
-        They do not fit each other.
+        If they do not fit each other.
     """
     sources = [Records.read(path, target) for path in inputs]
     merged = Records.write(out, target)

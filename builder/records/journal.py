@@ -10,11 +10,11 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from builder.errors import RecordsError
 
-MAX_BYTES = 4 << 30  # some 2 KB a record: a million of them
+MAX_BYTES: Final = 4 << 30  # some 2 KB a record: a million of them
 
 
 def read_lines(path: Path) -> list[tuple[int, Any]]:
@@ -25,8 +25,8 @@ def read_lines(path: Path) -> list[tuple[int, Any]]:
         raw = path.read_bytes()
     except FileNotFoundError:
         return []
-    except OSError as e:
-        raise RecordsError(f"{path}: cannot be read ({e.strerror})") from e
+    except OSError as error:
+        raise RecordsError(f"{path}: cannot be read ({error.strerror})") from error
     lines = raw.split(b"\n")
     parsed = []
     for number, line in enumerate(lines, 1):
@@ -34,12 +34,12 @@ def read_lines(path: Path) -> list[tuple[int, Any]]:
             continue
         try:
             parsed.append((number, json.loads(line)))
-        except ValueError as e:
+        except ValueError as error:
             if number >= len(lines) - 1:  # the last one: torn by a crash
                 continue
             raise RecordsError(
                 f"{path}: line {number} is not JSON", hint="restore the file, or delete that line"
-            ) from e
+            ) from error
     return parsed
 
 

@@ -1,4 +1,4 @@
-"""``meta.json`` of a records folder: what the records are for, and what became of them.
+"""`meta.json` of a records folder: what the records are for, and what became of them.
 
 Strictly parsed: a folder that does not say what it is for is not used.
 """
@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib import metadata
+from typing import Final
 
 from agent.bundle import canonical_json
 from agent.errors import FormatError
@@ -16,10 +17,10 @@ from builder.errors import RecordsError
 from builder.kernels.decisions import SPACE_VERSION
 from builder.target.device_target import DeviceTarget
 
-FORMAT = 1
+FORMAT: Final = 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class BoardTime:
     """What a board did: seconds it was busy for us, and how its measurements went."""
 
@@ -46,7 +47,7 @@ class BoardTime:
         return ", ".join([*parts, *(f"{count} {what}" for count, what in counts if count)])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Operator:
     """A workload by name: its design space, and the values that its decisions index."""
 
@@ -57,11 +58,11 @@ class Operator:
     default: tuple[int, ...]
 
     def describe(self, decisions: tuple[int, ...]) -> str:
-        """The values behind `decisions`, such as ``4x7x2``."""
+        """The values behind `decisions`, such as `4x7x2`."""
         return "x".join(str(self.values[i][d]) for i, d in enumerate(decisions))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Ratio:
     """Paired times of two things, measured in turn.
 
@@ -83,7 +84,7 @@ class Ratio:
     pairs: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """Whether an operator's best point is used: only where it is faster beyond doubt.
 
@@ -102,7 +103,7 @@ class Verdict:
     use: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ModelResult:
     """A model that was tuned.
 
@@ -125,9 +126,9 @@ class ModelResult:
     use: bool = True
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Meta:
-    """The contents of ``meta.json``.
+    """The contents of `meta.json`.
 
     Attributes
     ----------
@@ -176,15 +177,15 @@ class Meta:
         Raises
         ------
         RecordsError
-            It is not what `to_text` writes.
+            If it is not what `to_text` writes.
         """
         try:
             return canonical_json.from_json(cls, json.loads(text), where)
-        except (ValueError, FormatError) as e:
+        except (ValueError, FormatError) as error:
             raise RecordsError(
-                f"{where}: expected tuning records of edgebundle: {str(e)[:200]}",
+                f"{where}: expected tuning records of edgebundle: {str(error)[:200]}",
                 hint="records are a folder that `edgebundle tune -o FOLDER` wrote",
-            ) from e
+            ) from error
 
     def check_version(self, where: str) -> None:
         """Refuse records of another format, TVM or design space.
@@ -192,7 +193,7 @@ class Meta:
         Raises
         ------
         RecordsError
-            With what was expected and what came.
+            If with what was expected and what came.
         """
         for name, mine, theirs in (
             ("format", FORMAT, self.format),
@@ -211,7 +212,7 @@ class Meta:
         Raises
         ------
         RecordsError
-            With what was expected and what came.
+            If with what was expected and what came.
         """
         if self.target != target.description():
             raise RecordsError(

@@ -1,8 +1,8 @@
-"""Tuning records: a folder of MetaSchedule's JSON database and ``meta.json``.
+"""Tuning records: a folder of MetaSchedule's JSON database and `meta.json`.
 
 Promises: every measured candidate is there once, failed ones too; what was appended is on disk when `append`
 returns; a line torn by a crash is cut off when the folder is next opened for writing, and ignored by readers;
-there is one writer at a time; records that do not fit are refused by name. TVM's own ``JSONDatabase`` reads
+there is one writer at a time; records that do not fit are refused by name. TVM's own `JSONDatabase` reads
 the folder.
 """
 
@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import Trace
@@ -26,14 +26,14 @@ from builder.records.meta import Meta, Operator
 from builder.records.task import Task
 from builder.target.device_target import DeviceTarget
 
-WORKLOADS = "database_workload.json"
-RECORDS = "database_tuning_record.json"
-META = "meta.json"
-LOCK = "lock"
-FAILED_S = 1e10  # what MetaSchedule writes for a candidate that did not run
+WORKLOADS: Final = "database_workload.json"
+RECORDS: Final = "database_tuning_record.json"
+META: Final = "meta.json"
+LOCK: Final = "lock"
+FAILED_S: Final = 1e10  # what MetaSchedule writes for a candidate that did not run
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Record:
     """One measured candidate.
 
@@ -79,7 +79,7 @@ class Records:
         Raises
         ------
         RecordsError
-            It cannot be read, or is for another TVM, target or design space.
+            If it cannot be read, or is for another TVM, target or design space.
         """
         return cls._load(Path(path), target, None)
 
@@ -95,22 +95,22 @@ class Records:
         Raises
         ------
         RecordsError
-            As `read`, or somebody else is writing to it.
+            If as `read`, or somebody else is writing to it.
         """
         folder = Path(path)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as e:
-            raise RecordsError(f"{folder}: cannot be written ({e.strerror})") from e
+        except OSError as error:
+            raise RecordsError(f"{folder}: cannot be written ({error.strerror})") from error
         try:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as e:
+            except OSError as error:
                 raise RecordsError(
                     f"{folder}: another tuning run is writing there",
                     hint="wait for it, or tune into another folder",
-                ) from e
+                ) from error
             if not (folder / META).exists():
                 foreign = [name for name in (WORKLOADS, RECORDS) if (folder / name).exists()]
                 if foreign:
@@ -128,12 +128,12 @@ class Records:
     def _load(cls, folder: Path, target: DeviceTarget | None, lock: int | None) -> Self:
         try:
             text = (folder / META).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as e:
-            reason = e.strerror if isinstance(e, OSError) else "not text"
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "not text"
             raise RecordsError(
                 f"{folder / META}: cannot be read ({reason})",
                 hint="tuning records are a folder that `edgebundle tune -o FOLDER` wrote",
-            ) from e
+            ) from error
         meta = Meta.from_text(text, str(folder / META))
         meta.check_version(str(folder))
         if target is not None:
@@ -239,7 +239,7 @@ class Records:
         return next(raw for known, raw in self._workloads if known == key)
 
     def update(self, meta: Meta) -> None:
-        """Replace ``meta.json``, crash-safe."""
+        """Replace `meta.json`, crash-safe."""
         replace_file(self.path / META, meta.to_text().encode())
         self.meta = meta
 
@@ -260,7 +260,7 @@ def _record(line: Any, workloads: Sequence[tuple[str, Any]], folder: Path, numbe
             raise ValueError("a decision of no step")  # noqa: TRY301 - TVM would read beyond the steps
         key = workloads[index if index >= 0 else len(workloads)][0]
         times = sorted(float(s) for s in seconds)
-    except (TypeError, ValueError, IndexError, KeyError) as e:
-        raise RecordsError(f"{folder / RECORDS}: line {number} is no tuning record ({e})") from e
+    except (TypeError, ValueError, IndexError, KeyError) as error:
+        raise RecordsError(f"{folder / RECORDS}: line {number} is no tuning record ({error})") from error
     middle = times[len(times) // 2] if times else FAILED_S
     return Record(key, decisions, middle if middle < FAILED_S else None, tuple(line))

@@ -33,7 +33,7 @@ class StaleEntryError(ValueError):
     """An entry that does not fit the space of today."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Entry:
     """What was found for one signature.
 
@@ -55,7 +55,7 @@ class Entry:
     models: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ShippedRecords:
     """The records for one kind of core.
 
@@ -92,13 +92,13 @@ class ShippedRecords:
         Raises
         ------
         BuildError
-            The installation is broken: the file is missing or is not what `to_text` writes.
+            If the installation is broken: the file is missing or is not what `to_text` writes.
         """
         file = resources.files("builder.records") / f"{name}.json"
         try:
             records = canonical_json.from_json(cls, json.loads(file.read_text("utf-8")), f"{name}.json")
-        except (OSError, ValueError, FormatError) as e:
-            raise BuildError(f"the shipped records {name}.json cannot be read: {str(e)[:200]}") from e
+        except (OSError, ValueError, FormatError) as error:
+            raise BuildError(f"the shipped records {name}.json cannot be read: {str(error)[:200]}") from error
         if records.format != FORMAT:
             raise BuildError(
                 f"{name}.json: expected shipped records of format {FORMAT}, got {records.format}"
@@ -160,7 +160,7 @@ class EntryChooser(Chooser):
         Raises
         ------
         StaleEntryError
-            The space offers it no more, or its heuristic is another now.
+            If the space offers it no more, or its heuristic is another now.
         """
         chosen, instead = self._entry.chosen.get(name), self._entry.instead.get(name)
         if chosen is None or instead != default or chosen not in {*values, default}:
@@ -176,7 +176,7 @@ class EntryChooser(Chooser):
         Raises
         ------
         StaleEntryError
-            There is one.
+            If there is one.
         """
         if self._left:
             raise StaleEntryError(f"recorded, and not asked: {', '.join(sorted(self._left))}")

@@ -9,7 +9,7 @@ import tvm
 from builder.kernels.design_space import DesignSpace
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Task:
     """A kernel to tune.
 
@@ -18,7 +18,7 @@ class Task:
     index, name, kind
         Its number in the model, its function's name and its design space's.
     workload
-        The unscheduled function as ``main`` of a module: what records are kept under.
+        The unscheduled function as `main` of a module: what records are kept under.
     key
         Structural hash of the workload, as MetaSchedule's database writes it.
     calls

@@ -1,6 +1,6 @@
 """Execution on this machine: a compiled model in memory, run by the device's own executor.
 
-What parity and ``edgebundle run`` measure is therefore what ships. It trusts its caller; nothing here
+What parity and `edgebundle run` measure is therefore what ships. It trusts its caller; nothing here
 verifies.
 """
 
@@ -20,12 +20,12 @@ Arrays = Mapping[str, npt.NDArray[np.generic]]
 
 
 def load_kernels(code: bytes) -> KernelModule:
-    """Load ``mod.so`` from memory.
+    """Load `mod.so` from memory.
 
     Raises
     ------
     IncompatibleError
-        It is for another machine.
+        If it is for another machine.
     """
     fd = os.memfd_create("mod.so", os.MFD_CLOEXEC)
     try:
@@ -51,7 +51,7 @@ def execute(
     Parameters
     ----------
     code, graph, params
-        ``mod.so``, ``mod.json`` (text, or read already) and ``mod.params``.
+        `mod.so`, `mod.json` (text, or read already) and `mod.params`.
     inputs
         An array for each input.
 

@@ -1,7 +1,7 @@
-"""Run: a compiled model on this machine, as TVMC's ``run`` did it.
+"""Run: a compiled model on this machine, as TVMC's `run` did it.
 
 Takes packages and bundle files, unsigned ones too: the workstation trusts its user. Outputs are named
-``output_0``, ``output_1`` and so on in files, as TVMC named them.
+`output_0`, `output_1` and so on in files, as TVMC named them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -35,21 +35,21 @@ from builder.errors import ModelError, PackageError, ShapeError
 from builder.running.execute import load_kernels
 
 FillMode = Literal["zeros", "ones", "random"]
-IMAGE_TYPES = {".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".png": "image/png"}
-SEED = 0  # of inputs that are filled at random
-MAX_IMAGE_BYTES = 64 << 20  # a 24 megapixel photograph takes some 12 MB
+IMAGE_TYPES: Final = {".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".png": "image/png"}
+SEED: Final = 0  # of inputs that are filled at random
+MAX_IMAGE_BYTES: Final = 64 << 20  # a 24 megapixel photograph takes some 12 MB
 
 Array = npt.NDArray[np.generic]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class RunResult:
     """What a run gives.
 
     Attributes
     ----------
     outputs
-        ``output_0``, ``output_1``, ... in the model's order.
+        `output_0`, `output_1`, ... in the model's order.
     answers
         What the declared postprocess makes of the outputs, or None where there is none.
     times
@@ -61,7 +61,7 @@ class RunResult:
     times: BenchmarkResult | None
 
     def get_output(self, name: str) -> Array:
-        """Return an output by its name, such as ``output_0``."""
+        """Return an output by its name, such as `output_0`."""
         return self.outputs[name]
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -93,7 +93,7 @@ def run(
         Arrays by input name; an .npz file of them; or a JPEG or PNG picture for a model that declares how
         it is prepared. Inputs that are not given are filled.
     device
-        ``cpu``: the executor has no other.
+        `cpu`: the executor has no other.
     fill_mode
         What inputs that are not given are filled with; random values are seeded.
     benchmark
@@ -101,14 +101,14 @@ def run(
     repeat, number, min_repeat_ms, end_to_end
         As in `agent.runtime.graph_executor.GraphModule.benchmark`.
     threads
-        Kernel threads; None leaves it to ``EDGE_NUM_THREADS`` or the number of CPUs.
+        Kernel threads; None leaves it to `EDGE_NUM_THREADS` or the number of CPUs.
 
     Raises
     ------
     PackageError
-        The bundle cannot be read, or is for another machine.
+        If the bundle cannot be read, or is for another machine.
     ShapeError, ModelError
-        An input has a wrong name, shape or dtype, or the file cannot be read.
+        If an input has a wrong name, shape or dtype, or the file cannot be read.
     """
     if device != "cpu":
         raise PackageError(f"device: expected cpu, got {device!r:.40}", hint="bundles hold kernels for CPUs")
@@ -145,7 +145,7 @@ def profile(
     Raises
     ------
     PackageError
-        The bundle cannot be read, or is for another machine.
+        If the bundle cannot be read, or is for another machine.
     """
     package = package if isinstance(package, Package) else Package.load(package)
     graph = Graph.from_json(package.members["mod.json"])
@@ -180,8 +180,8 @@ def _loaded(package: Package, threads: int | None) -> KernelModule:
         )
     try:
         kernels = load_kernels(package.members["mod.so"])
-    except EdgeError as e:
-        raise PackageError(str(e)) from e
+    except EdgeError as error:
+        raise PackageError(str(error)) from error
     if threads is not None:
         kernels.set_threads(threads)
     return kernels
@@ -202,11 +202,11 @@ def _inputs(
         try:
             with np.load(inputs, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
-        except (OSError, EOFError, ValueError, zipfile.BadZipFile, AttributeError) as e:
+        except (OSError, EOFError, ValueError, zipfile.BadZipFile, AttributeError) as error:
             raise ModelError(
-                f"{inputs}: expected an .npz file, a JPEG or a PNG ({str(e)[:120]})",
+                f"{inputs}: expected an .npz file, a JPEG or a PNG ({str(error)[:120]})",
                 hint="numpy.savez('inputs.npz', data=array) makes one",
-            ) from e
+            ) from error
     for name in arrays:
         if name not in names:
             raise ShapeError(
@@ -219,8 +219,8 @@ def _inputs(
 def _set(module: GraphModule, spec: TensorSpec, value: Array) -> None:
     try:
         module.set_input(spec.name, value)
-    except EdgeError as e:
-        raise ShapeError(str(e)) from e
+    except EdgeError as error:
+        raise ShapeError(str(error)) from error
 
 
 def _set_picture(package: Package, module: GraphModule, content: bytes, content_type: str) -> Placement:
@@ -234,8 +234,8 @@ def _set_picture(package: Package, module: GraphModule, content: bytes, content_
     prepare = Preprocessor(declared, spec)
     try:
         return prepare(prepare.decode(content, content_type), module.input_view(spec.name))
-    except EdgeError as e:
-        raise ModelError(str(e)) from e
+    except EdgeError as error:
+        raise ModelError(str(error)) from error
 
 
 def _fill(package: Package, spec: TensorSpec, mode: FillMode) -> Array:
@@ -263,5 +263,5 @@ def _read(path: Path) -> bytes:
         if path.stat().st_size > MAX_IMAGE_BYTES:
             raise ModelError(f"{path}: expected a picture of at most {MAX_IMAGE_BYTES} bytes")
         return path.read_bytes()
-    except OSError as e:
-        raise ModelError(f"{path}: cannot be read ({e.strerror})") from e
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read ({error.strerror})") from error

@@ -1,9 +1,9 @@
 """Targets: what a device is, for the compiler, the linker and the admission check on the device.
 
-A `DeviceTarget` is resolved once, from a preset (``rpi4``), a TVM target as JSON, or the spelling that TVM's
-command line used to take (``llvm -mcpu=cascadelake``). It answers three questions in one place: what LLVM is
+A `DeviceTarget` is resolved once, from a preset (`rpi4`), a TVM target as JSON, or the spelling that TVM's
+command line used to take (`llvm -mcpu=cascadelake`). It answers three questions in one place: what LLVM is
 told, what the linker is told, and which CPU features the device must then have. It measures nothing and opens
-no file but ``/proc/cpuinfo``, and that for ``host`` alone.
+no file but `/proc/cpuinfo`, and that for `host` alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from tvm.target import Target
 from tvm.target import codegen as llvm
@@ -23,25 +23,25 @@ from agent.bundle.machine import Machine
 from builder.errors import TargetError
 from builder.target.simd import Simd
 
-GLIBC = (
+GLIBC: Final = (
     "2.28"  # Debian 10 and everything after it; older Raspberry Pi OS has no Python that the agent runs on
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class DeviceTarget:
     """A device to compile for.
 
     Attributes
     ----------
     name
-        The preset's name, or ``custom``.
+        The preset's name, or `custom`.
     tvm_target
         What TVM's code generator is given.
     triple, cpu, arch
-        ``aarch64-linux-gnu``, ``cortex-a72``, ``aarch64`` (as ``uname -m`` says it).
+        `aarch64-linux-gnu`, `cortex-a72`, `aarch64` (as `uname -m` says it).
     features
-        Names as ``/proc/cpuinfo`` has them, which the device must have for the kernels to run.
+        Names as `/proc/cpuinfo` has them, which the device must have for the kernels to run.
     zig_target
         What the linker is given, glibc version included.
     simd
@@ -79,7 +79,7 @@ class DeviceTarget:
         return machine.arch == self.arch and set(self.features) <= machine.features
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Preset:
     config: Mapping[str, Any]
     about: str
@@ -87,7 +87,7 @@ class _Preset:
     l2_bytes: int = 256 << 10
 
 
-_AARCH64 = "aarch64-linux-gnu"
+_AARCH64: Final = "aarch64-linux-gnu"
 PRESETS: Mapping[str, _Preset] = {
     "host": _Preset({"kind": "llvm"}, "this machine, its own CPU and cores", 32 << 10, 1 << 20),
     "rpi3": _Preset(
@@ -160,7 +160,7 @@ _CPUINFO_NAMES: Mapping[str, Mapping[str, str]] = {
 # Instructions looked back over, and accesses to memory taken into account; LLVM's own are 100, 250 and 100.
 # With more than 250 accesses to its accumulators in a loop, a tile was stored and loaded again for each
 # product.
-_LLVM_LIMITS = {
+_LLVM_LIMITS: Final = {
     "memdep-block-scan-limit": 2000,
     "licm-mssa-max-acc-promotion": 5000,
     "licm-mssa-optimization-cap": 5000,
@@ -179,7 +179,7 @@ def resolve(spec: str | Mapping[str, Any]) -> DeviceTarget:
     Raises
     ------
     TargetError
-        Unknown preset, malformed JSON, an option or CPU that LLVM does not know, a kind other than ``llvm``.
+        If unknown preset, malformed JSON, an option or CPU that LLVM does not know, a kind other than `llvm`.
     """
     if isinstance(spec, str) and spec in PRESETS:
         preset = PRESETS[spec]
@@ -199,8 +199,8 @@ def _parse(spec: str) -> Mapping[str, Any]:
     if text.startswith("{"):
         try:
             parsed: dict[str, Any] = json.loads(text)
-        except ValueError as e:
-            raise TargetError(f"target: expected a JSON object, got {text[:80]!r} ({e})") from e
+        except ValueError as error:
+            raise TargetError(f"target: expected a JSON object, got {text[:80]!r} ({error})") from error
         return parsed
     words = shlex.split(text)
     if not words or words[0] != "llvm":
@@ -249,8 +249,8 @@ def _build(name: str, config: dict[str, Any], l1_bytes: int, l2_bytes: int) -> D
         config.setdefault("cl-opt", [f"-{limit}:uint={value}" for limit, value in _LLVM_LIMITS.items()])
         tvm_target = Target(config)
         known = {str(f) for f in llvm.llvm_get_cpu_features(tvm_target)}
-    except (ValueError, RuntimeError, TypeError) as e:
-        raise TargetError(f"target: {str(e).strip().splitlines()[-1][-200:]}") from e
+    except (ValueError, RuntimeError, TypeError) as error:
+        raise TargetError(f"target: {str(error).strip().splitlines()[-1][-200:]}") from error
     names = _CPUINFO_NAMES[arch]
     return DeviceTarget(
         name=name,
@@ -297,8 +297,13 @@ def _host_cpu() -> str:
     return _GENERIC_CPU[machine.arch]
 
 
-_GENERIC_CPU = {"x86_64": "x86-64", "aarch64": "generic", "armv7l": "cortex-a7", "riscv64": "generic-rv64"}
-_ARCH_ALIASES = {
+_GENERIC_CPU: Final = {
+    "x86_64": "x86-64",
+    "aarch64": "generic",
+    "armv7l": "cortex-a7",
+    "riscv64": "generic-rv64",
+}
+_ARCH_ALIASES: Final = {
     "arm": "armv7l",
     "armv7": "armv7l",
     "armv7a": "armv7l",
@@ -308,7 +313,7 @@ _ARCH_ALIASES = {
 
 
 def _split_triple(triple: str) -> tuple[str, str]:
-    """``aarch64-unknown-linux-gnu`` -> ``("aarch64", "gnu")``."""
+    """`aarch64-unknown-linux-gnu` -> `("aarch64", "gnu")`."""
     parts = triple.split("-")
     arch = _ARCH_ALIASES.get(parts[0], parts[0])
     if arch not in _CPUINFO_NAMES or "linux" not in parts:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Final
 
 import tvm
 from tvm import s_tir as st
@@ -21,10 +22,10 @@ from builder.kernels.finish import finish
 from builder.records.task import Task
 from builder.target.device_target import DeviceTarget
 
-BUILD_TIMEOUT_S = 120.0  # a tile unrolled too far can keep LLVM busy for minutes
+BUILD_TIMEOUT_S: Final = 120.0  # a tile unrolled too far can keep LLVM busy for minutes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Building:
     """Candidates that are being built."""
 
@@ -38,8 +39,8 @@ class Building:
                 yield Code(future.result(), arguments)
             except TimeoutError:
                 yield f"building took more than {BUILD_TIMEOUT_S:g} s"
-            except Exception as e:  # noqa: BLE001 - whatever a process that builds came to
-                text = str(e).strip()
+            except Exception as error:  # noqa: BLE001 - whatever a process that builds came to
+                text = str(error).strip()
                 yield text.splitlines()[-1][:300] if text else "building failed"
 
 

@@ -11,6 +11,7 @@ import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
@@ -19,11 +20,11 @@ from builder.boards.measuring import BoardError, Code, RunnerOptions, check_plau
 from builder.bundles.package import Package
 from builder.records.meta import Ratio
 
-RESAMPLES = 2000
-CONFIDENCE = 0.95
-ATTEMPTS = 3  # boards that may fail under one comparison
-MODEL_TIMEOUT_S = 900.0  # a large model on a small board: upload, two loads, and the pairs
-LEAST_MODEL_S = 0.02  # of one timing of a whole model: small ones are run several times
+RESAMPLES: Final = 2000
+CONFIDENCE: Final = 0.95
+ATTEMPTS: Final = 3  # boards that may fail under one comparison
+MODEL_TIMEOUT_S: Final = 900.0  # a large model on a small board: upload, two loads, and the pairs
+LEAST_MODEL_S: Final = 0.02  # of one timing of a whole model: small ones are run several times
 
 
 def ratio_of(pairs: Sequence[tuple[float, float]]) -> Ratio:
@@ -32,7 +33,7 @@ def ratio_of(pairs: Sequence[tuple[float, float]]) -> Ratio:
     Raises
     ------
     ValueError
-        There are none.
+        If there are none.
     """
     if not pairs:
         raise ValueError("a ratio needs a pair")
@@ -59,7 +60,7 @@ def compare_kernels(boards: Boards, untuned: Code, tuned: Code, pairs: int, opti
     Raises
     ------
     MeasureFault
-        No board could.
+        If no board could.
     """
     for attempt in range(ATTEMPTS):
         try:
@@ -92,7 +93,7 @@ def compare_models(
     Raises
     ------
     MeasureFault
-        No board could.
+        If no board could.
     """
     request = {
         "bundles": ["{path:untuned.bundle}", "{path:tuned.bundle}"],
@@ -125,8 +126,8 @@ def _content(package: Package) -> bytes:
 def _pairs(answer: str) -> list[tuple[float, float]]:
     try:
         return [(float(a), float(b)) for a, b in json.loads(answer)["pairs"]]
-    except (ValueError, TypeError, KeyError) as e:
-        raise BoardError(f"expected pairs of times, got {answer[:80]!r}") from e
+    except (ValueError, TypeError, KeyError) as error:
+        raise BoardError(f"expected pairs of times, got {answer[:80]!r}") from error
 
 
 def _rounded(value: float) -> float:

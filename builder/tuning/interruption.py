@@ -25,7 +25,7 @@ class Interruption:
         Raises
         ------
         KeyboardInterrupt
-            Somebody pressed Ctrl-C.
+            If somebody pressed Ctrl-C.
         """
         if self._came:
             raise KeyboardInterrupt

@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TuneOptions:
     """Options of a search.
 
     Attributes
     ----------
     tuner
-        ``xgb``, ``ga``, ``random`` or ``gridsearch``; see `builder.tuning.search.search.TUNERS`.
+        `xgb`, `ga`, `random` or `gridsearch`; see `builder.tuning.search.search.TUNERS`.
     trials
         Most points of one task, those in the records included.
     early_stopping
         Points of a task without a better one after which it is left alone; None for never.
     tasks
-        ``all``, or numbers and ranges such as ``0,2|3-5``.
+        `all`, or numbers and ranges such as `0,2|3-5`.
     parallel
         Candidates built at once; None for one a CPU.
     batch

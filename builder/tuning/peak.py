@@ -5,6 +5,8 @@ The live view and the report give each kernel's rate as a share of it.
 
 from __future__ import annotations
 
+from typing import Final
+
 import tvm
 from tvm import s_tir as st
 from tvm import te
@@ -15,9 +17,9 @@ from builder.kernels.spaces import matmul
 from builder.target.device_target import DeviceTarget
 from builder.tuning.build import build_module
 
-DEPTH = 128
-ROWS = 256  # enough work that waking the threads costs nothing beside it
-ATTEMPTS = 3  # of which the fastest counts: nothing is faster than the peak, much is slower
+DEPTH: Final = 128
+ROWS: Final = 256  # enough work that waking the threads costs nothing beside it
+ATTEMPTS: Final = 3  # of which the fastest counts: nothing is faster than the peak, much is slower
 
 
 def peak_kernel(target: DeviceTarget, threads: int | None) -> tuple[Code, float]:

@@ -10,6 +10,7 @@ import queue
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from builder.boards.boards import Boards, Outcome
 from builder.boards.measuring import Code
@@ -18,8 +19,8 @@ from builder.tuning.build import Building, CandidateBuilder
 from builder.tuning.interruption import Interruption
 from builder.tuning.task_run import TaskRun
 
-AHEAD = 3  # batches under way where boards are elsewhere: measured, waiting for a board, being built
-POLL_S = 0.2
+AHEAD: Final = 3  # batches under way where boards are elsewhere: measured, waiting for a board, being built
+POLL_S: Final = 0.2
 
 Job = tuple[TaskRun, Point]
 
@@ -77,9 +78,9 @@ class Pipeline:
         Raises
         ------
         KeyboardInterrupt
-            Somebody pressed Ctrl-C; `drain` has what came in.
+            If somebody pressed Ctrl-C; `drain` has what came in.
         FleetError
-            The boards are gone.
+            If the boards are gone.
         """
         while True:
             self._interruption.check()
@@ -121,8 +122,8 @@ class Pipeline:
             self._boards.measure(codes, lambda index, outcome: self._done(batch, places[index], outcome))
         except _StoppedError:
             return
-        except BaseException as e:  # noqa: BLE001 - a thread's outermost call: `take` raises it
-            self._results.put(e)
+        except BaseException as error:  # noqa: BLE001 - a thread's outermost call: `take` raises it
+            self._results.put(error)
 
     def _done(self, batch: Batch, place: int, outcome: Outcome) -> None:
         self._results.put((batch, place, outcome))

@@ -93,12 +93,12 @@ def _calls(main: relax.Function) -> Counter[str]:
 
 
 def select(tasks: Sequence[Task], spec: str) -> tuple[Task, ...]:
-    """The tasks that ``--tasks`` names: ``all``, or numbers and ranges such as ``0,2|3-5``.
+    """The tasks that `--tasks` names: `all`, or numbers and ranges such as `0,2|3-5`.
 
     Raises
     ------
     RecordsError
-        The text is neither, or names a task that is not there.
+        If the text is neither, or names a task that is not there.
     """
     if spec == "all":
         return tuple(tasks)
@@ -121,7 +121,7 @@ def select(tasks: Sequence[Task], spec: str) -> tuple[Task, ...]:
 
 
 def table(tasks: Sequence[Task]) -> str:
-    """The tasks, a line each, as ``--tasks list`` prints them."""
+    """The tasks, a line each, as `--tasks list` prints them."""
     heads = ("task", "calls", "MFLOP", "points", "kind", "name")
     rows = [
         (str(t.index), str(t.calls), f"{t.flops / 1e6:.2f}", str(t.space.size), t.kind, t.name) for t in tasks

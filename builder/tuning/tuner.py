@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from builder.boards.boards import Boards, Outcome
 from builder.boards.local_board import LocalBoard
@@ -41,9 +41,9 @@ from builder.tuning.tasks import extract_tasks, select
 from builder.tuning.verdicts import Verdicts
 from builder.tuning.views.view import Progress, Silent, View
 
-SEEDS = 8  # points of a task that are taken over from other records and measured early
+SEEDS: Final = 8  # points of a task that are taken over from other records and measured early
 
-_HOW = "--rpc-tracker HOST:PORT --rpc-key KEY"
+_HOW: Final = "--rpc-tracker HOST:PORT --rpc-key KEY"
 
 
 def tune(
@@ -74,7 +74,7 @@ def tune(
     options, runner
         What to search, and how to time.
     tracker, key
-        ``host:port`` of an RPC tracker and what the boards register as; without them this machine measures.
+        `host:port` of an RPC tracker and what the boards register as; without them this machine measures.
     prior_records
         Other folders, of other models or targets, whose best points are measured early.
     input_shapes
@@ -90,14 +90,14 @@ def tune(
     Returns
     -------
     Records
-        What `builder.compile` takes as ``tuning_records``.
+        What `builder.compile` takes as `tuning_records`.
 
     Raises
     ------
     RecordsError
-        The folder is in use, or its records do not fit.
+        If the folder is in use, or its records do not fit.
     FleetError
-        The tracker or its boards do not answer.
+        If the tracker or its boards do not answer.
     """
     options, runner, view = options or TuneOptions(), runner or RunnerOptions(), view or Silent()
     device = target if isinstance(target, DeviceTarget) else resolve(target)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from builder.boards.boards import Boards
 from builder.boards.measuring import Code, MeasureFault, RunnerOptions
@@ -20,10 +21,10 @@ from builder.tuning.comparison import compare_kernels, compare_models
 from builder.tuning.task_run import TaskRun
 from builder.tuning.views.view import View
 
-FINALISTS = 3  # a task's fastest points, of which the comparison takes the first that holds
+FINALISTS: Final = 3  # a task's fastest points, of which the comparison takes the first that holds
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Verdicts:
     """Comes to verdicts and writes them down.
 
@@ -74,8 +75,8 @@ class Verdicts:
                 continue
             try:
                 ratio = compare_kernels(self.boards, untuned, code, pairs, self.runner)
-            except MeasureFault as e:
-                self.view.note(f"task {task.index} could not be compared: {e}")
+            except MeasureFault as error:
+                self.view.note(f"task {task.index} could not be compared: {error}")
                 continue
             verdict = Verdict(decisions, ratio, use=ratio.low > 1.0)
             if verdict.use:
@@ -102,8 +103,8 @@ class Verdicts:
         try:
             untuned = compile(self.model, self.target)
             tuned = compile(self.model, self.target, tuning_records=self.records)
-        except ParityError as e:
-            self.view.note(f"the tuned model is not used: {e}")
+        except ParityError as error:
+            self.view.note(f"the tuned model is not used: {error}")
             meta = self.records.meta
             refused = replace(fresh, board=None, ratio=None, use=False)
             self.records.update(replace(meta, models={**meta.models, digest: refused}))
@@ -111,8 +112,8 @@ class Verdicts:
         expected = sum((run.best[1] if run.best else 0.0) * run.task.calls for run in runs)
         try:
             board, ratio = compare_models(self.boards, untuned, tuned, self.pairs, self.runner, expected)
-        except MeasureFault as e:
-            self.view.note(f"the whole model could not be compared: {e}")
+        except MeasureFault as error:
+            self.view.note(f"the whole model could not be compared: {error}")
             return
         result = replace(fresh, board=board, ratio=ratio, use=ratio.speedup >= 1.0)
         meta = self.records.meta

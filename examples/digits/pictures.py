@@ -2,7 +2,7 @@
 
 The data set has 1797 scans of 8x8 grey levels. A *picture* here is what a scanner would hand over: 64x64
 pixels, grey, white on black. Nothing downstream sees the 8x8 originals: the model learns from pictures that
-went through the declared preprocessing (``preprocess.toml``), and is judged on PNG files that did.
+went through the declared preprocessing (`preprocess.toml`), and is judged on PNG files that did.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def jitter(image: Image.Image, rng: np.random.Generator) -> Image.Image:
 
 
 def write_samples(folder: Path) -> list[Path]:
-    """Write the pictures of SAMPLES as ``seven.png`` and so on."""
+    """Write the pictures of SAMPLES as `seven.png` and so on."""
     _, _, images, classes = load()
     written = []
     for digit, which in SAMPLES.items():

@@ -87,7 +87,7 @@ def make(root: Path, release: Release) -> None:
     Parameters
     ----------
     root
-        The folder that becomes ``/`` on the device.
+        The folder that becomes `/` on the device.
     release
         What the package is built for.
     """

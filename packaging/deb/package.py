@@ -123,7 +123,7 @@ class Sources:
 
 
 def stage(root: Path, release: Release, sources: Sources) -> None:
-    """Fill `root`, an empty folder that becomes ``/`` on the device, with the package's files."""
+    """Fill `root`, an empty folder that becomes `/` on the device, with the package's files."""
     project = sources.project
     lock = project / "packaging/locks" / f"{release.name}.txt"
     root.chmod(0o755)

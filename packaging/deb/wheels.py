@@ -2,7 +2,7 @@
 
 A lock file (packaging/locks/SUITE-ARCH.txt) names every dependency with its version and digest, so that a
 package built twice is the same, and so that no wheel comes in unnoticed. pip reads it with
-``--require-hashes --no-deps``.
+`--require-hashes --no-deps`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _pip(*arguments: str | Path, epoch: int | None = None) -> None:
 def build_wheel(project: Path, into: Path, epoch: int) -> Path:
     """Build the project's wheel from a copy of its sources.
 
-    A copy, because setuptools leaves a ``build`` folder beside the sources and packs what an earlier build
+    A copy, because setuptools leaves a `build` folder beside the sources and packs what an earlier build
     left there.
 
     Parameters

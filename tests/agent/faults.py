@@ -38,7 +38,7 @@ CONFIG = "[inference]\ncrash_limit = 1000\n"
 class Load:
     """Requests with numbers of their own, each sent again until it is answered.
 
-    Parameters
+    Attributes
     ----------
     port
         Where the broker is, or the proxy before it.
@@ -138,7 +138,7 @@ class Load:
 class Trial:
     """A device under load to which something happens again and again.
 
-    Parameters
+    Attributes
     ----------
     victim
         The device; its model is installed.

@@ -1,5 +1,7 @@
 """What the tests of the command share: how to run it, and a small bundle that takes no compiler to make."""
 
+from __future__ import annotations
+
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,10 +21,10 @@ Edgebundle = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture(scope="session")
 def edgebundle() -> Edgebundle:
-    """Run ``edgebundle ARGUMENTS...`` as a terminal would."""
+    """Run `edgebundle ARGUMENTS...` as a terminal would."""
     command = str(Path(sys.executable).parent / "edgebundle")
 
-    def run(*arguments: str | Path, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
+    def run(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [command, *map(str, arguments)], capture_output=True, text=True, timeout=300, check=False, cwd=cwd
         )
@@ -81,7 +83,7 @@ def unsigned() -> Package:
 
 @pytest.fixture
 def bundle(tmp_path: Path, unsigned: Package, pair: keys.KeyPair) -> Path:
-    """The same, signed by ``pair``."""
+    """The same, signed by `pair`."""
     path = tmp_path / "tiny.bundle"
     unsigned.sign(keys.read_private(pair.private)).save(path)
     return path

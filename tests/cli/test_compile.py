@@ -1,4 +1,6 @@
-"""``compile`` as a terminal sees it: what it writes, and the many things it can be given that do not work."""
+"""`compile` as a terminal sees it: what it writes, and the many things it can be given that do not work."""
+
+from __future__ import annotations
 
 import json
 import re

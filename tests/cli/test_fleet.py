@@ -1,4 +1,6 @@
-"""``agents``, ``deploy``, ``infer``, ``metrics`` with a real broker and agent, as a terminal sees them."""
+"""`agents`, `deploy`, `infer`, `metrics` with a real broker and agent, as a terminal sees them."""
+
+from __future__ import annotations
 
 import contextlib
 import json
@@ -25,7 +27,7 @@ START_LIMIT_S = 30
 
 @dataclass(frozen=True)
 class Site:
-    """A broker, an agent ``kitchen`` that trusts ``pair``, and ``digits`` deployed on it with counter 5."""
+    """A broker, an agent `kitchen` that trusts `pair`, and `digits` deployed on it with counter 5."""
 
     broker: str
     pair: keys.KeyPair
@@ -76,7 +78,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         broker.stop()
 
 
-def fails(done: "subprocess.CompletedProcess[str]", *words: str) -> None:
+def fails(done: subprocess.CompletedProcess[str], *words: str) -> None:
     assert done.returncode == 4, done
     assert done.stdout == ""
     errors = [line for line in done.stderr.splitlines() if line.startswith("edgebundle: error: ")]

@@ -1,5 +1,7 @@
 """What holds for every verb: help, exit codes, the form of errors, and that help loads nothing heavy."""
 
+from __future__ import annotations
+
 import argparse
 import json
 import os
@@ -25,7 +27,7 @@ Only = Callable[[Handler], None]
 HEAVY = {"tvm", "tvm_ffi", "numpy", "onnx", "onnxruntime", "PIL", "paho", "rich", "xgboost"}
 
 
-def run(*arguments: str, **options: object) -> "subprocess.CompletedProcess[str]":
+def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [EDGEBUNDLE, *arguments], capture_output=True, text=True, timeout=120, check=False, **options
     )  # type: ignore[call-overload, no-any-return]
@@ -38,7 +40,7 @@ def verbs() -> list[str]:
 
 @pytest.fixture
 def only_verb(monkeypatch: pytest.MonkeyPatch) -> Only:
-    """Replace the verbs by one, ``do``, with the given handler."""
+    """Replace the verbs by one, `do`, with the given handler."""
 
     def install(handler: Handler) -> None:
         def add_parsers(subparsers: cli.SubParsers) -> None:

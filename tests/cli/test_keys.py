@@ -1,4 +1,6 @@
-"""``keygen``, ``sign``, ``verify``, ``inspect`` as a terminal sees them."""
+"""`keygen`, `sign`, `verify`, `inspect` as a terminal sees them."""
+
+from __future__ import annotations
 
 import hashlib
 import json
@@ -18,7 +20,7 @@ from builder.bundles.package import Package
 Edgebundle = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def fails(done: "subprocess.CompletedProcess[str]", *words: str, hint: str | None = None) -> None:
+def fails(done: subprocess.CompletedProcess[str], *words: str, hint: str | None = None) -> None:
     """Exit code 4, nothing on stdout, one error line with these words, perhaps one hint line."""
     assert done.returncode == 4, done
     assert done.stdout == ""

@@ -1,4 +1,6 @@
-"""``run`` and ``profile`` as a terminal sees them: TVMC's habits, and inputs that do not fit."""
+"""`run` and `profile` as a terminal sees them: TVMC's habits, and inputs that do not fit."""
+
+from __future__ import annotations
 
 import json
 import re

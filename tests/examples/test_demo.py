@@ -1,4 +1,6 @@
-"""``make demo``, run as a user runs it: it ends with a prediction that came over MQTT, and leaves nothing."""
+"""`make demo`, run as a user runs it: it ends with a prediction that came over MQTT, and leaves nothing."""
+
+from __future__ import annotations
 
 import os
 import signal
@@ -13,7 +15,7 @@ DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo.py"
 PATIENCE_S = 60
 
 
-def start(tmp_path: Path, **environment: str) -> "subprocess.Popen[str]":
+def start(tmp_path: Path, **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, str(DEMO)],
         env=os.environ | {"TMPDIR": str(tmp_path)} | environment,

@@ -1,5 +1,7 @@
 """The example model: what is committed is what is claimed, judged through the path a device takes."""
 
+from __future__ import annotations
+
 import io
 import subprocess
 import sys

@@ -1,4 +1,6 @@
-"""The way in: what ``make`` says before anything is installed."""
+"""The way in: what `make` says before anything is installed."""
+
+from __future__ import annotations
 
 import os
 import shutil
@@ -14,7 +16,7 @@ TARGETS |= {"bench", "bench-arm", "bench-agent", "soak"}
 TOOLS = ("sh", "make", "sed", "expand", "echo", "test", "touch", "id")
 
 
-def make(folder: Path, *arguments: str, tools: Path) -> "subprocess.CompletedProcess[str]":
+def make(folder: Path, *arguments: str, tools: Path) -> subprocess.CompletedProcess[str]:
     shutil.copy(ROOT / "Makefile", folder)
     shutil.copy(ROOT / "pyproject.toml", folder)
     environment = {"PATH": str(tools), "HOME": str(folder)}

@@ -1,5 +1,7 @@
 """The README is tried by running it."""
 
+from __future__ import annotations
+
 import os
 import re
 import subprocess
@@ -30,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def quick_start(folder: Path) -> "subprocess.CompletedProcess[str]":
+def quick_start(folder: Path) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     return subprocess.run(
         ["sh", "-eu", "-c", block("sh")],
@@ -44,7 +46,7 @@ def quick_start(folder: Path) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.slow
-def test_quick_start_does_what_it_says(quick_start: "subprocess.CompletedProcess[str]", folder: Path) -> None:
+def test_quick_start_does_what_it_says(quick_start: subprocess.CompletedProcess[str], folder: Path) -> None:
     assert quick_start.returncode == 0, quick_start.stderr
     assert "verified digits 1.0.0" in quick_start.stdout
     assert "signature   verified, by key" in quick_start.stdout

@@ -3,6 +3,8 @@
 Run by the service's own unit with another ExecStart, and by root without it.
 """
 
+from __future__ import annotations
+
 import ctypes
 import json
 import mmap

@@ -1,27 +1,30 @@
 """Which places bundles may come from.
 
 Promises: a URL is accepted only when it is https, written in the one way that every reader takes apart
-alike, and lies below a prefix that the configuration allows: host and port exactly, the path at a ``/``.
+alike, and lies below a prefix that the configuration allows: host and port exactly, the path at a `/`.
 Leaves to others: contacting them.
 """
+
+from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 from urllib.parse import urlsplit
 
 from agent.errors import ConfigError, SourceError
 
 # What servers and proxies commonly take; a source needs far less.
-MAX_URL_CHARACTERS = 2048
-_DEFAULT_PORT = 443
+MAX_URL_CHARACTERS: Final = 2048
+_DEFAULT_PORT: Final = 443
 # What may stand in a path: unreserved characters, sub-delimiters, and escapes of neither a dot nor a
 # separator. Everything else, "//" and dot segments included, is a way to write one path so that two readers
 # disagree on it.
-_PATH = re.compile(r"(/([A-Za-z0-9._~!$&'()*+,;=:@-]|%(?!2[eEfF]|5[cC]|00)[0-9A-Fa-f]{2})*)+")
+_PATH: Final = re.compile(r"(/([A-Za-z0-9._~!$&'()*+,;=:@-]|%(?!2[eEfF]|5[cC]|00)[0-9A-Fa-f]{2})*)+")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Location:
     """A URL, taken apart and found to be written in the one way that is accepted."""
 
@@ -42,7 +45,7 @@ def parse_url(url: str) -> Location:
     Raises
     ------
     SourceError
-        It is another scheme, or written in a way that could be read differently elsewhere.
+        If it is another scheme, or written in a way that could be read differently elsewhere.
     """
     shown = url[:120]
     if len(url) > MAX_URL_CHARACTERS:
@@ -52,8 +55,8 @@ def parse_url(url: str) -> Location:
     try:
         parts = urlsplit(url)
         port = parts.port
-    except ValueError as e:
-        raise SourceError(f"{shown}: {e}") from e
+    except ValueError as error:
+        raise SourceError(f"{shown}: {error}") from error
     if parts.scheme != "https":
         raise SourceError(f"{shown}: expected an https source, got {parts.scheme or 'no scheme'}")
     if parts.username is not None or parts.password is not None or "#" in url or not parts.hostname:
@@ -70,12 +73,12 @@ class AllowList:
     Parameters
     ----------
     prefixes
-        ``https://host[:port]/path/`` each.
+        `https://host[:port]/path/` each.
 
     Raises
     ------
     ConfigError
-        One of them is not a URL, or has a query.
+        If one of them is not a URL, or has a query.
     """
 
     def __init__(self, prefixes: Iterable[str]) -> None:
@@ -83,8 +86,10 @@ class AllowList:
         for prefix in prefixes:
             try:
                 place = parse_url(prefix)
-            except SourceError as e:
-                raise ConfigError(f"allowed source {e}", hint="write it as https://host[:port]/path/") from e
+            except SourceError as error:
+                raise ConfigError(
+                    f"allowed source {error}", hint="write it as https://host[:port]/path/"
+                ) from error
             if place.query:
                 raise ConfigError(f"allowed source {prefix}: expected no query")
             self._places.append(place)
@@ -95,7 +100,7 @@ class AllowList:
         Raises
         ------
         SourceError
-            It is not.
+            If it is not.
         """
         location = parse_url(url)
         for place in self._places:

@@ -5,10 +5,13 @@ come back; time without a connection is not held against anybody.
 Leaves to others: the protocol (blocks.py), and whether the bytes are the right ones.
 """
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from typing import Final
 
 from agent.deploy.control import Control
 from agent.deploy.fetch.blocks import BlockPull, Want, Write
@@ -18,7 +21,7 @@ from agent.errors import EdgeError
 from agent.wire.topics import BlockWant, block_filter, format_topic
 
 # How long nobody may answer while the broker is there: a person restarts `edgebundle deploy` within it.
-PATIENCE_S = 120.0
+PATIENCE_S: Final = 120.0
 
 
 class _Pulling:
@@ -31,12 +34,12 @@ class _Pulling:
 
 
 class BlockSource:
-    """Downloads bundles from whoever answers ``want``.
+    """Downloads bundles from whoever answers `want`.
 
     Parameters
     ----------
     control
-        The connection; its owner passes on what comes, by :meth:`on_block` and :meth:`on_connected`.
+        The connection; its owner passes on what comes, by `on_block` and `on_connected`.
     device
         This device's name.
     patience_s
@@ -61,11 +64,11 @@ class BlockSource:
         Raises
         ------
         TimeoutError
-            The broker was there, and nobody answered.
+            If the broker was there, and nobody answered.
         EndlessDataError
-            A block was longer than what was asked for.
+            If a block was longer than what was asked for.
         NoSpaceError, StoreError
-            The part could not be written.
+            If the part could not be written.
         """
         key = hex_digest(digest)
         now = time.monotonic()
@@ -117,9 +120,9 @@ class BlockSource:
                 else:
                     topic = format_topic(BlockWant(self._device, key))
                     self._control.publish(topic, decision.to_bytes(), qos=0)
-        except EdgeError as e:
+        except EdgeError as error:
             with contextlib.suppress(asyncio.InvalidStateError):
-                pulling.done.set_exception(e)
+                pulling.done.set_exception(error)
             return
         if pulling.pull.complete and not pulling.done.done():
             pulling.done.set_result(None)

@@ -10,28 +10,31 @@ one.)
 The exchange, at QoS 0 (this protocol asks again by itself, so the broker need not):
 
 ==================================  =================================================================
-``bundles/<hex digest>/want``       agent: ``{"offset","count","block_bytes","seq"}``
-``bundles/<hex digest>/block/<n>``  whoever has the file: up to ``block_bytes`` raw bytes from offset n
+`bundles/<hex digest>/want`       agent: `{"offset","count","block_bytes","seq"}`
+`bundles/<hex digest>/block/<n>`  whoever has the file: up to `block_bytes` raw bytes from offset n
 ==================================  =================================================================
 """
+
+from __future__ import annotations
 
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from agent.errors import EndlessDataError
 
 # Measured on loopback (docs/decisions/0004): from 64 KiB to 1 MiB makes no difference that exceeds the
 # noise, and a small block is asked for again, or waited for, for less long on a slow link.
-BLOCK_BYTES = 64 * 1024
+BLOCK_BYTES: Final = 64 * 1024
 # Blocks asked for and not yet here: 4 MiB, which is also the most memory that a pull holds.
-WINDOW_BLOCKS = 64
+WINDOW_BLOCKS: Final = 64
 # The first re-ask after this long without a block; it doubles up to the longest while nobody answers.
-SILENCE_S = 2.0
-LONGEST_SILENCE_S = 30.0
+SILENCE_S: Final = 2.0
+LONGEST_SILENCE_S: Final = 30.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Want:
     """A request for `count` blocks of `block_bytes` each, from byte `offset` on.
 
@@ -44,14 +47,14 @@ class Want:
     seq: int
 
     def to_bytes(self) -> bytes:
-        """Return the JSON that goes to the ``want`` topic."""
+        """Return the JSON that goes to the `want` topic."""
         return json.dumps(
             {"offset": self.offset, "count": self.count, "block_bytes": self.block_bytes, "seq": self.seq},
             separators=(",", ":"),
         ).encode()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Write:
     """Append `data` to the file; it belongs at `offset`, which is where the file ends."""
 
@@ -119,7 +122,7 @@ class BlockPull:
 
     @property
     def ask_again_at(self) -> float:
-        """When :meth:`tick` has something to do next."""
+        """When `tick` has something to do next."""
         return max(self._asked_at, self._heard_at) + self._silence_s
 
     @property
@@ -138,7 +141,7 @@ class BlockPull:
         Raises
         ------
         EndlessDataError
-            The block is longer than what was asked for.
+            If the block is longer than what was asked for.
         """
         reach = min(self._written + self._most_blocks * self._block_bytes, self._size)
         if not self._written <= offset < reach or (offset - self._written) % self._block_bytes:

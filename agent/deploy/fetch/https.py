@@ -10,6 +10,8 @@ cuts the socket under a transfer that is too slow or no longer wanted. That floo
 the headers too.
 """
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import http.client
@@ -20,28 +22,29 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from agent.deploy.fetch.allow_list import AllowList, Location
 from agent.deploy.store.part import Origin, Part
 from agent.errors import ConfigError, EndlessDataError, SourceError, StoreError
 
 # A read of this size costs a Raspberry Pi about a millisecond, and keeps the syscalls few.
-_CHUNK_BYTES = 256 * 1024
+_CHUNK_BYTES: Final = 256 * 1024
 # RFC 9110, 15.3.7 and 15.5.17.
 _OK, _PARTIAL, _RANGE_NOT_SATISFIABLE = 200, 206, 416
 # Worth another attempt at the same place: overloaded, restarting, behind a proxy that is.
-_PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
-_CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
+_PASSING: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
+_CONTENT_RANGE: Final = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class HttpsSettings:
     """What the configuration says about https sources.
 
     Attributes
     ----------
     allow
-        Prefixes of URLs: ``https://host[:port]/path/``. A host is matched exactly, a path at a ``/``.
+        Prefixes of URLs: `https://host[:port]/path/`. A host is matched exactly, a path at a `/`.
     ca_file
         The authorities that are trusted here; None means the system's.
     timeout_s
@@ -68,7 +71,7 @@ class HttpsSource:
     Raises
     ------
     ConfigError
-        The authorities cannot be read, or an allowed place is not a URL.
+        If the authorities cannot be read, or an allowed place is not a URL.
     """
 
     def __init__(self, settings: HttpsSettings) -> None:
@@ -87,11 +90,11 @@ class HttpsSource:
         Raises
         ------
         SourceError
-            The place is not allowed, refused, could not be reached, or was too slow.
+            If the place is not allowed, refused, could not be reached, or was too slow.
         EndlessDataError
-            It has more bytes than were announced.
+            If it has more bytes than were announced.
         NoSpaceError, StoreError
-            The part could not be written.
+            If the part could not be written.
         """
         location = self.allowed.check(url)
         tls = self._context()
@@ -101,10 +104,10 @@ class HttpsSource:
             transfer = _Transfer(url, location, part, tls, self._settings)
             try:
                 await self._watch(transfer, progress)
-            except _PassingError as e:
+            except _PassingError as error:
                 failures = 1 if part.written > before else failures + 1
                 if failures >= self._settings.attempts:
-                    raise SourceError(f"{location.host}: {e}") from e
+                    raise SourceError(f"{location.host}: {error}") from error
                 if part.written > before:
                     pause_s = self._settings.pause_s
                 await asyncio.sleep(pause_s)
@@ -117,12 +120,12 @@ class HttpsSource:
                 self._tls = ssl.create_default_context(
                     cafile=str(self._settings.ca_file) if self._settings.ca_file else None
                 )
-            except (OSError, ssl.SSLError) as e:
-                raise ConfigError(f"{self._settings.ca_file}: no authorities can be read: {e}") from e
+            except (OSError, ssl.SSLError) as error:
+                raise ConfigError(f"{self._settings.ca_file}: no authorities can be read: {error}") from error
             self._tls.minimum_version = ssl.TLSVersion.TLSv1_2
         return self._tls
 
-    async def _watch(self, transfer: "_Transfer", progress: Callable[[int], None]) -> None:
+    async def _watch(self, transfer: _Transfer, progress: Callable[[int], None]) -> None:
         """Run one request in a thread, and cut it when it is too slow or this task is cancelled."""
         thread = asyncio.ensure_future(asyncio.to_thread(transfer.run))
         window_s, floor = self._settings.floor_window_s, self._settings.floor_bytes_per_s
@@ -189,13 +192,13 @@ class _Transfer:
             connection.sock = self._connect()
             if not self._cut:
                 self._exchange(connection)
-        except ssl.SSLCertVerificationError as e:
+        except ssl.SSLCertVerificationError as error:
             raise SourceError(
-                f"{self._location.host}: {e.verify_message or e.reason}",
+                f"{self._location.host}: {error.verify_message or error.reason}",
                 hint="is it the right server, and is its authority in ca_file?",
-            ) from e
-        except (http.client.HTTPException, OSError) as e:
-            raise _PassingError(str(e) or type(e).__name__) from e
+            ) from error
+        except (http.client.HTTPException, OSError) as error:
+            raise _PassingError(str(error) or type(error).__name__) from error
         finally:
             self._socket = None
             connection.close()

@@ -6,6 +6,8 @@ wrong.
 Leaves to others: signatures. Nothing here reads a byte of what was fetched but to hash it.
 """
 
+from __future__ import annotations
+
 import asyncio
 import hashlib
 import logging
@@ -22,7 +24,7 @@ from agent.deploy.store.state_file import store_error
 from agent.deploy.store.store import Store
 from agent.errors import BundleError, MixAndMatchError, NoSpaceError, SourceError
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class Downloader:
@@ -47,7 +49,7 @@ class Downloader:
         Raises
         ------
         SourceError
-            One is not: a foreign host, another scheme (``file:`` over MQTT), or written ambiguously.
+            If one is not: a foreign host, another scheme (`file:` over MQTT), or written ambiguously.
         """
         for source in request.sources:
             if source != MQTT_SOURCE:
@@ -66,18 +68,18 @@ class Downloader:
         Raises
         ------
         NoSpaceError
-            It does not fit.
+            If it does not fit.
         SourceError, TimeoutError
-            No source had it.
+            If no source had it.
         MixAndMatchError, EndlessDataError
-            What a source had is something else.
+            If what a source had is something else.
         """
         self.check(request)
         stored = self._store.bundle_path(request.digest)
         if stored.exists():
             if await asyncio.to_thread(_file_digest, stored) == request.digest:
                 return stored
-            log.error("%s is damaged; it is fetched again", stored)
+            _log.error("%s is damaged; it is fetched again", stored)
             self._store.set_aside(request.digest)
         if request.origin is Origin.LOCAL:
             return await self._take_from_inbox(request)
@@ -102,10 +104,10 @@ class Downloader:
             last = index == len(request.sources) - 1
             try:
                 await self._fill_from(source, request, part, progress)
-            except (SourceError, TimeoutError, BundleError) as e:
+            except (SourceError, TimeoutError, BundleError) as error:
                 if last:
                     raise
-                log.warning("job %s: %s; trying the next source", request.job, e)
+                _log.warning("job %s: %s; trying the next source", request.job, error)
             else:
                 return
 
@@ -135,8 +137,8 @@ class Downloader:
                 dropped.replace(part)
             if not part.exists():
                 raise SourceError(f"{dropped.name} is not in the inbox any more")
-        except OSError as e:
-            raise store_error(f"taking {dropped.name} from the inbox", e) from e
+        except OSError as error:
+            raise store_error(f"taking {dropped.name} from the inbox", error) from error
         digest = await asyncio.to_thread(_file_digest, part)
         if digest != request.digest:
             raise MixAndMatchError(f"{request.digest} was dropped into the inbox, {digest} is there now")
@@ -147,5 +149,5 @@ def _file_digest(path: Path) -> str:
     try:
         with path.open("rb") as file:
             return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
-    except OSError as e:
-        raise store_error(f"reading {path.name}", e) from e
+    except OSError as error:
+        raise store_error(f"reading {path.name}", error) from error

@@ -1,19 +1,22 @@
-"""Which bundle each model runs, and which it ran before: ``active.json`` of the state directory.
+"""Which bundle each model runs, and which it ran before: `active.json` of the state directory.
 
 Promises: what is read are whole entries whose digests are digests. Leaves writing to `store`.
 """
+
+from __future__ import annotations
 
 import logging
 import re
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Final
 
 from agent.deploy.store.state_file import peek
 
-_DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
+_DIGEST: Final = re.compile(r"sha256:([0-9a-f]{64})")
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class Origin(StrEnum):
@@ -23,14 +26,14 @@ class Origin(StrEnum):
     LOCAL = "local"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ActiveModel:
     """The bundle that a model runs.
 
     Attributes
     ----------
     digest, previous
-        ``sha256:<hex>`` of the bundle, and of the one before it (None at first).
+        `sha256:<hex>` of the bundle, and of the one before it (None at first).
     job
         The deployment that brought it here.
     """
@@ -44,12 +47,12 @@ class ActiveModel:
 
 
 def hex_digest(digest: str) -> str:
-    """Return the hex part of ``sha256:<hex>``.
+    """Return the hex part of `sha256:<hex>`.
 
     Raises
     ------
     ValueError
-        It is not a digest: it must never become part of a path.
+        If it is not a digest: it must never become part of a path.
     """
     match = _DIGEST.fullmatch(digest)
     if match is None:
@@ -64,7 +67,7 @@ def read_active(root: Path) -> dict[str, ActiveModel]:
 
 
 def parse_active(document: object) -> dict[str, ActiveModel]:
-    """Read what :meth:`Store.switch` wrote; an entry that makes no sense is left out, and said so."""
+    """Read what `Store.switch` wrote; an entry that makes no sense is left out, and said so."""
     active: dict[str, ActiveModel] = {}
     if not isinstance(document, dict):
         return active
@@ -81,8 +84,8 @@ def parse_active(document: object) -> dict[str, ActiveModel]:
             for digest in (model.digest, model.previous):
                 if digest is not None:
                     hex_digest(digest)
-        except (KeyError, TypeError, ValueError) as e:
-            log.error("active.json: %s is left out: %s", name, e)  # noqa: TRY400 - the message says all of it
+        except (KeyError, TypeError, ValueError) as error:
+            _log.error("active.json: %s is left out: %s", name, error)
         else:
             active[name] = model
     return active

@@ -5,13 +5,15 @@ and of the two copies the higher value counts, so that neither damage nor an old
 Leaves to others: when a bundle has earned its counter (installer.py), and refusing (agent.bundle.admission).
 """
 
+from __future__ import annotations
+
 from pathlib import Path
 
 from agent.deploy.store.state_file import Checkpoint, StateFile, no_checkpoint
 
 
 class Counters:
-    """The counters of one device, kept in ``counters.json``.
+    """The counters of one device, kept in `counters.json`.
 
     Parameters
     ----------
@@ -35,7 +37,7 @@ class Counters:
         Raises
         ------
         NoSpaceError, StoreError
-            It could not be written, and is what it was.
+            If it could not be written, and is what it was.
         """
         if counter <= self._committed.get(name, -1):
             return

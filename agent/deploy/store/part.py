@@ -6,22 +6,25 @@ bundle.
 Leaves to others: whether the bytes are the right ones (the digest, and then the signature, say that).
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Final
 
 from agent.deploy.store.state_file import store_error, write_durably
 from agent.errors import EndlessDataError, StoreError
 
-_CHUNK_BYTES = 1024 * 1024
+_CHUNK_BYTES: Final = 1024 * 1024
 # A URL of at most 2048 characters, an entity tag, and the JSON around them.
-_ORIGIN_BYTES = 16 * 1024
+_ORIGIN_BYTES: Final = 16 * 1024
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Origin:
     """Which version of which URL the bytes of a part came from."""
 
@@ -35,7 +38,7 @@ class Part:
     Parameters
     ----------
     path
-        The file; made if it is not there. Beside it, ``<path>.origin`` may say where the bytes came from.
+        The file; made if it is not there. Beside it, `<path>.origin` may say where the bytes came from.
     size
         The announced size: the file never grows beyond it.
     """
@@ -47,12 +50,12 @@ class Part:
         try:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
             self._written = os.fstat(self._descriptor).st_size
-        except OSError as e:
-            raise store_error(f"opening {path.name}", e) from e
+        except OSError as error:
+            raise store_error(f"opening {path.name}", error) from error
         if self._written > size:
             self.restart()
 
-    def __enter__(self) -> "Part":
+    def __enter__(self) -> Part:
         return self
 
     def __exit__(
@@ -76,9 +79,9 @@ class Part:
         Raises
         ------
         EndlessDataError
-            More would be there than was announced; nothing is written.
+            If more would be there than was announced; nothing is written.
         NoSpaceError, StoreError
-            The disk is full, or failed. What was whole before is kept, for a later attempt.
+            If the disk is full, or failed. What was whole before is kept, for a later attempt.
         """
         if self._written + len(data) > self._size:
             raise EndlessDataError(f"more than the announced {self._size} bytes came")
@@ -88,16 +91,16 @@ class Part:
                 count = os.pwrite(self._descriptor, view, self._written)
                 self._written += count
                 view = view[count:]
-        except OSError as e:
-            raise store_error(f"writing {self._path.name} at {self._written}", e) from e
+        except OSError as error:
+            raise store_error(f"writing {self._path.name} at {self._written}", error) from error
 
     def restart(self) -> None:
         """Forget what is there."""
         try:
             self._origin.unlink(missing_ok=True)
             os.ftruncate(self._descriptor, 0)
-        except OSError as e:
-            raise store_error(f"emptying {self._path.name}", e) from e
+        except OSError as error:
+            raise store_error(f"emptying {self._path.name}", error) from error
         self._written = 0
 
     def origin(self) -> Origin | None:
@@ -121,19 +124,19 @@ class Part:
         """Make what was written durable."""
         try:
             os.fsync(self._descriptor)
-        except OSError as e:
-            raise store_error(f"writing {self._path.name}", e) from e
+        except OSError as error:
+            raise store_error(f"writing {self._path.name}", error) from error
 
     def digest(self) -> str:
-        """Return ``sha256:<hex>`` of what is there. Reads the file: call it in a thread."""
+        """Return `sha256:<hex>` of what is there. Reads the file: call it in a thread."""
         sha256 = hashlib.sha256()
         offset = 0
         try:
             while chunk := os.pread(self._descriptor, _CHUNK_BYTES, offset):
                 sha256.update(chunk)
                 offset += len(chunk)
-        except OSError as e:
-            raise StoreError(f"reading {self._path.name}: {e.strerror}") from e
+        except OSError as error:
+            raise StoreError(f"reading {self._path.name}: {error.strerror}") from error
         return f"sha256:{sha256.hexdigest()}"
 
     def close(self) -> None:

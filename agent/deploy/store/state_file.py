@@ -6,6 +6,8 @@ mirror is served.
 Leaves to others: what the document means, and when it is written.
 """
 
+from __future__ import annotations
+
 import errno
 import hashlib
 import json
@@ -13,18 +15,19 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 from agent.errors import NoSpaceError, StoreError
 
 # Far above anything the store writes (64 models, 64 jobs), far below what a small board can parse.
-MAX_STATE_BYTES = 4 * 1024 * 1024
+MAX_STATE_BYTES: Final = 4 * 1024 * 1024
 # What a full disk, a full quota, and a file-size limit say.
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 Checkpoint = Callable[[str], None]
 """Called with the name of a step that has just been made durable; tests kill the process there."""
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 def no_checkpoint(_name: str) -> None:
@@ -64,9 +67,9 @@ def write_durably(path: Path, data: bytes, *, mode: int = 0o640) -> None:
     Raises
     ------
     NoSpaceError
-        The disk is full; what was there before is untouched and nothing is left behind.
+        If the disk is full; what was there before is untouched and nothing is left behind.
     StoreError
-        Any other failure of the file system, with the same promise.
+        If any other failure of the file system, with the same promise.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     try:
@@ -80,9 +83,9 @@ def write_durably(path: Path, data: bytes, *, mode: int = 0o640) -> None:
             os.close(descriptor)
         temporary.replace(path)
         sync_directory(path.parent)
-    except OSError as e:
+    except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise store_error(f"writing {path.name}", e) from e
+        raise store_error(f"writing {path.name}", error) from error
 
 
 class StateFile:
@@ -91,8 +94,8 @@ class StateFile:
     Parameters
     ----------
     path
-        Where the document is. The mirror, if any, is ``<path>.mirror``; a damaged one ends up at
-        ``<path>.corrupt``, for a person to look at.
+        Where the document is. The mirror, if any, is `<path>.mirror`; a damaged one ends up at
+        `<path>.corrupt`, for a person to look at.
     mirrored
         Write every version twice. For what cannot be worked out again from elsewhere.
     checkpoint
@@ -120,7 +123,7 @@ class StateFile:
         Raises
         ------
         NoSpaceError, StoreError
-            The document could not be written. If the mirror alone failed, the document stands.
+            If the document could not be written. If the mirror alone failed, the document stands.
         """
         body = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
         digest = hashlib.sha256(body.encode()).hexdigest()
@@ -135,8 +138,8 @@ class StateFile:
             return
         try:
             write_durably(self._mirror, raw)
-        except StoreError as e:
-            log.warning("no mirror of %s: %s", self._path.name, e)
+        except StoreError as error:
+            _log.warning("no mirror of %s: %s", self._path.name, error)
         self._checkpoint(f"{self._path.name}:mirrored")
 
 
@@ -150,24 +153,24 @@ def peek(path: Path) -> object | None:
 
 
 def _read(path: Path) -> list[object]:
-    """Return ``[document]``, or ``[]`` when there is none or it is damaged."""
+    """Return `[document]`, or `[]` when there is none or it is damaged."""
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_STATE_BYTES + 1)
     except FileNotFoundError:
         return []
-    except OSError as e:
-        log.error("cannot read %s: %s", path, e)  # noqa: TRY400 - the message says all of it
+    except OSError as error:
+        _log.error("cannot read %s: %s", path, error)
         return []
     document = _decode(raw)
     if document is not None:
         return [document]
     aside = path.with_name(path.name + ".corrupt")
-    log.error("%s is damaged; moved to %s", path, aside.name)
+    _log.error("%s is damaged; moved to %s", path, aside.name)
     try:
         path.replace(aside)
-    except OSError as e:
-        log.error("cannot move %s aside: %s", path, e)  # noqa: TRY400
+    except OSError as error:
+        _log.error("cannot move %s aside: %s", path, error)
     return []
 
 

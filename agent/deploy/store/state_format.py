@@ -5,15 +5,18 @@ package of an older agent is not installed over it (packaging/files/preinst read
 Leaves to others: what the versions mean; there has been one.
 """
 
+from __future__ import annotations
+
 from pathlib import Path
+from typing import Final
 
 from agent.deploy.store.state_file import store_error, write_durably
 from agent.errors import StoreError
 
 # Raised when an older agent could not read, or would damage, what this one writes.
-STATE_FORMAT = 1
-FORMAT_FILE = "format"
-_MAX_BYTES = 16
+STATE_FORMAT: Final = 1
+FORMAT_FILE: Final = "format"
+_MAX_BYTES: Final = 16
 
 
 def check(root: Path) -> None:
@@ -22,7 +25,7 @@ def check(root: Path) -> None:
     Raises
     ------
     StoreError
-        A newer agent has written it, and this one could misread it.
+        If a newer agent has written it, and this one could misread it.
     """
     path = root / FORMAT_FILE
     try:
@@ -30,8 +33,8 @@ def check(root: Path) -> None:
             raw = file.read(_MAX_BYTES).strip()
     except (FileNotFoundError, NotADirectoryError):
         return  # before the first agent, or of one that had no such file: both are version 1
-    except OSError as e:
-        raise store_error(f"reading {path}", e) from e
+    except OSError as error:
+        raise store_error(f"reading {path}", error) from error
     if not raw.isdigit() or int(raw) > STATE_FORMAT:
         raise StoreError(
             f"{root} was written by a newer agent: its format is {raw.decode('ascii', 'replace')!r}, "
@@ -46,7 +49,7 @@ def mark(root: Path) -> None:
     Raises
     ------
     StoreError
-        It could not be written.
+        If it could not be written.
     """
     path, version = root / FORMAT_FILE, f"{STATE_FORMAT}\n".encode()
     try:

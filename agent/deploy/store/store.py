@@ -5,7 +5,7 @@
     <state_dir>/
       store/<hex digest>.bundle    whole and verified when it came; verified again before each use
       partial/<hex digest>.part    on its way; a later transfer goes on from there
-      inbox/                       dropped here by ``edge-agent install`` (see local.py)
+      inbox/                       dropped here by `edge-agent install` (see local.py)
       format                       the version of all this, as a number; see state_format.py
       active.json                  which bundle each model runs, and which it ran before
       counters.json                the committed security counter of each name; never goes down
@@ -18,6 +18,8 @@ Leaves to others: verification (a file in the store proves nothing), and what to
 damaged.
 """
 
+from __future__ import annotations
+
 import contextlib
 import fcntl
 import logging
@@ -27,6 +29,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Final
 
 from agent.deploy.store import state_format
 from agent.deploy.store.active import ActiveModel, Origin, hex_digest, parse_active
@@ -36,11 +39,11 @@ from agent.deploy.store.state_file import Checkpoint, StateFile, no_checkpoint, 
 from agent.errors import NoSpaceError, StateDirectoryError, StoreError
 
 # Kept free for the journal, the logs and everybody else: a device without any space left is hard to repair.
-SPACE_MARGIN_BYTES = 16 * 1024 * 1024
+SPACE_MARGIN_BYTES: Final = 16 * 1024 * 1024
 # A transfer that nobody went on with for this long is forgotten.
-PART_LIFETIME_S = 7 * 24 * 3600
+PART_LIFETIME_S: Final = 7 * 24 * 3600
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 class Store:
@@ -64,14 +67,14 @@ class Store:
         try:
             for directory in (root, self._bundles, self._parts, self.inbox):
                 directory.mkdir(mode=0o750, exist_ok=True)
-        except OSError as e:
-            error = store_error(f"making {root}", e)
-            if isinstance(error, NoSpaceError):
-                raise error from e
+        except OSError as error:
+            wrapped = store_error(f"making {root}", error)
+            if isinstance(wrapped, NoSpaceError):
+                raise wrapped from error
             raise StateDirectoryError(
-                f"cannot keep state in {root}: {e.strerror}",
+                f"cannot keep state in {root}: {error.strerror}",
                 hint="name a folder that this user may write to, in one that exists: --state-dir DIR",
-            ) from e
+            ) from error
         self._lock: int | None = None
         self._active_file = StateFile(root / "active.json", mirrored=True, checkpoint=checkpoint)
         self._active = parse_active(self._active_file.load())
@@ -83,21 +86,21 @@ class Store:
         Raises
         ------
         StoreError
-            Another agent has it.
+            If another agent has it.
         """
         path = self.root / "lock"
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as e:
+            except BlockingIOError as error:
                 os.close(descriptor)
                 raise StoreError(
                     f"{self.root} is in use by another agent",
                     hint="stop it, or give this one its own state_dir",
-                ) from e
-        except OSError as e:
-            raise store_error(f"locking {path}", e) from e
+                ) from error
+        except OSError as error:
+            raise store_error(f"locking {path}", error) from error
         self._lock = descriptor
         state_format.mark(self.root)
         for directory in (self.root, self._parts):
@@ -110,8 +113,8 @@ class Store:
             descriptor = os.open(self.root / "lock", os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return False
-        except OSError as e:
-            raise store_error("opening the agent's lock", e) from e
+        except OSError as error:
+            raise store_error("opening the agent's lock", error) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -144,8 +147,8 @@ class Store:
             return self.part_path(digest).stat().st_size
         except FileNotFoundError:
             return 0
-        except OSError as e:
-            raise store_error(f"looking at {digest}", e) from e
+        except OSError as error:
+            raise store_error(f"looking at {digest}", error) from error
 
     def open_part(self, digest: str, size: int) -> Part:
         """Open the beginning of the bundle with `digest` to go on with it."""
@@ -157,8 +160,8 @@ class Store:
         try:
             path.with_name(path.name + ".origin").unlink(missing_ok=True)
             path.unlink(missing_ok=True)
-        except OSError as e:
-            raise store_error(f"removing {path.name}", e) from e
+        except OSError as error:
+            raise store_error(f"removing {path.name}", error) from error
 
     def accept_part(self, digest: str) -> None:
         """Move a whole, verified bundle into the store."""
@@ -168,8 +171,8 @@ class Store:
             sync_directory(self._bundles)
             sync_directory(self._parts)
             source.with_name(source.name + ".origin").unlink(missing_ok=True)
-        except OSError as e:
-            raise store_error(f"moving {target.name} into the store", e) from e
+        except OSError as error:
+            raise store_error(f"moving {target.name} into the store", error) from error
         self._checkpoint("store:accepted")
 
     def set_aside(self, digest: str) -> None:
@@ -180,15 +183,15 @@ class Store:
             sync_directory(self._bundles)
         except FileNotFoundError:
             return
-        except OSError as e:
-            raise store_error(f"moving {path.name} aside", e) from e
+        except OSError as error:
+            raise store_error(f"moving {path.name} aside", error) from error
 
     def free_bytes(self) -> int:
         """Return how much an unprivileged process may still write here."""
         try:
             status = os.statvfs(self.root)
-        except OSError as e:
-            raise store_error(f"looking at {self.root}", e) from e
+        except OSError as error:
+            raise store_error(f"looking at {self.root}", error) from error
         return status.f_bavail * status.f_frsize
 
     def require_space(self, missing_bytes: int, *, margin_bytes: int = SPACE_MARGIN_BYTES) -> None:
@@ -197,7 +200,7 @@ class Store:
         Raises
         ------
         NoSpaceError
-            They do not, or too little would be left for everybody else.
+            If they do not, or too little would be left for everybody else.
         """
         free = self.free_bytes()
         if missing_bytes + margin_bytes > free:
@@ -289,7 +292,7 @@ def _remove(path: Path) -> int:
     try:
         size = path.stat().st_size
         path.unlink()
-    except OSError as e:
-        log.warning("cannot remove %s: %s", path, e)
+    except OSError as error:
+        _log.warning("cannot remove %s: %s", path, error)
         return 0
     return size

@@ -19,7 +19,7 @@ class Level(StrEnum):
 class Finding:
     """One thing that was looked at.
 
-    Parameters
+    Attributes
     ----------
     level
         `FAIL` where the device cannot do its work, `WARN` where it can and somebody should look.

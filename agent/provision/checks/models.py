@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Final
 
 from agent.bundle.admission import admit
 from agent.bundle.keyring import Keyring
@@ -16,7 +17,7 @@ from agent.errors import EdgeError
 from agent.provision.checks.finding import Finding, fail, ok
 
 # Hashing takes a second for so much on a small board.
-_SLOW_BYTES = 50_000_000
+_SLOW_BYTES: Final = 50_000_000
 
 
 def look_at_models(

@@ -58,9 +58,9 @@ async def reach(
     Raises
     ------
     UnreachableError
-        There is none.
+        If there is none.
     ConfigError
-        A file with a password or certificate cannot be used.
+        If a file with a password or certificate cannot be used.
     """
     connection = Connection(settings, client_id=client_id, on_message=on_message)
     try:

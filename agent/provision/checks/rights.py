@@ -69,9 +69,9 @@ async def check_broker(
     Raises
     ------
     UnreachableError
-        There is no connection.
+        If there is no connection.
     ConfigError
-        A file with a password or certificate cannot be used.
+        If a file with a password or certificate cannot be used.
     """
     probe = _Probe(device)
     started_s = time.monotonic()
@@ -121,7 +121,7 @@ class _Probe:
         Raises
         ------
         TimeoutError
-            It was taken, and did not come.
+            If it was taken, and did not come.
         """
         async with asyncio.timeout(_ANSWER_S):
             if (await connection.publish(self.topic, b"", properties=_SHORT_LIVED)).failed:

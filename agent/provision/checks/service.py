@@ -64,7 +64,7 @@ def restart() -> None:
     Raises
     ------
     ConfigError
-        It did not start.
+        If it did not start.
     """
     if not systemd_runs():
         raise ConfigError("--start: no systemd runs here", hint="edge-agent run starts it by hand")

@@ -39,7 +39,7 @@ _MISSED_INTERVALS: Final = 5
 class Device:
     """What entities are made of.
 
-    Parameters
+    Attributes
     ----------
     name, version, board
         The device's name in topics, the agent's version, and what it runs on.

@@ -18,7 +18,7 @@ HISTOGRAM: Final = "histogram"
 class Metric:
     """One metric.
 
-    Parameters
+    Attributes
     ----------
     kind
         As Prometheus has it.

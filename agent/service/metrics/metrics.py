@@ -36,7 +36,7 @@ Labels = tuple[tuple[str, str], ...]
 class Sample:
     """One number.
 
-    Parameters
+    Attributes
     ----------
     metric
         Its name in `metric_table.METRICS`.

@@ -46,7 +46,7 @@ def parse_listen_address(text: str) -> ListenAddress:
     Raises
     ------
     ValueError
-        When it is none.
+        If it is none.
     """
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
@@ -93,7 +93,7 @@ class PrometheusPage:
     Raises
     ------
     ConfigError
-        When the library is missing, or the address is not ours or taken.
+        If the library is missing, or the address is not ours or taken.
     """
 
     def __init__(self, address: ListenAddress, samples: Callable[[], Sequence[Sample]]) -> None:

@@ -18,7 +18,7 @@ from agent.worker.channel import Share
 class Cores:
     """What is shared out.
 
-    Parameters
+    Attributes
     ----------
     cpus
         Processors of this device that the agent may use.

@@ -34,7 +34,7 @@ DRAIN_LIMIT_S: Final = 30.0
 class QueueLimits:
     """What may wait for one model.
 
-    Parameters
+    Attributes
     ----------
     requests
         How many; at a tenth of a second each, 64 are waited for longer than most deadlines last.
@@ -50,7 +50,7 @@ class QueueLimits:
 class ModelStatus:
     """What is to be said about a model.
 
-    Parameters
+    Attributes
     ----------
     name, state, message
         Which, how it is, and why, when it is not well.
@@ -135,7 +135,7 @@ class Model:
         Raises
         ------
         OverloadedError
-            When the queue is full or the model out of service; `finish` is not called then.
+            If the queue is full or the model out of service; `finish` is not called then.
         """
         supervisor = self._supervisor
         if supervisor is None or supervisor.state in (State.FAILED, State.STOPPED):
@@ -196,7 +196,7 @@ class Model:
         Raises
         ------
         EdgeError
-            When it does not start; nothing has changed then.
+            If it does not start; nothing has changed then.
         """
         supervisor = Supervisor(verified, settings, on_room=self.pump, on_state=self._on_state)
         await supervisor.start()

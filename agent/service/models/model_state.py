@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Final
 
 from agent.bundle.tensor_spec import TensorSpec
 from agent.service.models.model import ModelStatus
 
-PLATFORM = "edgebundle_graph"
+PLATFORM: Final = "edgebundle_graph"
 
 
 def document(status: ModelStatus) -> bytes:

@@ -75,7 +75,7 @@ class Models:
         Raises
         ------
         EdgeError
-            The new worker did not start, or its samples did not come out.
+            If the new worker did not start, or its samples did not come out.
         """
         name = verified.manifest.name
         async with self._locks.setdefault(name, asyncio.Lock()):

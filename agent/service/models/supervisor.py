@@ -117,7 +117,7 @@ class Supervisor:
         Raises
         ------
         EdgeError
-            When it does not; the process is gone then, and the bundle closed.
+            If it does not; the process is gone then, and the bundle closed.
         """
         try:
             self.ready = await self._launch()

@@ -74,7 +74,7 @@ class WorkerProcess:
         Raises
         ------
         OSError
-            When no process can be started.
+            If no process can be started.
         """
         ours, theirs = socket.socketpair()
         try:

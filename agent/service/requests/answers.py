@@ -47,7 +47,7 @@ class RequestKey:
 class FinalAnswer:
     """An answer as it was, or will be, published.
 
-    Parameters
+    Attributes
     ----------
     status, message
         As in the user properties `__stat` and `__stMsg`.
@@ -66,7 +66,7 @@ class FinalAnswer:
 class ReplyTo:
     """Where an answer goes, and what it takes along.
 
-    Parameters
+    Attributes
     ----------
     topic, correlation, qos
         Of the answer's message.

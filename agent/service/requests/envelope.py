@@ -37,7 +37,7 @@ _KEYS: Final = {b'"reply_to"': "reply_to", b'"id"': "id", b'"deadline_s"': "dead
 class Envelope:
     """What a request without properties says about itself.
 
-    Parameters
+    Attributes
     ----------
     reply_to
         Where the answer should go.
@@ -58,7 +58,7 @@ def read_envelope(body: bytes) -> Envelope:
     Raises
     ------
     InputError
-        When the body is no JSON object, or a key of the envelope has a value of another type or length.
+        If the body is no JSON object, or a key of the envelope has a value of another type or length.
     """
     at = _space(body, 0)
     if body[at : at + 1] != b"{":

@@ -52,7 +52,7 @@ class UnanswerableError(Exception):
 class InferRequest:
     """One request, as far as the main process reads it, without its payload.
 
-    Parameters
+    Attributes
     ----------
     model
         Which one.
@@ -98,7 +98,7 @@ def read_request(message: Message, model: str, now_s: float, default_deadline_s:
     Raises
     ------
     UnanswerableError
-        When there is no place to answer to.
+        If there is no place to answer to.
     """
     properties = message.properties
     reply_to = properties.response_topic

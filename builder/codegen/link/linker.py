@@ -1,4 +1,4 @@
-"""Linking: a kernels' object file becomes ``mod.so`` for the machine it will run on.
+"""Linking: a kernels' object file becomes `mod.so` for the machine it will run on.
 
 One linker serves every target from every host: zig's clang with lld, which carries each target's C library
 and takes the glibc version to link against. The launcher (`launcher.c`) is compiled in, so that a device
@@ -15,6 +15,7 @@ import tempfile
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Final
 
 import tvm_ffi
 from elftools.common.exceptions import ELFError
@@ -25,26 +26,26 @@ from elftools.elf.sections import SymbolTableSection
 from builder.errors import LinkError
 from builder.target.device_target import DeviceTarget
 
-LINK_TIMEOUT_S = 300  # zig builds a target's C library start files the first time: 5 to 20 s seen
+LINK_TIMEOUT_S: Final = 300  # zig builds a target's C library start files the first time: 5 to 20 s seen
 
 # Where the kernels come from LLVM already optimised, only launcher.c is compiled here.
-_FLAGS = (
+_FLAGS: Final = (
     "-O2", "-g0", "-s", "-shared", "-fPIC", "-std=gnu11", "-fno-sanitize=all", "-fvisibility=default",
     "-Wall", "-Wextra", "-Werror", "-Wno-unused-command-line-argument",
     "-Wl,--build-id=none", "-Wl,-z,relro", "-Wl,-z,now", "-Wl,-z,noexecstack",
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class SharedObject:
     """What a device must have to load a shared object, read from its ELF headers.
 
     Attributes
     ----------
     machine
-        ELF machine name, such as ``EM_AARCH64``.
+        ELF machine name, such as `EM_AARCH64`.
     glibc
-        Newest glibc version among the symbols it needs, such as ``2.17``.
+        Newest glibc version among the symbols it needs, such as `2.17`.
     exports, imports
         Names it defines for others and needs from others.
     """
@@ -73,7 +74,7 @@ def link(kernels: bytes, target: DeviceTarget) -> bytes:
     Raises
     ------
     LinkError
-        The linker failed; the message has its first error.
+        If the linker failed; the message has its first error.
     """
     # zig builds for the host's CPU unless told; the launcher must run wherever the kernels do.
     cpu = ["-mcpu=baseline"] if target.arch != "armv7l" else ["-mcpu=cortex_a7"]
@@ -92,8 +93,8 @@ def link(kernels: bytes, target: DeviceTarget) -> bytes:
             done = subprocess.run(  # noqa: S603 - our own interpreter and fixed arguments
                 command, cwd=work, capture_output=True, text=True, timeout=LINK_TIMEOUT_S, check=False
             )
-        except subprocess.TimeoutExpired as e:
-            raise LinkError(f"linking for {target.zig_target} took more than {LINK_TIMEOUT_S} s") from e
+        except subprocess.TimeoutExpired as error:
+            raise LinkError(f"linking for {target.zig_target} took more than {LINK_TIMEOUT_S} s") from error
         if done.returncode != 0:
             lines = done.stderr.strip().splitlines() or ["no message"]
             first = next((line for line in lines if "error" in line), lines[0])
@@ -116,7 +117,7 @@ def describe(code: bytes) -> SharedObject:
     Raises
     ------
     LinkError
-        The file is no ELF shared object.
+        If the file is no ELF shared object.
     """
     try:
         with io.BytesIO(code) as file:
@@ -142,5 +143,5 @@ def describe(code: bytes) -> SharedObject:
                 exports=frozenset(exports),
                 imports=frozenset(imports),
             )
-    except (ELFError, ValueError) as e:
-        raise LinkError(f"expected an ELF shared object ({e})") from e
+    except (ELFError, ValueError) as error:
+        raise LinkError(f"expected an ELF shared object ({error})") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 import onnx
@@ -17,7 +17,7 @@ Attribute: TypeAlias = int | float | str | Sequence[int]
 Rewrite: TypeAlias = Callable[[onnx.NodeProto, OnnxGraph], Sequence[onnx.NodeProto] | None]
 
 # From this opset on, every reduction takes its axes as an input; ReduceSum does from 13.
-_AXES_ARE_INPUT = 18
+_AXES_ARE_INPUT: Final = 18
 
 
 class Replacement:

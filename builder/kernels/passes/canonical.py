@@ -8,6 +8,7 @@ after a convolution disappears into its weights.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Final
 
 import numpy as np
 import tvm
@@ -54,7 +55,7 @@ def _run(mod: tvm.IRModule, *passes: tvm.transform.Pass) -> tvm.IRModule:
 
 # What importers leave on constants, again and again. TVM's folding compiles a function for each, which took
 # most of the time of lowering a MobileNet.
-_FOLDS = ("relax.isnan", "relax.where", "relax.reshape", "relax.permute_dims")
+_FOLDS: Final = ("relax.isnan", "relax.where", "relax.reshape", "relax.permute_dims")
 
 
 def _fold(name: str, call: Call, numbers: list[np.ndarray | None]) -> np.ndarray | None:

@@ -1,6 +1,6 @@
 """Packed channels, chosen for the graph as a whole.
 
-A convolution wants its channels in blocks of a vector, ``[N, C/b, H, W, b]``; what lies between two
+A convolution wants its channels in blocks of a vector, `[N, C/b, H, W, b]`; what lies between two
 convolutions should leave them so. This pass walks the model once: a convolution asks for its input packed
 and gives its output packed, elementwise operators, pooling and resizing keep whatever packing comes in,
 everything else asks for the plain layout. A conversion is made where a consumer asks for a form that does
@@ -13,6 +13,7 @@ meaningless: only operators that keep channels apart may see them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import tvm
@@ -24,9 +25,9 @@ from builder.kernels.spaces import convolution, depthwise, matmul, pooling, wino
 from builder.target.device_target import DeviceTarget
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Packed:
-    """A value as ``[N, ceil(C / block), H, W, block]``.
+    """A value as `[N, ceil(C / block), H, W, block]`.
 
     Attributes
     ----------
@@ -107,7 +108,7 @@ class LayoutValues(Values):
 
 
 def pack(x: te.Tensor, block: int) -> te.Tensor:
-    """``[N, C, H, W]`` to ``[N, ceil(C / block), H, W, block]``."""
+    """`[N, C, H, W]` to `[N, ceil(C / block), H, W, block]`."""
     n, c, h, w = (int(d) for d in x.shape)
 
     def element(
@@ -122,7 +123,7 @@ def pack(x: te.Tensor, block: int) -> te.Tensor:
 
 
 def unpack(x: te.Tensor, channels: int) -> te.Tensor:
-    """``[N, blocks, H, W, b]`` to ``[N, channels, H, W]``."""
+    """`[N, blocks, H, W, b]` to `[N, channels, H, W]`."""
     n, _, h, w, block = (int(d) for d in x.shape)
     return te.compute(
         (n, channels, h, w), lambda i, c, y, z: x[i, c // block, y, z, c % block], name="unpack"
@@ -130,7 +131,7 @@ def unpack(x: te.Tensor, channels: int) -> te.Tensor:
 
 
 def pack_array(array: np.ndarray, block: int, fill: float) -> np.ndarray:
-    """A constant that broadcasts over ``[N, C, H, W]``, as one that broadcasts over the packed form."""
+    """A constant that broadcasts over `[N, C, H, W]`, as one that broadcasts over the packed form."""
     array = array.reshape((1,) * (4 - array.ndim) + array.shape)
     n, c, h, w = array.shape
     if c == 1:
@@ -143,14 +144,14 @@ def pack_array(array: np.ndarray, block: int, fill: float) -> np.ndarray:
 
 # Operators on each element alone whose result is finite wherever padding (zero and what becomes of it) goes
 # in.
-_UNARY = {
+_UNARY: Final = {
     f"relax.{name}"
     for name in (
         "nn.relu", "nn.relu6", "nn.silu", "nn.gelu", "nn.gelu_tanh", "nn.leakyrelu", "nn.softplus", "sigmoid",
         "tanh",        "abs", "negative", "clip", "erf", "round", "floor", "ceil", "square", "cos", "sin",
     )
 }  # fmt: skip
-_BINARY = {"relax.add": 0.0, "relax.subtract": 0.0, "relax.multiply": 0.0, "relax.divide": 1.0,
+_BINARY: Final = {"relax.add": 0.0, "relax.subtract": 0.0, "relax.multiply": 0.0, "relax.divide": 1.0,
            "relax.maximum": 0.0, "relax.minimum": 0.0}  # fmt: skip
 
 

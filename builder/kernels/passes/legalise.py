@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 import tvm
 from tvm import relax, topi
@@ -11,7 +12,7 @@ from tvm.ir import Call
 from builder.kernels.spaces import elementary, matmul, ordering, rows, transpose
 
 # Reshapes move nothing: the graph keeps them, as names for the same storage.
-RESHAPES = ("relax.reshape", "relax.flatten", "relax.squeeze", "relax.expand_dims")
+RESHAPES: Final = ("relax.reshape", "relax.flatten", "relax.squeeze", "relax.expand_dims")
 
 Legalisation = Callable[[relax.BlockBuilder, Call], relax.Expr]
 

@@ -8,6 +8,7 @@ its inverse: what it stood between is then fused into one kernel.
 from __future__ import annotations
 
 import math
+from typing import Final
 
 import numpy as np
 import tvm
@@ -16,11 +17,11 @@ from tvm.ir import Call
 
 from builder.kernels.rewriter import Values, constant_of, definition, op_name, rewrite_main, shape_of
 
-_UNARY = {
+_UNARY: Final = {
     f"relax.{n}" for n in ("nn.relu", "nn.gelu", "nn.gelu_tanh", "nn.silu", "tanh", "sigmoid", "erf", "exp")
 }
-_BINARY = {f"relax.{n}" for n in ("add", "subtract", "multiply", "divide", "maximum", "minimum")}
-_RESHAPES = ("relax.reshape", "relax.flatten", "relax.squeeze", "relax.expand_dims")
+_BINARY: Final = {f"relax.{n}" for n in ("add", "subtract", "multiply", "divide", "maximum", "minimum")}
+_RESHAPES: Final = ("relax.reshape", "relax.flatten", "relax.squeeze", "relax.expand_dims")
 
 
 def recognise(mod: tvm.IRModule) -> tvm.IRModule:
@@ -155,7 +156,7 @@ def _inverse(expr: relax.Expr) -> relax.Constant | None:
 
 
 def _layer_norm(table: Values, call: Call) -> relax.Expr | None:
-    """``(x - mean(x)) / sqrt(mean((x - mean(x))**2) + epsilon)`` over the last axis."""
+    """`(x - mean(x)) / sqrt(mean((x - mean(x))**2) + epsilon)` over the last axis."""
     name = op_name(call)
     if name not in ("relax.divide", "relax.multiply") or str(call.ty.dtype) != "float32":
         return None

@@ -8,6 +8,8 @@ zero is computed (Shi et al., "Is the deconvolution layer the same as a convolut
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 import tvm
 from tvm import relax
@@ -15,19 +17,21 @@ from tvm.ir import Call
 
 from builder.kernels.rewriter import Values, constant_of, op_name, rewrite_main, shape_of
 
-_RANK = 3  # of what a convolution in one dimension reads
-_UNARY = {
+_RANK: Final = 3  # of what a convolution in one dimension reads
+_UNARY: Final = {
     f"relax.{n}"
     for n in (
         "nn.relu", "nn.leakyrelu", "nn.gelu", "nn.gelu_tanh", "nn.silu", "nn.softplus", "tanh", "sigmoid",
         "erf", "exp", "abs", "negative", "sqrt", "square", "clip",
     )
 }  # fmt: skip
-_BINARY = {f"relax.{n}" for n in ("add", "subtract", "multiply", "divide", "maximum", "minimum", "power")}
+_BINARY: Final = {
+    f"relax.{n}" for n in ("add", "subtract", "multiply", "divide", "maximum", "minimum", "power")
+}
 
 
 class _Wide(Values):
-    """Values of rank 3 that may exist as ``[N, C, 1, W]``, and in their own shape on demand."""
+    """Values of rank 3 that may exist as `[N, C, 1, W]`, and in their own shape on demand."""
 
     def __init__(self, bb: relax.BlockBuilder) -> None:
         super().__init__(bb)
@@ -148,7 +152,7 @@ def _transposed(table: _Wide, x: relax.Expr, call: Call) -> relax.Expr | None:
 
 
 def _phases(weight: np.ndarray, sh: int, sw: int) -> np.ndarray:
-    """``[I, O, kh, kw]`` as ``[O * sh * sw, I, ceil(kh / sh), ceil(kw / sw)]``, turned around."""
+    """`[I, O, kh, kw]` as `[O * sh * sw, I, ceil(kh / sh), ceil(kw / sw)]`, turned around."""
     inputs, outputs, kh, kw = weight.shape
     mh, mw = -(-kh // sh), -(-kw // sw)
     whole = np.zeros((inputs, outputs, mh * sh, mw * sw), weight.dtype)

@@ -1,8 +1,8 @@
 """Convolution on packed channels, computed directly.
 
-The output is ``[N, OC/bo, OH, OW, bo]``, the input ``[N, IC/bi, H, W, bi]``, where ``bi`` may be 1 (a plain
-layout seen as blocks of one). A tile of ``oc`` blocks x ``ow`` columns is kept in registers while the
-reduction runs; each step broadcasts one input value for each column and multiplies it by ``oc`` vectors of
+The output is `[N, OC/bo, OH, OW, bo]`, the input `[N, IC/bi, H, W, bi]`, where `bi` may be 1 (a plain
+layout seen as blocks of one). A tile of `oc` blocks x `ow` columns is kept in registers while the
+reduction runs; each step broadcasts one input value for each column and multiplies it by `oc` vectors of
 weights.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from tvm import relax, te, tirx
@@ -23,10 +24,10 @@ from builder.kernels.spaces.epilogue import Epilogue
 from builder.kernels.spaces.operand import best_row_tile, best_tile, hold, multiplies_by_element, repeat
 from builder.target.device_target import DeviceTarget
 
-KIND = "conv2d"
+KIND: Final = "conv2d"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Conv2d:
     """A convolution's geometry.
 
@@ -97,9 +98,9 @@ def pad(x: te.Tensor, op: Conv2d) -> te.Tensor:
 
 
 def pack_weights(weight: np.ndarray, in_block: int, out_block: int, together: int = 1) -> np.ndarray:
-    """``[OC, IC/groups, KH, KW]`` to ``[OC/bo/t, IC/bi, KH, KW, bi, t, bo]``, zeros where none is.
+    """`[OC, IC/groups, KH, KW]` to `[OC/bo/t, IC/bi, KH, KW, bi, t, bo]`, zeros where none is.
 
-    ``t = together`` blocks that a register tile holds lie side by side: ARM loads vectors in pairs, and
+    `t = together` blocks that a register tile holds lie side by side: ARM loads vectors in pairs, and
     streams that are a power of two apart would compete for the same lines of the first cache.
     """
     o, i, kh, kw = weight.shape
@@ -161,7 +162,7 @@ def convolve(x: te.Tensor, w: te.Tensor, op: Conv2d) -> te.Tensor:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Tiles:
     """What the design space decides.
 
@@ -189,7 +190,7 @@ class Tiles:
     row_held: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Columns:
     """How the columns of the output read those of the input.
 
@@ -208,7 +209,7 @@ class Columns:
         return (columns - 1) * self.stride + (self.window - 1) * self.dilation + 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Space:
     """The values each decision may take, and the heuristic's choice among them."""
 
@@ -224,7 +225,7 @@ def divisors(n: int, most: int) -> tuple[int, ...]:
     return tuple(d for d in range(1, min(n, most) + 1) if n % d == 0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Rows:
     """How the rows of the output read the input.
 

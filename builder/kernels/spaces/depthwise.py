@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from tvm import relax, te, tirx
@@ -14,7 +15,7 @@ from builder.kernels.spaces.convolution import Conv2d, divisors, pad
 from builder.kernels.spaces.epilogue import Epilogue
 from builder.target.device_target import DeviceTarget
 
-KIND = "depthwise"
+KIND: Final = "depthwise"
 
 
 def emit(bb: relax.BlockBuilder, op: Conv2d, x: relax.Expr, weight: np.ndarray) -> relax.Expr:
@@ -52,7 +53,7 @@ def convolve(x: te.Tensor, w: te.Tensor, op: Conv2d) -> te.Tensor:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Tiles:
     """What the design space decides.
 
@@ -73,7 +74,7 @@ class Tiles:
     zeros_first: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Space:
     """The values of each decision, and the heuristic's choice."""
 

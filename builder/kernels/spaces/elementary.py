@@ -1,23 +1,24 @@
 """Elementary functions as polynomials, so that they vectorise.
 
-LLVM turns ``exp`` of a vector into one library call an element, a hundred times the cost of the arithmetic.
+LLVM turns `exp` of a vector into one library call an element, a hundred times the cost of the arithmetic.
 Here they are plain arithmetic on float32, accurate to a few units in the last place.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Final
 
 from tvm import relax, te, tirx, topi
 from tvm.ir import Call
 
 # Adding and subtracting 1.5 * 2**23 rounds a float32 to an integer, which then stands in its low bits.
-_ROUND = 12582912.0
-_ROUND_BITS = 0x4B400000
+_ROUND: Final = 12582912.0
+_ROUND_BITS: Final = 0x4B400000
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
 _LARGEST, _SMALLEST = 88.3762626647949, -87.3365478515625
 # exp(r) on [-ln2/2, ln2/2] by Taylor's series to the sixth power: the remainder is below 2e-8 of the value.
-_EXP = tuple(1.0 / math.factorial(n) for n in range(7))
+_EXP: Final = tuple(1.0 / math.factorial(n) for n in range(7))
 
 
 def exp(x: tirx.Expr) -> tirx.Expr:
@@ -48,7 +49,7 @@ def _elementwise(formula: object, name: str) -> object:
 
 
 def legalise(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
-    """One of ``exp, sigmoid, silu, tanh, erf, gelu`` on float32; other types as TVM has them."""
+    """One of `exp, sigmoid, silu, tanh, erf, gelu` on float32; other types as TVM has them."""
     name = str(call.op.name).rsplit(".", 1)[-1]
     if str(call.ty.dtype) != "float32":
         default = call.op.get_attr("FLegalize")
@@ -64,7 +65,7 @@ def _gelu(x: te.Tensor) -> te.Tensor:
     return te.compute(x.shape, lambda *i: x(*i) * (half + half * erf(*i)), name="gelu")
 
 
-_FORMULAS = {
+_FORMULAS: Final = {
     "exp": _elementwise(exp, "exp"),
     "sigmoid": _elementwise(sigmoid, "sigmoid"),
     "silu": _elementwise(lambda x: x * sigmoid(x), "silu"),
@@ -72,4 +73,4 @@ _FORMULAS = {
     "erf": topi.fast_erf,
     "gelu": _gelu,
 }
-OPERATORS = ("relax.exp", "relax.sigmoid", "relax.nn.silu", "relax.tanh", "relax.erf", "relax.nn.gelu")
+OPERATORS: Final = ("relax.exp", "relax.sigmoid", "relax.nn.silu", "relax.tanh", "relax.erf", "relax.nn.gelu")

@@ -15,7 +15,7 @@ from tvm import tirx
 from builder.kernels.spaces.fallback import is_cheap
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Epilogue:
     """The last block of a fused function, after an anchor."""
 

@@ -9,6 +9,7 @@ is possible.
 from __future__ import annotations
 
 import math
+from typing import Final
 
 import tvm
 import tvm_ffi
@@ -35,11 +36,11 @@ def schedule(func: tirx.PrimFunc, target: DeviceTarget) -> tirx.PrimFunc:
     return sch.mod["main"]
 
 
-_EXPENSIVE = {
+_EXPENSIVE: Final = {
     f"tirx.{n}" for n in ("exp", "erf", "tanh", "log", "pow", "sin", "cos", "sigmoid", "call_extern")
 }
 
-_CHEAP_PRODUCTS = 4  # a polynomial in place of an elementary function has more
+_CHEAP_PRODUCTS: Final = 4  # a polynomial in place of an elementary function has more
 
 
 def is_cheap(block: tirx.Stmt) -> bool:

@@ -1,12 +1,13 @@
 """Matrix products: against constant weights packed in panels, and between two computed matrices.
 
-Weights become ``[N/nb, K, nb]`` where a panel ``nb`` is one to four vectors. A tile of ``rows`` x one panel
+Weights become `[N/nb, K, nb]` where a panel `nb` is one to four vectors. A tile of `rows` x one panel
 is kept in registers while K runs; panels are the outer parallel loop, so that a core reads each weight once.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from tvm import relax, te, tirx
@@ -21,8 +22,8 @@ from builder.kernels.spaces.epilogue import Epilogue
 from builder.kernels.spaces.operand import hold, multiplies_by_element
 from builder.target.device_target import DeviceTarget
 
-KIND = "matmul"
-BATCHED = "batch_matmul"
+KIND: Final = "matmul"
+BATCHED: Final = "batch_matmul"
 
 
 def panel_width(columns: int, rows: int, target: DeviceTarget) -> int | None:
@@ -84,7 +85,7 @@ def product(a: te.Tensor, b: te.Tensor) -> te.Tensor:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Tiles:
     """What the design space decides.
 
@@ -103,7 +104,7 @@ class Tiles:
     held: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Space:
     """The values of each decision, and the heuristic's choice."""
 
@@ -175,16 +176,16 @@ def legalise(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Heads:
-    """The operands of a product for each head, as ``[batch, heads, rows, columns]``.
+    """The operands of a product for each head, as `[batch, heads, rows, columns]`.
 
     Attributes
     ----------
     left, right
         The matrices.
     left_turned, right_turned
-        Whether heads lie behind rows, as a projection leaves them: ``[batch, rows, heads, columns]``.
+        Whether heads lie behind rows, as a projection leaves them: `[batch, rows, heads, columns]`.
     """
 
     left: relax.Expr
@@ -235,8 +236,8 @@ class Heads:
         )
 
 
-_RANK = 4
-_TURN = [0, 2, 1, 3]
+_RANK: Final = 4
+_TURN: Final = [0, 2, 1, 3]
 
 
 def is_turn(call: Call) -> bool:

@@ -78,7 +78,7 @@ def best_tile(
 ) -> tuple[int, int]:
     """The register tile, of those that fit, with the fewest loads for its products.
 
-    A step loads `v` vectors and broadcasts `c` values for ``v * c`` multiply-adds. Where values are held in
+    A step loads `v` vectors and broadcasts `c` values for `v * c` multiply-adds. Where values are held in
     registers they need some of their own, but four steps share one load, and vectors are loaded in pairs.
 
     Parameters

@@ -9,6 +9,7 @@ The order is the same on every device. TVM's own sort is a function of its runti
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from tvm import relax, te, tirx
 from tvm.ir import Call
@@ -16,7 +17,7 @@ from tvm.ir import Call
 from builder.kernels.rewriter import shape_of
 
 # A second or so on a small board; what is longer is left as it is, and refused where kernels are named.
-MAX_EXTENT = 1 << 15
+MAX_EXTENT: Final = 1 << 15
 
 Index = tuple[tirx.Expr, ...]
 

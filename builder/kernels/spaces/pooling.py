@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from tvm import relax, te, tirx
 from tvm import s_tir as st
 from tvm.ir import Call
@@ -12,8 +14,8 @@ from builder.kernels.spaces.convolution import divisors
 from builder.kernels.spaces.epilogue import Epilogue
 from builder.target.device_target import DeviceTarget
 
-KIND = "pool"
-_LOWEST = -3.4028234663852886e38  # float32's most negative finite number: the identity of a maximum
+KIND: Final = "pool"
+_LOWEST: Final = -3.4028234663852886e38  # float32's most negative finite number: the identity of a maximum
 
 
 def emit(bb: relax.BlockBuilder, call: Call, x: relax.Expr) -> relax.Expr | None:

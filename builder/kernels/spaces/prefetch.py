@@ -11,6 +11,7 @@ Only x86 is asked to: the small ARM cores hold few outstanding misses, and each 
 from __future__ import annotations
 
 import math
+from typing import Final
 
 import numpy as np
 import tvm_ffi
@@ -21,8 +22,8 @@ from tvm_ffi import WalkResult
 
 from builder.target.device_target import DeviceTarget
 
-_MARK = "edge.panel_rounds"
-_LINE_BYTES = 64
+_MARK: Final = "edge.panel_rounds"
+_LINE_BYTES: Final = 64
 _READ, _SECOND_CACHE, _DATA = 0, 2, 1  # llvm.prefetch's arguments: the first cache is the current panel's
 
 

@@ -6,6 +6,8 @@ kept in as many partial sums as a vector has lanes, for floating-point addition 
 
 from __future__ import annotations
 
+from typing import Final
+
 from tvm import relax, te, tirx
 from tvm import s_tir as st
 from tvm.ir import Call
@@ -16,7 +18,7 @@ from builder.kernels.spaces import elementary
 from builder.kernels.spaces.fallback import is_cheap
 from builder.target.device_target import DeviceTarget
 
-KIND = "rows"
+KIND: Final = "rows"
 
 
 def softmax(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
@@ -41,7 +43,7 @@ def softmax(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
     return bb.call_te(compute, call.args[0], primfunc_name_hint="softmax")
 
 
-_MARK = {"edge.space": KIND}
+_MARK: Final = {"edge.space": KIND}
 
 
 def layer_norm(bb: relax.BlockBuilder, call: Call) -> relax.Expr:

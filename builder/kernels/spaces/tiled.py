@@ -1,6 +1,6 @@
 """Products with constant weights whose rows are packed too: in tiles, and by Strassen's algorithm.
 
-Rows become ``[K / s, rows of a tile, s]``, so that a register tile reads them one after the other. The last
+Rows become `[K / s, rows of a tile, s]`, so that a register tile reads them one after the other. The last
 tile is filled up by repeating the last row: any number of rows runs at the speed of a whole tile.
 
 Where rows, depth and columns are many, two of each are taken as the four quarters of a product of 2 x 2
@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Final
 
 from tvm import relax, te, tirx
 from tvm import s_tir as st
@@ -24,13 +25,13 @@ from builder.kernels.spaces.epilogue import Epilogue
 from builder.kernels.spaces.operand import hold, multiplies_by_element, repeat
 from builder.target.device_target import DeviceTarget
 
-KIND = "tiled_matmul"
-WEIGHTS_KIND = "strassen_weights"
-_PRODUCTS = 7
+KIND: Final = "tiled_matmul"
+WEIGHTS_KIND: Final = "strassen_weights"
+_PRODUCTS: Final = 7
 _OPAQUE, _FUSES_ELEMENTWISE = 8, 4  # TVM's OpPatternKind
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Form:
     """How a product is computed.
 
@@ -78,7 +79,7 @@ def whole_rows(lead: Sequence[int]) -> int:
     return long[-1] if long else 1
 
 
-_FEW_ROWS = 4
+_FEW_ROWS: Final = 4
 _MANY_ROWS, _MANY = 64, 256
 
 
@@ -118,7 +119,7 @@ def emit(bb: relax.BlockBuilder, x: relax.Expr, packed: relax.Expr, form: Form) 
 
 
 def transform_weights(b: te.Tensor) -> te.Tensor:
-    """``[N / panel, K, panel]`` to the seven right factors, [N / panel / 2, 7, K / 2, panel]."""
+    """`[N / panel, K, panel]` to the seven right factors, [N / panel / 2, 7, K / 2, panel]."""
     panels, depth, panel = (int(d) for d in b.shape)
     half = depth // 2
 
@@ -134,7 +135,7 @@ def transform_weights(b: te.Tensor) -> te.Tensor:
 
 
 def _choose(index: tirx.Expr, values: Sequence[tirx.Expr]) -> tirx.Expr:
-    """``values[index]``; the loop over `index` is unrolled, and one remains."""
+    """`values[index]`; the loop over `index` is unrolled, and one remains."""
     result = values[-1]
     for k in range(len(values) - 2, -1, -1):
         result = tirx.Select(index == k, values[k], result)

@@ -6,6 +6,8 @@ next to each other, so that a line is used up before another takes its place.
 
 from __future__ import annotations
 
+from typing import Final
+
 from tvm import relax, te, tirx
 from tvm import s_tir as st
 from tvm.ir import Call
@@ -15,7 +17,7 @@ from builder.kernels.rewriter import shape_of
 from builder.kernels.spaces import fallback
 from builder.target.device_target import DeviceTarget
 
-KIND = "transpose"
+KIND: Final = "transpose"
 
 
 def legalise(bb: relax.BlockBuilder, call: Call) -> relax.Expr:

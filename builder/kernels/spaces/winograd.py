@@ -1,8 +1,8 @@
 """Winograd's convolution F(m x m, 3 x 3) on packed channels, for 3x3 windows at stride 1.
 
-A tile of ``m x m`` outputs costs ``(m + 2)**2`` products in place of ``9 * m**2``: 36 in place of 144 for m
-= 4. Three stages: input tiles are transformed (``B^T d B``), multiplied with transformed weights, one
-matrix product for each of the ``(m + 2)**2`` positions, and transformed back (``A^T m A``) where the
+A tile of `m x m` outputs costs `(m + 2)**2` products in place of `9 * m**2`: 36 in place of 144 for m
+= 4. Three stages: input tiles are transformed (`B^T d B`), multiplied with transformed weights, one
+matrix product for each of the `(m + 2)**2` positions, and transformed back (`A^T m A`) where the
 epilogue is fused.
 
 The weights are transformed by a node of their own that reads constants only, so that the executor runs it
@@ -12,6 +12,7 @@ once at load and the bundle holds the nine numbers it came with.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from tvm import relax, te, tirx
@@ -26,8 +27,8 @@ from builder.kernels.spaces.operand import best_tile, hold, multiplies_by_elemen
 from builder.kernels.spaces.winograd_transforms import Transforms, select
 from builder.target.device_target import DeviceTarget
 
-KIND = "winograd"
-WEIGHTS_KIND = "winograd_weights"
+KIND: Final = "winograd"
+WEIGHTS_KIND: Final = "winograd_weights"
 _OPAQUE, _FUSES_ELEMENTWISE = 8, 4  # TVM's OpPatternKind
 
 
@@ -58,9 +59,9 @@ def output_tile(op: Conv2d, in_block: int, target: DeviceTarget) -> int | None:
 
 # In multiply-adds of a vector, fitted to a core with 512-bit vectors that reads weights at 20 GB/s. A
 # Cortex-A72 with its slower memory has about the same ratio of the two.
-_TRANSFORM_COST = 8.0
-_GEMM_COST = 1.1
-_BYTES_PER_OPERATION = 4.0
+_TRANSFORM_COST: Final = 8.0
+_GEMM_COST: Final = 1.1
+_BYTES_PER_OPERATION: Final = 4.0
 
 
 def emit(
@@ -96,7 +97,7 @@ def emit(
 
 
 def transform_weights(w: te.Tensor, m: int) -> te.Tensor:
-    """``G g G^T``: [OB/t, IB, 3, 3, bi, t, bo] to [(m + 2)**2, OB/t, IB, bi, t, bo]."""
+    """`G g G^T`: [OB/t, IB, 3, 3, bi, t, bo] to [(m + 2)**2, OB/t, IB, bi, t, bo]."""
     size, g = m + 2, Transforms.of(m).weights
     ob, ib, _, _, bi, t, bo = (int(d) for d in w.shape)
     half = te.compute(
@@ -115,7 +116,7 @@ def transform_weights(w: te.Tensor, m: int) -> te.Tensor:
 def convolve(x: te.Tensor, u: te.Tensor, op: Conv2d, m: int, beside: int = 1) -> te.Tensor:
     """The three stages over packed `x` and transformed weights `u`.
 
-    ``beside`` tiles that the product holds in registers lie side by side between the first two stages.
+    `beside` tiles that the product holds in registers lie side by side between the first two stages.
     """
     size, t = m + 2, Transforms.of(m)
     n, in_blocks, height, width, bi = (int(d) for d in x.shape)
@@ -174,7 +175,7 @@ def convolve(x: te.Tensor, u: te.Tensor, op: Conv2d, m: int, beside: int = 1) ->
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Tiles:
     """What the design space decides: a register tile of `tiles` x `oc` blocks, `ii` steps unrolled."""
 
@@ -184,7 +185,7 @@ class Tiles:
     held: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Space:
     """The values of each decision, and the heuristic's choice."""
 

@@ -11,22 +11,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
+from typing import Final
 
 from tvm import tirx
 
-_POINTS = tuple(Fraction(p) for p in ("0", "1", "-1", "2", "-2", "1/2", "-1/2"))
+_POINTS: Final = tuple(Fraction(p) for p in ("0", "1", "-1", "2", "-2", "1/2", "-1/2"))
 
 Matrix = tuple[tuple[Fraction, ...], ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Transforms:
-    """``y = A^T [(G g) * (B^T d)]`` in one dimension.
+    """`y = A^T [(G g) * (B^T d)]` in one dimension.
 
     Attributes
     ----------
     input, weights, output
-        ``B^T`` of shape [m + 2, m + 2], ``G`` of [m + 2, 3], ``A^T`` of [m, m + 2].
+        `B^T` of shape [m + 2, m + 2], `G` of [m + 2, 3], `A^T` of [m, m + 2].
     """
 
     input: Matrix
@@ -51,7 +52,7 @@ class Transforms:
 
 
 def _polynomial(roots: Sequence[Fraction]) -> tuple[Fraction, ...]:
-    """The coefficients of the product of ``x - root``, lowest first."""
+    """The coefficients of the product of `x - root`, lowest first."""
     coefficients = [Fraction(1)]
     for root in roots:
         shifted = [Fraction(0), *coefficients]
@@ -60,7 +61,7 @@ def _polynomial(roots: Sequence[Fraction]) -> tuple[Fraction, ...]:
 
 
 def combine(row: Sequence[Fraction], value: Callable[[int], tirx.Expr]) -> tirx.Expr:
-    """The sum of ``row[k] * value(k)``, even and odd terms apart: rows of p and -p share both."""
+    """The sum of `row[k] * value(k)`, even and odd terms apart: rows of p and -p share both."""
     even = _terms([(c, k) for k, c in enumerate(row) if c and k % 2 == 0], value)
     odd = _terms([(c, k) for k, c in enumerate(row) if c and k % 2 == 1], value)
     if odd is None or even is None:
@@ -90,7 +91,7 @@ def _terms(
 
 
 def select(index: tirx.Expr, rows: Matrix, value: Callable[[int], tirx.Expr]) -> tirx.Expr:
-    """Row ``index`` of a transform; the loop over `index` is unrolled, and one row remains."""
+    """Row `index` of a transform; the loop over `index` is unrolled, and one row remains."""
     result = combine(rows[-1], value)
     for k in range(len(rows) - 2, -1, -1):
         result = tirx.Select(index == k, combine(rows[k], value), result)

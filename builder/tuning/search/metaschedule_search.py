@@ -6,6 +6,7 @@ import contextlib
 import sys
 import types
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from tvm.s_tir import meta_schedule as ms
 
@@ -14,8 +15,8 @@ from builder.records.task import Task
 from builder.tuning.search.unvisited import Unvisited
 
 # Spaces here have tens or hundreds of points, MetaSchedule's default populations are made for millions.
-POPULATION = 64
-STALE_ROUNDS = 2  # proposals without a new point before the rest of the space is taken as it comes
+POPULATION: Final = 64
+STALE_ROUNDS: Final = 2  # proposals without a new point before the rest of the space is taken as it comes
 
 
 class MetaScheduleSearch:

@@ -11,7 +11,7 @@ import itertools
 import math
 import random
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -19,17 +19,17 @@ import numpy.typing as npt
 from builder.kernels.design_space import Decisions, DesignSpace, Point
 from builder.tuning.search.unvisited import Unvisited
 
-TREES = 40
-DEPTH = 4
-RATE = 0.25
-MODELS = 4  # each trained on its own sample: where they disagree, nobody knows
+TREES: Final = 40
+DEPTH: Final = 4
+RATE: Final = 0.25
+MODELS: Final = 4  # each trained on its own sample: where they disagree, nobody knows
 SAMPLE, COLUMNS = 0.8, 0.7
-SHRINKING = 0.1  # times of kernels are no noisy survey: the default of 1 blurs a few dozen of them
-OPTIMISM = 1.5  # deviations that a point is given the benefit of
-AT_RANDOM = 8  # of so many points one is taken at random: a model never learns what it never tries
-CENTRES = 3  # best points, around which half of the others are taken
-LEAST = 6  # measured points before a model means anything
-FAILED = math.log(4.0)  # a point that does not run is taken for four times as slow as the slowest
+SHRINKING: Final = 0.1  # times of kernels are no noisy survey: the default of 1 blurs a few dozen of them
+OPTIMISM: Final = 1.5  # deviations that a point is given the benefit of
+AT_RANDOM: Final = 8  # of so many points one is taken at random: a model never learns what it never tries
+CENTRES: Final = 3  # best points, around which half of the others are taken
+LEAST: Final = 6  # measured points before a model means anything
+FAILED: Final = math.log(4.0)  # a point that does not run is taken for four times as slow as the slowest
 
 Floats = npt.NDArray[np.float32]
 

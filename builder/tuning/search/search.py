@@ -55,7 +55,7 @@ def start(tuner: str, task: Task, known: Results, trials: int, batch: int, seed:
     Raises
     ------
     RecordsError
-        There is no such tuner.
+        If there is no such tuner.
     """
     if tuner not in TUNERS:
         raise RecordsError(f"--tuner: expected {', '.join(TUNERS)}, got {tuner[:40]!r}")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from builder.kernels.design_space import Decisions, DesignSpace, Point
 
-MAX_LISTED = 1 << 16  # a larger space is known by so many of its points, at random
+MAX_LISTED: Final = 1 << 16  # a larger space is known by so many of its points, at random
 
 
 class Unvisited:

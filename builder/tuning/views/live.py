@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Final
 
 from builder.tuning.views.view import Progress, Silent, View
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.live import Live
 
-MAX_ROWS = 16  # of tasks: those with the largest share of the time, for a terminal is not endless
-BAR = 12
+MAX_ROWS: Final = 16  # of tasks: those with the largest share of the time, for a terminal is not endless
+BAR: Final = 12
 
 
 @contextmanager
@@ -70,7 +70,7 @@ class Lines:
 
 
 class JsonLines:
-    """An object a line: ``{"progress": ...}`` or ``{"note": ...}``."""
+    """An object a line: `{"progress": ...}` or `{"note": ...}`."""
 
     def __init__(self, out: IO[str]) -> None:
         self._out = out

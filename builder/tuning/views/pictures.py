@@ -6,13 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Final
 
 # Okabe and Ito's palette, which people with any colour vision tell apart (jfly.uni-koeln.de/color).
-PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#B3A100", "#7A7A7A")
-REST = "#B8BEC6"
+PALETTE: Final = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#B3A100", "#7A7A7A")
+REST: Final = "#B8BEC6"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Bar:
     """An operator before and after, in microseconds; `interval` is that of the speed-up."""
 
@@ -22,7 +23,7 @@ class Bar:
     note: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Share:
     """A part of a whole."""
 

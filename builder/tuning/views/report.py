@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import Final
 
 from builder.records.best import chosen
 from builder.records.meta import ModelResult, Operator, Verdict
@@ -13,11 +14,11 @@ from builder.records.records import Records
 from builder.tuning.views.live import duration, micros, shortened
 from builder.tuning.views.pictures import PALETTE, Bar, Share, curve, paired_bars, stacked
 
-REPORT = "report.html"
-MAX_CURVES = 60  # a page with more is no longer looked at
+REPORT: Final = "report.html"
+MAX_CURVES: Final = 60  # a page with more is no longer looked at
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Row:
     """An operator of the model."""
 
@@ -40,14 +41,14 @@ class _Row:
 
 
 def write_report(records: Records, model: str) -> Path:
-    """Write ``report.html`` into the records' folder.
+    """Write `report.html` into the records' folder.
 
     Parameters
     ----------
     records
         What was measured.
     model
-        SHA-256 of the model's file, as ``meta.json`` knows it.
+        SHA-256 of the model's file, as `meta.json` knows it.
     """
     path = records.path / REPORT
     temporary = path.with_name(f".{REPORT}.{os.getpid()}")
@@ -167,7 +168,7 @@ def _line(row: _Row, peak: float | None) -> str:
     return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
 
 
-_PAGE = """<!doctype html>
+_PAGE: Final = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>Tuning of {title}</title>
 <style>

@@ -8,7 +8,7 @@ from typing import Protocol
 from builder.boards.boards import BoardStatus
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TaskProgress:
     """A task, so far.
 
@@ -35,7 +35,7 @@ class TaskProgress:
     point: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Progress:
     """A run, so far.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def put(*path: Any, to: Any) -> Callable[[Any], None]:
-    """Return a change that puts a value at a place, such as ``put("nodes", 2, "op", to="x")``."""
+    """Return a change that puts a value at a place, such as `put("nodes", 2, "op", to="x")`."""
 
     def change(document: Any) -> None:
         for key in path[:-1]:

@@ -80,8 +80,8 @@ def main(path: str, key: str) -> None:
                 try:
                     verify(fd, keyring).close()
                     accepted.append((region, at, bit))
-                except BundleError as e:
-                    results[region][type(e).__name__] += 1
+                except BundleError as error:
+                    results[region][type(error).__name__] += 1
             os.pwrite(fd, raw[at : at + 1], at)
     watching = False
     verify(fd, keyring).close()

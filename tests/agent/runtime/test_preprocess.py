@@ -252,8 +252,8 @@ def test_any_damage_is_read_or_refused(kind: str, flips: list[tuple[int, int]]) 
         data[at % len(data)] ^= mask
     try:
         run(bytes(data), (1, 3, 32, 32), kind=kind)
-    except InputError as e:
-        assert "\n" not in str(e)
+    except InputError as error:
+        assert "\n" not in str(error)
 
 
 def test_one_format_is_not_read_under_the_others_name() -> None:

@@ -120,7 +120,7 @@ Spawn = Callable[..., WorkerProcess]
 
 @pytest.fixture
 def spawn(kernel_library: Path) -> Iterator[Spawn]:
-    """Start workers: ``spawn(graph, weights, spec..., load fields...)``; all are gone when the test ends."""
+    """Start workers: `spawn(graph, weights, spec..., load fields...)`; all are gone when the test ends."""
     started: list[WorkerProcess] = []
 
     def start(

@@ -210,8 +210,8 @@ def test_any_document_is_a_request_or_refused(document: object) -> None:
     b = bench("FP32", (1,))
     try:
         b.decode(json.dumps(document).encode())
-    except InputError as e:
-        assert "\n" not in str(e)
+    except InputError as error:
+        assert "\n" not in str(error)
 
 
 @given(first=json_values, second=json_values)
@@ -220,8 +220,8 @@ def test_any_tensor_is_taken_or_refused(first: object, second: object) -> None:
     body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": second, "data": [first]}]}
     try:
         b.decode(json.dumps(body).encode())
-    except InputError as e:
-        assert "\n" not in str(e)
+    except InputError as error:
+        assert "\n" not in str(error)
     else:
         assert math.isfinite(b.memory["x"][0])
 
@@ -416,8 +416,8 @@ def test_cbor_is_jsons_form_with_bytes_for_tensors() -> None:
 def test_any_cbor_is_a_request_or_refused(payload: bytes) -> None:
     try:
         bench().decode(payload, CBOR)
-    except InputError as e:
-        assert "\n" not in str(e)
+    except InputError as error:
+        assert "\n" not in str(error)
 
 
 def test_without_cbor2_cbor_is_415(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,7 @@
 """The block protocol: bytes and times in, writes and requests out."""
 
+from __future__ import annotations
+
 import json
 import random
 from collections.abc import Callable
