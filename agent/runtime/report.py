@@ -67,7 +67,7 @@ class Report:
         return tuple(merged.values())
 
     def table(self, *, sort: bool = True, aggregate: bool = True, col_sums: bool = True) -> str:
-        """Return a table for people.
+        """Return a table for people; names longer than 48 characters lose their middle.
 
         Parameters
         ----------
@@ -132,7 +132,8 @@ class Report:
     def _cells(self, row: Row) -> tuple[str, ...]:
         gflops = "" if row.gflops is None else f"{row.gflops:.1f}"
         duration = _number(row.duration_us)
-        return (row.name, duration, self._percent(row.duration_us), gflops, "cpu", str(row.count), row.shapes)
+        name = _elided(row.name)
+        return (name, duration, self._percent(row.duration_us), gflops, "cpu", str(row.count), row.shapes)
 
     def _share(self, duration_us: float) -> float:
         return 100 * duration_us / self.total_us if self.total_us else 0.0
@@ -142,10 +143,21 @@ class Report:
 
 
 _HEADS: Final = ("Name", "Duration (us)", "Percent", "GFLOP/s", "Device", "Count", "Argument Shapes")
+# A fused kernel's name lists its operators, up to some 180 characters: a table would not fit a terminal.
+_NAME_CHARACTERS: Final = 48
 
 
 def _add(a: Row, b: Row) -> Row:
     return replace(a, duration_us=a.duration_us + b.duration_us, count=a.count + b.count)
+
+
+def _elided(name: str) -> str:
+    """Return `name` with its middle left out where it is longer than `_NAME_CHARACTERS`."""
+    if len(name) <= _NAME_CHARACTERS:
+        return name
+    kept = _NAME_CHARACTERS - len("...")
+    tail = kept // 2
+    return f"{name[: kept - tail]}...{name[-tail:]}"
 
 
 def _number(value: float) -> str:

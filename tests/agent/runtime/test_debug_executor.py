@@ -116,6 +116,17 @@ def test_a_reports_table_is_sorted_and_summed() -> None:
     assert str(REPORT) == REPORT.table()
 
 
+def test_a_long_name_loses_its_middle_in_the_table_only() -> None:
+    name = "fused_conv2d_add_relu_" * 8 + "last"
+    report = Report((Row(name, 1.0, None, "f32[1]"), Row("n" * 48, 1.0, None, "f32[1]")), 2.0)
+    heads, first, second = report.table(col_sums=False).splitlines()
+    assert heads.index("Duration") == 50
+    assert first[:48] == "fused_conv2d_add_relu_f...d_conv2d_add_relu_last"
+    assert second[:48] == "n" * 48
+    assert json.loads(report.json())["calls"][0]["Name"] == name
+    assert name in report.csv()
+
+
 def test_a_reports_json_and_csv_hold_every_call() -> None:
     document = json.loads(REPORT.json())
     assert [call["Name"] for call in document["calls"]] == ["conv", "relu", "conv"]
