@@ -30,6 +30,7 @@ from benchmarks import hot_loops, pictures, tables
 from benchmarks.engines import OURS, TITLES, UNTUNED, UnavailableError, convert_for_ncnn
 from benchmarks.instructions.emulator import Emulator
 from benchmarks.prepare import HEADLINE, MODELS, NO_RECORDS, fixed_shapes, source
+from benchmarks.requirements import RequirementError
 from benchmarks.rounds import difference
 
 ENGINES = (OURS, UNTUNED, "onnxruntime", "ncnn")
@@ -143,7 +144,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return tables.print_file(args.output / MARKDOWN)
     console = Console(width=None if sys.stdout.isatty() else 160)
     began = time.perf_counter()
-    emulator = Emulator.prepare()
+    try:
+        emulator = Emulator.prepare()
+    except RequirementError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     counts: dict[str, dict[str, float]] = {}
     loops: dict[str, dict[str, list[hot_loops.Loop]]] = {}
     for name in args.models:
@@ -159,7 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             code = hot_loops.kernels_object(model.place / "model.onnx", fixed_shapes(name), target)
             loops[name] = hot_loops.of_model(code, model.flops)
-        except hot_loops.NoToolError as error:
+        except RequirementError as error:
             console.print(f"  without llvm-mca: {error}", highlight=False)
     document = {
         "cpu": args.cpu,

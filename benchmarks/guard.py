@@ -26,6 +26,7 @@ from benchmarks.architectures.bert import bert
 from benchmarks.architectures.network import Network
 from benchmarks.instructions.emulator import AGENT_PACKAGES, PACKAGES, Emulator, marks_on_this_machine
 from benchmarks.layers import kind_of
+from benchmarks.requirements import RequirementError
 
 RECORDED = Path(__file__).with_name("guard.json")
 WORST = 1.15
@@ -160,32 +161,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--record", action="store_true", help="write what is counted to guard.json")
     parser.add_argument("--cores", nargs="+", choices=list(TARGETS), default=list(TARGETS))
     args = parser.parse_args(arguments)
+    try:
+        found = _compared(args.cores, record=args.record)
+    except RequirementError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    for complaint in found:
+        print(f"worse: {complaint}", file=sys.stderr)
+    return 1 if found else 0
+
+
+def _compared(cores: Sequence[str], *, record: bool) -> list[str]:
+    """Count every network for `cores`; return what got worse, or write `guard.json` where `record`."""
     known = recorded() if RECORDED.exists() else {}
     found: list[str] = []
-    for core in args.cores:
+    for core in cores:
         emulator = None
         if core == ARM:
-            emulator = Emulator.prepare(PACKAGES if args.record else AGENT_PACKAGES)
+            emulator = Emulator.prepare(PACKAGES if record else AGENT_PACKAGES)
         for model in MODELS:
             with tempfile.TemporaryDirectory() as folder:
                 place = prepare(model, core, Path(folder))
-                now = count(place, core, emulator, others=args.record or core == X86)
+                now = count(place, core, emulator, others=record or core == X86)
             kinds = ", ".join(f"{kind} {number / 1e6:.2f}" for kind, number in sorted(now.kinds.items()))
             others = f", ONNX Runtime {now.onnxruntime / 1e6:.2f}" if now.onnxruntime else ""
             print(f"{model}, {core}: {now.total / 1e6:.2f} ({kinds}){others} million steps")
-            if args.record:
+            if record:
                 known[model, core] = now
             else:
                 found += complaints(f"{model}, {core}", now, known[model, core])
-    if args.record:
+    if record:
         document: dict[str, dict[str, object]] = {}
         for (model, core), each in sorted(known.items()):
             entry = {"kinds": dict(sorted(each.kinds.items())), "onnxruntime": each.onnxruntime}
             document.setdefault(model, {})[core] = entry
         RECORDED.write_text(json.dumps(document, indent=1) + "\n")
-    for complaint in found:
-        print(f"worse: {complaint}", file=sys.stderr)
-    return 1 if found else 0
+    return found
 
 
 if __name__ == "__main__":

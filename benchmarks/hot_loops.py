@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.requirements import RequirementError
+
 TRIPLE = "aarch64-linux-gnu"
 # LLVM's description of each core: it has none of the A76, whose server variant is the Neoverse N1.
 CORES = {"cortex-a72": "cortex-a72", "cortex-a76": "neoverse-n1"}
@@ -30,10 +32,6 @@ _BRANCH = re.compile(r"^(?:b|bl|br|blr|ret|cbn?z|tbn?z|b\.\w+)\b")
 _TARGET = re.compile(r"0x([0-9a-f]+)")
 _MULTIPLY_ADD = re.compile(r"^fml[as]\s+v\d+\.4s")
 _UNKNOWN = re.compile(r"^(?:adrp?|bl|b|cbn?z|tbn?z|b\.\w+)\b")
-
-
-class NoToolError(Exception):
-    """A tool of LLVM is missing; the message says how to get it."""
 
 
 @dataclass(frozen=True)
@@ -106,17 +104,22 @@ def of_model(code: bytes, flops: Mapping[str, float]) -> dict[str, list[Loop]]:
 
 
 def tool(name: str) -> str:
-    """The newest of LLVM's programs of that name.
+    """Return the newest installed version of an LLVM program.
+
+    Parameters
+    ----------
+    name
+        The program's name without a version, such as `llvm-mca`.
 
     Raises
     ------
-    NoToolError
-        If none is new enough.
+    RequirementError
+        If no version from `LEAST_LLVM` to `NEWEST_LLVM` is installed.
     """
     for version in range(NEWEST_LLVM, LEAST_LLVM - 1, -1):
         if found := shutil.which(f"{name}-{version}"):
             return found
-    raise NoToolError(f"{name}-{LEAST_LLVM} or newer was not found (apt-get install llvm-19)")
+    raise RequirementError(f"{name}-{LEAST_LLVM} or newer not found: apt-get install llvm-19")
 
 
 def hot_loops(code: bytes) -> list[HotLoop]:

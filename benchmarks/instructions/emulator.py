@@ -1,7 +1,7 @@
 """Counts the instructions that a program executes under qemu's user mode, exactly and repeatably.
 
-Needs root (for a mount namespace), gcc, Debian's `qemu-user` (the static one loads no plugins) and the
-arm64 root that `packaging/debian-root.sh` makes.
+Needs gcc and Debian's `qemu-user` (the static emulators load no plugins). ARM programs also need root (for a
+mount namespace) and the arm64 root folder that `packaging/debian-root.sh` makes.
 """
 
 from __future__ import annotations
@@ -14,9 +14,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.requirements import RequirementError, require_programs, require_root
+
 HERE = Path(__file__).parent
 PROJECT = HERE.parents[1]
-# What the engines need in the emulated machine, next to the agent; wheels of the root's Python.
+# Program -> Debian package.
+PROGRAMS = {"gcc": "gcc", "qemu-aarch64": "qemu-user", "debootstrap": "debootstrap"}
+X86_PROGRAMS = {"gcc": "gcc", "qemu-x86_64": "qemu-user"}
+# The kernel opens the static emulator when it is registered, and needs the file no more.
+STATIC_EMULATOR = {"qemu-aarch64-static": "qemu-user-static"}
+REGISTERED = Path("/proc/sys/fs/binfmt_misc/qemu-aarch64")
+# Wheels that the engines need in the emulated machine, besides the agent, for the root folder's Python.
 PACKAGES = ("numpy", "apache-tvm-ffi==0.1.14.post1", "onnxruntime", "ncnn")
 PLATFORMS = (
     "manylinux_2_28_aarch64",
@@ -30,14 +38,14 @@ TIMEOUT_S = 1800
 
 @dataclass(frozen=True)
 class Emulator:
-    """An arm64 root in which programs are counted.
+    """An arm64 root folder whose programs are run and counted.
 
     Attributes
     ----------
     root
         The root folder.
     packages
-        Folder inside the root with what the engines need.
+        The folder inside it that holds the engines' Python packages.
     """
 
     root: Path
@@ -45,9 +53,25 @@ class Emulator:
 
     @classmethod
     def prepare(cls, needs: Sequence[str] = PACKAGES) -> Emulator:
-        """Make the root and the packages; what is there already is kept."""
+        """Make the root folder and install packages in it; what exists already is kept.
+
+        Parameters
+        ----------
+        needs
+            Requirements as pip takes them.
+
+        Raises
+        ------
+        RequirementError
+            If a program is missing, this process is not root, or the root folder cannot be made.
+        """
+        require_programs(PROGRAMS if REGISTERED.exists() else {**PROGRAMS, **STATIC_EMULATOR})
+        require_root("counting the instructions of ARM programs")
         script = PROJECT / "packaging" / "debian-root.sh"
-        done = subprocess.run([str(script), "arm64", "bookworm"], capture_output=True, text=True, check=True)
+        command = [str(script), "arm64", "bookworm"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise RequirementError(f"{script.name} failed: {_last_line(done.stderr)}")
         root = Path(done.stdout.strip().splitlines()[-1])
         packages = root / "opt" / ("bench" if needs == PACKAGES else "bench-agent")
         if not (packages / ".complete").exists():
@@ -59,18 +83,28 @@ class Emulator:
         return cls(root, packages)
 
     def version(self, engine: str) -> str:
-        """The installed version of an engine, empty for ours."""
+        """The installed version of `engine`; empty for ours, which is not installed."""
         found = [path.name for path in self.packages.glob(f"{engine}-*.dist-info")]
         return found[0].removesuffix(".dist-info").removeprefix(f"{engine}-") if found else ""
 
     def instructions_of_an_inference(self, engine: str, place: Path, cpu: str) -> int:
-        """Guest instructions of one inference on one thread, after one to warm up: exact."""
+        """Count the guest instructions of one inference on one thread, after a warm-up run.
+
+        Parameters
+        ----------
+        engine
+            A name that `guest.py` knows.
+        place
+            The folder with the model's files.
+        cpu
+            A processor that qemu knows, such as `cortex-a72`.
+        """
         marks = self.marks("guest.py", engine, place, cpu)
         return marks[1] - marks[0]
 
     def marks(self, program: str, engine: str, place: Path, cpu: str) -> list[int]:
-        """Instructions up to each mark of a program of this folder."""
-        # An empty /sys in a mount namespace of its own: some engines crash on the host's CPU description.
+        """Run a program of this folder; return the instructions executed up to each of its marks."""
+        # An empty /sys in a separate mount namespace: some engines crash on the host's CPU description.
         shell = 'mount -t tmpfs none /sys && exec "$@"'
         command = ["unshare", "-m", "bash", "-c", shell, "bash"]
         command += ["qemu-aarch64", "-cpu", cpu, "-L", str(self.root)]
@@ -80,11 +114,17 @@ class Emulator:
 
 
 def marks_on_this_machine(program: str, engine: str, place: Path) -> list[int]:
-    """Steps with this Python, on an emulated x86-64 core with AVX2: qemu has no AVX-512.
+    """Run a program of this folder on an emulated x86-64 core; return the steps up to each of its marks.
 
-    A step is an instruction or an access to memory: a product whose factors all come from memory takes no
-    more x86 instructions than one that holds them in registers.
+    It runs with this Python. The core has AVX2: qemu does not emulate AVX-512. A step is an instruction or an
+    access to memory: an x86 multiply-add that reads a factor from memory is still one instruction.
+
+    Raises
+    ------
+    RequirementError
+        If a program is missing.
     """
+    require_programs(X86_PROGRAMS)
     arguments = [sys.executable, str(HERE / program), engine, str(place)]
     return counted(["qemu-x86_64", "-cpu", "max"], arguments, str(PROJECT), accesses=True)
 
@@ -92,17 +132,23 @@ def marks_on_this_machine(program: str, engine: str, place: Path) -> list[int]:
 def counted(
     emulator: Sequence[str], arguments: Sequence[str], python_path: str, *, accesses: bool = False
 ) -> list[int]:
-    """Run a program under an emulator with the counter; return the counts at its marks.
+    """Run a program under an emulator with the counter; return the count at each of its marks.
 
     Parameters
     ----------
+    emulator
+        The emulator's command line, up to where the program's begins.
+    arguments
+        The program's command line: Python, script, engine, folder.
+    python_path
+        Its `PYTHONPATH`.
     accesses
-        Count accesses to memory beside instructions.
+        Count accesses to memory in addition to instructions.
 
     Raises
     ------
     RuntimeError
-        If it failed.
+        If the program fails.
     """
     with tempfile.TemporaryDirectory() as folder:
         plugin, out = Path(folder, "counter.so"), Path(folder, "marks")
@@ -132,9 +178,12 @@ def counted(
                 text=True,
             )
         except subprocess.CalledProcessError as error:
-            last = (error.stderr.strip().splitlines() or [""])[-1]
             raise RuntimeError(
-                f"{arguments[2]} under qemu ended with {error.returncode}: {last[:300]}"
+                f"{arguments[2]} under qemu ended with {error.returncode}: {_last_line(error.stderr)}"
             ) from error
         lines = [line.split() for line in out.read_text().splitlines() if " " in line]
     return [int(count) for _, count in sorted((int(mark), count) for mark, count in lines)]
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or [""])[-1][:300]

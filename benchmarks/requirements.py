@@ -1,0 +1,47 @@
+"""What benchmarks need from the machine, checked before any work: installed programs, and root."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+
+
+class RequirementError(Exception):
+    """This machine lacks something that a benchmark needs; the message is one line that says what to do."""
+
+
+def require_programs(packages: Mapping[str, str]) -> None:
+    """Check that programs are on the `PATH`.
+
+    Parameters
+    ----------
+    packages
+        Program -> the Debian package that contains it.
+
+    Raises
+    ------
+    RequirementError
+        If any is missing; the message names all that are, and the command that installs them.
+    """
+    missing = [program for program in packages if shutil.which(program) is None]
+    if missing:
+        needed = sorted({packages[program] for program in missing})
+        raise RequirementError(f"{', '.join(missing)} not found: apt-get install {' '.join(needed)}")
+
+
+def require_root(purpose: str) -> None:
+    """Check that this process runs as root.
+
+    Parameters
+    ----------
+    purpose
+        What root is needed for, as the subject of "needs root".
+
+    Raises
+    ------
+    RequirementError
+        If it does not.
+    """
+    if os.geteuid() != 0:
+        raise RequirementError(f"{purpose} needs root: run it with sudo")
