@@ -34,6 +34,7 @@ from builder.compiling import parity, presets, sample_inputs
 from builder.compiling.lower import lower
 from builder.errors import ModelError
 from builder.importer import ImportedModel, load
+from builder.kernels.decisions import Schedules
 from builder.records.best import BestRecords
 from builder.records.records import Records
 from builder.records.shipped import NONE, ShippedChoices, shipped_for
@@ -158,7 +159,7 @@ def compile(
     if tuning_records is not None and tuning_records != NONE:
         tuned = _tuned(tuning_records, device, model, progress)
     best = tuned.best if tuned is not None else None
-    lowered = lower(model.mod, device, best, notes=progress, shipped=shipped)
+    lowered = lower(model.mod, device, Schedules(best, shipped, progress=progress))
     if best is not None:
         progress(f"schedules from tuning records for {len(best.used)} kernels")
     if shipped is not None and shipped.used:

@@ -7,14 +7,13 @@ storage, is for the memory plan; machine code is for the linker.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import tvm
 from tvm import relax, tirx
 from tvm.ir import Call
 
-from builder.kernels.decisions import BestKnown, Chooser, Shipped, heuristic
+from builder.kernels.decisions import UNTUNED, Schedules
 from builder.kernels.passes.canonical import canonicalise
 from builder.kernels.passes.layouts import choose_layouts
 from builder.kernels.passes.legalise import RESHAPES, legalise
@@ -41,14 +40,7 @@ class LoweredModule:
     kernels: tvm.IRModule
 
 
-def lower(
-    mod: tvm.IRModule,
-    target: DeviceTarget,
-    best: BestKnown | None = None,
-    choose: Chooser = heuristic,
-    notes: Callable[[str], None] | None = None,
-    shipped: Shipped | None = None,
-) -> LoweredModule:
+def lower(mod: tvm.IRModule, target: DeviceTarget, schedules: Schedules = UNTUNED) -> LoweredModule:
     """Lower `mod` for `target`.
 
     Parameters
@@ -57,22 +49,13 @@ def lower(
         A static Relax module with a `main`, weights as constants.
     target
         The device.
-    best
-        Schedules known from measuring, such as `builder.records.best.BestRecords`.
-    choose
-        Decides where nothing is known.
-    notes
-        Told where a known schedule does not apply.
-    shipped
-        Decisions that come with the compiler, such as `builder.records.shipped.shipped_for` gives; where
-        `best` has a schedule, those are not asked.
+    schedules
+        Where each kernel's schedule comes from.
     """
     mod = fuse(mod, target)
     with target.tvm_target:
         kernels = {
-            var.name_hint: schedule(func, target, choose, best, notes, shipped).with_attr(
-                "global_symbol", var.name_hint
-            )
+            var.name_hint: schedule(func, target, schedules).with_attr("global_symbol", var.name_hint)
             for var, func in sorted(mod.functions.items(), key=lambda item: item[0].name_hint)
             if isinstance(func, tirx.PrimFunc)
         }

@@ -7,7 +7,8 @@ variables of the schedule's trace (`builder.kernels.design_space`), so that one 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias
 
 from tvm import tirx
@@ -62,3 +63,32 @@ def middle(name: str, values: Sequence[int], default: int) -> Decision:
     """The middle of the values: a baseline without knowledge, for showing what a search finds."""
     del name
     return sorted({*values, default})[len(values) // 2]
+
+
+def _ignore(_: str) -> None:
+    """Report to nobody."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedules:
+    """Where a kernel's schedule comes from: the first of `best`, `shipped` and `choose` that has one.
+
+    Attributes
+    ----------
+    best
+        Schedules that were measured, such as `builder.records.best.BestRecords`.
+    shipped
+        Decisions that come with the compiler, such as `builder.records.shipped.shipped_for` returns.
+    choose
+        Makes the decisions that neither of them has made.
+    progress
+        Called with a line for each measured schedule that does not apply.
+    """
+
+    best: BestKnown | None = None
+    shipped: Shipped | None = None
+    choose: Chooser = heuristic
+    progress: Callable[[str], None] = _ignore
+
+
+UNTUNED: Final = Schedules()

@@ -11,7 +11,7 @@ from tvm import s_tir as st
 from tvm import tirx
 from tvm.s_tir.schedule import Trace
 
-from builder.kernels.decisions import BestKnown, Chooser, Shipped, heuristic
+from builder.kernels.decisions import UNTUNED, Chooser, Schedules, Shipped
 from builder.kernels.finish import finish
 from builder.kernels.signature import signature_of
 from builder.kernels.spaces import (
@@ -56,14 +56,7 @@ SCHEDULE_FAULTS: Final = (
 )
 
 
-def schedule(
-    func: tirx.PrimFunc,
-    target: DeviceTarget,
-    choose: Chooser = heuristic,
-    best: BestKnown | None = None,
-    notes: Callable[[str], None] | None = None,
-    shipped: Shipped | None = None,
-) -> tirx.PrimFunc:
+def schedule(func: tirx.PrimFunc, target: DeviceTarget, schedules: Schedules = UNTUNED) -> tirx.PrimFunc:
     """`func` with its loops ordered for `target`.
 
     Parameters
@@ -72,48 +65,33 @@ def schedule(
         An unscheduled function.
     target
         The device.
-    choose
-        Makes the decisions of the design space.
-    best
-        Schedules known from measuring; where it knows one that applies, nothing is chosen.
-    notes
-        Told where a known schedule does not apply.
-    shipped
-        Decisions that come with the compiler: they stand before `choose` where `best` has nothing better: a
-        search starts from them.
+    schedules
+        Where the order of the loops comes from.
     """
     func = without_pragmas(func)
-    return finish(_ordered(func, target, choose, best, notes, shipped), target)
+    return finish(_ordered(func, target, schedules), target)
 
 
-def _ordered(
-    func: tirx.PrimFunc,
-    target: DeviceTarget,
-    choose: Chooser,
-    best: BestKnown | None,
-    notes: Callable[[str], None] | None,
-    shipped: Shipped | None,
-) -> tirx.PrimFunc:
+def _ordered(func: tirx.PrimFunc, target: DeviceTarget, schedules: Schedules) -> tirx.PrimFunc:
     if not has_root(func):
         return func.with_attr(SCHEDULE, "opaque")
-    if best is not None:
+    if schedules.best is not None:
         try:
-            known = best.trace(func)
+            known = schedules.best.trace(func)
             if known is not None:
                 return replay(func, known)
         except SCHEDULE_FAULTS as error:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            if notes is not None:
-                notes(f"a recorded schedule does not apply, the heuristic takes its place ({reason:.120})")
+            schedules.progress(f"a recorded schedule does not apply, using the heuristic ({reason:.120})")
     # Held until the end: a schedule that alone owns its module writes into the function's shared body.
     owner = tvm.IRModule({"main": func})
-    if shipped is not None:
-        found = _as_shipped(owner, target, shipped)
+    if schedules.shipped is not None:
+        found = _as_shipped(owner, target, schedules.shipped)
         if found is not None:
             return found
     sch = st.Schedule(owner)
     try:
-        kind = apply_space(sch, target, choose)
+        kind = apply_space(sch, target, schedules.choose)
     except SCHEDULE_FAULTS:
         kind = None
     if kind is None:

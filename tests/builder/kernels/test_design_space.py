@@ -4,7 +4,7 @@ import tvm
 
 from builder.compiling.lower import lower
 from builder.importer import ImportedModel
-from builder.kernels.decisions import heuristic, middle
+from builder.kernels.decisions import Schedules, middle
 from builder.kernels.design_space import decisions_of, workload_of
 from builder.kernels.schedule import schedule
 from builder.records.task import Task
@@ -18,7 +18,7 @@ def test_the_heuristics_point_is_the_heuristics_schedule(
     for task in tasks:
         point = task.space.point(task.space.default)
         with device.tvm_target:
-            expected = schedule(task.space.func, device, heuristic)
+            expected = schedule(task.space.func, device)
             found = kernel_of(point.schedule, device)["kernel"]
         strip = lambda f: f.without_attr("edge.schedule").with_attr("global_symbol", "f")  # noqa: E731
         tvm.ir.assert_structural_equal(strip(found), strip(expected))
@@ -46,7 +46,7 @@ def test_making_points_leaves_the_workload_as_it_was(tasks: tuple[Task, ...]) ->
 
 
 def test_the_middle_of_each_space_is_another_schedule(digits: ImportedModel, device: DeviceTarget) -> None:
-    ours, mid = lower(digits.mod, device), lower(digits.mod, device, choose=middle)
+    ours, mid = lower(digits.mod, device), lower(digits.mod, device, Schedules(choose=middle))
     assert set(map(str, ours.kernels.functions)) == set(map(str, mid.kernels.functions))
     assert ours.kernels.script() != mid.kernels.script()
 

@@ -12,6 +12,7 @@ from builder import resolve
 from builder.compiling.lower import lower
 from builder.errors import RecordsError
 from builder.importer import ImportedModel
+from builder.kernels.decisions import Schedules
 from builder.records.best import BestRecords, chosen, merge, pick_best
 from builder.records.meta import BoardTime, Meta, Ratio, Verdict
 from builder.records.records import META, RECORDS, WORKLOADS, Records
@@ -60,7 +61,7 @@ def test_the_best_record_is_what_lowering_takes(
 ) -> None:
     records = Records.read(folder, device)
     best = BestRecords(records)
-    lowered, plain = lower(digits.mod, device, best), lower(digits.mod, device)
+    lowered, plain = lower(digits.mod, device, Schedules(best)), lower(digits.mod, device)
     assert best.used == {task.key}
     changed = [
         v.name_hint
@@ -82,7 +83,8 @@ def test_a_trace_that_does_not_apply_leaves_the_heuristic_and_says_so(
     record[1][0][1] = [d for d in record[1][0][1] if d[0] < 6]
     (folder / RECORDS).write_text("\n".join([*lines[:2], json.dumps(record)]) + "\n")
     notes = []
-    lowered = lower(digits.mod, device, BestRecords(Records.read(folder, device)), notes=notes.append)
+    best = BestRecords(Records.read(folder, device))
+    lowered = lower(digits.mod, device, Schedules(best, progress=notes.append))
     plain = lower(digits.mod, device)
     assert len(notes) == 1
     assert "heuristic" in notes[0]

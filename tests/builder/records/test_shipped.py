@@ -11,7 +11,7 @@ from builder import compile, load, resolve
 from builder.compiling.lower import lower
 from builder.errors import BuildError
 from builder.importer import ImportedModel
-from builder.kernels.decisions import heuristic
+from builder.kernels.decisions import Schedules, heuristic
 from builder.records import shipped
 from builder.records.best import BestRecords
 from builder.records.points import point_of, signature_for
@@ -65,7 +65,7 @@ def choices(*found: tuple[str, Entry]) -> ShippedChoices:
 
 
 def kernel(digits: ImportedModel, device: DeviceTarget, task: Task, **known: object) -> str:
-    return str(lower(digits.mod, device, **known).kernels[task.name].script())
+    return str(lower(digits.mod, device, Schedules(**known)).kernels[task.name].script())
 
 
 def test_an_entry_takes_the_heuristics_place(digits: ImportedModel, device: DeviceTarget, task: Task) -> None:
