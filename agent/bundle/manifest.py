@@ -1,45 +1,28 @@
 """The signed manifest of a bundle: what it is, what it needs, and the digest of everything in it.
 
-Promises that `Manifest.from_bytes` takes only what `Manifest.to_bytes` writes, and that every value is of
-its declared type and within its limits. Leaves to others whether the signature holds (`verify`), whether
-the files match (`verify`) and whether this machine can run it (`admission`).
+Promises that `Manifest.from_bytes` accepts only what `Manifest.to_bytes` writes, and that every value has its
+declared type and lies within its limits. Leaves the signature and the files' contents to `verify`, and
+whether this machine can run the bundle to `admission`.
+
+The rules for what a user chooses (`check_model_name`, `check_version`, `check_security_counter`,
+`check_compatible`) can be called without a manifest, so that the builder refuses a bad value before it
+compiles.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
 from agent.bundle import canonical_json
 from agent.bundle.archive import MANIFEST, MAX_BUNDLE_BYTES, MAX_MEMBER_BYTES, SIGNATURE, max_member_bytes
-from agent.bundle.limits import SHA256, WORD, match, within
-from agent.bundle.processing import Detect, Postprocess, Preprocess, Softmax, Step, TopK
-from agent.bundle.provenance import Provenance, ShippedRecords, Tuning
+from agent.bundle.processing import Postprocess, Preprocess
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import EndlessDataError, FormatError
-
-__all__ = [
-    "MAX_MANIFEST_BYTES",
-    "Detect",
-    "FileDigest",
-    "Manifest",
-    "Postprocess",
-    "Preprocess",
-    "Provenance",
-    "Resources",
-    "Runtime",
-    "Samples",
-    "ShippedRecords",
-    "Softmax",
-    "Step",
-    "Target",
-    "TopK",
-    "Tuning",
-]
 
 FORMAT: Final = 1
 MAX_MANIFEST_BYTES: Final = MAX_MEMBER_BYTES[MANIFEST]
@@ -47,8 +30,13 @@ _REQUIRED_FILES: Final = ("mod.json", "mod.params", "mod.so")
 _SAMPLE_FILES: Final = ("samples/inputs.params", "samples/outputs.params")
 MAX_TENSORS: Final = 1024
 MAX_SAMPLES: Final = 1024
-# The samples' names are "<k>/<tensor name>" and bounded by TensorSpec too.
+# Samples are named "<k>/<tensor name>", and TensorSpec limits that whole name to 256 characters.
 _MAX_TENSOR_NAME_CHARS: Final = 240
+# A 64-bit signed integer, which every language can read.
+MAX_SECURITY_COUNTER: Final = (1 << 63) - 1
+MAX_VERSION_CHARS: Final = 64
+# For device types and for CPU features; a recent x86-64 CPU has some 40 features that kernels use.
+MAX_WORDS: Final = 64
 
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 # https://semver.org/#is-there-a-suggested-regular-expression-regex-to-check-a-semver-string
@@ -61,20 +49,93 @@ _SEMVER: Final = re.compile(
 # Devicetree specification 0.4, 2.3.1 compatible: "manufacturer,model".
 _COMPATIBLE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9,._+-]{0,127}")
 _GLIBC: Final = re.compile(r"2\.(0|[1-9]\d{0,2})(\.\d{1,3})?", re.ASCII)
+_WORD: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
+_SENTENCE: Final = re.compile(r"[ -~]{1,256}")
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
+
+
+def check_model_name(name: str) -> None:
+    """Check a model's name: 1 to 64 of `a-z`, `0-9`, `.`, `_` and `-`, the first a letter or a digit.
+
+    Raises
+    ------
+    ValueError
+        If it breaks that rule.
+    """
+    _match(
+        "name", name, _NAME, "1 to 64 lower case letters, digits, '.', '_' and '-', first a letter or digit"
+    )
+
+
+def check_version(version: str) -> None:
+    """Check a model's version: semantic version 2.0.0 (semver.org) of at most 64 characters.
+
+    Raises
+    ------
+    ValueError
+        If it is longer or not a semantic version.
+    """
+    if len(version) > MAX_VERSION_CHARS:
+        raise ValueError(f"version: expected at most {MAX_VERSION_CHARS} characters, got {len(version)}")
+    _match("version", version, _SEMVER, "a semantic version such as 1.0.0")
+
+
+def check_security_counter(counter: int) -> None:
+    """Check a security counter: 0 to 2^63 - 1.
+
+    Raises
+    ------
+    ValueError
+        If it is out of that range.
+    """
+    _within("security_counter", counter, 0, MAX_SECURITY_COUNTER)
+
+
+def check_compatible(compatible: Sequence[str]) -> None:
+    """Check the device types that a bundle is for: 1 to 64 strings such as `raspberrypi,4-model-b`.
+
+    Each has 1 to 128 of `A-Z`, `a-z`, `0-9` and `,._+-`, and begins with a letter or a digit.
+
+    Raises
+    ------
+    ValueError
+        If there are none or too many, or one breaks that rule.
+    """
+    if not 1 <= len(compatible) <= MAX_WORDS:
+        raise ValueError(f"compatible: expected 1 to {MAX_WORDS} device types, got {len(compatible)}")
+    for device_type in compatible:
+        _match("compatible", device_type, _COMPATIBLE, "a device type such as raspberrypi,4-model-b")
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The machine that the kernels were compiled for; features have the names of /proc/cpuinfo."""
+    """The machine that the kernels were compiled for.
+
+    Attributes
+    ----------
+    triple
+        LLVM's target triple, such as `aarch64-linux-gnu`.
+    cpu
+        LLVM's name of the CPU, such as `cortex-a72`.
+    features
+        CPU features that the kernels use, named as in /proc/cpuinfo; sorted, at most 64.
+    """
 
     triple: str
     cpu: str
     features: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        match("triple", self.triple, WORD)
-        match("cpu", self.cpu, WORD)
-        _sorted_words("features", self.features)
+        _word("triple", self.triple)
+        _word("cpu", self.cpu)
+        if len(self.features) > MAX_WORDS:
+            raise ValueError(f"features: expected at most {MAX_WORDS} entries, got {len(self.features)}")
+        for feature in self.features:
+            _word("features", feature)
+        if list(self.features) != sorted(set(self.features)):
+            raise ValueError(
+                f"features: expected sorted entries without duplicates, got {', '.join(self.features):.200}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +151,7 @@ class Runtime:
     abi
         `tvm-ffi-<major>.<minor>`.
     glibc
-        The newest glibc version that mod.so needs a symbol of, as in `2.28`.
+        The newest glibc version that mod.so needs a symbol of, such as `2.28`.
     """
 
     tvm: str
@@ -101,10 +162,10 @@ class Runtime:
 
     def __post_init__(self) -> None:
         for name in ("tvm", "tvm_ffi", "abi"):
-            match(name, getattr(self, name), WORD)
+            _word(name, getattr(self, name))
         if self.executor != "graph":
-            raise ValueError(f"executor is graph, not {self.executor!r:.80}")
-        match("glibc", self.glibc, _GLIBC)
+            raise ValueError(f"executor: expected graph, got {self.executor!r:.80}")
+        _match("glibc", self.glibc, _GLIBC, "a version of glibc such as 2.28")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,58 +176,180 @@ class FileDigest:
     size: int
 
     def __post_init__(self) -> None:
-        match("sha256", self.sha256, SHA256)
-        within("size", self.size, 0, MAX_BUNDLE_BYTES)
+        _sha256("sha256", self.sha256)
+        _within("size", self.size, 0, MAX_BUNDLE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """How many recorded inputs and outputs there are, and how far off an output may be."""
+    """The recorded inputs and outputs that a device checks itself with before it serves a model.
+
+    Attributes
+    ----------
+    count
+        Number of samples, 0 to 1024.
+    rtol, atol
+        Relative and absolute tolerance of an output element.
+    """
 
     count: int
     rtol: float
     atol: float
 
     def __post_init__(self) -> None:
-        within("count", self.count, 0, MAX_SAMPLES)
-        for name, value in (("rtol", self.rtol), ("atol", self.atol)):
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{name} is finite and not negative, not {value}")
+        _within("count", self.count, 0, MAX_SAMPLES)
+        _not_negative("rtol", self.rtol)
+        _not_negative("atol", self.atol)
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """Memory that running takes, in bytes: activations, and weights."""
+    """Memory that the model needs to run, in bytes: activations (the arena) and weights."""
 
     arena_bytes: int
     params_bytes: int
 
     def __post_init__(self) -> None:
-        within("arena_bytes", self.arena_bytes, 0, 1 << 40)
-        within("params_bytes", self.params_bytes, 0, 1 << 40)
+        _within("arena_bytes", self.arena_bytes, 0, 1 << 40)
+        _within("params_bytes", self.params_bytes, 0, 1 << 40)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
-    """Everything that is signed about a bundle, but its files' contents.
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """The tuned model timed against the untuned one, on one board, in alternating pairs of runs.
+
+    Attributes
+    ----------
+    board
+        The board that was measured on.
+    untuned_ms, tuned_ms
+        Median time of an inference, in milliseconds.
+    speedup, low, high
+        Median of untuned / tuned over the pairs, and its 95 % interval.
+    pairs
+        Number of pairs.
+    """
+
+    board: str
+    untuned_ms: float
+    tuned_ms: float
+    speedup: float
+    low: float
+    high: float
+    pairs: int
+
+    def __post_init__(self) -> None:
+        _sentence("board", self.board)
+        for name in ("untuned_ms", "tuned_ms", "speedup", "low", "high"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name}: expected a finite number above 0, got {value}")
+        _within("pairs", self.pairs, 1, 1 << 20)
+
+
+@dataclass(frozen=True, slots=True)
+class ShippedRecords:
+    """The tuning records that came with the compiler and were applied.
 
     Attributes
     ----------
     name
-        The model's name: lower case letters, digits, `._-`; at most 64, the first a letter or digit.
+        The kind of core that they are for.
+    sha256
+        Digest of the records' file.
+    kernels
+        Number of different kernels whose schedules come from it.
+    board_timed
+        Whether they were timed on a device of that kind.
+    """
+
+    name: str
+    sha256: str
+    kernels: int
+    board_timed: bool
+
+    def __post_init__(self) -> None:
+        _word("name", self.name)
+        _sha256("sha256", self.sha256)
+        _within("kernels", self.kernels, 1, 1 << 20)
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """Where the bundle comes from: the model, the compiler, its reference and its tuning.
+
+    Attributes
+    ----------
+    source_sha256
+        Digest of the model file that was compiled.
+    builder
+        Name and version of the compiler, such as `edgebundle 0.1.0`.
+    tuning_records_sha256
+        Digest of the tuning records that were applied, or None.
+    parity_error
+        Largest relative error against the reference on the recorded inputs, or None if it was not measured.
+    reference
+        Name and version of that reference, or None.
+    tuning
+        How much faster tuning made this model, or None if it was not tuned or not compared.
+    shipped_records
+        The records that came with the compiler and were applied, or None.
+    """
+
+    source_sha256: str
+    builder: str
+    tuning_records_sha256: str | None = None
+    parity_error: float | None = None
+    reference: str | None = None
+    tuning: Tuning | None = None
+    shipped_records: ShippedRecords | None = field(default=None, metadata=canonical_json.LATER)
+
+    def __post_init__(self) -> None:
+        _sha256("source_sha256", self.source_sha256)
+        _sentence("builder", self.builder)
+        if self.tuning_records_sha256 is not None:
+            _sha256("tuning_records_sha256", self.tuning_records_sha256)
+        if self.parity_error is not None:
+            _not_negative("parity_error", self.parity_error)
+        if self.reference is not None:
+            _sentence("reference", self.reference)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """Everything that is signed about a bundle, except its files' contents.
+
+    Attributes
+    ----------
+    name
+        The model's name, see `check_model_name`.
     version
-        Semantic version 2.0.0.
+        Semantic version 2.0.0, see `check_version`.
     security_counter
-        Never lower than what a device has committed for this name.
+        0 to 2^63 - 1. A device refuses a bundle whose counter is lower than the one it committed for `name`.
     compatible
-        Machines that take it; one of these must be among the device's own.
+        Device types that the bundle is for; one of them must be among the device's own.
+    target, runtime
+        The machine and the software that the kernels need.
+    inputs, outputs
+        The model's tensors, in the order in which it takes and returns them; 1 to 1024 each.
+    preprocess, postprocess
+        What the device does to an image before the model and to the outputs after it, or None.
+    samples
+        Number and tolerance of the recorded inputs and outputs.
+    resources
+        Memory that the model needs.
     files
-        Name -> digest of every member but manifest.json and model.sig.
+        Name -> digest of every member except manifest.json and model.sig.
+    provenance
+        Where the bundle comes from.
+    format
+        Version of the manifest's format, 1.
 
     Raises
     ------
     ValueError
-        If a value is out of its limits, or refers to something that is not there.
+        If a value is out of its limits, or refers to a tensor that the model does not have.
     """
 
     name: str
@@ -188,32 +371,19 @@ class Manifest:
     def __post_init__(self) -> None:
         object.__setattr__(self, "files", MappingProxyType(dict(sorted(self.files.items()))))
         if self.format != FORMAT:
-            raise ValueError(f"format is {FORMAT}, not {self.format}")
-        match("name", self.name, _NAME)
-        if len(self.version) > 64:
-            raise ValueError(f"version has at most 64 characters, not {len(self.version)}")
-        match("version", self.version, _SEMVER)
-        within("security_counter", self.security_counter, 0, (1 << 63) - 1)
-        if not 1 <= len(self.compatible) <= 64:
-            raise ValueError(f"compatible has 1 to 64 entries, not {len(self.compatible)}")
-        for entry in self.compatible:
-            match("compatible", entry, _COMPATIBLE)
-        for kind, specs in (("inputs", self.inputs), ("outputs", self.outputs)):
-            if not 1 <= len(specs) <= MAX_TENSORS:
-                raise ValueError(f"{kind} has 1 to {MAX_TENSORS} entries, not {len(specs)}")
-            if len({spec.name for spec in specs}) != len(specs):
-                raise ValueError(f"{kind} has a name twice")
-            for spec in specs:
-                if spec.datatype == "BYTES":
-                    raise ValueError(f"{kind} has {spec.name} of datatype BYTES, which no kernel takes")
-                within(
-                    f"the length of the name of {kind} {spec.name}", len(spec.name), 1, _MAX_TENSOR_NAME_CHARS
-                )
+            raise ValueError(f"format: expected {FORMAT}, got {self.format}")
+        check_model_name(self.name)
+        check_version(self.version)
+        check_security_counter(self.security_counter)
+        check_compatible(self.compatible)
+        _check_tensors("inputs", self.inputs)
+        _check_tensors("outputs", self.outputs)
         _check_files(self.files)
         if self.preprocess is not None and self.preprocess.input not in {spec.name for spec in self.inputs}:
-            raise ValueError(f"preprocess is for input {self.preprocess.input!r:.80}, which is not there")
+            raise ValueError(f"preprocess is for input {self.preprocess.input!r:.80}, which does not exist")
         if self.postprocess is not None:
-            _check_steps(self.postprocess, self.outputs)
+            for name in sorted(self.postprocess.outputs - {spec.name for spec in self.outputs}):
+                raise ValueError(f"postprocess is for output {name!r:.80}, which does not exist")
 
     @property
     def has_labels(self) -> bool:
@@ -226,16 +396,18 @@ class Manifest:
         Raises
         ------
         FormatError
-            If the digest of a file is missing that every such bundle has.
+            If a file that every such bundle has is missing from `files`.
         EndlessDataError
-            If it is larger than a reader takes.
+            If it is larger than the 512 KiB that a reader accepts.
         """
         required = [*_REQUIRED_FILES, *(_SAMPLE_FILES if self.samples.count else ())]
         if missing := [name for name in required if name not in self.files]:
             raise FormatError(f"the manifest's files lack {missing[0]}")
         raw = canonical_json.encode(canonical_json.to_json(self))
         if len(raw) > MAX_MANIFEST_BYTES:
-            raise EndlessDataError(f"a manifest has at most {MAX_MANIFEST_BYTES} bytes, this one {len(raw)}")
+            raise EndlessDataError(
+                f"expected a manifest of at most {MAX_MANIFEST_BYTES} bytes, got {len(raw)}"
+            )
         return raw
 
     @classmethod
@@ -245,37 +417,67 @@ class Manifest:
         Raises
         ------
         FormatError
-            If any byte is not as `to_bytes` would have written it.
+            If `to_bytes` would have written any byte differently.
         EndlessDataError
             If it is larger than 512 KiB.
         """
         if len(raw) > MAX_MANIFEST_BYTES:
-            raise EndlessDataError(f"a manifest has at most {MAX_MANIFEST_BYTES} bytes, this one {len(raw)}")
+            raise EndlessDataError(
+                f"expected a manifest of at most {MAX_MANIFEST_BYTES} bytes, got {len(raw)}"
+            )
         manifest = canonical_json.from_json(cls, canonical_json.parse(raw, "manifest.json"), "manifest")
         if manifest.to_bytes() != raw:
-            raise FormatError("manifest.json is not in its one encoding: keys sorted, no spaces, ASCII")
+            raise FormatError("manifest.json: expected canonical JSON (sorted keys, no spaces, ASCII)")
         return manifest
+
+
+def _check_tensors(kind: str, specs: tuple[TensorSpec, ...]) -> None:
+    if not 1 <= len(specs) <= MAX_TENSORS:
+        raise ValueError(f"{kind}: expected 1 to {MAX_TENSORS} tensors, got {len(specs)}")
+    if len({spec.name for spec in specs}) != len(specs):
+        raise ValueError(f"{kind}: two tensors have the same name")
+    for spec in specs:
+        if spec.datatype == "BYTES":
+            raise ValueError(f"{kind}: {spec.name} has datatype BYTES, which no kernel takes")
+        if len(spec.name) > _MAX_TENSOR_NAME_CHARS:
+            raise ValueError(
+                f"{kind}: expected a name of at most {_MAX_TENSOR_NAME_CHARS} characters, "
+                f"got {len(spec.name)} in {spec.name:.80}"
+            )
 
 
 def _check_files(files: Mapping[str, FileDigest]) -> None:
     for name, digest in files.items():
         if name in (MANIFEST, SIGNATURE):
-            raise ValueError(f"files has {name}, which cannot hold its own digest")
+            raise ValueError(f"files: {name} cannot hold its own digest")
         try:
-            within(f"the size of {name}", digest.size, 0, max_member_bytes(name))
+            _within(f"size of {name}", digest.size, 0, max_member_bytes(name))
         except FormatError as error:
             raise ValueError(str(error)) from error
 
 
-def _check_steps(postprocess: Postprocess, outputs: tuple[TensorSpec, ...]) -> None:
-    for name in sorted(postprocess.outputs - {spec.name for spec in outputs}):
-        raise ValueError(f"postprocess is for output {name!r:.80}, which is not there")
+def _word(name: str, value: str) -> None:
+    _match(name, value, _WORD, "1 to 64 letters, digits, '.', '_', '+' and '-', first a letter or digit")
 
 
-def _sorted_words(name: str, words: tuple[str, ...]) -> None:
-    if len(words) > 64:
-        raise ValueError(f"{name} has at most 64 entries, not {len(words)}")
-    for word in words:
-        match(name, word, WORD)
-    if list(words) != sorted(set(words)):
-        raise ValueError(f"{name} is sorted and without duplicates, not {', '.join(words):.200}")
+def _sentence(name: str, value: str) -> None:
+    _match(name, value, _SENTENCE, "1 to 256 printable ASCII characters")
+
+
+def _sha256(name: str, value: str) -> None:
+    _match(name, value, _SHA256, "64 lower case hexadecimal digits")
+
+
+def _match(name: str, value: str, pattern: re.Pattern[str], expected: str) -> None:
+    if not isinstance(value, str) or not pattern.fullmatch(value):
+        raise ValueError(f"{name}: expected {expected}, got {value!r:.80}")
+
+
+def _within(name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise ValueError(f"{name}: expected {low} to {high}, got {value}")
+
+
+def _not_negative(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{name}: expected a finite number of at least 0, got {value}")

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from agent.bundle import archive, canonical_json
 from agent.bundle.keyring import Keyring
-from agent.bundle.manifest import Manifest, Step
-from agent.bundle.processing import Detect, Postprocess, Preprocess, Softmax, TopK
+from agent.bundle.manifest import Manifest
+from agent.bundle.processing import Detect, Postprocess, Preprocess, Softmax, Step, TopK
 from agent.bundle.tensor_spec import TensorSpec
 from agent.bundle.verify import verify
 from agent.errors import BundleError, FormatError

@@ -13,20 +13,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from agent.bundle import archive, signature
 from agent.bundle.graph import Graph, Node, NodeEntry
 from agent.bundle.keyring import Keyring
-from agent.bundle.manifest import (
-    FileDigest,
-    Manifest,
-    Postprocess,
-    Preprocess,
-    Provenance,
-    Resources,
-    Runtime,
-    Samples,
-    Softmax,
-    Target,
-    TopK,
-)
+from agent.bundle.manifest import FileDigest, Manifest, Provenance, Resources, Runtime, Samples, Target
 from agent.bundle.params import dump_params
+from agent.bundle.processing import Postprocess, Preprocess, Softmax, TopK
 from agent.bundle.tensor_spec import TensorSpec
 
 

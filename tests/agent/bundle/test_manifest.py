@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from agent.bundle.manifest import (
-    Detect,
     Manifest,
-    Postprocess,
-    Preprocess,
     ShippedRecords,
-    Softmax,
-    TopK,
     Tuning,
+    check_compatible,
+    check_model_name,
+    check_security_counter,
+    check_version,
 )
+from agent.bundle.processing import Detect, Postprocess, Preprocess, Softmax, TopK
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import EndlessDataError, FormatError
 from tests.agent.bundle.documents import drop, put
@@ -87,6 +87,7 @@ BAD: dict[str, Callable[[Any], None]] = {
     "name null": put("name", to=None),
     "version not semantic": put("version", to="1.2"),
     "version with a leading zero": put("version", to="01.2.3"),
+    "version too long": put("version", to="1.0.0-" + "a" * 59),
     "version in other digits": put("version", to="1.2.٣"),
     "compatible empty": put("compatible", to=[]),
     "compatible no list": put("compatible", to="linux-x86_64"),
@@ -206,6 +207,28 @@ def test_incomplete_manifest_is_not_written(kit: Any) -> None:
 def test_processing_out_of_range_is_refused(make: Callable[[], object]) -> None:
     with pytest.raises(ValueError, match=r"."):
         make()
+
+
+@pytest.mark.parametrize(
+    ("check", "good", "bad"),
+    [
+        (check_model_name, "pets-2.1_int8", ["", "Pets", "-pets", "p" * 65, "pets\n"]),
+        (check_version, "1.0.0-rc.1+build.7", ["", "1.0", "01.0.0", "1.0.0-01", "1.0.0-" + "a" * 59]),
+        (check_security_counter, (1 << 63) - 1, [-1, 1 << 63]),
+        (
+            check_compatible,
+            ["raspberrypi,4-model-b", "linux-x86_64"],
+            [[], ["a"] * 65, [""], ["-a"], ["a b"], ["a" * 129]],
+        ),
+    ],
+)
+def test_what_a_user_chooses_can_be_checked_without_a_manifest(
+    check: Callable[[Any], None], good: Any, bad: list[Any]
+) -> None:
+    check(good)
+    for value in bad:
+        with pytest.raises(ValueError, match=r"expected .*, got "):
+            check(value)
 
 
 @pytest.mark.parametrize(

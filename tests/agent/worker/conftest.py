@@ -17,17 +17,8 @@ import numpy as np
 import pytest
 
 from agent.bundle.graph import Graph
-from agent.bundle.manifest import (
-    FileDigest,
-    Manifest,
-    Postprocess,
-    Preprocess,
-    Provenance,
-    Resources,
-    Runtime,
-    Samples,
-    Target,
-)
+from agent.bundle.manifest import FileDigest, Manifest, Provenance, Resources, Runtime, Samples, Target
+from agent.bundle.processing import Postprocess, Preprocess
 from agent.bundle.tensor_spec import TensorSpec
 from agent.worker.channel import Answer, Channel, Failed, Frame, Load, Ready, Request, send_load
 from tests.fake_module import GraphBuilder, params

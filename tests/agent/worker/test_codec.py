@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from agent.bundle.manifest import Preprocess
+from agent.bundle.processing import Preprocess
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import ExecutionError, InputError, MediaTypeError, RequestError
 from agent.runtime.preprocess import Preprocessor

@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from agent.bundle.manifest import Postprocess, Preprocess, Samples, Softmax, TopK
+from agent.bundle.manifest import Samples
+from agent.bundle.processing import Postprocess, Preprocess, Softmax, TopK
 from agent.bundle.tensor_spec import TensorSpec
 from agent.worker.channel import Answer, Failed, Ready, Request, Stop
 from tests.agent.worker.conftest import Spawn, one_kernel
