@@ -23,17 +23,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from builder.boards.measuring import RunnerOptions
+    from builder.boards.measuring_process import RunnerOptions
     from builder.bundles.package import Package
     from builder.compiling.compilation import Identity, compile
     from builder.importer import ImportedModel, load
-    from builder.records.best import pick_best
-    from builder.records.records import Records
+    from builder.records.best_records import pick_best
+    from builder.records.folder import Records
     from builder.records.task import Task
     from builder.running.local_run import RunResult, profile, run
     from builder.target.device_target import DeviceTarget, resolve
     from builder.tuning.options import TuneOptions
-    from builder.tuning.tasks import extract_tasks
+    from builder.tuning.tasks.extraction import extract_tasks
     from builder.tuning.tuner import tune
 
 # ONNX Runtime, our reference, reports to its maker (from 1.29 on) unless this is set before it is loaded.
@@ -45,15 +45,15 @@ _HOME: Final = {
     "Identity": "builder.compiling.compilation",
     "ImportedModel": "builder.importer",
     "Package": "builder.bundles.package",
-    "Records": "builder.records.records",
+    "Records": "builder.records.folder",
     "RunResult": "builder.running.local_run",
-    "RunnerOptions": "builder.boards.measuring",
+    "RunnerOptions": "builder.boards.measuring_process",
     "Task": "builder.records.task",
     "TuneOptions": "builder.tuning.options",
     "compile": "builder.compiling.compilation",
-    "extract_tasks": "builder.tuning.tasks",
+    "extract_tasks": "builder.tuning.tasks.extraction",
     "load": "builder.importer",
-    "pick_best": "builder.records.best",
+    "pick_best": "builder.records.best_records",
     "profile": "builder.running.local_run",
     "resolve": "builder.target.device_target",
     "run": "builder.running.local_run",

@@ -25,7 +25,7 @@ from benchmarks.shipped_records.measure import LEAST_GAIN, Measure
 from benchmarks.shipped_records.wanted import Wanted, wanted
 from builder.kernels.design_space import Decisions
 from builder.records.points import point_of
-from builder.records.shipped import Entry, ShippedRecords, name_for
+from builder.records.shipped import CoreRecords, ShippedEntry, name_for
 from builder.records.task import Task
 from builder.target.device_target import DeviceTarget, resolve
 
@@ -62,7 +62,7 @@ def main() -> int:
     try:
         todo = wanted(args.models, target, args.kinds)
         print(f"{len(todo)} operators, {sum(w.tasks[0].space.size for w in todo)} points", flush=True)
-        other = ShippedRecords.read(args.like) if args.like else None
+        other = CoreRecords.read(args.like) if args.like else None
         if other is not None:
             todo = [w for w in todo if w.signature in other.entries]
         for first in range(0, len(todo), AT_ONCE):
@@ -92,10 +92,10 @@ def visit(
     measure: Measure,
     most: int,
     steps: int,
-    other: ShippedRecords | None,
+    other: CoreRecords | None,
 ) -> None:
     """Search a few operators beside each other, and write what holds."""
-    known = ShippedRecords.read(core)
+    known = CoreRecords.read(core)
     walks = [Descent(w.tasks[0].space, most, seeds(w, (known, other))) for w in todo]
     for _ in range(steps):
         proposed = [
@@ -117,7 +117,7 @@ def visit(
     for (w, walk), verdict in zip(better, verdicts, strict=True):
         said[w.signature] = f"{walk.space.describe(walk.best)}: {verdict.says}"
         if verdict.holds:
-            entries[w.signature] = Entry(
+            entries[w.signature] = ShippedEntry(
                 named(w.tasks[0], walk.best),
                 named(w.tasks[0], walk.space.default),
                 float(f"{verdict.gain:.3g}"),
@@ -137,7 +137,7 @@ def visit(
     (FOLDER / f"{core}.json").write_text(records.to_text())
 
 
-def next_points(walk: Descent, other: ShippedRecords | None) -> list[Decisions]:
+def next_points(walk: Descent, other: CoreRecords | None) -> list[Decisions]:
     """What the walk proposes; where another core leads, its point and the heuristic's alone."""
     if other is None:
         return walk.propose()
@@ -152,7 +152,7 @@ def is_promising(walk: Descent) -> bool:
     )
 
 
-def seeds(w: Wanted, sources: Sequence[ShippedRecords | None]) -> list[Decisions]:
+def seeds(w: Wanted, sources: Sequence[CoreRecords | None]) -> list[Decisions]:
     """Points that records have for this signature."""
     space, found = w.tasks[0].space, list[Decisions]()
     for records in sources:

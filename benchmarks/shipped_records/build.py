@@ -10,13 +10,13 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir import load_json, save_json
 
-from builder.boards.measuring import KERNEL
+from builder.boards.measuring_process import KERNEL
 from builder.codegen.kernel_object import compile_object
 from builder.codegen.link.linker import link
 from builder.kernels.design_space import Decisions
 from builder.records.task import Task
 from builder.target.device_target import DeviceTarget
-from builder.tuning.build import arguments_of, kernel_of
+from builder.tuning.candidates.candidate_builder import arguments_of, kernel_of
 
 Arguments = tuple[tuple[str, tuple[int, ...]], ...]
 

@@ -18,7 +18,7 @@ from tvm import s_tir as st
 from benchmarks.shipped_records.cores import MODELS, TARGETS
 from benchmarks.shipped_records.wanted import wanted
 from builder.kernels.schedule import SCHEDULE_FAULTS, apply_space
-from builder.records.shipped import Entry, EntryChooser, ShippedRecords
+from builder.records.shipped import CoreRecords, EntryChooser, ShippedEntry
 from builder.records.task import Task
 from builder.target.device_target import resolve
 
@@ -45,7 +45,7 @@ class Applicability:
         return self.fit / total if total else 1.0
 
 
-def applicability(records: ShippedRecords, models: Sequence[str]) -> Applicability:
+def applicability(records: CoreRecords, models: Sequence[str]) -> Applicability:
     """Look at the entries that come from `models`."""
     ours = {s: e for s, e in records.entries.items() if set(e.models) & set(models)}
     there = {w.signature: w for w in wanted(models, resolve(TARGETS[records.name]), None)} if ours else {}
@@ -57,7 +57,7 @@ def applicability(records: ShippedRecords, models: Sequence[str]) -> Applicabili
     return Applicability(len(ours) - len(stale), tuple(stale))
 
 
-def fault(task: Task, entry: Entry) -> str | None:
+def fault(task: Task, entry: ShippedEntry) -> str | None:
     """Why an entry does not apply, None where it does."""
     choose = EntryChooser(entry)
     try:
@@ -76,7 +76,7 @@ def main() -> int:
     args = parser.parse_args()
     worst = 1.0
     for name in args.core or TARGETS:
-        result = applicability(ShippedRecords.read(name), args.models)
+        result = applicability(CoreRecords.read(name), args.models)
         worst = min(worst, result.share)
         print(f"{name}: {result.fit} of {result.fit + len(result.stale)} entries apply")
         for signature, why in result.stale:

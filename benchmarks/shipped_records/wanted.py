@@ -11,7 +11,7 @@ from builder.kernels.decisions import heuristic
 from builder.records.points import signature_for
 from builder.records.task import Task
 from builder.target.device_target import DeviceTarget
-from builder.tuning.tasks import extract_tasks
+from builder.tuning.tasks.extraction import extract_tasks
 
 TOKENS = (1, 128)
 

@@ -15,10 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.shipped_records.timer import counter
-from builder.boards.board_functions import BoardState, compare_json
 from builder.boards.local_board import LocalBoard
-from builder.boards.measuring import KERNEL, Code, MeasureProcess, Place, RunnerOptions, Timing
-from builder.boards.measuring_session import Session, serve
+from builder.boards.measuring_process import (
+    KERNEL,
+    BoardAddress,
+    BuiltKernel,
+    MeasuringProcess,
+    RunnerOptions,
+    Timing,
+)
+from builder.boards.measuring_session import MeasuringSession, serve
+from builder.boards.remote_functions import BoardState, compare_json
 
 SPIN = 200_000
 
@@ -26,13 +33,13 @@ SPIN = 200_000
 def cycle_board(options: RunnerOptions) -> LocalBoard:
     """The board; `options` must ask for one thread."""
     assert options.threads == 1
-    return LocalBoard(options, MeasureProcess("benchmarks.tuning.cycle_board"))
+    return LocalBoard(options, MeasuringProcess("benchmarks.tuning.cycle_board"))
 
 
-class CycleSession(Session):
-    """Counts where `Session` times."""
+class CycleSession(MeasuringSession):
+    """Counts where `MeasuringSession` times."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: BoardAddress) -> None:
         super().__init__(place)
         self._read = counter()
         self._kept: dict[tuple[tuple[str, tuple[int, ...]], ...], list[Any]] = {}
@@ -42,7 +49,7 @@ class CycleSession(Session):
         """Cycles so far, as seconds."""
         return self._read() / self._hertz
 
-    def arguments(self, code: Code) -> list[Any]:
+    def arguments(self, code: BuiltKernel) -> list[Any]:
         """Tensors of this process, kept for the kernels that take the same."""
         if code.arguments not in self._kept:
             import numpy as np
@@ -56,7 +63,7 @@ class CycleSession(Session):
             ]
         return self._kept[code.arguments]
 
-    def _kernel(self, code: Code) -> Callable[..., Any]:
+    def _kernel(self, code: BuiltKernel) -> Callable[..., Any]:
         import tvm_ffi
 
         with tempfile.NamedTemporaryFile(suffix=".so") as file:
@@ -76,14 +83,14 @@ class CycleSession(Session):
             kernel(*arguments)
         return (self.clock() - start) / number
 
-    def measure(self, code: Code, options: RunnerOptions) -> Timing:
+    def measure(self, code: BuiltKernel, options: RunnerOptions) -> Timing:
         """Cycles of a kernel."""
         kernel, arguments = self._kernel(code), self.arguments(code)
         seconds = tuple(self._seconds(kernel, arguments, options) for _ in range(options.repeat))
         return Timing(seconds, BoardState())
 
     def compare(
-        self, untuned: Code, tuned: Code, pairs: int, options: RunnerOptions
+        self, untuned: BuiltKernel, tuned: BuiltKernel, pairs: int, options: RunnerOptions
     ) -> tuple[tuple[float, float], ...]:
         """Cycles of two kernels in turn, each with arguments of its own."""
         kernels = [self._kernel(code) for code in (untuned, tuned)]

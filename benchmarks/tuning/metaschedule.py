@@ -11,16 +11,16 @@ import tvm
 from tvm.s_tir import meta_schedule as ms
 
 from benchmarks.tuning.operators import KERNEL, Operator
-from builder.boards.measuring import Code
+from builder.boards.measuring_process import BuiltKernel
 from builder.target.device_target import DeviceTarget
-from builder.tuning.build import build_module
+from builder.tuning.candidates.candidate_builder import build_module
 
 
 @dataclass(frozen=True)
 class Tuned:
     """The best that was found, how many points that took, and how long."""
 
-    code: Code | None
+    code: BuiltKernel | None
     trials: int
     seconds: float
 
@@ -49,4 +49,6 @@ def tune(operator: Operator, target: DeviceTarget, trials: int, seed: int = 0) -
     if schedule is None:
         return Tuned(None, len(records), seconds)
     kernel = schedule.mod["main"].with_attr("global_symbol", KERNEL)
-    return Tuned(Code(build_module(tvm.IRModule({KERNEL: kernel}), target), arguments), len(records), seconds)
+    return Tuned(
+        BuiltKernel(build_module(tvm.IRModule({KERNEL: kernel}), target), arguments), len(records), seconds
+    )

@@ -14,14 +14,14 @@ from pathlib import Path
 from benchmarks.tuning.cycle_board import cycle_board
 from builder import RunnerOptions, TuneOptions, extract_tasks, load, resolve, tune
 from builder.boards.local_board import LocalBoard
-from builder.boards.measuring import Code
+from builder.boards.measuring_process import BuiltKernel
 from builder.kernels.decisions import middle
 from builder.kernels.design_space import Decisions
-from builder.records.best import chosen
-from builder.records.records import Records
+from builder.records.best_records import chosen
+from builder.records.folder import Records
 from builder.records.task import Task
-from builder.tuning.build import CandidateBuilder
-from builder.tuning.comparison import compare_kernels
+from builder.tuning.candidates.candidate_builder import CandidateBuilder
+from builder.tuning.verdicts.paired_timing import compare_kernels
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def _times(
     """Seconds of a call at each point; the first meets each of the others in turn."""
     candidates = [task.space.point(decisions) for decisions in points]
     codes = builder.build([(task, point) for point in candidates if point is not None])
-    first, *others = [code for code in codes if isinstance(code, Code)]
+    first, *others = [code for code in codes if isinstance(code, BuiltKernel)]
     assert len(others) == len(points) - 1, codes
     ratios = [compare_kernels(board, first, other, pairs, runner) for other in others]
     before = min(ratio.untuned_us for ratio in ratios) / 1e6

@@ -20,11 +20,11 @@ from benchmarks.tuning.cycle_board import cycle_board
 from benchmarks.tuning.operators import OPERATORS, Operator
 from builder import RunnerOptions, extract_tasks, load, resolve
 from builder.boards.local_board import LocalBoard
-from builder.boards.measuring import Code
+from builder.boards.measuring_process import BuiltKernel
 from builder.kernels.design_space import Decisions
 from builder.records.task import Task
-from builder.tuning.build import CandidateBuilder
-from builder.tuning.search import search
+from builder.tuning.candidates.candidate_builder import CandidateBuilder
+from builder.tuning.search import strategies
 
 MOST = 1000
 TRIALS = 60
@@ -75,10 +75,10 @@ def _measure_all(task: Task, board: LocalBoard, builder: CandidateBuilder) -> Ti
     for first in range(0, len(points), BATCH):
         found = [p for d in points[first : first + BATCH] if (p := task.space.point(d)) is not None]
         built = builder.build([(task, point) for point in found])
-        codes = [code for code in built if isinstance(code, Code)]
+        codes = [code for code in built if isinstance(code, BuiltKernel)]
         outcomes = iter(board.measure(codes))
         for point, code in zip(found, built, strict=True):
-            seconds = next(outcomes).seconds if isinstance(code, Code) else None
+            seconds = next(outcomes).seconds if isinstance(code, BuiltKernel) else None
             times[point.decisions] = min(seconds) if seconds else None
     return times
 
@@ -87,7 +87,7 @@ def _replay(task: Task, times: Times, tuner: str, seed: int) -> float:
     """The best time that a search finds in `TRIALS` trials."""
     default = task.space.default
     known: Times = {default: times[default]}
-    run = search.start(tuner, task, known, TRIALS, BATCH, seed)
+    run = strategies.start(tuner, task, known, TRIALS, BATCH, seed)
     while len(known) < TRIALS and (points := run.propose(min(BATCH, TRIALS - len(known)))):
         results = [times.get(point.decisions) for point in points]
         known.update(zip((point.decisions for point in points), results, strict=True))
@@ -110,7 +110,7 @@ def _against_metaschedule(
     point = task.space.point(min((d for d, s in times.items() if s), key=lambda d: times[d] or 0.0))
     assert point is not None
     ours = builder.build([(task, point)])[0]
-    if theirs.code is None or not isinstance(ours, Code):
+    if theirs.code is None or not isinstance(ours, BuiltKernel):
         print(
             f"{name}: nothing to compare ({ours if isinstance(ours, str) else 'MetaSchedule found nothing'})"
         )

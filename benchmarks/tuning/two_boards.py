@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from builder import RunnerOptions, TuneOptions, load, tune
-from builder.boards.tracker import Tracker
+from builder.boards.tracker_client import Tracker
 from builder.errors import FleetError
-from builder.tuning.views.view import Progress
+from builder.tuning.views.progress import Progress
 
 KEY = "bench"
 START_S = 120.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Final
 
-from builder.boards.board_functions import BoardState
-from builder.records.meta import BoardTime
+from builder.boards.remote_functions import BoardState
+from builder.records.meta_json import BoardTime
 
 SLOWER: Final = 0.9  # a CPU below this share of its highest frequency seen was not at speed
 

@@ -6,10 +6,16 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from builder.boards.boards import COOL_S, INVALID_ATTEMPTS, BoardStatus, Outcome
+from builder.boards.interface import COOL_S, INVALID_ATTEMPTS, BoardStatus, Measurement
 from builder.boards.ledger import Ledger
-from builder.boards.measuring import Code, MeasureFault, MeasureProcess, Place, RunnerOptions
-from builder.records.meta import BoardTime
+from builder.boards.measuring_process import (
+    BoardAddress,
+    BuiltKernel,
+    MeasureFault,
+    MeasuringProcess,
+    RunnerOptions,
+)
+from builder.records.meta_json import BoardTime
 
 
 class LocalBoard:
@@ -17,14 +23,14 @@ class LocalBoard:
 
     elsewhere = False
 
-    def __init__(self, options: RunnerOptions, process: MeasureProcess | None = None) -> None:
+    def __init__(self, options: RunnerOptions, process: MeasuringProcess | None = None) -> None:
         self._options = options
-        self._process = process or MeasureProcess()
+        self._process = process or MeasuringProcess()
         self._ledger = Ledger()
 
     def measure(
-        self, codes: Sequence[Code], done: Callable[[int, Outcome], None] | None = None
-    ) -> list[Outcome]:
+        self, codes: Sequence[BuiltKernel], done: Callable[[int, Measurement], None] | None = None
+    ) -> list[Measurement]:
         """Measure one after the other."""
         outcomes = []
         for index, code in enumerate(codes):
@@ -33,31 +39,31 @@ class LocalBoard:
                 done(index, outcomes[-1])
         return outcomes
 
-    def _measure(self, code: Code) -> Outcome:
+    def _measure(self, code: BuiltKernel) -> Measurement:
         for _ in range(INVALID_ATTEMPTS):
             start = time.monotonic()
             try:
                 if self._process.place is None:
-                    self._process.open(Place(), self._options.timeout_s)
+                    self._process.open(BoardAddress(), self._options.timeout_s)
                 timing = self._process.measure(code, self._options)
             except MeasureFault as error:
                 # A candidate that hangs or crashes can be told from a board that does: this one is alive.
                 self._ledger.add("local", BoardTime(time.monotonic() - start, failed=1))
-                return Outcome(None, str(error), "local")
+                return Measurement(None, str(error), "local")
             valid = self._ledger.is_valid("local", timing.state)
             spent = time.monotonic() - start
             self._ledger.add("local", BoardTime(spent, measured=int(valid), invalid=int(not valid)))
             if valid:
-                return Outcome(timing.seconds, None, "local")
+                return Measurement(timing.seconds, None, "local")
             time.sleep(COOL_S)
-        return Outcome(None, "the CPU was not at speed", "local", spoilt=True)
+        return Measurement(None, "the CPU was not at speed", "local", spoilt=True)
 
     @contextlib.contextmanager
-    def session(self) -> Iterator[tuple[str, MeasureProcess]]:
+    def session(self) -> Iterator[tuple[str, MeasuringProcess]]:
         """The machine for oneself."""
         start = time.monotonic()
         if self._process.place is None:
-            self._process.open(Place(), self._options.timeout_s)
+            self._process.open(BoardAddress(), self._options.timeout_s)
         try:
             yield "local", self._process
         finally:

@@ -9,14 +9,21 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from builder.boards.board_functions import PREFIX, BoardState, register
-from builder.boards.measuring import KERNEL, Code, Place, RunnerOptions, Timing, read_frame
+from builder.boards.measuring_process import (
+    KERNEL,
+    BoardAddress,
+    BuiltKernel,
+    RunnerOptions,
+    Timing,
+    read_frame,
+)
+from builder.boards.remote_functions import PREFIX, BoardState, register
 
 
-class Session:
+class MeasuringSession:
     """The process's own side: a TVM session and what it holds there."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: BoardAddress) -> None:
         from tvm import rpc
 
         if place.host is None:
@@ -46,7 +53,7 @@ class Session:
         """How the board fares, unknown where its server does not tell."""
         return BoardState() if self._board is None else BoardState.from_json(str(self._board()))
 
-    def load(self, code: Code, options: RunnerOptions) -> Any:  # noqa: ANN401 - TVM's module
+    def load(self, code: BuiltKernel, options: RunnerOptions) -> Any:  # noqa: ANN401 - TVM's module
         """Send a shared object and load it there."""
         self._files += 1
         name = f"kernel{self._files}.so"  # the dynamic linker takes a second file of one name for the first
@@ -57,7 +64,7 @@ class Session:
             module["edge_set_threads"](options.threads)
         return module
 
-    def arguments(self, code: Code) -> list[Any]:
+    def arguments(self, code: BuiltKernel) -> list[Any]:
         """Buffers on the board with random numbers in them."""
         if self._arguments is None or self._arguments[0] != code.arguments:
             import tvm
@@ -85,7 +92,7 @@ class Session:
             f_preproc="cache_flush_cpu_non_first_arg" if flush else "",
         )
 
-    def measure(self, code: Code, options: RunnerOptions) -> Timing:
+    def measure(self, code: BuiltKernel, options: RunnerOptions) -> Timing:
         """Time a kernel."""
         arguments = self.arguments(code)
         module = self.load(code, options)
@@ -93,7 +100,7 @@ class Session:
         return Timing(tuple(float(s) for s in seconds), self.state())
 
     def compare(
-        self, untuned: Code, tuned: Code, pairs: int, options: RunnerOptions
+        self, untuned: BuiltKernel, tuned: BuiltKernel, pairs: int, options: RunnerOptions
     ) -> tuple[tuple[float, float], ...]:
         """Time two kernels in turn."""
         arguments = self.arguments(untuned)
@@ -129,7 +136,7 @@ class Session:
         return answer, fetched
 
 
-def serve(make: Callable[[Place], Session] = Session) -> None:
+def serve(make: Callable[[BoardAddress], MeasuringSession] = MeasuringSession) -> None:
     """Answer requests on standard input until it closes, with a session that `make` opens."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     incoming = os.dup(0)
@@ -138,7 +145,7 @@ def serve(make: Callable[[Place], Session] = Session) -> None:
     os.dup2(quiet, 0)
     os.dup2(quiet, 1)  # what TVM prints is no frame
     register()
-    session: Session | None = None
+    session: MeasuringSession | None = None
     while True:
         try:
             verb, arguments = read_frame(incoming, None)

@@ -19,9 +19,9 @@ import numpy.typing as npt
 from agent.runtime.benchmark import BenchmarkResult
 from agent.runtime.postprocess import Value
 from agent.runtime.report import Report, Row
-from builder.boards.measuring import BoardError, CandidateError, MeasureProcess
+from builder.boards.measuring_process import BoardError, CandidateError, MeasuringProcess
 from builder.boards.rpc_boards import NO_BOARD_S, SESSION_S
-from builder.boards.tracker import Tracker
+from builder.boards.tracker_client import Tracker
 from builder.bundles.package import Package
 from builder.errors import FleetError, ModelError, PackageError
 from builder.running.local_run import IMAGE_TYPES, FillMode, RunResult
@@ -129,7 +129,7 @@ def _call(
     hint = f"on the board: edgebundle rpc-server --tracker {where} --key {key}"
     if not where.servers(key):
         raise FleetError(f"tracker {where}: no board of key {key!r} is registered", hint=hint)
-    process = MeasureProcess()
+    process = MeasuringProcess()
     try:
         for attempt in range(ATTEMPTS):
             place = where.request(key, BOARD_WAIT_S, min(NO_BOARD_S, RUN_TIMEOUT_S + SESSION_S))

@@ -15,12 +15,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from builder.boards.boards import COOL_S, INVALID_ATTEMPTS, BoardStatus, Outcome
+from builder.boards.interface import COOL_S, INVALID_ATTEMPTS, BoardStatus, Measurement
 from builder.boards.ledger import Ledger
-from builder.boards.measuring import BoardError, CandidateError, Code, MeasureProcess, RunnerOptions
-from builder.boards.tracker import Tracker
+from builder.boards.measuring_process import (
+    BoardError,
+    BuiltKernel,
+    CandidateError,
+    MeasuringProcess,
+    RunnerOptions,
+)
+from builder.boards.tracker_client import Tracker
 from builder.errors import FleetError
-from builder.records.meta import BoardTime
+from builder.records.meta_json import BoardTime
 
 MAX_BOARDS: Final = 64  # a thread and a process each
 ATTEMPTS: Final = 2  # boards that may fail under one candidate before the fault is the candidate's
@@ -40,8 +46,8 @@ Notes = Callable[[str], None]
 @dataclass
 class _Job:
     index: int
-    code: Code
-    results: queue.Queue[tuple[_Job, Outcome]]
+    code: BuiltKernel
+    results: queue.Queue[tuple[_Job, Measurement]]
     failures: int = 0
     spoilt: int = 0
     shunned: set[str] = field(default_factory=set)
@@ -85,8 +91,8 @@ class RpcBoards:
         self._monitor.start()
 
     def measure(
-        self, codes: Sequence[Code], done: Callable[[int, Outcome], None] | None = None
-    ) -> list[Outcome]:
+        self, codes: Sequence[BuiltKernel], done: Callable[[int, Measurement], None] | None = None
+    ) -> list[Measurement]:
         """Spread candidates over the boards that are alive; several threads may ask at once.
 
         Raises
@@ -94,8 +100,8 @@ class RpcBoards:
         FleetError
             If all boards have been gone for ten minutes.
         """
-        outcomes: dict[int, Outcome] = {}
-        results: queue.Queue[tuple[_Job, Outcome]] = queue.Queue()
+        outcomes: dict[int, Measurement] = {}
+        results: queue.Queue[tuple[_Job, Measurement]] = queue.Queue()
         self._alive = time.monotonic()
         for index, code in enumerate(codes):
             self._jobs.put(_Job(index, code, results))
@@ -115,9 +121,9 @@ class RpcBoards:
         return [outcomes[i] for i in range(len(codes))]
 
     @contextlib.contextmanager
-    def session(self) -> Iterator[tuple[str, MeasureProcess]]:
+    def session(self) -> Iterator[tuple[str, MeasuringProcess]]:
         """One board for oneself, and its name."""
-        process = MeasureProcess()
+        process = MeasuringProcess()
         start = time.monotonic()
         name = ""
         try:
@@ -173,7 +179,7 @@ class RpcBoards:
 
     def _serve(self) -> None:
         """One slot: a board while there is work, then another or the same."""
-        process = MeasureProcess()
+        process = MeasuringProcess()
         try:
             while not self._stop.is_set():
                 if self._jobs.empty():
@@ -185,7 +191,7 @@ class RpcBoards:
         finally:
             process.kill()
 
-    def _open(self, process: MeasureProcess, wait_s: float, session_s: float) -> str | None:
+    def _open(self, process: MeasuringProcess, wait_s: float, session_s: float) -> str | None:
         """Open a session on the next board that is free and not dropped."""
         try:
             place = self._tracker.request(self._key, wait_s, session_s)
@@ -213,7 +219,7 @@ class RpcBoards:
             self._notes(f"board {place.name} {'is back' if returned else 'measures'}")
         return place.name
 
-    def _work(self, process: MeasureProcess, name: str) -> None:
+    def _work(self, process: MeasuringProcess, name: str) -> None:
         opened = idle_since = time.monotonic()
         while not self._stop.is_set() and time.monotonic() - opened < SESSION_S * 0.75:
             try:
@@ -232,7 +238,7 @@ class RpcBoards:
         process.close()
         self._set(name, "idle")
 
-    def _measure(self, process: MeasureProcess, name: str, job: _Job) -> bool:
+    def _measure(self, process: MeasuringProcess, name: str, job: _Job) -> bool:
         """Measure one candidate; False where the board was dropped for it."""
         start = time.monotonic()
         try:
@@ -240,7 +246,7 @@ class RpcBoards:
         except CandidateError as error:
             self._alive = time.monotonic()
             self._ledger.add(name, BoardTime(time.monotonic() - start, failed=1))
-            job.results.put((job, Outcome(None, str(error), name)))
+            job.results.put((job, Measurement(None, str(error), name)))
             return True
         except BoardError as error:
             self._ledger.add(name, BoardTime(time.monotonic() - start, dropped=1))
@@ -249,7 +255,9 @@ class RpcBoards:
             job.failures += 1
             job.shunned.add(name)
             if job.failures >= ATTEMPTS:
-                job.results.put((job, Outcome(None, f"{job.failures} boards failed under it: {error}", name)))
+                job.results.put(
+                    (job, Measurement(None, f"{job.failures} boards failed under it: {error}", name))
+                )
             else:
                 self._jobs.put(job)
             return False
@@ -259,13 +267,13 @@ class RpcBoards:
             self._dropped.pop(name, None)
         if self._ledger.is_valid(name, timing.state):
             self._ledger.add(name, BoardTime(spent, measured=1))
-            job.results.put((job, Outcome(timing.seconds, None, name)))
+            job.results.put((job, Measurement(timing.seconds, None, name)))
             return True
         self._ledger.add(name, BoardTime(spent, invalid=1))
         self._notes(f"board {name} throttles: the measurement does not count")
         job.spoilt += 1
         if job.spoilt >= INVALID_ATTEMPTS:
-            job.results.put((job, Outcome(None, "the boards throttled", name, spoilt=True)))
+            job.results.put((job, Measurement(None, "the boards throttled", name, spoilt=True)))
         else:
             self._jobs.put(job)
         self._stop.wait(COOL_S)

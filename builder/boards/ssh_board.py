@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from builder.boards.server import SERVING, stopping
+from builder.boards.rpc_servers import SERVING, stopping
 from builder.errors import FleetError
 
 CONNECTION_FAILED: Final = 255  # ssh's exit code; others are the command's

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from builder.cli import SubParsers
 
 if TYPE_CHECKING:
-    from builder.records.records import Records
+    from builder.records.folder import Records
     from builder.target.device_target import DeviceTarget
 
 EXAMPLES: Final = """examples:
@@ -54,8 +54,8 @@ def add_parsers(subparsers: SubParsers) -> None:
 
 
 def _merge(args: argparse.Namespace) -> int:
-    from builder.records.best import merge
-    from builder.records.records import Records
+    from builder.records.best_records import merge
+    from builder.records.folder import Records
 
     target = _target(Records.read(args.folders[0]))
     with merge(args.output, args.folders, target) as merged:
@@ -64,8 +64,8 @@ def _merge(args: argparse.Namespace) -> int:
 
 
 def _best(args: argparse.Namespace) -> int:
-    from builder.records.best import pick_best
-    from builder.records.records import Records
+    from builder.records.best_records import pick_best
+    from builder.records.folder import Records
 
     records = Records.read(args.folder)
     with pick_best(records, args.output, _target(records)) as picked:
@@ -74,7 +74,7 @@ def _best(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    from builder.records.records import Records
+    from builder.records.folder import Records
 
     records = Records.read(args.folder)
     rows = _operators(records)
@@ -110,7 +110,7 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _export(args: argparse.Namespace) -> int:
-    from builder.records.records import Records
+    from builder.records.folder import Records
 
     records = Records.read(args.folder)
     operators = records.meta.operators
@@ -135,7 +135,7 @@ def _export(args: argparse.Namespace) -> int:
 
 
 def _operators(records: Records) -> list[dict[str, Any]]:
-    from builder.records.best import chosen
+    from builder.records.best_records import chosen
 
     rows = []
     for key in records.keys:

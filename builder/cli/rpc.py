@@ -78,7 +78,7 @@ def _say(text: str) -> None:
 
 
 def _tracker(args: argparse.Namespace) -> int:
-    from builder.boards.server import WARNING, is_loopback, serve_tracker
+    from builder.boards.rpc_servers import WARNING, is_loopback, serve_tracker
 
     if not is_loopback(args.host):
         _say(f"edgebundle: warning: {WARNING.format(address=f'{args.host}:{args.port}')}")
@@ -86,8 +86,8 @@ def _tracker(args: argparse.Namespace) -> int:
 
 
 def _server(args: argparse.Namespace) -> int:
-    from builder.boards.server import WARNING, ServerOptions, is_loopback, serve_board
-    from builder.boards.tracker import Tracker
+    from builder.boards.rpc_servers import WARNING, ServerOptions, is_loopback, serve_board
+    from builder.boards.tracker_client import Tracker
 
     tracker = Tracker.parse(args.tracker)
     if args.ssh:

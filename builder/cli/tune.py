@@ -11,9 +11,9 @@ from builder.cli import Parser, SubParsers
 from builder.cli.arguments import positive
 
 if TYPE_CHECKING:
-    from builder.boards.measuring import RunnerOptions
+    from builder.boards.measuring_process import RunnerOptions
     from builder.importer import ImportedModel
-    from builder.records.records import Records
+    from builder.records.folder import Records
     from builder.target.device_target import DeviceTarget
     from builder.tuning.options import TuneOptions
 
@@ -152,10 +152,10 @@ def _milliseconds(text: str) -> float:
 def _tune(args: argparse.Namespace) -> int:
     from builder.importer import load, parse_input_shapes, parse_input_values
     from builder.target.device_target import resolve
-    from builder.tuning.search.search import TUNERS
+    from builder.tuning.search.strategies import TUNERS
     from builder.tuning.tuner import tune
+    from builder.tuning.views.html_report import write_report
     from builder.tuning.views.live import watch
-    from builder.tuning.views.report import write_report
 
     assert args.tuner in TUNERS
     device = resolve(args.target)
@@ -189,7 +189,7 @@ def _tune(args: argparse.Namespace) -> int:
 
 
 def _options(args: argparse.Namespace) -> tuple[TuneOptions, RunnerOptions]:
-    from builder.boards.measuring import RunnerOptions
+    from builder.boards.measuring_process import RunnerOptions
     from builder.tuning.options import TuneOptions
 
     return (
@@ -216,7 +216,7 @@ def _options(args: argparse.Namespace) -> tuple[TuneOptions, RunnerOptions]:
 
 
 def _list(model: ImportedModel, device: DeviceTarget, *, as_json: bool) -> int:
-    from builder.tuning.tasks import extract_tasks, table
+    from builder.tuning.tasks.extraction import extract_tasks, table
 
     tasks = extract_tasks(model, device)
     if as_json:

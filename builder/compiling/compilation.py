@@ -35,8 +35,8 @@ from builder.compiling.lower import lower
 from builder.errors import ModelError
 from builder.importer import ImportedModel, load
 from builder.kernels.decisions import Schedules
-from builder.records.best import BestRecords
-from builder.records.records import Records
+from builder.records.best_records import BestRecords
+from builder.records.folder import Records
 from builder.records.shipped import NONE, ShippedChoices, shipped_for
 from builder.running.execute import execute
 from builder.target.device_target import DeviceTarget, resolve

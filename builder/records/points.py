@@ -8,7 +8,7 @@ from tvm import s_tir as st
 from builder.kernels.design_space import Decisions, DesignSpace
 from builder.kernels.schedule import anchor_of
 from builder.kernels.signature import signature_of
-from builder.records.shipped import Entry
+from builder.records.shipped import ShippedEntry
 
 
 def signature_for(workload: tvm.IRModule) -> str | None:
@@ -18,7 +18,7 @@ def signature_for(workload: tvm.IRModule) -> str | None:
     return None if anchor is None else signature_of(sch, *anchor)
 
 
-def point_of(entry: Entry, space: DesignSpace) -> Decisions | None:
+def point_of(entry: ShippedEntry, space: DesignSpace) -> Decisions | None:
     """What was chosen, as indices into the values of a space; None where the space does not offer it."""
     if set(entry.chosen) != set(space.names):
         return None

@@ -34,7 +34,7 @@ class StaleEntryError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ShippedEntry:
     """What was found for one signature.
 
     Attributes
@@ -56,7 +56,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class ShippedRecords:
+class CoreRecords:
     """The records for one kind of core.
 
     Attributes
@@ -83,10 +83,10 @@ class ShippedRecords:
     board_timed: bool
     measure: str
     made: str
-    entries: Mapping[str, Entry] = field(default_factory=dict)
+    entries: Mapping[str, ShippedEntry] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, name: str) -> ShippedRecords:
+    def read(cls, name: str) -> CoreRecords:
         """The records of a core.
 
         Raises
@@ -132,7 +132,7 @@ class ShippedChoices:
         Signatures whose entry did not fit.
     """
 
-    def __init__(self, records: ShippedRecords) -> None:
+    def __init__(self, records: CoreRecords) -> None:
         self.records = records
         self.used: set[str] = set()
         self.stale: set[str] = set()
@@ -150,7 +150,7 @@ class ShippedChoices:
 class EntryChooser(Chooser):
     """Answers with an entry's decisions."""
 
-    def __init__(self, entry: Entry) -> None:
+    def __init__(self, entry: ShippedEntry) -> None:
         self._entry = entry
         self._left = set(entry.chosen)
 
@@ -197,4 +197,4 @@ def name_for(target: DeviceTarget) -> str | None:
 def shipped_for(target: DeviceTarget) -> ShippedChoices | None:
     """The choices for a device, None where no records serve it."""
     name = name_for(target)
-    return None if name is None else ShippedChoices(ShippedRecords.read(name))
+    return None if name is None else ShippedChoices(CoreRecords.read(name))

@@ -12,7 +12,7 @@ class TuneOptions:
     Attributes
     ----------
     tuner
-        `xgb`, `ga`, `random` or `gridsearch`; see `builder.tuning.search.search.TUNERS`.
+        `xgb`, `ga`, `random` or `gridsearch`; see `builder.tuning.search.strategies.TUNERS`.
     trials
         Most points of one task, those in the records included.
     early_stopping

@@ -16,30 +16,30 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from builder.boards.boards import Boards, Outcome
+from builder.boards.interface import Boards, Measurement
 from builder.boards.local_board import LocalBoard
-from builder.boards.measuring import RunnerOptions
+from builder.boards.measuring_process import RunnerOptions
 from builder.boards.rpc_boards import RpcBoards
-from builder.boards.tracker import Tracker
+from builder.boards.tracker_client import Tracker
 from builder.errors import FleetError
 from builder.importer import ImportedModel, load
 from builder.kernels.decisions import Chooser
 from builder.kernels.design_space import Decisions
-from builder.records.meta import ModelResult
-from builder.records.records import Records
+from builder.records.folder import Records
+from builder.records.meta_json import ModelResult
 from builder.records.task import Task
 from builder.target.device_target import DeviceTarget, resolve
-from builder.tuning.build import CandidateBuilder
+from builder.tuning.candidates.candidate_builder import CandidateBuilder
+from builder.tuning.candidates.peak_kernel import ATTEMPTS as PEAK_ATTEMPTS
+from builder.tuning.candidates.peak_kernel import peak_kernel
+from builder.tuning.candidates.pipeline import Batch, Job, Pipeline
 from builder.tuning.interruption import Interruption, deferred
 from builder.tuning.options import TuneOptions
-from builder.tuning.peak import ATTEMPTS as PEAK_ATTEMPTS
-from builder.tuning.peak import peak_kernel
-from builder.tuning.pipeline import Batch, Job, Pipeline
-from builder.tuning.search import search
-from builder.tuning.task_run import TaskRun
-from builder.tuning.tasks import extract_tasks, select
-from builder.tuning.verdicts import Verdicts
-from builder.tuning.views.view import Progress, Silent, View
+from builder.tuning.search import strategies
+from builder.tuning.tasks.extraction import extract_tasks, select
+from builder.tuning.tasks.task_run import TaskRun
+from builder.tuning.verdicts.final_comparison import FinalComparison
+from builder.tuning.views.progress import Progress, Silent, View
 
 SEEDS: Final = 8  # points of a task that are taken over from other records and measured early
 
@@ -153,7 +153,7 @@ class _Run:
         self._tasks = [TaskRun(task, records) for task in tasks]
         self._interruption = interruption
         self._pipeline = Pipeline(builder, boards, interruption)
-        self._verdicts = Verdicts(model, target, records, boards, builder, runner, options.pairs, view)
+        self._verdicts = FinalComparison(model, target, records, boards, builder, runner, options.pairs, view)
         self._started = time.monotonic()
         self._measured = 0
         self._active: int | None = None
@@ -256,7 +256,7 @@ class _Run:
             options, wanted = self._options, run.wanted(self._options)
             if run.search is None:
                 seed = options.seed + run.task.index
-                run.search = search.start(
+                run.search = strategies.start(
                     options.tuner, run.task, run.known, options.trials, options.batch, seed
                 )
             run.batches += 1
@@ -306,7 +306,7 @@ class _Run:
             self._show(phase)
         return batch
 
-    def _record(self, batch: Batch, index: int, outcome: Outcome) -> None:
+    def _record(self, batch: Batch, index: int, outcome: Measurement) -> None:
         run, point = batch.jobs[index]
         if not outcome.spoilt:
             self._records.append(run.task, [(point, outcome.seconds)])

@@ -18,7 +18,7 @@ from builder.kernels.design_space import Decisions
 from builder.kernels.schedule import schedule
 from builder.records.task import Task
 from builder.target.device_target import DeviceTarget
-from builder.tuning.tasks import extract_tasks
+from builder.tuning.tasks.extraction import extract_tasks
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits" / "digits.onnx"
 

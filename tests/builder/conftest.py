@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from builder import load, resolve
-from builder.boards.tracker import Tracker
+from builder.boards.tracker_client import Tracker
 from builder.importer import ImportedModel
 from builder.records.task import Task
 from builder.target.device_target import DeviceTarget
-from builder.tuning.tasks import extract_tasks
+from builder.tuning.tasks.extraction import extract_tasks
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits" / "digits.onnx"
 KEY = "testboard"

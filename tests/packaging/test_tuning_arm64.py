@@ -17,7 +17,7 @@ import pytest
 from builder import RunnerOptions, TuneOptions, compile, load, resolve, run, tune
 from builder.boards.remote_run import profile_on_board, run_on_board
 from builder.boards.rpc_boards import RpcBoards
-from builder.boards.tracker import Tracker
+from builder.boards.tracker_client import Tracker
 from builder.errors import FleetError
 from tests.packaging.conftest import PROJECT, Root, edgebundle, wait_for
 

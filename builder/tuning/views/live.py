@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import IO, TYPE_CHECKING, Final
 
-from builder.tuning.views.view import Progress, Silent, View
+from builder.tuning.views.progress import Progress, Silent, View
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -16,16 +16,16 @@ from typing import Any
 import pytest
 from tvm.rpc import base
 
-from builder.boards.board_functions import BoardState
 from builder.boards.ledger import Ledger
 from builder.boards.local_board import LocalBoard
-from builder.boards.measuring import BoardError, Code, RunnerOptions, check_plausible
+from builder.boards.measuring_process import BoardError, BuiltKernel, RunnerOptions, check_plausible
+from builder.boards.remote_functions import BoardState
 from builder.boards.rpc_boards import RpcBoards
-from builder.boards.tracker import Tracker
+from builder.boards.tracker_client import Tracker
 from builder.errors import FleetError
 from builder.records.task import Task
 from builder.target.device_target import DeviceTarget
-from builder.tuning.build import CandidateBuilder
+from builder.tuning.candidates.candidate_builder import CandidateBuilder
 
 KEY = "testboard"
 OPTIONS = RunnerOptions(number=1, repeat=2, min_repeat_ms=0, timeout_s=20)
@@ -38,17 +38,17 @@ def free_port() -> int:
 
 
 @pytest.fixture(scope="session")
-def codes(tasks: tuple[Task, ...], device: DeviceTarget) -> list[Code]:
+def codes(tasks: tuple[Task, ...], device: DeviceTarget) -> list[BuiltKernel]:
     task = max(tasks, key=lambda t: t.space.size)
     builder = CandidateBuilder(device, 2)
     points = [task.space.point(d) for d in list(task.space.all_decisions())[:4]]
     built = builder.build([(task, point) for point in points])
     builder.close()
-    assert all(isinstance(code, Code) for code in built)
+    assert all(isinstance(code, BuiltKernel) for code in built)
     return built
 
 
-def test_this_machine_measures(codes: list[Code]) -> None:
+def test_this_machine_measures(codes: list[BuiltKernel]) -> None:
     board = LocalBoard(OPTIONS)
     outcomes = board.measure(codes)
     assert [o.error for o in outcomes] == [None] * len(codes)
@@ -57,16 +57,16 @@ def test_this_machine_measures(codes: list[Code]) -> None:
     board.close()
 
 
-def test_a_candidate_that_does_not_load_is_its_own_fault(codes: list[Code]) -> None:
+def test_a_candidate_that_does_not_load_is_its_own_fault(codes: list[BuiltKernel]) -> None:
     board = LocalBoard(OPTIONS)
-    outcomes = board.measure([Code(b"no shared object", codes[0].arguments), codes[0]])
+    outcomes = board.measure([BuiltKernel(b"no shared object", codes[0].arguments), codes[0]])
     assert outcomes[0].seconds is None
     assert "shared library" in outcomes[0].error
     assert outcomes[1].error is None
     board.close()
 
 
-def test_a_candidate_over_its_time_is_killed_and_the_next_measured(codes: list[Code]) -> None:
+def test_a_candidate_over_its_time_is_killed_and_the_next_measured(codes: list[BuiltKernel]) -> None:
     board = LocalBoard(RunnerOptions(number=1, repeat=3, min_repeat_ms=0, cooldown_ms=60_000, timeout_s=1))
     start = time.monotonic()
     outcomes = board.measure(codes[:2])
@@ -102,7 +102,7 @@ def test_a_key_that_nobody_has_is_said(lab: Any, monkeypatch: pytest.MonkeyPatch
         RpcBoards(lab.tracker, "nobody", OPTIONS)
 
 
-def test_two_boards_share_the_work_and_one_may_die_and_return(lab: Any, codes: list[Code]) -> None:
+def test_two_boards_share_the_work_and_one_may_die_and_return(lab: Any, codes: list[BuiltKernel]) -> None:
     ports = free_port(), free_port()
     names = [lab.start_board(port) for port in ports]
     notes = []
@@ -135,7 +135,7 @@ def test_two_boards_share_the_work_and_one_may_die_and_return(lab: Any, codes: l
         boards.close()
 
 
-def test_two_boards_measure_more_than_one(lab: Any, codes: list[Code]) -> None:
+def test_two_boards_measure_more_than_one(lab: Any, codes: list[BuiltKernel]) -> None:
     """Cooldown takes no CPU, so that two boards of one machine do twice as much; less where it is busy."""
     lab.start_board(free_port())
     options = RunnerOptions(number=1, repeat=1, min_repeat_ms=0, cooldown_ms=200, timeout_s=60)
@@ -160,7 +160,7 @@ def test_two_boards_measure_more_than_one(lab: Any, codes: list[Code]) -> None:
         boards.close()
 
 
-def test_a_board_that_hangs_loses_its_candidates_to_another(lab: Any, codes: list[Code]) -> None:
+def test_a_board_that_hangs_loses_its_candidates_to_another(lab: Any, codes: list[BuiltKernel]) -> None:
     names = [lab.start_board(free_port()) for _ in range(2)]
     options = RunnerOptions(number=1, repeat=1, min_repeat_ms=0, cooldown_ms=300, timeout_s=3)
     boards = RpcBoards(lab.tracker, KEY, options)
@@ -192,7 +192,7 @@ def _group(parent: int) -> list[int]:
     return [p.pid for p in psutil.Process(parent).children(recursive=True)]
 
 
-def test_a_kernel_that_crashes_the_server_does_not_end_the_board(lab: Any, codes: list[Code]) -> None:
+def test_a_kernel_that_crashes_the_server_does_not_end_the_board(lab: Any, codes: list[BuiltKernel]) -> None:
     """A constructor that dies takes the session along; the watchdog starts the server again."""
     import subprocess
     import sys
@@ -208,7 +208,7 @@ def test_a_kernel_that_crashes_the_server_does_not_end_the_board(lab: Any, codes
             cwd=work,
             check=True,
         )
-        killer = Code(Path(work, "x.so").read_bytes(), codes[0].arguments)
+        killer = BuiltKernel(Path(work, "x.so").read_bytes(), codes[0].arguments)
     boards = RpcBoards(lab.tracker, KEY, OPTIONS)
     try:
         outcomes = boards.measure([killer, codes[0]])
@@ -262,7 +262,9 @@ class Liar:
         self._tracker.close()
 
 
-def test_a_board_that_answers_nonsense_is_dropped_for_longer_each_time(lab: Any, codes: list[Code]) -> None:
+def test_a_board_that_answers_nonsense_is_dropped_for_longer_each_time(
+    lab: Any, codes: list[BuiltKernel]
+) -> None:
     liar = Liar(lab.tracker)
     honest = lab.start_board(free_port())
     notes = []

@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 
-from builder.boards.measuring import Code, RunnerOptions
+from builder.boards.measuring_process import BuiltKernel, RunnerOptions
 from builder.boards.rpc_boards import RpcBoards
 from builder.boards.ssh_board import server_command, ssh_tunnel
 from builder.cli import main
 from builder.errors import FleetError
 from builder.records.task import Task
-from builder.tuning.build import CandidateBuilder
+from builder.tuning.candidates.candidate_builder import CandidateBuilder
 
 PROJECT = Path(__file__).resolve().parents[3]
 KEY = "testboard"
@@ -180,7 +180,7 @@ def test_a_board_behind_ssh_measures_and_nothing_of_it_stays(
         task = tasks[0]
         code = builder.build([(task, task.space.point(task.space.default))])[0]
         builder.close()
-        assert isinstance(code, Code)
+        assert isinstance(code, BuiltKernel)
         boards = RpcBoards(lab.tracker, KEY, RunnerOptions(number=1, repeat=2, min_repeat_ms=0, timeout_s=60))
         (outcome,) = boards.measure([code])
         boards.close()

@@ -9,7 +9,7 @@ from builder.kernels.design_space import decisions_of, workload_of
 from builder.kernels.schedule import schedule
 from builder.records.task import Task
 from builder.target.device_target import DeviceTarget
-from builder.tuning.build import kernel_of
+from builder.tuning.candidates.candidate_builder import kernel_of
 
 
 def test_the_heuristics_point_is_the_heuristics_schedule(

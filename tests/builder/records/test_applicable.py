@@ -10,7 +10,7 @@ from benchmarks.shipped_records.check import applicability
 from benchmarks.shipped_records.cores import TARGETS
 from benchmarks.shipped_records.wanted import wanted
 from builder.kernels.design_space import DesignSpace
-from builder.records.shipped import Entry, ShippedRecords
+from builder.records.shipped import CoreRecords, ShippedEntry
 from builder.target.device_target import resolve
 
 # The smaller models: `python -m benchmarks.shipped_records.check` looks at all.
@@ -19,7 +19,7 @@ MODELS = ("resnet18", "mobilenetv2")
 
 @pytest.mark.parametrize("name", [name for name, target in TARGETS.items() if target != "host"])
 def test_nine_of_ten_entries_apply(name: str) -> None:
-    result = applicability(ShippedRecords.read(name), MODELS)
+    result = applicability(CoreRecords.read(name), MODELS)
     assert result.share >= 0.9, (
         f"find them anew with `python -m benchmarks.shipped_records {name}`: {result.stale}"
     )
@@ -33,14 +33,14 @@ def test_what_does_not_fit_any_more_is_seen() -> None:
         other.signature: entry(other.tasks[0].space, 1),
         "conv2d 9 of 9 float32": entry(fits.tasks[0].space, 0),
     }
-    result = applicability(replace(ShippedRecords.read("cortex-a72"), entries=entries), ["resnet18"])
+    result = applicability(replace(CoreRecords.read("cortex-a72"), entries=entries), ["resnet18"])
     assert result.fit == 1
     assert [s for s, _ in result.stale] == [other.signature, "conv2d 9 of 9 float32"]
     assert result.share == pytest.approx(1 / 3)
 
 
-def entry(space: DesignSpace, shift: int) -> Entry:
+def entry(space: DesignSpace, shift: int) -> ShippedEntry:
     """The heuristic's own point, compared with a heuristic that chose otherwise."""
     values = zip(space.names, space.values, space.default, strict=True)
     default = {name: options[index] for name, options, index in values}
-    return Entry(default, {name: value + shift for name, value in default.items()}, 1.1, ("resnet18",))
+    return ShippedEntry(default, {name: value + shift for name, value in default.items()}, 1.1, ("resnet18",))

@@ -13,13 +13,13 @@ from builder.errors import BuildError
 from builder.importer import ImportedModel
 from builder.kernels.decisions import Schedules, heuristic
 from builder.records import shipped
-from builder.records.best import BestRecords
+from builder.records.best_records import BestRecords
+from builder.records.folder import Records
 from builder.records.points import point_of, signature_for
-from builder.records.records import Records
-from builder.records.shipped import Entry, ShippedChoices, ShippedRecords, name_for
+from builder.records.shipped import CoreRecords, ShippedChoices, ShippedEntry, name_for
 from builder.records.task import Task
 from builder.target.device_target import DeviceTarget
-from builder.tuning.tasks import extract_tasks
+from builder.tuning.tasks.extraction import extract_tasks
 
 DIGITS = Path(__file__).resolve().parents[3] / "examples" / "digits" / "digits.onnx"
 NAMES = ("x86-avx512", "x86-avx2", "cortex-a53", "cortex-a72", "cortex-a76")
@@ -46,11 +46,11 @@ def signature(task: Task) -> str:
     return found
 
 
-def entry(task: Task) -> Entry:
+def entry(task: Task) -> ShippedEntry:
     """Another point than the heuristic's."""
     names, default = task.space.names, task.space.default
     other = next(d for d in task.space.all_decisions() if d != default and task.space.point(d) is not None)
-    return Entry(
+    return ShippedEntry(
         {n: v[i] for n, v, i in zip(names, task.space.values, other, strict=True)},
         {n: v[i] for n, v, i in zip(names, task.space.values, default, strict=True)},
         1.5,
@@ -58,10 +58,8 @@ def entry(task: Task) -> Entry:
     )
 
 
-def choices(*found: tuple[str, Entry]) -> ShippedChoices:
-    return ShippedChoices(
-        ShippedRecords(1, "x86-avx512", "znver5", True, "a test", "2026-11-21", dict(found))
-    )
+def choices(*found: tuple[str, ShippedEntry]) -> ShippedChoices:
+    return ShippedChoices(CoreRecords(1, "x86-avx512", "znver5", True, "a test", "2026-11-21", dict(found)))
 
 
 def kernel(digits: ImportedModel, device: DeviceTarget, task: Task, **known: object) -> str:
@@ -157,7 +155,7 @@ def test_records_are_chosen_by_instruction_set(target: str, name: str | None) ->
 
 @pytest.mark.parametrize("name", NAMES)
 def test_shipped_records_are_what_they_claim(name: str) -> None:
-    records = ShippedRecords.read(name)
+    records = CoreRecords.read(name)
     assert records.name == name
     assert records.board_timed == name.startswith("x86")
     if not records.board_timed:
@@ -169,13 +167,13 @@ def test_shipped_records_are_what_they_claim(name: str) -> None:
 
 
 def test_shipped_records_are_small() -> None:
-    assert sum(len(ShippedRecords.read(name).to_text()) for name in NAMES) <= 300_000
+    assert sum(len(CoreRecords.read(name).to_text()) for name in NAMES) <= 300_000
 
 
 def test_a_broken_installation_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "cortex-a72.json").write_text('{"format": 1}')
     monkeypatch.setattr(shipped.resources, "files", lambda _: tmp_path)
     with pytest.raises(BuildError, match=r"cortex-a72\.json"):
-        ShippedRecords.read("cortex-a72")
+        CoreRecords.read("cortex-a72")
     with pytest.raises(BuildError, match=r"x86-avx2\.json"):
-        ShippedRecords.read("x86-avx2")
+        CoreRecords.read("x86-avx2")

@@ -18,14 +18,14 @@ from builder.cli import main
 from builder.errors import FleetError
 from builder.importer import ImportedModel
 from builder.kernels.design_space import decisions_of
-from builder.records.meta import Ratio
-from builder.records.records import RECORDS, Records
+from builder.records.folder import RECORDS, Records
+from builder.records.meta_json import Ratio
 from builder.records.task import Task
 from builder.target.device_target import DeviceTarget
+from builder.tuning.views.html_report import render as render_report
+from builder.tuning.views.html_report import write_report
 from builder.tuning.views.live import JsonLines, Lines, render, watch
-from builder.tuning.views.report import render as render_report
-from builder.tuning.views.report import write_report
-from builder.tuning.views.view import Progress
+from builder.tuning.views.progress import Progress
 
 DIGITS = Path(__file__).resolve().parents[3] / "examples" / "digits" / "digits.onnx"
 FAST = RunnerOptions(number=1, repeat=2, min_repeat_ms=0, timeout_s=30)

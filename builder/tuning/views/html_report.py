@@ -8,22 +8,22 @@ from html import escape
 from pathlib import Path
 from typing import Final
 
-from builder.records.best import chosen
-from builder.records.meta import ModelResult, Operator, Verdict
-from builder.records.records import Records
+from builder.records.best_records import chosen
+from builder.records.folder import Records
+from builder.records.meta_json import ModelResult, TunedOperator, Verdict
 from builder.tuning.views.live import duration, micros, shortened
-from builder.tuning.views.pictures import PALETTE, Bar, Share, curve, paired_bars, stacked
+from builder.tuning.views.svg_charts import PALETTE, Bar, Slice, curve, paired_bars, stacked
 
 REPORT: Final = "report.html"
 MAX_CURVES: Final = 60  # a page with more is no longer looked at
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _OperatorRow:
     """An operator of the model."""
 
     key: str
-    operator: Operator
+    operator: TunedOperator
     calls: int
     points: tuple[float | None, ...]
     default_s: float
@@ -91,7 +91,7 @@ def render(records: Records, model: str) -> str:
     )
 
 
-def _rows(records: Records, result: ModelResult) -> list[_Row]:
+def _rows(records: Records, result: ModelResult) -> list[_OperatorRow]:
     rows = []
     for key, calls in result.calls.items():
         operator = records.meta.operators.get(key)
@@ -105,7 +105,9 @@ def _rows(records: Records, result: ModelResult) -> list[_Row]:
         if verdict is not None:  # measured in turn: the better numbers
             default = verdict.ratio.untuned_us / 1e6
             after = verdict.ratio.tuned_us / 1e6 if verdict.use else default
-        rows.append(_Row(key, operator, calls, tuple(known.values()), default, after, decisions, verdict))
+        rows.append(
+            _OperatorRow(key, operator, calls, tuple(known.values()), default, after, decisions, verdict)
+        )
     return rows
 
 
@@ -122,18 +124,18 @@ def _headline(result: ModelResult) -> str:
     )
 
 
-def _label(row: _Row) -> str:
+def _label(row: _OperatorRow) -> str:
     return shortened(row.operator.name.removeprefix("fused_"), 40)
 
 
-def _shares(rows: list[_Row], *, before: bool) -> list[Share]:
+def _shares(rows: list[_OperatorRow], *, before: bool) -> list[Slice]:
     most = len(PALETTE) - 1
-    shares = [Share(_label(r), r.total_before_us if before else r.total_after_us) for r in rows[:most]]
+    shares = [Slice(_label(r), r.total_before_us if before else r.total_after_us) for r in rows[:most]]
     rest = sum(r.total_before_us if before else r.total_after_us for r in rows[most:])
-    return [*shares, Share(f"{len(rows) - most} more", rest)] if len(rows) > most else shares
+    return [*shares, Slice(f"{len(rows) - most} more", rest)] if len(rows) > most else shares
 
 
-def _bar(row: _Row) -> Bar:
+def _bar(row: _OperatorRow) -> Bar:
     note = ""
     if row.verdict is not None:
         ratio = row.verdict.ratio
@@ -144,14 +146,14 @@ def _bar(row: _Row) -> Bar:
     return Bar(_label(row) + calls, row.total_before_us, row.total_after_us, note)
 
 
-def _figure(row: _Row) -> str:
+def _figure(row: _OperatorRow) -> str:
     return (
         f"<figure>{curve(row.points, row.points[0] if row.points else None)}"
         f"<figcaption>{escape(_label(row))}</figcaption></figure>"
     )
 
 
-def _line(row: _Row, peak: float | None) -> str:
+def _line(row: _OperatorRow, peak: float | None) -> str:
     rate = row.operator.flops / row.chosen_s / 1e9
     cells = (
         escape(row.operator.name),

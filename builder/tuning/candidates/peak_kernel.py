@@ -11,18 +11,18 @@ import tvm
 from tvm import s_tir as st
 from tvm import te
 
-from builder.boards.measuring import KERNEL, Code
+from builder.boards.measuring_process import KERNEL, BuiltKernel
 from builder.kernels.decisions import heuristic
 from builder.kernels.spaces import matmul
 from builder.target.device_target import DeviceTarget
-from builder.tuning.build import build_module
+from builder.tuning.candidates.candidate_builder import build_module
 
 DEPTH: Final = 128
 ROWS: Final = 256  # enough work that waking the threads costs nothing beside it
 ATTEMPTS: Final = 3  # of which the fastest counts: nothing is faster than the peak, much is slower
 
 
-def peak_kernel(target: DeviceTarget, threads: int | None) -> tuple[Code, float]:
+def peak_kernel(target: DeviceTarget, threads: int | None) -> tuple[BuiltKernel, float]:
     """The kernel, and its floating-point operations."""
     cores = threads or target.cores
     panel, rows = 2 * target.simd.lanes, ROWS  # a panel is a thread's work, and stays in its first cache
@@ -37,4 +37,4 @@ def peak_kernel(target: DeviceTarget, threads: int | None) -> tuple[Code, float]
     kernel = tvm.IRModule({KERNEL: sch.mod["main"].with_attr("global_symbol", KERNEL)})
     shapes = ((rows, DEPTH), (cores, DEPTH, panel), (rows, cores * panel))
     flops = 2.0 * rows * DEPTH * panel * cores
-    return Code(build_module(kernel, target), tuple(("float32", shape) for shape in shapes)), flops
+    return BuiltKernel(build_module(kernel, target), tuple(("float32", shape) for shape in shapes)), flops

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from builder.tuning.comparison import ratio_of
+from builder.tuning.verdicts.paired_timing import ratio_of
 
 
 def test_a_gain_that_is_there_is_seen_through_noise_that_both_share() -> None:

@@ -11,15 +11,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from builder.boards.measuring import Code, MeasureProcess
-from builder.records.meta import BoardTime
+from builder.boards.measuring_process import BuiltKernel, MeasuringProcess
+from builder.records.meta_json import BoardTime
 
 INVALID_ATTEMPTS: Final = 3  # measurements spoilt by throttling before the candidate is left for another day
 COOL_S: Final = 5.0  # what a board that throttled is given to cool down
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Measurement:
     """What became of a candidate.
 
     Attributes
@@ -61,11 +61,11 @@ class Boards(Protocol):
     elsewhere: bool
 
     def measure(
-        self, codes: Sequence[Code], done: Callable[[int, Outcome], None] | None = None
-    ) -> list[Outcome]:
+        self, codes: Sequence[BuiltKernel], done: Callable[[int, Measurement], None] | None = None
+    ) -> list[Measurement]:
         """Measure candidates; `done` hears of each as it comes."""
 
-    def session(self) -> contextlib.AbstractContextManager[tuple[str, MeasureProcess]]:
+    def session(self) -> contextlib.AbstractContextManager[tuple[str, MeasuringProcess]]:
         """One board for oneself, and its name."""
 
     def status(self) -> tuple[BoardStatus, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from builder.boards.boards import BoardStatus
+from builder.boards.interface import BoardStatus
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ def serve_board(options: ServerOptions, say: Callable[[str], None], *, until_eof
         Stop when standard input ends, too.
     """
     command = [
-        sys.executable, "-m", "builder.boards.server", options.host, str(options.port),
+        sys.executable, "-m", "builder.boards.rpc_servers", options.host, str(options.port),
         options.tracker_host, str(options.tracker_port), options.key, options.custom_address or "",
     ]  # fmt: skip
     with stopping() as is_stopping:
@@ -160,7 +160,7 @@ def _serve(options: ServerOptions) -> None:
     """The supervised process: TVM's listening loop, until it gives up or standard input closes."""
     from tvm.rpc.server import PopenRPCServerState
 
-    from builder.boards.board_functions import register
+    from builder.boards.remote_functions import register
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     register()

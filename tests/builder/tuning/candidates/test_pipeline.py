@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from builder.boards.boards import Outcome
-from builder.boards.measuring import Code
+from builder.boards.interface import Measurement
+from builder.boards.measuring_process import BuiltKernel
 from builder.errors import FleetError
-from builder.tuning.build import Building
+from builder.tuning.candidates.candidate_builder import Building
+from builder.tuning.candidates.pipeline import Pipeline
 from builder.tuning.interruption import Interruption
-from builder.tuning.pipeline import Pipeline
 
 BUILD_S, MEASURE_S = 0.06, 0.1
-CODE = Code(b"", ())
+CODE = BuiltKernel(b"", ())
 
 
 class SlowBuilder:
@@ -44,7 +44,7 @@ class SlowBoards:
         for board in range(count):
             self._free.put(board)
 
-    def measure(self, codes: Any, done: Any = None) -> list[Outcome]:
+    def measure(self, codes: Any, done: Any = None) -> list[Measurement]:
         outcomes: queue.Queue[int] = queue.Queue()
 
         def one(index: int) -> None:
@@ -58,7 +58,7 @@ class SlowBoards:
         for index in range(len(codes)):
             threading.Thread(target=one, args=(index,), daemon=True).start()
         for _ in codes:
-            done(outcomes.get(), Outcome((1e-6,), None, "board"))
+            done(outcomes.get(), Measurement((1e-6,), None, "board"))
         return []
 
 
@@ -109,7 +109,7 @@ def test_after_ctrl_c_what_was_measured_is_handed_back() -> None:
 
 def test_boards_that_are_gone_end_the_run() -> None:
     class Gone(SlowBoards):
-        def measure(self, codes: Any, done: Any = None) -> list[Outcome]:
+        def measure(self, codes: Any, done: Any = None) -> list[Measurement]:
             del codes, done
             raise FleetError("gone")
 

@@ -8,7 +8,7 @@ from builder.errors import RecordsError
 from builder.importer import ImportedModel
 from builder.records.task import Task
 from builder.target.device_target import DeviceTarget
-from builder.tuning.tasks import select, table
+from builder.tuning.tasks.extraction import select, table
 
 
 def test_each_workload_is_a_task_with_its_calls(tasks: tuple[Task, ...]) -> None:
@@ -21,7 +21,7 @@ def test_each_workload_is_a_task_with_its_calls(tasks: tuple[Task, ...]) -> None
 def test_the_same_model_gives_the_same_keys(
     digits: ImportedModel, device: DeviceTarget, tasks: tuple[Task, ...]
 ) -> None:
-    from builder.tuning.tasks import extract_tasks
+    from builder.tuning.tasks.extraction import extract_tasks
 
     assert [t.key for t in extract_tasks(digits, device)] == [t.key for t in tasks]
 

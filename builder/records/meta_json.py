@@ -48,7 +48,7 @@ class BoardTime:
 
 
 @dataclass(frozen=True, slots=True)
-class Operator:
+class TunedOperator:
     """A workload by name: its design space, and the values that its decisions index."""
 
     name: str
@@ -127,7 +127,7 @@ class ModelResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Meta:
+class RecordsMeta:
     """The contents of `meta.json`.
 
     Attributes
@@ -152,12 +152,12 @@ class Meta:
     target: str
     peak_gflops: float | None = None
     boards: Mapping[str, BoardTime] = field(default_factory=dict)
-    operators: Mapping[str, Operator] = field(default_factory=dict)
+    operators: Mapping[str, TunedOperator] = field(default_factory=dict)
     verdicts: Mapping[str, Verdict] = field(default_factory=dict)
     models: Mapping[str, ModelResult] = field(default_factory=dict)
 
     @classmethod
-    def new(cls, target: DeviceTarget) -> Meta:
+    def new(cls, target: DeviceTarget) -> RecordsMeta:
         """That of records which are made here and now."""
         return cls(FORMAT, tvm_version(), SPACE_VERSION, target.description())
 
@@ -171,7 +171,7 @@ class Meta:
         return json.dumps(canonical_json.to_json(self), indent=1, sort_keys=True) + "\n"
 
     @classmethod
-    def from_text(cls, text: str, where: str) -> Meta:
+    def from_text(cls, text: str, where: str) -> RecordsMeta:
         """Read the file's text.
 
         Raises
@@ -221,7 +221,7 @@ class Meta:
                 "with `tune --tuning-records`",
             )
 
-    def with_board(self, name: str, time: BoardTime) -> Meta:
+    def with_board(self, name: str, time: BoardTime) -> RecordsMeta:
         """The same, with what a board did added."""
         return replace(self, boards={**self.boards, name: self.boards.get(name, BoardTime()) + time})
 

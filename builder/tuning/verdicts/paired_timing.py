@@ -15,10 +15,10 @@ from typing import Final
 
 import numpy as np
 
-from builder.boards.boards import Boards
-from builder.boards.measuring import BoardError, Code, RunnerOptions, check_plausible
+from builder.boards.interface import Boards
+from builder.boards.measuring_process import BoardError, BuiltKernel, RunnerOptions, check_plausible
 from builder.bundles.package import Package
-from builder.records.meta import Ratio
+from builder.records.meta_json import Ratio
 
 RESAMPLES: Final = 2000
 CONFIDENCE: Final = 0.95
@@ -54,7 +54,9 @@ def ratio_of(pairs: Sequence[tuple[float, float]]) -> Ratio:
     )
 
 
-def compare_kernels(boards: Boards, untuned: Code, tuned: Code, pairs: int, options: RunnerOptions) -> Ratio:
+def compare_kernels(
+    boards: Boards, untuned: BuiltKernel, tuned: BuiltKernel, pairs: int, options: RunnerOptions
+) -> Ratio:
     """Compare two kernels of the same arguments.
 
     Raises

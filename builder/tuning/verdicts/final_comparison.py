@@ -9,23 +9,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from builder.boards.boards import Boards
-from builder.boards.measuring import Code, MeasureFault, RunnerOptions
+from builder.boards.interface import Boards
+from builder.boards.measuring_process import BuiltKernel, MeasureFault, RunnerOptions
 from builder.errors import ParityError
 from builder.importer import ImportedModel
-from builder.records.meta import Verdict
-from builder.records.records import Records
+from builder.records.folder import Records
+from builder.records.meta_json import Verdict
 from builder.target.device_target import DeviceTarget
-from builder.tuning.build import CandidateBuilder
-from builder.tuning.comparison import compare_kernels, compare_models
-from builder.tuning.task_run import TaskRun
-from builder.tuning.views.view import View
+from builder.tuning.candidates.candidate_builder import CandidateBuilder
+from builder.tuning.tasks.task_run import TaskRun
+from builder.tuning.verdicts.paired_timing import compare_kernels, compare_models
+from builder.tuning.views.progress import View
 
 FINALISTS: Final = 3  # a task's fastest points, of which the comparison takes the first that holds
 
 
 @dataclass(frozen=True, slots=True)
-class Verdicts:
+class FinalComparison:
     """Comes to verdicts and writes them down.
 
     Attributes
@@ -67,11 +67,11 @@ class Verdicts:
         points = [task.space.point(d) for d in [default, *finalists]]
         codes = self.builder.build([(task, point) for point in points if point is not None])
         untuned, *others = codes
-        if len(codes) != len(finalists) + 1 or not isinstance(untuned, Code):
+        if len(codes) != len(finalists) + 1 or not isinstance(untuned, BuiltKernel):
             return
         verdict = None
         for decisions, code in zip(finalists, others, strict=True):
-            if not isinstance(code, Code):
+            if not isinstance(code, BuiltKernel):
                 continue
             try:
                 ratio = compare_kernels(self.boards, untuned, code, pairs, self.runner)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from builder.kernels.design_space import Decisions
-from builder.records.records import Records
+from builder.records.folder import Records
 from builder.records.task import Task
 from builder.tuning.options import TuneOptions
-from builder.tuning.search import search
-from builder.tuning.views.view import TaskProgress
+from builder.tuning.search import strategies
+from builder.tuning.views.progress import TaskProgress
 
 
 class TaskRun:
@@ -16,7 +16,7 @@ class TaskRun:
     def __init__(self, task: Task, records: Records) -> None:
         self.task = task
         self.known = records.measured(task.key)
-        self.search: search.Search | None = None
+        self.search: strategies.Search | None = None
         self.batches = 0
         self.under_way = 0
         self.exhausted = False

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from tvm.rpc import base
 
-from builder.boards.measuring import Place
+from builder.boards.measuring_process import BoardAddress
 from builder.errors import FleetError
 
 DEFAULT_PORT: Final = 9190
@@ -63,7 +63,7 @@ class Tracker:
         except (TypeError, KeyError, IndexError) as error:
             raise FleetError(f"tracker {self}: expected a summary, got {str(answer)[:80]}") from error
 
-    def request(self, key: str, wait_s: float, session_s: float) -> Place | None:
+    def request(self, key: str, wait_s: float, session_s: float) -> BoardAddress | None:
         """Ask for a board of `key`; None where none became free in time.
 
         Raises
@@ -78,7 +78,7 @@ class Tracker:
                 return None
         try:
             host, port, matchkey = answer[1]
-            return Place(str(host), int(port), str(matchkey), session_s)
+            return BoardAddress(str(host), int(port), str(matchkey), session_s)
         except (TypeError, ValueError, IndexError) as error:
             raise FleetError(f"tracker {self}: expected a board, got {str(answer)[:80]}") from error
 

@@ -14,7 +14,7 @@ from tvm.ir import save_json
 from tvm.s_tir import meta_schedule as ms
 from tvm.support.popen_pool import PopenPoolExecutor
 
-from builder.boards.measuring import KERNEL, Code
+from builder.boards.measuring_process import KERNEL, BuiltKernel
 from builder.codegen.kernel_object import compile_object
 from builder.codegen.link.linker import link
 from builder.kernels.design_space import Point
@@ -32,11 +32,11 @@ class Building:
     _arguments: Sequence[tuple[tuple[str, tuple[int, ...]], ...]]
     _futures: Sequence[Future[bytes]]
 
-    def results(self) -> Iterator[Code | str]:
+    def results(self) -> Iterator[BuiltKernel | str]:
         """Each candidate's shared object, or why there is none, as they come."""
         for arguments, future in zip(self._arguments, self._futures, strict=True):
             try:
-                yield Code(future.result(), arguments)
+                yield BuiltKernel(future.result(), arguments)
             except TimeoutError:
                 yield f"building took more than {BUILD_TIMEOUT_S:g} s"
             except Exception as error:  # noqa: BLE001 - whatever a process that builds came to
@@ -61,7 +61,7 @@ class CandidateBuilder:
             max_workers=parallel or len(os.sched_getaffinity(0)), timeout=BUILD_TIMEOUT_S
         )
 
-    def build(self, jobs: Sequence[tuple[Task, Point]]) -> list[Code | str]:
+    def build(self, jobs: Sequence[tuple[Task, Point]]) -> list[BuiltKernel | str]:
         """Each point's shared object, or why there is none."""
         return list(self.start(jobs).results())
 

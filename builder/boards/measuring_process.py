@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from builder.boards.board_functions import BoardState
+from builder.boards.remote_functions import BoardState
 
 MAX_FRAME_BYTES: Final = 1 << 31  # two bundles of half a gigabyte and their inputs
 KERNEL: Final = "kernel"  # the name of a candidate's function in its shared object
@@ -57,7 +57,7 @@ class RunnerOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BoardAddress:
     """Where a session goes: a server that a tracker named, or this machine (host None)."""
 
     host: str | None = None
@@ -72,7 +72,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Code:
+class BuiltKernel:
     """A kernel as a shared object, and the dtypes and shapes of its arguments."""
 
     content: bytes
@@ -99,7 +99,7 @@ class BoardError(MeasureFault):
     """The board went away, hung, or answered nonsense."""
 
 
-class MeasureProcess:
+class MeasuringProcess:
     """The process, as who conducts sees it. Not for two threads at once.
 
     Parameters
@@ -112,14 +112,14 @@ class MeasureProcess:
     def __init__(self, session: str = "builder.boards.measuring_session") -> None:
         self._session = session
         self._process: subprocess.Popen[bytes] | None = None
-        self._place: Place | None = None
+        self._place: BoardAddress | None = None
 
     @property
-    def place(self) -> Place | None:
+    def place(self) -> BoardAddress | None:
         """Where the open session goes."""
         return self._place
 
-    def open(self, place: Place, timeout_s: float) -> BoardState:
+    def open(self, place: BoardAddress, timeout_s: float) -> BoardState:
         """Connect to a board.
 
         Raises
@@ -132,7 +132,7 @@ class MeasureProcess:
         self._place = place
         return state
 
-    def measure(self, code: Code, options: RunnerOptions) -> Timing:
+    def measure(self, code: BuiltKernel, options: RunnerOptions) -> Timing:
         """Time a kernel.
 
         Raises
@@ -147,7 +147,7 @@ class MeasureProcess:
         return timing
 
     def compare(
-        self, untuned: Code, tuned: Code, pairs: int, options: RunnerOptions
+        self, untuned: BuiltKernel, tuned: BuiltKernel, pairs: int, options: RunnerOptions
     ) -> tuple[tuple[float, float], ...]:
         """Time two kernels in turn; seconds of each pair."""
         result: tuple[tuple[float, float], ...] = self._ask(
@@ -164,7 +164,7 @@ class MeasureProcess:
         wanted: Sequence[str],
         timeout_s: float,
     ) -> tuple[str, tuple[bytes, ...]]:
-        """Call one of `builder.boards.board_functions`, sending files first and fetching others after.
+        """Call one of `builder.boards.remote_functions`, sending files first and fetching others after.
 
         Paths in `request` are written `{path:NAME}` and become those on the board.
         """

@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
-from builder.boards.server import is_loopback, require_free
-from builder.boards.tracker import Tracker
+from builder.boards.rpc_servers import is_loopback, require_free
+from builder.boards.tracker_client import Tracker
 from builder.cli import main
 from builder.errors import FleetError
 
@@ -34,8 +34,8 @@ def test_the_defaults_are_loopback(verb: str, capsys: pytest.CaptureFixture[str]
 def test_listening_to_all_is_warned_about(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("builder.boards.server.serve_tracker", lambda *_: 0)
-    monkeypatch.setattr("builder.boards.server.serve_board", lambda *_, **__: 0)
+    monkeypatch.setattr("builder.boards.rpc_servers.serve_tracker", lambda *_: 0)
+    monkeypatch.setattr("builder.boards.rpc_servers.serve_board", lambda *_, **__: 0)
     assert main(["rpc-tracker", "--host", "0.0.0.0"]) == 0
     assert "remote code execution in clear text" in capsys.readouterr().err
     assert main(["rpc-server", "--host", "0.0.0.0", "--tracker", "lab:9190", "--key", "k"]) == 0

@@ -11,7 +11,7 @@ from builder.errors import RecordsError
 from builder.kernels.design_space import Point
 from builder.records.task import Task
 from builder.tuning.search.ranked_search import RankedSearch
-from builder.tuning.search.search import TUNERS, start
+from builder.tuning.search.strategies import TUNERS, start
 from builder.tuning.search.unvisited import Unvisited
 
 

@@ -22,7 +22,7 @@ from tvm.s_tir.schedule import Trace
 from builder.errors import RecordsError
 from builder.kernels.design_space import Decisions, Point
 from builder.records.journal import append_lines, read_lines, repair, replace_file
-from builder.records.meta import Meta, Operator
+from builder.records.meta_json import RecordsMeta, TunedOperator
 from builder.records.task import Task
 from builder.target.device_target import DeviceTarget
 
@@ -61,7 +61,7 @@ class Records:
     def __init__(
         self,
         path: Path,
-        meta: Meta,
+        meta: RecordsMeta,
         workloads: list[tuple[str, Any]],
         records: list[Record],
         lock: int | None,
@@ -115,7 +115,7 @@ class Records:
                 foreign = [name for name in (WORKLOADS, RECORDS) if (folder / name).exists()]
                 if foreign:
                     raise RecordsError(f"{folder}: expected {META} beside {foreign[0]}")  # noqa: TRY301
-                replace_file(folder / META, Meta.new(target).to_text().encode())
+                replace_file(folder / META, RecordsMeta.new(target).to_text().encode())
             for name in (WORKLOADS, RECORDS):
                 if (cut := repair(folder / name)) and notes is not None:
                     notes(f"{name}: cut off a last line of {cut} bytes that a crash had torn")
@@ -134,7 +134,7 @@ class Records:
                 f"{folder / META}: cannot be read ({reason})",
                 hint="tuning records are a folder that `edgebundle tune -o FOLDER` wrote",
             ) from error
-        meta = Meta.from_text(text, str(folder / META))
+        meta = RecordsMeta.from_text(text, str(folder / META))
         meta.check_version(str(folder))
         if target is not None:
             meta.check_target(target, str(folder))
@@ -198,7 +198,7 @@ class Records:
             line = workload.as_json()
             append_lines(self.path / WORKLOADS, [line])
             self._workloads.append((task.key, line))
-            info = Operator(task.name, task.kind, task.flops, task.space.values, task.space.default)
+            info = TunedOperator(task.name, task.kind, task.flops, task.space.values, task.space.default)
             self.update(replace(self.meta, operators={**self.meta.operators, task.key: info}))
         lines, records = [], []
         for point, seconds in results:
@@ -238,7 +238,7 @@ class Records:
         """The database's line of a workload."""
         return next(raw for known, raw in self._workloads if known == key)
 
-    def update(self, meta: Meta) -> None:
+    def update(self, meta: RecordsMeta) -> None:
         """Replace `meta.json`, crash-safe."""
         replace_file(self.path / META, meta.to_text().encode())
         self.meta = meta

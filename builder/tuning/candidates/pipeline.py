@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from builder.boards.boards import Boards, Outcome
-from builder.boards.measuring import Code
+from builder.boards.interface import Boards, Measurement
+from builder.boards.measuring_process import BuiltKernel
 from builder.kernels.design_space import Point
-from builder.tuning.build import Building, CandidateBuilder
+from builder.tuning.candidates.candidate_builder import Building, CandidateBuilder
 from builder.tuning.interruption import Interruption
-from builder.tuning.task_run import TaskRun
+from builder.tuning.tasks.task_run import TaskRun
 
 AHEAD: Final = 3  # batches under way where boards are elsewhere: measured, waiting for a board, being built
 POLL_S: Final = 0.2
@@ -34,7 +34,7 @@ class Batch:
     """Candidates that were thought of together, and what became of them so far."""
 
     jobs: Sequence[Job]
-    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    outcomes: dict[int, Measurement] = field(default_factory=dict)
 
     @property
     def is_done(self) -> bool:
@@ -48,7 +48,7 @@ class Pipeline:
     def __init__(self, builder: CandidateBuilder, boards: Boards, interruption: Interruption) -> None:
         self._builder, self._boards, self._interruption = builder, boards, interruption
         self._capacity = AHEAD if boards.elsewhere else 1
-        self._results: queue.Queue[tuple[Batch, int, Outcome] | BaseException] = queue.Queue()
+        self._results: queue.Queue[tuple[Batch, int, Measurement] | BaseException] = queue.Queue()
         self._open: list[Batch] = []
         self._threads: list[threading.Thread] = []
         self._stop = threading.Event()
@@ -72,7 +72,7 @@ class Pipeline:
         self._threads = [t for t in self._threads if t.is_alive()] + [thread]
         thread.start()
 
-    def take(self) -> tuple[Batch, int, Outcome]:
+    def take(self) -> tuple[Batch, int, Measurement]:
         """The next outcome, its batch and its place there.
 
         Raises
@@ -96,7 +96,7 @@ class Pipeline:
                 self._open.remove(batch)
             return batch, index, outcome
 
-    def drain(self, timeout_s: float) -> Iterator[tuple[Batch, int, Outcome]]:
+    def drain(self, timeout_s: float) -> Iterator[tuple[Batch, int, Measurement]]:
         """Stop after the candidates that are being measured, and give what came in until then."""
         self._stop.set()
         for thread in self._threads:
@@ -108,16 +108,16 @@ class Pipeline:
 
     def _work(self, batch: Batch, building: Building) -> None:
         places: list[int] = []
-        codes: list[Code] = []
+        codes: list[BuiltKernel] = []
         try:
             for place, code in enumerate(building.results()):
                 if self._stop.is_set():
                     return
-                if isinstance(code, Code):
+                if isinstance(code, BuiltKernel):
                     places.append(place)
                     codes.append(code)
                 else:
-                    self._results.put((batch, place, Outcome(None, code, "")))
+                    self._results.put((batch, place, Measurement(None, code, "")))
 
             self._boards.measure(codes, lambda index, outcome: self._done(batch, places[index], outcome))
         except _StoppedError:
@@ -125,7 +125,7 @@ class Pipeline:
         except BaseException as error:  # noqa: BLE001 - a thread's outermost call: `take` raises it
             self._results.put(error)
 
-    def _done(self, batch: Batch, place: int, outcome: Outcome) -> None:
+    def _done(self, batch: Batch, place: int, outcome: Measurement) -> None:
         self._results.put((batch, place, outcome))
         if self._stop.is_set():
             raise _StoppedError

@@ -13,9 +13,9 @@ from builder.compiling.lower import lower
 from builder.errors import RecordsError
 from builder.importer import ImportedModel
 from builder.kernels.decisions import Schedules
-from builder.records.best import BestRecords, chosen, merge, pick_best
-from builder.records.meta import BoardTime, Meta, Ratio, Verdict
-from builder.records.records import META, RECORDS, WORKLOADS, Records
+from builder.records.best_records import BestRecords, chosen, merge, pick_best
+from builder.records.folder import META, RECORDS, WORKLOADS, Records
+from builder.records.meta_json import BoardTime, Ratio, RecordsMeta, Verdict
 from builder.records.task import Task
 from builder.target.device_target import DeviceTarget
 
@@ -247,12 +247,12 @@ def test_the_digest_follows_the_contents(folder: Path, task: Task, device: Devic
 
 def test_meta_comes_back_as_it_was_written(device: DeviceTarget) -> None:
     meta = replace(
-        Meta.new(device),
+        RecordsMeta.new(device),
         peak_gflops=12.5,
         boards={"pi": BoardTime(1.5, 3, 1, 1, 2)},
         verdicts={"1": Verdict((0, 1), Ratio(2.0, 1.0, 2.0, 1.9, 2.1, 21), use=True)},
     )
-    assert Meta.from_text(meta.to_text(), "meta.json") == meta
+    assert RecordsMeta.from_text(meta.to_text(), "meta.json") == meta
 
 
 def test_workloads_are_written_before_the_records_that_name_them(folder: Path) -> None:

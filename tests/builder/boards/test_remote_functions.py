@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from builder.boards.board_functions import BoardState, state
+from builder.boards.remote_functions import BoardState, state
 
 
 def put(root: Path, path: Path | str, text: str) -> None:

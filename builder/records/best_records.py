@@ -10,7 +10,7 @@ from tvm import tirx
 from tvm.s_tir.schedule import Trace
 
 from builder.kernels.design_space import workload_of
-from builder.records.records import Record, Records
+from builder.records.folder import Record, Records
 from builder.target.device_target import DeviceTarget
 
 

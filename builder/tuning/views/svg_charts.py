@@ -24,7 +24,7 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class Slice:
     """A part of a whole."""
 
     label: str
@@ -103,7 +103,7 @@ def paired_bars(bars: Sequence[Bar], width: int = 940) -> str:
     return _svg(width, len(bars) * row + 8, parts)
 
 
-def stacked(rows: Sequence[tuple[str, Sequence[Share]]], width: int = 940) -> str:
+def stacked(rows: Sequence[tuple[str, Sequence[Slice]]], width: int = 940) -> str:
     """A bar a row, its parts in the same colours by label, all on one scale."""
     labels = list(dict.fromkeys(share.label for _, shares in rows for share in shares))
     colours = {label: PALETTE[i] if i < len(PALETTE) else REST for i, label in enumerate(labels)}

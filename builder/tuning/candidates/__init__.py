@@ -1,0 +1,1 @@
+"""From a point of a design space to a measured time: build, send, measure."""

@@ -1,0 +1,1 @@
+"""What there is to tune in a model, and how far each task has got."""
