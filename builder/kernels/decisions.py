@@ -76,7 +76,7 @@ class Schedules:
     Attributes
     ----------
     best
-        Schedules that were measured, such as `builder.records.best.BestRecords`.
+        Schedules that were measured, such as `builder.records.best_records.BestRecords`.
     shipped
         Decisions that come with the compiler, such as `builder.records.shipped.shipped_for` returns.
     choose
