@@ -19,6 +19,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from agent.bundle.names import COMPATIBLE
+
 # cpuinfo of a machine with hundreds of cores takes some 500 KiB; the device tree's properties a few hundred
 # bytes.
 _MAX_FILE_BYTES: Final = 4 << 20
@@ -76,7 +78,6 @@ _ARM_PARTS: Final = MappingProxyType(
         "0xd41": "Cortex-A78",
     }
 )
-_COMPATIBLE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9,._+-]{0,127}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,7 @@ class Machine:
             compatible=frozenset(
                 name
                 for name in (*_strings(_read(proc / "device-tree/compatible")), f"linux-{arch}", *configured)
-                if _COMPATIBLE.fullmatch(name)
+                if COMPATIBLE.fullmatch(name)
             ),
             board=board[0] if board else "",
             memory_bytes=_memory(_text(proc / "meminfo")),

@@ -20,6 +20,7 @@ from typing import Final
 
 from agent.bundle import canonical_json
 from agent.bundle.archive import MANIFEST, MAX_BUNDLE_BYTES, MAX_MEMBER_BYTES, SIGNATURE, max_member_bytes
+from agent.bundle.names import COMPATIBLE, MAX_VERSION_CHARS, MODEL_NAME, SEMVER, SHA256
 from agent.bundle.processing import Postprocess, Preprocess
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import EndlessDataError, FormatError
@@ -34,24 +35,12 @@ MAX_SAMPLES: Final = 1024
 _MAX_TENSOR_NAME_CHARS: Final = 240
 # A 64-bit signed integer, which every language can read.
 MAX_SECURITY_COUNTER: Final = (1 << 63) - 1
-MAX_VERSION_CHARS: Final = 64
 # For device types and for CPU features; a recent x86-64 CPU has some 40 features that kernels use.
 MAX_WORDS: Final = 64
 
-_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-# https://semver.org/#is-there-a-suggested-regular-expression-regex-to-check-a-semver-string
-_SEMVER: Final = re.compile(
-    r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)"
-    r"(-(0|[1-9]\d*|\d*[a-zA-Z-][0-9a-zA-Z-]*)(\.(0|[1-9]\d*|\d*[a-zA-Z-][0-9a-zA-Z-]*))*)?"
-    r"(\+[0-9a-zA-Z-]+(\.[0-9a-zA-Z-]+)*)?",
-    re.ASCII,
-)
-# Devicetree specification 0.4, 2.3.1 compatible: "manufacturer,model".
-_COMPATIBLE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9,._+-]{0,127}")
 _GLIBC: Final = re.compile(r"2\.(0|[1-9]\d{0,2})(\.\d{1,3})?", re.ASCII)
 _WORD: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
 _SENTENCE: Final = re.compile(r"[ -~]{1,256}")
-_SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
 def check_model_name(name: str) -> None:
@@ -63,7 +52,10 @@ def check_model_name(name: str) -> None:
         If it breaks that rule.
     """
     _match(
-        "name", name, _NAME, "1 to 64 lower case letters, digits, '.', '_' and '-', first a letter or digit"
+        "name",
+        name,
+        MODEL_NAME,
+        "1 to 64 lower case letters, digits, '.', '_' and '-', first a letter or digit",
     )
 
 
@@ -77,7 +69,7 @@ def check_version(version: str) -> None:
     """
     if len(version) > MAX_VERSION_CHARS:
         raise ValueError(f"version: expected at most {MAX_VERSION_CHARS} characters, got {len(version)}")
-    _match("version", version, _SEMVER, "a semantic version such as 1.0.0")
+    _match("version", version, SEMVER, "a semantic version such as 1.0.0")
 
 
 def check_security_counter(counter: int) -> None:
@@ -104,7 +96,7 @@ def check_compatible(compatible: Sequence[str]) -> None:
     if not 1 <= len(compatible) <= MAX_WORDS:
         raise ValueError(f"compatible: expected 1 to {MAX_WORDS} device types, got {len(compatible)}")
     for device_type in compatible:
-        _match("compatible", device_type, _COMPATIBLE, "a device type such as raspberrypi,4-model-b")
+        _match("compatible", device_type, COMPATIBLE, "a device type such as raspberrypi,4-model-b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -465,7 +457,7 @@ def _sentence(name: str, value: str) -> None:
 
 
 def _sha256(name: str, value: str) -> None:
-    _match(name, value, _SHA256, "64 lower case hexadecimal digits")
+    _match(name, value, SHA256, "64 lower case hexadecimal digits")
 
 
 def _match(name: str, value: str, pattern: re.Pattern[str], expected: str) -> None:

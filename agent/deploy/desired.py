@@ -24,9 +24,11 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from agent.bundle.archive import MAX_BUNDLE_BYTES
+from agent.bundle.names import LEVEL_NAME, MODEL_NAME, hex_digest
 from agent.deploy.fetch.allow_list import MAX_URL_CHARACTERS
 from agent.deploy.jobs import Request
-from agent.deploy.store.active import Origin, hex_digest
+from agent.deploy.store.active import Origin
 from agent.errors import EndlessDataError, FormatError
 
 # 64 models with 8 sources of 200 characters each are 100 kB.
@@ -34,14 +36,10 @@ MAX_DESIRED_BYTES: Final = 256 * 1024
 # One worker process each: no board that this is for runs more.
 MAX_MODELS: Final = 64
 MAX_SOURCES: Final = 8
-# 4 GiB is more than the memory of the boards that this is for.
-MAX_BUNDLE_BYTES: Final = 4 * 1024**3
 # JavaScript's limit, so that any tool can write the version.
 MAX_VERSION: Final = 2**53 - 1
 MQTT_SOURCE: Final = "mqtt"
 
-_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-_JOB: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _VERSION: Final = re.compile(r"[0-9A-Za-z.+-]{1,64}")
 _ENTRY_KEYS: Final = {"digest", "size", "version", "job", "sources"}
 
@@ -131,7 +129,7 @@ def desired_from_document(document: object) -> Desired:
 
 
 def _request(name: str, entry: object) -> Request:
-    if not _NAME.fullmatch(name):
+    if not MODEL_NAME.fullmatch(name):
         raise FormatError(f"expected the name of a model, got {_shown(name)}")
     if not isinstance(entry, dict) or entry.keys() != _ENTRY_KEYS:
         raise FormatError(f"{name}: expected exactly {', '.join(sorted(_ENTRY_KEYS))}, got {_shown(entry)}")
@@ -143,7 +141,7 @@ def _request(name: str, entry: object) -> Request:
     if not isinstance(sources, list) or not 1 <= len(sources) <= MAX_SOURCES:
         raise FormatError(f"{name}: expected 1 to {MAX_SOURCES} sources, got {_shown(sources)}")
     return Request(
-        job=_string(name, "job", entry["job"], _JOB),
+        job=_string(name, "job", entry["job"], LEVEL_NAME),
         model=name,
         digest=_digest(name, entry["digest"]),
         size=size,
@@ -173,7 +171,7 @@ def _object_without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, obj
     """Two values under one key would let two readers see two documents."""
     document = dict(pairs)
     if len(document) != len(pairs):
-        raise ValueError("a key stands there twice")
+        raise ValueError("duplicate key")
     return document
 
 

@@ -20,9 +20,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from agent.bundle.archive import MAX_BUNDLE_BYTES
 from agent.bundle.keyring import Keyring
 from agent.bundle.verify import verify_only
-from agent.deploy.desired import MAX_BUNDLE_BYTES
 from agent.deploy.jobs import Job, Request, Result, Status
 from agent.deploy.store.active import Origin
 from agent.deploy.store.state_file import write_durably

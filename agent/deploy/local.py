@@ -17,9 +17,9 @@ from typing import Final, Protocol
 from agent.bundle.admission import admit
 from agent.bundle.keyring import Keyring
 from agent.bundle.machine import Machine
+from agent.bundle.names import hex_digest
 from agent.bundle.verify import verify_only
 from agent.deploy.inbox import Inbox
-from agent.deploy.store.active import hex_digest
 from agent.deploy.store.state_file import store_error, sync_directory
 from agent.deploy.store.store import Store
 from agent.errors import StoreError

@@ -14,21 +14,18 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from agent.bundle.names import LEVEL_NAME, MODEL_NAME, SHA256
+
 PREFIX: Final = "edge/v1"
 RESERVED_NAMES: Final = frozenset({"groups", "replies"})
 
-# One level of a topic that we or a user choose. 64 characters keep a topic far below 65535 bytes of MQTT.
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
-# A model's name is the manifest's `name`.
-_MODEL: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
-_DIGEST: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _OFFSET: Final = re.compile(r"0|[1-9][0-9]{0,15}", re.ASCII)
 # What a client hangs below its reply space: a few levels, without wildcards, control characters or `$`.
 _REPLY_SUFFIX: Final = re.compile(r"[A-Za-z0-9._~:=@-]{1,128}(/[A-Za-z0-9._~:=@-]{1,128}){0,7}", re.ASCII)
 # Longer strings are refused before any pattern looks at them.
-# Requests come on few topics, and ask for answers on few: reading one takes 4 us, remembering it a quarter.
-_REMEMBERED_TOPICS: Final = 256
 MAX_TOPIC_CHARACTERS: Final = 1024
+# Requests use few topics: parsing one takes 4 us, looking it up in the cache a quarter of that.
+_REMEMBERED_TOPICS: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +138,7 @@ Topic = (
 
 def is_device_name(name: str) -> bool:
     """Whether `name` can stand as the device (or client, or group) level of a topic."""
-    return _NAME.fullmatch(name) is not None and name not in RESERVED_NAMES
+    return LEVEL_NAME.fullmatch(name) is not None and name not in RESERVED_NAMES
 
 
 def format_topic(topic: Topic) -> str:
@@ -199,7 +196,7 @@ def _parse(text: str) -> Topic | None:
         return _parse_reply(rest)
     if head == "groups":
         match rest.split("/"):
-            case [group, "models", model, "infer"] if is_device_name(group) and _MODEL.fullmatch(model):
+            case [group, "models", model, "infer"] if is_device_name(group) and MODEL_NAME.fullmatch(model):
                 return GroupInfer(group, model)
         return None
     if not is_device_name(head):
@@ -226,15 +223,15 @@ def _parse_device_topic(device: str, levels: list[str]) -> Topic | None:
             return Desired(device)
         case ["reported"]:
             return Reported(device)
-        case ["models", model, "state"] if _MODEL.fullmatch(model):
+        case ["models", model, "state"] if MODEL_NAME.fullmatch(model):
             return ModelState(device, model)
-        case ["models", model, "infer"] if _MODEL.fullmatch(model):
+        case ["models", model, "infer"] if MODEL_NAME.fullmatch(model):
             return Infer(device, model)
-        case ["jobs", job] if _NAME.fullmatch(job):
+        case ["jobs", job] if LEVEL_NAME.fullmatch(job):
             return Job(device, job)
-        case ["bundles", digest, "want"] if _DIGEST.fullmatch(digest):
+        case ["bundles", digest, "want"] if SHA256.fullmatch(digest):
             return BlockWant(device, digest)
-        case ["bundles", digest, "block", offset] if _DIGEST.fullmatch(digest) and _OFFSET.fullmatch(offset):
+        case ["bundles", digest, "block", offset] if SHA256.fullmatch(digest) and _OFFSET.fullmatch(offset):
             return Block(device, digest, int(offset))
     return None
 

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from agent.bundle.names import hex_digest
 from agent.deploy.control import Control
 from agent.deploy.fetch.blocks import BlockPull, Want, Write
-from agent.deploy.store.active import hex_digest
 from agent.deploy.store.part import Part
 from agent.errors import EdgeError
 from agent.wire.topics import BlockWant, block_filter, format_topic

@@ -14,11 +14,12 @@ import logging
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+from agent.bundle.names import hex_digest
 from agent.deploy.desired import MQTT_SOURCE
 from agent.deploy.fetch.block_source import BlockSource
 from agent.deploy.fetch.https import HttpsSource
 from agent.deploy.jobs import Request
-from agent.deploy.store.active import Origin, hex_digest
+from agent.deploy.store.active import Origin
 from agent.deploy.store.part import Part
 from agent.deploy.store.state_file import store_error
 from agent.deploy.store.store import Store

@@ -6,15 +6,12 @@ Promises: what is read are whole entries whose digests are digests. Leaves writi
 from __future__ import annotations
 
 import logging
-import re
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Final
 
+from agent.bundle.names import hex_digest
 from agent.deploy.store.state_file import peek
-
-_DIGEST: Final = re.compile(r"sha256:([0-9a-f]{64})")
 
 _log = logging.getLogger(__name__)
 
@@ -44,20 +41,6 @@ class ActiveModel:
     origin: Origin
     job: str
     previous: str | None
-
-
-def hex_digest(digest: str) -> str:
-    """Return the hex part of `sha256:<hex>`.
-
-    Raises
-    ------
-    ValueError
-        If it is not a digest: it must never become part of a path.
-    """
-    match = _DIGEST.fullmatch(digest)
-    if match is None:
-        raise ValueError(f"expected sha256: and 64 hex digits, got {digest[:80]!r}")
-    return match[1]
 
 
 def read_active(root: Path) -> dict[str, ActiveModel]:

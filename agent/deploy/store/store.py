@@ -31,8 +31,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from agent.bundle.names import hex_digest
 from agent.deploy.store import state_format
-from agent.deploy.store.active import ActiveModel, Origin, hex_digest, parse_active
+from agent.deploy.store.active import ActiveModel, Origin, parse_active
 from agent.deploy.store.counters import Counters
 from agent.deploy.store.part import Part
 from agent.deploy.store.state_file import Checkpoint, StateFile, no_checkpoint, store_error, sync_directory

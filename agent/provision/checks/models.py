@@ -9,9 +9,10 @@ from typing import Final
 from agent.bundle.admission import admit
 from agent.bundle.keyring import Keyring
 from agent.bundle.machine import Machine
+from agent.bundle.names import hex_digest
 from agent.bundle.verify import verify_only
 from agent.deploy.store import state_format
-from agent.deploy.store.active import ActiveModel, hex_digest, read_active
+from agent.deploy.store.active import ActiveModel, read_active
 from agent.deploy.store.state_file import peek
 from agent.errors import EdgeError
 from agent.provision.checks.finding import Finding, fail, ok

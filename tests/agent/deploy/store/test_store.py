@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.deploy.store.active import ActiveModel, Origin, hex_digest, read_active
+from agent.bundle.names import hex_digest
+from agent.deploy.store.active import ActiveModel, Origin, read_active
 from agent.deploy.store.part import Origin as PartOrigin
 from agent.deploy.store.part import Part
 from agent.deploy.store.state_file import MAX_STATE_BYTES, StateFile, write_durably
