@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from agent.bundle.names import SHA256
 from agent.errors import ConfigError
 
 # A P-256 public key takes 178 bytes of PEM; the rest is room for comments around it.
@@ -26,7 +26,6 @@ MAX_REVOKED_FILE_BYTES: Final = 1 << 20
 MAX_KEYS: Final = 256
 REVOKED_FILE: Final = "revoked"
 _KEY_SUFFIXES: Final = (".pem", ".pub")
-_KEY_ID: Final = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +145,7 @@ def parse_revoked(raw: bytes) -> frozenset[str]:
         text = line.strip()
         if not text or text.startswith("#"):
             continue
-        if not _KEY_ID.fullmatch(text):
+        if not SHA256.fullmatch(text):
             raise ConfigError(f"line {number} is {text!r:.80}, expected a key id of 64 hexadecimal digits")
         ids.add(text)
     return frozenset(ids)

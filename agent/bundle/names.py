@@ -11,7 +11,7 @@ from typing import Final
 
 # A model's name is also a level of a topic.
 MODEL_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-# Devices, groups, clients and jobs: a level of a topic. 64 characters keep a topic far below MQTT's 65535 bytes.
+# Devices, groups, clients and jobs. 64 characters keep a topic far below MQTT's 65535 bytes.
 LEVEL_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 # https://semver.org/#is-there-a-suggested-regular-expression-regex-to-check-a-semver-string
 SEMVER: Final = re.compile(

@@ -31,6 +31,7 @@ from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 from agent.bundle import canonical_json
 from agent.bundle.archive import MAX_MEMBER_BYTES, MAX_MEMBERS, SIGNATURE, max_member_bytes
 from agent.bundle.keyring import Keyring, key_hint
+from agent.bundle.names import SHA256
 from agent.errors import EndlessDataError, FormatError, KeyRevokedError, SignatureError
 
 _MEDIA_TYPE: Final = "application/vnd.dev.sigstore.bundle.v0.3+json"
@@ -42,7 +43,7 @@ _PREDICATE_TYPE: Final = "https://model_signing/signature/v1.0"
 _IGNORABLE: Final = frozenset({SIGNATURE, ".git", ".gitattributes", ".github", ".gitignore"})
 # Order of the group of P-256 (SEC 2, 2.4.2).
 _ORDER: Final = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
-_SHA256: Final = re.compile(r"[0-9a-f]{64}")
+
 _SUBJECT: Final = re.compile(r"[ -~]{1,256}")
 
 
@@ -180,7 +181,7 @@ def _open_envelope(raw: bytes) -> tuple[str, bytes, bytes]:
         raise FormatError(
             "model.sig is not a Sigstore bundle with one DSSE envelope and one signature"
         ) from error
-    if not isinstance(hint, str) or not _SHA256.fullmatch(hint):
+    if not isinstance(hint, str) or not SHA256.fullmatch(hint):
         raise FormatError("model.sig names no key: publicKey.hint is the SHA-256 of its PEM")
     if _envelope(hint, payload, der) != raw:
         raise FormatError("model.sig has other keys, spaces, order or base64 than its writers write")
@@ -225,7 +226,7 @@ def _resources(statement: object) -> Mapping[str, str]:
         raise FormatError("the signed statement's resources are not sorted, or one stands there twice")
     for name, digest in entries:
         max_member_bytes(name)
-        if name == SIGNATURE or not _SHA256.fullmatch(digest):
+        if name == SIGNATURE or not SHA256.fullmatch(digest):
             raise FormatError(f"the signed statement has {name} with digest {digest!r:.80}")
     resources = dict(entries)
     if _root_digest(resources) != root:

@@ -22,6 +22,7 @@ from typing import Final
 
 from agent.bundle.archive import MAX_BUNDLE_BYTES
 from agent.bundle.keyring import Keyring
+from agent.bundle.names import SHA256
 from agent.bundle.verify import verify_only
 from agent.deploy.jobs import Job, Request, Result, Status
 from agent.deploy.store.active import Origin
@@ -30,7 +31,7 @@ from agent.errors import BundleError, EdgeError, EndlessDataError, FormatError, 
 
 # A result that nobody fetched is forgotten after this long.
 RESULT_LIFETIME_S: Final = 24 * 3600
-_DROPPED: Final = re.compile(r"([0-9a-f]{64})\.bundle")
+_DROPPED: Final = re.compile(rf"({SHA256.pattern})\.bundle")
 
 _log = logging.getLogger(__name__)
 
