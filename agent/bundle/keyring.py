@@ -5,20 +5,22 @@ Promises that every key is a P-256 public key. Leaves who may write into the fol
 
 from __future__ import annotations
 
+import binascii
 import hashlib
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
-
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from typing import TYPE_CHECKING, Final
 
 from agent.bundle.names import SHA256
 from agent.errors import ConfigError
+
+# `cryptography` takes 8 MiB of memory, so it is imported where it is used: an agent that has not verified
+# anything yet reads its keyring without it.
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric import ec
 
 # A P-256 public key takes 178 bytes of PEM; the rest is room for comments around it.
 MAX_KEY_FILE_BYTES: Final = 16 << 10
@@ -26,15 +28,45 @@ MAX_REVOKED_FILE_BYTES: Final = 1 << 20
 MAX_KEYS: Final = 256
 REVOKED_FILE: Final = "revoked"
 _KEY_SUFFIXES: Final = (".pem", ".pub")
+_PEM_HEAD: Final = b"-----BEGIN PUBLIC KEY-----\n"
+_PEM_TAIL: Final = b"-----END PUBLIC KEY-----\n"
+_PEM_LINE: Final = 64
+# RFC 5480, 2: a SubjectPublicKeyInfo in DER with id-ecPublicKey, secp256r1 and an uncompressed point, whose
+# two coordinates of 32 bytes follow.
+_P256_HEAD: Final = bytes.fromhex("3059301306072a8648ce3d020106082a8648ce3d03010703420004")
+_COORDINATE_BYTES: Final = 32
+# The curve y^2 = x^3 - 3x + b over the integers modulo p (SEC 2, 2.4.2).
+_P: Final = 0xFFFFFFFF00000001000000000000000000000000FFFFFFFFFFFFFFFFFFFFFFFF
+_B: Final = 0x5AC635D8AA3A93E7B3EBBD55769886BC651D06B0CC53B0F63BCE3C3E27D2604B
 
 
 @dataclass(frozen=True, slots=True)
 class TrustedKey:
-    """A public key; `key_id` is how we call it, `hint` how a signature file does."""
+    """A public key.
 
-    public_key: ec.EllipticCurvePublicKey
+    Attributes
+    ----------
+    spki
+        Its SubjectPublicKeyInfo in DER.
+    key_id
+        Our name for it: the SHA-256 of `spki` in hexadecimal.
+    hint
+        Its name in signature files.
+    """
+
+    spki: bytes
     key_id: str
     hint: str
+
+    @property
+    def public_key(self) -> ec.EllipticCurvePublicKey:
+        """The key as `cryptography` uses it."""
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+
+        key = serialization.load_der_public_key(self.spki)
+        assert isinstance(key, ec.EllipticCurvePublicKey)
+        return key
 
     @classmethod
     def of(cls, public_key: ec.EllipticCurvePublicKey) -> TrustedKey:
@@ -45,9 +77,14 @@ class TrustedKey:
         ValueError
             If it is on another curve than P-256.
         """
-        if not isinstance(public_key.curve, ec.SECP256R1):
-            raise ValueError(f"a key is on P-256, not on {public_key.curve.name}")  # noqa: TRY004 - the type is right
-        return cls(public_key, key_id(public_key), key_hint(public_key))
+        if public_key.curve.name != "secp256r1":
+            raise ValueError(f"a key is on P-256, not on {public_key.curve.name}")
+        return cls.of_spki(_spki(public_key))
+
+    @classmethod
+    def of_spki(cls, spki: bytes) -> TrustedKey:
+        """Name a key on P-256 that is given as a SubjectPublicKeyInfo in DER."""
+        return cls(spki, hashlib.sha256(spki).hexdigest(), hashlib.sha256(_pem(spki)).hexdigest())
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +103,11 @@ class Keyring:
         ValueError
             If a key is on another curve than P-256.
         """
-        trusted = [TrustedKey.of(key) for key in keys]
-        return cls(MappingProxyType({key.hint: key for key in trusted}), frozenset(revoked))
+        return cls._of_trusted([TrustedKey.of(key) for key in keys], revoked)
+
+    @classmethod
+    def _of_trusted(cls, keys: Iterable[TrustedKey], revoked: Iterable[str]) -> Keyring:
+        return cls(MappingProxyType({key.hint: key for key in keys}), frozenset(revoked))
 
     @classmethod
     def from_files(cls, paths: Iterable[str | Path], revoked: Iterable[str] = ()) -> Keyring:
@@ -78,7 +118,7 @@ class Keyring:
         ConfigError
             If a file cannot be read, or has no P-256 public key.
         """
-        return cls.of([_load(Path(path)) for path in paths], revoked)
+        return cls._of_trusted([_load(Path(path)) for path in paths], revoked)
 
     @classmethod
     def from_dir(cls, folder: str | Path) -> Keyring:
@@ -104,12 +144,12 @@ class Keyring:
 
 def key_id(public_key: ec.EllipticCurvePublicKey) -> str:
     """SHA-256 of a key's SubjectPublicKeyInfo in DER, hexadecimal."""
-    return hashlib.sha256(_public_bytes(public_key, serialization.Encoding.DER)).hexdigest()
+    return hashlib.sha256(_spki(public_key)).hexdigest()
 
 
 def key_hint(public_key: ec.EllipticCurvePublicKey) -> str:
     """SHA-256 of a key's PEM, hexadecimal: what Model Signing puts into `publicKey.hint`."""
-    return hashlib.sha256(_public_bytes(public_key, serialization.Encoding.PEM)).hexdigest()
+    return hashlib.sha256(_pem(_spki(public_key))).hexdigest()
 
 
 def parse_public_key(raw: bytes) -> ec.EllipticCurvePublicKey:
@@ -120,6 +160,10 @@ def parse_public_key(raw: bytes) -> ec.EllipticCurvePublicKey:
     ConfigError
         If it is anything else.
     """
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
     try:
         key = serialization.load_pem_public_key(raw)
     except (ValueError, UnsupportedAlgorithm) as error:
@@ -151,9 +195,11 @@ def parse_revoked(raw: bytes) -> frozenset[str]:
     return frozenset(ids)
 
 
-def _load(path: Path) -> ec.EllipticCurvePublicKey:
+def _load(path: Path) -> TrustedKey:
     try:
-        return parse_public_key(_read(path, MAX_KEY_FILE_BYTES))
+        raw = _read(path, MAX_KEY_FILE_BYTES)
+        spki = _plain_spki(raw)
+        return TrustedKey.of(parse_public_key(raw)) if spki is None else TrustedKey.of_spki(spki)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}", hint=error.hint) from error
 
@@ -179,5 +225,33 @@ def _read(path: Path, limit: int) -> bytes:
     return raw
 
 
-def _public_bytes(public_key: ec.EllipticCurvePublicKey, encoding: serialization.Encoding) -> bytes:
-    return public_key.public_bytes(encoding, serialization.PublicFormat.SubjectPublicKeyInfo)
+def _plain_spki(raw: bytes) -> bytes | None:
+    """Read a P-256 key in exactly the PEM that OpenSSL and `edgebundle keygen` write.
+
+    Returns None for everything else, valid or not: `parse_public_key` reads or refuses that.
+    """
+    try:
+        spki = binascii.a2b_base64(raw.removeprefix(_PEM_HEAD).removesuffix(_PEM_TAIL))
+    except binascii.Error:
+        return None
+    head, point = spki[: len(_P256_HEAD)], spki[len(_P256_HEAD) :]
+    if head != _P256_HEAD or len(point) != 2 * _COORDINATE_BYTES or _pem(spki) != raw:
+        return None
+    x = int.from_bytes(point[:_COORDINATE_BYTES])
+    y = int.from_bytes(point[_COORDINATE_BYTES:])
+    on_curve = max(x, y) < _P and (y * y - x * x * x + 3 * x - _B) % _P == 0
+    return spki if on_curve else None
+
+
+def _pem(spki: bytes) -> bytes:
+    text = binascii.b2a_base64(spki, newline=False)
+    lines = [text[start : start + _PEM_LINE] for start in range(0, len(text), _PEM_LINE)]
+    return _PEM_HEAD + b"\n".join(lines) + b"\n" + _PEM_TAIL
+
+
+def _spki(public_key: ec.EllipticCurvePublicKey) -> bytes:
+    from cryptography.hazmat.primitives import serialization
+
+    return public_key.public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    )

@@ -21,18 +21,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
-
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
+from typing import TYPE_CHECKING, Final
 
 from agent.bundle import canonical_json
 from agent.bundle.archive import MAX_MEMBER_BYTES, MAX_MEMBERS, SIGNATURE, max_member_bytes
 from agent.bundle.keyring import Keyring, key_hint
 from agent.bundle.names import SHA256
 from agent.errors import EndlessDataError, FormatError, KeyRevokedError, SignatureError
+
+if TYPE_CHECKING:  # 8 MiB of memory: imported where it is used
+    from cryptography.hazmat.primitives.asymmetric import ec
 
 _MEDIA_TYPE: Final = "application/vnd.dev.sigstore.bundle.v0.3+json"
 _PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
@@ -74,6 +72,10 @@ def sign(files: Mapping[str, str], private_key: ec.EllipticCurvePrivateKey, *, n
     ValueError
         If the key is on another curve, or there are no files.
     """
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
+
     if not isinstance(private_key.curve, ec.SECP256R1):
         raise ValueError(f"a key is on P-256, not on {private_key.curve.name}")  # noqa: TRY004 - the type is right
     if not files or not _SUBJECT.fullmatch(name):
@@ -121,6 +123,11 @@ def verify(raw: bytes, keyring: Keyring) -> Statement:
     EndlessDataError
         If it is larger than 64 KiB.
     """
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
+
     if len(raw) > MAX_MEMBER_BYTES[SIGNATURE]:
         raise EndlessDataError(
             f"model.sig has at most {MAX_MEMBER_BYTES[SIGNATURE]} bytes, this one {len(raw)}"
@@ -170,6 +177,8 @@ def _envelope(hint: str, payload: bytes, der: bytes) -> bytes:
 
 
 def _open_envelope(raw: bytes) -> tuple[str, bytes, bytes]:
+    from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
+
     bundle = canonical_json.parse(raw, "model.sig")
     try:
         hint = bundle["verificationMaterial"]["publicKey"]["hint"]

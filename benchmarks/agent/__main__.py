@@ -150,7 +150,7 @@ def _idle() -> list[Figure]:
 
     found = footprint()
     return [
-        Figure("idle", "agent without a model, RSS", found.idle_bytes / 2**20, "MiB", most=40.0),
+        Figure("idle", "agent without a model, RSS", found.idle_bytes / 2**20, "MiB", most=36.0),
         Figure("idle", "ready after", found.ready_s, "s", most=1.5),
     ]
 

@@ -35,7 +35,7 @@ from tests.fake_module import params
 KERNELS = Path(__file__).parent / "worker" / "kernels.c"
 START_LIMIT_S = 20.0
 # DESIGN's figures for an agent without a model.
-IDLE_RSS_BYTES = 40 << 20
+IDLE_RSS_BYTES = 36 << 20
 READY_LIMIT_S = 1.5
 
 

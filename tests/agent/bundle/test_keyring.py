@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import base64
 import hashlib
 import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -61,6 +64,47 @@ def test_file_without_a_p256_public_key_is_refused(raw: bytes, message: str, tmp
     with pytest.raises(ConfigError, match=message) as error:
         Keyring.from_files([path])
     assert str(path) in str(error.value)
+
+
+def test_every_form_of_a_key_gives_the_same_trusted_key(
+    key: ec.EllipticCurvePrivateKey, tmp_path: Path
+) -> None:
+    public = key.public_key()
+    point = public.public_bytes(serialization.Encoding.X962, serialization.PublicFormat.CompressedPoint)
+    # The SubjectPublicKeyInfo of a compressed point is 32 bytes shorter, and so are its three lengths.
+    compressed = bytes.fromhex("3039301306072a8648ce3d020106082a8648ce3d030107032200") + point
+    text = base64.encodebytes(compressed)
+    for form in (
+        pem(key),
+        b"a comment\n" + pem(key),
+        pem(key).replace(b"\n", b"\r\n"),
+        b"-----BEGIN PUBLIC KEY-----\n" + text + b"-----END PUBLIC KEY-----\n",
+    ):
+        path = tmp_path / "a.pub"
+        path.write_bytes(form)
+        assert list(Keyring.from_files([path]).keys.values()) == [TrustedKey.of(public)]
+
+
+def test_point_that_is_not_on_the_curve_is_refused(key: ec.EllipticCurvePrivateKey, tmp_path: Path) -> None:
+    der = bytearray(TrustedKey.of(key.public_key()).spki)
+    der[-1] ^= 1
+    path = tmp_path / "a.pub"
+    lines = textwrap.wrap(base64.b64encode(der).decode(), 64)
+    path.write_text("\n".join(["-----BEGIN PUBLIC KEY-----", *lines, "-----END PUBLIC KEY-----", ""]))
+    with pytest.raises(ConfigError):
+        Keyring.from_files([path])
+
+
+def test_keyring_is_read_without_loading_cryptography(
+    key: ec.EllipticCurvePrivateKey, tmp_path: Path
+) -> None:
+    (tmp_path / "a.pub").write_bytes(pem(key))
+    script = (
+        "import sys; from agent.bundle.keyring import Keyring; Keyring.from_dir(sys.argv[1]);"
+        "print('cryptography' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, check=True)
+    assert done.stdout == b"False\n"
 
 
 def test_private_key_is_no_public_key(key: ec.EllipticCurvePrivateKey, tmp_path: Path) -> None:
