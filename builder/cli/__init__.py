@@ -1,12 +1,12 @@
 """The command line: `edgebundle VERB ...`.
 
-Promises: exit code 0, 2 for usage, 4 when what was given cannot be used, 1 when the fault is ours, 130 after
-Ctrl-C; an error is one `edgebundle: error:` line and perhaps an `edgebundle: hint:` line on stderr, never
-a traceback unless `--traceback` asks for it. What a script reads goes to stdout.
+Promises: the exit code is 0 for success, 1 for a bug or failure in edgebundle, 2 for wrong usage, 4 for input
+that cannot be used, 130 after Ctrl-C. An error is one `edgebundle: error:` line on stderr, perhaps with an
+`edgebundle: hint:` line; `--traceback` adds a traceback. Results go to stdout, for scripts.
 
-A verb lives in a module of this package that has `add_parsers(subparsers)`; each parser it adds sets
-`handler(args) -> int`. Those modules import compilers, arrays and brokers inside their handlers alone, so
-that `edgebundle --help` and `edgebundle verify` answer at once.
+Each module in `VERB_MODULES` has `add_parsers(subparsers)`; each parser it adds sets `handler(args) -> int`.
+These modules import compilers, arrays and brokers only inside their handlers, so that `edgebundle --help`
+and `edgebundle verify` start quickly.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import argparse
 import errno
 import importlib
 import os
-import pkgutil
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +22,7 @@ from typing import IO, Any, Final, NoReturn, Protocol, TypeAlias, cast
 
 from agent import __version__
 from agent.errors import EdgeError
-from builder.cli._tvmc import instead_of
+from builder.cli.tvmc_flags import instead_of
 from builder.errors import BuildError
 
 EXIT_OK: Final = 0
@@ -33,10 +32,10 @@ EXIT_INPUT: Final = 4
 EXIT_INTERRUPTED: Final = 128 + signal.SIGINT
 EXIT_BROKEN_PIPE: Final = 128 + signal.SIGPIPE
 
-# The order in which a user meets the verbs; a module that is not named here is listed after these.
-WORKFLOW: Final = ("keys", "tune", "compile", "run", "fleet", "metrics")
+# In the order in which `edgebundle --help` lists their verbs.
+VERB_MODULES: Final = ("keys", "compile", "run", "tune", "records", "rpc", "fleet", "metrics")
 
-# What the file system says about the paths that were given, or the disk they are on: not a fault of ours.
+# Errors of the file system about the given paths or their disk: exit code 4, not 1.
 _FILE_FAULTS: Final = frozenset(
     {
         errno.ENOENT,
@@ -70,21 +69,23 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - argparse's own signature
         kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
-        kwargs.setdefault("allow_abbrev", False)  # what works today would break with tomorrow's flag
+        kwargs.setdefault(
+            "allow_abbrev", False
+        )  # an abbreviation would break when a new flag makes it ambiguous
         super().__init__(*args, **kwargs)
         self.add_argument(
             "--traceback",
             action="store_true",
-            default=argparse.SUPPRESS,  # or a verb's default would hide the flag given before the verb
-            help="show where an error came from",
+            default=argparse.SUPPRESS,  # a verb's default would override the flag given before the verb
+            help="print a traceback with an error",
         )
 
     def error(self, message: str) -> NoReturn:
-        """Print the two lines and leave with the exit code of usage errors."""
+        """Print an error and a hint to read the help, and exit with the code for wrong usage."""
         self.fail(message)
 
     def fail(self, message: str, *, hint: str | None = None) -> NoReturn:
-        """Do what `error` does, with a hint of its own."""
+        """Do what `error` does, with this hint instead."""
         _say("error", message)
         _say("hint", hint or f"see `{self.prog} --help`")
         self.exit(EXIT_USAGE)
@@ -96,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Parameters
     ----------
     argv
-        The arguments after the program's name; those of this process when None.
+        The arguments after the program's name; None for those of this process.
 
     Returns
     -------
@@ -106,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         code = _run(arguments)
-        sys.stdout.flush()  # a reader that went away is noticed here, not in the interpreter's shutdown
+        sys.stdout.flush()  # a closed pipe must raise here, not while the interpreter shuts down
     except BrokenPipeError:
         _silence(sys.stdout)
         return EXIT_BROKEN_PIPE
@@ -117,11 +118,11 @@ def _run(arguments: list[str]) -> int:
     try:
         parser = _parser()
         args, unknown = parser.parse_known_args(arguments)
-        if unknown:  # said here and not by parse_args, so that the hint names the verb
+        if unknown:  # not left to parse_args, whose hint would not name the verb
             parser.prog = f"{parser.prog} {args.verb}"
             parser.fail(f"unrecognized arguments: {' '.join(unknown)}", hint=instead_of(unknown))
         return cast("Callable[[argparse.Namespace], int]", args.handler)(args)
-    except SystemExit as error:  # argparse leaves so after --help, --version and usage errors
+    except SystemExit as error:  # raised by argparse after --help, --version and usage errors
         return error.code if isinstance(error.code, int) else EXIT_OK
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -136,7 +137,7 @@ def _run(arguments: list[str]) -> int:
         if "--traceback" not in arguments:
             _say(
                 "hint",
-                "a fault of edgebundle: run it again with --traceback and report what it prints",
+                "this is a bug in edgebundle: run it again with --traceback and report what it prints",
             )
         return EXIT_OURS
 
@@ -144,12 +145,12 @@ def _run(arguments: list[str]) -> int:
 def _parser() -> Parser:
     parser = Parser(
         prog="edgebundle",
-        description="Compile models for small Linux boards, sign them, and run them there over MQTT.",
+        description="Compile models for small Linux boards, sign them, deploy them and query them over MQTT.",
         epilog="examples:\n"
         "  edgebundle keygen keys/\n"
         "  edgebundle compile model.onnx --target rpi4 --sign-key keys/signing.key -o model.bundle\n"
         "  edgebundle deploy model.bundle --agent kitchen --broker mqtt://localhost\n"
-        "\nevery verb explains itself: edgebundle VERB --help",
+        "\nsee also: edgebundle VERB --help",
     )
     parser.add_argument("--version", action="version", version=f"edgebundle {__version__}")
     subparsers = parser.add_subparsers(title="verbs", metavar="VERB", dest="verb", required=True)
@@ -159,12 +160,8 @@ def _parser() -> Parser:
 
 
 def _verb_modules() -> Iterator[VerbModule]:
-    names = [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]
-    ranks = {name: rank for rank, name in enumerate(WORKFLOW)}
-    for name in sorted(names, key=lambda name: (ranks.get(name, len(ranks)), name)):
-        module = importlib.import_module(f"{__name__}.{name}")
-        if hasattr(module, "add_parsers"):
-            yield cast("VerbModule", module)
+    for name in VERB_MODULES:
+        yield cast("VerbModule", importlib.import_module(f"{__name__}.{name}"))
 
 
 def _explain(error: BuildError | EdgeError | OSError) -> int:
@@ -172,10 +169,10 @@ def _explain(error: BuildError | EdgeError | OSError) -> int:
         where = f": {os.fsdecode(error.filename)}" if isinstance(error.filename, str | bytes) else ""
         _say("error", f"{error.strerror or _one_line(str(error))}{where}")
         if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
-            _say("hint", "nothing was left half written: make room, or write somewhere else with -o")
+            _say("hint", "make room, or write to another disk with -o; no incomplete file was left")
         return EXIT_INPUT if error.errno in _FILE_FAULTS else EXIT_OURS
-    code = getattr(error, "code", "")
-    _say("error", _one_line(str(error)) + (f" ({code})" if code else ""))
+    code = f" ({error.code})" if isinstance(error, EdgeError) else ""
+    _say("error", _one_line(str(error)) + code)
     if error.hint:
         _say("hint", _one_line(error.hint))
     return error.exit_code if isinstance(error, BuildError) else EXIT_INPUT
@@ -197,6 +194,6 @@ def _one_line(text: str) -> str:
 
 
 def _silence(stream: IO[str]) -> None:
-    # The interpreter flushes stdout once more on its way out, and would complain about the closed pipe there.
-    with open(os.devnull, "w", encoding="utf-8") as nowhere:  # noqa: PTH123 - a descriptor, not a path, is wanted
+    # The interpreter flushes stdout again at exit and would print an error about the closed pipe.
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:  # noqa: PTH123 - a descriptor is needed, not a path
         os.dup2(nowhere.fileno(), stream.fileno())

@@ -1,4 +1,4 @@
-"""The verb `compile`: a model becomes a bundle."""
+"""The verb `compile`: turn a model into a bundle."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 from builder.cli import SubParsers
-from builder.cli.progress import steps
+from builder.cli.arguments import add_json, add_model, integer, load_model, tolerance
+from builder.cli.progress import show_steps
 
 if TYPE_CHECKING:
     from builder.bundles.package import Package
@@ -18,100 +19,87 @@ EXAMPLES: Final = """examples:
   edgebundle compile model.onnx --target "llvm -mcpu=cascadelake" --input-shapes "data:[1,3,224,224]"
   edgebundle compile model.onnx --preprocess imagenet --postprocess softmax,top5 --labels synset.txt
 """
-TARGETS: Final = "host, rpi3, rpi4, rpi5, rpi-armv7, x86-64-v3, riscv64"
 
 
 def add_parsers(subparsers: SubParsers) -> None:
     """Add the verb."""
     parser = subparsers.add_parser(
         "compile",
-        help="compile a model for a device into a bundle",
-        description="Compile a model for a device, check it against ONNX Runtime, and write a bundle.",
+        help="compile a model for a device and write a bundle",
+        description="Compile a model for a device, compare it with ONNX Runtime, and write a bundle.",
         epilog=EXAMPLES,
     )
-    parser.add_argument("model", metavar="FILE", help="an ONNX model (.onnx), or a PyTorch export (.pt2)")
+    add_model(parser)
     parser.add_argument(
-        "--target",
-        default="host",
-        help=f'{TARGETS}; or "llvm -mcpu=NAME"; or a TVM target as JSON (default: %(default)s)',
-    )
-    parser.add_argument("-o", "--output", metavar="OUT", help="the bundle (default: the model's name.bundle)")
-    parser.add_argument(
-        "--input-shapes",
-        metavar='"NAME:[1,3,224,224] ..."',
-        help="shapes of inputs that have symbolic dimensions",
-    )
-    parser.add_argument(
-        "--input-values", metavar='"NAME=VALUE ..."', help="inputs that become constants, such as sr=16000"
+        "-o", "--output", metavar="OUT", help="the bundle to write (default: the model's file name, .bundle)"
     )
     parser.add_argument(
         "--tuning-records",
         metavar="FOLDER",
-        help="what `edgebundle tune -o FOLDER` measured for this target; before those that come with the "
-        "compiler, which `none` leaves out too",
+        help="records that `edgebundle tune -o FOLDER` measured for this target; they override the records "
+        "that come with edgebundle. `none` uses neither",
     )
     parser.add_argument("-O", "--opt-level", type=int, choices=range(4), default=3, help=argparse.SUPPRESS)
-    described = parser.add_argument_group("what the bundle says of itself")
-    described.add_argument("--name", help="the model's name on devices (default: from the file's name)")
-    described.add_argument("--model-version", default="1.0.0", metavar="SEMVER", help="default: %(default)s")
-    described.add_argument(
+    manifest = parser.add_argument_group("manifest")
+    manifest.add_argument("--name", help="the model's name on devices (default: from the file's name)")
+    manifest.add_argument("--model-version", default="1.0.0", metavar="SEMVER", help="default: %(default)s")
+    manifest.add_argument(
         "--security-counter",
-        type=int,
+        type=integer,
         default=0,
         metavar="N",
-        help="devices refuse a lower counter than they have committed for this name (default: 0)",
+        help="a device refuses a lower counter than the last one it accepted for this name (default: 0)",
     )
-    described.add_argument(
+    manifest.add_argument(
         "--compatible",
         action="append",
-        metavar="DEVICE",
-        help="a device type that takes it, as in the device tree; repeatable (default: any Linux of its CPU)",
+        metavar="TYPE",
+        help="a device type that may run the bundle, as in the device tree, such as raspberrypi,4-model-b; "
+        "repeatable (default: any Linux on this CPU architecture)",
     )
-    described.add_argument("--labels", metavar="FILE", help="names of the classes, one a line")
-    described.add_argument(
-        "--preprocess", metavar="PRESET|TOML", help="how a picture becomes the input: imagenet, ... or a file"
+    manifest.add_argument("--labels", metavar="FILE", help="class names, one per line")
+    manifest.add_argument(
+        "--preprocess",
+        metavar="PRESET|TOML",
+        help="how to turn a picture into the input: a preset, such as imagenet, or a file",
     )
-    described.add_argument(
+    manifest.add_argument(
         "--postprocess",
         metavar="STEPS|TOML",
-        help="what becomes of the outputs: softmax,top5, faces, or a file",
+        help="how to turn the outputs into an answer: steps, such as softmax,top5, or faces, or a file",
     )
-    trusted = parser.add_argument_group("trust")
-    trusted.add_argument("--sign-key", metavar="KEY", help="private key; devices take signed bundles alone")
-    trusted.add_argument(
+    trust = parser.add_argument_group("trust")
+    trust.add_argument(
+        "--sign-key", metavar="KEY", help="private key to sign with; devices accept only signed bundles"
+    )
+    trust.add_argument(
         "--tolerance",
-        type=float,
+        type=tolerance,
         metavar="X",
         help="largest relative error against ONNX Runtime (default: 1e-4)",
     )
-    parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
-    parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
+    parser.add_argument("-q", "--quiet", action="store_true", help="do not show progress")
+    add_json(parser)
     parser.set_defaults(handler=_compile)
 
 
 def _compile(args: argparse.Namespace) -> int:
     from builder.bundles.keys import read_private
-    from builder.compiling import parity
 
-    # Before minutes of work: is the key there, can the result be written?
+    # Check the key and the output path first: compiling takes minutes.
     key = read_private(args.sign_key) if args.sign_key else None
     output = _output(args)
-    with steps(quiet=args.quiet or args.json) as step:
-        step("loading the compiler")
+    with show_steps(quiet=args.quiet or args.json) as progress:
+        progress("loading the compiler")
         from builder.compiling.compilation import Identity, compile
-        from builder.importer import load, parse_input_shapes, parse_input_values
+        from builder.compiling.parity import TOLERANCE
         from builder.target.device_target import resolve
 
         target = resolve(args.target)
         identity = Identity(args.name, args.model_version, args.security_counter, args.compatible)
         identity.check()
-        step(f"importing {args.model}")
-        model = load(
-            args.model,
-            input_shapes=parse_input_shapes(args.input_shapes) if args.input_shapes else None,
-            input_values=parse_input_values(args.input_values) if args.input_values else None,
-            notes=step,
-        )
+        progress(f"importing {args.model}")
+        model = load_model(args, progress)
         package = compile(
             model,
             target,
@@ -119,12 +107,12 @@ def _compile(args: argparse.Namespace) -> int:
             preprocess=args.preprocess,
             postprocess=args.postprocess,
             labels=args.labels,
-            tolerance=parity.TOLERANCE if args.tolerance is None else args.tolerance,
+            tolerance=TOLERANCE if args.tolerance is None else args.tolerance,
             tuning_records=args.tuning_records,
-            progress=step,
+            progress=progress,
         )
         if key is not None:
-            step("signing")
+            progress("signing")
             package = package.sign(key)
         package.save(output)
     _report(package, output, as_json=args.json)
@@ -139,10 +127,12 @@ def _output(args: argparse.Namespace) -> str:
     output = args.output or f"{Path(args.model).stem}.bundle"
     folder = Path(output).parent
     if not folder.is_dir():
-        raise PackageError(f"{output}: the folder {folder} does not exist", hint=f"mkdir -p {folder}")
+        raise PackageError(
+            f"{output}: the folder {folder} does not exist", hint=f"create it: mkdir -p {folder}"
+        )
     if Path(output).is_dir():
         raise PackageError(
-            f"{output}: expected a file's name, this is a folder", hint=f"-o {output}/NAME.bundle"
+            f"{output}: expected a file, got a folder", hint=f"name the file: -o {output}/NAME.bundle"
         )
     return str(output)
 
@@ -169,19 +159,17 @@ def _report(package: Package, output: str, *, as_json: bool) -> None:
         return
     print(f"{output}: {manifest.name} {manifest.version} for {manifest.target.triple} {manifest.target.cpu}")
     print(
-        f"  {size / 1e6:.1f} MB, of it {manifest.resources.params_bytes / 1e6:.1f} MB weights; "
-        f"{manifest.resources.arena_bytes / 1e6:.1f} MB of memory at run time"
+        f"  {size / 1e6:.1f} MB, including {manifest.resources.params_bytes / 1e6:.1f} MB of weights; "
+        f"needs {manifest.resources.arena_bytes / 1e6:.1f} MB for activations"
     )
     print(f"  agrees with {manifest.provenance.reference} to {manifest.provenance.parity_error:.1e}")
     if tuning := manifest.provenance.tuning:
         print(
-            f"  tuned: {tuning.speedup:.2f}x ({tuning.low:.2f} to {tuning.high:.2f}) as fast as untuned on "
-            f"{tuning.board}: {tuning.tuned_ms:.3f} ms, was {tuning.untuned_ms:.3f} ms"
+            f"  tuned on {tuning.board}: {tuning.tuned_ms:.3f} ms instead of {tuning.untuned_ms:.3f} ms, "
+            f"{tuning.speedup:.2f}x as fast ({tuning.low:.2f} to {tuning.high:.2f})"
         )
     if shipped := manifest.provenance.shipped_records:
-        how = "timed" if shipped.board_timed else "by instruction count, no board was timed"
-        print(f"  shipped tuning records of {shipped.name} for {shipped.kernels} kernels ({how})")
+        how = "timed" if shipped.board_timed else "chosen by instruction counts, not timed on a board"
+        print(f"  shipped tuning records: {shipped.name}, {shipped.kernels} kernels ({how})")
     if package.signature is None:
-        print(
-            "  not signed: no device will take it; sign it with `edgebundle sign` or compile with --sign-key"
-        )
+        print("  not signed: devices will refuse it; use `edgebundle sign`, or compile with --sign-key")

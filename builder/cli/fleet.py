@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from builder.cli import Parser, SubParsers
-from builder.cli._refusal import HINTS, named
+from builder.cli.arguments import add_json, not_negative, seconds
+from builder.cli.progress import print_line
+from builder.cli.refused_bundle import deployment_hint, naming_file
 
 if TYPE_CHECKING:
     from builder.fleet.agents import AgentSummary
@@ -20,14 +22,14 @@ if TYPE_CHECKING:
     from builder.fleet.deploy import DeployProgress
     from builder.fleet.infer import InferResult
 
-# What a refused request means for the person who asked.
+# What to do about a request that failed, by status.
 _STATUS_HINTS: Final = {
-    400: "`edgebundle agents --json` lists the inputs that each model takes",
-    404: "`edgebundle agents` lists the models that each agent serves",
-    408: "give it more time with --deadline, or ask less often",
-    415: "send a .jpg or .png to a model with preprocessing, or the inputs as an .npz",
-    500: "the agent's log says more: journalctl -u edge-agent",
-    503: "it has more to do than it can: ask later, or deploy the model to more agents",
+    400: "`edgebundle agents --json` lists the inputs of each model",
+    404: "`edgebundle agents` lists the models of each agent",
+    408: "allow more time with --deadline, or send fewer requests",
+    415: "send a .jpg or .png if the model has preprocessing, or the inputs as an .npz",
+    500: "read the agent's log on the device: journalctl -u edge-agent",
+    503: "the agent is overloaded: try again later, or deploy the model to more agents",
 }
 
 
@@ -41,110 +43,120 @@ def add_parsers(subparsers: SubParsers) -> None:
 def _add_deploy(subparsers: SubParsers) -> None:
     parser = subparsers.add_parser(
         "deploy",
-        help="bring a bundle to an agent, and wait until it serves",
-        description="Deploy a bundle to an agent over MQTT: it pulls, verifies, tests and switches itself. "
-        "What served before serves until the new version has passed its samples.",
+        help="deploy a bundle to an agent and wait for the result",
+        description="Deploy a bundle to an agent over MQTT. The agent downloads, verifies and tests it, then "
+        "switches to it.\nThe old version serves until the new one has passed its recorded samples.",
         epilog="examples:\n"
         "  edgebundle deploy resnet50.bundle --agent kitchen --broker mqtts://broker --cafile ca.pem\n"
         "  edgebundle deploy resnet50.bundle --agent kitchen --broker mqtt://localhost \\\n"
         "      --source https://files.example/bundles/resnet50.bundle",
     )
     parser.add_argument("bundle", metavar="FILE", help="the bundle")
-    parser.add_argument("--agent", required=True, metavar="NAME", help="the device that should run it")
+    add_agent(parser)
     add_broker(parser)
     parser.add_argument(
         "--source",
         metavar="URL",
-        help="https URL from which the agent downloads it (default: over MQTT, from here)",
+        help="https URL that the agent downloads it from (default: this command sends it over MQTT)",
     )
     parser.add_argument(
         "--wait",
-        type=_seconds,
+        type=seconds,
         default=600.0,
         metavar="SECONDS",
-        help="for the result (default: %(default)g)",
+        help="how long to wait for the result (default: %(default)g)",
     )
-    _add_json(parser)
+    add_json(parser)
     parser.set_defaults(handler=_deploy)
 
 
 def _add_infer(subparsers: SubParsers) -> None:
     parser = subparsers.add_parser(
         "infer",
-        help="ask a model on an agent",
-        description="Send an image, tensors or a request to a model on an agent, and print its answer.",
+        help="send a request to a model on an agent",
+        description="Send a picture, tensors or a JSON request to a model on an agent, and print the answer.",
         epilog="examples:\n"
         "  edgebundle infer --agent kitchen --model resnet50 --input cat.jpg --broker mqtt://localhost\n"
         "  edgebundle infer --agent kitchen --model bert --input tokens.npz --outputs out.npz "
         "--broker mqtt://localhost",
     )
-    parser.add_argument("--agent", required=True, metavar="NAME", help="the device")
-    parser.add_argument("--model", required=True, metavar="NAME", help="the model")
+    add_agent(parser)
+    parser.add_argument("--model", required=True, metavar="NAME", help="the model's name on the agent")
     parser.add_argument(
-        "--input", required=True, metavar="FILE", help="a .jpg or .png, an .npz of inputs, or a .json request"
+        "--input",
+        required=True,
+        metavar="FILE",
+        help="a .jpg or .png picture, an .npz of inputs, or a .json request",
     )
     add_broker(parser)
-    parser.add_argument("--outputs", metavar="FILE", help="write the answer's tensors to this .npz")
+    parser.add_argument("--outputs", metavar="FILE", help="write the output tensors to this .npz file")
     parser.add_argument(
-        "--print-top", type=int, default=5, metavar="N", help="labels that are printed (default: %(default)s)"
+        "--print-top",
+        type=not_negative,
+        default=5,
+        metavar="N",
+        help="labels to print (default: %(default)s)",
     )
     parser.add_argument(
         "--deadline",
-        type=_seconds,
+        type=seconds,
         default=30.0,
         metavar="SECONDS",
-        help="after which no answer is of use; it is sent again until then (default: %(default)g)",
+        help="give up after this time; until then the request is sent again if needed (default: %(default)g)",
     )
-    _add_json(parser)
+    add_json(parser)
     parser.set_defaults(handler=_infer)
 
 
 def _add_agents(subparsers: SubParsers) -> None:
     parser = subparsers.add_parser(
         "agents",
-        help="list the agents at a broker, and what they run",
-        description="List the agents that a broker knows, with their state, machine and models.",
+        help="list the agents at a broker and their models",
+        description="List the agents at a broker, each with its state, device and models.",
         epilog="example:\n  edgebundle agents --broker mqtt://localhost",
     )
     add_broker(parser)
     parser.add_argument(
-        "--wait", type=_seconds, default=2.0, metavar="SECONDS", help="for agents (default: %(default)g)"
+        "--wait",
+        type=seconds,
+        default=2.0,
+        metavar="SECONDS",
+        help="how long to wait for agents (default: %(default)g)",
     )
-    _add_json(parser)
+    add_json(parser)
     parser.set_defaults(handler=_agents)
 
 
+def add_agent(parser: Parser) -> None:
+    """Add `--agent`."""
+    parser.add_argument(
+        "--agent",
+        required=True,
+        metavar="NAME",
+        help="the agent's name: `device` in its configuration, the first column of `edgebundle agents`",
+    )
+
+
 def add_broker(parser: Parser) -> None:
-    """Add the flags that say which broker, and as whom."""
+    """Add the flags for the broker and this client's credentials."""
     group = parser.add_argument_group("broker")
     group.add_argument("--broker", required=True, metavar="URL", help="mqtt[s]://[USER@]HOST[:PORT]")
-    group.add_argument("--password-file", type=Path, metavar="FILE", help="a file with the password")
+    group.add_argument("--password-file", type=Path, metavar="FILE", help="file with the password of USER")
     group.add_argument(
-        "--cafile", type=Path, metavar="PEM", help="authorities for mqtts (default: the system's)"
+        "--cafile", type=Path, metavar="PEM", help="CA certificates for mqtts (default: the system's)"
     )
-    group.add_argument("--cert", type=Path, metavar="PEM", help="this client's certificate")
-    group.add_argument("--key", type=Path, metavar="PEM", help="the certificate's key")
+    group.add_argument("--cert", type=Path, metavar="PEM", help="client certificate")
+    group.add_argument("--key", type=Path, metavar="PEM", help="private key of the client certificate")
     group.add_argument(
         "--mqtt-version",
         choices=("auto", "5", "3.1.1"),
         default="auto",
-        help="auto is 5, and 3.1.1 where the broker refuses it",
+        help="auto tries 5, then 3.1.1 if the broker refuses (default: %(default)s)",
     )
 
 
-def _add_json(parser: Parser) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0 < value < 1e9:
-        raise argparse.ArgumentTypeError(f"expected a positive number of seconds, got {text}")
-    return value
-
-
 def broker_of(args: argparse.Namespace) -> Broker:
-    """Return what those flags say."""
+    """Return the broker that the flags of `add_broker` describe."""
     from builder.fleet.broker import Broker
 
     return Broker(
@@ -161,7 +173,7 @@ def _deploy(args: argparse.Namespace) -> int:
     from builder.errors import FleetError
     from builder.fleet.deploy import deploy
 
-    with _shown(quiet=args.json) as progress, named(args.bundle):
+    with _show_deployment(quiet=args.json) as progress, naming_file(args.bundle):
         result = deploy(
             args.bundle, args.agent, broker_of(args), source=args.source, wait_s=args.wait, progress=progress
         )
@@ -186,7 +198,7 @@ def _deploy(args: argparse.Namespace) -> int:
         code = f" ({result.code})" if result.code else ""
         raise FleetError(
             f"{result.agent}: {result.model} {result.version}: {why}{code}",
-            hint=HINTS.get(result.code, "what ran before runs on"),
+            hint=deployment_hint(result.code) or "the version that ran before is still in service",
         )
     if not args.json:
         note = f", {result.message}" if result.message else ""
@@ -207,7 +219,7 @@ def _infer(args: argparse.Namespace) -> int:
         Path(args.input),
         broker_of(args),
         deadline_s=args.deadline,
-        notice=lambda line: print(line, file=sys.stderr, flush=True),
+        notice=print_line,
     )
     if args.json:
         _print_json(_infer_json(result))
@@ -233,7 +245,7 @@ def _agents(args: argparse.Namespace) -> int:
         _print_json([_agent_json(agent) for agent in found])
         return 0
     if not found:
-        print("no agent has said anything at this broker", file=sys.stderr)
+        print("no agents at this broker", file=sys.stderr)
     for agent in found:
         words = (agent.state, f"edge-agent {agent.version}" if agent.version else "", agent.machine)
         print(f"{agent.name}  {'  '.join(word for word in words if word)}")
@@ -298,14 +310,14 @@ def _agent_json(agent: AgentSummary) -> dict[str, Any]:
     }
 
 
-def _plain(output: Output) -> Any:  # noqa: ANN401 - an array, and numpy is not imported up there
-    """Return texts as numpy's own, which a reader takes without pickle."""
+def _plain(output: Output) -> Any:  # noqa: ANN401 - a numpy array; numpy is not imported at the top
+    """Return the values as an array that numpy loads without pickle: strings in numpy's own type."""
     return output.values.astype(str) if output.datatype == "BYTES" else output.values
 
 
 @contextmanager
-def _shown(*, quiet: bool) -> Iterator[Callable[[DeployProgress], None]]:
-    """Show a deployment's progress on stderr: a bar on a terminal, a line a step elsewhere."""
+def _show_deployment(*, quiet: bool) -> Iterator[Callable[[DeployProgress], None]]:
+    """Show a deployment's progress on stderr: a bar on a terminal, a line for each step elsewhere."""
     if quiet:
         yield lambda _progress: None
         return
@@ -315,7 +327,7 @@ def _shown(*, quiet: bool) -> Iterator[Callable[[DeployProgress], None]]:
         def line(progress: DeployProgress) -> None:
             if progress.step and progress.step != last[0]:
                 last[0] = progress.step
-                print(progress.step, file=sys.stderr, flush=True)
+                print_line(progress.step)
 
         yield line
         return

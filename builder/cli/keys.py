@@ -1,4 +1,4 @@
-"""The verbs around trust: `keygen`, `sign`, `verify`, `inspect`."""
+"""The verbs for signing and trust: `keygen`, `sign`, `verify`, `inspect`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import json
 from typing import TYPE_CHECKING
 
 from builder.cli import Parser, SubParsers
-from builder.cli._refusal import named
+from builder.cli.arguments import add_json
+from builder.cli.refused_bundle import naming_file
 
 if TYPE_CHECKING:
     from agent.bundle.keyring import Keyring
@@ -17,50 +18,52 @@ def add_parsers(subparsers: SubParsers) -> None:
     """Add the verbs."""
     parser = subparsers.add_parser(
         "keygen",
-        help="make a pair of keys that signs bundles",
-        description="Make an EC P-256 key that signs bundles, and the public half that devices trust.",
+        help="make a key pair for signing bundles",
+        description="Make an EC P-256 private key that signs bundles, and the public key that devices trust.",
         epilog="example:\n  edgebundle keygen keys/",
     )
-    parser.add_argument("folder", metavar="DIR", help="where signing.key and signing.pub go")
-    _add_json(parser)
+    parser.add_argument("folder", metavar="DIR", help="folder for signing.key and signing.pub")
+    add_json(parser)
     parser.set_defaults(handler=_keygen)
 
     parser = subparsers.add_parser(
         "sign",
-        help="sign a bundle that has no signature, or another one",
-        description="Sign a bundle again with another key, or one that was compiled without --sign-key.",
+        help="sign a bundle, or replace its signature",
+        description="Sign a bundle that was compiled without --sign-key, or sign it again with another key.",
         epilog="example:\n  edgebundle sign model.bundle --key keys/signing.key -o signed.bundle",
     )
     parser.add_argument("bundle", metavar="FILE", help="the bundle")
-    parser.add_argument("--key", required=True, metavar="KEY", help="the private key, as keygen wrote it")
-    parser.add_argument("-o", "--output", metavar="OUT", help="the signed bundle (default: FILE, replaced)")
-    _add_json(parser)
+    parser.add_argument(
+        "--key", required=True, metavar="KEY", help="the private key that `edgebundle keygen` wrote"
+    )
+    parser.add_argument("-o", "--output", metavar="OUT", help="the signed bundle (default: replace FILE)")
+    add_json(parser)
     parser.set_defaults(handler=_sign)
 
     parser = subparsers.add_parser(
         "verify",
-        help="check a bundle's signature and every byte of it",
-        description="Check a bundle as a device does before it loads one: signature, manifest, every byte.",
+        help="check a bundle's signature and contents",
+        description="Check a bundle as a device does before loading it: signature, manifest, every byte.",
         epilog="examples:\n"
         "  edgebundle verify model.bundle --trust keys/signing.pub\n"
         "  edgebundle verify model.bundle --trust /etc/edge-agent/keyring/",
     )
     parser.add_argument("bundle", metavar="FILE", help="the bundle")
     _add_trust(parser, required=True)
-    _add_json(parser)
+    add_json(parser)
     parser.set_defaults(handler=_verify)
 
     parser = subparsers.add_parser(
         "inspect",
-        help="show what is in a bundle",
-        description="Show a bundle's manifest and members. Nothing is checked unless --trust is given.",
+        help="show the contents of a bundle",
+        description="Show a bundle's manifest and members. Without --trust nothing is verified.",
         epilog="examples:\n"
         "  edgebundle inspect model.bundle --trust keys/signing.pub\n"
         "  edgebundle inspect model.bundle --json",
     )
     parser.add_argument("bundle", metavar="FILE", help="the bundle")
     _add_trust(parser, required=False)
-    _add_json(parser)
+    add_json(parser)
     parser.set_defaults(handler=_inspect)
 
 
@@ -70,12 +73,8 @@ def _add_trust(parser: Parser, *, required: bool) -> None:
         action="append",
         required=required,
         metavar="KEY.pub|DIR",
-        help="a public key that may have signed it, or a folder of them; may be given more than once",
+        help="a trusted public key, or a folder of them; repeatable",
     )
-
-
-def _add_json(parser: Parser) -> None:
-    parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
 
 
 def _keygen(args: argparse.Namespace) -> int:
@@ -85,7 +84,7 @@ def _keygen(args: argparse.Namespace) -> int:
     if args.json:
         _print_json({"private": str(pair.private), "public": str(pair.public), "key_id": pair.key_id})
         return 0
-    print(f"private key  {pair.private}  (keep it secret: who has it can sign for your devices)")
+    print(f"private key  {pair.private}  (keep it secret: it decides what your devices run)")
     print(f"public key   {pair.public}")
     print(f"key id       {pair.key_id}")
     print("next:")
@@ -101,7 +100,7 @@ def _sign(args: argparse.Namespace) -> int:
 
     key = read_private(args.key)
     output = args.output or args.bundle
-    with named(args.bundle):
+    with naming_file(args.bundle):
         manifest = sign_bundle(args.bundle, key, output).manifest
     signer = key_id(key.public_key())
     if args.json:
@@ -116,7 +115,7 @@ def _verify(args: argparse.Namespace) -> int:
     from agent.bundle.verify import verify
 
     keyring = _keyring(args.trust)
-    with named(args.bundle), verify(args.bundle, keyring) as bundle:
+    with naming_file(args.bundle), verify(args.bundle, keyring) as bundle:
         manifest, digest, key = bundle.manifest, bundle.digest, bundle.key_id
     if args.json:
         _print_json({"name": manifest.name, "version": manifest.version, "digest": digest, "key_id": key})
@@ -142,14 +141,14 @@ def _inspect(args: argparse.Namespace) -> int:
     from builder.bundles.inspection import inspect_bundle
 
     keyring = _keyring(args.trust) if args.trust else None
-    with named(args.bundle):
+    with naming_file(args.bundle):
         report = inspect_bundle(args.bundle, keyring)
-    if args.json:
-        _print_json(report.to_json())
-    else:
-        print("\n".join(report.lines()))
-    if report.refusal is not None:
-        raise report.refusal
+        if args.json:
+            _print_json(report.to_json())
+        else:
+            print("\n".join(report.lines()))
+        if report.refusal is not None:
+            raise report.refusal
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The verb `metrics`: what an agent publishes about itself."""
+"""The verb `metrics`: print the metrics that an agent publishes."""
 
 from __future__ import annotations
 
@@ -7,25 +7,26 @@ import json
 import re
 
 from builder.cli import SubParsers
-from builder.cli.fleet import add_broker, broker_of
+from builder.cli.arguments import add_json
+from builder.cli.fleet import add_agent, add_broker, broker_of
 
 
 def add_parsers(subparsers: SubParsers) -> None:
     """Add the verb."""
     parser = subparsers.add_parser(
         "metrics",
-        help="show what an agent publishes about itself",
+        help="print an agent's metrics",
         description="Wait for an agent's next metrics, and print them in Prometheus' text format.",
         epilog="examples:\n"
         "  edgebundle metrics --agent kitchen --broker mqtt://localhost\n"
         "  edgebundle metrics --agent kitchen --broker mqtt://localhost --match 'requests_total|memory'",
     )
-    parser.add_argument("--agent", required=True, metavar="NAME", help="the device")
+    add_agent(parser)
     add_broker(parser)
     parser.add_argument(
-        "--match", type=_pattern, metavar="REGEX", help="only samples in whose name this is found"
+        "--match", type=_pattern, metavar="REGEX", help="print only the samples whose name matches"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
+    add_json(parser)
     parser.set_defaults(handler=_metrics)
 
 

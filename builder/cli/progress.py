@@ -1,45 +1,42 @@
-"""Progress of a verb: its steps on stderr, as they begin."""
+"""Progress of a verb on stderr: one step at a time, shown when it begins."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
-
-
-class Steps(Protocol):
-    """Told each step."""
-
-    def __call__(self, step: str) -> None:
-        """Say what begins now."""
 
 
 @contextmanager
-def steps(*, quiet: bool = False) -> Iterator[Steps]:
-    """Show steps while the block runs.
+def show_steps(*, quiet: bool = False) -> Iterator[Callable[[str], None]]:
+    """Show steps on stderr while the block runs.
 
-    On a terminal the current one spins and those done stay with their time; elsewhere each is a line. Errors
-    that pass through leave the last step standing, so that one sees where it was.
+    On a terminal the current step has a spinner, and finished steps stay with their durations. Elsewhere each
+    step is a line. When an error ends the block, the step that failed is the last one shown.
 
     Parameters
     ----------
     quiet
         Show nothing.
+
+    Yields
+    ------
+    Callable[[str], None]
+        Call it with the name of each step as the step begins.
     """
     if quiet:
-        yield _nothing
+        yield lambda _step: None
         return
     if not sys.stderr.isatty():
-        yield _line
+        yield print_line
         return
     from rich.console import Console
 
     console = Console(stderr=True, highlight=False)
     started: list[tuple[str, float]] = []
 
-    def finish() -> None:
+    def end() -> None:
         if started:
             step, since = started.pop()
             console.print(f"[green]✓[/] {step} [dim]{time.monotonic() - since:.1f} s[/]")
@@ -47,17 +44,14 @@ def steps(*, quiet: bool = False) -> Iterator[Steps]:
     with console.status("") as status:
 
         def begin(step: str) -> None:
-            finish()
+            end()
             started.append((step, time.monotonic()))
             status.update(step)
 
         yield begin
-        finish()
+        end()
 
 
-def _nothing(step: str) -> None:
-    """Say nothing."""
-
-
-def _line(step: str) -> None:
-    print(step, file=sys.stderr, flush=True)
+def print_line(text: str) -> None:
+    """Print one line to stderr at once."""
+    print(text, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""The verb `records`: merge, pick, show and export tuning records."""
+"""The verb `records`: merge, reduce, show and export tuning records."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from builder.cli import SubParsers
+from builder.cli.arguments import add_json
 
 if TYPE_CHECKING:
     from builder.records.folder import Records
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 EXAMPLES: Final = """examples:
   edgebundle records show records/
   edgebundle records merge monday/ tuesday/ -o records/
-  edgebundle records best records/ -o best/           # what compile uses, and nothing else
+  edgebundle records best records/ -o best/           # only the schedules that compile uses
   edgebundle records export records/ --format csv > points.csv
 """
 
@@ -26,28 +27,30 @@ def add_parsers(subparsers: SubParsers) -> None:
     """Add the verb."""
     parser = subparsers.add_parser(
         "records",
-        help="merge, pick, show and export tuning records",
+        help="merge, reduce, show and export tuning records",
         description="Work with tuning records, the folders that `edgebundle tune -o FOLDER` writes.",
         epilog=EXAMPLES,
     )
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", dest="records_verb", required=True)
 
-    merge = verbs.add_parser("merge", help="put the records of several folders into one")
-    merge.add_argument("folders", nargs="+", metavar="FOLDER", help="records of one target")
-    merge.add_argument("-o", "--output", required=True, metavar="FOLDER", help="new, or added to")
+    merge = verbs.add_parser("merge", help="merge the records of several folders")
+    merge.add_argument("folders", nargs="+", metavar="FOLDER", help="records, all for the same target")
+    merge.add_argument(
+        "-o", "--output", required=True, metavar="FOLDER", help="a new folder, or one to add to"
+    )
     merge.set_defaults(handler=_merge)
 
-    best = verbs.add_parser("best", help="keep the schedules that compile uses, and nothing else")
+    best = verbs.add_parser("best", help="keep only the schedules that compile uses")
     best.add_argument("folder", metavar="FOLDER", help="records")
     best.add_argument("-o", "--output", required=True, metavar="FOLDER", help="a new folder")
     best.set_defaults(handler=_best)
 
-    show = verbs.add_parser("show", help="what is in there")
+    show = verbs.add_parser("show", help="print the operators, their times, and which schedules are used")
     show.add_argument("folder", metavar="FOLDER", help="records")
-    show.add_argument("--json", action="store_true", help="print JSON, for scripts")
+    add_json(show)
     show.set_defaults(handler=_show)
 
-    export = verbs.add_parser("export", help="every measured point, for other programs, on stdout")
+    export = verbs.add_parser("export", help="print every measured point as JSON or CSV")
     export.add_argument("folder", metavar="FOLDER", help="records")
     export.add_argument("--format", choices=["json", "csv"], default="json", help="default: %(default)s")
     export.set_defaults(handler=_export)
@@ -69,7 +72,7 @@ def _best(args: argparse.Namespace) -> int:
 
     records = Records.read(args.folder)
     with pick_best(records, args.output, _target(records)) as picked:
-        print(f"{args.output}: {len(picked.all)} schedules, of {len(records.all)} points measured")
+        print(f"{args.output}: {len(picked.all)} schedules out of {len(records.all)} measured points")
     return 0
 
 

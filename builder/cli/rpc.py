@@ -1,13 +1,13 @@
-"""The verbs `rpc-tracker` and `rpc-server`: TVM's own distributed engine, started safely."""
+"""The verbs `rpc-tracker` and `rpc-server`: start TVM's RPC tracker and server with safe defaults."""
 
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Final
 
 from builder.cli import SubParsers
 from builder.cli.arguments import positive
+from builder.cli.progress import print_line
 
 TRACKER_PORT: Final = 9190
 SERVER_PORT: Final = 9091
@@ -18,10 +18,10 @@ def add_parsers(subparsers: SubParsers) -> None:
     parser = subparsers.add_parser(
         "rpc-tracker",
         help="start the tracker that boards register with (workstation)",
-        description="Start TVM's RPC tracker: boards register with it, tune and run ask it for them.",
+        description="Start TVM's RPC tracker. Boards register with it; tune, run and profile use them.",
         epilog="example:\n  edgebundle rpc-tracker --port 9190",
     )
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen at (default: %(default)s)")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument(
         "--port", type=positive, default=TRACKER_PORT, metavar="N", help="default: %(default)s"
     )
@@ -29,60 +29,58 @@ def add_parsers(subparsers: SubParsers) -> None:
 
     parser = subparsers.add_parser(
         "rpc-server",
-        help="offer a board for tuning (board), or open the tunnel to one (workstation)",
-        description="On a board: start TVM's RPC server and register it with a tracker. It needs the rpc\n"
-        "extra: pip install 'edgebundle[rpc]'. On the workstation, with --ssh: open the tunnel through\n"
-        "which board and workstation reach each other's loopback, and start the server there.",
+        help="make a board available for tuning (on the board, or from the workstation over SSH)",
+        description="On a board: start TVM's RPC server and register it with a tracker. This needs the rpc\n"
+        "extra: pip install 'edgebundle[rpc]'. On the workstation, with --ssh: open an SSH tunnel between\n"
+        "the loopback addresses of workstation and board, and start the server on the board.",
         epilog="examples:\n"
         "  edgebundle rpc-server --ssh pi@kitchen --key rpi4           # on the workstation: all in one\n"
         "  edgebundle rpc-server --tracker 127.0.0.1:9190 --key rpi4   # on the board, behind a tunnel\n"
-        "  edgebundle rpc-server --tracker lab:9190 --key rpi4 --host 0.0.0.0   # in a network of your own",
+        "  edgebundle rpc-server --tracker lab:9190 --key rpi4 --host 0.0.0.0   # on a trusted network",
     )
     parser.add_argument(
         "--tracker", default=f"127.0.0.1:{TRACKER_PORT}", metavar="HOST:PORT", help="default: %(default)s"
     )
     parser.add_argument(
-        "--key", required=True, help="what boards of this kind are asked for by, such as rpi4"
+        "--key",
+        required=True,
+        help="name for boards of this kind, such as rpi4; `tune --rpc-key` asks for it",
     )
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen at (default: %(default)s)")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument(
         "--port", type=positive, default=SERVER_PORT, metavar="N", help="default: %(default)s"
     )
     parser.add_argument(
         "--custom-address",
         metavar="HOST",
-        help="the address that clients reach this board at, where it differs",
+        help="address at which clients reach this board, if it is not --host",
     )
     parser.add_argument(
         "--ssh",
         metavar="USER@BOARD",
-        help="open a tunnel to a board and start the server there; one --port for each board",
+        help="open a tunnel to this board and start the server there; give each board another --port",
     )
     parser.add_argument(
         "--ssh-command",
         default="edgebundle",
         metavar="PROGRAM",
-        help="edgebundle on the board, as its shell takes it (default: %(default)s)",
+        help="how to call edgebundle in the board's shell (default: %(default)s)",
     )
     parser.add_argument(
-        "--ssh-options", default="", metavar="WORDS", help="more of ssh's own, such as '-p 2222 -i board.key'"
+        "--ssh-options", default="", metavar="WORDS", help="options for ssh, such as '-p 2222 -i board.key'"
     )
     parser.add_argument(
-        "--until-eof", action="store_true", help="stop when standard input ends, as --ssh does"
+        "--until-eof", action="store_true", help="stop when standard input ends (--ssh uses this)"
     )
     parser.set_defaults(handler=_server)
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def _tracker(args: argparse.Namespace) -> int:
     from builder.boards.rpc_servers import WARNING, is_loopback, serve_tracker
 
     if not is_loopback(args.host):
-        _say(f"edgebundle: warning: {WARNING.format(address=f'{args.host}:{args.port}')}")
-    return serve_tracker(args.host, args.port, _say)
+        print_line(f"edgebundle: warning: {WARNING.format(address=f'{args.host}:{args.port}')}")
+    return serve_tracker(args.host, args.port, print_line)
 
 
 def _server(args: argparse.Namespace) -> int:
@@ -93,14 +91,14 @@ def _server(args: argparse.Namespace) -> int:
     if args.ssh:
         return _over_ssh(args, tracker.port)
     if not is_loopback(args.host):
-        _say(f"edgebundle: warning: {WARNING.format(address=f'{args.host}:{args.port}')}")
+        print_line(f"edgebundle: warning: {WARNING.format(address=f'{args.host}:{args.port}')}")
     elif not is_loopback(tracker.host):
-        _say(
-            "edgebundle: warning: the tracker is elsewhere, but this server listens to loopback alone: "
-            "give --host, or use --ssh"
+        print_line(
+            "edgebundle: warning: the tracker is on another machine, but this server listens only on "
+            "loopback: set --host, or use --ssh"
         )
     options = ServerOptions(args.host, args.port, tracker.host, tracker.port, args.key, args.custom_address)
-    return serve_board(options, _say, until_eof=args.until_eof)
+    return serve_board(options, print_line, until_eof=args.until_eof)
 
 
 def _over_ssh(args: argparse.Namespace, tracker_port: int) -> int:
@@ -112,8 +110,10 @@ def _over_ssh(args: argparse.Namespace, tracker_port: int) -> int:
     try:
         options = shlex.split(args.ssh_options)
     except ValueError as error:
-        raise FleetError(f"--ssh-options: expected words as a shell takes them ({error})") from error
+        raise FleetError(
+            f"--ssh-options: expected words in shell syntax, got {args.ssh_options!r} ({error})"
+        ) from error
     tunnel = ssh_tunnel(args.ssh, tracker_port, args.port, options)
     command = server_command(args.ssh_command, tracker_port, args.port, args.key)
-    _say(shlex.join([*tunnel, command]))
-    return serve_over_ssh(tunnel, command, args.ssh, _say)
+    print_line(shlex.join([*tunnel, command]))
+    return serve_over_ssh(tunnel, command, args.ssh, print_line)

@@ -1,4 +1,4 @@
-"""The verbs `run` and `profile`: a bundle on this machine, or on a board over RPC."""
+"""The verbs `run` and `profile`: run a bundle on this machine, or on a board over RPC."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from builder.cli import Parser, SubParsers
-from builder.cli.arguments import positive
+from builder.cli.arguments import add_json, milliseconds, positive
 
 if TYPE_CHECKING:
     from agent.runtime.report import Report
@@ -28,47 +28,59 @@ def add_parsers(subparsers: SubParsers) -> None:
     """Add the verbs."""
     parser = subparsers.add_parser(
         "run",
-        help="run a bundle on this machine",
-        description="Run a bundle that was compiled for this machine. It is not verified: it is yours.",
+        help="run a bundle on this machine or on a board",
+        description="Run a bundle that was compiled for this machine. Its signature is not verified.",
         epilog=RUN_EXAMPLES,
     )
     parser.add_argument("bundle", metavar="FILE", help="the bundle")
     parser.add_argument("--device", default="cpu", choices=["cpu"], help="default: %(default)s")
     parser.add_argument(
-        "-i", "--inputs", metavar="FILE", help="arrays in an .npz file, or a JPEG or PNG picture"
+        "-i", "--inputs", metavar="FILE", help="an .npz file of arrays, or a JPEG or PNG picture"
     )
-    parser.add_argument("-o", "--outputs", "--output", metavar="NPZ", help="where output_0, output_1, ... go")
+    parser.add_argument("-o", "--outputs", "--output", metavar="NPZ", help="file for output_0, output_1, ...")
     parser.add_argument(
         "--fill-mode",
         choices=["zeros", "ones", "random"],
         default="random",
-        help="what inputs that are not given are filled with (default: %(default)s)",
+        help="values of inputs that --inputs does not give (default: %(default)s)",
     )
-    parser.add_argument("--print-time", action="store_true", help="time it and print the summary")
+    parser.add_argument("--print-time", action="store_true", help="measure the time and print a summary")
     parser.add_argument(
         "--print-top", type=positive, metavar="N", help="print the N largest values of output_0"
     )
-    parser.add_argument("--profile", action="store_true", help="time each kernel too")
-    parser.add_argument("--repeat", type=positive, default=1, metavar="N", help="times measured (default: 1)")
+    parser.add_argument("--profile", action="store_true", help="also time each kernel")
     parser.add_argument(
-        "--number", type=positive, default=1, metavar="N", help="runs a time is the mean of (default: 1)"
+        "--repeat", type=positive, default=1, metavar="N", help="number of measurements (default: 1)"
     )
     parser.add_argument(
-        "--min-repeat-ms", type=float, default=0, metavar="MS", help="least duration of one time"
+        "--number",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="runs per measurement, which is their mean (default: 1)",
     )
-    parser.add_argument("--end-to-end", action="store_true", help="time copying inputs and outputs as well")
+    parser.add_argument(
+        "--min-repeat-ms",
+        type=milliseconds,
+        default=0.0,
+        metavar="MS",
+        help="shortest duration of a measurement: --number grows to reach it (default: 0)",
+    )
+    parser.add_argument(
+        "--end-to-end", action="store_true", help="include copying the inputs and outputs in the time"
+    )
     _add_common(parser)
     parser.set_defaults(handler=_run)
 
     parser = subparsers.add_parser(
         "profile",
-        help="show where a bundle's time goes, kernel by kernel",
-        description="Time each kernel of a bundle on this machine: a row a kernel.",
+        help="time each kernel of a bundle",
+        description="Time each kernel of a bundle on this machine or on a board, one row per kernel.",
         epilog="example:\n  edgebundle profile resnet50.bundle --number 50",
     )
     parser.add_argument("bundle", metavar="FILE", help="the bundle")
     parser.add_argument(
-        "--number", type=positive, default=10, metavar="N", help="runs averaged (default: 10)"
+        "--number", type=positive, default=10, metavar="N", help="number of runs to average (default: 10)"
     )
     _add_common(parser)
     parser.set_defaults(handler=_profile)
@@ -76,21 +88,28 @@ def add_parsers(subparsers: SubParsers) -> None:
 
 def _add_common(parser: Parser) -> None:
     parser.add_argument("--threads", type=positive, metavar="N", help="kernel threads (default: all CPUs)")
-    parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
-    parser.add_argument("--rpc-tracker", metavar="HOST:PORT", help="do it on a board that registered there")
-    parser.add_argument("--rpc-key", metavar="KEY", help="what the board registered as")
+    add_json(parser)
+    parser.add_argument(
+        "--rpc-tracker", metavar="HOST:PORT", help="use a board that is registered with this tracker"
+    )
+    parser.add_argument("--rpc-key", metavar="KEY", help="the key that the board registered with")
 
 
 def _board(args: argparse.Namespace) -> dict[str, str] | None:
-    """The tracker and key of a board, None for this machine."""
+    """Return the tracker and key of a board, or None for this machine."""
     from builder.errors import FleetError
 
     if (args.rpc_tracker is None) != (args.rpc_key is None):
-        raise FleetError("--rpc-tracker and --rpc-key belong together")
+        given, missing = (
+            ("--rpc-tracker", "--rpc-key") if args.rpc_tracker else ("--rpc-key", "--rpc-tracker")
+        )
+        raise FleetError(
+            f"expected both --rpc-tracker and --rpc-key, got only {given}", hint=f"add {missing}"
+        )
     return None if args.rpc_tracker is None else {"tracker": args.rpc_tracker, "key": args.rpc_key}
 
 
-def _run_on_board(*args: Any, **kwargs: Any) -> RunResult:  # noqa: ANN401 - as builder.run
+def _run_on_board(*args: Any, **kwargs: Any) -> RunResult:  # noqa: ANN401 - the arguments of builder.run
     from builder.boards.remote_run import run_on_board
 
     return run_on_board(*args, **kwargs)
@@ -107,10 +126,10 @@ def _profile_report(package: Package, args: argparse.Namespace, number: int) -> 
     return profile_on_board(package, number=number, threads=args.threads, **board)
 
 
-def _say_unverified(bundle: str) -> None:
-    """Tell a person, not a script: what runs here was not checked."""
+def _warn_unverified(bundle: str) -> None:
+    """Tell an interactive user that the bundle's signature is not checked."""
     if sys.stderr.isatty():
-        print(f"{bundle} is not verified here; `edgebundle verify` does that", file=sys.stderr)
+        print(f"{bundle} is run without verifying it; `edgebundle verify` checks it", file=sys.stderr)
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -118,7 +137,7 @@ def _run(args: argparse.Namespace) -> int:
     from builder.running.local_run import run
 
     package = Package.load(args.bundle)
-    _say_unverified(args.bundle)
+    _warn_unverified(args.bundle)
     board = _board(args)
     run_it = run if board is None else partial(_run_on_board, **board)
     result = run_it(

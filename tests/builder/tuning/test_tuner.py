@@ -202,7 +202,7 @@ def test_a_killed_run_loses_a_batch_at_most_and_goes_on(
         process.wait(60)
         assert process.returncode == (130 if number == signal.SIGINT else -signal.SIGKILL)
         if number == signal.SIGINT:
-            assert "the same command goes on" in process.stderr.read()
+            assert "repeat the command to continue" in process.stderr.read()
     found = lines(tmp_path / "r")
     assert len(found) >= 20
     assert len(set(found)) == len(found)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import builder.cli as cli
-from builder.cli._tvmc import INSTEAD, instead_of
+from builder.cli.tvmc_flags import INSTEAD, instead_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "from-tvmc.md"
 
@@ -26,7 +26,7 @@ def test_a_flag_of_tvmc_is_answered_with_what_to_do(
     assert cli.main(["compile", "model.onnx", *arguments]) == 2
     error, hint = capsys.readouterr().err.splitlines()
     assert error.startswith("edgebundle: error: unrecognized arguments: --desired-layout")
-    assert hint == f"edgebundle: hint: --desired-layout was TVMC's: {INSTEAD['--desired-layout']}"
+    assert hint == f"edgebundle: hint: --desired-layout is a TVMC flag: {INSTEAD['--desired-layout']}"
 
 
 def test_other_unknown_flags_point_at_the_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,49 @@
+"""A refused bundle is reported with its file, its wire code and a hint, chosen by the class of the error."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.errors import (
+    BundleError,
+    EndlessDataError,
+    FormatError,
+    IncompatibleError,
+    RollbackError,
+    SignatureError,
+)
+from builder.cli.refused_bundle import deployment_hint, naming_file
+from builder.errors import PackageError
+
+
+def refused(error: BundleError) -> PackageError:
+    with pytest.raises(PackageError) as caught, naming_file("my.bundle"):
+        raise error
+    assert caught.value.__cause__ is error
+    return caught.value
+
+
+def test_message_has_the_file_and_the_wire_code() -> None:
+    assert str(refused(RollbackError("counter is 4"))) == "my.bundle: counter is 4 (ERR_ROLLBACK)"
+
+
+def test_hint_of_the_refusal_itself_is_kept() -> None:
+    assert refused(SignatureError("not signed", hint="sign it")).hint == "sign it"
+
+
+@pytest.mark.parametrize("error", [SignatureError, FormatError, EndlessDataError, BundleError])
+def test_broken_file_is_said_to_be_broken(error: type[BundleError]) -> None:
+    hint = refused(error("no")).hint
+    assert hint is not None
+    assert hint.startswith("expected the .bundle")
+
+
+def test_good_file_for_another_device_gets_the_hint_of_a_deployment() -> None:
+    hint = refused(IncompatibleError("no")).hint
+    assert hint == deployment_hint(IncompatibleError.code)
+    assert hint != refused(RollbackError("no")).hint
+
+
+def test_unknown_code_of_an_agent_has_no_hint() -> None:
+    assert deployment_hint("ERR_OF_TOMORROW") is None
+    assert deployment_hint("") is None
