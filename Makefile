@@ -8,6 +8,8 @@ SHELL := /bin/sh
 BIN := .venv/bin
 STAMP := .venv/.installed
 PYTEST_ARGS ?=
+# Some tests wait more than they compute, so there is one process more than cores.
+PARALLEL ?= -n $(shell n=$$(nproc); echo $$((n < 7 ? n + 1 : 8))) --dist worksteal
 # ONNX Runtime reports to its maker unless this is set before it is loaded.
 export ORT_DISABLE_TELEMETRY := 1
 
@@ -21,18 +23,23 @@ demo: $(STAMP) ## compile, sign, deploy and run a small classifier over MQTT, on
 	@$(BIN)/python examples/demo.py
 
 .PHONY: test
-test: $(STAMP) broker ## all tests but those of the ARM root
-	$(WITHOUT_MOSQUITTO) $(BIN)/pytest -m 'not arm and not systemd' $(PYTEST_ARGS)
+test: $(STAMP) broker ## all tests but those that need root (PYTEST_ARGS adds options, such as '-k tuning')
+	$(WITHOUT_MOSQUITTO) $(BIN)/pytest $(PARALLEL) $(PYTEST_ARGS)
+
+.PHONY: test-fast
+test-fast: $(STAMP) broker ## the tests that are not slow, for the inner loop
+	$(WITHOUT_MOSQUITTO) $(BIN)/pytest $(PARALLEL) --fast $(PYTEST_ARGS)
 
 .PHONY: test-arm
 test-arm: $(STAMP) ## the agent in an arm64 root under qemu, and under a real systemd (needs root)
 	packaging/test-arm.sh $(PYTEST_ARGS)
 
 .PHONY: lint
-lint: $(STAMP) ## ruff and mypy, strict
+lint: $(STAMP) ## ruff, mypy (strict), and the rooms that may import each other
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
 
 # The other engines have a virtual environment of their own: tvm-ffi imports torch wherever it finds it.
 .PHONY: bench

@@ -1,4 +1,8 @@
-"""Real brokers on free ports of the loopback interface, for every test that talks MQTT."""
+"""What all tests share: which of them run, real brokers on free ports, coroutines, signals.
+
+Which tests run: everything but those that need root, an ARM root or a booted system. `--needs-root` runs only
+those; `--fast` leaves out those marked `slow`. Both add to pytest's own `-m` and `-k`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.ports import free_port
+
 START_LIMIT_S = 15.0
+
+# A shell that starts pytest in the background makes it ignore SIGINT, and children inherit that: a test could
+# not interrupt them. A handler, unlike "ignore", is not inherited.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # amqtt speaks MQTT 3.1.1 only, and is what `make demo` runs where no mosquitto is installed.
 AMQTT_SCRIPT = """
@@ -45,10 +56,25 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("edgebundle")
+    group.addoption("--fast", action="store_true", help="leave out the tests marked slow (make test-fast)")
+    group.addoption(
+        "--needs-root", action="store_true", help="run only the tests marked arm or systemd (make test-arm)"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the tests that were asked for."""
+
+    def wanted(item: pytest.Item) -> bool:
+        marks = {mark.name for mark in item.iter_markers()}
+        if config.getoption("--fast") and "slow" in marks:
+            return False
+        return bool(marks & {"arm", "systemd"}) == bool(config.getoption("--needs-root"))
+
+    config.hook.pytest_deselected(items=[item for item in items if not wanted(item)])
+    items[:] = [item for item in items if wanted(item)]
 
 
 class BrokerProcess:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from builder.importer import ImportedModel
 from builder.records.task import Task
 from builder.target.device_target import DeviceTarget
 from builder.tuning.tasks.extraction import extract_tasks
+from tests.ports import free_port
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits" / "digits.onnx"
 KEY = "testboard"
@@ -39,12 +39,6 @@ def digits() -> ImportedModel:
 @pytest.fixture(scope="session")
 def tasks(digits: ImportedModel, device: DeviceTarget) -> tuple[Task, ...]:
     return extract_tasks(digits, device)
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def edgebundle(*words: str) -> list[str]:

@@ -18,7 +18,8 @@ import pytest
 
 from builder import cli
 from builder.bundles import keys
-from tests.conftest import BrokerProcess, free_port
+from tests.conftest import BrokerProcess
+from tests.ports import free_port
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits"
 Edgebundle = Callable[..., "subprocess.CompletedProcess[str]"]

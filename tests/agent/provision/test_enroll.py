@@ -18,7 +18,8 @@ import pytest
 from agent.config import KEYS, load_config
 from tests.agent.provision.authority import Authority
 from tests.agent.provision.conftest import StartBroker
-from tests.conftest import BrokerProcess, free_port
+from tests.conftest import BrokerProcess
+from tests.ports import free_port
 
 ACCESS_LIST = Path(__file__).parents[3] / "docs/mosquitto/edge.acl"
 

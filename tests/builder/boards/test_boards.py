@@ -26,15 +26,10 @@ from builder.errors import FleetError
 from builder.records.task import Task
 from builder.target.device_target import DeviceTarget
 from builder.tuning.candidates.candidate_builder import CandidateBuilder
+from tests.ports import free_port
 
 KEY = "testboard"
 OPTIONS = RunnerOptions(number=1, repeat=2, min_repeat_ms=0, timeout_s=20)
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ import os
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ from builder.cli import main
 from builder.errors import FleetError
 from builder.records.task import Task
 from builder.tuning.candidates.candidate_builder import CandidateBuilder
+from tests.ports import free_port
 
 PROJECT = Path(__file__).resolve().parents[3]
 KEY = "testboard"
@@ -40,12 +40,6 @@ with socket.socket() as sock:
 os.makedirs("/run/sshd", exist_ok=True)
 os.execv(sys.argv[1], sys.argv[1:])
 """
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def test_the_tunnel_leads_both_ways_and_listens_to_loopback_alone() -> None:

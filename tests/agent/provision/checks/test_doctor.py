@@ -23,7 +23,8 @@ from agent.provision.checks.finding import Finding, Level
 from agent.provision.credentials import certificates
 from tests.agent.provision.authority import Authority
 from tests.agent.service.conftest import Signer
-from tests.conftest import BrokerProcess, free_port
+from tests.conftest import BrokerProcess
+from tests.ports import free_port
 
 HERE = Machine("x86_64", "", frozenset({"avx2"}), "2.36", "tvm-ffi-0.1", frozenset({"linux-x86_64"}))
 NAMES = {

@@ -21,7 +21,8 @@ from agent.errors import ConfigError
 from agent.service.metrics.metric_table import METRICS
 from agent.service.metrics.prometheus import ListenAddress, PrometheusPage, parse_listen_address
 from tests.agent.service.conftest import StartService, until
-from tests.conftest import BrokerProcess, free_port
+from tests.conftest import BrokerProcess
+from tests.ports import free_port
 
 DASHBOARD = Path(__file__).parents[4] / "docs" / "grafana" / "edge-agent.json"
 # What a machine without such sensors, or an agent without TLS, does not say.
