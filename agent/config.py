@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, cast
 
 from agent.config_keys import KEYS, PATH, Key, sample_config
-from agent.errors import ConfigError
+from agent.errors import ConfigError, PermissionDeniedError
 from agent.mqtt.settings import BrokerSettings, TlsSettings, parse_broker_url
 from agent.wire.topics import is_device_name
 
@@ -92,6 +92,8 @@ def load_config(
         try:
             with path.open("rb") as file:
                 raw = file.read(MAX_CONFIG_BYTES + 1)
+        except PermissionError as error:
+            raise PermissionDeniedError(f"cannot read the configuration {path}: {error.strerror}") from error
         except OSError as error:
             raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
     if len(raw) > MAX_CONFIG_BYTES:

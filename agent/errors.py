@@ -1,46 +1,53 @@
-"""Errors of the agent and of the bundle format, by whose fault they are.
+"""Every error of the agent and of the bundle format that crosses a file boundary, by whose fault it is.
 
 ::
 
     EdgeError
-    ├── BundleError               a bundle that is not taken
-    │   ├── SignatureError            not signed by a trusted key            ERR_ARBITRARY_SOFTWARE
-    │   ├── FormatError               not the bytes that our writer writes   ERR_ARBITRARY_SOFTWARE
-    │   ├── MixAndMatchError          its parts, or its name, do not match   ERR_MIX_AND_MATCH
-    │   ├── EndlessDataError          over a limit                           ERR_ENDLESS_DATA
-    │   ├── RollbackError             older than what was committed          ERR_ROLLBACK
-    │   ├── IncompatibleError         made for another machine               ERR_INCOMPATIBLE
-    │   ├── KeyRevokedError           signed by a key that was revoked       ERR_KEY_REVOKED
-    │   └── SelfTestError             its recorded samples do not come out   ERR_SELF_TEST
-    ├── RequestError              one inference request that cannot be answered
-    │   ├── InputError                400
-    │   ├── UnknownModelError         404
-    │   ├── DeadlineError             408
-    │   ├── MediaTypeError            415
-    │   ├── ExecutionError            500
-    │   └── OverloadedError           503
-    ├── StoreError                what is kept on disk cannot be read or written
-    │   ├── StateDirectoryError       there is no place to keep it
-    │   └── NoSpaceError              ERR_NO_SPACE
-    ├── ConflictError             a desired document that was written from another one  ERR_CONFLICT
-    ├── ConfigError               the configuration, or a file that it names
-    └── SourceError               a source of bundles refused or cannot be reached
+    ├── BundleError             a bundle that is refused
+    │   ├── SignatureError          not signed by a trusted key                       ERR_ARBITRARY_SOFTWARE
+    │   ├── FormatError             not the bytes that our writer writes              ERR_ARBITRARY_SOFTWARE
+    │   ├── MixAndMatchError        its parts or its name do not match                ERR_MIX_AND_MATCH
+    │   ├── EndlessDataError        over a limit                                      ERR_ENDLESS_DATA
+    │   ├── RollbackError           older than the committed bundle                   ERR_ROLLBACK
+    │   ├── IncompatibleError       made for another machine                          ERR_INCOMPATIBLE
+    │   ├── KeyRevokedError         signed by a revoked key                           ERR_KEY_REVOKED
+    │   └── SelfTestError           its samples give other results                    ERR_SELF_TEST
+    ├── RequestError            an inference request that is answered with an error
+    │   ├── InputError              the input does not fit the model                  400
+    │   ├── UnknownModelError       no such model runs here                           404
+    │   ├── DeadlineError           too late                                          408
+    │   ├── MediaTypeError          unsupported content type                          415
+    │   ├── ExecutionError          the model failed                                  500
+    │   └── OverloadedError         the queue is full                                 503
+    ├── UnanswerableError       an inference request without a usable reply topic
+    ├── ChannelError            bytes between agent and worker that are not a frame   ERR_CHANNEL
+    ├── StoreError              the device's storage cannot be read or written        ERR_STORE
+    │   ├── StateDirectoryError     the state directory cannot be created or used
+    │   └── NoSpaceError            the disk is full                                  ERR_NO_SPACE
+    ├── ConflictError           a desired document based on an outdated one           ERR_CONFLICT
+    ├── ConfigError             the configuration, or a file that it names            exit code 78
+    │   ├── PermissionDeniedError   a file that this user may not read
+    │   └── EnrollmentError         values given to `edge-agent enroll`               exit code 4
+    ├── BrokerError             the broker cannot be reached, or refuses              ERR_BROKER
+    │   └── UnreachableError        the same, with its cause identified
+    ├── MalformedPacketError    an MQTT packet that breaks the protocol               ERR_PROTOCOL
+    └── SourceError             a bundle source refuses, or cannot be reached         ERR_SOURCE
 
-A message says what was expected and what came, in one line and without a final full stop; `hint` says what
-to do about it. `code` travels over MQTT and never changes its meaning. Foreign exceptions are wrapped once,
-where the foreign library is called.
+A message says "expected X, got Y" in one line without a final full stop; `hint` says what to do about it.
+A `code` is sent over MQTT and never changes its meaning. A foreign exception is wrapped once, where the
+foreign library is called.
 """
 
 from __future__ import annotations
 
 
 class EdgeError(Exception):
-    """A failure that is explained in one line.
+    """A failure that can be explained in one line.
 
     Parameters
     ----------
     message
-        What was expected and what came.
+        What was expected and what was found.
     hint
         What the user can do about it, or None.
     """
@@ -53,13 +60,13 @@ class EdgeError(Exception):
 
 
 class BundleError(EdgeError):
-    """A bundle that is not taken."""
+    """A bundle that is refused."""
 
     code = "ERR_ARBITRARY_SOFTWARE"
 
 
 class SignatureError(BundleError):
-    """The bundle is not signed by a key that is trusted here."""
+    """The bundle is not signed by a key that this device trusts."""
 
 
 class FormatError(BundleError):
@@ -67,7 +74,7 @@ class FormatError(BundleError):
 
 
 class MixAndMatchError(BundleError):
-    """The files do not match the signed manifest, or the manifest is another model's."""
+    """The files do not match the signed manifest, or the manifest belongs to another model."""
 
     code = "ERR_MIX_AND_MATCH"
 
@@ -79,7 +86,7 @@ class EndlessDataError(BundleError):
 
 
 class RollbackError(BundleError):
-    """The bundle is older than what this device has committed for its name."""
+    """The bundle is older than the one this device has committed under its name."""
 
     code = "ERR_ROLLBACK"
 
@@ -91,19 +98,19 @@ class IncompatibleError(BundleError):
 
 
 class KeyRevokedError(BundleError):
-    """The bundle is signed by a key that was revoked."""
+    """The bundle is signed by a revoked key."""
 
     code = "ERR_KEY_REVOKED"
 
 
 class SelfTestError(BundleError):
-    """The bundle's recorded samples do not come out as recorded."""
+    """The bundle's recorded samples give other results than recorded."""
 
     code = "ERR_SELF_TEST"
 
 
 class RequestError(EdgeError):
-    """One inference request that cannot be answered; `status` is what the requester is told."""
+    """An inference request that is answered with an error; `status` is sent to the requester."""
 
     code = "ERR_REQUEST"
     status: int = 500
@@ -128,7 +135,7 @@ class DeadlineError(RequestError):
 
 
 class MediaTypeError(RequestError):
-    """A content type that is not served."""
+    """The content type is not supported."""
 
     status = 415
 
@@ -145,24 +152,48 @@ class OverloadedError(RequestError):
     status = 503
 
 
+class UnanswerableError(EdgeError):
+    """An inference request that names no reply topic the agent may write to.
+
+    Parameters
+    ----------
+    reason
+        One word, for the metric's label.
+    message
+        What is wrong with the request.
+    """
+
+    code = "ERR_REQUEST"
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class ChannelError(EdgeError):
+    """The bytes between agent and worker are not a valid frame."""
+
+    code = "ERR_CHANNEL"
+
+
 class StoreError(EdgeError):
-    """What is kept on disk cannot be read or written."""
+    """The device's storage cannot be read or written."""
 
     code = "ERR_STORE"
 
 
 class StateDirectoryError(StoreError):
-    """The state directory cannot be made or written to by who we are."""
+    """The agent's user cannot create the state directory, or cannot write to it."""
 
 
 class NoSpaceError(StoreError):
-    """The disk, or the memory that stands in for it, is full."""
+    """The disk, or the memory used in its place, is full."""
 
     code = "ERR_NO_SPACE"
 
 
 class ConflictError(EdgeError):
-    """A desired document was written from one that is not the one in force."""
+    """The desired document was based on one that is no longer in force."""
 
     code = "ERR_CONFLICT"
 
@@ -171,11 +202,66 @@ class ConfigError(EdgeError):
     """The configuration, or a file that it names, cannot be used."""
 
     code = "ERR_CONFIG"
-    # sysexits.h EX_CONFIG: systemd's RestartPreventExitStatus= keeps a wrong configuration from looping.
+    # sysexits.h EX_CONFIG: with RestartPreventExitStatus=, systemd does not restart on a wrong configuration.
     exit_code: int = 78
 
 
+class PermissionDeniedError(ConfigError):
+    """The current user may not read a file."""
+
+
+class EnrollmentError(ConfigError):
+    """The values given to `edge-agent enroll` cannot be used, or do not work."""
+
+    exit_code = 4
+
+
+class BrokerError(EdgeError):
+    """The broker cannot be reached, or refuses what was asked of it.
+
+    Parameters
+    ----------
+    message, hint
+        As in `EdgeError`.
+    reason_code
+        The MQTT 5 reason code, or one of ours above 0xFF; `agent.mqtt.reason_codes` has a row for each.
+    """
+
+    code = "ERR_BROKER"
+
+    def __init__(self, message: str, reason_code: int, *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.reason_code = reason_code
+
+
+class UnreachableError(BrokerError):
+    """There is no connection to the broker, and the cause is known.
+
+    Parameters
+    ----------
+    message, reason_code, hint
+        As in `BrokerError`.
+    kind
+        The cause in one word, for programs and tests; `agent.mqtt.failure` lists them.
+    passing
+        Whether the cause may go away by itself: the network or the clock may still come up.
+    """
+
+    hint: str
+
+    def __init__(self, message: str, reason_code: int, *, hint: str, kind: str, passing: bool) -> None:
+        super().__init__(message, reason_code, hint=hint)
+        self.kind = kind
+        self.passing = passing
+
+
+class MalformedPacketError(EdgeError):
+    """A packet from the broker breaks the rules of MQTT."""
+
+    code = "ERR_PROTOCOL"
+
+
 class SourceError(EdgeError):
-    """A source of bundles refused, or cannot be reached."""
+    """A source of bundles refuses, or cannot be reached."""
 
     code = "ERR_SOURCE"

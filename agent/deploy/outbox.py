@@ -23,8 +23,7 @@ from typing import Final
 
 from agent.deploy.control import Control
 from agent.errors import StoreError
-from agent.mqtt.reason_codes import Action, Reason, reason
-from agent.mqtt.sending import CLOSED, NOT_CONNECTED
+from agent.mqtt.reason_codes import CLOSED, NOT_CONNECTED, Action, Reason, reason
 from agent.sparing_log import SparingLog
 
 _log = logging.getLogger(__name__)

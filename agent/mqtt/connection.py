@@ -18,24 +18,19 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from agent.errors import ConfigError
+from agent.errors import BrokerError, ConfigError
 from agent.mqtt.backoff import Backoff
-from agent.mqtt.broker_error import BrokerError, describe
 from agent.mqtt.engine import Callbacks, Engine, Greeting
 from agent.mqtt.message import Message, Receipt, Will
-from agent.mqtt.negotiation import SILENCE, Negotiation
+from agent.mqtt.negotiation import Negotiation
 from agent.mqtt.properties import EMPTY, Properties
-from agent.mqtt.reason_codes import Action, Reason, reason
-from agent.mqtt.sending import CLOSED, MAX_UNDER_WAY, NOT_CONNECTED, Outgoing, Sending
+from agent.mqtt.reason_codes import CLOSED, LOST, NOT_CONNECTED, RENEWED, Action, Reason, reason
+from agent.mqtt.sending import MAX_UNDER_WAY, Outgoing, Sending
 from agent.mqtt.settings import BrokerSettings
 from agent.mqtt.subscriptions import Subscriptions
 
-__all__ = ["LOST", "RENEWED", "SILENCE", "BrokerError", "Connection"]
-
 _log = logging.getLogger(__name__)
 
-LOST: Final = Reason(0x104, "Connection lost", Action.RETRY, Action.RETRY)
-RENEWED: Final = Reason(0x106, "Made anew, with the files that are there now", Action.RETRY, Action.RETRY)
 _KEEP_ALIVE_TICK_S: Final = 1.0
 
 
@@ -132,15 +127,17 @@ class Connection:
             from agent.mqtt.failure import explain_error
 
             failure = explain_error(error, self.settings)
-            raise BrokerError(failure.message, LOST, hint=failure.hint) from error
+            raise BrokerError(failure.message, LOST.code, hint=failure.hint) from error
         except OSError as error:  # TimeoutError is one
+            from agent.mqtt.failure import describe
+
             raise BrokerError(
                 f"cannot reach the broker at {self.settings.url}: {describe(error, self.settings)}",
-                LOST,
+                LOST.code,
                 hint="check the address, and whether the broker runs there",
             ) from error
         if not self.connected:
-            raise BrokerError(f"the broker at {self.settings.url} refused the connection: {why}", why)
+            raise BrokerError(f"the broker at {self.settings.url} refused the connection: {why}", why.code)
         self.start()
 
     async def wait_connected(self) -> None:
@@ -264,7 +261,7 @@ class Connection:
             self._subscriptions.stop_waiting(topic_filter, granted)
         if why.failed:
             self._subscriptions.remove(topic_filter)
-            raise BrokerError(f"the broker refused the subscription to {topic_filter}: {why}", why)
+            raise BrokerError(f"the broker refused the subscription to {topic_filter}: {why}", why.code)
 
     def unsubscribe(self, topic_filter: str) -> None:
         """End a subscription."""
@@ -283,6 +280,8 @@ class Connection:
                         async with asyncio.timeout(self.settings.connect_timeout_s):
                             why = await self._negotiation.attempt(self.settings.connect_timeout_s)
                     except (OSError, ConfigError) as error:
+                        from agent.mqtt.failure import describe  # a connected agent does without this memory
+
                         detail = describe(error, self.settings)
                 if self.connected:
                     if backoff.failures:

@@ -14,6 +14,7 @@ import ssl
 from dataclasses import dataclass
 from typing import Final
 
+from agent.errors import EdgeError
 from agent.mqtt.reason_codes import Action, Reason
 from agent.mqtt.settings import BrokerSettings
 
@@ -103,6 +104,22 @@ def explain_error(error: OSError, settings: BrokerSettings, *, names: tuple[str,
     return Failure(
         "unreachable", f"no way to {where}: {words}", "check this device's network: ip route", passing=True
     )
+
+
+def describe(error: BaseException, settings: BrokerSettings) -> str:
+    """Say in a few words what an exception of a connection attempt means, and where it helps what to do."""
+    if isinstance(error, ssl.SSLError):
+        failure = explain_error(error, settings)
+        return f"{failure.message}; {failure.hint}"
+    if isinstance(error, EdgeError) and error.hint is not None:
+        return f"{error}; {error.hint}"
+    if isinstance(error, TimeoutError) and not error.args:
+        return "no answer in time"
+    if isinstance(error, ConnectionError) and error.errno:
+        return os.strerror(error.errno)  # asyncio puts its own words in place of these
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error) or type(error).__name__
 
 
 def explain_reason(why: Reason, settings: BrokerSettings) -> Failure:

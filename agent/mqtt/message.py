@@ -9,15 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from agent.mqtt.properties import EMPTY, MalformedPropertiesError, Properties, decode
+from agent.errors import MalformedPacketError
+from agent.mqtt.properties import EMPTY, Properties, decode
 
 _DUP: Final = 0x08
 _QOS: Final = 0x06
 _RETAIN: Final = 0x01
-
-
-class MalformedMessageError(ValueError):
-    """A PUBLISH packet that breaks the rules of MQTT."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,31 +78,28 @@ def decode_publish(flags: int, packet: bytes | bytearray, *, version: int, epoch
 
     Raises
     ------
-    MalformedMessageError
+    MalformedPacketError
     """
     view = memoryview(packet)
     qos = (flags & _QOS) >> 1
     at = 2 + int.from_bytes(view[:2], "big")
     if qos > 1:
-        raise MalformedMessageError(f"expected QoS 0 or 1, as subscribed, got {qos}")
+        raise MalformedPacketError(f"expected QoS 0 or 1, as subscribed, got {qos}")
     if at + 2 * qos > len(view):
-        raise MalformedMessageError("the topic runs over the end of the packet")
+        raise MalformedPacketError("the topic runs over the end of the packet")
     try:
         topic = str(view[2:at], "utf-8")
     except UnicodeDecodeError as error:
-        raise MalformedMessageError(f"the topic is no UTF-8: {error}") from error
+        raise MalformedPacketError(f"the topic is no UTF-8: {error}") from error
     receipt = None
     if qos:
         receipt = Receipt(int.from_bytes(view[at : at + 2], "big"), epoch)
         at += 2
     properties = EMPTY
     if version == 5:
-        try:
-            properties, at = decode(view, at)
-        except MalformedPropertiesError as error:
-            raise MalformedMessageError(str(error)) from error
+        properties, at = decode(view, at)
     if not topic:
-        raise MalformedMessageError("an empty topic: no topic alias was ever granted")
+        raise MalformedPacketError("an empty topic: no topic alias was ever granted")
     return Message(
         topic=topic,
         payload=bytes(view[at:]),

@@ -11,11 +11,9 @@ from collections.abc import Callable
 from typing import Final
 
 from agent.mqtt.engine import MQTT_3_1_1, MQTT_5, Callbacks, Engine, Greeting
-from agent.mqtt.reason_codes import Action, Reason
+from agent.mqtt.reason_codes import SILENCE, Action, Reason
 from agent.mqtt.settings import BrokerSettings, read_secret
 from agent.mqtt.transport import open_socket
-
-SILENCE: Final = Reason(0x105, "Connection ended without an answer", Action.FALL_BACK, Action.RETRY)
 
 _VERSIONS: Final = {"5": (MQTT_5,), "3.1.1": (MQTT_3_1_1,), "auto": (MQTT_5, MQTT_3_1_1)}
 # Longer than most brokers take to greet, short enough for somebody who waits at a command line.

@@ -20,7 +20,7 @@ from paho.mqtt.enums import MQTTErrorCode
 from paho.mqtt.properties import MalformedPacket  # type: ignore[attr-defined]
 from paho.mqtt.properties import Properties as PahoProperties
 
-from agent.mqtt.message import MalformedMessageError
+from agent.errors import MalformedPacketError
 from agent.mqtt.transport import BrokerSocket
 
 _log = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ class PahoClient(paho.Client):
     def _publish_came(self, flags: int, body: bytes) -> MQTTErrorCode:
         try:
             self.packet_received(flags, body)
-        except MalformedMessageError as error:
+        except MalformedPacketError as error:
             _log.warning("the broker sent a broken message, connection dropped: %.200s", error)
             return MQTTErrorCode.MQTT_ERR_PROTOCOL
         return MQTTErrorCode.MQTT_ERR_SUCCESS

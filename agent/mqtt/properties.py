@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from agent.errors import MalformedPacketError
+
 # What the specification allows in a two-byte length.
 MAX_STRING_BYTES: Final = 65535
 # A request carries a handful of user properties; more than this many is somebody trying something.
@@ -23,10 +25,6 @@ _RESPONSE_TOPIC: Final = 0x08
 _CORRELATION_DATA: Final = 0x09
 _SUBSCRIPTION_ID: Final = 0x0B
 _USER_PROPERTY: Final = 0x26
-
-
-class MalformedPropertiesError(ValueError):
-    """The bytes are no valid properties of a PUBLISH packet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +103,13 @@ def decode(packet: memoryview, start: int) -> tuple[Properties, int]:
 
     Raises
     ------
-    MalformedPropertiesError
+    MalformedPacketError
         If the bytes break the specification's rules.
     """
     length, at = _decode_varint(packet, start)
     end = at + length
     if end > len(packet):
-        raise MalformedPropertiesError(
+        raise MalformedPacketError(
             f"properties of {length} bytes in a packet that has {len(packet) - at} left"
         )
     seen: set[int] = set()
@@ -126,13 +124,13 @@ def decode(packet: memoryview, start: int) -> tuple[Properties, int]:
         at += 1
         if identifier == _USER_PROPERTY:
             if len(user) == MAX_USER_PROPERTIES:
-                raise MalformedPropertiesError(f"more than {MAX_USER_PROPERTIES} user properties")
+                raise MalformedPacketError(f"more than {MAX_USER_PROPERTIES} user properties")
             name, at = _get_string(packet, at, end)
             value, at = _get_string(packet, at, end)
             user.append((name, value))
             continue
         if identifier in seen and identifier != _SUBSCRIPTION_ID:
-            raise MalformedPropertiesError(f"property 0x{identifier:02x} stands twice")
+            raise MalformedPacketError(f"property 0x{identifier:02x} stands twice")
         seen.add(identifier)
         if identifier == _RESPONSE_TOPIC:
             response_topic, at = _get_string(packet, at, end)
@@ -150,11 +148,9 @@ def decode(packet: memoryview, start: int) -> tuple[Properties, int]:
         elif identifier == _SUBSCRIPTION_ID:
             _, at = _decode_varint(packet, at)
         else:
-            raise MalformedPropertiesError(
-                f"property 0x{identifier:02x} does not belong in a PUBLISH sent to us"
-            )
+            raise MalformedPacketError(f"property 0x{identifier:02x} does not belong in a PUBLISH sent to us")
         if at > end:
-            raise MalformedPropertiesError("a property runs over the end of the properties")
+            raise MalformedPacketError("a property runs over the end of the properties")
     return Properties(content_type, response_topic, correlation_data, expiry_s, utf8, tuple(user)), end
 
 
@@ -169,7 +165,7 @@ def _get_bytes(packet: memoryview, at: int, end: int) -> tuple[bytes, int]:
     behind = at + 2
     stop = behind + int.from_bytes(packet[at:behind], "big")
     if stop > end or behind > end:
-        raise MalformedPropertiesError("a string runs over the end of the properties")
+        raise MalformedPacketError("a string runs over the end of the properties")
     return bytes(packet[behind:stop]), stop
 
 
@@ -178,9 +174,9 @@ def _get_string(packet: memoryview, at: int, end: int) -> tuple[str, int]:
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:
-        raise MalformedPropertiesError(f"a string is no UTF-8: {error}") from error
+        raise MalformedPacketError(f"a string is no UTF-8: {error}") from error
     if "\0" in text:  # MQTT 5.0, 1.5.4
-        raise MalformedPropertiesError("a string holds U+0000")
+        raise MalformedPacketError("a string holds U+0000")
     return text, stop
 
 
@@ -197,10 +193,10 @@ def _decode_varint(packet: memoryview, at: int) -> tuple[int, int]:
     value = 0
     for place in range(4):  # MQTT 5.0, 1.5.5: at most four bytes
         if at >= len(packet):
-            raise MalformedPropertiesError("a length runs over the end of the packet")
+            raise MalformedPacketError("a length runs over the end of the packet")
         byte = packet[at]
         at += 1
         value |= (byte & 0x7F) << (7 * place)
         if byte < 0x80:
             return value, at
-    raise MalformedPropertiesError("a length of more than four bytes")
+    raise MalformedPacketError("a length of more than four bytes")

@@ -1,7 +1,7 @@
 """What each MQTT 5 reason code means for us: try again, try again much later, fall back, or give up.
 
-One table for every packet that carries a code (MQTT 5.0, 2.4). The library maps MQTT 3.1.1's return codes to
-it.
+One table serves every packet that carries a code (MQTT 5.0, 2.4); paho maps the return codes of MQTT 3.1.1 to
+it. Outcomes that no broker reports, such as a full queue of our own, have codes above 0xFF.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Final
 
 
 class Action(Enum):
-    """What follows from a reason code."""
+    """What to do about a reason code."""
 
     DONE = "done"  # it worked
-    RETRY = "retry"  # a passing condition: with the usual back-off
-    LATER = "later"  # somebody has to change something first: with the longest back-off, and loudly
+    RETRY = "retry"  # a temporary condition: retry with the usual back-off
+    LATER = "later"  # someone must change something first: retry with the longest back-off, and log a warning
     FALL_BACK = "fall back"  # the broker does not speak this version of MQTT
     GIVE_UP = "give up"  # the same packet will never be accepted
 
@@ -28,13 +28,13 @@ class Reason:
     Attributes
     ----------
     code
-        The byte on the wire.
+        The byte on the wire; above 0xFF, an outcome of our own.
     name
-        The specification's name of it.
+        The specification's name for it.
     connecting
-        What follows when it ends a connection or refuses one (CONNACK, DISCONNECT).
+        What to do when it ends or refuses a connection (CONNACK, DISCONNECT).
     sending
-        What follows when it refuses a message or a subscription (PUBACK, SUBACK).
+        What to do when it refuses a message or a subscription (PUBACK, SUBACK).
     """
 
     code: int
@@ -79,7 +79,7 @@ _TABLE: Final = (
     Reason(0x8B, "Server shutting down", _RETRY, _RETRY),
     Reason(0x8C, "Bad authentication method", _LATER, _GIVE_UP),
     Reason(0x8D, "Keep alive timeout", _RETRY, _RETRY),
-    # Somebody else connected under our name: coming straight back would start a war of reconnections.
+    # Another client connected under our name: reconnecting at once would start an endless mutual eviction.
     Reason(0x8E, "Session taken over", _LATER, _RETRY),
     Reason(0x8F, "Topic filter invalid", _LATER, _GIVE_UP),
     Reason(0x90, "Topic name invalid", _RETRY, _GIVE_UP),
@@ -103,11 +103,20 @@ _TABLE: Final = (
     Reason(0xA2, "Wildcard subscriptions not supported", _LATER, _GIVE_UP),
 )
 
-_BY_CODE: Final = {reason.code: reason for reason in _TABLE}
+NOT_CONNECTED: Final = Reason(0x100, "Not connected", _RETRY, _RETRY)
+QUEUE_FULL: Final = Reason(0x101, "Too much is waiting for the broker", _RETRY, _RETRY)
+EXPIRED: Final = Reason(0x102, "Expired before it was sent", _GIVE_UP, _GIVE_UP)
+CLOSED: Final = Reason(0x103, "The connection was closed", _GIVE_UP, _GIVE_UP)
+LOST: Final = Reason(0x104, "Connection lost", _RETRY, _RETRY)
+SILENCE: Final = Reason(0x105, "Connection ended without an answer", _FALL_BACK, _RETRY)
+RENEWED: Final = Reason(0x106, "Reconnecting with renewed credentials", _RETRY, _RETRY)
+
+_OURS: Final = (NOT_CONNECTED, QUEUE_FULL, EXPIRED, CLOSED, LOST, SILENCE, RENEWED)
+_BY_CODE: Final = {reason.code: reason for reason in (*_TABLE, *_OURS)}
 
 
 def reason(code: int) -> Reason:
-    """Return the row of a code; one that the specification does not know counts by its failure bit alone."""
+    """Return the row of a code; an unknown code is judged only by its failure bit."""
     known = _BY_CODE.get(code)
     if known is not None:
         return known

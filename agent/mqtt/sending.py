@@ -14,13 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from agent.mqtt.properties import Properties
-from agent.mqtt.reason_codes import Action, Reason
-
-# Local outcomes, beside the specification's bytes.
-NOT_CONNECTED: Final = Reason(0x100, "Not connected", Action.RETRY, Action.RETRY)
-QUEUE_FULL: Final = Reason(0x101, "Too much waits for the broker", Action.RETRY, Action.RETRY)
-EXPIRED: Final = Reason(0x102, "Expired before it was sent", Action.GIVE_UP, Action.GIVE_UP)
-CLOSED: Final = Reason(0x103, "The connection was closed", Action.GIVE_UP, Action.GIVE_UP)
+from agent.mqtt.reason_codes import CLOSED, EXPIRED, QUEUE_FULL, Action, Reason
 
 # Servers that state no Receive Maximum take 65535; waiting in our own queue costs less than in theirs.
 MAX_UNDER_WAY: Final = 1000

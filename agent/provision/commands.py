@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from agent.errors import ConfigError
+from agent.errors import ConfigError, EnrollmentError
 
 if TYPE_CHECKING:
     from agent.provision.enrollment import Enrollment
@@ -98,7 +98,6 @@ def _config_path(options: argparse.Namespace) -> Path:
 def _enroll(options: argparse.Namespace) -> int:
     from agent.provision import enroll
     from agent.provision.checks import service
-    from agent.provision.enrollment import EnrollmentError
     from agent.provision.placing import require_writable
     from agent.provision.questions import ask
 

@@ -20,14 +20,12 @@ from typing import Final
 
 from agent.bundle.keyring import Keyring
 from agent.config import Config, parse_config, sample_config
-from agent.errors import ConfigError
-from agent.mqtt.failure import Failure
+from agent.errors import ConfigError, EnrollmentError, UnreachableError
 from agent.mqtt.settings import read_secret
 from agent.provision import credentials
 from agent.provision.checks.finding import Finding, failed
-from agent.provision.checks.reach import UnreachableError
 from agent.provision.checks.rights import check_broker
-from agent.provision.enrollment import Enrollment, EnrollmentError, check_enrollment
+from agent.provision.enrollment import Enrollment, check_enrollment
 from agent.provision.placing import Owner, free_name, make_folder, put
 from agent.provision.template import Value, fill
 
@@ -218,17 +216,17 @@ def _try(config: Config, options: Options, say: Callable[[str], None]) -> tuple[
     """Connect, and try again until it works or the time is up, as far as waiting can help."""
     end_s = time.monotonic() + options.wait_s
     say(f"trying {config.broker.url} as {config.device} ...")
-    told: Failure | None = None
+    logged: str | None = None
     while True:
         try:
             return tuple(asyncio.run(check_broker(config.broker, config.device, config.groups)))
         except UnreachableError as error:
-            why = error.failure
-            if not why.passing or time.monotonic() + _RETRY_S > end_s:
-                raise EnrollmentError(why.message, hint=why.hint) from error
-            if why != told:
-                say(f"{why.message}; trying again for {end_s - time.monotonic():.0f} s")
-                told = why
+            why = str(error)
+            if not error.passing or time.monotonic() + _RETRY_S > end_s:
+                raise EnrollmentError(why, hint=error.hint) from error
+            if why != logged:
+                say(f"{why}; trying again for {end_s - time.monotonic():.0f} s")
+                logged = why
         time.sleep(_RETRY_S)
 
 

@@ -14,19 +14,13 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
-from agent.errors import ConfigError
+from agent.errors import ConfigError, EnrollmentError
 from agent.mqtt.settings import parse_broker_url
 from agent.wire.topics import is_device_name
 
 # A file with a few certificates in it; the configuration's own limit.
 MAX_FILE_BYTES: Final = 1 << 20
 _LISTS: Final = ("trust", "groups")
-
-
-class EnrollmentError(ConfigError):
-    """What was given to enroll with cannot be used, or does not work."""
-
-    exit_code = 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from agent.bundle.manifest import Manifest
-from agent.errors import EdgeError, IncompatibleError
+from agent.errors import ChannelError, EdgeError, IncompatibleError
 from agent.worker import sandbox
-from agent.worker.channel import Channel, ChannelError, Failed, Load, Ready, Request, Share, Stop
+from agent.worker.channel import Channel, Failed, Load, Ready, Request, Share, Stop
 
 if TYPE_CHECKING:
     from agent.worker.model import Model

@@ -43,13 +43,13 @@ import struct
 from collections.abc import Sequence
 from typing import Final
 
+from agent.errors import ChannelError
 from agent.worker.frames import (
     MAGIC,
     MAX_HEADER_BYTES,
     PREFIX,
     Answer,
     Buffer,
-    ChannelError,
     Failed,
     Frame,
     Header,
@@ -69,7 +69,6 @@ __all__ = [
     "Answer",
     "Buffer",
     "Channel",
-    "ChannelError",
     "Decoder",
     "Failed",
     "Frame",

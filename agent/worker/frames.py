@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, Final, get_args
 
-from agent.errors import EdgeError
+from agent.errors import ChannelError
 
 MAGIC: Final = b"EBC1"
 PREFIX: Final = struct.Struct("<4sIQ")
@@ -23,12 +23,6 @@ PREFIX: Final = struct.Struct("<4sIQ")
 MAX_HEADER_BYTES: Final = 64 * 1024
 
 Buffer = bytes | bytearray | memoryview
-
-
-class ChannelError(EdgeError):
-    """The other side sent what no frame is made of."""
-
-    code = "ERR_CHANNEL"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,57 @@
+"""The tree of errors: every class has its place in it, and codes and statuses keep their meaning."""
+
 from __future__ import annotations
 
+import ast
+import builtins
+import re
+from pathlib import Path
+
 from agent import errors
+
+AGENT = Path(errors.__file__).parent
 
 
 def leaves(cls: type[errors.EdgeError]) -> list[type[errors.EdgeError]]:
     below = cls.__subclasses__()
     return [leaf for child in below for leaf in leaves(child)] or [cls]
+
+
+def drawn_parents() -> dict[str, str | None]:
+    """Return each class that the docstring draws with the class above it."""
+    assert errors.__doc__ is not None
+    parents: dict[str, str | None] = {}
+    above: list[str] = []
+    for line in errors.__doc__.splitlines():
+        found = re.match(r" {4}([│├└─ ]*)([A-Z]\w+Error)\b", line)
+        if found:
+            depth = len(found[1]) // 4
+            above[depth:] = [found[2]]
+            parents[found[2]] = above[depth - 1] if depth else None
+    return parents
+
+
+def exceptions_by_file(root: Path) -> dict[str, set[str]]:
+    """Return the names of the public exception classes that each file below a folder defines."""
+    found = [
+        (str(path.relative_to(root)), node)
+        for path in sorted(root.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    ]
+    bases = {node.name: {ast.unparse(base).rpartition(".")[2] for base in node.bases} for _, node in found}
+
+    def is_exception(name: str) -> bool:
+        known = getattr(builtins, name, None)
+        if isinstance(known, type):
+            return issubclass(known, BaseException)
+        return any(is_exception(base) for base in bases.get(name, ()))
+
+    by_file: dict[str, set[str]] = {}
+    for path, node in found:
+        if is_exception(node.name) and not node.name.startswith("_"):
+            by_file.setdefault(path, set()).add(node.name)
+    return by_file
 
 
 def test_wire_codes_never_change() -> None:
@@ -21,6 +67,7 @@ def test_wire_codes_never_change() -> None:
         "SelfTestError": "ERR_SELF_TEST",
     }
     assert errors.NoSpaceError.code == "ERR_NO_SPACE"
+    assert errors.ConflictError.code == "ERR_CONFLICT"
 
 
 def test_statuses_never_change() -> None:
@@ -35,12 +82,32 @@ def test_statuses_never_change() -> None:
     }
 
 
+def test_exit_codes_never_change() -> None:
+    assert (errors.ConfigError.exit_code, errors.EnrollmentError.exit_code) == (78, 4)
+
+
+def test_every_exception_of_the_agent_is_defined_in_errors() -> None:
+    elsewhere = {path: names for path, names in exceptions_by_file(AGENT).items() if path != "errors.py"}
+    assert not elsewhere, "move these to agent/errors.py, or make them private to their file"
+
+
 def test_docstring_draws_the_whole_tree() -> None:
-    names = {cls.__name__ for cls in vars(errors).values() if isinstance(cls, type)}
-    assert all(name in (errors.__doc__ or "") for name in names)
+    defined = {cls for cls in vars(errors).values() if isinstance(cls, type)}
+    assert {cls.__name__ for cls in defined} == exceptions_by_file(AGENT)["errors.py"]
+    assert drawn_parents() == {
+        cls.__name__: None if cls is errors.EdgeError else cls.__bases__[0].__name__ for cls in defined
+    }
+
+
+def test_docstring_gives_the_codes_of_the_classes() -> None:
+    assert errors.__doc__ is not None
+    for name, code in re.findall(r"(\w+Error) .* (ERR_\w+|\d+)$", errors.__doc__, re.MULTILINE):
+        cls = getattr(errors, name)
+        own = {cls.code, str(getattr(cls, "status", "")), str(getattr(cls, "exit_code", ""))}
+        assert code in own, name
 
 
 def test_hint_stands_beside_the_message() -> None:
-    error = errors.ConfigError("expected a port, not x", hint="set mqtt.port")
-    assert (str(error), error.hint) == ("expected a port, not x", "set mqtt.port")
+    error = errors.ConfigError("expected a port, got x", hint="set mqtt.port")
+    assert (str(error), error.hint) == ("expected a port, got x", "set mqtt.port")
     assert errors.SourceError("gone").hint is None

@@ -14,10 +14,9 @@ from pathlib import Path
 from agent.bundle.keyring import Keyring
 from agent.bundle.machine import Machine
 from agent.config import Config, load_config
-from agent.errors import ConfigError
+from agent.errors import ConfigError, PermissionDeniedError, UnreachableError
 from agent.provision.checks import identity, machine, models, service
 from agent.provision.checks.finding import Finding, fail
-from agent.provision.checks.reach import UnreachableError
 from agent.provision.checks.rights import check_broker
 
 
@@ -39,9 +38,10 @@ def examine(path: Path | None, *, connect: bool, say: Callable[[str], None]) -> 
     try:
         # The unit's own environment, of which the configuration's defaults are made, is not ours.
         config = load_config(path, {}, os.environ)
+    except PermissionDeniedError as error:
+        yield fail("configuration", str(error), "run it with sudo")
     except ConfigError as error:
-        hint = "run it with sudo" if "Permission" in str(error) else error.hint or "edge-agent enroll"
-        yield fail("configuration", " ".join(str(error).split()), hint)
+        yield fail("configuration", " ".join(str(error).split()), error.hint or "edge-agent enroll")
     this = Machine.detect(configured=() if config is None else config.compatible)
     yield from machine.look_at_processor(this)
     yield from machine.look_at_clock()
@@ -76,6 +76,6 @@ def _look_at_broker(config: Config) -> list[Finding]:
     try:
         return asyncio.run(check_broker(config.broker, config.device, config.groups, serving=serving))
     except UnreachableError as error:
-        return [fail("broker", error.failure.message, error.failure.hint)]
+        return [fail("broker", str(error), error.hint)]
     except ConfigError as error:
         return [fail("broker", str(error), error.hint or "enroll again, with --force")]

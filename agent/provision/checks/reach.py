@@ -17,11 +17,13 @@ from typing import Final
 
 from cryptography import x509
 
+from agent.errors import BrokerError, UnreachableError
 from agent.mqtt import failure
-from agent.mqtt.connection import SILENCE, BrokerError, Connection
+from agent.mqtt.connection import Connection
 from agent.mqtt.engine import MQTT_5, Callbacks, Engine
 from agent.mqtt.failure import Failure
 from agent.mqtt.message import Message
+from agent.mqtt.reason_codes import SILENCE, Reason, reason
 from agent.mqtt.settings import BrokerSettings
 from agent.mqtt.transport import open_socket
 
@@ -29,20 +31,6 @@ from agent.mqtt.transport import open_socket
 _LOOK_S: Final = 5.0
 # An alert follows a refused handshake at once (RFC 8446, 4.4.2.4: after the client thinks that it is done).
 _ALERT_S: Final = 2.0
-
-
-class UnreachableError(Exception):
-    """There is no connection.
-
-    Parameters
-    ----------
-    why
-        The cause.
-    """
-
-    def __init__(self, why: Failure) -> None:
-        super().__init__(why.message)
-        self.failure = why
 
 
 async def reach(
@@ -68,8 +56,12 @@ async def reach(
     except BrokerError as error:
         await connection.close()
         if isinstance(error.__cause__, OSError):
-            raise UnreachableError(await _explain(error.__cause__, settings)) from error
-        raise UnreachableError(await _explain_refusal(error, settings)) from error
+            why = await _explain(error.__cause__, settings)
+        else:
+            why = await _explain_refusal(reason(error.reason_code), settings)
+        raise UnreachableError(
+            why.message, error.reason_code, hint=why.hint, kind=why.kind, passing=why.passing
+        ) from error
     return connection
 
 
@@ -85,9 +77,9 @@ async def _explain(error: OSError, settings: BrokerSettings) -> Failure:
     return failure.explain_error(error, settings)
 
 
-async def _explain_refusal(error: BrokerError, settings: BrokerSettings) -> Failure:
-    if error.reason is not SILENCE:
-        return failure.explain_reason(error.reason, settings)
+async def _explain_refusal(why: Reason, settings: BrokerSettings) -> Failure:
+    if why is not SILENCE:
+        return failure.explain_reason(why, settings)
     if settings.tls is None:
         if await asyncio.to_thread(_certificate_names, settings.host, settings.port) is not None:
             return failure.tls_only(settings)
@@ -95,7 +87,7 @@ async def _explain_refusal(error: BrokerError, settings: BrokerSettings) -> Fail
         alert = await _alert(settings)
         if alert is not None:
             return failure.explain_error(alert, settings)
-    return failure.explain_reason(error.reason, settings)
+    return failure.explain_reason(why, settings)
 
 
 async def _speaks_plain(settings: BrokerSettings) -> bool:

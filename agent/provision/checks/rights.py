@@ -19,10 +19,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from agent.mqtt.connection import BrokerError, Connection
+from agent.errors import BrokerError
+from agent.mqtt.connection import Connection
 from agent.mqtt.engine import MQTT_5
 from agent.mqtt.message import Message
 from agent.mqtt.properties import Properties
+from agent.mqtt.reason_codes import reason
 from agent.mqtt.settings import BrokerSettings
 from agent.provision.checks.finding import Finding, fail, ok, warn
 from agent.provision.checks.reach import reach
@@ -151,7 +153,8 @@ async def _subscriptions(connection: Connection, device: str, groups: Sequence[s
             async with asyncio.timeout(_ANSWER_S):
                 await connection.subscribe(topic_filter)
         except BrokerError as error:
-            return [fail("rights", f"{device} may not read {topic_filter}: {error.reason}", _ACCESS_HINT)]
+            why = reason(error.reason_code)
+            return [fail("rights", f"{device} may not read {topic_filter}: {why}", _ACCESS_HINT)]
         except TimeoutError:
             return [
                 fail("rights", f"the broker did not answer a subscription to {topic_filter}", _ACCESS_HINT)

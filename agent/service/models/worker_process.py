@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Final
 
 import agent
-from agent.worker.channel import Buffer, ChannelError, Decoder, Frame, Header, Load, Stop, encode
+from agent.errors import ChannelError
+from agent.worker.channel import Buffer, Decoder, Frame, Header, Load, Stop, encode
 
 # What a worker inherits: how Python finds its modules, how text is shown, and what steers kernels.
 _ENVIRONMENT: Final = ("PATH", "LANG", "LC_ALL", "TZ", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE")

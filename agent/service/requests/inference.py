@@ -14,11 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from agent.errors import DeadlineError, OverloadedError, RequestError, UnknownModelError
+from agent.errors import DeadlineError, OverloadedError, RequestError, UnanswerableError, UnknownModelError
 from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message, Receipt
-from agent.mqtt.reason_codes import Reason
-from agent.mqtt.sending import CLOSED
+from agent.mqtt.reason_codes import CLOSED, Reason
 from agent.service.metrics.metrics import UNKNOWN_MODEL, Metrics
 from agent.service.models.models import Models
 from agent.service.requests.acknowledgement import AckOrder, Slot
@@ -27,7 +26,6 @@ from agent.service.requests.requests import (
     MODEL_VERSION,
     TENSOR,
     InferRequest,
-    UnanswerableError,
     answer_properties,
     read_request,
     refusal,

@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 from typing import Final
 
-from agent.errors import InputError, RequestError
+from agent.errors import InputError, RequestError, UnanswerableError
 from agent.mqtt.message import Message
 from agent.mqtt.properties import MAX_STRING_BYTES, Properties
 from agent.service.requests.answers import FinalAnswer, ReplyTo, RequestKey
@@ -32,20 +32,6 @@ MAX_STATUS_MESSAGE_CHARACTERS: Final = 500
 _LATE_EXPIRY_S: Final = 5
 # A day: timers and memory are not for longer promises.
 MAX_DEADLINE_S: Final = 24 * 3600.0
-
-
-class UnanswerableError(Exception):
-    """A request that names no place for an answer which the agent would write to.
-
-    Parameters
-    ----------
-    reason
-        A word for the counter.
-    """
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,7 @@ import pytest
 from agent.deploy import outbox
 from agent.deploy.outbox import FILE, MAX_AGE_S, Outbox
 from agent.errors import StoreError
-from agent.mqtt.reason_codes import Reason, reason
-from agent.mqtt.sending import CLOSED, NOT_CONNECTED, QUEUE_FULL
+from agent.mqtt.reason_codes import CLOSED, NOT_CONNECTED, QUEUE_FULL, Reason, reason
 
 JOB = "edge/v1/kitchen/jobs/7"
 REPORTED = "edge/v1/kitchen/reported"

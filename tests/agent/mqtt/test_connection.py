@@ -17,8 +17,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from agent.mqtt import sending
-from agent.mqtt.connection import BrokerError, Connection
+from agent.errors import BrokerError
+from agent.mqtt import reason_codes, sending
+from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message, Will
 from agent.mqtt.properties import Properties
 from agent.mqtt.settings import BrokerSettings, TlsSettings
@@ -213,13 +214,13 @@ async def test_nothing_listens_there() -> None:
 async def test_publish_without_a_connection_says_so_at_qos_0_and_waits_at_qos_1() -> None:
     peer = Peer(BrokerSettings("127.0.0.1", 1))
     peer.start()
-    assert await peer.publish(TOPIC, b"", qos=0) is sending.NOT_CONNECTED
+    assert await peer.publish(TOPIC, b"", qos=0) is reason_codes.NOT_CONNECTED
     waiting = peer.publish(TOPIC, b"", qos=1)
     await asyncio.sleep(0.05)
     assert not waiting.done()
     await peer.close()
-    assert await waiting is sending.CLOSED
-    assert await peer.publish(TOPIC, b"", qos=1) is sending.CLOSED
+    assert await waiting is reason_codes.CLOSED
+    assert await peer.publish(TOPIC, b"", qos=1) is reason_codes.CLOSED
 
 
 async def test_what_waits_for_a_broker_is_bounded() -> None:
@@ -227,7 +228,7 @@ async def test_what_waits_for_a_broker_is_bounded() -> None:
     half = bytes(sending.MAX_WAITING_BYTES // 2)
     assert not peer.publish(TOPIC, half).done()
     assert not peer.publish(TOPIC, half).done()
-    assert await peer.publish(TOPIC, b"x") is sending.QUEUE_FULL
+    assert await peer.publish(TOPIC, b"x") is reason_codes.QUEUE_FULL
     await peer.close()
 
 
@@ -239,7 +240,7 @@ async def test_expired_message_is_not_sent_any_more(mosquitto: BrokerProcess) ->
     fresh = peer.publish(TOPIC, b"fresh", properties=Properties(expiry_s=60))
     await asyncio.sleep(1.1)
     mosquitto.start()
-    assert await asyncio.wait_for(expired, 10) is sending.EXPIRED
+    assert await asyncio.wait_for(expired, 10) is reason_codes.EXPIRED
     assert not (await asyncio.wait_for(fresh, 10)).failed
     await peer.close()
 

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties as PahoProperties
 
-from agent.mqtt.message import MalformedMessageError, decode_publish
-from agent.mqtt.properties import MAX_USER_PROPERTIES, MalformedPropertiesError, Properties, decode, encode
+from agent.errors import MalformedPacketError
+from agent.mqtt.message import decode_publish
+from agent.mqtt.properties import MAX_USER_PROPERTIES, Properties, decode, encode
 
 texts = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), min_size=0, max_size=40)
 properties = st.builds(
@@ -56,7 +57,7 @@ def test_what_is_encoded_is_decoded(value: Properties, before: bytes, behind: by
 def test_hostile_bytes_are_decoded_or_refused(raw: bytes) -> None:
     try:
         value, end = decode(memoryview(raw), 0)
-    except MalformedPropertiesError:
+    except MalformedPacketError:
         return
     assert end <= len(raw)
     assert decode(memoryview(encode(value)), 0)[0] == value
@@ -66,7 +67,7 @@ def test_hostile_bytes_are_decoded_or_refused(raw: bytes) -> None:
 def test_hostile_packet_is_decoded_or_refused(raw: bytes, flags: int, version: int) -> None:
     try:
         message = decode_publish(0x30 | flags, raw, version=version, epoch=1)
-    except MalformedMessageError:
+    except MalformedPacketError:
         return
     assert message.topic
     assert len(message.payload) <= len(raw)
@@ -86,13 +87,13 @@ def test_hostile_packet_is_decoded_or_refused(raw: bytes, flags: int, version: i
     ],
 )
 def test_broken_properties_are_refused(packed: bytes, why: str) -> None:
-    with pytest.raises(MalformedPropertiesError, match=why):
+    with pytest.raises(MalformedPacketError, match=why):
         decode(memoryview(packed), 0)
 
 
 def test_too_many_user_properties_are_refused() -> None:
     value = Properties(user=(("a", "b"),) * (MAX_USER_PROPERTIES + 1))
-    with pytest.raises(MalformedPropertiesError, match="user properties"):
+    with pytest.raises(MalformedPacketError, match="user properties"):
         decode(memoryview(encode(value)), 0)
 
 

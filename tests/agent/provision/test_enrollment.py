@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.errors import ConfigError
-from agent.provision.enrollment import Enrollment, EnrollmentError, check_enrollment, read_enrollment
+from agent.errors import ConfigError, EnrollmentError
+from agent.provision.enrollment import Enrollment, check_enrollment, read_enrollment
 from agent.provision.questions import ask
 
 FULL = Enrollment(device="kitchen", broker="mqtts://broker", trust=("signing.pub",))

@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.errors import ChannelError
 from agent.worker.channel import (
     MAX_HEADER_BYTES,
     Answer,
     Channel,
-    ChannelError,
     Decoder,
     Failed,
     Frame,
