@@ -1,8 +1,8 @@
 """model.sig: an OpenSSF Model Signing v1.0 signature, method `key`, EC P-256, SHA-256.
 
-Promises that a statement comes out only if a trusted key signed it, and only from bytes that `sign` or the
-reference writer (model_signing 1.1.1) would have written. Leaves to `verify` whether the files are those
-that the statement lists.
+Promises that a statement comes out only if a trusted key signed it, and only from bytes that `make_signature`
+or the reference writer (model_signing 1.1.1) would have written. Leaves to `verify` whether the files are
+those that the statement lists.
 
 The layers, from outside: a Sigstore bundle v0.3 (JSON) holds a DSSE envelope, whose payload is an in-toto
 statement v1 (JSON), whose predicate lists every file's SHA-256. The reference *verifier* takes whitespace,
@@ -53,7 +53,9 @@ class Statement:
     key_id: str
 
 
-def sign(files: Mapping[str, str], private_key: ec.EllipticCurvePrivateKey, *, name: str = "bundle") -> bytes:
+def make_signature(
+    files: Mapping[str, str], private_key: ec.EllipticCurvePrivateKey, *, name: str = "bundle"
+) -> bytes:
     """Return model.sig for these files: always the same bytes for the same files and key.
 
     Parameters
@@ -109,7 +111,7 @@ def sign(files: Mapping[str, str], private_key: ec.EllipticCurvePrivateKey, *, n
     return _envelope(key_hint(private_key.public_key()), payload, der)
 
 
-def verify(raw: bytes, keyring: Keyring) -> Statement:
+def verify_signature(raw: bytes, keyring: Keyring) -> Statement:
     """Check a model.sig against the trusted keys.
 
     Raises

@@ -24,7 +24,6 @@ from dataclasses import InitVar, dataclass
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Final
 
-from agent.bundle import signature
 from agent.bundle.archive import (
     BLOCK_BYTES,
     CHUNK_BYTES,
@@ -39,7 +38,7 @@ from agent.bundle.archive import (
 )
 from agent.bundle.keyring import Keyring
 from agent.bundle.manifest import Manifest
-from agent.bundle.signature import Statement
+from agent.bundle.signature import Statement, verify_signature
 from agent.errors import FormatError, MixAndMatchError, NoSpaceError, SignatureError, StoreError
 
 if TYPE_CHECKING:
@@ -162,7 +161,7 @@ def _check(fd: int, keyring: Keyring) -> _Checked:
     if SIGNATURE not in by_name:
         raise SignatureError("the bundle is not signed", hint="edgebundle sign signs it")
     raw_signature = read_member(fd, by_name[SIGNATURE])
-    statement = signature.verify(raw_signature, keyring)
+    statement = verify_signature(raw_signature, keyring)
     _same_names("the signature", statement.resources.keys(), by_name.keys() - {SIGNATURE})
     if MANIFEST not in by_name:
         raise MixAndMatchError(f"the bundle has no {MANIFEST}")

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.agent.service.conftest import Signer
 from tests.agent.test_agent_process import KERNELS, Device
 from tests.agent.worker.conftest import compile_c
+from tests.bundles import Signer
 from tests.conftest import BrokerProcess
 
 

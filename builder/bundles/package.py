@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from agent.bundle.archive import MANIFEST, SIGNATURE, read_index, read_member, write_archive
 from agent.bundle.manifest import FileDigest, Manifest
-from agent.bundle.signature import sign
+from agent.bundle.signature import make_signature
 from agent.errors import EdgeError
 from builder.errors import PackageError
 
@@ -69,7 +69,7 @@ class Package:
         """Return this package with a signature over all of it; equal input gives equal bytes."""
         files = {name: _sha256(data) for name, data in self.members.items()}
         files[MANIFEST] = _sha256(self.manifest.to_bytes())
-        return replace(self, signature=sign(files, key, name=self.manifest.name))
+        return replace(self, signature=make_signature(files, key, name=self.manifest.name))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the bundle file: the whole of it or nothing.

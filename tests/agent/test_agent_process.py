@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import hashlib
 import json
 import os
 import signal
@@ -15,20 +14,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from agent.bundle import archive, signature
-from agent.bundle.manifest import Manifest
+from agent.bundle.manifest import Target
 from agent.bundle.tensor_spec import TensorSpec
 from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message
 from agent.mqtt.settings import BrokerSettings
 from agent.wire.topics import ModelState, State, format_topic
-from tests.agent.service.conftest import Client, Signer, connected_client, status_of, until
-from tests.agent.worker.conftest import compile_c, manifest, one_kernel
+from tests.agent.service.conftest import Client, connected_client, status_of, until
+from tests.agent.worker.conftest import compile_c, one_kernel
+from tests.bundles import Signer, build
 from tests.conftest import BrokerProcess
 from tests.fake_module import params
 
@@ -91,15 +90,16 @@ class Device:
 def pack(signer: Signer, kernel: str, library: Path) -> bytes:
     """Make the bundle of a model of one kernel, named after it."""
     files = {"mod.so": library.read_bytes(), "mod.json": one_kernel(kernel).to_json(), "mod.params": params()}
-    inputs, outputs = (TensorSpec("x", "FP32", (4,)),), (TensorSpec("y", "FP32", (4,)),)
     machine = {"aarch64": "aarch64", "x86_64": "x86_64"}[os.uname().machine]
-    described: Manifest = replace(
-        manifest(files, inputs, outputs), name=kernel, compatible=(f"linux-{machine}",), version="1.0.0"
+    return build(
+        files,
+        key=signer.key,
+        name=kernel,
+        compatible=(f"linux-{machine}",),
+        target=Target(f"{machine}-linux-gnu", "generic", ()),
+        inputs=(TensorSpec("x", "FP32", (4,)),),
+        outputs=(TensorSpec("y", "FP32", (4,)),),
     )
-    described = replace(described, target=replace(described.target, triple=f"{machine}-linux-gnu"))
-    members = {**files, "manifest.json": described.to_bytes()}
-    digests = {name: hashlib.sha256(data).hexdigest() for name, data in members.items()}
-    return archive.pack({**members, "model.sig": signature.sign(digests, signer.key)})
 
 
 @pytest.fixture(scope="session")

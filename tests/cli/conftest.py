@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 import builder.cli as cli
-from agent.bundle.manifest import Manifest, Provenance, Resources, Runtime, Samples, Target
+from agent.bundle.manifest import Provenance, Resources, Samples, Target
 from agent.bundle.tensor_spec import TensorSpec
 from builder.bundles import keys
-from builder.bundles.package import Package, digests
+from builder.bundles.package import Package
+from tests.bundles import make_manifest
 from tests.cli.terminal import Said, Terminal
 
 Edgebundle = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -60,20 +61,15 @@ def unsigned() -> Package:
         "samples/inputs.params": b"i" * 100,
         "samples/outputs.params": b"o" * 100,
     }
-    manifest = Manifest(
+    manifest = make_manifest(
+        members,
         name="tiny",
         version="1.2.3",
         security_counter=4,
-        compatible=("linux-x86_64",),
         target=Target("x86_64-linux-gnu", "znver3", ("avx2", "fma")),
-        runtime=Runtime("0.27.0", "0.1.14", "graph", "tvm-ffi-0.1", "2.28"),
-        inputs=(TensorSpec("x", "FP32", (1, 4)),),
         outputs=(TensorSpec("y", "FP32", (1, 2)),),
-        preprocess=None,
-        postprocess=None,
         samples=Samples(1, 1e-4, 1e-5),
         resources=Resources(4096, 2048),
-        files=digests(members),
         provenance=Provenance(
             "a" * 64, "edgebundle 0.1.0", parity_error=2.5e-7, reference="onnxruntime 1.31"
         ),

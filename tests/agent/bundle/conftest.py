@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from agent.bundle import archive, signature
+from agent.bundle.archive import pack
 from agent.bundle.graph import Graph, Node, NodeEntry
 from agent.bundle.keyring import Keyring
-from agent.bundle.manifest import FileDigest, Manifest, Provenance, Resources, Runtime, Samples, Target
+from agent.bundle.manifest import Manifest, Provenance, Resources, Runtime, Samples, Target
 from agent.bundle.params import dump_params
 from agent.bundle.processing import Postprocess, Preprocess, Softmax, TopK
 from agent.bundle.tensor_spec import TensorSpec
-
-
-def sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+from tests.bundles import KEY, KEYRING, make_manifest, sha256, signed
 
 
 def small_graph() -> Graph:
@@ -38,8 +34,8 @@ def small_graph() -> Graph:
 class Kit:
     """Makes bundles; what a test passes replaces what a good bundle has."""
 
-    key: ec.EllipticCurvePrivateKey
-    keyring: Keyring
+    key: ec.EllipticCurvePrivateKey = KEY
+    keyring: Keyring = KEYRING
     files: dict[str, bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -54,16 +50,16 @@ class Kit:
         }
 
     def manifest(self, files: Mapping[str, bytes] | None = None, **changes: Any) -> Manifest:
-        manifest = Manifest(
-            name="pets",
-            version="1.2.3",
-            security_counter=7,
-            compatible=("linux-x86_64", "raspberrypi,4-model-b"),
-            target=Target("aarch64-linux-gnu", "cortex-a72", ("asimd", "crc32")),
-            runtime=Runtime("0.27.0.post1", "0.1.14.post1", "graph", "tvm-ffi-0.1", "2.28"),
-            inputs=(TensorSpec("image", "FP32", (1, 3, 2, 2)),),
-            outputs=(TensorSpec("scores", "FP32", (1, 4)),),
-            preprocess=Preprocess(
+        good = {
+            "name": "pets",
+            "version": "1.2.3",
+            "security_counter": 7,
+            "compatible": ("linux-x86_64", "raspberrypi,4-model-b"),
+            "target": Target("aarch64-linux-gnu", "cortex-a72", ("asimd", "crc32")),
+            "runtime": Runtime("0.27.0.post1", "0.1.14.post1", "graph", "tvm-ffi-0.1", "2.28"),
+            "inputs": (TensorSpec("image", "FP32", (1, 3, 2, 2)),),
+            "outputs": (TensorSpec("scores", "FP32", (1, 4)),),
+            "preprocess": Preprocess(
                 input="image",
                 colour="RGB",
                 resize=(2, 2),
@@ -75,32 +71,26 @@ class Kit:
                 std=(0.229, 0.224, 0.225),
                 layout="NCHW",
             ),
-            postprocess=Postprocess((Softmax("scores"), TopK("scores", 2))),
-            samples=Samples(1, 1e-4, 1e-5),
-            resources=Resources(64, 3),
-            files={
-                name: FileDigest(sha256(data), len(data))
-                for name, data in (self.files if files is None else files).items()
-            },
-            provenance=Provenance(sha256(b"model"), "edgebundle 0.1.0", None, 2.5e-7, "onnxruntime 1.31.0"),
-        )
-        return replace(manifest, **changes)
+            "postprocess": Postprocess((Softmax("scores"), TopK("scores", 2))),
+            "samples": Samples(1, 1e-4, 1e-5),
+            "resources": Resources(64, 3),
+            "provenance": Provenance(
+                sha256(b"model"), "edgebundle 0.1.0", None, 2.5e-7, "onnxruntime 1.31.0"
+            ),
+        }
+        return make_manifest(self.files if files is None else files, **(good | changes))
 
     def members(self, files: Mapping[str, bytes] | None = None, **changes: Any) -> dict[str, bytes]:
         files = self.files if files is None else files
         return self.sign({**files, "manifest.json": self.manifest(files, **changes).to_bytes()})
 
     def sign(self, members: Mapping[str, bytes]) -> dict[str, bytes]:
-        unsigned = {name: data for name, data in members.items() if name != "model.sig"}
-        digests = {name: sha256(data) for name, data in unsigned.items()}
-        return {**unsigned, "model.sig": signature.sign(digests, self.key, name="pets")}
+        return signed(members, self.key, name="pets")
 
     def bundle(self) -> bytes:
-        return archive.pack(self.members())
+        return pack(self.members())
 
 
 @pytest.fixture(scope="session")
 def kit() -> Kit:
-    # A fixed key, so that a failure can be repeated: signatures are deterministic too.
-    key = ec.derive_private_key(0x1F2E3D4C5B6A79880123456789ABCDEF, ec.SECP256R1())
-    return Kit(key, Keyring.of([key.public_key()]))
+    return Kit()

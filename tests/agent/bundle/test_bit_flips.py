@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives import serialization
 
 from agent.bundle import archive
+from tests.bundles import public_pem
 
 
 @pytest.mark.slow
@@ -17,8 +17,7 @@ def test_every_flipped_bit_is_refused_and_nothing_is_loaded(kit: Any, tmp_path: 
     bundle, key = tmp_path / "pets.bundle", tmp_path / "signing.pub"
     members = kit.members()
     bundle.write_bytes(archive.pack(members))
-    form = serialization.PublicFormat.SubjectPublicKeyInfo
-    key.write_bytes(kit.key.public_key().public_bytes(serialization.Encoding.PEM, form))
+    key.write_bytes(public_pem(kit.key))
     script = Path(__file__).with_name("flip_bits.py")
     run = subprocess.run(
         [sys.executable, script, bundle, key], capture_output=True, text=True, timeout=300, check=False

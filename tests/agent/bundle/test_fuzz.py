@@ -19,6 +19,7 @@ from agent.bundle.archive import read_index
 from agent.bundle.graph import Graph
 from agent.bundle.manifest import Manifest
 from agent.bundle.params import index_params
+from agent.bundle.signature import verify_signature
 from agent.bundle.tensor_spec import TensorSpec
 from agent.bundle.verify import verify
 from agent.errors import EdgeError, FormatError
@@ -185,7 +186,7 @@ def test_manifest_of_other_values(kit: Any, seed: int, values: list[Any]) -> Non
 @given(changes=edits)
 def test_signature(kit: Any, changes: list[tuple[str, float, bytes]]) -> None:
     raw = edited(kit.members()["model.sig"], changes)
-    only_our_errors(lambda: signature.verify(raw, kit.keyring))
+    only_our_errors(lambda: verify_signature(raw, kit.keyring))
 
 
 @fuzz
@@ -193,7 +194,7 @@ def test_signature(kit: Any, changes: list[tuple[str, float, bytes]]) -> None:
 def test_signature_of_other_values(kit: Any, seed: int, values: list[Any]) -> None:
     document = replaced(json.loads(kit.members()["model.sig"]), seed, values)
     raw = json.dumps(document, separators=(",", ":")).encode()
-    only_our_errors(lambda: signature.verify(raw, kit.keyring))
+    only_our_errors(lambda: verify_signature(raw, kit.keyring))
 
 
 @fuzz
@@ -212,7 +213,7 @@ def test_signed_statement_of_other_values(
     from cryptography.hazmat.primitives.asymmetric import ec
 
     der = kit.key.sign(signature._pae(payload), ec.ECDSA(hashes.SHA256()))
-    only_our_errors(lambda: signature.verify(b"", kit.keyring))
+    only_our_errors(lambda: verify_signature(b"", kit.keyring))
 
 
 @fuzz
@@ -299,7 +300,7 @@ def test_depth(kit: Any, depth: int) -> None:
             Manifest.from_bytes(raw)
     for raw in (nest, kit.members()["model.sig"].replace(b'"keyid":""', b'"keyid":' + nest)):
         with pytest.raises(EdgeError):
-            signature.verify(raw, kit.keyring)
+            verify_signature(raw, kit.keyring)
 
 
 def test_document_deeper_than_any_record_is_refused_as_such() -> None:

@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from agent.bundle import archive, signature
+from agent.bundle import archive
+from agent.bundle.signature import verify_signature
 from agent.bundle.verify import verify_only
 from agent.errors import FormatError, MixAndMatchError, SignatureError
+from tests.bundles import public_pem
 
 pytestmark = pytest.mark.slow
 
@@ -31,8 +33,7 @@ def keys(kit: Any, tmp_path: Path) -> tuple[Path, Path]:
     private, public = tmp_path / "signing.key", tmp_path / "signing.pub"
     pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
     private.write_bytes(kit.key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
-    form = serialization.PublicFormat.SubjectPublicKeyInfo
-    public.write_bytes(kit.key.public_key().public_bytes(pem, form))
+    public.write_bytes(public_pem(kit.key))
     return private, public
 
 
@@ -109,4 +110,4 @@ def test_reference_verifier_takes_loose_envelopes_and_we_do_not(
     check = ("verify", "key", folder, "--signature", folder / "model.sig", "--public_key", keys[1])
     assert model_signing(*check).returncode == 0
     with pytest.raises(FormatError):
-        signature.verify(loose, kit.keyring)
+        verify_signature(loose, kit.keyring)

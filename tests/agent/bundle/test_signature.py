@@ -10,8 +10,8 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
 
-from agent.bundle import signature
 from agent.bundle.keyring import Keyring, key_hint, key_id
+from agent.bundle.signature import make_signature, verify_signature
 from agent.errors import BundleError, EndlessDataError, FormatError, KeyRevokedError, SignatureError
 
 FILES = {"manifest.json": "a" * 64, "mod.so": "b" * 64, "samples/inputs.params": "c" * 64}
@@ -44,17 +44,17 @@ def payload_of(raw: bytes) -> bytes:
 
 
 def test_statement_lists_what_was_signed_and_by_whom(kit: Any) -> None:
-    statement = signature.verify(signature.sign(FILES, kit.key), kit.keyring)
+    statement = verify_signature(make_signature(FILES, kit.key), kit.keyring)
     assert statement.resources == FILES
     assert statement.key_id == key_id(kit.key.public_key())
 
 
 def test_signing_twice_gives_the_same_bytes(kit: Any) -> None:
-    assert signature.sign(FILES, kit.key) == signature.sign(dict(reversed(FILES.items())), kit.key)
+    assert make_signature(FILES, kit.key) == make_signature(dict(reversed(FILES.items())), kit.key)
 
 
 def test_payload_is_a_model_signing_statement(kit: Any) -> None:
-    statement = json.loads(payload_of(signature.sign(FILES, kit.key, name="pets")))
+    statement = json.loads(payload_of(make_signature(FILES, kit.key, name="pets")))
     assert statement["_type"] == "https://in-toto.io/Statement/v1"
     assert statement["predicateType"] == "https://model_signing/signature/v1.0"
     assert statement["subject"][0]["name"] == "pets"
@@ -64,35 +64,35 @@ def test_payload_is_a_model_signing_statement(kit: Any) -> None:
 def test_unknown_key_is_refused(kit: Any) -> None:
     stranger = ec.derive_private_key(99, ec.SECP256R1())
     with pytest.raises(SignatureError, match="not trusted") as error:
-        signature.verify(signature.sign(FILES, stranger), kit.keyring)
+        verify_signature(make_signature(FILES, stranger), kit.keyring)
     assert error.value.hint is not None
     assert error.value.code == "ERR_ARBITRARY_SOFTWARE"
 
 
 def test_strangers_signature_under_a_trusted_hint_is_refused(kit: Any) -> None:
     stranger = ec.derive_private_key(99, ec.SECP256R1())
-    raw = signature.sign(FILES, stranger)
+    raw = make_signature(FILES, stranger)
     hint, own = key_hint(stranger.public_key()).encode(), key_hint(kit.key.public_key()).encode()
     with pytest.raises(SignatureError, match="does not hold"):
-        signature.verify(raw.replace(hint, own), kit.keyring)
+        verify_signature(raw.replace(hint, own), kit.keyring)
 
 
 def test_revoked_key_is_refused_as_revoked(kit: Any) -> None:
     revoked = Keyring.of([kit.key.public_key()], [key_id(kit.key.public_key())])
     with pytest.raises(KeyRevokedError) as error:
-        signature.verify(signature.sign(FILES, kit.key), revoked)
+        verify_signature(make_signature(FILES, kit.key), revoked)
     assert error.value.code == "ERR_KEY_REVOKED"
 
 
 def test_the_other_of_two_valid_signatures_is_refused(kit: Any) -> None:
-    raw = signature.sign(FILES, kit.key)
+    raw = make_signature(FILES, kit.key)
     sig = base64.b64decode(json.loads(raw)["dsseEnvelope"]["signatures"][0]["sig"])
     r, s = decode_dss_signature(sig)
     assert s <= ORDER // 2
     other = raw.replace(base64.b64encode(sig), base64.b64encode(encode_dss_signature(r, ORDER - s)))
     assert other != raw
     with pytest.raises(FormatError, match="lower"):
-        signature.verify(other, kit.keyring)
+        verify_signature(other, kit.keyring)
 
 
 def _sig_bits(raw: bytes) -> bytes:
@@ -163,19 +163,19 @@ def test_envelope_in_another_encoding_is_refused(kit: Any, name: str) -> None:
     # A subject whose signature's and payload's base64 are padded, for the cases about padding.
     raw = next(
         raw
-        for raw in (signature.sign(FILES, kit.key, name=f"pets-{i}") for i in range(64))
+        for raw in (make_signature(FILES, kit.key, name=f"pets-{i}") for i in range(64))
         if b'=","keyid"' in raw and b'=","payloadType"' in raw
     )
-    signature.verify(raw, kit.keyring)
+    verify_signature(raw, kit.keyring)
     changed = LOOSE[name](raw)
     assert changed != raw
     with pytest.raises(FormatError):
-        signature.verify(changed, kit.keyring)
+        verify_signature(changed, kit.keyring)
 
 
 def test_signature_over_the_limit_is_refused_before_it_is_parsed(kit: Any) -> None:
     with pytest.raises(EndlessDataError):
-        signature.verify(b"[" * 65537, kit.keyring)
+        verify_signature(b"[" * 65537, kit.keyring)
 
 
 def _set(*path: Any, to: Any) -> Callable[[Any], None]:
@@ -236,11 +236,11 @@ def test_statement_that_does_not_cover_a_whole_bundle_is_refused_though_signed(
     kit: Any, name: str, layout: Callable[[Any], bytes]
 ) -> None:
     expected, change = BAD[name]
-    statement = json.loads(payload_of(signature.sign(FILES, kit.key)))
-    signature.verify(envelope(kit.key, layout(statement)), kit.keyring)
+    statement = json.loads(payload_of(make_signature(FILES, kit.key)))
+    verify_signature(envelope(kit.key, layout(statement)), kit.keyring)
     change(statement)
     with pytest.raises(expected):
-        signature.verify(envelope(kit.key, layout(statement)), kit.keyring)
+        verify_signature(envelope(kit.key, layout(statement)), kit.keyring)
 
 
 @pytest.mark.parametrize(
@@ -259,22 +259,22 @@ def test_statement_that_does_not_cover_a_whole_bundle_is_refused_though_signed(
 def test_statement_in_another_layout_is_refused_though_signed(
     kit: Any, change: Callable[[bytes], bytes]
 ) -> None:
-    payload = payload_of(signature.sign(FILES, kit.key))
+    payload = payload_of(make_signature(FILES, kit.key))
     with pytest.raises(FormatError):
-        signature.verify(envelope(kit.key, change(payload)), kit.keyring)
+        verify_signature(envelope(kit.key, change(payload)), kit.keyring)
 
 
 def test_reference_writers_layout_is_taken_with_either_signature(kit: Any) -> None:
     # It signs without a rule for s, and half of what it writes has the higher one.
-    payload = json.dumps(json.loads(payload_of(signature.sign(FILES, kit.key))), indent=2).encode()
+    payload = json.dumps(json.loads(payload_of(make_signature(FILES, kit.key))), indent=2).encode()
     for low in (True, False):
-        assert signature.verify(envelope(kit.key, payload, low=low), kit.keyring).resources == FILES
+        assert verify_signature(envelope(kit.key, payload, low=low), kit.keyring).resources == FILES
 
 
 def test_key_on_another_curve_and_files_of_no_bundle_are_not_signed(kit: Any) -> None:
     with pytest.raises(ValueError, match="secp384r1"):
-        signature.sign(FILES, ec.derive_private_key(5, ec.SECP384R1()))
+        make_signature(FILES, ec.derive_private_key(5, ec.SECP384R1()))
     with pytest.raises(FormatError):
-        signature.sign({"../x": "a" * 64}, kit.key)
+        make_signature({"../x": "a" * 64}, kit.key)
     with pytest.raises(ValueError, match="one file"):
-        signature.sign({}, kit.key)
+        make_signature({}, kit.key)

@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from agent.bundle import archive, signature
+from agent.bundle import archive
 from agent.bundle import verify as verify_module
 from agent.bundle.keyring import Keyring, key_id
+from agent.bundle.signature import Statement, make_signature
 from agent.bundle.verify import VerifiedBundle, verify, verify_only
 from agent.errors import (
     BundleError,
@@ -244,9 +245,9 @@ def test_file_that_changes_after_its_signature_was_checked_is_refused(
     kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, what: str
 ) -> None:
     path = write(tmp_path, kit.members())
-    real = signature.verify
+    real = verify_module.verify_signature
 
-    def check_and_change(raw: bytes, keyring: Keyring) -> signature.Statement:
+    def check_and_change(raw: bytes, keyring: Keyring) -> Statement:
         statement = real(raw, keyring)
         fd = os.open(path, os.O_RDWR)
         member = next(m for m in archive.read_index(fd) if m.name == name)
@@ -254,7 +255,7 @@ def test_file_that_changes_after_its_signature_was_checked_is_refused(
         os.close(fd)
         return statement
 
-    monkeypatch.setattr(signature, "verify", check_and_change)
+    monkeypatch.setattr(verify_module, "verify_signature", check_and_change)
     before = open_descriptors()
     with pytest.raises(BundleError):
         verify(path, kit.keyring)
@@ -318,7 +319,7 @@ def test_large_bundle_is_verified_without_holding_it(kit: Any, tmp_path: Path) -
     }
     path = tmp_path / "large.bundle"
     archive.write_archive(
-        path, {**small, "mod.params": weights, "model.sig": signature.sign(digests, kit.key)}
+        path, {**small, "mod.params": weights, "model.sig": make_signature(digests, kit.key)}
     )
     for way in (verify_only, lambda *a: verify(*a).close()):
         tracemalloc.start()

@@ -13,12 +13,8 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from agent.bundle import signature
-from agent.bundle.archive import pack
-from agent.bundle.keyring import Keyring
 from agent.bundle.machine import Machine
-from agent.bundle.manifest import FileDigest, Manifest, Provenance, Resources, Runtime, Samples, Target
-from agent.bundle.tensor_spec import TensorSpec
+from agent.bundle.manifest import Runtime, Target
 from agent.bundle.verify import VerifiedBundle
 from agent.deploy.deployment import Deployment
 from agent.deploy.fetch.https import HttpsSettings
@@ -26,6 +22,7 @@ from agent.deploy.store.store import Store
 from agent.errors import SelfTestError
 from agent.mqtt.reason_codes import Reason, reason
 from agent.wire import topics
+from tests.bundles import FILES, KEY, KEYRING, build
 
 DEVICE = "kitchen"
 MACHINE = Machine(
@@ -36,8 +33,6 @@ MACHINE = Machine(
     abi="tvm-ffi-0.1",
     compatible=frozenset({"linux-x86_64"}),
 )
-KEY = ec.derive_private_key(0x1234567890ABCDEF, ec.SECP256R1())
-KEYRING = Keyring.of([KEY.public_key()])
 
 
 @dataclass(frozen=True)
@@ -79,29 +74,16 @@ def make_bundle(
     features: tuple[str, ...] = ("avx2",),
 ) -> Bundle:
     """Pack and sign a bundle that a `FakeModels` runs."""
-    members = {"mod.so": b"code", "mod.json": b"{}", "mod.params": params}
-    files = {path: FileDigest(hashlib.sha256(data).hexdigest(), len(data)) for path, data in members.items()}
-    spec = TensorSpec("data", "FP32", (1, 4))
-    manifest = Manifest(
+    raw = build(
+        {**FILES, "mod.params": params},
+        key=key,
         name=name,
         version=version,
         security_counter=counter,
-        compatible=("linux-x86_64",),
         target=Target("x86_64-linux-gnu", "x86-64-v3", features),
         runtime=Runtime(tvm="0.27.0", tvm_ffi="0.1.14", executor="graph", abi=abi, glibc="2.28"),
-        inputs=(spec,),
-        outputs=(TensorSpec("out", "FP32", (1, 4)),),
-        preprocess=None,
-        postprocess=None,
-        samples=Samples(0, 1e-4, 1e-4),
-        resources=Resources(64, len(params)),
-        files=files,
-        provenance=Provenance("0" * 64, "edgebundle test"),
     )
-    members["manifest.json"] = manifest.to_bytes()
-    digests = {path: hashlib.sha256(data).hexdigest() for path, data in members.items()}
-    members["model.sig"] = signature.sign(digests, key)
-    return Bundle(pack(members), name, version, counter)
+    return Bundle(raw, name, version, counter)
 
 
 class FakeModels:

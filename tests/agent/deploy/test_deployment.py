@@ -18,7 +18,8 @@ from agent.deploy.fetch.blocks import BLOCK_BYTES
 from agent.deploy.store.store import Store
 from agent.errors import StoreError
 from agent.wire import topics
-from tests.agent.deploy.rig import DEVICE, KEY, Agent, Bundle, make_bundle
+from tests.agent.deploy.rig import DEVICE, Agent, Bundle, make_bundle
+from tests.bundles import KEY
 
 STEPS = ["downloading", "verifying", "installing", "testing", "activating", "committing", "cleanup"]
 

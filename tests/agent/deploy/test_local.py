@@ -13,7 +13,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from agent.bundle.machine import Machine
 from agent.deploy import local
 from agent.errors import EdgeError, IncompatibleError, RollbackError, SignatureError
-from tests.agent.deploy.rig import KEY, MACHINE, Agent, Bundle, make_bundle
+from tests.agent.deploy.rig import MACHINE, Agent, Bundle, make_bundle
+from tests.bundles import KEY
 
 
 @dataclass(frozen=True)

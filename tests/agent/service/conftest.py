@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import itertools
-import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -15,14 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
-from agent.bundle import archive, signature
-from agent.bundle.keyring import Keyring
-from agent.bundle.manifest import FileDigest, Manifest, Provenance, Resources, Runtime, Samples, Target
-from agent.bundle.tensor_spec import TensorSpec
-from agent.bundle.verify import VerifiedBundle, verify
 from agent.config import Config, parse_config
 from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message
@@ -31,70 +22,10 @@ from agent.mqtt.settings import BrokerSettings
 from agent.service.notify import Notifier
 from agent.service.service import Service
 from agent.wire.topics import Infer, Reply, format_topic, reply_filter
+from tests.bundles import Signer
 
 FAKE_WORKER = (sys.executable, str(Path(__file__).with_name("fake_worker.py")))
 ANSWER_LIMIT_S = 10.0
-
-
-@dataclass
-class Signer:
-    """Makes verified bundles that the fake worker serves."""
-
-    trust: Path
-    key: ec.EllipticCurvePrivateKey = field(default_factory=lambda: ec.generate_private_key(ec.SECP256R1()))
-
-    def __post_init__(self) -> None:
-        self.trust.mkdir(exist_ok=True)
-        (self.trust / "test.pub").write_bytes(
-            self.key.public_key().public_bytes(
-                serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-            )
-        )
-
-    def packed(self, name: str = "echo", version: str = "1.0.0") -> bytes:
-        files = {"mod.json": b"{}", "mod.params": b"", "mod.so": b"\x7fELF " + version.encode()}
-        manifest = Manifest(
-            name=name,
-            version=version,
-            security_counter=1,
-            compatible=("linux-x86_64",),
-            target=Target("x86_64-linux-gnu", "generic", ()),
-            runtime=Runtime("0.27.0.post1", "0.1.14.post1", "graph", "tvm-ffi-0.1", "2.17"),
-            inputs=(TensorSpec("x", "FP32", (1, 4)),),
-            outputs=(TensorSpec("y", "FP32", (1, 4)),),
-            preprocess=None,
-            postprocess=None,
-            samples=Samples(0, 1e-4, 1e-5),
-            resources=Resources(1024, 16),
-            files={name: FileDigest(_sha256(data), len(data)) for name, data in files.items()},
-            provenance=_provenance(),
-        )
-        members = {**files, "manifest.json": manifest.to_bytes()}
-        digests = {name: _sha256(data) for name, data in members.items()}
-        members["model.sig"] = signature.sign(digests, self.key)
-        return archive.pack(members)
-
-    def bundle(self, name: str = "echo", version: str = "1.0.0") -> VerifiedBundle:
-        descriptor = os.memfd_create("bundle")
-        try:
-            os.write(descriptor, self.packed(name, version))
-            return verify(descriptor, Keyring.from_dir(self.trust))
-        finally:
-            os.close(descriptor)
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-def _provenance() -> Provenance:
-    known: dict[str, Any] = {
-        "source_sha256": "0" * 64,
-        "builder": "0.1.0",
-        "tuning_records_sha256": None,
-        "parity_error": 0.0,
-    }
-    return Provenance(**known)
 
 
 @pytest.fixture

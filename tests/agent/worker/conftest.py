@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 import socket
 import subprocess
@@ -17,10 +16,11 @@ import numpy as np
 import pytest
 
 from agent.bundle.graph import Graph
-from agent.bundle.manifest import FileDigest, Manifest, Provenance, Resources, Runtime, Samples, Target
+from agent.bundle.manifest import Manifest, Resources, Samples
 from agent.bundle.processing import Postprocess, Preprocess
 from agent.bundle.tensor_spec import TensorSpec
 from agent.worker.channel import Answer, Channel, Failed, Frame, Load, Ready, Request, send_load
+from tests.bundles import make_manifest
 from tests.fake_module import GraphBuilder, params
 
 HERE = Path(__file__).parent
@@ -60,21 +60,17 @@ def manifest(
     postprocess: Postprocess | None = None,
     samples: Samples | None = None,
 ) -> Manifest:
-    return Manifest(
+    return make_manifest(
+        files,
         name="probe",
         version="1.2.3",
         security_counter=0,
-        compatible=("linux-x86_64",),
-        target=Target("x86_64-linux-gnu", "generic", ()),
-        runtime=Runtime("0.27.0", "0.1.14", "graph", "tvm-ffi-0.1", "2.28"),
         inputs=inputs,
         outputs=outputs,
         preprocess=preprocess,
         postprocess=postprocess,
         samples=samples or Samples(0, 1e-4, 1e-5),
         resources=Resources(0, 0),
-        files={name: FileDigest(hashlib.sha256(data).hexdigest(), len(data)) for name, data in files.items()},
-        provenance=Provenance("0" * 64, "test"),
     )
 
 

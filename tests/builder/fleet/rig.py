@@ -13,7 +13,8 @@ from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message
 from agent.mqtt.settings import BrokerSettings
 from agent.wire import topics
-from tests.agent.deploy.rig import DEVICE, KEYRING, MACHINE, FakeModels
+from tests.agent.deploy.rig import DEVICE, MACHINE, FakeModels
+from tests.bundles import KEYRING
 
 
 class Device:

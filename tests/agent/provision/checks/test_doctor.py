@@ -22,7 +22,7 @@ from agent.provision.checks import identity, machine, models
 from agent.provision.checks.finding import Finding, Level
 from agent.provision.credentials import certificates
 from tests.agent.provision.authority import Authority
-from tests.agent.service.conftest import Signer
+from tests.bundles import Signer
 from tests.conftest import BrokerProcess
 from tests.ports import free_port
 
