@@ -7,7 +7,6 @@ survives it.
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable
@@ -18,17 +17,14 @@ from typing import Final
 from agent.deploy.store.state_file import write_durably
 from agent.mqtt.connection import Connection
 from agent.mqtt.message import Will
+from agent.wire.document import MAX_SAFE_INTEGER
+from agent.wire.presence import AgentState
+from agent.wire.presence import Presence as StateDocument
 from agent.wire.topics import State, format_topic
 
 _log = logging.getLogger(__name__)
 
-ONLINE: Final = "online"
-STOPPED: Final = "stopped"
-OFFLINE: Final = "offline"
-
 _FILE: Final = "session_seq"
-# JavaScript's limit, so that any tool reads the number right.
-_MAX_SEQ: Final = 2**53 - 1
 _MAX_FILE_BYTES: Final = 32
 # Two agents with one name would otherwise contradict each other as fast as the broker carries it.
 _REASSERT_INTERVAL_S: Final = 1.0
@@ -42,15 +38,13 @@ class Session:
     seq: int
     version: str
 
-    def document(self, state: str) -> bytes:
-        """Write what is retained on the state topic."""
-        return json.dumps(
-            {"state": state, "session_seq": self.seq, "version": self.version}, separators=(",", ":")
-        ).encode()
+    def document(self, state: AgentState) -> bytes:
+        """Return what is retained on the state topic."""
+        return StateDocument(state, self.seq, self.version).to_bytes()
 
     def will(self) -> Will:
         """Return what the broker says when the agent is gone without a word."""
-        return Will(format_topic(State(self.device)), self.document(OFFLINE))
+        return Will(format_topic(State(self.device)), self.document(AgentState.OFFLINE))
 
 
 def next_session_seq(state_dir: Path) -> int:
@@ -70,8 +64,8 @@ def next_session_seq(state_dir: Path) -> int:
     except OSError as error:
         raw = b""
         _log.warning("cannot read %s: %s", path, error.strerror)
-    before = int(raw) if raw.isdigit() else _MAX_SEQ
-    if before >= _MAX_SEQ:
+    before = int(raw) if raw.isdigit() else MAX_SAFE_INTEGER
+    if before >= MAX_SAFE_INTEGER:
         # The clock's seconds are higher than any count of starts: the number still grows.
         _log.warning("%s holds no number of starts, counting on from the time", path)
         before = int(time.time())
@@ -100,7 +94,7 @@ class Presence:
         self._connection = connection
         self._clock = clock
         self._topic = format_topic(State(session.device))
-        self._state = ONLINE
+        self._state = AgentState.ONLINE
         self._asserted_s = float("-inf")
 
     def announce(self) -> None:
@@ -110,7 +104,7 @@ class Presence:
 
     def on_state(self, payload: bytes) -> None:
         """Read what stands on our topic, and correct it."""
-        if payload == self._session.document(self._state) or self._state != ONLINE:
+        if payload == self._session.document(self._state) or self._state != AgentState.ONLINE:
             return
         if self._clock() - self._asserted_s >= _REASSERT_INTERVAL_S:
             _log.info("the state topic says %.100s, correcting it", ascii(payload))
@@ -118,5 +112,5 @@ class Presence:
 
     def stop(self) -> None:
         """Say that we are going of our own accord."""
-        self._state = STOPPED
-        self._connection.publish(self._topic, self._session.document(STOPPED), retain=True)
+        self._state = AgentState.STOPPED
+        self._connection.publish(self._topic, self._session.document(AgentState.STOPPED), retain=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import logging
 import os
 import time
@@ -30,15 +29,16 @@ from agent.mqtt.message import Message
 from agent.mqtt.tls import CertificateFiles
 from agent.service.metrics import host, readings
 from agent.service.metrics.metrics import Metrics, Sample, to_document
-from agent.service.models import model_state
 from agent.service.models.cores import Cores
 from agent.service.models.model import QueueLimits
+from agent.service.models.model_state import state_document
 from agent.service.models.models import Models
 from agent.service.notify import EXTEND_START, READY, STOPPING, WATCHDOG, Notifier
 from agent.service.presence import Presence, Session, next_session_seq
 from agent.service.requests.durable_answers import DurableAnswers
 from agent.service.requests.inference import Inference
 from agent.service.work import WorkerSettings
+from agent.wire.metrics import format_metrics
 from agent.wire.topics import Info, ModelState, State, format_topic, group_filter, infer_filter, parse_topic
 from agent.wire.topics import Metrics as MetricsTopic
 
@@ -82,16 +82,13 @@ class Service:
         self._shared: set[str] = set()
         Keyring.from_dir(config.trust_dir)  # a wrong folder is told now and not at the first bundle
         machine = Machine.detect(configured=config.compatible)
-        self._info = json.dumps(
-            host.describe(
-                config.device,
-                machine,
-                sources=("mqtt", *config.sources_https),
-                groups=config.groups,
-                max_packet_bytes=config.broker.max_packet_bytes,
-            ),
-            separators=(",", ":"),
-        ).encode()
+        self._info = host.describe(
+            config.device,
+            machine,
+            sources=("mqtt", *config.sources_https),
+            groups=config.groups,
+            max_packet_bytes=config.broker.max_packet_bytes,
+        ).to_bytes()
         self._store = Store(config.state_dir)
         self._host = host.Host(config.state_dir)
         settings = WorkerSettings(
@@ -277,7 +274,7 @@ class Service:
         topic = format_topic(MetricsTopic(self._config.device))
         while True:
             await self._control.wait_connected()
-            self._control.publish(topic, json.dumps(self.samples(), separators=(",", ":")).encode(), qos=0)
+            self._control.publish(topic, format_metrics(self.samples()), qos=0)
             await asyncio.sleep(self._config.metrics_interval_s)
 
     def samples(self) -> dict[str, float]:
@@ -336,7 +333,7 @@ class Service:
                 self._requests.unsubscribe(shared)
         if status is None:
             self._metrics.forget(name)
-        payload = b"" if status is None else model_state.document(status)
+        payload = b"" if status is None else state_document(status).to_bytes()
         if self._published.get(name) != payload:
             self._published[name] = payload
             self._control.publish(format_topic(ModelState(self._config.device, name)), payload, retain=True)

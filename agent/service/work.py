@@ -4,21 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 
 from agent.errors import RequestError
 from agent.service.requests.requests import InferRequest
 from agent.worker.channel import Answer, Buffer
-
-
-class State(StrEnum):
-    """What a supervised worker is doing."""
-
-    STARTING = "starting"
-    READY = "ready"
-    RESTARTING = "restarting"
-    FAILED = "failed"
-    STOPPED = "stopped"
 
 
 @dataclass(frozen=True, slots=True)

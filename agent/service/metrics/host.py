@@ -17,14 +17,9 @@ from typing import Final
 
 import agent
 from agent.bundle.machine import Machine
+from agent.wire import content_types
+from agent.wire.info import Capabilities, Hardware, Info, Software
 
-CONTENT_TYPES: Final = (
-    "application/json",
-    "application/octet-stream",
-    "image/jpeg",
-    "image/png",
-    "application/cbor",
-)
 # get_throttled of a Raspberry Pi's firmware: bits of now; the same 16 higher: at any time since the boot.
 _THROTTLE_CAUSES: Final = ("under_voltage", "frequency_capped", "throttled", "soft_temperature_limit")
 _SINCE_BOOT_SHIFT: Final = 16
@@ -41,34 +36,33 @@ Gauges = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 def describe(
     device: str, machine: Machine, *, sources: Sequence[str], groups: Sequence[str], max_packet_bytes: int
-) -> dict[str, object]:
-    """Return the document that is retained on the info topic."""
-    return {
-        "device": device,
-        "agent": agent.__version__,
-        "protocol": "edge/v1",
-        "hardware": {
-            "arch": machine.arch,
-            "board": machine.board,
-            "cpu": machine.cpu_model,
-            "cores": os.cpu_count(),
-            "memory_bytes": machine.memory_bytes,
-            "features": sorted(machine.features),
-        },
-        "compatible": sorted(machine.compatible),
-        "software": {
-            "kernel": platform.release(),
-            "glibc": machine.glibc,
-            "python": platform.python_version(),
-            "abi": machine.abi,
-        },
-        "capabilities": {
-            "content_types": list(CONTENT_TYPES),
-            "sources": list(sources),
-            "groups": list(groups),
-            "max_packet_bytes": max_packet_bytes,
-        },
-    }
+) -> Info:
+    """Return the info document."""
+    return Info(
+        device=device,
+        agent=agent.__version__,
+        hardware=Hardware(
+            arch=machine.arch,
+            board=machine.board,
+            cpu=machine.cpu_model,
+            cores=os.cpu_count(),
+            memory_bytes=machine.memory_bytes,
+            features=tuple(sorted(machine.features)),
+        ),
+        compatible=tuple(sorted(machine.compatible)),
+        software=Software(
+            kernel=platform.release(),
+            glibc=machine.glibc,
+            python=platform.python_version(),
+            abi=machine.abi,
+        ),
+        capabilities=Capabilities(
+            content_types=content_types.REQUESTS,
+            sources=tuple(sources),
+            groups=tuple(groups),
+            max_packet_bytes=max_packet_bytes,
+        ),
+    )
 
 
 class Host:

@@ -21,7 +21,8 @@ from agent.bundle.verify import VerifiedBundle
 from agent.errors import DeadlineError, OverloadedError, RequestError
 from agent.service.models.supervisor import Supervisor
 from agent.service.requests.requests import InferRequest
-from agent.service.work import Outcome, Sent, State, WorkerSettings
+from agent.service.work import Outcome, Sent, WorkerSettings
+from agent.wire.model_state import ModelPhase
 from agent.worker.channel import Share
 
 _log = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ class ModelStatus:
     """
 
     name: str
-    state: State
+    state: ModelPhase
     message: str
     manifest: Manifest
     digest: str
@@ -75,7 +76,7 @@ class ModelStatus:
     @property
     def ready(self) -> bool:
         """Whether it answers."""
-        return self.state is State.READY
+        return self.state is ModelPhase.READY
 
 
 def _finished(_outcome: Outcome) -> None:
@@ -138,7 +139,7 @@ class Model:
             If the queue is full or the model out of service; `finish` is not called then.
         """
         supervisor = self._supervisor
-        if supervisor is None or supervisor.state in (State.FAILED, State.STOPPED):
+        if supervisor is None or supervisor.state in (ModelPhase.FAILED, ModelPhase.STOPPED):
             why = "stopped" if supervisor is None else supervisor.message
             raise OverloadedError(
                 f"{self.name} is out of service: {why}", hint="deploy it again, or ask later"
@@ -166,7 +167,7 @@ class Model:
         for sent in reversed(supervisor.take_back()):
             assert isinstance(sent, _Waiting)
             self._put_back(sent)
-        if supervisor.state is State.FAILED:
+        if supervisor.state is ModelPhase.FAILED:
             self._refuse_all(OverloadedError(f"{self.name} is out of service: {supervisor.message}"))
         while self._queue and supervisor.has_room:
             waiting = self._queue.popleft()

@@ -32,7 +32,8 @@ from agent.errors import (
     SelfTestError,
 )
 from agent.service.models.worker_process import WorkerProcess
-from agent.service.work import Outcome, Sent, State, WorkerSettings
+from agent.service.work import Outcome, Sent, WorkerSettings
+from agent.wire.model_state import ModelPhase
 from agent.worker.channel import Answer, Buffer, Failed, Frame, Load, Ready, Request, Share
 
 _log = logging.getLogger(__name__)
@@ -72,7 +73,7 @@ class Supervisor:
         on_state: Callable[[], None],
     ) -> None:
         self.verified = verified
-        self.state = State.STARTING
+        self.state = ModelPhase.STARTING
         self.message = ""
         self.ready: Ready | None = None
         self.crashes = 0
@@ -95,7 +96,7 @@ class Supervisor:
     @property
     def has_room(self) -> bool:
         """Whether a request may be sent now."""
-        return self.state is State.READY and len(self._sent) < _SENT_AHEAD
+        return self.state is ModelPhase.READY and len(self._sent) < _SENT_AHEAD
 
     @property
     def busy(self) -> int:
@@ -122,11 +123,11 @@ class Supervisor:
         try:
             self.ready = await self._launch()
         except BaseException:
-            self._set(State.STOPPED)
+            self._set(ModelPhase.STOPPED)
             await self._end_process(0)
             self.verified.close()
             raise
-        self._set(State.READY)
+        self._set(ModelPhase.READY)
 
     def send(self, sent: Sent) -> None:
         """Hand a request over; `has_room` must hold."""
@@ -156,7 +157,7 @@ class Supervisor:
         """Have it run on other processors from the next request on."""
         if (self._settings.cpus, self._settings.threads) != (share.cpus, share.threads):
             self._settings = replace(self._settings, cpus=share.cpus, threads=share.threads)
-            if self.state is State.READY and self._process is not None:
+            if self.state is ModelPhase.READY and self._process is not None:
                 self._process.send(share)
 
     async def stop(self, limit_s: float) -> list[Sent]:
@@ -170,11 +171,11 @@ class Supervisor:
         self._stopping = True
         if self._restarting is not None:
             self._restarting.cancel()
-        if self.state is State.READY:
+        if self.state is ModelPhase.READY:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(limit_s):
                     await self._idle.wait()
-        self._set(State.STOPPED)
+        self._set(ModelPhase.STOPPED)
         await self._end_process(1.0)
         left = list(self._sent)
         self._sent.clear()
@@ -183,7 +184,7 @@ class Supervisor:
 
     def take_back(self) -> list[Sent]:
         """Return the requests that were sent ahead and are not being computed, while there is no worker."""
-        if self.state in (State.READY, State.STARTING):
+        if self.state in (ModelPhase.READY, ModelPhase.STARTING):
             return []
         left = list(self._sent)
         self._sent.clear()
@@ -284,21 +285,21 @@ class Supervisor:
             name = self.verified.manifest.name
             self._started.set_exception(SelfTestError(f"{name}: its worker {how} before it was ready"))
             return
-        if self.state is not State.READY:
+        if self.state is not ModelPhase.READY:
             return
         self.crashes += 1
         self._deaths.append(time.monotonic())
         name = self.verified.manifest.name
         if self._stopping:
-            self._set(State.STOPPED)
+            self._set(ModelPhase.STOPPED)
         elif self._out_of_patience():
             count, window_s = len(self._deaths), self._settings.crash_window_s
             self.message = f"{count} workers died within {window_s:g} s, the last one {how}"
-            self._set(State.FAILED)
+            self._set(ModelPhase.FAILED)
             _log.critical("%s is out of service: %s", name, self.message)
         else:
             self.message = f"worker {how}"
-            self._set(State.RESTARTING)
+            self._set(ModelPhase.RESTARTING)
             _log.error("%s: its worker %s, starting another", name, how)
             self._restarting = asyncio.get_running_loop().create_task(self._restart())
         if self._sent:
@@ -329,10 +330,10 @@ class Supervisor:
                 _log.error("%s: no new worker: %s", name, error)
             else:
                 self.message = ""
-                self._set(State.READY)
+                self._set(ModelPhase.READY)
                 self._on_room()
                 return
-        self._set(State.FAILED)
+        self._set(ModelPhase.FAILED)
         _log.critical("%s is out of service: %s", name, self.message)
         self._on_room()
 
@@ -340,7 +341,7 @@ class Supervisor:
         if self._process is not None and self._process.pid is not None:
             await self._process.stop(limit_s)
 
-    def _set(self, state: State) -> None:
+    def _set(self, state: ModelPhase) -> None:
         self.state = state
         self._on_state()
 

@@ -19,6 +19,8 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from agent.wire.answer import FinalAnswer
+
 # At 16 requests a second these last the default minute; an entry without a payload takes about 1 KB.
 MAX_ANSWERS: Final = 4096
 MAX_ANSWER_BYTES: Final = 16 << 20
@@ -41,25 +43,6 @@ class RequestKey:
         whole = hashlib.sha256(b"".join(part for name in names for part in (_LENGTH.pack(len(name)), name)))
         whole.update(payload)
         return cls(whole.digest())
-
-
-@dataclass(frozen=True, slots=True)
-class FinalAnswer:
-    """An answer as it was, or will be, published.
-
-    Attributes
-    ----------
-    status, message
-        As in the user properties `__stat` and `__stMsg`.
-    content_type, payload, user
-        What the requester gets; `user` holds the other user properties.
-    """
-
-    status: int
-    message: str
-    content_type: str
-    payload: bytes
-    user: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,14 +21,15 @@ from typing import Final
 
 from agent.errors import StoreError
 from agent.service.requests import answers
-from agent.service.requests.answers import AnswerRecord, FinalAnswer, ReplyTo, RequestKey
+from agent.service.requests.answers import AnswerRecord, ReplyTo, RequestKey
 from agent.sparing_log import SparingLog
+from agent.wire.answer import FinalAnswer
 
 _log = logging.getLogger(__name__)
 
 FILE: Final = "answers.db"
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
-_SCHEMA: Final = 2
+_SCHEMA: Final = 3
 # Expired entries are looked for so often; what they take meanwhile is bounded anyway.
 _SWEEP_INTERVAL_S: Final = 5.0
 # And so many are dropped at once: the event loop waits for it.
@@ -303,13 +304,14 @@ def _head(record: AnswerRecord) -> str:
             answer.status,
             answer.message,
             answer.content_type,
-            answer.user,
+            answer.model_version,
+            answer.tensors,
         ]
     )
 
 
 def _record(key: RequestKey, head: str, payload: bytes, deadline_s: float) -> AnswerRecord:
-    topic, correlation, qos, trace, status, message, content_type, user = json.loads(head)
+    topic, correlation, qos, trace, status, message, content_type, version, tensors = json.loads(head)
     return AnswerRecord(
         key,
         ReplyTo(
@@ -319,5 +321,5 @@ def _record(key: RequestKey, head: str, payload: bytes, deadline_s: float) -> An
             deadline_s,
             tuple((name, value) for name, value in trace),
         ),
-        FinalAnswer(status, message, content_type, payload, tuple((name, value) for name, value in user)),
+        FinalAnswer(status, message, content_type, payload, version, tuple(tensors)),
     )

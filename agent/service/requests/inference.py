@@ -21,17 +21,11 @@ from agent.mqtt.reason_codes import CLOSED, Reason
 from agent.service.metrics.metrics import UNKNOWN_MODEL, Metrics
 from agent.service.models.models import Models
 from agent.service.requests.acknowledgement import AckOrder, Slot
-from agent.service.requests.answers import AnswerRecord, AnswerStore, FinalAnswer, ReplyTo, RequestKey
-from agent.service.requests.requests import (
-    MODEL_VERSION,
-    TENSOR,
-    InferRequest,
-    answer_properties,
-    read_request,
-    refusal,
-)
+from agent.service.requests.answers import AnswerRecord, AnswerStore, ReplyTo, RequestKey
+from agent.service.requests.requests import InferRequest, answer_properties, read_request
 from agent.service.work import Outcome
 from agent.sparing_log import SparingLog
+from agent.wire.answer import FinalAnswer, refusal
 from agent.wire.topics import GroupInfer, Infer, parse_topic
 
 _log = logging.getLogger(__name__)
@@ -154,7 +148,7 @@ class Inference:
         try:
             self._submit(exchange, request, topic, message.payload)
         except RequestError as error:
-            self._finish(exchange, request.model, refusal(request, error), cheap=True)
+            self._finish(exchange, request.model, refusal(error, request.head), cheap=True)
 
     def _submit(
         self, exchange: _Exchange, request: InferRequest, topic: Infer | GroupInfer, payload: bytes
@@ -175,16 +169,16 @@ class Inference:
         if outcome.answer is None:
             assert outcome.error is not None
             cheap = isinstance(outcome.error, OverloadedError)
-            self._finish(exchange, request.model, refusal(request, outcome.error), cheap=cheap)
+            self._finish(exchange, request.model, refusal(outcome.error, request.head), cheap=cheap)
             return
         answer = outcome.answer
-        tensors = tuple((TENSOR, text) for text in answer.tensors)
         final = FinalAnswer(
             status=answer.status,
             message=answer.message,
             content_type=answer.content_type,
             payload=bytes(outcome.payload),
-            user=((MODEL_VERSION, outcome.version), *tensors),
+            model_version=outcome.version,
+            tensors=answer.tensors,
         )
         self._finish(exchange, request.model, final, cheap=False)
         # Behind the answer: what is counted nobody waits for.

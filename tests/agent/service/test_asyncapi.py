@@ -20,8 +20,10 @@ from agent.mqtt.message import Message
 from agent.mqtt.properties import Properties
 from agent.service.metrics.metric_table import METRICS
 from agent.service.requests import requests
-from agent.service.work import State
-from agent.wire import topics
+from agent.wire import content_types, properties, topics
+from agent.wire.answer import MAX_STATUS_MESSAGE_CHARACTERS, STATUSES
+from agent.wire.model_state import ModelPhase
+from agent.wire.presence import AgentState
 from agent.wire.topics import Reply, Topic, format_topic, parse_topic
 from tests.agent.service.conftest import Client, StartService, status_of, until
 from tests.agent.service.test_service import Watcher
@@ -146,16 +148,17 @@ def test_words_are_those_of_the_code() -> None:
     assert set(job["status"]["enum"]) == set(Status)
     assert set(job["step"]["enum"]) == {None, *Step}
     assert set(job["result"]["enum"]) == {None, *Result}
-    assert set(SCHEMAS["modelState"]["properties"]["state"]["enum"]) == set(State)
+    assert set(SCHEMAS["modelState"]["properties"]["state"]["enum"]) == set(ModelPhase)
+    assert set(SCHEMAS["state"]["properties"]["state"]["enum"]) == set(AgentState)
     answer = DOCUMENT["components"]["messageTraits"]["answer"]["headers"]["properties"]
-    assert {
-        requests.STATUS,
-        requests.STATUS_MESSAGE,
-        requests.MODEL_VERSION,
-        requests.TENSOR,
-    } <= answer.keys()
+    sent = {properties.STATUS, properties.STATUS_MESSAGE, properties.MODEL_VERSION, properties.TENSOR}
+    assert answer.keys() == {*sent, *properties.TRACE}
+    assert {int(status) for status in answer[properties.STATUS]["enum"]} == set(STATUSES)
+    assert answer[properties.STATUS_MESSAGE]["maxLength"] == MAX_STATUS_MESSAGE_CHARACTERS
     request = DOCUMENT["components"]["messageTraits"]["request"]["headers"]["properties"]
-    assert {requests.TENSOR, requests.ACCEPT} <= request.keys()
+    assert request.keys() == {"responseTopic", properties.TENSOR, properties.ACCEPT, *properties.TRACE}
+    named = {message["contentType"] for name, message in MESSAGES.items() if name.startswith("request")}
+    assert named < set(content_types.REQUESTS)
     for key in MESSAGES["metrics"]["examples"][0]["payload"]:
         assert key.partition("{")[0] in METRICS
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from agent.service import presence
 from agent.service.presence import Presence, Session, next_session_seq
+from agent.wire.presence import AgentState
 
 SESSION = Session("kitchen", 7, "0.1.0")
 
@@ -58,9 +58,9 @@ def test_late_will_is_corrected_and_our_own_words_are_not() -> None:
     here = Presence(SESSION, connection, clock=lambda: now_s)  # type: ignore[arg-type]
     here.announce()
     now_s = 10.0
-    here.on_state(SESSION.document(presence.ONLINE))
+    here.on_state(SESSION.document(AgentState.ONLINE))
     assert len(connection.published) == 1
-    here.on_state(Session("kitchen", 6, "0.1.0").document(presence.OFFLINE))
+    here.on_state(Session("kitchen", 6, "0.1.0").document(AgentState.OFFLINE))
     assert [document["state"] for _, document, _ in connection.published] == ["online", "online"]
 
 

@@ -16,14 +16,14 @@ from agent.service.requests import answers
 from agent.service.requests.answers import (
     AnswerRecord,
     AnswerStore,
-    FinalAnswer,
     MemoryAnswers,
     ReplyTo,
     RequestKey,
 )
 from agent.service.requests.durable_answers import FILE, DurableAnswers
+from agent.wire.answer import FinalAnswer
 
-TEXT = FinalAnswer(200, "", "text/plain", b"payload", (("a", "b"), ("a", "c")))
+TEXT = FinalAnswer(200, "", "text/plain", b"payload", "1.0.0", ("a;FP32;2", "b;BYTES;1"))
 
 
 def key(number: int) -> RequestKey:

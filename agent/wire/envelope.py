@@ -1,29 +1,28 @@
 """The envelope of a JSON request without MQTT 5: `reply_to`, `id` and `deadline_s` beside the model's inputs.
 
-Promises: finds three keys at the top level of a JSON object without building the rest of it, in one pass,
-with no recursion, so that a body of megabytes costs the event loop milliseconds and no memory. It checks
-no more of the body than it needs: the worker parses all of it, strictly.
+Promises: `read_envelope` finds these three keys at the top level of a JSON object in one pass, without
+recursion and without building the rest of the object. A body of several megabytes costs the event loop
+milliseconds and no memory. Leaves to others: everything else in the body, which the worker parses strictly.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import re
 from dataclasses import dataclass
 from typing import Final
 
 from agent.errors import InputError
+from agent.wire import document
+from agent.wire.topics import MAX_TOPIC_CHARACTERS
 
-# An identifier, not a document.
+# A name for a request, not a document.
 MAX_ID_CHARACTERS: Final = 256
-MAX_REPLY_CHARACTERS: Final = 1024
-# A larger nesting is no tensor.
+# Tensors have at most 16 dimensions; no deeper nesting is one.
 MAX_DEPTH: Final = 64
-# Strings, brackets and keys; each costs 0.3 us here. A 224 x 224 picture as nested arrays has 1400.
+# Strings and brackets in one value; each costs 0.3 us here. A 224 x 224 picture as nested arrays has 1400.
 MAX_MARKS: Final = 100_000
-
-# The protocol knows five.
+# Keys of the object; the Open Inference Protocol and the envelope know eight.
 MAX_MEMBERS: Final = 32
 
 _SPACE: Final = re.compile(rb"[ \t\r\n]*")
@@ -35,14 +34,14 @@ _KEYS: Final = {b'"reply_to"': "reply_to", b'"id"': "id", b'"deadline_s"': "dead
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What a request without properties says about itself.
+    """What a request without MQTT 5 properties says about itself.
 
     Attributes
     ----------
     reply_to
-        Where the answer should go.
+        The topic for the answer.
     id
-        The requester's name for it.
+        The requester's name for the request.
     deadline_s
         Seconds from its arrival until the answer is of no use.
     """
@@ -55,21 +54,24 @@ class Envelope:
 def read_envelope(body: bytes) -> Envelope:
     """Find the envelope in a JSON body.
 
+    Of a repeated key the last value counts: the request can then be answered, and the worker refuses it.
+
     Raises
     ------
     InputError
-        If the body is no JSON object, or a key of the envelope has a value of another type or length.
+        If the body is not a JSON object, or a key of the envelope has a value of another type, or too
+        long a one.
     """
     at = _space(body, 0)
     if body[at : at + 1] != b"{":
         raise InputError("expected a JSON object with reply_to, got something else")
     found: dict[str, object] = {}
-    members = 0
+    count = 0
     at = _space(body, at + 1)
     while body[at : at + 1] != b"}":
         key = _STRING.match(body, at)
-        members += 1
-        if members > MAX_MEMBERS:
+        count += 1
+        if count > MAX_MEMBERS:
             raise InputError(f"expected at most {MAX_MEMBERS} keys in the JSON object, got more")
         if key is None:
             raise InputError(f"expected a key at byte {at} of the JSON object")
@@ -87,10 +89,23 @@ def read_envelope(body: bytes) -> Envelope:
         elif body[at : at + 1] != b"}":
             raise InputError(f"expected ',' or '}}' at byte {at} of the JSON object")
     return Envelope(
-        reply_to=_text("reply_to", found.get("reply_to"), MAX_REPLY_CHARACTERS),
+        reply_to=_text("reply_to", found.get("reply_to"), MAX_TOPIC_CHARACTERS),
         id=_text("id", found.get("id"), MAX_ID_CHARACTERS),
         deadline_s=_seconds(found.get("deadline_s")),
     )
+
+
+def write_envelope(envelope: Envelope, body: bytes) -> bytes:
+    """Return a request's JSON body with the envelope's keys, in place of those that it has.
+
+    Raises
+    ------
+    FormatError
+        If the body is not a JSON object.
+    """
+    keys = {"reply_to": envelope.reply_to, "id": envelope.id, "deadline_s": envelope.deadline_s}
+    given = {key: value for key, value in keys.items() if value is not None}
+    return document.encode({**given, **document.parse_object(body, "the request", len(body)), **given})
 
 
 def _space(body: bytes, at: int) -> int:
@@ -135,7 +150,7 @@ def _skip_nested(body: bytes, at: int) -> int:
 
 
 def _scalar(name: str, raw: bytes) -> object:
-    limit = 6 * max(MAX_ID_CHARACTERS, MAX_REPLY_CHARACTERS)  # a character takes up to six bytes as \uXXXX
+    limit = 6 * MAX_TOPIC_CHARACTERS + 2  # a character takes up to six bytes as \uXXXX
     if len(raw) > limit:
         raise InputError(f"{name}: expected at most {limit} bytes, got {len(raw)}")
     try:
@@ -148,18 +163,16 @@ def _text(name: str, value: object, limit: int) -> str | None:
     if value is None:
         return None
     if not isinstance(value, str) or len(value) > limit:
-        raise InputError(f"{name}: expected a string of at most {limit} characters")
+        raise InputError(
+            f"{name}: expected a string of at most {limit} characters, got {document.shown(value)}"
+        )
     return value
 
 
 def _seconds(value: object) -> float | None:
     if value is None:
         return None
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not math.isfinite(value)
-        or value <= 0
-    ):
-        raise InputError("deadline_s: expected a positive number of seconds")
-    return float(value)
+    number = document.number(value)
+    if number is None or number <= 0:
+        raise InputError(f"deadline_s: expected a positive number of seconds, got {document.shown(value)}")
+    return float(number)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.errors import InputError
-from agent.service.requests.envelope import MAX_DEPTH, MAX_MARKS, Envelope, read_envelope
+from agent.wire.envelope import MAX_DEPTH, MAX_MARKS, Envelope, read_envelope
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),

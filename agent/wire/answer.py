@@ -1,0 +1,213 @@
+"""An answer to an inference request: status, content type, properties, and the head of its JSON.
+
+A refusal is an answer with another status than 200. With MQTT 5 the status travels as a user property; to a
+requester without properties it is a member of the JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Final
+
+from agent.bundle.tensor_spec import TensorSpec
+from agent.errors import (
+    DeadlineError,
+    ExecutionError,
+    FormatError,
+    InputError,
+    MediaTypeError,
+    OverloadedError,
+    RequestError,
+    UnknownModelError,
+)
+from agent.mqtt.message import Message
+from agent.mqtt.properties import Properties
+from agent.wire import document
+from agent.wire.content_types import JSON, RAW
+from agent.wire.properties import MODEL_VERSION, STATUS, STATUS_MESSAGE, TENSOR
+from agent.wire.tensors import JsonTensor, parse_tensor
+
+OK: Final = 200
+OVERLOADED: Final = OverloadedError.status
+# Every status that an answer can have.
+STATUSES: Final = (
+    OK,
+    InputError.status,
+    UnknownModelError.status,
+    DeadlineError.status,
+    MediaTypeError.status,
+    ExecutionError.status,
+    OverloadedError.status,
+)
+# With four bytes for each character it stays far below the 65535 bytes of an MQTT string.
+MAX_STATUS_MESSAGE_CHARACTERS: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerHead:
+    """The members of an answer's JSON before `outputs`.
+
+    Attributes
+    ----------
+    model_name, model_version
+        Of the model that answered; its version is None in a refusal.
+    id
+        The requester's name for the request, or None.
+    has_envelope
+        The requester has no MQTT 5 properties: `status` and `message` are members too.
+    """
+
+    model_name: str
+    model_version: str | None = None
+    id: str | None = None
+    has_envelope: bool = False
+
+    def to_document(self, status: int = OK, message: str = "") -> dict[str, object]:
+        """Return the members as a JSON object."""
+        head: dict[str, object] = {"model_name": self.model_name}
+        if self.model_version is not None:
+            head["model_version"] = self.model_version
+        if self.id is not None:
+            head["id"] = self.id
+        if self.has_envelope:
+            head |= {"status": status, "message": message}
+        return head
+
+
+@dataclass(frozen=True, slots=True)
+class FinalAnswer:
+    """An answer as an agent publishes it, without what belongs to the single message.
+
+    Attributes
+    ----------
+    status, message
+        200 and an empty message, or another status and the reason.
+    content_type, payload
+        What the requester gets; a refusal to a request for raw tensors has neither.
+    model_version
+        Of the model that answered; empty in a refusal.
+    tensors
+        Of a raw payload: one `name;FP32;1,3,4` for each tensor, in order.
+    """
+
+    status: int
+    message: str
+    content_type: str
+    payload: bytes = field(repr=False)
+    model_version: str = ""
+    tensors: tuple[str, ...] = ()
+
+    def properties(
+        self, *, correlation: bytes | None, expiry_s: int, trace: tuple[tuple[str, str], ...] = ()
+    ) -> Properties:
+        """Return the MQTT 5 properties of the answer's message.
+
+        Parameters
+        ----------
+        correlation
+            The request's correlation data.
+        expiry_s
+            Seconds that the broker may keep the answer.
+        trace
+            User properties of the request that the answer carries on.
+        """
+        user = [(STATUS, str(self.status))]
+        if self.message:
+            user.append((STATUS_MESSAGE, one_line(self.message)))
+        if self.model_version:
+            user.append((MODEL_VERSION, self.model_version))
+        return Properties(
+            content_type=self.content_type or None,
+            correlation_data=correlation,
+            expiry_s=expiry_s,
+            utf8=self.content_type == JSON,
+            user=(*user, *((TENSOR, tensor) for tensor in self.tensors), *trace),
+        )
+
+
+def refusal(error: RequestError, head: AnswerHead) -> FinalAnswer:
+    """Return the answer to a request that was not, or could not be, computed."""
+    message = one_line(str(error))
+    body: dict[str, object] = {"error": message}
+    if error.hint is not None:
+        body["hint"] = error.hint
+    if head.has_envelope:
+        body = {
+            "id": head.id,
+            "model_name": head.model_name,
+            "status": error.status,
+            "message": message,
+            **body,
+        }
+    return FinalAnswer(error.status, message, JSON, json.dumps(body).encode())
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedAnswer:
+    """An answer as a requester reads it.
+
+    Attributes
+    ----------
+    status, message
+        200 and an empty message, or another status and the reason.
+    model_version
+        Of the model that answered; empty in a refusal.
+    tensors
+        Its outputs: JSON tensors, or the specs of the tensors in `raw`.
+    raw
+        The little-endian bytes of all tensors, one after the other; None for a JSON answer.
+    """
+
+    status: int
+    message: str
+    model_version: str = ""
+    tensors: tuple[JsonTensor, ...] | tuple[TensorSpec, ...] = ()
+    raw: bytes | None = field(default=None, repr=False)
+
+
+def read_answer(message: Message) -> ReceivedAnswer:
+    """Read an answer, from MQTT 5's properties or from the JSON itself.
+
+    Raises
+    ------
+    FormatError
+        If it is not an answer of an agent.
+    """
+    properties = message.properties
+    text = properties.first(STATUS_MESSAGE) or ""
+    status = _status(properties.first(STATUS))
+    if properties.content_type == RAW:
+        try:
+            specs = tuple(parse_tensor(tensor) for tensor in properties.all(TENSOR))
+        except ValueError as error:
+            raise FormatError(str(error)) from error
+        version = properties.first(MODEL_VERSION) or ""
+        return ReceivedAnswer(status or 0, text, version, specs, message.payload)
+    # A refusal may consist of its properties only.
+    body = document.parse_object(message.payload or b"{}", "the answer", max(len(message.payload), 2))
+    if status is None:
+        status = document.integer(body.get("status"))
+    outputs = body.get("outputs") or []
+    if not isinstance(outputs, list):
+        raise FormatError(f"expected outputs, an array, got {document.shown(outputs)}")
+    return ReceivedAnswer(
+        status=status or 0,
+        message=text or document.text(body.get("message")) or document.text(body.get("error")),
+        model_version=document.text(body.get("model_version")),
+        tensors=tuple(JsonTensor.from_document(output) for output in outputs),
+    )
+
+
+def one_line(text: str) -> str:
+    """Make a message fit for a user property and a log: printable, in one line, at most 500 characters."""
+    shown = "".join(character if character.isprintable() else "?" for character in text)
+    return shown[:MAX_STATUS_MESSAGE_CHARACTERS]
+
+
+def _status(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= 3):
+        raise FormatError(f"expected a status such as 200, got {text!r:.80}")
+    return int(text)

@@ -1,0 +1,19 @@
+"""The content types of requests and answers."""
+
+from __future__ import annotations
+
+from typing import Final
+
+# Open Inference Protocol v2.
+JSON: Final = "application/json"
+# Raw tensors, described by user properties `tensor`.
+RAW: Final = "application/octet-stream"
+# The JSON's form with tensors as byte strings, where cbor2 is installed.
+CBOR: Final = "application/cbor"
+JPEG: Final = "image/jpeg"
+PNG: Final = "image/png"
+# The only input of a model that declares a preprocessing.
+IMAGES: Final = (JPEG, PNG)
+
+# In the order in which an agent lists what it accepts.
+REQUESTS: Final = (JSON, RAW, JPEG, PNG, CBOR)

@@ -1,0 +1,160 @@
+"""JSON documents: one encoder, a strict parser, and typed access for tolerant readers."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Final, TypeVar
+
+from agent.errors import EndlessDataError, FormatError
+
+# The largest document that an agent sends: metrics of 64 models, about 400 histogram buckets each, are 2 MiB.
+MAX_AGENT_DOCUMENT_BYTES: Final = 4 << 20
+# The longest text that a tolerant reader returns; names, versions and messages are shorter.
+MAX_TEXT_CHARACTERS: Final = 1024
+# JavaScript represents integers exactly up to this one, so every tool can.
+MAX_SAFE_INTEGER: Final = 2**53 - 1
+# An integer of 1024 bits and more cannot become a float.
+_MAX_INTEGER_BITS: Final = 1023
+# What an error message shows of a wrong value.
+_SHOWN_CHARACTERS: Final = 60
+
+_Value = TypeVar("_Value")
+
+
+def encode(document: Mapping[str, object]) -> bytes:
+    """Write a document as JSON without spaces."""
+    return json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
+
+
+def parse_strictly(raw: bytes, what: str, max_bytes: int) -> object:
+    """Parse JSON (RFC 8259) without duplicate keys, NaN or infinity.
+
+    Parameters
+    ----------
+    raw
+        The document.
+    what
+        Its name in error messages, as in "the desired document".
+    max_bytes
+        A longer one is refused before it is parsed.
+
+    Raises
+    ------
+    EndlessDataError
+        If it is too long.
+    FormatError
+        If it is not such JSON.
+    """
+    if len(raw) > max_bytes:
+        raise EndlessDataError(f"{what}: expected at most {max_bytes} bytes, got {len(raw)}")
+    try:
+        document: object = json.loads(raw, object_pairs_hook=unique_object, parse_constant=_refuse_constant)
+    except RecursionError as error:
+        raise FormatError(f"{what} is nested too deeply") from error
+    except ValueError as error:
+        raise FormatError(f"{what} is not JSON: {error}") from error
+    return document
+
+
+def parse_object(raw: bytes, what: str, max_bytes: int = MAX_AGENT_DOCUMENT_BYTES) -> Mapping[str, object]:
+    """Parse a JSON object tolerantly: a repeated key has its last value.
+
+    Raises
+    ------
+    EndlessDataError
+        If it is longer than `max_bytes`.
+    FormatError
+        If it is not a JSON object.
+    """
+    if len(raw) > max_bytes:
+        raise EndlessDataError(f"{what}: expected at most {max_bytes} bytes, got {len(raw)}")
+    try:
+        document = json.loads(raw)
+    except RecursionError as error:
+        raise FormatError(f"{what} is nested too deeply") from error
+    except ValueError as error:
+        raise FormatError(f"{what} is not JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise FormatError(f"{what}: expected a JSON object, got {shown(document)}")
+    return document
+
+
+def unique_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Make an object of its members, for `json.loads`.
+
+    Raises
+    ------
+    ValueError
+        If a key is repeated: two readers could then see two documents.
+    """
+    document = dict(pairs)
+    if len(document) != len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise ValueError(f"duplicate key {shown(key)}")
+            seen.add(key)
+    return document
+
+
+def members(value: object) -> Mapping[str, object]:
+    """Return an object's members; none if it is not an object."""
+    return value if isinstance(value, dict) else {}
+
+
+def items(value: object) -> tuple[object, ...]:
+    """Return an array's items; none if it is not an array."""
+    return tuple(value) if isinstance(value, list) else ()
+
+
+def text(value: object) -> str:
+    """Return a string of at most `MAX_TEXT_CHARACTERS`; an empty one if it is not a string."""
+    return value[:MAX_TEXT_CHARACTERS] if isinstance(value, str) else ""
+
+
+def texts(value: object) -> tuple[str, ...]:
+    """Return the strings of an array; other items are left out."""
+    return tuple(text(item) for item in items(value) if isinstance(item, str))
+
+
+def optional_text(value: object) -> str | None:
+    """Return a string of at most `MAX_TEXT_CHARACTERS`; None if it is not a string."""
+    return text(value) if isinstance(value, str) else None
+
+
+def integer(value: object) -> int | None:
+    """Return an integer; None if it is not one (a boolean is not)."""
+    return value if type(value) is int else None
+
+
+def number(value: object) -> float | None:
+    """Return a finite number as it is, an integer or a float; None if it is not one (a boolean is not)."""
+    if type(value) is int and abs(value) < 1 << _MAX_INTEGER_BITS:
+        return value
+    return value if type(value) is float and math.isfinite(value) else None
+
+
+def choice(make: Callable[[str], _Value], value: object, what: str) -> _Value:
+    """Return the member of an enumeration that a string names.
+
+    Raises
+    ------
+    FormatError
+        If there is none.
+    """
+    try:
+        return make(value if isinstance(value, str) else "")
+    except ValueError as error:
+        raise FormatError(f"expected a {what}, got {shown(value)}") from error
+
+
+def shown(value: object) -> str:
+    """Return a value for an error message: ASCII, at most 60 characters."""
+    printed = ascii(value)
+    return printed if len(printed) <= _SHOWN_CHARACTERS else printed[: _SHOWN_CHARACTERS - 3] + "..."
+
+
+def _refuse_constant(name: str) -> object:
+    raise ValueError(f"{name} is not JSON")

@@ -1,0 +1,167 @@
+"""The info document: hardware, software and capabilities of a device, retained at `edge/v1/<device>/info`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agent.wire import document
+from agent.wire.topics import PREFIX
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What the agent runs on.
+
+    Attributes
+    ----------
+    arch
+        `x86_64`, `aarch64`, `armv7l`, `riscv64`, or what uname says otherwise.
+    board, cpu
+        Names of board and processor; empty or None where unknown.
+    cores
+        Logical processors, or None where unknown.
+    memory_bytes
+        Physical memory, or None where unknown.
+    features
+        CPU features with the names of /proc/cpuinfo, sorted.
+    """
+
+    arch: str = ""
+    board: str | None = None
+    cpu: str | None = None
+    cores: int | None = None
+    memory_bytes: int | None = None
+    features: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Software:
+    """Versions of what the agent uses.
+
+    Attributes
+    ----------
+    kernel, glibc, python
+        Their versions; glibc is None with another C library.
+    abi
+        `tvm-ffi-<major>.<minor>`, or None where it is not installed.
+    """
+
+    kernel: str = ""
+    glibc: str | None = None
+    python: str = ""
+    abi: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What the agent can be asked for.
+
+    Attributes
+    ----------
+    content_types
+        Of requests.
+    sources
+        Where it may fetch bundles: `mqtt` and https URL prefixes.
+    groups
+        Groups whose requests it takes.
+    max_packet_bytes
+        The longest MQTT packet that it accepts.
+    """
+
+    content_types: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    max_packet_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Info:
+    """One info document.
+
+    Attributes
+    ----------
+    device
+        The device's name.
+    agent
+        The agent's version.
+    compatible
+        Names by which bundles may ask for this machine, sorted.
+    """
+
+    device: str
+    agent: str
+    hardware: Hardware = Hardware()
+    compatible: tuple[str, ...] = ()
+    software: Software = Software()
+    capabilities: Capabilities = Capabilities()
+
+    def to_bytes(self) -> bytes:
+        """Write the document."""
+        hardware, software, capabilities = self.hardware, self.software, self.capabilities
+        return document.encode(
+            {
+                "device": self.device,
+                "agent": self.agent,
+                "protocol": PREFIX,
+                "hardware": {
+                    "arch": hardware.arch,
+                    "board": hardware.board,
+                    "cpu": hardware.cpu,
+                    "cores": hardware.cores,
+                    "memory_bytes": hardware.memory_bytes,
+                    "features": hardware.features,
+                },
+                "compatible": self.compatible,
+                "software": {
+                    "kernel": software.kernel,
+                    "glibc": software.glibc,
+                    "python": software.python,
+                    "abi": software.abi,
+                },
+                "capabilities": {
+                    "content_types": capabilities.content_types,
+                    "sources": capabilities.sources,
+                    "groups": capabilities.groups,
+                    "max_packet_bytes": capabilities.max_packet_bytes,
+                },
+            }
+        )
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> Info:
+        """Read the document tolerantly: a member of another type counts as absent.
+
+        Raises
+        ------
+        EndlessDataError, FormatError
+            If it is not a JSON object, or too long.
+        """
+        fields = document.parse_object(raw, "the info document")
+        hardware = document.members(fields.get("hardware"))
+        software = document.members(fields.get("software"))
+        capabilities = document.members(fields.get("capabilities"))
+        return cls(
+            device=document.text(fields.get("device")),
+            agent=document.text(fields.get("agent")),
+            hardware=Hardware(
+                arch=document.text(hardware.get("arch")),
+                board=document.optional_text(hardware.get("board")),
+                cpu=document.optional_text(hardware.get("cpu")),
+                cores=document.integer(hardware.get("cores")),
+                memory_bytes=document.integer(hardware.get("memory_bytes")),
+                features=document.texts(hardware.get("features")),
+            ),
+            compatible=document.texts(fields.get("compatible")),
+            software=Software(
+                kernel=document.text(software.get("kernel")),
+                glibc=document.optional_text(software.get("glibc")),
+                python=document.text(software.get("python")),
+                abi=document.optional_text(software.get("abi")),
+            ),
+            capabilities=Capabilities(
+                content_types=document.texts(capabilities.get("content_types")),
+                sources=document.texts(capabilities.get("sources")),
+                groups=document.texts(capabilities.get("groups")),
+                max_packet_bytes=document.integer(capabilities.get("max_packet_bytes")) or 0,
+            ),
+        )

@@ -1,0 +1,122 @@
+"""A model's state document: its metadata and condition, retained at `edge/v1/<device>/models/<model>/state`.
+
+The keys `name`, `versions`, `platform`, `inputs` and `outputs` are those of the Open Inference Protocol's
+model metadata; `outputs` are the graph's, before a declared postprocessing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from agent.bundle.tensor_spec import TensorSpec
+from agent.errors import FormatError
+from agent.wire import document
+from agent.wire.tensors import parse_spec, spec_document
+
+PLATFORM: Final = "edgebundle_graph"
+
+
+class ModelPhase(StrEnum):
+    """Where a model's worker is in its life."""
+
+    STARTING = "starting"
+    READY = "ready"
+    RESTARTING = "restarting"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelState:
+    """One model's state document.
+
+    Attributes
+    ----------
+    name, version
+        The manifest's.
+    inputs, outputs
+        The graph's tensors.
+    ready
+        Whether it answers requests.
+    state
+        A member of `ModelPhase`; any other text if a later version of the agent says it.
+    message
+        Why it is not ready, or empty.
+    security_counter, digest, key_id
+        The manifest's counter, `sha256:<hex>` of the bundle, and the key that signed it.
+    image_input
+        The input that takes an image, or None.
+    postprocess
+        Names of the declared postprocessing steps, in order.
+    """
+
+    name: str
+    version: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    ready: bool
+    state: str
+    message: str
+    security_counter: int | None
+    digest: str
+    key_id: str
+    image_input: str | None
+    postprocess: tuple[str, ...]
+
+    def to_bytes(self) -> bytes:
+        """Write the document."""
+        return document.encode(
+            {
+                "name": self.name,
+                "versions": [self.version],
+                "platform": PLATFORM,
+                "inputs": [spec_document(spec) for spec in self.inputs],
+                "outputs": [spec_document(spec) for spec in self.outputs],
+                "ready": self.ready,
+                "state": self.state,
+                "message": self.message,
+                "version": self.version,
+                "security_counter": self.security_counter,
+                "digest": self.digest,
+                "key_id": self.key_id,
+                "image_input": self.image_input,
+                "postprocess": self.postprocess,
+            }
+        )
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> ModelState:
+        """Read the document tolerantly: a member of another type counts as absent, a tensor too.
+
+        Raises
+        ------
+        EndlessDataError, FormatError
+            If it is not a JSON object, or too long.
+        """
+        fields = document.parse_object(raw, "the model's state document")
+        versions = document.texts(fields.get("versions"))
+        return cls(
+            name=document.text(fields.get("name")),
+            version=document.text(fields.get("version")) or (versions[0] if versions else ""),
+            inputs=_specs(fields.get("inputs")),
+            outputs=_specs(fields.get("outputs")),
+            ready=fields.get("ready") is True,
+            state=document.text(fields.get("state")),
+            message=document.text(fields.get("message")),
+            security_counter=document.integer(fields.get("security_counter")),
+            digest=document.text(fields.get("digest")),
+            key_id=document.text(fields.get("key_id")),
+            image_input=document.optional_text(fields.get("image_input")),
+            postprocess=document.texts(fields.get("postprocess")),
+        )
+
+
+def _specs(value: object) -> tuple[TensorSpec, ...]:
+    specs = []
+    for item in document.items(value):
+        with contextlib.suppress(FormatError):
+            specs.append(parse_spec(item))
+    return tuple(specs)

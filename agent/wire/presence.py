@@ -1,0 +1,61 @@
+"""The state document: whether an agent is online, retained at `edge/v1/<device>/state`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from agent.wire import document
+
+
+class AgentState(StrEnum):
+    """What the state document says; the broker publishes `offline` as the agent's will."""
+
+    ONLINE = "online"
+    STOPPED = "stopped"
+    OFFLINE = "offline"
+
+
+# What a reader makes of a document without a state.
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """One state document.
+
+    Attributes
+    ----------
+    state
+        A member of `AgentState`; any other text if a later version of the agent says it.
+    session_seq
+        The number of the agent's start; it grows with each. 0 if a reader did not find one.
+    version
+        The agent's version.
+    """
+
+    state: str
+    session_seq: int
+    version: str
+
+    def to_bytes(self) -> bytes:
+        """Write the document."""
+        return document.encode(
+            {"state": self.state, "session_seq": self.session_seq, "version": self.version}
+        )
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> Presence:
+        """Read the document tolerantly.
+
+        Raises
+        ------
+        EndlessDataError, FormatError
+            If it is not a JSON object, or too long.
+        """
+        fields = document.parse_object(raw, "the state document")
+        return cls(
+            state=document.text(fields.get("state")) or UNKNOWN,
+            session_seq=document.integer(fields.get("session_seq")) or 0,
+            version=document.text(fields.get("version")),
+        )

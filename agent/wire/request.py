@@ -1,0 +1,161 @@
+"""An inference request: a message at `.../infer`, with MQTT 5 properties or, without them, a JSON envelope.
+
+Promises: an answer is only ever sent below `edge/v1/replies/`. A requester that could name any topic could
+make the agent write wherever the agent's own credentials allow.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from agent.errors import InputError, UnanswerableError
+from agent.mqtt.message import Message
+from agent.mqtt.properties import Properties
+from agent.wire.content_types import JSON
+from agent.wire.envelope import Envelope, read_envelope, write_envelope
+from agent.wire.properties import ACCEPT, TENSOR, TRACE
+from agent.wire.topics import PREFIX, Reply, parse_topic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferMessage:
+    """One request as it crosses MQTT.
+
+    Attributes
+    ----------
+    reply_to
+        The topic for the answer, a `topics.Reply`.
+    body
+        The payload; with an envelope, `reply_to`, `id` and `deadline_s` are among its keys.
+    content_type
+        What the body is.
+    tensors
+        Of a raw body: one `name;FP32;1,3,4` for each tensor, in order.
+    accept
+        The content type that the answer should have, or None.
+    correlation
+        What the answer must echo, or None.
+    deadline_s
+        Seconds until the answer is of no use, or None.
+    id
+        The requester's name for the request, from the envelope; None if it is not there.
+    has_envelope
+        The requester has no MQTT 5 properties: status and message belong in the answer's JSON.
+    trace
+        User properties that the answer carries on.
+    """
+
+    reply_to: str
+    body: bytes = field(repr=False)
+    content_type: str = JSON
+    tensors: tuple[str, ...] = ()
+    accept: str | None = None
+    correlation: bytes | None = None
+    deadline_s: float | None = None
+    id: str | None = None
+    has_envelope: bool = False
+    trace: tuple[tuple[str, str], ...] = ()
+
+    def properties(self) -> Properties:
+        """Return the MQTT 5 properties of the message."""
+        accept = () if self.accept is None else ((ACCEPT, self.accept),)
+        return Properties(
+            content_type=self.content_type,
+            response_topic=self.reply_to,
+            correlation_data=self.correlation,
+            expiry_s=None if self.deadline_s is None else max(1, math.ceil(self.deadline_s)),
+            utf8=self.content_type == JSON,
+            user=(*((TENSOR, tensor) for tensor in self.tensors), *accept, *self.trace),
+        )
+
+    @classmethod
+    def with_envelope(cls, envelope: Envelope, body: bytes) -> InferMessage:
+        """Make a request for a broker without MQTT 5.
+
+        Parameters
+        ----------
+        envelope
+            Where the answer goes, and until when.
+        body
+            The request's JSON, without the envelope.
+
+        Raises
+        ------
+        FormatError
+            If `body` is not a JSON object.
+        """
+        identifier = envelope.id
+        return cls(
+            reply_to=envelope.reply_to or "",
+            body=write_envelope(envelope, body),
+            correlation=None if identifier is None else identifier.encode(),
+            deadline_s=envelope.deadline_s,
+            id=identifier,
+            has_envelope=True,
+        )
+
+    @classmethod
+    def from_message(cls, message: Message) -> InferMessage:
+        """Read a request.
+
+        Raises
+        ------
+        UnanswerableError
+            If it names no topic for an answer, or one outside the replies.
+        """
+        properties = message.properties
+        if properties.response_topic is None:
+            request = _from_envelope(message)
+        else:
+            request = cls(
+                reply_to=properties.response_topic,
+                body=message.payload,
+                content_type=properties.content_type or JSON,
+                tensors=properties.all(TENSOR),
+                accept=properties.first(ACCEPT),
+                correlation=properties.correlation_data,
+                deadline_s=None if properties.expiry_s is None else float(properties.expiry_s),
+                trace=_trace(properties),
+            )
+        if not isinstance(parse_topic(request.reply_to), Reply):
+            raise UnanswerableError(
+                "foreign_response_topic",
+                f"expected a topic below {PREFIX}/replies/ for the answer, got {request.reply_to[:200]!r}",
+            )
+        return request
+
+
+def _from_envelope(message: Message) -> InferMessage:
+    properties = message.properties
+    if properties.content_type not in (None, JSON):
+        raise _no_topic(f"no Response Topic beside {properties.content_type!r}")
+    try:
+        envelope = read_envelope(message.payload)
+    except InputError as error:
+        raise _no_topic(f"no Response Topic, and in the payload: {error}") from error
+    if envelope.reply_to is None:
+        raise _no_topic("expected a Response Topic, or reply_to in the payload, got neither")
+    correlation = properties.correlation_data
+    if correlation is None and envelope.id is not None:
+        correlation = envelope.id.encode("utf-8", "surrogatepass")
+    expiry_s = None if properties.expiry_s is None else float(properties.expiry_s)
+    return InferMessage(
+        reply_to=envelope.reply_to,
+        body=message.payload,
+        tensors=properties.all(TENSOR),
+        accept=properties.first(ACCEPT),
+        correlation=correlation,
+        deadline_s=envelope.deadline_s or expiry_s,
+        id=envelope.id,
+        has_envelope=True,
+        trace=_trace(properties),
+    )
+
+
+def _no_topic(message: str) -> UnanswerableError:
+    return UnanswerableError("no_response_topic", message)
+
+
+def _trace(properties: Properties) -> tuple[tuple[str, str], ...]:
+    return tuple((name, value) for name, value in properties.user if name in TRACE)
