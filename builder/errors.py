@@ -2,18 +2,23 @@
 
 ::
 
-    BuildError
-    ├── InputFault            what was given cannot be used            exit 4
-    │   ├── ModelError            the model file cannot be read or used
+    BuildError                explained to the user                    exit 1
+    ├── InputFault                what the user gave cannot be used        exit 4
+    │   ├── ModelError                the model file cannot be read or used
     │   │   ├── UnsupportedOperatorError
-    │   │   └── ShapeError        input names, shapes, dtypes
-    │   ├── TargetError           an unknown or impossible target
-    │   ├── ParityError           the compiled model disagrees with the reference
-    │   ├── KeyFileError          a key file that is missing, malformed or readable by others
-    │   ├── RecordsError          tuning records that do not fit
-    │   ├── PackageError          a bundle or package that cannot be read
-    │   └── FleetError            a broker or an agent that does not answer, or refuses
-    └── LinkError             the linker failed on what we compiled     exit 1
+    │   │   └── ShapeError                input names, shapes, dtypes
+    │   ├── TargetError               an unknown or impossible target
+    │   ├── ParityError               the compiled model disagrees with the reference
+    │   ├── KeyFileError              a key file is missing, malformed or readable by others
+    │   ├── RecordsError              tuning records do not fit
+    │   ├── PackageError              a bundle cannot be read
+    │   └── FleetError                a broker or an agent does not answer, or refuses
+    └── LinkError                 the linker failed on what we compiled
+    MeasureFault              a measurement gave no result; handled while tuning
+    ├── CandidateError            the candidate or the request is wrong
+    └── BoardError                the board went away, hung or answered nonsense
+    FrontEndError             TVM's front end refused a model; explained as a ModelError
+    StaleEntryError           a shipped record no longer fits; the heuristic decides
 
 A message says what was expected and what came, in one line; `hint` says what to do about it. Foreign
 exceptions are wrapped once, where the foreign library is called.
@@ -51,7 +56,7 @@ class ModelError(InputFault):
 
 
 class UnsupportedOperatorError(ModelError):
-    """The model has operators that cannot be imported; all of them are listed."""
+    """The model has operators that cannot be imported; the message lists all of them."""
 
 
 class ShapeError(ModelError):
@@ -59,7 +64,7 @@ class ShapeError(ModelError):
 
 
 class TargetError(InputFault):
-    """A target that is unknown, malformed or impossible."""
+    """A target is unknown, malformed or impossible."""
 
 
 class ParityError(InputFault):
@@ -75,7 +80,7 @@ class RecordsError(InputFault):
 
 
 class PackageError(InputFault):
-    """A bundle or package cannot be read."""
+    """A bundle cannot be read."""
 
 
 class FleetError(InputFault):
@@ -84,3 +89,23 @@ class FleetError(InputFault):
 
 class LinkError(BuildError):
     """The linker refused what the compiler made: our fault."""
+
+
+class MeasureFault(Exception):  # noqa: N818 - its leaves are the errors
+    """A measurement gave no result."""
+
+
+class CandidateError(MeasureFault):
+    """The board refused: the candidate or the request is wrong."""
+
+
+class BoardError(MeasureFault):
+    """The board went away, hung or answered nonsense."""
+
+
+class FrontEndError(Exception):
+    """TVM's front end refused a model; the message is its reason."""
+
+
+class StaleEntryError(ValueError):
+    """A shipped record does not fit today's design space."""

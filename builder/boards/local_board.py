@@ -8,13 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from builder.boards.interface import COOL_S, INVALID_ATTEMPTS, BoardStatus, Measurement
 from builder.boards.ledger import Ledger
-from builder.boards.measuring_process import (
-    BoardAddress,
-    BuiltKernel,
-    MeasureFault,
-    MeasuringProcess,
-    RunnerOptions,
-)
+from builder.boards.measuring_process import BoardAddress, BuiltKernel, MeasuringProcess, RunnerOptions
+from builder.errors import MeasureFault
 from builder.records.meta_json import BoardTime
 
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from builder.boards.remote_functions import BoardState
+from builder.errors import BoardError, CandidateError, MeasureFault
 
 MAX_FRAME_BYTES: Final = 1 << 31  # two bundles of half a gigabyte and their inputs
 KERNEL: Final = "kernel"  # the name of a candidate's function in its shared object
@@ -85,18 +86,6 @@ class Timing:
 
     seconds: tuple[float, ...]
     state: BoardState
-
-
-class MeasureFault(Exception):  # noqa: N818 - its leaves are the errors
-    """A measurement that gave no result."""
-
-
-class CandidateError(MeasureFault):
-    """The board said no: the candidate's fault, or the request's."""
-
-
-class BoardError(MeasureFault):
-    """The board went away, hung, or answered nonsense."""
 
 
 class MeasuringProcess:

@@ -19,11 +19,11 @@ import numpy.typing as npt
 from agent.runtime.benchmark import BenchmarkResult
 from agent.runtime.postprocess import Value
 from agent.runtime.report import Report, Row
-from builder.boards.measuring_process import BoardError, CandidateError, MeasuringProcess
+from builder.boards.measuring_process import MeasuringProcess
 from builder.boards.rpc_boards import NO_BOARD_S, SESSION_S
 from builder.boards.tracker_client import Tracker
 from builder.bundles.package import Package
-from builder.errors import FleetError, ModelError, PackageError
+from builder.errors import BoardError, CandidateError, FleetError, ModelError, PackageError
 from builder.running.local_run import IMAGE_TYPES, FillMode, RunResult
 
 BOARD_WAIT_S: Final = 60.0  # others may be tuning on it

@@ -17,15 +17,9 @@ from typing import Final
 
 from builder.boards.interface import COOL_S, INVALID_ATTEMPTS, BoardStatus, Measurement
 from builder.boards.ledger import Ledger
-from builder.boards.measuring_process import (
-    BoardError,
-    BuiltKernel,
-    CandidateError,
-    MeasuringProcess,
-    RunnerOptions,
-)
+from builder.boards.measuring_process import BuiltKernel, MeasuringProcess, RunnerOptions
 from builder.boards.tracker_client import Tracker
-from builder.errors import FleetError
+from builder.errors import BoardError, CandidateError, FleetError
 from builder.records.meta_json import BoardTime
 
 MAX_BOARDS: Final = 64  # a thread and a process each

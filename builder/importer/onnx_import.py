@@ -12,10 +12,11 @@ from numpy.typing import ArrayLike
 from tvm.ir import IRModule
 
 from agent.bundle.tensor_spec import TensorSpec
+from builder.errors import FrontEndError
 from builder.importer.function_bodies import expand, has_body
 from builder.importer.model_file import ModelFile, read_model
 from builder.importer.normalise import normalise, simplify
-from builder.importer.relax_module import FrontEndError, RelaxModel, to_relax
+from builder.importer.relax_module import RelaxModel, to_relax
 from builder.importer.structure import prepare
 from builder.importer.unsupported import explain, refuse_unsupported, refused_operators
 

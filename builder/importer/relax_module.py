@@ -13,7 +13,7 @@ from tvm.ir import IRModule
 from tvm.relax.frontend.onnx import from_onnx, onnx_frontend
 
 from agent.bundle.tensor_spec import TensorSpec
-from builder.errors import ModelError
+from builder.errors import FrontEndError, ModelError
 from builder.importer.relax_cleanup import clean_up
 from builder.importer.silence import FOREIGN_FAILURES, first_line, quiet_native
 
@@ -33,10 +33,6 @@ _NOT_TENSORS: Final = frozenset(
         "SplitToSequence",
     }
 )
-
-
-class FrontEndError(Exception):
-    """TVM's front end refused a model; the message is its reason."""
 
 
 @dataclass(frozen=True, slots=True)

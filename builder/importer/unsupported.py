@@ -10,9 +10,9 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from builder.errors import ModelError, UnsupportedOperatorError
+from builder.errors import FrontEndError, ModelError, UnsupportedOperatorError
 from builder.importer.onnx_graph import OnnxGraph, copy_node, describe, subgraphs
-from builder.importer.relax_module import FrontEndError, supported_operators, to_relax
+from builder.importer.relax_module import supported_operators, to_relax
 
 # Each trial is one run of the front end on one node. Nodes that differ in name alone are tried once; in a
 # graph with more different ones than this, those found by then are named.

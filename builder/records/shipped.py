@@ -17,7 +17,7 @@ from typing import Final
 
 from agent.bundle import canonical_json
 from agent.errors import FormatError
-from builder.errors import BuildError
+from builder.errors import BuildError, StaleEntryError
 from builder.kernels.decisions import Chooser, Decision
 from builder.target.device_target import DeviceTarget
 
@@ -27,10 +27,6 @@ FORMAT: Final = 1
 # LLVM's names of the cores that execute in order; what differs from others of their instruction set is the
 # model of the pipeline alone, which no feature tells.
 IN_ORDER: Final = frozenset({"cortex-a34", "cortex-a35", "cortex-a53", "cortex-a55", "cortex-a510"})
-
-
-class StaleEntryError(ValueError):
-    """An entry that does not fit the space of today."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from builder.boards.interface import Boards
-from builder.boards.measuring_process import BuiltKernel, MeasureFault, RunnerOptions
-from builder.errors import ParityError
+from builder.boards.measuring_process import BuiltKernel, RunnerOptions
+from builder.errors import MeasureFault, ParityError
 from builder.importer import ImportedModel
 from builder.records.folder import Records
 from builder.records.meta_json import Verdict

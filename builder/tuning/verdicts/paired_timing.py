@@ -16,8 +16,9 @@ from typing import Final
 import numpy as np
 
 from builder.boards.interface import Boards
-from builder.boards.measuring_process import BoardError, BuiltKernel, RunnerOptions, check_plausible
+from builder.boards.measuring_process import BuiltKernel, RunnerOptions, check_plausible
 from builder.bundles.package import Package
+from builder.errors import BoardError
 from builder.records.meta_json import Ratio
 
 RESAMPLES: Final = 2000

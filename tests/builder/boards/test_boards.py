@@ -18,11 +18,11 @@ from tvm.rpc import base
 
 from builder.boards.ledger import Ledger
 from builder.boards.local_board import LocalBoard
-from builder.boards.measuring_process import BoardError, BuiltKernel, RunnerOptions, check_plausible
+from builder.boards.measuring_process import BuiltKernel, RunnerOptions, check_plausible
 from builder.boards.remote_functions import BoardState
 from builder.boards.rpc_boards import RpcBoards
 from builder.boards.tracker_client import Tracker
-from builder.errors import FleetError
+from builder.errors import BoardError, FleetError
 from builder.records.task import Task
 from builder.target.device_target import DeviceTarget
 from builder.tuning.candidates.candidate_builder import CandidateBuilder
