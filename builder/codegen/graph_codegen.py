@@ -22,15 +22,14 @@ from agent.bundle.graph import NOP, Graph, Node, NodeEntry
 from agent.bundle.tensor_spec import TensorSpec
 from builder.codegen.memory_plan import Lifetime, plan
 from builder.errors import UnsupportedOperatorError
+from builder.kernels.rewriter import RESHAPES
+from builder.kernels.spaces import ordering
 
-# Relax operators that change the shape and nothing else, on contiguous row-major data.
-RESHAPES: Final = frozenset(
-    f"relax.{name}"
-    for name in ("reshape", "flatten", "squeeze", "expand_dims", "memory.view", "ensure_zero_offset")
+# What to do about an operator without a kernel.
+_SORTS: Final = (
+    f"at most {ordering.MAX_EXTENT} elements can be sorted: "
+    "filter them first, or use --postprocess softmax,top5"
 )
-
-# What to do about an operator without a kernel, where there is something to be said.
-_SORTS: Final = "at most 32768 elements are sorted: filter them first, or use --postprocess softmax,top5"
 _HINTS: Final = {f"relax.{name}": _SORTS for name in ("topk", "sort", "argsort")}
 
 
@@ -158,7 +157,7 @@ class _Walk:
         if op != "relax.call_tir":
             raise UnsupportedOperatorError(
                 f"operator {op.removeprefix('relax.')} has no kernel",
-                hint=_HINTS.get(op, "export the model without it, and do it to the answer"),
+                hint=_HINTS.get(op, "remove it from the model and apply it to the output yourself"),
             )
         kernel = call.args[0].name_hint
         inputs = tuple(entry for argument in call.args[1].fields for entry in self._value(argument))

@@ -16,10 +16,10 @@ from tvm.ir import Call
 from builder.kernels.decisions import UNTUNED, Schedules
 from builder.kernels.passes.canonical import canonicalise
 from builder.kernels.passes.layouts import choose_layouts
-from builder.kernels.passes.legalise import RESHAPES, legalise
+from builder.kernels.passes.legalise import legalise
 from builder.kernels.passes.recognise import recognise
 from builder.kernels.passes.widen import widen
-from builder.kernels.rewriter import op_name
+from builder.kernels.rewriter import RESHAPES, op_name
 from builder.kernels.schedule import schedule
 from builder.target.device_target import DeviceTarget
 

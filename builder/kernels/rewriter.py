@@ -8,12 +8,16 @@ to do with each call to its caller.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 import tvm
 from tvm import relax
 from tvm.ir import Call, GenericConst, Op
+
+# Operators that change the shape and move no data (row-major, contiguous): the graph keeps each of them as
+# another name for its input's storage.
+RESHAPES: Final = ("relax.reshape", "relax.flatten", "relax.squeeze", "relax.expand_dims")
 
 
 class Values:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
 
 import tvm
 from tvm import relax, topi
 from tvm.ir import Call
 
+from builder.kernels.rewriter import RESHAPES
 from builder.kernels.spaces import elementary, matmul, ordering, rows, transpose
-
-# Reshapes move nothing: the graph keeps them, as names for the same storage.
-RESHAPES: Final = ("relax.reshape", "relax.flatten", "relax.squeeze", "relax.expand_dims")
 
 Legalisation = Callable[[relax.BlockBuilder, Call], relax.Expr]
 

@@ -15,13 +15,20 @@ import tvm
 from tvm import relax
 from tvm.ir import Call
 
-from builder.kernels.rewriter import Values, constant_of, definition, op_name, rewrite_main, shape_of
+from builder.kernels.rewriter import (
+    RESHAPES,
+    Values,
+    constant_of,
+    definition,
+    op_name,
+    rewrite_main,
+    shape_of,
+)
 
 _UNARY: Final = {
     f"relax.{n}" for n in ("nn.relu", "nn.gelu", "nn.gelu_tanh", "nn.silu", "tanh", "sigmoid", "erf", "exp")
 }
 _BINARY: Final = {f"relax.{n}" for n in ("add", "subtract", "multiply", "divide", "maximum", "minimum")}
-_RESHAPES: Final = ("relax.reshape", "relax.flatten", "relax.squeeze", "relax.expand_dims")
 
 
 def recognise(mod: tvm.IRModule) -> tvm.IRModule:
@@ -51,7 +58,7 @@ def _emit(table: Values, var: relax.Var, call: Call) -> bool:
 
 def _unfolded(table: Values, expr: relax.Expr) -> relax.Expr | None:
     """The tensor of another rank, with the same last axis, that `expr` is a reshape of."""
-    view = definition(table, expr, *_RESHAPES)
+    view = definition(table, expr, *RESHAPES)
     if view is None:
         return None
     source = view.args[0]
@@ -60,10 +67,10 @@ def _unfolded(table: Values, expr: relax.Expr) -> relax.Expr | None:
 
 
 def _reshape(table: Values, call: Call) -> relax.Expr | None:
-    if op_name(call) not in _RESHAPES:
+    if op_name(call) not in RESHAPES:
         return None
     x = table.plain(call.args[0])
-    view = definition(table, x, *_RESHAPES)
+    view = definition(table, x, *RESHAPES)
     source = x if view is None else view.args[0]
     if shape_of(source) == shape_of(call):
         return source
@@ -116,7 +123,7 @@ def _as_rows(
     """`expr`, which broadcasts over `old`, so that it broadcasts over `shape`."""
     own = shape_of(expr)
     if own == old:
-        view = definition(table, expr, *_RESHAPES)
+        view = definition(table, expr, *RESHAPES)
         if view is not None and shape_of(view.args[0]) == shape:
             return view.args[0]
         return table.bb.emit(relax.op.reshape(expr, shape))

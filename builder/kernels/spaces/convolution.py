@@ -20,7 +20,7 @@ from tvm.ir import Call
 from builder.kernels.decisions import Chooser, Decision
 from builder.kernels.rewriter import shape_of
 from builder.kernels.spaces import prefetch
-from builder.kernels.spaces.epilogue import Epilogue
+from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
 from builder.kernels.spaces.operand import best_row_tile, best_tile, hold, multiplies_by_element, repeat
 from builder.target.device_target import DeviceTarget
 
@@ -132,7 +132,9 @@ def emit(
     def compute(data: te.Tensor, w: te.Tensor) -> te.Tensor:
         return convolve(pad(data, op), w, op)
 
-    call = bb.call_te(compute, x, packed, primfunc_name_hint="conv2d", primfunc_attrs={"op_pattern": 4})
+    call = bb.call_te(
+        compute, x, packed, primfunc_name_hint="conv2d", primfunc_attrs={"op_pattern": FUSES_ELEMENTWISE}
+    )
     return bb.emit(call)
 
 

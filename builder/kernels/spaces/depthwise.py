@@ -12,7 +12,7 @@ from tvm import s_tir as st
 from builder.kernels.decisions import Chooser, Decision
 from builder.kernels.rewriter import shape_of
 from builder.kernels.spaces.convolution import Conv2d, divisors, pad
-from builder.kernels.spaces.epilogue import Epilogue
+from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
 from builder.target.device_target import DeviceTarget
 
 KIND: Final = "depthwise"
@@ -29,7 +29,11 @@ def emit(bb: relax.BlockBuilder, op: Conv2d, x: relax.Expr, weight: np.ndarray) 
         return convolve(pad(data, op), w, op)
 
     call = bb.call_te(
-        compute, x, relax.const(packed), primfunc_name_hint="depthwise", primfunc_attrs={"op_pattern": 4}
+        compute,
+        x,
+        relax.const(packed),
+        primfunc_name_hint="depthwise",
+        primfunc_attrs={"op_pattern": FUSES_ELEMENTWISE},
     )
     return bb.emit(call)
 

@@ -8,11 +8,16 @@ in a buffer of its own.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from tvm import s_tir as st
 from tvm import tirx
 
 from builder.kernels.spaces.fallback import is_cheap
+
+# Values of a function's attribute `op_pattern`, TVM's OpPatternKind: what FuseOps may put behind it.
+FUSES_ELEMENTWISE: Final = 4  # kOutEWiseFusable
+FUSES_NOTHING: Final = 8  # kOpaque
 
 
 @dataclass(frozen=True, slots=True)

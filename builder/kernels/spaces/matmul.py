@@ -18,7 +18,7 @@ from builder.kernels.decisions import Chooser, Decision
 from builder.kernels.rewriter import Values, constant_of, definition, shape_of
 from builder.kernels.spaces import tiled
 from builder.kernels.spaces.convolution import divisors
-from builder.kernels.spaces.epilogue import Epilogue
+from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
 from builder.kernels.spaces.operand import hold, multiplies_by_element
 from builder.target.device_target import DeviceTarget
 
@@ -67,7 +67,11 @@ def emit(table: Values, var: relax.Var, call: Call, target: DeviceTarget) -> boo
         table.define(var, tiled.emit(table.bb, x, relax.const(packed), form))
         return True
     new = table.bb.call_te(
-        product, x, relax.const(packed), primfunc_name_hint="matmul", primfunc_attrs={"op_pattern": 4}
+        product,
+        x,
+        relax.const(packed),
+        primfunc_name_hint="matmul",
+        primfunc_attrs={"op_pattern": FUSES_ELEMENTWISE},
     )
     table.define(var, table.bb.emit(new))
     return True
@@ -172,7 +176,10 @@ def legalise(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
         )
 
     return bb.call_te(
-        compute, *call.args, primfunc_name_hint="batch_matmul", primfunc_attrs={"op_pattern": 4}
+        compute,
+        *call.args,
+        primfunc_name_hint="batch_matmul",
+        primfunc_attrs={"op_pattern": FUSES_ELEMENTWISE},
     )
 
 
@@ -231,7 +238,7 @@ class Heads:
                 self.left,
                 self.right,
                 primfunc_name_hint="batch_matmul",
-                primfunc_attrs={"op_pattern": 4},
+                primfunc_attrs={"op_pattern": FUSES_ELEMENTWISE},
             )
         )
 

@@ -21,14 +21,13 @@ from tvm import s_tir as st
 
 from builder.kernels.decisions import Chooser
 from builder.kernels.rewriter import shape_of
-from builder.kernels.spaces.epilogue import Epilogue
+from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, FUSES_NOTHING, Epilogue
 from builder.kernels.spaces.operand import hold, multiplies_by_element, repeat
 from builder.target.device_target import DeviceTarget
 
 KIND: Final = "tiled_matmul"
 WEIGHTS_KIND: Final = "strassen_weights"
 _PRODUCTS: Final = 7
-_OPAQUE, _FUSES_ELEMENTWISE = 8, 4  # TVM's OpPatternKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +103,7 @@ def emit(bb: relax.BlockBuilder, x: relax.Expr, packed: relax.Expr, form: Form) 
                 transform_weights,
                 packed,
                 primfunc_name_hint="strassen_weights",
-                primfunc_attrs={"op_pattern": _OPAQUE},
+                primfunc_attrs={"op_pattern": FUSES_NOTHING},
             )
         )
     columns = shape_of(packed)[0] * shape_of(packed)[2]
@@ -113,7 +112,7 @@ def emit(bb: relax.BlockBuilder, x: relax.Expr, packed: relax.Expr, form: Form) 
         x,
         weights,
         primfunc_name_hint="matmul",
-        primfunc_attrs={"op_pattern": _FUSES_ELEMENTWISE},
+        primfunc_attrs={"op_pattern": FUSES_ELEMENTWISE},
     )
     return bb.emit(call)
 

@@ -22,14 +22,13 @@ from builder.kernels.decisions import Chooser, Decision
 from builder.kernels.rewriter import shape_of
 from builder.kernels.spaces import prefetch
 from builder.kernels.spaces.convolution import Conv2d, divisors, pack_weights
-from builder.kernels.spaces.epilogue import Epilogue
+from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, FUSES_NOTHING, Epilogue
 from builder.kernels.spaces.operand import best_tile, hold, multiplies_by_element, repeat
 from builder.kernels.spaces.winograd_transforms import Transforms, select
 from builder.target.device_target import DeviceTarget
 
 KIND: Final = "winograd"
 WEIGHTS_KIND: Final = "winograd_weights"
-_OPAQUE, _FUSES_ELEMENTWISE = 8, 4  # TVM's OpPatternKind
 
 
 def output_tile(op: Conv2d, in_block: int, target: DeviceTarget) -> int | None:
@@ -83,7 +82,7 @@ def emit(
         lambda w: transform_weights(w, m),
         packed,
         primfunc_name_hint="winograd_weights",
-        primfunc_attrs={"op_pattern": _OPAQUE},
+        primfunc_attrs={"op_pattern": FUSES_NOTHING},
     )
     u = bb.emit(transform)
     call = bb.call_te(
@@ -91,7 +90,7 @@ def emit(
         x,
         u,
         primfunc_name_hint="winograd",
-        primfunc_attrs={"op_pattern": _FUSES_ELEMENTWISE},
+        primfunc_attrs={"op_pattern": FUSES_ELEMENTWISE},
     )
     return bb.emit(call)
 
