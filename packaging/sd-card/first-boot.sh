@@ -1,8 +1,8 @@
 #!/bin/sh
-# Runs on the device, once, as root: installs the package that lies beside it, and lets the device enroll itself.
+# Runs on the device as root, once: installs the package beside this script, and starts the enrolment.
 #
-# Called by cloud-init (Raspberry Pi OS trixie) or by the imager's firstrun.sh (bookworm); docs/sd-card.md. Needs
-# no network: what the package depends on is part of Raspberry Pi OS. Enrolling waits for the network by itself.
+# Called by cloud-init (Raspberry Pi OS trixie) or by Imager's firstrun.sh (bookworm); see docs/sd-card.md. Needs
+# no network: Raspberry Pi OS has all dependencies of the package. The enrolment service waits for the network.
 set -eu
 cd "$(dirname "$0")"
 
@@ -12,7 +12,7 @@ if [ $# -ne 1 ] || [ ! -e "$1" ]; then
   exit 1
 fi
 dpkg --install "$1" || {
-  # A system without one of the dependencies, and with a network.
+  # A dependency is missing: install it from the network.
   apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes "$1"
 }
 [ ! -d /run/systemd/system ] || systemctl start --no-block edge-agent-enroll.service

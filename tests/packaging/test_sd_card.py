@@ -87,10 +87,10 @@ def test_a_newer_package_replaces_the_one_on_the_card(boot: Path) -> None:
 
 def test_what_is_no_card_or_no_package_is_refused_in_two_lines(boot: Path) -> None:
     for done, expected in (
-        (prepare(boot), "neither user-data nor firstrun.sh"),
+        (prepare(boot), "has neither user-data nor firstrun.sh"),
         (prepare(boot, "other.deb"), "expected a package edge-agent_*.deb"),
-        (prepare(boot, "edge-agent_9.deb"), "is not there"),
-        (prepare(boot / "edge-agent"), "no boot partition"),
+        (prepare(boot, "edge-agent_9.deb"), "does not exist"),
+        (prepare(boot / "edge-agent"), "expected the boot partition"),
     ):
         assert done.returncode == 4
         error, hint = done.stderr.splitlines()
