@@ -6,13 +6,15 @@ import ast
 import builtins
 import re
 from pathlib import Path
+from typing import TypeVar
 
 from agent import errors
 
+Class = TypeVar("Class", bound=errors.EdgeError)
 AGENT = Path(errors.__file__).parent
 
 
-def leaves(cls: type[errors.EdgeError]) -> list[type[errors.EdgeError]]:
+def leaves(cls: type[Class]) -> list[type[Class]]:
     below = cls.__subclasses__()
     return [leaf for child in below for leaf in leaves(child)] or [cls]
 

@@ -8,6 +8,7 @@ import os
 import random
 import tracemalloc
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -207,12 +208,12 @@ def test_signed_statement_of_other_values(
     document = replaced(json.loads(base64.b64decode(envelope["payload"])), seed, values)
     layout: dict[str, Any] = {"sort_keys": True, "separators": (",", ":")} if ours else {"indent": 2}
     payload = json.dumps(document, **layout).encode()
-    monkeypatch.setattr(signature, "_open_envelope", lambda _: (hint, payload, der))
     hint = keyring.key_hint(kit.key.public_key())
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
 
     der = kit.key.sign(signature._pae(payload), ec.ECDSA(hashes.SHA256()))
+    monkeypatch.setattr(signature, "_open_envelope", lambda _: (hint, payload, der))
     only_our_errors(lambda: verify_signature(b"", kit.keyring))
 
 
@@ -265,8 +266,8 @@ def test_params_of_anything(raw: bytes) -> None:
 def test_keys_and_revocations(raw: bytes, changes: list[tuple[str, float, bytes]]) -> None:
     pem = b"-----BEGIN PUBLIC KEY-----\n" + base64.b64encode(raw) + b"\n-----END PUBLIC KEY-----\n"
     for text in (raw, pem, edited(pem, changes)):
-        only_our_errors(lambda text=text: keyring.parse_public_key(text))
-        only_our_errors(lambda text=text: keyring.parse_revoked(text))
+        only_our_errors(partial(keyring.parse_public_key, text))
+        only_our_errors(partial(keyring.parse_revoked, text))
 
 
 @fuzz

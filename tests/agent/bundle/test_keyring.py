@@ -27,7 +27,7 @@ def key() -> ec.EllipticCurvePrivateKey:
 
 def test_key_id_is_what_openssl_and_sha256sum_give(key: ec.EllipticCurvePrivateKey, tmp_path: Path) -> None:
     (tmp_path / "a.pub").write_bytes(pem(key))
-    command = ["openssl", "pkey", "-pubin", "-in", tmp_path / "a.pub", "-outform", "DER"]
+    command = ["openssl", "pkey", "-pubin", "-in", str(tmp_path / "a.pub"), "-outform", "DER"]
     der = subprocess.run(command, capture_output=True, check=True).stdout
     assert key_id(key.public_key()) == hashlib.sha256(der).hexdigest()
 

@@ -137,7 +137,7 @@ def test_32_bit_process_under_a_64_bit_kernel_is_32_bit(tmp_path: Path) -> None:
 def test_emulated_process_does_not_take_the_hosts_cpu_for_its_own(tmp_path: Path) -> None:
     # An emulator of processes shows the host's cpuinfo, and its own AT_HWCAP: fp and asimd.
     machine = machine_at(tmp_path, AARCH64, X86, hwcap=0b11)
-    assert (machine.arch, machine.features) == ("aarch64", {"fp", "asimd"})
+    assert (machine.arch, machine.features) == ("aarch64", frozenset({"fp", "asimd"}))
     assert machine.cpu_model == ""
 
 

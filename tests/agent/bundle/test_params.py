@@ -30,7 +30,7 @@ def arrays() -> dict[str, np.ndarray]:
 
 
 def file_of(values: dict[str, np.ndarray]) -> bytes:
-    return dump_params([(spec, values[spec.name]) for spec in SPECS])
+    return dump_params([(spec, values[spec.name].data) for spec in SPECS])
 
 
 def test_index_finds_what_was_written() -> None:
@@ -53,7 +53,7 @@ def test_index_reads_an_mmap_without_copying_it(tmp_path: Path) -> None:
 def test_streaming_writes_the_same_bytes_and_counts_them() -> None:
     values = arrays()
     out = io.BytesIO()
-    assert write_params(out, ((spec, values[spec.name]) for spec in SPECS)) == len(out.getvalue())
+    assert write_params(out, ((spec, values[spec.name].data) for spec in SPECS)) == len(out.getvalue())
     assert out.getvalue() == file_of(values)
 
 

@@ -18,7 +18,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from agent.bundle import archive
 from agent.bundle import verify as verify_module
 from agent.bundle.keyring import Keyring, key_id
-from agent.bundle.signature import Statement, make_signature
+from agent.bundle.manifest import Manifest
+from agent.bundle.signature import Statement, make_signature, verify_signature
 from agent.bundle.verify import VerifiedBundle, verify, verify_only
 from agent.errors import (
     BundleError,
@@ -101,7 +102,7 @@ def test_verified_bundle_is_made_by_verification_alone(kit: Any, tmp_path: Path)
         VerifiedBundle(kit.manifest(), "sha256:" + "0" * 64, "0" * 64, {}, object())
     with verify(write(tmp_path, kit.members()), kit.keyring) as bundle:
         with pytest.raises((TypeError, ValueError)):
-            dataclasses.replace(bundle, digest="sha256:" + "0" * 64)
+            dataclasses.replace(bundle, digest="sha256:" + "0" * 64)  # type: ignore[call-arg]
         with pytest.raises(dataclasses.FrozenInstanceError):
             bundle.digest = "sha256:" + "0" * 64  # type: ignore[misc]
 
@@ -200,7 +201,7 @@ def test_manifest_is_not_parsed_before_its_digest_was_checked(
     def never(raw: bytes) -> None:
         raise AssertionError("an unsigned manifest was parsed")
 
-    monkeypatch.setattr(verify_module.Manifest, "from_bytes", never)
+    monkeypatch.setattr(Manifest, "from_bytes", never)
     refuse(kit, write(tmp_path, {**kit.members(), "manifest.json": b"{}"}), MixAndMatchError)
 
 
@@ -245,7 +246,7 @@ def test_file_that_changes_after_its_signature_was_checked_is_refused(
     kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, what: str
 ) -> None:
     path = write(tmp_path, kit.members())
-    real = verify_module.verify_signature
+    real = verify_signature
 
     def check_and_change(raw: bytes, keyring: Keyring) -> Statement:
         statement = real(raw, keyring)

@@ -13,7 +13,8 @@ import resource
 import shutil
 import signal
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +45,12 @@ class Killer:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def in_child(scenario: Callable[[], Awaitable[None]]) -> int:
+def in_child(scenario: Callable[[], Coroutine[Any, Any, object]]) -> int:
     """Run a scenario in a process of its own; return the signal that ended it, 0 for none."""
     pid = os.fork()
     if pid == 0:
         try:
-            asyncio.run(scenario())  # type: ignore[arg-type]
+            asyncio.run(scenario())
         except BaseException:  # noqa: BLE001 - the outermost frame of this process
             traceback.print_exc()
             os._exit(1)
@@ -128,7 +129,7 @@ def test_killed_at_any_boundary_the_old_or_the_new_version_serves(prepared: Path
     assert {f"installer:{step}" for step in ("downloading", "testing", "committing", "cleanup")} <= set(names)
     for at, name in enumerate(names):
         root = copy(prepared, f"killed-{at}")
-        assert in_child(lambda root=root, at=at: deploy_new(root, Killer(at))) == signal.SIGKILL, name
+        assert in_child(partial(deploy_new, root, Killer(at))) == signal.SIGKILL, name
         agent = asyncio.run(recover(root))
         served_at_once = agent.models.history[-1]
         assert served_at_once in ("{'digits': '1.0.0'}", "{'digits': '2.0.0'}"), f"killed at {name}"
@@ -166,7 +167,7 @@ def test_killed_before_any_system_call_that_changes_the_disk(prepared: Path) -> 
     at = 0
     while True:
         root = copy(prepared, f"killed-{at}")
-        if in_child(lambda root=root, at=at: deploy_and_die(root, at)) == 0:
+        if in_child(partial(deploy_and_die, root, at)) == 0:
             break
         agent = asyncio.run(recover(root))
         assert agent.models.history[-1] in ("{'digits': '1.0.0'}", "{'digits': '2.0.0'}"), f"killed at {at}"
@@ -192,7 +193,7 @@ def test_once_a_document_is_durable_its_job_ends_without_the_broker_saying_it_ag
     names = asyncio.run(deploy_new(copy(prepared, "whole"), Killer(NEVER))).seen
     for at in range(names.index("desired.json:written"), len(names)):
         root = copy(prepared, f"killed-{at}")
-        in_child(lambda root=root, at=at: deploy_new(root, Killer(at)))
+        in_child(partial(deploy_new, root, Killer(at)))
         agent = asyncio.run(finish_alone(root))
         assert agent.models.serving == {"digits": "2.0.0"}, f"killed at {names[at]}"
 
@@ -202,8 +203,8 @@ def test_killed_again_while_it_recovers(prepared: Path) -> None:
     for at in range(0, len(names), 3):
         for again in (0, 2, 5, 9):
             root = copy(prepared, f"killed-{at}-{again}")
-            in_child(lambda root=root, at=at: deploy_new(root, Killer(at)))
-            in_child(lambda root=root, again=again: recover(root, Killer(again)))
+            in_child(partial(deploy_new, root, Killer(at)))
+            in_child(partial(recover, root, Killer(again)))
             agent = asyncio.run(recover(root))
             assert agent.models.serving == {"digits": "2.0.0"}, f"killed at {names[at]} and {again} later"
             check_disk(root, agent)
@@ -213,7 +214,7 @@ def test_killed_during_a_first_installation_it_is_completed(tmp_path: Path) -> N
     names = asyncio.run(deploy_new(tmp_path / "whole", Killer(NEVER))).seen
     for at, name in enumerate(names):
         root = tmp_path / f"killed-{at}"
-        in_child(lambda root=root, at=at: deploy_new(root, Killer(at)))
+        in_child(partial(deploy_new, root, Killer(at)))
         agent = asyncio.run(recover(root))
         assert agent.models.serving == {"digits": "2.0.0"}, f"killed at {name}"
         check_disk(root, agent)
@@ -251,7 +252,7 @@ def test_killed_while_it_rolls_back_the_old_version_serves(
     assert "installer:rolling_back" in names
     for at in range(names.index("installer:committing") - 3, len(names)):
         root = copy(prepared, f"killed-{at}")
-        in_child(lambda root=root, at=at: deploy_new(root, Killer(at)))
+        in_child(partial(deploy_new, root, Killer(at)))
         agent = asyncio.run(recover(root))
         assert agent.models.serving == {"digits": "1.0.0"}, f"killed at {names[at]}"
         assert agent.control.job("job-2")["status"] == "FAILED", f"killed at {names[at]}"
@@ -268,7 +269,7 @@ async def test_a_bundle_that_ends_the_agent_is_given_up_after_three_attempts(pre
             die_while_testing(name)
 
     root = copy(prepared, "loop")
-    ends = [in_child(lambda: recover(root, Dying(0))) for _ in range(5)]
+    ends = [in_child(partial(recover, root, Dying(0))) for _ in range(5)]
     assert ends == [signal.SIGKILL] * 4 + [0]
     agent = await recover(root)
     state = agent.control.job("job-2")

@@ -23,7 +23,8 @@ from agent.errors import (
 
 
 def test_the_good_way_is_the_order_of_trust() -> None:
-    way, step = [], Step.DOWNLOADING
+    way: list[Step] = []
+    step: Step | None = Step.DOWNLOADING
     while step is not None:
         way.append(step)
         step = TRANSITIONS[step].then

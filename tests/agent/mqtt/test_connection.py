@@ -8,7 +8,7 @@ import datetime
 import ipaddress
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -454,7 +454,7 @@ class Authority:
 
 
 @pytest.fixture
-def tls_broker(tmp_path: Path) -> AsyncIterator[tuple[BrokerProcess, Path]]:
+def tls_broker(tmp_path: Path) -> Iterator[tuple[BrokerProcess, Path]]:
     authority = Authority(tmp_path)
     authority.issue("server", x509.IPAddress(ipaddress.ip_address("127.0.0.1")))
     authority.issue("client", x509.DNSName("client"))
@@ -468,7 +468,7 @@ def tls_broker(tmp_path: Path) -> AsyncIterator[tuple[BrokerProcess, Path]]:
         "require_certificate true\n",
     )
     process.start()
-    yield process, tmp_path  # type: ignore[misc]
+    yield process, tmp_path
     process.stop()
 
 

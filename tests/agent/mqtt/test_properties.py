@@ -12,7 +12,7 @@ from agent.errors import MalformedPacketError
 from agent.mqtt.message import decode_publish
 from agent.mqtt.properties import MAX_USER_PROPERTIES, Properties, decode, encode
 
-texts = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), min_size=0, max_size=40)
+texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=0, max_size=40)
 properties = st.builds(
     Properties,
     content_type=st.none() | texts,

@@ -12,7 +12,12 @@ from agent.config import KEYS, parse_config, sample_config
 from agent.errors import ConfigError
 from agent.provision.template import fill
 
-VALUES = {"broker.url": "mqtts://b", "device": "kitchen", "trust.dir": "keyring", "groups": ("door", "hall")}
+VALUES: dict[str, str | tuple[str, ...]] = {
+    "broker.url": "mqtts://b",
+    "device": "kitchen",
+    "trust.dir": "keyring",
+    "groups": ("door", "hall"),
+}
 
 
 def test_values_stand_where_the_sample_explains_their_keys(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -72,7 +77,7 @@ def test_a_layout_that_cannot_be_edited_is_refused_and_not_damaged(text: str) ->
     assert caught.value.hint
 
 
-@given(st.text(st.characters(blacklist_categories=("Cs",)), min_size=1))
+@given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
 def test_any_text_comes_back_as_it_was_given(value: str) -> None:
     filled = fill(sample_config(), {"broker.username": value})
     assert tomllib.loads(filled)["broker"]["username"] == value

@@ -112,7 +112,7 @@ def test_channel_order_and_layout() -> None:
 def test_grey_and_inverted() -> None:
     image = Image.fromarray(np.array([[0, 255], [100, 50]], np.uint8))
     out, _ = run(image, (1, 1, 2, 2), colour="GRAY", scale=1 / 255, invert=True)
-    np.testing.assert_allclose(out[0, 0], [[1, 0], [155 / 255, 205 / 255]], rtol=1e-6)
+    np.testing.assert_allclose(out[0, 0], np.array([[1, 0], [155 / 255, 205 / 255]]), rtol=1e-6)
     of_colour, _ = run(Image.new("RGB", (2, 2), (10, 200, 30)), (1, 1, 2, 2), colour="GRAY")
     # ITU-R 601-2.
     np.testing.assert_array_equal(

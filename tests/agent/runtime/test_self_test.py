@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -55,7 +57,8 @@ def test_samples_that_do_not_come_out_are_refused(expected: dict[str, np.ndarray
 
 def test_a_result_that_is_not_a_number_never_passes() -> None:
     with pytest.raises(SelfTestError, match="off by nan"):
-        check({"0/y": X * 2}, **{"0/x": np.array([1, -2, np.nan], np.float32)})
+        changed: dict[str, Any] = {"0/x": np.array([1, -2, np.nan], np.float32)}
+        check({"0/y": X * 2}, **changed)
 
 
 def test_the_error_is_relative_to_the_largest_value() -> None:

@@ -35,7 +35,8 @@ def main() -> None:
     if version.endswith("-dead"):
         os.kill(os.getpid(), signal.SIGKILL)
     channel.send(Ready(0.0, 0.0, 0, 1, 0, False, "no sandbox: a test"))
-    while (frame := channel.receive()) is not None:
+    while (received := channel.receive()) is not None:
+        frame = received
         if isinstance(frame.header, Stop):
             return
         if isinstance(frame.header, Share):

@@ -117,6 +117,7 @@ def test_desired_example_is_taken_and_the_schema_is_as_strict_as_the_parser() ->
     document = example["payload"]
     parse_desired(json.dumps(document).encode())
     model = document["models"]["digits"]
+    broken: dict[str, Any]
     for broken in (
         {**document, "more": 1},
         {"models": {}},

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -23,10 +25,10 @@ identifiers = st.none() | st.text(max_size=50)
 
 @given(st.dictionaries(other_keys, values, max_size=6), identifiers, identifiers, st.booleans(), st.randoms())
 def test_envelope_is_what_a_parser_finds(
-    rest: dict, reply_to: str | None, identifier: str | None, ascii_only: bool, random: object
+    rest: dict[str, Any], reply_to: str | None, identifier: str | None, ascii_only: bool, random: Random
 ) -> None:
     members = [*rest.items(), ("reply_to", reply_to), ("id", identifier), ("deadline_s", 1.5)]
-    random.shuffle(members)  # type: ignore[attr-defined]
+    random.shuffle(members)
     body = json.dumps(dict(members), ensure_ascii=ascii_only, indent=1 if ascii_only else None).encode()
     assert read_envelope(body) == Envelope(reply_to, identifier, 1.5)
 

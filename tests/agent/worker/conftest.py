@@ -90,7 +90,7 @@ class WorkerProcess:
 
     def infer(self, payload: bytes | np.ndarray[Any, Any] = b"", **fields: Any) -> tuple[Answer, bytes]:
         body = payload.tobytes() if isinstance(payload, np.ndarray) else payload
-        self.channel.send(Request(**({"seq": 1, "content_type": "application/octet-stream"} | fields)), body)
+        self.channel.send(Request(**{"seq": 1, "content_type": "application/octet-stream", **fields}), body)
         frame = self.channel.receive()
         assert isinstance(frame, Frame), "the worker is gone"
         assert isinstance(frame.header, Answer)

@@ -469,7 +469,7 @@ def test_a_wish_for_a_content_type_that_is_not_served_is_415() -> None:
 
 
 def test_a_json_answer_is_the_protocols() -> None:
-    values = {
+    values: dict[str, Any] = {
         "y": np.array([[1, 0.1], [-2.5e-8, 3e20]], np.float32),
         "n": np.array([2**63 - 1, -1], np.int64),
         "t": np.array([True, False]),

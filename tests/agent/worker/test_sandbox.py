@@ -299,7 +299,7 @@ def test_the_filter_allows_its_list_and_nothing_else(
     assert verdict(number["CLONE"], 0x10000 | 0x3D0F00) == ALLOW
     assert verdict(number["CLONE"], 17) == EPERM
     assert verdict(number["CLONE3"]) == ENOSYS
-    for call in (number["KILL"], number["TGKILL"]):
+    for call in filter(None, (number["KILL"], number["TGKILL"])):
         assert verdict(call, 4711, 6) == ALLOW
         assert verdict(call, 4712, 6) == EPERM
         # kill(-1): everybody.
@@ -309,7 +309,7 @@ def test_the_filter_allows_its_list_and_nothing_else(
     assert verdict(number["PRCTL"], 15) == ALLOW
     assert verdict(number["PRCTL"], 0x53564D41) == ALLOW
     assert verdict(number["PRCTL"], 22) == EPERM
-    for call in (number["MMAP"], number["MPROTECT"]):
+    for call in filter(None, (number["MMAP"], number["MPROTECT"])):
         assert verdict(call, 0, 4096, 3) == ALLOW
         assert verdict(call, 0, 4096, 7) == (ALLOW if loading else EPERM)
     assert run_filter(program, 0x12345678, 0) == KILL

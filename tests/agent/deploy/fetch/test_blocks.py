@@ -171,7 +171,7 @@ def test_a_new_connection_asks_again_for_the_gaps_alone() -> None:
 def test_at_most_a_window_is_asked_for() -> None:
     pull = BlockPull(size=10_000, have=0, now=0, block_bytes=10, window_blocks=4)
     asked_to, written = 0, 0
-    pending = list(pull.start(0))
+    pending: list[Want | Write] = list(pull.start(0))
     for step in range(100):
         for decision in pending:
             if isinstance(decision, Want):

@@ -50,7 +50,9 @@ parts = st.tuples(st.text(max_size=5), st.text(max_size=5), st.binary(max_size=5
 
 
 @given(parts, parts)
-def test_requests_are_the_same_exactly_when_all_parts_are(one: tuple, two: tuple) -> None:
+def test_requests_are_the_same_exactly_when_all_parts_are(
+    one: tuple[str, str, bytes, bytes], two: tuple[str, str, bytes, bytes]
+) -> None:
     assert (RequestKey.of(*one) == RequestKey.of(*two)) == (one == two)
 
 
