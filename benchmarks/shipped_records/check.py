@@ -63,7 +63,7 @@ def fault(task: Task, entry: ShippedEntry) -> str | None:
     try:
         with task.space.target.tvm_target:
             apply_space(st.Schedule(task.workload), task.space.target, choose)
-        choose.finish()
+        choose.check_all_used()
     except SCHEDULE_FAULTS as error:
         return (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
     return None

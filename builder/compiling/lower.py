@@ -15,10 +15,10 @@ from tvm.ir import Call
 
 from builder.kernels.decisions import UNTUNED, Schedules
 from builder.kernels.passes.canonical import canonicalise
+from builder.kernels.passes.convolutions import to_conv2d
 from builder.kernels.passes.layouts import choose_layouts
 from builder.kernels.passes.legalise import legalise
 from builder.kernels.passes.recognise import recognise
-from builder.kernels.passes.widen import widen
 from builder.kernels.rewriter import RESHAPES, op_name
 from builder.kernels.schedule import schedule
 from builder.target.device_target import DeviceTarget
@@ -66,7 +66,7 @@ def fuse(mod: tvm.IRModule, target: DeviceTarget) -> tvm.IRModule:
     """The first half of `lower`: `main` calls fused functions whose loops nobody has ordered yet."""
     t = relax.transform
     with target.tvm_target:
-        mod = recognise(canonicalise(widen(mod)))
+        mod = recognise(canonicalise(to_conv2d(mod)))
         mod = choose_layouts(mod, target)
         mod = legalise(mod)
         passes = [

@@ -1,7 +1,15 @@
-"""CPU kernels: what operators become, and how their loops are ordered.
+"""CPU kernels: the functions that a model's operators become, and the order of their loops.
 
-The order in which a model passes through: `canonical` (one spelling for each operator, batch norm folded),
-`layouts` (packed channels for the graph as a whole; convolutions and matmuls become our own tensor
-expressions), `legalise` (what is left), fusion by TVM, then `schedule`, which hands each function to the
-design space of its anchor. One file for each kind of operator; `docs/design-spaces.md` says how to add one.
+A model passes through, in this order:
+
+1. `passes`, over the whole graph: convolutions of other kinds become two-dimensional (`convolutions`), each
+   operator gets one form (`canonical`), operators that an exporter decomposed are put together again
+   (`recognise`), channels are packed and convolutions and matrix products become our tensor expressions
+   (`layouts`), and so does every operator that is left (`legalise`);
+2. operator fusion, which is TVM's;
+3. `schedule`, for each fused function: it hands the function to the design space of its anchor (`spaces`),
+   whose decisions come from a record, from a search or from the heuristic (`decisions`);
+4. `postprocessing`, for each scheduled function: prefetches, and no threads where they do not pay.
+
+`design_space` shows the same spaces to a search. `docs/design-spaces.md` says how to add an operator.
 """

@@ -1,7 +1,7 @@
-"""Who decides inside a design space: the heuristic, the middle of the space, or a search.
+"""Where the decisions of a design space come from: measurements, shipped records, a search or the heuristic.
 
-A space's `schedule` asks a `Chooser` for each of its decisions, in an order that depends on the function
-alone, and hands the answers to `apply`. The heuristic answers with numbers; a search answers with random
+A space's `schedule` asks a `Chooser` for each of its decisions, in an order that depends only on the
+function, and passes the answers to `apply`. The heuristic answers with numbers; a search answers with random
 variables of the schedule's trace (`builder.kernels.design_space`), so that one `apply` serves both.
 """
 
@@ -14,64 +14,83 @@ from typing import Any, Final, Protocol, TypeAlias
 from tvm import tirx
 from tvm.s_tir.schedule import Trace
 
-# Records name points by a trace over these spaces. Raise it when a space changes what a trace means: another
-# order of decisions, other values, other loops. Records of another version are refused.
+# A record stores a point as a trace over these spaces. Raise the version when a trace comes to mean something
+# else: decisions in another order, other values, other loops. Records of another version are refused.
 SPACE_VERSION: Final = 8
 
-# A whole number, or a variable of a schedule's trace that stands for one.
+# An integer, or a variable of a schedule's trace that stands for one.
 Decision: TypeAlias = Any
 
 
 class Chooser(Protocol):
-    """Makes one decision."""
+    """Makes one decision at each call."""
 
     def __call__(self, name: str, values: Sequence[int], default: int) -> Decision:
-        """Choose among `values` for the decision called `name`; the heuristic would take `default`."""
+        """Choose a value for the decision called `name`.
+
+        Parameters
+        ----------
+        name
+            The decision, such as `oc`.
+        values
+            What it may be.
+        default
+            What the heuristic would take; it need not be among `values`.
+        """
 
 
 class BestKnown(Protocol):
-    """What is known from measuring."""
+    """Schedules that were measured."""
 
     def trace(self, func: tirx.PrimFunc) -> Trace | None:
-        """The schedule that was measured to be best for an unscheduled function, None where none helps."""
+        """Return the fastest measured schedule of an unscheduled function, None if there is none to use."""
 
 
 class Recorded(Chooser, Protocol):
-    """Decides as somebody did before; a `ValueError` where that means nothing any more."""
+    """Repeats recorded decisions.
 
-    def finish(self) -> None:
-        """All decisions have been asked for."""
+    It raises a `ValueError` where the space no longer asks for what was recorded.
+    """
+
+    def check_all_used(self) -> None:
+        """Check, once a space has asked for its decisions, that it asked for every recorded one.
+
+        Raises
+        ------
+        ValueError
+            If it did not: the record is of another space.
+        """
 
 
 class Shipped(Protocol):
     """Decisions that come with the compiler, by signature (`builder.kernels.signature`)."""
 
     def chooser(self, signature: str) -> Recorded | None:
-        """Who decides, None where nothing is known."""
+        """Return what makes the recorded decisions for a signature, None if there is no record."""
 
-    def tell(self, signature: str, *, fits: bool) -> None:
-        """Whether what was known could be applied."""
+    def count_outcome(self, signature: str, *, fits: bool) -> None:
+        """Note whether the decisions recorded for `signature` could be applied."""
 
 
 def heuristic(name: str, values: Sequence[int], default: int) -> Decision:
-    """What the design space thinks best without measuring."""
+    """Choose what the design space takes without measuring: `default`."""
     del name, values
     return default
 
 
 def middle(name: str, values: Sequence[int], default: int) -> Decision:
-    """The middle of the values: a baseline without knowledge, for showing what a search finds."""
+    """Choose the middle of the values: a baseline without knowledge, to show what a search gains."""
     del name
     return sorted({*values, default})[len(values) // 2]
 
 
 def _ignore(_: str) -> None:
-    """Report to nobody."""
+    """Discard a progress line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schedules:
-    """Where a kernel's schedule comes from: the first of `best`, `shipped` and `choose` that has one.
+    """The sources of a kernel's schedule: the first of `best`, `shipped` and `choose` that has one is used.
 
     Attributes
     ----------

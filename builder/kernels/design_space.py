@@ -1,9 +1,8 @@
 """A kernel's design space as a search sees it: decisions, each an index into the values it may take.
 
-One function makes every point, the same that the heuristic goes through (`builder.kernels.schedule`): here
-its
-decisions become `sample_categorical` variables of the schedule's trace, which is what MetaSchedule mutates
-and what its database stores.
+One function makes every point, and the heuristic uses the same one (`apply_space` in
+`builder.kernels.schedule`). Here its decisions become `sample_categorical` variables of the schedule's trace,
+which is what MetaSchedule mutates and what its database stores.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ Decisions = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One candidate: a schedule, and the decisions that led to it."""
+    """A candidate: a schedule, and the decisions that made it."""
 
     decisions: Decisions
     schedule: st.Schedule
 
     @property
     def trace(self) -> Trace:
-        """What the database stores."""
+        """The schedule's steps, which a record stores."""
         return self.schedule.trace
 
 
@@ -51,11 +50,11 @@ class DesignSpace:
     target
         The device.
     names
-        Of the decisions.
+        The decisions' names, in the order in which they are made.
     values
-        What each decision may be, ascending.
+        For each decision, what it may be, ascending.
     default
-        The point that is used where nothing was measured.
+        The point that is used if nothing was measured, as indices into `values`.
     """
 
     func: tirx.PrimFunc
@@ -72,14 +71,14 @@ class DesignSpace:
         choose: Chooser = heuristic,
         shipped: Shipped | None = None,
     ) -> DesignSpace | None:
-        """The space of a function, None where its anchor's schedule does not apply.
+        """Return the space of a function, None if it has no anchor or its schedule does not apply.
 
         Parameters
         ----------
         func, target
             The unscheduled function, and the device.
         choose, shipped
-            Who chooses the default, as in `builder.kernels.schedule.schedule`.
+            What chooses the default, as in `builder.kernels.decisions.Schedules`.
         """
         recorded = None
         if shipped is not None:
@@ -94,7 +93,7 @@ class DesignSpace:
                 with target.tvm_target:
                     kind = apply_space(st.Schedule(func), target, recorder)
                 if recorded is chooser:
-                    recorded.finish()
+                    recorded.check_all_used()
             except SCHEDULE_FAULTS:
                 continue
             if kind is not None:
@@ -104,12 +103,13 @@ class DesignSpace:
 
     @property
     def size(self) -> int:
-        """How many points there are, those that do not apply included."""
+        """The number of points, including those that do not apply."""
         return math.prod(len(values) for values in self.values)
 
     def point(self, decisions: Decisions) -> Point | None:
-        """The candidate at `decisions`, None where the schedule does not apply there."""
-        # Held until the end: a schedule that alone owns its module writes into the function's shared body.
+        """Return the candidate at `decisions`, None if the schedule does not apply there."""
+        # Keep the module: a schedule that is its only owner writes into the function's body, which others
+        # share.
         workload, _ = workload_of(self.func)
         sch = st.Schedule(workload)
         try:
@@ -121,11 +121,11 @@ class DesignSpace:
         return Point(decisions, sch)
 
     def all_decisions(self) -> Iterator[Decisions]:
-        """Every point in turn, the last decision fastest."""
+        """Iterate over all points; the last decision varies fastest."""
         return itertools.product(*(range(len(values)) for values in self.values))
 
     def generator(self) -> ms.space_generator.ScheduleFn:
-        """The space as MetaSchedule's searches take it."""
+        """Return the space in the form that MetaSchedule's searches take."""
 
         def sample(sch: st.Schedule) -> None:
             sch.work_on("main")
@@ -136,24 +136,27 @@ class DesignSpace:
         )
 
     def describe(self, decisions: Decisions) -> str:
-        """The values behind `decisions`, such as `4x7x2`."""
+        """Return the values that `decisions` stand for, such as `4x7x2`."""
         return "x".join(str(self.values[i][d]) for i, d in enumerate(decisions))
 
 
 def workload_of(func: tirx.PrimFunc) -> tuple[tvm.IRModule, str]:
-    """The module that records are kept under, whatever the function was called, and its structural hash."""
+    """Return the module that records of `func` are stored under, and its structural hash.
+
+    The function is called `main` in it, so that its own name does not matter.
+    """
     mod = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
     return mod, str(ms.database.Workload(mod).as_json()[0])
 
 
 def decisions_of(trace: Trace) -> Decisions:
-    """The decisions in a trace, in order."""
+    """Return the decisions in a trace, in order."""
     found = trace.decisions
     return tuple(int(found[step]) for step in trace.insts if step in found)
 
 
 class _Recorder:
-    """Goes somebody's way and notes what could have been chosen."""
+    """Lets another chooser decide, and keeps each decision's name, values and answer."""
 
     def __init__(self, choose: Chooser) -> None:
         self._choose = choose
@@ -171,7 +174,15 @@ class _Recorder:
 
 
 class _Sampler:
-    """Makes each decision a variable of the schedule's trace, with a given value or a random one."""
+    """Makes each decision a variable of the schedule's trace, with a given value or a random one.
+
+    Parameters
+    ----------
+    sch
+        Whose trace gets the variables.
+    decisions
+        Indices into the values, in order; None for random ones.
+    """
 
     def __init__(self, sch: st.Schedule, decisions: Decisions | None) -> None:
         self._sch = sch

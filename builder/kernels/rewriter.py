@@ -1,8 +1,8 @@
-"""Walks a model's main function binding by binding, and builds the function that replaces it.
+"""Walks a model's `main` binding by binding, and builds the function that replaces it.
 
-TVM's own mutators visit expressions; what a layout pass decides is per value: which form of it exists, and
-which form a consumer wants. So this walk keeps a table from old variables to new expressions, and leaves what
-to do with each call to its caller.
+TVM's own mutators visit expressions. A layout pass decides for each value: which forms of it exist, and which
+form a consumer wants. So this walk keeps a table from old variables to new expressions; the pass decides what
+becomes of each call.
 """
 
 from __future__ import annotations
@@ -15,24 +15,31 @@ import tvm
 from tvm import relax
 from tvm.ir import Call, GenericConst, Op
 
-# Operators that change the shape and move no data (row-major, contiguous): the graph keeps each of them as
-# another name for its input's storage.
+# Operators that move no data: their result is another name for the same storage.
 RESHAPES: Final = ("relax.reshape", "relax.flatten", "relax.squeeze", "relax.expand_dims")
 
 
 class Values:
-    """The new expression of each old variable, made on demand where it exists in another form only."""
+    """The new expression of each old variable.
+
+    A subclass may keep values in other forms; `plain` then converts a value when it is first asked for.
+
+    Parameters
+    ----------
+    bb
+        Receives the new bindings.
+    """
 
     def __init__(self, bb: relax.BlockBuilder) -> None:
         self.bb = bb
         self._plain: dict[relax.Var, relax.Expr] = {}
 
     def define(self, var: relax.Var, expr: relax.Expr) -> None:
-        """Say that `expr` is the value of the old variable `var`."""
+        """Make `expr` the value of the old variable `var`."""
         self._plain[var] = expr
 
     def plain(self, expr: relax.Expr) -> relax.Expr:
-        """`expr` over new variables, in the layout the model had."""
+        """Return `expr` over new variables, in the layout that the model has."""
         if isinstance(expr, relax.Var):
             return self._plain[expr]
         if isinstance(expr, relax.Tuple):
@@ -40,7 +47,7 @@ class Values:
         return expr
 
     def call(self, call: Call) -> relax.Expr:
-        """The same call over new variables."""
+        """Return `call` over new variables."""
         args = [a if isinstance(a, tvm.ir.GlobalVar) else self.plain(a) for a in call.args]
         return Call(call.op, args, call.attrs, call.ty_args)
 
@@ -53,17 +60,17 @@ def rewrite_main(
     emit: Callable[[V, relax.Var, Call], bool],
     values: Callable[[relax.BlockBuilder], V],
 ) -> tvm.IRModule:
-    """Rebuild `main` with `emit` deciding about each call.
+    """Rebuild `main`; `emit` decides what becomes of each call.
 
     Parameters
     ----------
     mod
         A module whose `main` is in A-normal form.
     emit
-        Given the table, the old variable and the old call: emits what replaces it, defines the variable and
-        returns True; or returns False, and the call is copied.
+        Takes the table, the old variable and the old call. It emits what replaces the call, defines the
+        variable and returns True; or it returns False, and the call is copied.
     values
-        Makes the table; a pass with more forms of a value than one has its own.
+        Makes the table: `Values`, or a subclass where a value may have several forms.
     """
     main = mod["main"]
     functions = {g: f for g, f in mod.functions.items() if g.name_hint != "main"}
@@ -96,17 +103,17 @@ def _rewrite(table: V, binding: relax.Binding, emit: Callable[[V, relax.Var, Cal
 
 
 def op_name(call: Call) -> str:
-    """`relax.nn.conv2d` for a call of an operator, an empty string for any other call."""
+    """Return an operator's name, such as `relax.nn.conv2d`; an empty string for any other call."""
     return str(call.op.name) if isinstance(call.op, Op) else ""
 
 
 def shape_of(expr: relax.Expr) -> tuple[int, ...]:
-    """The static shape of a tensor expression."""
+    """Return the static shape of a tensor expression."""
     return tuple(int(d) for d in expr.ty.shape)
 
 
 def constant_of(expr: relax.Expr) -> np.ndarray | None:
-    """The numbers of a constant, None for anything else."""
+    """Return the value of a constant tensor, None if `expr` is anything else."""
     if isinstance(expr, GenericConst) and isinstance(expr.ty, relax.TensorType):
         array: np.ndarray = expr.value.numpy()
         return array
@@ -114,7 +121,7 @@ def constant_of(expr: relax.Expr) -> np.ndarray | None:
 
 
 def users_of(main: relax.Function) -> Mapping[relax.Var, int]:
-    """How often each variable of `main` is read, its result included."""
+    """Count how often each variable of `main` is read; its result counts as a read."""
     counts: dict[relax.Var, int] = {}
 
     def visit(expr: relax.Expr) -> None:
@@ -129,8 +136,15 @@ def users_of(main: relax.Function) -> Mapping[relax.Var, int]:
 
 
 def definition(table: Values, expr: relax.Expr, *names: str) -> Call | None:
-    """The call of one of the operators `names` that a new variable is bound to."""
+    """Return the call that a new variable is bound to if its operator is one of `names`, else None."""
     if not isinstance(expr, relax.Var):
         return None
     value = table.bb.lookup_binding(expr)
     return value if isinstance(value, Call) and op_name(value) in names else None
+
+
+def legalise_as_tvm(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
+    """Replace the call of an operator by TVM's own tensor expression for it."""
+    legalise = call.op.get_attr("FLegalize")
+    result: relax.Expr = legalise(bb, call)
+    return result

@@ -1,4 +1,8 @@
-"""Hands each function to the design space of its anchor, and to the fallback where there is none."""
+"""Orders the loops of one function: by a record, by the design space of its anchor, or by the fallback.
+
+Promises: every function gets a schedule, and one that is valid. A record or a design space that does not fit
+is skipped, and the next source is tried; the attribute `SCHEDULE` says which one the loops come from.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +16,8 @@ from tvm import tirx
 from tvm.s_tir.schedule import Trace
 
 from builder.kernels.decisions import UNTUNED, Chooser, Schedules, Shipped
-from builder.kernels.finish import finish
-from builder.kernels.signature import signature_of
+from builder.kernels.postprocessing import postprocess
+from builder.kernels.signature import SPACE_MARK, signature_of
 from builder.kernels.spaces import (
     convolution,
     depthwise,
@@ -43,8 +47,9 @@ SPACES: Mapping[str, Schedule] = {
     winograd.WEIGHTS_KIND: winograd.schedule_weights,
 }
 
-SCHEDULE: Final = "edge.schedule"  # a kernel's attribute: the design space its loops come from
-# A function of odd shape, without axes or elements, may end a design space by any of the last four.
+SCHEDULE: Final = "edge.schedule"  # a kernel's attribute: the kind of space that its loops come from
+# What a space raises where it does not apply. Degenerate shapes (no axes, no elements) surface as any of the
+# last four.
 SCHEDULE_FAULTS: Final = (
     st.ScheduleError,
     tvm.error.InternalError,
@@ -57,7 +62,7 @@ SCHEDULE_FAULTS: Final = (
 
 
 def schedule(func: tirx.PrimFunc, target: DeviceTarget, schedules: Schedules = UNTUNED) -> tirx.PrimFunc:
-    """`func` with its loops ordered for `target`.
+    """Order the loops of `func` for `target`.
 
     Parameters
     ----------
@@ -67,9 +72,14 @@ def schedule(func: tirx.PrimFunc, target: DeviceTarget, schedules: Schedules = U
         The device.
     schedules
         Where the order of the loops comes from.
+
+    Returns
+    -------
+    tirx.PrimFunc
+        The scheduled function, with the attribute `SCHEDULE`.
     """
     func = without_pragmas(func)
-    return finish(_ordered(func, target, schedules), target)
+    return postprocess(_ordered(func, target, schedules), target)
 
 
 def _ordered(func: tirx.PrimFunc, target: DeviceTarget, schedules: Schedules) -> tirx.PrimFunc:
@@ -83,7 +93,8 @@ def _ordered(func: tirx.PrimFunc, target: DeviceTarget, schedules: Schedules) ->
         except SCHEDULE_FAULTS as error:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             schedules.progress(f"a recorded schedule does not apply, using the heuristic ({reason:.120})")
-    # Held until the end: a schedule that alone owns its module writes into the function's shared body.
+    # Keep a second reference: a schedule that is its module's only owner writes into the function's body,
+    # which others share.
     owner = tvm.IRModule({"main": func})
     if schedules.shipped is not None:
         found = _as_shipped(owner, target, schedules.shipped)
@@ -100,7 +111,7 @@ def _ordered(func: tirx.PrimFunc, target: DeviceTarget, schedules: Schedules) ->
 
 
 def _as_shipped(owner: tvm.IRModule, target: DeviceTarget, shipped: Shipped) -> tirx.PrimFunc | None:
-    """The function by what is shipped for it, None where that is nothing or does not fit."""
+    """Schedule the function as its shipped record says; None if it has none, or one that does not fit."""
     sch = st.Schedule(owner)
     anchor = anchor_of(sch)
     if anchor is None:
@@ -111,25 +122,26 @@ def _as_shipped(owner: tvm.IRModule, target: DeviceTarget, shipped: Shipped) -> 
         return None
     try:
         kind = apply_space(sch, target, choose)
-        choose.finish()
+        choose.check_all_used()
     except SCHEDULE_FAULTS:
-        shipped.tell(signature, fits=False)
+        shipped.count_outcome(signature, fits=False)
         return None
-    shipped.tell(signature, fits=True)
+    shipped.count_outcome(signature, fits=True)
     return sch.mod["main"].with_attr(SCHEDULE, str(kind))
 
 
 def has_root(func: tirx.PrimFunc) -> bool:
-    """Whether `func` is made of blocks; what TVM writes out by hand, such as a scatter, is one opaque block.
+    """Whether `func` is made of blocks, which a schedule can order.
 
-    Its loops are as they were written: nothing says which may be reordered.
+    A function that TVM writes out by hand, such as a scatter, is one opaque block: nothing says which of its
+    loops may be reordered.
     """
     body = func.body
     return isinstance(body, st.SBlockRealize) and str(body.block.name_hint) == "root"
 
 
 def without_pragmas(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """`func` without the marks that TVM leaves for its GPU passes, of which its code generator would warn."""
+    """Return `func` without the pragmas of TVM's GPU passes, which make its CPU code generator warn."""
 
     def bare(stmt: tirx.AttrStmt) -> tirx.Stmt:
         return stmt.body if str(stmt.attr_key) == "pragma_scope" else stmt
@@ -138,35 +150,44 @@ def without_pragmas(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def space_of(func: tirx.PrimFunc) -> str | None:
-    """The kind of `func`'s design space, None where it has none."""
+    """Return the kind of `func`'s design space, None if it has none."""
     anchor = anchor_of(st.Schedule(func)) if has_root(func) else None
     return None if anchor is None else anchor[1]
 
 
 def apply_space(sch: st.Schedule, target: DeviceTarget, choose: Chooser) -> str | None:
-    """Apply the design space of the schedule's anchor; its kind, None where there is no anchor.
+    """Apply the design space of the schedule's anchor; return its kind, None if there is no anchor.
+
+    Parameters
+    ----------
+    sch
+        An unscheduled function's schedule; it is changed in place, also where this raises.
+    target
+        The device.
+    choose
+        Makes the decisions.
 
     Raises
     ------
     ScheduleError, InternalError, RuntimeError, ValueError, TypeError, IndexError, ZeroDivisionError
-        If as `SCHEDULE_FAULTS`: what was chosen does not fit the function.
+        If a decision does not fit the function; these are `SCHEDULE_FAULTS`.
     """
     anchor = anchor_of(sch)
     if anchor is None:
         return None
     block, kind = anchor
-    sch.unannotate(block, "edge.space")
+    sch.unannotate(block, SPACE_MARK)
     SPACES[kind](sch, block, target, choose)
     return kind
 
 
 def replay(func: tirx.PrimFunc, trace: Trace) -> tirx.PrimFunc:
-    """`func` with the steps of `trace`.
+    """Apply the steps of `trace` to an unscheduled `func`.
 
     Raises
     ------
     ScheduleError, InternalError, RuntimeError, ValueError, TypeError, IndexError, ZeroDivisionError
-        If as `SCHEDULE_FAULTS`: the trace is of another function.
+        If the trace was recorded for another function; these are `SCHEDULE_FAULTS`.
     """
     kind = space_of(func)
     owner = tvm.IRModule({"main": func})
@@ -176,9 +197,9 @@ def replay(func: tirx.PrimFunc, trace: Trace) -> tirx.PrimFunc:
 
 
 def anchor_of(sch: st.Schedule) -> tuple[st.schedule.SBlockRV, str] | None:
-    """The block that a design space is for, and that space's kind; None where there is none."""
+    """Return the anchor, and the kind of its design space; None if no block is marked as one."""
     for block in sch.get_child_blocks(sch.get_sblock("root")):
-        kind = sch.get(block).annotations.get("edge.space")
+        kind = sch.get(block).annotations.get(SPACE_MARK)
         if kind is not None:
             return block, str(kind)
     return None

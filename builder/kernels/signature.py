@@ -1,7 +1,7 @@
-"""A kernel's signature: what its design space's decisions depend on, and nothing else.
+"""A kernel's signature: what the decisions of its design space depend on, and nothing else.
 
-Two functions with the same anchor have the same signature, whatever is fused around it. So what was found for
-one convolution serves it in every model, and stays found when an epilogue is written in another way.
+Two functions with the same anchor have the same signature, whatever is fused around it. So what was measured
+for a convolution in one model serves it in every model, and stays valid when its epilogue changes.
 """
 
 from __future__ import annotations
@@ -10,17 +10,26 @@ from typing import Final
 
 from tvm import s_tir as st
 
-_SPACE: Final = "edge.space"
+# An anchor carries its design space's kind under this key, in the attributes of its tensor expression.
+SPACE_MARK: Final = "edge.space"
 
 
 def signature_of(sch: st.Schedule, block: st.schedule.SBlockRV, kind: str) -> str:
-    """The signature of an anchor whose loops nobody has ordered yet.
+    """Return the signature of an anchor whose loops have not been ordered yet.
+
+    Parameters
+    ----------
+    sch, block
+        The schedule, and the anchor in it.
+    kind
+        The kind of its design space.
 
     Returns
     -------
     str
         Such as `conv2d 1x4x56x56x16x4x3x3x16 of 1x4x58x58x16 4x4x3x3x16x1x16 float32 dilation=1 stride=1`:
-        the design space, the loops, what is read, and the anchor's own marks.
+        the design space, the extents of the loops, the shapes that are read, the result's dtype, and the
+        anchor's other marks.
     """
     anchor = sch.get(block)
     loops = [int(sch.get(loop).extent) for loop in sch.get_loops(block)]
@@ -29,7 +38,7 @@ def signature_of(sch: st.Schedule, block: st.schedule.SBlockRV, kind: str) -> st
     marks = sorted(
         f"{str(name).removeprefix('edge.')}={value}"
         for name, value in anchor.annotations.items()
-        if str(name).startswith("edge.") and str(name) != _SPACE
+        if str(name).startswith("edge.") and str(name) != SPACE_MARK
     )
     return " ".join([kind, _text(loops), "of", *map(_text, reads), dtype, *marks])
 

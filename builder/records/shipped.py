@@ -138,7 +138,7 @@ class ShippedChoices:
         entry = self.records.entries.get(signature)
         return None if entry is None else EntryChooser(entry)
 
-    def tell(self, signature: str, *, fits: bool) -> None:
+    def count_outcome(self, signature: str, *, fits: bool) -> None:
         """Whether the entry could be applied."""
         (self.used if fits else self.stale).add(signature)
 
@@ -166,7 +166,7 @@ class EntryChooser(Chooser):
         self._left.discard(name)
         return chosen
 
-    def finish(self) -> None:
+    def check_all_used(self) -> None:
         """Refuse an entry with a decision that the space asked nobody about.
 
         Raises

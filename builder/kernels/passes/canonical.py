@@ -1,8 +1,8 @@
-"""One spelling for each operator, before layouts are chosen.
+"""One form for each operator, before layouts are chosen.
 
-The importer writes some operators as tensor expressions (ONNX's Min, Max and Clip) and batch norm as a tuple.
-Here they become the Relax operators that the layout pass knows, constants are folded, and a batch norm
-after a convolution disappears into its weights.
+The importer writes some operators as tensor expressions (ONNX's Min, Max and Clip), and batch norm as a
+tuple. Here they become the Relax operators that the layout pass knows, constants are folded, and a batch norm
+after a convolution is folded into its weights.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _EXTREMA_BY_NAME: Mapping[str, Callable[..., relax.Expr]] = {
 
 
 def canonicalise(mod: tvm.IRModule) -> tvm.IRModule:
-    """Rewrite `mod` so that later passes meet each operator in one form.
+    """Rewrite `mod` so that later passes see each operator in one form.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ def canonicalise(mod: tvm.IRModule) -> tvm.IRModule:
     """
     t = relax.transform
     mod = _run(mod, t.Normalize(), t.ConvertToDataflow(min_size=1), t.CanonicalizeBindings())
-    mod = rewrite_main(mod, _Spelling(mod).emit, Values)
+    mod = rewrite_main(mod, _Forms(mod).emit, Values)
     mod = _run(mod, t.DecomposeOpsForInference(), t.CanonicalizeBindings(), t.FoldConstant())
     mod = rewrite_main(mod, _FoldScale(mod).emit, Values)
     return _run(mod, t.CanonicalizeBindings(), t.FoldConstant(), t.DeadCodeElimination(["main"]))
@@ -53,13 +53,13 @@ def _run(mod: tvm.IRModule, *passes: tvm.transform.Pass) -> tvm.IRModule:
     return tvm.transform.Sequential(list(passes))(mod)
 
 
-# What importers leave on constants, again and again. TVM's folding compiles a function for each, which took
-# most of the time of lowering a MobileNet.
+# Operators on constants that importers often leave. TVM's constant folding compiles a function for each call,
+# which took most of the time of lowering a MobileNet; these are folded with NumPy.
 _FOLDS: Final = ("relax.isnan", "relax.where", "relax.reshape", "relax.permute_dims")
 
 
 def _fold(name: str, call: Call, numbers: list[np.ndarray | None]) -> np.ndarray | None:
-    """The value of `call` where its tensors are constants."""
+    """Return the value of `call`, an operator of `_FOLDS`, None if its tensors are not all constants."""
     x = numbers[0]
     if x is None:
         return None
@@ -74,15 +74,18 @@ def _fold(name: str, call: Call, numbers: list[np.ndarray | None]) -> np.ndarray
     return None if yes is None or no is None else np.where(x, yes, no)
 
 
-class _Spelling:
-    """Operators that the importer wrote as tensor expressions, and batch norm."""
+class _Forms:
+    """Rewrites operators that the importer wrote as tensor expressions, and batch norm."""
 
     def __init__(self, mod: tvm.IRModule) -> None:
         self._mod = mod
         self._tuples: dict[relax.Var, relax.Expr] = {}
-        self._lowest: dict[relax.Var, tuple[relax.Expr, float]] = {}  # what is a maximum, and of what
+        self._lowest: dict[
+            relax.Var, tuple[relax.Expr, float]
+        ] = {}  # a maximum with a number: of what, and the number
 
     def emit(self, table: Values, var: relax.Var, call: Call) -> bool:
+        """Replace `call` if it has another form."""
         name = op_name(call)
         folded = (
             _fold(name, call, [constant_of(table.plain(a)) for a in call.args]) if name in _FOLDS else None
@@ -111,9 +114,9 @@ class _Spelling:
         operator: Callable[..., relax.Expr],
         args: list[relax.Expr],
     ) -> bool:
-        """A maximum and then a minimum with one number each: a clip, whose bounds stand in the kernel.
+        """Replace a maximum and a minimum, each with one number, by a clip, whose bounds are in the code.
 
-        A bound that is loaded might be no number, and LLVM then takes three instructions on ARM, not one.
+        A bound that is loaded may be NaN: LLVM then needs three instructions on ARM rather than one.
         """
         x, bound = args if isinstance(args[0], relax.Var) else reversed(args)
         number = constant_of(table.plain(bound))
@@ -129,6 +132,7 @@ class _Spelling:
         return True
 
     def _batch_norm(self, table: Values, var: relax.Var, call: Call) -> bool:
+        """Replace a batch norm with constant statistics by a multiplication and an addition."""
         numbers = [constant_of(a) for a in call.args[1:5]]
         if any(n is None for n in numbers):
             return False
@@ -148,7 +152,7 @@ class _Spelling:
 
 
 def _extremum(func: tirx.PrimFunc) -> Callable[..., relax.Expr] | None:
-    """The Relax operator of a function whose whole body is one elementwise maximum or minimum."""
+    """Return the Relax operator of a function that is one element-wise maximum or minimum, else None."""
     stores: list[tirx.BufferStore] = []
     tvm_ffi.structural_walk(func.body, (tirx.BufferStore, stores.append))
     if len(stores) != 1:
@@ -161,7 +165,7 @@ def _extremum(func: tirx.PrimFunc) -> Callable[..., relax.Expr] | None:
         load.source.same_as(param) for load, param in zip((value.a, value.b), func.params, strict=False)
     ):
         return None
-    # Broadcasting by the usual rules only: each index is the loop's own variable, or zero in an axis of one.
+    # NumPy's broadcasting only: each index is the loop's variable, or zero on an axis of extent one.
     for load in (value.a, value.b):
         own = stores[0].indices[len(stores[0].indices) - len(load.indices) :]
         for index, iterator, extent in zip(load.indices, own, load.source.shape, strict=True):
@@ -171,13 +175,14 @@ def _extremum(func: tirx.PrimFunc) -> Callable[..., relax.Expr] | None:
 
 
 class _FoldScale:
-    """A multiplication by a constant per channel goes into the convolution before it."""
+    """Folds a multiplication by a constant per channel into the convolution before it."""
 
     def __init__(self, mod: tvm.IRModule) -> None:
         self._users = users_of(mod["main"])
         self._convs: dict[relax.Var, tuple[Call, np.ndarray | None]] = {}
 
     def emit(self, table: Values, var: relax.Var, call: Call) -> bool:
+        """Fold `call` into the convolution that it reads, if it is such a multiplication or an addition."""
         name = op_name(call)
         if name == "relax.nn.conv2d":
             if call.attrs.kernel_layout == "OIHW" and call.attrs.data_layout == "NCHW":

@@ -1,13 +1,13 @@
-"""Packed channels, chosen for the graph as a whole.
+"""Chooses the layout of channels for the graph as a whole.
 
-A convolution wants its channels in blocks of a vector, `[N, C/b, H, W, b]`; what lies between two
-convolutions should leave them so. This pass walks the model once: a convolution asks for its input packed
-and gives its output packed, elementwise operators, pooling and resizing keep whatever packing comes in,
-everything else asks for the plain layout. A conversion is made where a consumer asks for a form that does
-not exist yet, once for each value. Weights are packed here, as constants.
+A convolution is fastest if its channels are stored in blocks of a vector, `[N, C/b, H, W, b]`, and operators
+between two convolutions should keep them so. This pass walks the model once. A convolution asks for packed
+input and produces packed output; element-wise operators and pooling keep the packing of their input; every
+other operator asks for the plain layout. A value is converted, once, when a consumer asks for a form in which
+it does not exist yet. Weights are packed here, as constants.
 
-Channels that fill no whole number of blocks are padded with zeros, and the values of padding are finite but
-meaningless: only operators that keep channels apart may see them.
+The last block of channels is padded with zeros if it is not full. Later values of the padding are finite but
+meaningless: only operators that do not mix channels may see them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Packed:
     expr
         The five-dimensional tensor.
     channels
-        C, without what pads the last block.
+        C, without the padding of the last block.
     """
 
     expr: relax.Expr
@@ -42,21 +42,21 @@ class Packed:
 
     @property
     def block(self) -> int:
-        """Channels in a block."""
+        """The number of channels in a block."""
         return shape_of(self.expr)[4]
 
     @property
     def is_whole(self) -> bool:
-        """Whether no channel is padding."""
+        """Whether there is no padding."""
         shape = shape_of(self.expr)
         return shape[1] * shape[4] == self.channels
 
 
 def channel_block(channels: int, lanes: int) -> int:
-    """The block for `channels`: the fewest vector operations, then the least padding.
+    """Return the block for `channels`: the one with the fewest vector operations, then the least padding.
 
-    24 channels for 16 lanes are two vectors, a quarter of which is padding, rather than three half ones: a
-    half vector takes as long as a whole one.
+    With 16 lanes, 24 channels become two vectors, a quarter of them padding, rather than three half vectors:
+    a half vector takes as long as a whole one.
     """
     candidates = [b for b in (lanes, lanes // 2, lanes // 4) if b >= 4]
     return min(candidates, key=lambda b: (-(-channels // b), b), default=lanes)
@@ -70,21 +70,21 @@ class LayoutValues(Values):
         self._packed: dict[relax.Var, Packed] = {}
 
     def define_packed(self, var: relax.Var, value: Packed) -> None:
-        """Say that the old variable `var` exists in packed form."""
+        """Make `value` the packed form of the old variable `var`."""
         self._packed[var] = value
 
     def packed(self, expr: relax.Expr) -> Packed | None:
-        """The packed form of `expr` if there is one."""
+        """Return the packed form of `expr`, None if it does not exist."""
         return self._packed.get(expr) if isinstance(expr, relax.Var) else None
 
     def plain(self, expr: relax.Expr) -> relax.Expr:
-        """`expr` in the plain layout, converted the first time that is asked for."""
+        """Return `expr` in the plain layout; it is converted the first time this is asked for."""
         if isinstance(expr, relax.Var) and expr not in self._plain:
             self.define(expr, self._unpack(self._packed[expr]))
         return super().plain(expr)
 
     def as_packed(self, expr: relax.Expr, block: int) -> Packed:
-        """`expr`, a value of rank 4, packed by `block`: as it is, by a reshape, or by a conversion."""
+        """Return `expr`, `[N, C, H, W]`, packed in blocks of `block`, converting it if needed."""
         have = self.packed(expr)
         if have is not None and have.block == block:
             return have
@@ -108,7 +108,7 @@ class LayoutValues(Values):
 
 
 def pack(x: te.Tensor, block: int) -> te.Tensor:
-    """`[N, C, H, W]` to `[N, ceil(C / block), H, W, block]`."""
+    """Convert `[N, C, H, W]` to `[N, ceil(C / block), H, W, block]`."""
     n, c, h, w = (int(d) for d in x.shape)
 
     def element(
@@ -123,7 +123,7 @@ def pack(x: te.Tensor, block: int) -> te.Tensor:
 
 
 def unpack(x: te.Tensor, channels: int) -> te.Tensor:
-    """`[N, blocks, H, W, b]` to `[N, channels, H, W]`."""
+    """Convert `[N, blocks, H, W, b]` to `[N, channels, H, W]`."""
     n, _, h, w, block = (int(d) for d in x.shape)
     return te.compute(
         (n, channels, h, w), lambda i, c, y, z: x[i, c // block, y, z, c % block], name="unpack"
@@ -131,7 +131,17 @@ def unpack(x: te.Tensor, channels: int) -> te.Tensor:
 
 
 def pack_array(array: np.ndarray, block: int, fill: float) -> np.ndarray:
-    """A constant that broadcasts over `[N, C, H, W]`, as one that broadcasts over the packed form."""
+    """Return a constant that broadcasts to `[N, C, H, W]` in a form that broadcasts to the packed layout.
+
+    Parameters
+    ----------
+    array
+        The constant.
+    block
+        Channels in a block.
+    fill
+        Its value in the padding of the last block.
+    """
     array = array.reshape((1,) * (4 - array.ndim) + array.shape)
     n, c, h, w = array.shape
     if c == 1:
@@ -142,8 +152,7 @@ def pack_array(array: np.ndarray, block: int, fill: float) -> np.ndarray:
     return np.ascontiguousarray(padded.reshape(n, blocks, block, h, w).transpose(0, 1, 3, 4, 2))
 
 
-# Operators on each element alone whose result is finite wherever padding (zero and what becomes of it) goes
-# in.
+# Element-wise operators whose result is finite for padding: for zero, and for what earlier ones made of zero.
 _UNARY: Final = {
     f"relax.{name}"
     for name in (
@@ -151,25 +160,32 @@ _UNARY: Final = {
         "tanh",        "abs", "negative", "clip", "erf", "round", "floor", "ceil", "square", "cos", "sin",
     )
 }  # fmt: skip
+# Operator -> the right operand's value in padding: a division needs a one.
 _BINARY: Final = {"relax.add": 0.0, "relax.subtract": 0.0, "relax.multiply": 0.0, "relax.divide": 1.0,
            "relax.maximum": 0.0, "relax.minimum": 0.0}  # fmt: skip
 
 
 class _Packing:
+    """Decides for each call whether it is computed in packed form."""
+
     def __init__(self, target: DeviceTarget) -> None:
         self._target = target
         self._lanes = target.simd.lanes
         self._products: dict[relax.Var, matmul.Heads] = {}
 
     def emit(self, table: LayoutValues, var: relax.Var, call: Call) -> bool:
-        """Replace `call` by its packed form where it has one."""
+        """Replace `call` by its packed form if it has one."""
         name = op_name(call)
         if name == "relax.nn.conv2d":
             return self._conv2d(table, var, call)
         if name == "relax.matmul":
             return matmul.emit(table, var, call, self._target) or self._heads(table, var, call)
-        if name == "relax.permute_dims" and call.args[0] in self._products and matmul.is_turn(call):
-            table.define(var, self._products[call.args[0]].emit(table.bb, turned=True))
+        if (
+            name == "relax.permute_dims"
+            and call.args[0] in self._products
+            and matmul.swaps_heads_and_rows(call)
+        ):
+            table.define(var, self._products[call.args[0]].emit(table.bb, rows_first=True))
             return True
         if not isinstance(call.ty, relax.TensorType) or not call.args:
             return False
@@ -192,14 +208,16 @@ class _Packing:
         return False
 
     def _heads(self, table: LayoutValues, var: relax.Var, call: Call) -> bool:
+        """Replace a product of attention's heads, and remember it: a transpose may follow."""
         heads = matmul.Heads.of(table, call)
         if heads is None:
             return False
         self._products[var] = heads
-        table.define(var, heads.emit(table.bb, turned=False))
+        table.define(var, heads.emit(table.bb, rows_first=False))
         return True
 
     def _conv2d(self, table: LayoutValues, var: relax.Var, call: Call) -> bool:
+        """Replace a convolution with constant weights: depthwise, by Winograd, or direct."""
         weight = constant_of(call.args[1])
         op = convolution.Conv2d.of(call)
         if weight is None or op is None or weight.dtype != np.float32:
@@ -228,7 +246,7 @@ class _Packing:
         return True
 
     def _in_block(self, table: LayoutValues, x: relax.Expr, op: convolution.Conv2d) -> int | None:
-        """The block to read `x` in: as it is where that serves, else the plain layout as blocks of one."""
+        """Return the block of channels in which a convolution reads `x`: its packing if that serves."""
         have = table.packed(x)
         per_group = op.in_channels // op.groups
         if have is not None and (op.groups == 1 or per_group % have.block == 0):
@@ -241,6 +259,10 @@ class _Packing:
         return channel_block(per_group, self._lanes)
 
     def _binary(self, table: LayoutValues, var: relax.Var, call: Call, fill: float) -> bool:
+        """Replace an element-wise operator if its operands agree on one block of channels.
+
+        `fill` is a constant's value in padding.
+        """
         packed = [table.packed(a) for a in call.args]
         blocks = {p.block for p in packed if p is not None and p.block > 1}
         if len(blocks) != 1:
@@ -271,14 +293,14 @@ class _Packing:
 
 
 def choose_layouts(mod: tvm.IRModule, target: DeviceTarget) -> tvm.IRModule:
-    """Pack what convolutions and matmuls read and write; see the head of this file.
+    """Choose the layout of every value of `mod`, and pack its weights.
 
     Parameters
     ----------
     mod
         A canonical module.
     target
-        Its vector width is the largest block.
+        Its vectors have as many lanes as the largest block has channels.
     """
     packing = _Packing(target)
     return rewrite_main(mod, packing.emit, LayoutValues)

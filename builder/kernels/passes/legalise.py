@@ -1,4 +1,4 @@
-"""Operators that no layout pass has replaced, as tensor expressions: TVM's, and ours where those are slow."""
+"""Turns the remaining operators into tensor expressions: TVM's, or ours where TVM's are slow."""
 
 from __future__ import annotations
 
@@ -9,33 +9,34 @@ from tvm import relax, topi
 from tvm.ir import Call
 
 from builder.kernels.rewriter import RESHAPES
-from builder.kernels.spaces import elementary, matmul, ordering, rows, transpose
+from builder.kernels.spaces import matmul, rows, sorting, transpose, vector_math
 
 Legalisation = Callable[[relax.BlockBuilder, Call], relax.Expr]
 
 
 def legalise_map() -> dict[str, Legalisation]:
-    """Our tensor expressions, by the operator they replace."""
-    own: dict[str, Legalisation] = dict.fromkeys(elementary.OPERATORS, elementary.legalise)
+    """Return our tensor expressions by the operator that they replace."""
+    own: dict[str, Legalisation] = dict.fromkeys(vector_math.OPERATORS, vector_math.legalise)
     own["relax.nn.softmax"] = rows.softmax
     own["relax.nn.layer_norm"] = rows.layer_norm
     own["relax.matmul"] = matmul.legalise
     own["relax.permute_dims"] = transpose.legalise
     own["relax.take"] = _take
     own["relax.cumsum"] = _cumsum
-    own["relax.topk"] = ordering.topk
-    own["relax.sort"] = ordering.sort
-    own["relax.argsort"] = ordering.argsort
+    own["relax.topk"] = sorting.topk
+    own["relax.sort"] = sorting.sort
+    own["relax.argsort"] = sorting.argsort
     return own
 
 
 def _take(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
-    """Indices come from users: one out of range takes the nearest element, not what lies beyond."""
+    """Legalise `take`; an index out of range takes the nearest element: indices may come from users."""
     axis = None if call.attrs.axis is None else int(call.attrs.axis)
     return bb.call_te(topi.take, call.args[0], call.args[1], axis, mode="clip", primfunc_name_hint="take")
 
 
 def _cumsum(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
+    """Legalise `cumsum`, whose result has the type that the call declares."""
     axis = None if call.attrs.axis is None else int(call.attrs.axis)
     return bb.call_te(
         lambda x: topi.cumsum(x, axis, str(call.ty.dtype), bool(call.attrs.exclusive)),
@@ -45,5 +46,8 @@ def _cumsum(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
 
 
 def legalise(mod: tvm.IRModule) -> tvm.IRModule:
-    """Every operator but reshapes as a call of a tensor expression."""
+    """Make every operator a call of a tensor expression.
+
+    Reshapes stay: the graph keeps them as other names for the same storage.
+    """
     return relax.transform.LegalizeOps(legalise_map(), skip_ops=list(RESHAPES))(mod)

@@ -1,8 +1,9 @@
-"""Finds what exporters take apart: layer norm in nine operators, products of matrices flattened to rank two.
+"""Recognises what exporters decompose: layer norm in nine operators, products of flattened rows.
 
-Runs before layouts are chosen. A layer norm becomes one operator, and one pass over each row. A reshape that
-keeps the last axis moves behind the products and element-wise operators that follow it, where it mostly meets
-its inverse: what it stood between is then fused into one kernel.
+Runs before layouts are chosen. A layer norm becomes one operator, which is computed in one pass over each
+row. A reshape that keeps the last axis moves after the products and element-wise operators that follow it,
+where it usually meets its inverse and both vanish: the operators that it separated are then fused into one
+kernel.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _BINARY: Final = {f"relax.{n}" for n in ("add", "subtract", "multiply", "divide"
 
 
 def recognise(mod: tvm.IRModule) -> tvm.IRModule:
-    """Rewrite `mod`, canonical, with each of the forms above in place of its parts.
+    """Rewrite `mod` with operators in place of their parts, and with reshapes moved out of the way.
 
     Parameters
     ----------
@@ -57,7 +58,7 @@ def _emit(table: Values, var: relax.Var, call: Call) -> bool:
 
 
 def _unfolded(table: Values, expr: relax.Expr) -> relax.Expr | None:
-    """The tensor of another rank, with the same last axis, that `expr` is a reshape of."""
+    """Return the tensor that `expr` is a reshape of, None if there is none or its last axis is another."""
     view = definition(table, expr, *RESHAPES)
     if view is None:
         return None
@@ -67,6 +68,7 @@ def _unfolded(table: Values, expr: relax.Expr) -> relax.Expr | None:
 
 
 def _reshape(table: Values, call: Call) -> relax.Expr | None:
+    """Return a reshape of a reshape as one, or as none if it is the inverse."""
     if op_name(call) not in RESHAPES:
         return None
     x = table.plain(call.args[0])
@@ -78,7 +80,7 @@ def _reshape(table: Values, call: Call) -> relax.Expr | None:
 
 
 def _product(table: Values, call: Call) -> relax.Expr | None:
-    """Rows times a constant matrix, whatever the shape in which the rows are counted."""
+    """Move a reshape of the rows from before a product with a constant matrix to after it."""
     if op_name(call) != "relax.matmul":
         return None
     source, weight = _unfolded(table, table.plain(call.args[0])), constant_of(call.args[1])
@@ -89,7 +91,7 @@ def _product(table: Values, call: Call) -> relax.Expr | None:
 
 
 def _is_of_product(table: Values, expr: relax.Expr) -> bool:
-    """Whether `expr` is a product with a constant matrix, or element-wise operators behind one."""
+    """Whether `expr` is a product with a constant matrix, or an element-wise function of one."""
     while (value := definition(table, expr, "relax.matmul", *_BINARY, *_UNARY)) is not None:
         if op_name(value) == "relax.matmul":
             return constant_of(value.args[1]) is not None
@@ -98,7 +100,7 @@ def _is_of_product(table: Values, expr: relax.Expr) -> bool:
 
 
 def _elementwise(table: Values, call: Call) -> relax.Expr | None:
-    """An operator on a reshaped product, on the product itself."""
+    """Move a reshape of a product from before an element-wise operator to after it."""
     name = op_name(call)
     if name not in _BINARY and name not in _UNARY:
         return None
@@ -120,7 +122,7 @@ def _elementwise(table: Values, call: Call) -> relax.Expr | None:
 def _as_rows(
     table: Values, expr: relax.Expr, shape: tuple[int, ...], old: tuple[int, ...]
 ) -> relax.Expr | None:
-    """`expr`, which broadcasts over `old`, so that it broadcasts over `shape`."""
+    """Return `expr`, which broadcasts to `old`, so that it broadcasts to `shape`; None if it cannot."""
     own = shape_of(expr)
     if own == old:
         view = definition(table, expr, *RESHAPES)
@@ -134,7 +136,10 @@ def _as_rows(
 
 
 def _quotient(table: Values, call: Call) -> relax.Expr | None:
-    """A division by a constant as a multiplication: by a power of two, and where an erf reads it (GELU)."""
+    """Return a division by a constant as a multiplication.
+
+    Only where that changes nothing (a power of two), or next to nothing (the argument of an erf, as in GELU).
+    """
     name = op_name(call)
     if name == "relax.erf":
         x = table.plain(call.args[0])
@@ -153,7 +158,7 @@ def _quotient(table: Values, call: Call) -> relax.Expr | None:
 
 
 def _inverse(expr: relax.Expr) -> relax.Constant | None:
-    """One over a positive float32 constant, None for anything else."""
+    """Return one over a positive float32 constant, None if `expr` is anything else."""
     numbers = constant_of(expr)
     if numbers is None or numbers.dtype != np.float32 or not numbers.size or not np.all(numbers > 0):
         return None
@@ -163,7 +168,7 @@ def _inverse(expr: relax.Expr) -> relax.Constant | None:
 
 
 def _layer_norm(table: Values, call: Call) -> relax.Expr | None:
-    """`(x - mean(x)) / sqrt(mean((x - mean(x))**2) + epsilon)` over the last axis."""
+    """Recognise `(x - mean(x)) / sqrt(mean((x - mean(x))**2) + epsilon)` over the last axis."""
     name = op_name(call)
     if name not in ("relax.divide", "relax.multiply") or str(call.ty.dtype) != "float32":
         return None
@@ -197,7 +202,7 @@ def _layer_norm(table: Values, call: Call) -> relax.Expr | None:
 
 
 def _is_mean_of(table: Values, expr: relax.Expr, x: relax.Expr) -> bool:
-    """Whether `expr` is the mean of `x` along its last axis, which it keeps."""
+    """Whether `expr` is the mean of `x` along its last axis, kept with extent one."""
     mean = definition(table, expr, "relax.mean")
     if mean is None or not mean.args[0].same_as(x) or not mean.attrs.keepdims or mean.attrs.axis is None:
         return False
@@ -206,6 +211,7 @@ def _is_mean_of(table: Values, expr: relax.Expr, x: relax.Expr) -> bool:
 
 
 def _is_square_of(table: Values, expr: relax.Expr, x: relax.Expr) -> bool:
+    """Whether `expr` is the square of `x`, as a power, a product or a square."""
     value = definition(table, expr, "relax.power", "relax.multiply", "relax.square")
     if value is None or not value.args[0].same_as(x):
         return False
@@ -216,7 +222,7 @@ def _is_square_of(table: Values, expr: relax.Expr, x: relax.Expr) -> bool:
 
 
 def _affine(table: Values, call: Call) -> relax.Expr | None:
-    """A gain, then a shift, behind a layer norm that has none."""
+    """Fold a multiplication by a gain, or an addition of a shift, into the layer norm before it."""
     name = op_name(call)
     if name not in ("relax.multiply", "relax.add"):
         return None

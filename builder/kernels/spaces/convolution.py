@@ -1,9 +1,8 @@
 """Convolution on packed channels, computed directly.
 
-The output is `[N, OC/bo, OH, OW, bo]`, the input `[N, IC/bi, H, W, bi]`, where `bi` may be 1 (a plain
-layout seen as blocks of one). A tile of `oc` blocks x `ow` columns is kept in registers while the
-reduction runs; each step broadcasts one input value for each column and multiplies it by `oc` vectors of
-weights.
+The output is `[N, OC/bo, OH, OW, bo]`, the input `[N, IC/bi, H, W, bi]`, where `bi` may be 1 (the plain
+layout, seen as blocks of one). A tile of `oc` blocks x `ow` columns is kept in registers while the reduction
+runs; each step broadcasts one input value for each column and multiplies it by `oc` vectors of weights.
 """
 
 from __future__ import annotations
@@ -19,9 +18,17 @@ from tvm.ir import Call
 
 from builder.kernels.decisions import Chooser, Decision
 from builder.kernels.rewriter import shape_of
+from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces import prefetch
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
-from builder.kernels.spaces.operand import best_row_tile, best_tile, hold, multiplies_by_element, repeat
+from builder.kernels.spaces.register_tile import (
+    best_row_tile,
+    best_tile,
+    divisors,
+    hold_operand,
+    multiplies_by_element,
+    unroll_rounds,
+)
 from builder.target.device_target import DeviceTarget
 
 KIND: Final = "conv2d"
@@ -33,8 +40,20 @@ class Conv2d:
 
     Attributes
     ----------
+    batch
+        Images.
+    in_channels, in_height, in_width
+        Of the input.
+    out_channels
+        Of the output.
+    kernel
+        The window's rows and columns.
+    strides, dilation
+        Along rows and columns.
     padding
         Top, left, bottom, right.
+    groups
+        Groups of channels, each convolved separately.
     """
 
     batch: int
@@ -50,7 +69,7 @@ class Conv2d:
 
     @classmethod
     def of(cls, call: Call) -> Conv2d | None:
-        """The geometry of a Relax call, None where it is in another layout than NCHW."""
+        """Return the geometry of a Relax call, None if its layout is not NCHW."""
         attrs = call.attrs
         if (attrs.data_layout, attrs.kernel_layout, attrs.out_layout) != ("NCHW", "OIHW", "NCHW"):
             return None
@@ -64,7 +83,7 @@ class Conv2d:
 
     @property
     def is_depthwise(self) -> bool:
-        """Whether each channel has a filter of its own."""
+        """Whether each channel has its own filter."""
         return self.groups == self.in_channels == self.out_channels and self.groups > 1
 
     @property
@@ -81,7 +100,7 @@ class Conv2d:
 
 
 def pad(x: te.Tensor, op: Conv2d) -> te.Tensor:
-    """`x`, packed, with the convolution's zeros around it; `x` itself where there are none."""
+    """Return packed `x` with the convolution's padding of zeros; `x` itself if there is no padding."""
     top, left, bottom, right = op.padding
     if not any(op.padding):
         return x
@@ -98,10 +117,10 @@ def pad(x: te.Tensor, op: Conv2d) -> te.Tensor:
 
 
 def pack_weights(weight: np.ndarray, in_block: int, out_block: int, together: int = 1) -> np.ndarray:
-    """`[OC, IC/groups, KH, KW]` to `[OC/bo/t, IC/bi, KH, KW, bi, t, bo]`, zeros where none is.
+    """Pack `[OC, IC/groups, KH, KW]` as `[OC/bo/t, IC/bi, KH, KW, bi, t, bo]`; fill blocks with zeros.
 
-    `t = together` blocks that a register tile holds lie side by side: ARM loads vectors in pairs, and
-    streams that are a power of two apart would compete for the same lines of the first cache.
+    The `t = together` blocks of a register tile are adjacent: ARM loads vectors in pairs, and streams that
+    are a power of two apart would compete for the same lines of the first cache.
     """
     o, i, kh, kw = weight.shape
     ob, ib = -(-o // out_block), -(-i // in_block)
@@ -120,10 +139,26 @@ def emit(
     out_block: int,
     target: DeviceTarget,
 ) -> relax.Expr:
-    """The convolution of packed `x`, as a call of a tensor expression with packed weights."""
+    """Emit the convolution of packed `x` as a call of a tensor expression with packed weights.
+
+    Parameters
+    ----------
+    bb
+        Receives the call.
+    op
+        The geometry.
+    x
+        The input, `[N, IC/bi, H, W, bi]`.
+    weight
+        `[OC, IC/groups, KH, KW]`, float32.
+    out_block
+        `bo`, the channels in a block of the output.
+    target
+        Its heuristic tile decides how weights are packed.
+    """
     in_block, blocks = shape_of(x)[4], -(-op.out_channels // out_block)
     part = math.gcd(in_block, op.in_channels)
-    if op.groups == 1 and part % 4 == 0:  # what fills the last block up is not worth multiplying
+    if op.groups == 1 and part % 4 == 0:  # do not multiply the zeros that fill the last block
         in_block = part
     columns = Columns(op.kernel[1], op.strides[1], op.dilation[1])
     tiles = space(blocks, op.out_width, in_block, target, columns).default
@@ -132,14 +167,12 @@ def emit(
     def compute(data: te.Tensor, w: te.Tensor) -> te.Tensor:
         return convolve(pad(data, op), w, op)
 
-    call = bb.call_te(
-        compute, x, packed, primfunc_name_hint="conv2d", primfunc_attrs={"op_pattern": FUSES_ELEMENTWISE}
-    )
+    call = bb.call_te(compute, x, packed, primfunc_name_hint="conv2d", primfunc_attrs=FUSES_ELEMENTWISE)
     return bb.emit(call)
 
 
 def convolve(x: te.Tensor, w: te.Tensor, op: Conv2d) -> te.Tensor:
-    """The product itself, over an already padded `x`."""
+    """Return the tensor expression of the convolution of `x`, which is padded already."""
     outer, in_blocks, kernel_h, kernel_w, in_block, together, out_block = (int(d) for d in w.shape)
     out_blocks = outer * together
     per_group = out_blocks // op.groups
@@ -148,7 +181,7 @@ def convolve(x: te.Tensor, w: te.Tensor, op: Conv2d) -> te.Tensor:
     kw = te.reduce_axis((0, kernel_w), "kw")
     ii = te.reduce_axis((0, in_block), "ii")
     (sh, sw), (dh, dw) = op.strides, op.dilation
-    parts = int(x.shape[4]) // in_block  # of a block of the input, each a block of the reduction
+    parts = int(x.shape[4]) // in_block  # blocks of the reduction in a block of the input
 
     def element(n: te.Tensor, o: te.Tensor, y: te.Tensor, z: te.Tensor, v: te.Tensor) -> te.Tensor:
         first = 0 if op.groups == 1 else o // per_group * in_blocks
@@ -160,13 +193,13 @@ def convolve(x: te.Tensor, w: te.Tensor, op: Conv2d) -> te.Tensor:
         (op.batch, out_blocks, op.out_height, op.out_width, out_block),
         element,
         name="conv",
-        attrs={"edge.space": KIND, "edge.stride": sw, "edge.dilation": dw},
+        attrs={SPACE_MARK: KIND, "edge.stride": sw, "edge.dilation": dw},
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Tiles:
-    """What the design space decides.
+class ConvolutionTiles:
+    """The decisions of the design space.
 
     Attributes
     ----------
@@ -175,13 +208,15 @@ class Tiles:
     ow
         Output columns held in registers.
     oh
-        Output rows that are done for all channels before the next: their input stays in the second cache.
+        Output rows that are computed for all channels before the next ones: their input stays in the second
+        cache.
     ii
         Input channels unrolled in the innermost reduction.
     held
-        Whether those of a tile are loaded as vectors first; see `operand`.
+        Whether these input values are held in vector registers; see `register_tile.hold_operand`.
     row_held
-        Whether instead, the input being single channels, the row that a row of the window reads is.
+        Whether, for an input of single channels, the input row that a row of the window reads is held
+        instead.
     """
 
     oc: Decision
@@ -199,7 +234,7 @@ class Columns:
     Attributes
     ----------
     window, stride, dilation
-        Along the row.
+        The convolution's, along a row.
     """
 
     window: int = 1
@@ -207,24 +242,19 @@ class Columns:
     dilation: int = 1
 
     def reach(self, columns: int) -> int:
-        """Columns of the input that so many columns of the output read."""
+        """Return how many columns of the input `columns` adjacent columns of the output read."""
         return (columns - 1) * self.stride + (self.window - 1) * self.dilation + 1
 
 
 @dataclass(frozen=True, slots=True)
-class Space:
-    """The values each decision may take, and the heuristic's choice among them."""
+class ConvolutionSpace:
+    """The values that each decision may take, and the heuristic's choice among them."""
 
     oc: tuple[int, ...]
     ow: tuple[int, ...]
     oh: tuple[int, ...]
     ii: tuple[int, ...]
-    default: Tiles
-
-
-def divisors(n: int, most: int) -> tuple[int, ...]:
-    """The divisors of `n` up to `most`, ascending."""
-    return tuple(d for d in range(1, min(n, most) + 1) if n % d == 0)
+    default: ConvolutionTiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,14 +266,14 @@ class Rows:
     count
         Rows of the output.
     bytes_each
-        What one of them reads that the one before has not.
+        Bytes of the input that a row reads and the row before it does not.
     """
 
     count: int = 1
     bytes_each: int = 0
 
     def at_once(self, cache_bytes: int) -> int:
-        """The most rows, of those that divide, whose input takes half of a cache."""
+        """Return the largest divisor of `count` such that the input of so many rows fits half of a cache."""
         fits = [r for r in divisors(self.count, self.count) if r * self.bytes_each <= cache_bytes // 2]
         return max(fits, default=1)
 
@@ -255,11 +285,23 @@ def space(
     target: DeviceTarget,
     columns: Columns | None = None,
     rows: Rows | None = None,
-) -> Space:
-    """The design space of a packed convolution.
+) -> ConvolutionSpace:
+    """Return the design space of a packed convolution.
 
-    The tile is the one of `operand.best_tile`; the reduction is unrolled by four, the vector where the
-    operand is held in one. The input of a block of rows stays in the second cache while all weights pass.
+    The heuristic takes the tile of `register_tile.best_tile` and unrolls the reduction by four, which is one
+    vector of a held operand. It takes as many rows as keep their input in the second cache while all weights
+    pass.
+
+    Parameters
+    ----------
+    out_blocks, out_width
+        Blocks of output channels, and output columns.
+    in_block
+        Input channels in a block of the reduction.
+    target
+        The device.
+    columns, rows
+        How output columns and rows read the input; None for a 1x1 window, and for a single row.
     """
     rows = rows or Rows()
     ohs, oh = divisors(rows.count, rows.count), rows.at_once(target.l2_bytes)
@@ -268,14 +310,14 @@ def space(
     held = multiplies_by_element(target) and in_block % 4 == 0
     if multiplies_by_element(target) and in_block == 1 and columns is not None and columns.window > 1:
         oc, ow = best_row_tile(ocs, ows, target, window=columns.window, reach=columns.reach)
-        return Space(ocs, ows, ohs, (1,), Tiles(oc, ow, oh, 1, row_held=True))
+        return ConvolutionSpace(ocs, ows, ohs, (1,), ConvolutionTiles(oc, ow, oh, 1, row_held=True))
     oc, ow = best_tile(ocs, ows, target, held=held)
     ii = tuple(d for d in (1, 2, 4, 8, 16) if in_block % d == 0)
-    return Space(ocs, ows, ohs, ii, Tiles(oc, ow, oh, min(4, in_block), held))
+    return ConvolutionSpace(ocs, ows, ohs, ii, ConvolutionTiles(oc, ow, oh, min(4, in_block), held))
 
 
-def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: Tiles) -> None:
-    """Order the loops of a packed convolution and of what is fused around it."""
+def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: ConvolutionTiles) -> None:
+    """Order the loops of a packed convolution, of its padding and of its epilogue."""
     padding = sch.get_producers(block)
     epilogue = Epilogue.after(sch, block)
     n, o, y, z, v, ic, kh, kw, ii = sch.get_loops(block)
@@ -289,11 +331,11 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: Tiles) -> None:
     outer = sch.fuse(n, yo, oo, yi)
     epilogue.place(zo)
     if tiles.held:
-        hold(sch, block, io)
-        if int(sch.get(kw).extent) == 1:  # more of a wider window at once was measured to spill
-            ic = repeat(sch, ic)
+        hold_operand(sch, block, io)
+        if int(sch.get(kw).extent) == 1:  # measured: unrolling a wider window spills
+            ic = unroll_rounds(sch, ic)
     if tiles.row_held:
-        hold(sch, block, kh)
+        hold_operand(sch, block, kh)
         sch.unroll(kw)
     sch.parallel(outer)
     sch.vectorize(v)
@@ -305,7 +347,7 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: Tiles) -> None:
 
 
 def schedule_pad(sch: st.Schedule, block: st.schedule.SBlockRV) -> None:
-    """The copy with zeros around it: a plane a thread, a block of channels a vector."""
+    """Order the loops of the padded copy: planes are divided among cores, a block of channels is a vector."""
     loops = sch.get_loops(block)
     if len(loops) != 5:
         return
@@ -314,7 +356,7 @@ def schedule_pad(sch: st.Schedule, block: st.schedule.SBlockRV) -> None:
 
 
 def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
-    """Apply the decisions that `choose` makes to `block`."""
+    """Order the loops of the function around `block` by the decisions of `choose`."""
     extents = [int(sch.get(loop).extent) for loop in sch.get_loops(block)]
     marks = sch.get(block).annotations
     columns = Columns(extents[7], int(marks["edge.stride"]), int(marks["edge.dilation"]))
@@ -324,5 +366,5 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     s = space(extents[1], extents[3], extents[8], target, columns, rows)
     d = s.default
     oc, ow, ii = choose("oc", s.oc, d.oc), choose("ow", s.ow, d.ow), choose("ii", s.ii, d.ii)
-    tiles = Tiles(oc, ow, choose("oh", s.oh, d.oh), ii, d.held, d.row_held)
+    tiles = ConvolutionTiles(oc, ow, choose("oh", s.oh, d.oh), ii, d.held, d.row_held)
     apply(sch, block, tiles)

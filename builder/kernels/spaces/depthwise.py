@@ -1,4 +1,4 @@
-"""Depthwise convolution on packed channels: each channel has its own filter, a block is a vector."""
+"""Depthwise convolution on packed channels: each channel has its own filter, and a block is a vector."""
 
 from __future__ import annotations
 
@@ -11,15 +11,29 @@ from tvm import s_tir as st
 
 from builder.kernels.decisions import Chooser, Decision
 from builder.kernels.rewriter import shape_of
-from builder.kernels.spaces.convolution import Conv2d, divisors, pad
+from builder.kernels.signature import SPACE_MARK
+from builder.kernels.spaces.convolution import Conv2d, pad
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
+from builder.kernels.spaces.register_tile import divisors
 from builder.target.device_target import DeviceTarget
 
 KIND: Final = "depthwise"
 
 
 def emit(bb: relax.BlockBuilder, op: Conv2d, x: relax.Expr, weight: np.ndarray) -> relax.Expr:
-    """The depthwise convolution of packed `x`, as a call of a tensor expression with packed weights."""
+    """Emit the depthwise convolution of packed `x` as a call of a tensor expression with packed weights.
+
+    Parameters
+    ----------
+    bb
+        Receives the call.
+    op
+        The geometry.
+    x
+        The input, `[N, C/b, H, W, b]`.
+    weight
+        `[C, 1, KH, KW]`, float32.
+    """
     _, blocks, _, _, b = shape_of(x)
     full = np.zeros((blocks * b, *op.kernel), weight.dtype)
     full[: op.in_channels] = weight[:, 0]
@@ -29,17 +43,13 @@ def emit(bb: relax.BlockBuilder, op: Conv2d, x: relax.Expr, weight: np.ndarray) 
         return convolve(pad(data, op), w, op)
 
     call = bb.call_te(
-        compute,
-        x,
-        relax.const(packed),
-        primfunc_name_hint="depthwise",
-        primfunc_attrs={"op_pattern": FUSES_ELEMENTWISE},
+        compute, x, relax.const(packed), primfunc_name_hint="depthwise", primfunc_attrs=FUSES_ELEMENTWISE
     )
     return bb.emit(call)
 
 
 def convolve(x: te.Tensor, w: te.Tensor, op: Conv2d) -> te.Tensor:
-    """The product itself, over an already padded `x`."""
+    """Return the tensor expression of the convolution of `x`, which is padded already."""
     blocks, kernel_h, kernel_w, block = (int(d) for d in w.shape)
     kh = te.reduce_axis((0, kernel_h), "kh")
     kw = te.reduce_axis((0, kernel_w), "kw")
@@ -53,24 +63,25 @@ def convolve(x: te.Tensor, w: te.Tensor, op: Conv2d) -> te.Tensor:
         (op.batch, blocks, op.out_height, op.out_width, block),
         element,
         name="depthwise",
-        attrs={"edge.space": KIND},
+        attrs={SPACE_MARK: KIND},
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Tiles:
-    """What the design space decides.
+class DepthwiseTiles:
+    """The decisions of the design space.
 
     Attributes
     ----------
     ow
         Output columns held in registers.
     oh
-        Output rows done together: what they read is padded into a buffer of their own, which stays in the
-        second cache, where a padded copy of the whole input would go through memory.
+        Output rows computed together. The input that they read is padded into a buffer that stays in the
+        second cache; a padded copy of the whole input would go through memory.
     zeros_first
-        Whether what is padded is filled with zeros, and the input copied into it as it lies. With narrow
-        vectors that is a third of what it costs to ask for each column what it is; wide ones write too much.
+        Whether to fill that buffer with zeros and then copy the input into it, rather than choose between the
+        two for each column. With narrow vectors that takes a third of the time; with wide ones it writes too
+        much.
     """
 
     ow: Decision
@@ -79,12 +90,12 @@ class Tiles:
 
 
 @dataclass(frozen=True, slots=True)
-class Space:
-    """The values of each decision, and the heuristic's choice."""
+class DepthwiseSpace:
+    """The values that each decision may take, and the heuristic's choice among them."""
 
     ow: tuple[int, ...]
     oh: tuple[int, ...]
-    default: Tiles
+    default: DepthwiseTiles
 
 
 def space(
@@ -94,26 +105,36 @@ def space(
     row_bytes: int,
     target: DeviceTarget,
     stride: int = 1,
-) -> Space:
-    """Accumulators, what they read and a row of the filter fit the registers; rows a quarter of the cache.
+) -> DepthwiseSpace:
+    """Return the design space of a depthwise convolution.
+
+    The heuristic takes as many columns as leave registers for what they read and for a row of the filter, and
+    as many rows as have their input in a quarter of the second cache.
 
     Parameters
     ----------
+    out_height, out_width
+        Rows and columns of the output.
+    kernel_w
+        Columns of the filter.
     row_bytes
-        What the input of one output row takes.
+        Bytes of the input that one output row takes.
+    target
+        The device.
     stride
-        Columns of the input for one of the output.
+        Columns of the input for each of the output.
     """
     ows, ohs = divisors(out_width, 32), divisors(out_height, out_height)
     narrow = target.simd.lanes <= 4
     registers = target.simd.registers
     most = max(1, (registers - kernel_w) // (1 + stride) if narrow else (registers - kernel_w - 2) // 2)
     rows = max(1, target.l2_bytes // 4 // row_bytes)
-    return Space(ows, ohs, Tiles(max(w for w in ows if w <= most), max(h for h in ohs if h <= rows), narrow))
+    ow, oh = max(w for w in ows if w <= most), max(h for h in ohs if h <= rows)
+    return DepthwiseSpace(ows, ohs, DepthwiseTiles(ow, oh, narrow))
 
 
-def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: Tiles) -> None:
-    """Order the loops of a depthwise convolution and of what is fused around it."""
+def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: DepthwiseTiles) -> None:
+    """Order the loops of a depthwise convolution, of its padding and of its epilogue."""
     epilogue = Epilogue.after(sch, block)
     n, c, y, z, v, kh, kw = sch.get_loops(block)
     yo, yi = sch.split(y, [None, tiles.oh])
@@ -141,12 +162,13 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: Tiles) -> None:
 
 
 def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
-    """Apply the decisions that `choose` makes to `block`."""
+    """Order the loops of the function around `block` by the decisions of `choose`."""
     extents = [int(sch.get(loop).extent) for loop in sch.get_loops(block)]
     _, _, height, width, lanes, _, kernel_w = extents
     in_width = int(sch.get(block).reads[0].source.shape[3])
     in_rows = int(sch.get(block).reads[0].source.shape[2]) / height
     row_bytes = round(4 * lanes * in_width * in_rows)
     s = space(height, width, kernel_w, row_bytes, target, stride=max(1, in_width // width))
-    made = Tiles(choose("ow", s.ow, s.default.ow), choose("oh", s.oh, s.default.oh), s.default.zeros_first)
-    apply(sch, block, made)
+    d = s.default
+    tiles = DepthwiseTiles(choose("ow", s.ow, d.ow), choose("oh", s.oh, d.oh), d.zeros_first)
+    apply(sch, block, tiles)

@@ -1,12 +1,13 @@
 """What is fused after an anchor: bias, activation, residual add.
 
-The blocks after the anchor are inlined into the last of them, and that one is computed where the anchor's
-tile is still in registers. An anchor with nothing after it gets a copy in its place, so that it accumulates
-in a buffer of its own.
+The blocks after the anchor are inlined into the last of them, which is computed while the anchor's tile is
+still in registers. An anchor with no block after it gets a copy instead, so that it accumulates in a separate
+buffer.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,40 +16,55 @@ from tvm import tirx
 
 from builder.kernels.spaces.fallback import is_cheap
 
-# Values of a function's attribute `op_pattern`, TVM's OpPatternKind: what FuseOps may put behind it.
-FUSES_ELEMENTWISE: Final = 4  # kOutEWiseFusable
-FUSES_NOTHING: Final = 8  # kOpaque
+# Attributes of a tensor expression, TVM's `OpPatternKind`: whether fusion puts element-wise operators after
+# it.
+FUSES_ELEMENTWISE: Final[Mapping[str, int]] = {"op_pattern": 4}
+NEVER_FUSED: Final[Mapping[str, int]] = {"op_pattern": 8}
 
 
 @dataclass(frozen=True, slots=True)
 class Epilogue:
-    """The last block of a fused function, after an anchor."""
+    """What is fused after an anchor, as one block.
+
+    Attributes
+    ----------
+    sch
+        The function's schedule.
+    block
+        Its last block.
+    """
 
     sch: st.Schedule
     block: st.schedule.SBlockRV
 
     @classmethod
     def after(cls, sch: st.Schedule, anchor: st.schedule.SBlockRV) -> Epilogue:
-        """Inline everything behind `anchor` into one block."""
+        """Inline all blocks after `anchor` into the last of them.
+
+        Raises
+        ------
+        ScheduleError
+            If several outputs of the function read the anchor.
+        """
         while consumers := sch.get_consumers(anchor):
             inner = [block for block in consumers if sch.get_consumers(block)]
             if not inner and len(consumers) == 1:
                 return cls(sch, consumers[0])
             if not inner:
-                raise st.ScheduleError("the anchor's result is an output several times over")
+                raise st.ScheduleError("expected one output after the anchor, got several")
             for block in inner:
                 sch.compute_inline(block)
         return cls(sch, sch.cache_write(anchor, 0, "global"))
 
     def place(self, loop: st.schedule.LoopRV, vector: int | None = None) -> None:
-        """Compute the epilogue under `loop`, its last axis vectorised and the rest of the tile unrolled.
+        """Compute the epilogue inside `loop`: its last axis is vectorised, the rest of the tile unrolled.
 
         Parameters
         ----------
         loop
             A loop of the anchor that encloses one tile.
         vector
-            Elements of the last axis in a vector, None where the whole axis is one.
+            Elements of the last axis in a vector; None if the whole axis is one vector.
         """
         sch = self.sch
         sch.reverse_compute_at(self.block, loop, preserve_unit_loops=True)
@@ -58,15 +74,15 @@ class Epilogue:
             outer, last = sch.split(last, [None, vector])
             inner.append(outer)
         sch.vectorize(last)
-        # A long formula, unrolled over a tile, would be more code than the product; it reads the tile from
-        # the first cache instead.
+        # A long formula unrolled over a tile would be more code than the product itself. It stays a loop, and
+        # reads the tile from the first cache.
         if is_cheap(sch.get(self.block)):
             for rest in inner:
                 sch.unroll(rest)
 
 
 def _depth(sch: st.Schedule, loop: st.schedule.LoopRV) -> int:
-    """How many loops there are from the outermost down to `loop`, itself included."""
+    """Count the loops from the outermost to `loop`, including both."""
     depth = 0
     sref = sch.get_sref(loop)
     while isinstance(sref.stmt, tirx.For):

@@ -1,9 +1,8 @@
-"""The schedule for whatever has no design space of its own. It never fails.
+"""The schedule of functions without a design space. It never fails.
 
-Element-wise blocks are inlined where that repeats no work; each block that remains has its outer spatial
-loops fused and divided among the cores, and its innermost contiguous loop vectorised. Whatever of this a
-block does not allow is left out for that block alone, so that no loop nest stays serial where a parallel one
-is possible.
+Element-wise blocks are inlined where that repeats no work. Each remaining block has its outer spatial loops
+fused and divided among the cores, and its innermost contiguous loop vectorised. A step that a block does not
+allow is left out for that block only, so a loop nest stays serial only if it cannot be parallel.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from builder.target.device_target import DeviceTarget
 
 
 def schedule(func: tirx.PrimFunc, target: DeviceTarget) -> tirx.PrimFunc:
-    """A schedule of `func`, parallel and vectorised as far as its blocks allow."""
+    """Order the loops of `func`: parallel and vectorised as far as its blocks allow."""
     sch = st.Schedule(func)
     inline(sch)
     for block in sch.get_child_blocks(sch.get_sblock("root")):
@@ -40,11 +39,11 @@ _EXPENSIVE: Final = {
     f"tirx.{n}" for n in ("exp", "erf", "tanh", "log", "pow", "sin", "cos", "sigmoid", "call_extern")
 }
 
-_CHEAP_PRODUCTS: Final = 4  # a polynomial in place of an elementary function has more
+_CHEAP_PRODUCTS: Final = 4  # a polynomial that approximates exp or erf has more
 
 
 def is_cheap(block: tirx.Stmt) -> bool:
-    """Whether computing the block twice costs about as much as reading its result twice."""
+    """Whether computing a block's element again costs no more than storing and reading it."""
     calls: list[Call] = []
     products: list[tirx.Mul] = []
     tvm_ffi.structural_walk(block.body, (Call, calls.append))
@@ -54,14 +53,14 @@ def is_cheap(block: tirx.Stmt) -> bool:
 
 
 def _branches(block: tirx.Stmt) -> bool:
-    """Whether elements of the block are computed in different ways, and so one at a time."""
+    """Whether the block branches for each element, and so is not vectorised."""
     calls: list[Call] = []
     tvm_ffi.structural_walk(block.body, (Call, calls.append))
     return any(str(getattr(call.op, "name", "")) == "prim.if_then_else" for call in calls)
 
 
 def inline(sch: st.Schedule) -> None:
-    """Inline element-wise blocks into what reads them, unless that repeats an expensive computation."""
+    """Inline element-wise blocks into their consumers, unless that repeats an expensive computation."""
     changed = True
     while changed:
         changed = False
@@ -87,22 +86,30 @@ def inline(sch: st.Schedule) -> None:
 
 
 def _split_axes(sch: st.Schedule, block: st.schedule.SBlockRV) -> tuple[list[object], list[object]]:
+    """Return the loops of a block's spatial axes, and those of its reduction axes.
+
+    Raises
+    ------
+    ScheduleError
+        If loops and axes do not correspond one to one, or an axis is neither.
+    """
     spatial, reduction = [], []
     loops = sch.get_loops(block)
     stmt = sch.get(block)
     if len(loops) != len(stmt.iter_vars):
-        raise st.ScheduleError("loops and axes do not correspond")
+        raise st.ScheduleError(f"expected {len(stmt.iter_vars)} loops, one for each axis, got {len(loops)}")
     for loop, axis in zip(loops, stmt.iter_vars, strict=True):
         if int(axis.iter_type) == tirx.IterVar.DataPar:
             spatial.append(loop)
         elif int(axis.iter_type) == tirx.IterVar.CommReduce:
             reduction.append(loop)
         else:
-            raise st.ScheduleError("an opaque axis")
+            raise st.ScheduleError("expected spatial and reduction axes, got another kind")
     return spatial, reduction
 
 
 def _order(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget) -> None:
+    """Divide a block's outer loops among the cores, and vectorise its last axis."""
     spatial, reduction = _split_axes(sch, block)
     if not spatial:
         return
@@ -129,19 +136,20 @@ def _order(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget) 
         return
     chunk = lanes * 4 if elements % (lanes * 4) == 0 else lanes
     jobs = target.cores * 4
-    outer, _, vector = sch.split(fused, [None, _middle(elements, chunk, jobs), chunk])
+    outer, _, vector = sch.split(fused, [None, _vectors_per_job(elements, chunk, jobs), chunk])
     sch.parallel(outer)
     sch.vectorize(vector)
 
 
-def _middle(elements: int, chunk: int, jobs: int) -> int:
-    """Vectors a job, so that there are about `jobs` of them and, where possible, no remainder."""
+def _vectors_per_job(elements: int, chunk: int, jobs: int) -> int:
+    """Divide `elements`, in vectors of `chunk`, into about `jobs` jobs, without a remainder if possible."""
     vectors = -(-elements // chunk)
     most = max(1, vectors // jobs)
     return next((m for m in range(most, most // 2, -1) if vectors % m == 0), most)
 
 
 def _parallel_only(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget) -> None:
+    """Divide a block's first axis among the cores."""
     del target
     spatial, _ = _split_axes(sch, block)
     sch.parallel(spatial[0])

@@ -1,7 +1,8 @@
-"""Matrix products: against constant weights packed in panels, and between two computed matrices.
+"""Matrix products: with constant weights packed in panels, and of two computed matrices.
 
-Weights become `[N/nb, K, nb]` where a panel `nb` is one to four vectors. A tile of `rows` x one panel
-is kept in registers while K runs; panels are the outer parallel loop, so that a core reads each weight once.
+Weights become `[N/nb, K, nb]`, where a panel of `nb` columns is one to four vectors wide. A tile of `rows` x
+one panel is kept in registers while K runs. Panels are the outer, parallel loop, so each weight is read by
+one core.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from tvm import s_tir as st
 from tvm.ir import Call
 
 from builder.kernels.decisions import Chooser, Decision
-from builder.kernels.rewriter import Values, constant_of, definition, shape_of
+from builder.kernels.rewriter import Values, constant_of, definition, legalise_as_tvm, shape_of
+from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces import tiled
-from builder.kernels.spaces.convolution import divisors
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
-from builder.kernels.spaces.operand import hold, multiplies_by_element
+from builder.kernels.spaces.register_tile import divisors, hold_operand, multiplies_by_element
 from builder.target.device_target import DeviceTarget
 
 KIND: Final = "matmul"
@@ -27,11 +28,11 @@ BATCHED: Final = "batch_matmul"
 
 
 def panel_width(columns: int, rows: int, target: DeviceTarget) -> int | None:
-    """The panel for `columns`: so many vectors, or half vectors, as divide them; None where none do.
+    """Return the columns of a panel: vectors, or half vectors, that divide `columns`; None if none do.
 
-    Three vectors leave a broadcast more products to serve; where the rows are held in registers too
-    (`operand`), two leave more registers for rows. A single row has only its panel to keep the
-    multipliers busy: eight vectors cover the time that one multiply-add takes.
+    With three vectors each broadcast serves more products. Where the rows are held in registers too
+    (`register_tile`), two vectors leave more registers for rows. A single row keeps the multipliers busy with
+    its panel only: eight vectors cover the latency of a multiply-add.
     """
     lanes = target.simd.lanes
     counts: tuple[int, ...] = (2, 3, 1) if multiplies_by_element(target) else (3, 2, 1)
@@ -45,12 +46,18 @@ def panel_width(columns: int, rows: int, target: DeviceTarget) -> int | None:
 
 
 def vector_width(panel: int, lanes: int) -> int:
-    """Elements of a panel in a vector."""
+    """Return how many columns of a panel of `panel` columns are one vector."""
     return lanes if panel % lanes == 0 else min(panel, lanes // 2)
 
 
 def emit(table: Values, var: relax.Var, call: Call, target: DeviceTarget) -> bool:
-    """Replace a product with a constant matrix by one with packed panels."""
+    """Replace the product with a constant float32 matrix by one with packed panels, if panels divide it.
+
+    Returns
+    -------
+    bool
+        Whether `var` was defined.
+    """
     weight = constant_of(call.args[1])
     left = shape_of(call.args[0])
     if weight is None or weight.ndim != 2 or weight.dtype != np.float32 or len(left) < 2:
@@ -67,31 +74,27 @@ def emit(table: Values, var: relax.Var, call: Call, target: DeviceTarget) -> boo
         table.define(var, tiled.emit(table.bb, x, relax.const(packed), form))
         return True
     new = table.bb.call_te(
-        product,
-        x,
-        relax.const(packed),
-        primfunc_name_hint="matmul",
-        primfunc_attrs={"op_pattern": FUSES_ELEMENTWISE},
+        product, x, relax.const(packed), primfunc_name_hint="matmul", primfunc_attrs=FUSES_ELEMENTWISE
     )
     table.define(var, table.bb.emit(new))
     return True
 
 
 def product(a: te.Tensor, b: te.Tensor) -> te.Tensor:
-    """Rows of `a`, [..., K], times a matrix in panels, [N / panel, K, panel]."""
+    """Return the tensor expression of `a`, `[..., K]`, times a matrix in panels, `[N / panel, K, panel]`."""
     panels, depth, panel = (int(d) for d in b.shape)
     k = te.reduce_axis((0, depth), "k")
     return te.compute(
         (*a.shape[:-1], panels * panel),
         lambda *i: te.sum(a[(*i[:-1], k)] * b[i[-1] // panel, k, i[-1] % panel], axis=k),
         name="matmul",
-        attrs={"edge.space": KIND, "edge.panel": panel},
+        attrs={SPACE_MARK: KIND, "edge.panel": panel},
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Tiles:
-    """What the design space decides.
+class MatmulTiles:
+    """The decisions of the design space.
 
     Attributes
     ----------
@@ -100,7 +103,7 @@ class Tiles:
     k
         Steps of the reduction unrolled.
     held
-        Whether those of a tile's rows are loaded as vectors first; see `operand`.
+        Whether the rows' values of these steps are held in registers; see `register_tile.hold_operand`.
     """
 
     rows: Decision
@@ -109,26 +112,39 @@ class Tiles:
 
 
 @dataclass(frozen=True, slots=True)
-class Space:
-    """The values of each decision, and the heuristic's choice."""
+class MatmulSpace:
+    """The values that each decision may take, and the heuristic's choice among them."""
 
     rows: tuple[int, ...]
     k: tuple[int, ...]
-    default: Tiles
+    default: MatmulTiles
 
 
-def space(rows: int, depth: int, vectors: int, target: DeviceTarget) -> Space:
-    """Accumulators, a panel's row and one broadcast fit the registers."""
+def space(rows: int, depth: int, vectors: int, target: DeviceTarget) -> MatmulSpace:
+    """Return the design space of a product.
+
+    The heuristic takes the most rows whose accumulators fit the registers, beside a row of the panel and one
+    broadcast.
+
+    Parameters
+    ----------
+    rows, depth
+        Rows that a tile may divide, and K.
+    vectors
+        Vectors in a panel.
+    target
+        The device.
+    """
     options = divisors(rows, 32)
     ks = divisors(depth, 8)
     k = max(k for k in ks if k <= 4)
     held = multiplies_by_element(target) and k == 4
     most = tiled.most_rows(vectors, target, held=held)
-    return Space(options, ks, Tiles(max(r for r in options if r <= most), k, held))
+    return MatmulSpace(options, ks, MatmulTiles(max(r for r in options if r <= most), k, held))
 
 
-def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: Tiles, panel: int, lanes: int) -> None:
-    """Order the loops of a product with packed panels."""
+def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: MatmulTiles, panel: int, lanes: int) -> None:
+    """Order the loops of a product with packed panels, and of its epilogue."""
     epilogue = Epilogue.after(sch, block)
     *rows, j, k = sch.get_loops(block)
     i = sch.fuse(*rows)
@@ -139,7 +155,7 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: Tiles, panel: in
     sch.reorder(jo, io, ko, ki, ii, jt, ji)
     epilogue.place(io, vector=width)
     if tiles.held:
-        hold(sch, block, ko)
+        hold_operand(sch, block, ko)
     sch.parallel(jo)
     sch.vectorize(ji)
     for loop in (jt, ii, ki):
@@ -148,23 +164,21 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: Tiles, panel: in
 
 
 def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
-    """Apply the decisions that `choose` makes to `block`."""
+    """Order the loops of the function around `block`, a product with panels, by the decisions of `choose`."""
     panel = int(sch.get(block).annotations["edge.panel"])
     *rows, _, depth = (int(sch.get(loop).extent) for loop in sch.get_loops(block))
     lanes = target.simd.lanes
     s = space(tiled.whole_rows(rows), depth, -(-panel // lanes), target)
-    tiles = Tiles(choose("rows", s.rows, s.default.rows), choose("k", s.k, s.default.k), s.default.held)
+    tiles = MatmulTiles(choose("rows", s.rows, s.default.rows), choose("k", s.k, s.default.k), s.default.held)
     apply(sch, block, tiles, panel, lanes)
 
 
 def legalise(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
-    """The product of two computed matrices of the same rank and batch; any other product as TVM has it."""
+    """Legalise the product of two computed matrices of the same rank and batch; any other as TVM does."""
     left, right = shape_of(call.args[0]), shape_of(call.args[1])
     same = len(left) == len(right) >= 2 and left[:-2] == right[:-2]
     if not same or str(call.ty.dtype) != "float32":
-        default = call.op.get_attr("FLegalize")
-        result: relax.Expr = default(bb, call)
-        return result
+        return legalise_as_tvm(bb, call)
 
     def compute(a: te.Tensor, b: te.Tensor) -> te.Tensor:
         k = te.reduce_axis((0, left[-1]), "k")
@@ -172,37 +186,37 @@ def legalise(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
             (*left[:-1], right[-1]),
             lambda *i: te.sum(a[(*i[:-1], k)] * b[(*i[:-2], k, i[-1])], axis=k),
             name="matmul",
-            attrs={"edge.space": BATCHED},
+            attrs={SPACE_MARK: BATCHED},
         )
 
     return bb.call_te(
-        compute,
-        *call.args,
-        primfunc_name_hint="batch_matmul",
-        primfunc_attrs={"op_pattern": FUSES_ELEMENTWISE},
+        compute, *call.args, primfunc_name_hint="batch_matmul", primfunc_attrs=FUSES_ELEMENTWISE
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """The operands of a product for each head, as `[batch, heads, rows, columns]`.
+    """The operands of attention's products: a matrix for each head, `[batch, heads, rows, columns]`.
 
     Attributes
     ----------
     left, right
         The matrices.
-    left_turned, right_turned
-        Whether heads lie behind rows, as a projection leaves them: `[batch, rows, heads, columns]`.
+    left_rows_first, right_rows_first
+        Whether they are stored as a projection leaves them instead: `[batch, rows, heads, columns]`.
     """
 
     left: relax.Expr
     right: relax.Expr
-    left_turned: bool
-    right_turned: bool
+    left_rows_first: bool
+    right_rows_first: bool
 
     @classmethod
     def of(cls, table: Values, call: Call) -> Heads | None:
-        """The operands of a product of two computed tensors of rank 4, transposes of heads taken off them."""
+        """Return the operands of a product of two computed tensors of rank 4, None for any other product.
+
+        A transpose that only exchanges heads and rows is taken off an operand.
+        """
         left, right = shape_of(call.args[0]), shape_of(call.args[1])
         if (
             len(left) != _RANK
@@ -211,25 +225,25 @@ class Heads:
             or str(call.ty.dtype) != "float32"
         ):
             return None
-        a, a_turned = _without_turn(table, table.plain(call.args[0]))
-        b, b_turned = _without_turn(table, table.plain(call.args[1]))
-        return cls(a, b, a_turned, b_turned)
+        a, a_rows_first = _without_head_swap(table, table.plain(call.args[0]))
+        b, b_rows_first = _without_head_swap(table, table.plain(call.args[1]))
+        return cls(a, b, a_rows_first, b_rows_first)
 
-    def emit(self, bb: relax.BlockBuilder, *, turned: bool) -> relax.Expr:
-        """The product, its heads behind its rows where `turned`."""
+    def emit(self, bb: relax.BlockBuilder, *, rows_first: bool) -> relax.Expr:
+        """Emit the product, stored as `[batch, rows, heads, columns]` if `rows_first`."""
 
         def compute(a: te.Tensor, b: te.Tensor) -> te.Tensor:
             batch, depth = a.shape[0], int(a.shape[3])
-            heads, rows = (a.shape[2], a.shape[1]) if self.left_turned else (a.shape[1], a.shape[2])
+            heads, rows = (a.shape[2], a.shape[1]) if self.left_rows_first else (a.shape[1], a.shape[2])
             k = te.reduce_axis((0, depth), "k")
 
             def element(n: tirx.Var, p: tirx.Var, q: tirx.Var, j: tirx.Var) -> tirx.Expr:
-                h, i = (q, p) if turned else (p, q)
-                left = a[n, i, h, k] if self.left_turned else a[n, h, i, k]
-                return te.sum(left * (b[n, k, h, j] if self.right_turned else b[n, h, k, j]), axis=k)
+                h, i = (q, p) if rows_first else (p, q)
+                left = a[n, i, h, k] if self.left_rows_first else a[n, h, i, k]
+                return te.sum(left * (b[n, k, h, j] if self.right_rows_first else b[n, h, k, j]), axis=k)
 
-            shape = (batch, rows, heads, b.shape[3]) if turned else (batch, heads, rows, b.shape[3])
-            mark = {"edge.space": BATCHED, "edge.turned": int(turned)}
+            shape = (batch, rows, heads, b.shape[3]) if rows_first else (batch, heads, rows, b.shape[3])
+            mark = {SPACE_MARK: BATCHED, "edge.turned": int(rows_first)}
             return te.compute(shape, element, name="matmul", attrs=mark)
 
         return bb.emit(
@@ -238,29 +252,32 @@ class Heads:
                 self.left,
                 self.right,
                 primfunc_name_hint="batch_matmul",
-                primfunc_attrs={"op_pattern": FUSES_ELEMENTWISE},
+                primfunc_attrs=FUSES_ELEMENTWISE,
             )
         )
 
 
 _RANK: Final = 4
-_TURN: Final = [0, 2, 1, 3]
+_HEAD_SWAP: Final = [0, 2, 1, 3]
 
 
-def is_turn(call: Call) -> bool:
+def swaps_heads_and_rows(call: Call) -> bool:
     """Whether a transpose only exchanges heads and rows."""
-    return call.attrs.axes is not None and [int(a) for a in call.attrs.axes] == _TURN
+    return call.attrs.axes is not None and [int(a) for a in call.attrs.axes] == _HEAD_SWAP
 
 
-def _without_turn(table: Values, expr: relax.Expr) -> tuple[relax.Expr, bool]:
+def _without_head_swap(table: Values, expr: relax.Expr) -> tuple[relax.Expr, bool]:
     call = definition(table, expr, "relax.permute_dims")
-    return (call.args[0], True) if call is not None and is_turn(call) else (expr, False)
+    return (call.args[0], True) if call is not None and swaps_heads_and_rows(call) else (expr, False)
 
 
 def schedule_batched(
     sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser
 ) -> None:
-    """A tile of rows x vectors in registers; matrices and blocks of rows are divided among cores."""
+    """Order the loops around a product of computed matrices by the decisions of `choose`.
+
+    A tile of rows x vectors is kept in registers; matrices and blocks of rows are divided among cores.
+    """
     epilogue = Epilogue.after(sch, block)
     *batch, i, j, k = sch.get_loops(block)
     if int(sch.get(block).annotations.get("edge.turned", 0)):
@@ -270,7 +287,7 @@ def schedule_batched(
     width = lanes if columns % lanes == 0 else max(divisors(columns, lanes))
     vectors = max(divisors(columns // width, 3))
     s = space(rows, depth, vectors, target)
-    tiles = Tiles(choose("rows", s.rows, s.default.rows), choose("k", s.k, s.default.k), s.default.held)
+    tiles = MatmulTiles(choose("rows", s.rows, s.default.rows), choose("k", s.k, s.default.k), s.default.held)
     io, ii = sch.split(i, [None, tiles.rows])
     jo, jt, ji = sch.split(j, [None, vectors, width])
     ko, ki = sch.split(k, [None, tiles.k])
@@ -278,7 +295,7 @@ def schedule_batched(
     outer = sch.fuse(*batch, io)
     epilogue.place(jo, vector=width)
     if tiles.held:
-        hold(sch, block, ko)
+        hold_operand(sch, block, ko)
     sch.parallel(outer)
     sch.vectorize(ji)
     for loop in (jt, ii, ki):

@@ -1,4 +1,4 @@
-"""Pooling on packed channels: window maxima and means, and the mean of a whole plane."""
+"""Pooling on packed channels: the maximum or mean of each window, and the mean of a whole plane."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from tvm.ir import Call
 
 from builder.kernels.decisions import Chooser
 from builder.kernels.rewriter import op_name, shape_of
-from builder.kernels.spaces.convolution import divisors
+from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces.epilogue import Epilogue
+from builder.kernels.spaces.register_tile import divisors
 from builder.target.device_target import DeviceTarget
 
 KIND: Final = "pool"
@@ -19,7 +20,7 @@ _LOWEST: Final = -3.4028234663852886e38  # float32's most negative finite number
 
 
 def emit(bb: relax.BlockBuilder, call: Call, x: relax.Expr) -> relax.Expr | None:
-    """The packed form of a pooling operator over packed `x`, None where `call` is another operator."""
+    """Emit a pooling operator on packed `x`, `[N, C/b, H, W, b]`; None if `call` is another operator."""
     name = op_name(call)
     if name in ("relax.nn.max_pool2d", "relax.nn.avg_pool2d"):
         return _window(bb, call, x, is_max=name == "relax.nn.max_pool2d")
@@ -33,6 +34,7 @@ def emit(bb: relax.BlockBuilder, call: Call, x: relax.Expr) -> relax.Expr | None
 
 
 def _window(bb: relax.BlockBuilder, call: Call, x: relax.Expr, *, is_max: bool) -> relax.Expr | None:
+    """Emit the maximum or mean of each window, None if the layout is not NCHW."""
     attrs = call.attrs
     if attrs.layout != "NCHW" or attrs.out_layout != "NCHW":
         return None
@@ -48,7 +50,7 @@ def _window(bb: relax.BlockBuilder, call: Call, x: relax.Expr, *, is_max: bool) 
         kh = te.reduce_axis((0, kernel_h), "kh")
         kw = te.reduce_axis((0, kernel_w), "kw")
         identity = tirx.const(_LOWEST if is_max else 0.0, data.dtype)
-        # With ceil_mode the last window may reach beyond the declared padding.
+        # With `ceil_mode` the last window may extend beyond the declared padding.
         need_h = (out_h - 1) * sh + (kernel_h - 1) * dh + 1
         need_w = (out_w - 1) * sw + (kernel_w - 1) * dw + 1
         source = data
@@ -67,14 +69,14 @@ def _window(bb: relax.BlockBuilder, call: Call, x: relax.Expr, *, is_max: bool) 
             (n, blocks, out_h, out_w, b),
             lambda i, c, y, z, v: reducer(source[i, c, y * sh + kh * dh, z * sw + kw * dw, v], axis=[kh, kw]),
             name="pool",
-            attrs={"edge.space": KIND},
+            attrs={SPACE_MARK: KIND},
         )
         if is_max:
             return pooled
 
         def count(first: tirx.Expr, kernel: int, dilation: int, extent: tuple[int, int, int]) -> tirx.Expr:
             before, size, after = extent
-            # Positions of the window inside what is counted: the input, or the input and its padding.
+            # Positions of the window that count: those inside the input, or inside the input and its padding.
             low = tirx.const(0, "int64") if counts_padding else tirx.const(before, "int64")
             high = size + before + (after if counts_padding else 0)
             begin = tirx.max((low - first + dilation - 1) // dilation, 0)
@@ -98,6 +100,7 @@ def _window(bb: relax.BlockBuilder, call: Call, x: relax.Expr, *, is_max: bool) 
 
 
 def _plane(bb: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
+    """Emit the mean of each plane."""
     n, blocks, height, width, b = shape_of(x)
 
     def compute(data: te.Tensor) -> te.Tensor:
@@ -107,7 +110,7 @@ def _plane(bb: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
             (n, blocks, 1, 1, b),
             lambda i, c, _y, _z, v: te.sum(data[i, c, kh, kw, v], axis=[kh, kw]),
             name="pool",
-            attrs={"edge.space": KIND},
+            attrs={SPACE_MARK: KIND},
         )
         return te.compute(
             (n, blocks, 1, 1, b),
@@ -119,7 +122,7 @@ def _plane(bb: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
 
 
 def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
-    """A plane's rows a thread, a block of channels a vector, a few columns in registers."""
+    """Order the loops: rows are divided among cores, and a tile of columns is kept in registers."""
     del choose
     padding = sch.get_producers(block)
     for producer in padding:

@@ -1,11 +1,11 @@
-"""Weights on their way before they are needed.
+"""Prefetches of weights.
 
-A register tile runs over one panel of weights again and again, then over the next. The first run over a
-panel finds it in no near cache: on small planes, where a panel serves a few tiles only, the core then waits
-for memory, and memory waited for the core before. A design space marks the loop over which a panel is read
-(`mark`); `prefetch_panels` has each round of it ask for its part of the next panel.
+Register tiles read one panel of weights again and again, then the next. The first tile of a panel finds it in
+no near cache. On small planes, where a panel serves only a few tiles, the core then waits for memory, which
+was idle before. So a design space marks the loop that reads a panel (`mark`), and `prefetch_panels` makes
+each round of that loop prefetch its share of the next panel.
 
-Only x86 is asked to: the small ARM cores hold few outstanding misses, and each instruction costs them more.
+Only x86 does this: small ARM cores track few outstanding cache misses, and each instruction costs them more.
 """
 
 from __future__ import annotations
@@ -24,24 +24,27 @@ from builder.target.device_target import DeviceTarget
 
 _MARK: Final = "edge.panel_rounds"
 _LINE_BYTES: Final = 64
-_READ, _SECOND_CACHE, _DATA = 0, 2, 1  # llvm.prefetch's arguments: the first cache is the current panel's
+# Arguments of llvm.prefetch. The next panel goes to the second cache: the first holds the current panel.
+_READ, _SECOND_CACHE, _DATA = 0, 2, 1
 
 
 def mark(sch: st.Schedule, loop: st.schedule.LoopRV, rows: int) -> None:
-    """Say that `loop` reads a panel of weights.
+    """Mark `loop` as the one that reads a panel of weights.
 
     Parameters
     ----------
+    sch
+        The schedule.
     loop
         A reduction's outermost loop, inside one parallel loop and any number of others.
     rows
-        Rounds of the parallel loop, innermost ones, that read the same panel.
+        Successive rounds of the parallel loop that read the same panel.
     """
     sch.annotate(loop, _MARK, rows)
 
 
 def prefetch_panels(func: tirx.PrimFunc, target: DeviceTarget) -> tirx.PrimFunc:
-    """`func` with its marked loops asking for the panels after theirs."""
+    """Return `func` without marks and, on x86, with prefetches of the next panel in the marked loops."""
     wanted = target.arch == "x86_64"
 
     def parallel(loop: tirx.For) -> tirx.For:
@@ -51,8 +54,8 @@ def prefetch_panels(func: tirx.PrimFunc, target: DeviceTarget) -> tirx.PrimFunc:
         if found is None:
             return loop
         inner, between = found
-        asking = _asking(loop, between, inner) if wanted else ()
-        body = tirx.SeqStmt([*asking, inner.body]) if asking else inner.body
+        prefetches = _prefetches(loop, between, inner) if wanted else ()
+        body = tirx.SeqStmt([*prefetches, inner.body]) if prefetches else inner.body
         new = tirx.For(inner.loop_var, inner.min, inner.extent, inner.kind, body)
 
         def replace(other: tirx.For) -> tirx.For:
@@ -65,7 +68,7 @@ def prefetch_panels(func: tirx.PrimFunc, target: DeviceTarget) -> tirx.PrimFunc:
 
 
 def _marked(body: tirx.Stmt, outside: tuple[tirx.For, ...]) -> tuple[tirx.For, tuple[tirx.For, ...]] | None:
-    """The marked loop in `body`, and the loops around it from `outside` on."""
+    """Return the marked loop in `body`, and the loops around it: `outside` and those in `body`."""
     found: list[tuple[tirx.For, tuple[tirx.For, ...]]] = []
 
     def loop(stmt: tirx.For) -> WalkResult:
@@ -79,10 +82,11 @@ def _marked(body: tirx.Stmt, outside: tuple[tirx.For, ...]) -> tuple[tirx.For, t
     return found[0] if found else None
 
 
-def _asking(outer: tirx.For, between: tuple[tirx.For, ...], inner: tirx.For) -> tuple[tirx.Stmt, ...]:
-    """What a round of `inner` asks for: its share of the panel that comes after its own.
+def _prefetches(outer: tirx.For, between: tuple[tirx.For, ...], inner: tirx.For) -> tuple[tirx.Stmt, ...]:
+    """Return the prefetches of a round of `inner`: its share of the next panel, in whole cache lines.
 
-    Less than half a line is none: a panel then serves so many tiles that waiting for it is nothing.
+    A share of less than half a line is none: the panel then serves so many tiles that waiting for it hardly
+    matters.
     """
     weights = _second_factor(inner.body)
     if weights is None:
@@ -101,12 +105,12 @@ def _asking(outer: tirx.For, between: tuple[tirx.For, ...], inner: tirx.For) -> 
     zeros = [0] * (len(weights.shape) - 1)
     how = [tirx.const(a, "int32") for a in (_READ, _SECOND_CACHE, _DATA)]
     addresses = [tirx.address_of(weights[(*zeros, first + k * line)]) for k in range(lines)]
-    ask = Op.get("tirx.prefetch")
-    return tuple(tirx.Evaluate(Call(ask, [address, *how], ret_ty="void")) for address in addresses)
+    prefetch = Op.get("tirx.prefetch")
+    return tuple(tirx.Evaluate(Call(prefetch, [address, *how], ret_ty="void")) for address in addresses)
 
 
 def _second_factor(body: tirx.Stmt) -> tirx.Buffer | None:
-    """The buffer of the weights: what the values of the innermost product are multiplied with."""
+    """Return the buffer of the weights: the second factor of the innermost product."""
     products: list[tirx.Mul] = []
     tvm_ffi.structural_walk(body, (tirx.Mul, products.append))
     loads = [p.b.source for p in products if isinstance(p.a, TensorLoad) and isinstance(p.b, TensorLoad)]

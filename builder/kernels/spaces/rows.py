@@ -1,7 +1,8 @@
-"""Reductions along the last axis and what is made of them: softmax, layer norm, sums and means of rows.
+"""Operators on rows, that is on the last axis: softmax and layer norm.
 
-A row is done start to end by one core while it is in the first cache: each stage is a pass over it. A sum is
-kept in as many partial sums as a vector has lanes, for floating-point addition may not be re-ordered by LLVM.
+One core computes a row from start to end while it is in the first cache; each stage is a pass over the row. A
+sum is kept as one partial sum for each lane of a vector, because LLVM may not reorder floating-point
+additions.
 """
 
 from __future__ import annotations
@@ -13,27 +14,30 @@ from tvm import s_tir as st
 from tvm.ir import Call
 
 from builder.kernels.decisions import Chooser
-from builder.kernels.rewriter import shape_of
-from builder.kernels.spaces import elementary
+from builder.kernels.rewriter import legalise_as_tvm, shape_of
+from builder.kernels.signature import SPACE_MARK
+from builder.kernels.spaces import vector_math
 from builder.kernels.spaces.fallback import is_cheap
 from builder.target.device_target import DeviceTarget
 
 KIND: Final = "rows"
+_MARK: Final = {SPACE_MARK: KIND}
 
 
 def softmax(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
-    """Softmax over the last axis in four stages; over another axis, or another type, as TVM has it."""
+    """Legalise softmax of float32 over the last axis; over another axis or of another type, as TVM does.
+
+    Its stages are the maximum, the exponentials, their sum, and the quotients.
+    """
     axis = int(call.attrs.axis) % len(shape_of(call))
     if axis != len(shape_of(call)) - 1 or str(call.ty.dtype) != "float32":
-        default = call.op.get_attr("FLegalize")
-        result: relax.Expr = default(bb, call)
-        return result
+        return legalise_as_tvm(bb, call)
 
     def compute(x: te.Tensor) -> te.Tensor:
         *rows, columns = x.shape
         k = te.reduce_axis((0, columns), "k")
         top = te.compute(rows, lambda *i: te.max(x[(*i, k)], axis=k), name="top")
-        power = te.compute(x.shape, lambda *i: elementary.exp(x(*i) - top(*i[:-1])), name="power")
+        power = te.compute(x.shape, lambda *i: vector_math.exp(x(*i) - top(*i[:-1])), name="power")
         k2 = te.reduce_axis((0, columns), "k2")
         total = te.compute(rows, lambda *i: te.sum(power[(*i, k2)], axis=k2), name="total")
         one = tirx.const(1.0, "float32")
@@ -43,17 +47,15 @@ def softmax(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
     return bb.call_te(compute, call.args[0], primfunc_name_hint="softmax")
 
 
-_MARK: Final = {"edge.space": KIND}
-
-
 def layer_norm(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
-    """Layer norm over the last axis: mean, variance about it, row; other axes as TVM has them."""
+    """Legalise layer norm of float32 over the last axis; over other axes or of another type, as TVM does.
+
+    Its stages are the mean, the variance about it, and the normalised row.
+    """
     shape = shape_of(call)
     axes = [int(a) % len(shape) for a in call.attrs.axes]
     if axes != [len(shape) - 1] or str(call.ty.dtype) != "float32":
-        default = call.op.get_attr("FLegalize")
-        result: relax.Expr = default(bb, call)
-        return result
+        return legalise_as_tvm(bb, call)
     epsilon = float(call.attrs.epsilon)
     centred, scaled = bool(call.attrs.center), bool(call.attrs.scale)
 
@@ -85,7 +87,13 @@ def layer_norm(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
 
 
 def schedule(sch: st.Schedule, last: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
-    """Every stage under the loop over rows of the function's final block."""
+    """Order the loops: every stage is computed inside the last block's loop over rows.
+
+    Raises
+    ------
+    ScheduleError
+        If there is a single row, which cannot be divided among cores.
+    """
     del choose
     inline_producers(sch)
     for block in sch.get_child_blocks(sch.get_sblock("root")):
@@ -95,7 +103,7 @@ def schedule(sch: st.Schedule, last: st.schedule.SBlockRV, target: DeviceTarget,
     *stages, last = blocks
     *rows, columns = sch.get_loops(last)
     if not rows:
-        raise st.ScheduleError("a single row has nothing to divide among cores")
+        raise st.ScheduleError("expected several rows, got one")
     row = sch.fuse(*rows)
     for block in reversed(stages):
         sch.compute_at(block, row, preserve_unit_loops=True)
@@ -106,7 +114,7 @@ def schedule(sch: st.Schedule, last: st.schedule.SBlockRV, target: DeviceTarget,
 
 
 def _order_stage(sch: st.Schedule, block: st.schedule.SBlockRV, lanes: int) -> None:
-    """One pass over a row: vectorised along it, or down partial sums."""
+    """Vectorise one pass over a row: along the row, or across its partial sums."""
     axes = list(sch.get(block).iter_vars)
     loops = sch.get_loops(block)[-len(axes) :]
     long = [(loop, axis) for loop, axis in zip(loops, axes, strict=True) if int(sch.get(loop).extent) > 1]
@@ -121,7 +129,7 @@ def _order_stage(sch: st.Schedule, block: st.schedule.SBlockRV, lanes: int) -> N
 
 
 def inline_producers(sch: st.Schedule) -> None:
-    """Inline cheap element-wise blocks over whole rows that only one block reads."""
+    """Inline cheap element-wise blocks over whole rows that have one consumer."""
     for block in sch.get_child_blocks(sch.get_sblock("root")):
         consumers = sch.get_consumers(block)
         if _is_reduction(sch, block) or len(consumers) != 1:
@@ -135,6 +143,7 @@ def _is_reduction(sch: st.Schedule, block: st.schedule.SBlockRV) -> bool:
 
 
 def _split_sum(sch: st.Schedule, block: st.schedule.SBlockRV, lanes: int) -> None:
+    """Split a reduction into `lanes` partial ones, if that divides the row."""
     loop = sch.get_loops(block)[-1]
     extent = int(sch.get(loop).extent)
     if extent % lanes or extent == lanes:

@@ -1,12 +1,12 @@
-"""Products with constant weights whose rows are packed too: in tiles, and by Strassen's algorithm.
+"""Matrix products with constant weights whose rows are packed too: in tiles, or by Strassen's algorithm.
 
-Rows become `[K / s, rows of a tile, s]`, so that a register tile reads them one after the other. The last
-tile is filled up by repeating the last row: any number of rows runs at the speed of a whole tile.
+Rows become `[K / s, rows of a tile, s]`, so that a register tile reads them sequentially. The last tile is
+completed by repeating the last row, so any number of rows runs at the speed of whole tiles.
 
-Where rows, depth and columns are many, two of each are taken as the four quarters of a product of 2 x 2
-blocks, which takes seven products in place of eight (Strassen, "Gaussian elimination is not optimal", 1969;
-here in Winograd's form with 15 additions). Rows alternate between the quarters, as panels do, so that what
-belongs together stays close. Sums of weights are made by a node that reads constants alone, at load.
+A product with many rows, columns and a large depth is computed as one of 2 x 2 blocks, which takes seven
+products instead of eight (Strassen, "Gaussian elimination is not optimal", 1969; here in Winograd's form with
+15 additions). Successive rows belong to different blocks, and so do successive panels, so that what is added
+is close together. Sums of weights are computed at load, by a node that reads only constants.
 """
 
 from __future__ import annotations
@@ -21,27 +21,32 @@ from tvm import s_tir as st
 
 from builder.kernels.decisions import Chooser
 from builder.kernels.rewriter import shape_of
-from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, FUSES_NOTHING, Epilogue
-from builder.kernels.spaces.operand import hold, multiplies_by_element, repeat
+from builder.kernels.signature import SPACE_MARK
+from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, NEVER_FUSED, Epilogue
+from builder.kernels.spaces.register_tile import hold_operand, multiplies_by_element, unroll_rounds
 from builder.target.device_target import DeviceTarget
 
 KIND: Final = "tiled_matmul"
 WEIGHTS_KIND: Final = "strassen_weights"
-_PRODUCTS: Final = 7
+_PRODUCTS: Final = 7  # of Strassen's algorithm
+# Fewer rows are best read where they are. Strassen's algorithm needs `_MANY_ROWS` rows, and `_MANY` in depth
+# and columns, before it saves more than its additions cost.
+_FEW_ROWS: Final = 4
+_MANY_ROWS, _MANY = 64, 256
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a product is computed.
+    """How a product's rows are packed.
 
     Attributes
     ----------
     rows
         Rows of a register tile.
     step
-        Values of a row that lie side by side.
+        Adjacent values of a row.
     strassen
-        Whether by seven products of quarters.
+        Whether Strassen's algorithm is used.
     """
 
     rows: int
@@ -52,7 +57,19 @@ class Form:
     def of(
         cls, lead: Sequence[int], depth: int, panels: int, panel: int, target: DeviceTarget
     ) -> Form | None:
-        """The form that pays for rows counted as `lead`; None where they are best read as they are."""
+        """Choose the form of a product; None if the rows are best read without packing them.
+
+        Parameters
+        ----------
+        lead
+            The axes of the left operand before its last: their product is the number of rows.
+        depth
+            K.
+        panels, panel
+            Panels of the weights, and columns in a panel.
+        target
+            The device.
+        """
         rows = prod(lead)
         lanes = target.simd.lanes
         vectors = -(-panel // lanes)
@@ -73,20 +90,16 @@ class Form:
 
 
 def whole_rows(lead: Sequence[int]) -> int:
-    """How many rows may be cut into tiles that do not straddle an axis, where rows are counted as `lead`."""
+    """Return the extent whose divisors may be a tile's rows: no tile may cross an axis of `lead`."""
     long = [extent for extent in lead if extent > 1]
     return long[-1] if long else 1
 
 
-_FEW_ROWS: Final = 4
-_MANY_ROWS, _MANY = 64, 256
-
-
 def most_rows(vectors: int, target: DeviceTarget, *, held: bool) -> int:
-    """Rows of accumulators, each so many vectors, that leave registers for the panel's row and for held rows.
+    """Return the most rows of `vectors` accumulators that leave enough registers for the operands.
 
-    Without held rows a quarter of the registers is left: on 16 of them 4 rows x 3 vectors run at 99 % of the
-    peak, 3 rows at 90 %, 2 at 68 %, and 5, which spill, at 57 %.
+    Without held rows a quarter of the registers is left: with 16 registers 4 rows x 3 vectors run at 99 % of
+    the peak, 3 rows at 90 %, 2 rows at 68 %, and 5 rows, which spill, at 57 %.
     """
     registers = target.simd.registers
     if held:
@@ -95,7 +108,7 @@ def most_rows(vectors: int, target: DeviceTarget, *, held: bool) -> int:
 
 
 def emit(bb: relax.BlockBuilder, x: relax.Expr, packed: relax.Expr, form: Form) -> relax.Expr:
-    """The product of `x` with a matrix in panels, [N / panel, K, panel]."""
+    """Emit the product of `x`, `[..., K]`, with a matrix in panels, `[N / panel, K, panel]`."""
     weights = packed
     if form.strassen:
         weights = bb.emit(
@@ -103,7 +116,7 @@ def emit(bb: relax.BlockBuilder, x: relax.Expr, packed: relax.Expr, form: Form) 
                 transform_weights,
                 packed,
                 primfunc_name_hint="strassen_weights",
-                primfunc_attrs={"op_pattern": FUSES_NOTHING},
+                primfunc_attrs=NEVER_FUSED,
             )
         )
     columns = shape_of(packed)[0] * shape_of(packed)[2]
@@ -112,13 +125,13 @@ def emit(bb: relax.BlockBuilder, x: relax.Expr, packed: relax.Expr, form: Form) 
         x,
         weights,
         primfunc_name_hint="matmul",
-        primfunc_attrs={"op_pattern": FUSES_ELEMENTWISE},
+        primfunc_attrs=FUSES_ELEMENTWISE,
     )
     return bb.emit(call)
 
 
 def transform_weights(b: te.Tensor) -> te.Tensor:
-    """`[N / panel, K, panel]` to the seven right factors, [N / panel / 2, 7, K / 2, panel]."""
+    """Return Strassen's right factors of `[N / panel, K, panel]`, as `[N / panel / 2, 7, K / 2, panel]`."""
     panels, depth, panel = (int(d) for d in b.shape)
     half = depth // 2
 
@@ -130,11 +143,11 @@ def transform_weights(b: te.Tensor) -> te.Tensor:
         return _choose(p, (b11, b21, b22, t2 - b21, t1, t2, t3))
 
     shape = (panels // 2, _PRODUCTS, half, panel)
-    return te.compute(shape, element, name="weights", attrs={"edge.space": WEIGHTS_KIND})
+    return te.compute(shape, element, name="weights", attrs={SPACE_MARK: WEIGHTS_KIND})
 
 
 def _choose(index: tirx.Expr, values: Sequence[tirx.Expr]) -> tirx.Expr:
-    """`values[index]`; the loop over `index` is unrolled, and one remains."""
+    """Select `values[index]`; once the loop over `index` is unrolled, one value remains."""
     result = values[-1]
     for k in range(len(values) - 2, -1, -1):
         result = tirx.Select(index == k, values[k], result)
@@ -142,7 +155,19 @@ def _choose(index: tirx.Expr, values: Sequence[tirx.Expr]) -> tirx.Expr:
 
 
 def product(a: te.Tensor, b: te.Tensor, columns: int, form: Form) -> te.Tensor:
-    """Packed rows, products into a buffer for each panel, and the result from those."""
+    """Return the tensor expression: packed rows, their products with the panels, and the result.
+
+    Parameters
+    ----------
+    a
+        The left operand, `[..., K]`.
+    b
+        The panels, or Strassen's right factors of them.
+    columns
+        N.
+    form
+        How rows are packed.
+    """
     lead = tuple(int(d) for d in a.shape[:-1])
     panel, depth = int(b.shape[-1]), int(b.shape[-2])
     rows, r, s = prod(lead), form.rows, form.step
@@ -186,12 +211,12 @@ def product(a: te.Tensor, b: te.Tensor, columns: int, form: Form) -> te.Tensor:
         lower = tirx.Select(j // panel % 2 == 0, u3 - p[3], u3 + p[4])
         return tirx.Select(row % 2 == 0, upper, lower)
 
-    mark = {"edge.space": KIND}
+    mark = {SPACE_MARK: KIND}
     return te.compute((*lead, columns), result, name="matmul", attrs=mark)
 
 
 def _unravelled(row: tirx.Expr, lead: Sequence[int]) -> tuple[tirx.Expr, ...]:
-    """The indices of row number `row`."""
+    """Return the indices, along the axes `lead`, of row number `row`."""
     indices: list[tirx.Expr] = []
     for axis, extent in enumerate(lead):
         below = prod(lead[axis + 1 :])
@@ -205,6 +230,7 @@ def _unravelled(row: tirx.Expr, lead: Sequence[int]) -> tuple[tirx.Expr, ...]:
 
 
 def _ravelled(indices: Sequence[tirx.Var], lead: Sequence[int]) -> tirx.Expr:
+    """Return the row number of indices along the axes `lead`."""
     row: tirx.Expr = indices[0]
     for index, extent in zip(indices[1:], lead[1:], strict=True):
         row = row * extent + index
@@ -212,7 +238,7 @@ def _ravelled(indices: Sequence[tirx.Var], lead: Sequence[int]) -> tirx.Expr:
 
 
 def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
-    """Panels are divided among cores; a panel's products stay in the first cache until they are added up."""
+    """Order the loops: panels are divided among cores; their products stay in the first cache until used."""
     part = sch.get_producers(block)[0]
     left = sch.get_producers(part)[0]
     epilogue = Epilogue.after(sch, block)
@@ -243,8 +269,8 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     sch.reorder(o, p, tile, ko, kio, kii, i, jt, jl)
     outermost = ko
     if multiplies_by_element(target):
-        hold(sch, part, kio)
-        outermost = repeat(sch, ko)
+        hold_operand(sch, part, kio)
+        outermost = unroll_rounds(sch, ko)
     sch.vectorize(jl)
     for loop in (i, jt, kii):
         sch.unroll(loop)
@@ -261,7 +287,7 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
 def schedule_weights(
     sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser
 ) -> None:
-    """The load-time sums: panels are divided among cores."""
+    """Order the loops of the sums of weights: panels are divided among cores."""
     del choose
     o, p, k, j = sch.get_loops(block)
     jo, ji = sch.split(j, [None, target.simd.lanes])

@@ -1,12 +1,11 @@
 """Winograd's convolution F(m x m, 3 x 3) on packed channels, for 3x3 windows at stride 1.
 
-A tile of `m x m` outputs costs `(m + 2)**2` products in place of `9 * m**2`: 36 in place of 144 for m
-= 4. Three stages: input tiles are transformed (`B^T d B`), multiplied with transformed weights, one
-matrix product for each of the `(m + 2)**2` positions, and transformed back (`A^T m A`) where the
-epilogue is fused.
+A tile of `m x m` outputs takes `(m + 2)**2` products instead of `9 * m**2`: 36 instead of 144 for m = 4.
+There are three stages: input tiles are transformed (`B^T d B`), multiplied with transformed weights (one
+matrix product for each of the `(m + 2)**2` positions), and transformed back (`A^T m A`), with the epilogue.
 
-The weights are transformed by a node of their own that reads constants only, so that the executor runs it
-once at load and the bundle holds the nine numbers it came with.
+A separate node, which reads only constants, transforms the weights: the executor runs it once, at load, and
+the bundle holds the nine numbers of each filter rather than `(m + 2)**2`.
 """
 
 from __future__ import annotations
@@ -20,22 +19,34 @@ from tvm import s_tir as st
 
 from builder.kernels.decisions import Chooser, Decision
 from builder.kernels.rewriter import shape_of
+from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces import prefetch
-from builder.kernels.spaces.convolution import Conv2d, divisors, pack_weights
-from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, FUSES_NOTHING, Epilogue
-from builder.kernels.spaces.operand import best_tile, hold, multiplies_by_element, repeat
+from builder.kernels.spaces.convolution import Conv2d, pack_weights
+from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, NEVER_FUSED, Epilogue
+from builder.kernels.spaces.register_tile import (
+    best_tile,
+    divisors,
+    hold_operand,
+    multiplies_by_element,
+    unroll_rounds,
+)
 from builder.kernels.spaces.winograd_transforms import Transforms, select
 from builder.target.device_target import DeviceTarget
 
 KIND: Final = "winograd"
 WEIGHTS_KIND: Final = "winograd_weights"
+# In multiply-adds of a vector, fitted to a core with 512-bit vectors that reads weights at 20 GB/s. On a
+# Cortex-A72 both the multiply-adds and the memory are slower, in about the same ratio.
+_TRANSFORM_COST: Final = 8.0
+_GEMM_COST: Final = 1.1
+_BYTES_PER_OPERATION: Final = 4.0
 
 
 def output_tile(op: Conv2d, in_block: int, target: DeviceTarget) -> int | None:
-    """M of the F(m x m) that pays for `op`, None where the direct convolution is as fast.
+    """Choose m, the extent of the output tile; None if the direct convolution is as fast or the only one.
 
-    Work is counted in multiply-adds of a vector: products, transforms, and reading the weights, which in a
-    whole model come from memory each time.
+    Costs are counted in multiply-adds of a vector: the products, the transforms, and reading the weights,
+    which in a whole model come from memory each time.
     """
     plain = (op.kernel, op.strides, op.dilation, op.groups) == ((3, 3), (1, 1), (1, 1), 1)
     if not plain or in_block < target.simd.lanes:
@@ -56,13 +67,6 @@ def output_tile(op: Conv2d, in_block: int, target: DeviceTarget) -> int | None:
     return best[1]
 
 
-# In multiply-adds of a vector, fitted to a core with 512-bit vectors that reads weights at 20 GB/s. A
-# Cortex-A72 with its slower memory has about the same ratio of the two.
-_TRANSFORM_COST: Final = 8.0
-_GEMM_COST: Final = 1.1
-_BYTES_PER_OPERATION: Final = 4.0
-
-
 def emit(
     bb: relax.BlockBuilder,
     op: Conv2d,
@@ -73,7 +77,25 @@ def emit(
     m: int,
     target: DeviceTarget,
 ) -> relax.Expr:
-    """The convolution of packed `x` as two calls: the transform of constant weights, and the convolution."""
+    """Emit the convolution of packed `x` as two calls: the transform of the weights, and the convolution.
+
+    Parameters
+    ----------
+    bb
+        Receives the calls.
+    op
+        The geometry.
+    x
+        The input, `[N, IC/bi, H, W, bi]`.
+    weight
+        `[OC, IC, 3, 3]`, float32.
+    out_block
+        `bo`, the channels in a block of the output.
+    m
+        The extent of the output tile.
+    target
+        Its heuristic tile decides how weights are packed.
+    """
     in_block, blocks = shape_of(x)[4], -(-op.out_channels // out_block)
     count = op.batch * -(-op.out_height // m) * -(-op.out_width // m)
     tiles = space(count, blocks, in_block, target).default
@@ -82,7 +104,7 @@ def emit(
         lambda w: transform_weights(w, m),
         packed,
         primfunc_name_hint="winograd_weights",
-        primfunc_attrs={"op_pattern": FUSES_NOTHING},
+        primfunc_attrs=NEVER_FUSED,
     )
     u = bb.emit(transform)
     call = bb.call_te(
@@ -90,13 +112,13 @@ def emit(
         x,
         u,
         primfunc_name_hint="winograd",
-        primfunc_attrs={"op_pattern": FUSES_ELEMENTWISE},
+        primfunc_attrs=FUSES_ELEMENTWISE,
     )
     return bb.emit(call)
 
 
 def transform_weights(w: te.Tensor, m: int) -> te.Tensor:
-    """`G g G^T`: [OB/t, IB, 3, 3, bi, t, bo] to [(m + 2)**2, OB/t, IB, bi, t, bo]."""
+    """Return `G g G^T`, `[(m + 2)**2, OB/t, IB, bi, t, bo]`, of `w`, `[OB/t, IB, 3, 3, bi, t, bo]`."""
     size, g = m + 2, Transforms.of(m).weights
     ob, ib, _, _, bi, t, bo = (int(d) for d in w.shape)
     half = te.compute(
@@ -108,14 +130,14 @@ def transform_weights(w: te.Tensor, m: int) -> te.Tensor:
         (size * size, ob, ib, bi, t, bo),
         lambda xi, o, i, a, s, b: select(xi % size, g, lambda kw: half[o, i, xi // size, kw, a, s, b]),
         name="weights",
-        attrs={"edge.space": WEIGHTS_KIND},
+        attrs={SPACE_MARK: WEIGHTS_KIND},
     )
 
 
 def convolve(x: te.Tensor, u: te.Tensor, op: Conv2d, m: int, beside: int = 1) -> te.Tensor:
-    """The three stages over packed `x` and transformed weights `u`.
+    """Return the three stages on packed `x` and transformed weights `u`.
 
-    `beside` tiles that the product holds in registers lie side by side between the first two stages.
+    Between the first two stages, the `beside` tiles that the product keeps in registers are adjacent.
     """
     size, t = m + 2, Transforms.of(m)
     n, in_blocks, height, width, bi = (int(d) for d in x.shape)
@@ -170,13 +192,25 @@ def convolve(x: te.Tensor, u: te.Tensor, op: Conv2d, m: int, beside: int = 1) ->
         (n, out_blocks, op.out_height, op.out_width, bo),
         result,
         name="winograd",
-        attrs={"edge.space": KIND, "edge.tile": m},
+        attrs={SPACE_MARK: KIND, "edge.tile": m},
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Tiles:
-    """What the design space decides: a register tile of `tiles` x `oc` blocks, `ii` steps unrolled."""
+class WinogradTiles:
+    """The decisions of the design space, which order the loops of the product.
+
+    Attributes
+    ----------
+    tiles
+        Input tiles held in registers.
+    oc
+        Blocks of output channels held in registers.
+    ii
+        Input channels unrolled in the innermost reduction.
+    held
+        Whether these input values are held in vector registers; see `register_tile.hold_operand`.
+    """
 
     tiles: Decision
     oc: Decision
@@ -185,26 +219,38 @@ class Tiles:
 
 
 @dataclass(frozen=True, slots=True)
-class Space:
-    """The values of each decision, and the heuristic's choice."""
+class WinogradSpace:
+    """The values that each decision may take, and the heuristic's choice among them."""
 
     tiles: tuple[int, ...]
     oc: tuple[int, ...]
     ii: tuple[int, ...]
-    default: Tiles
+    default: WinogradTiles
 
 
-def space(tiles: int, out_blocks: int, in_block: int, target: DeviceTarget) -> Space:
-    """The product's tile, as in the direct convolution."""
+def space(tiles: int, out_blocks: int, in_block: int, target: DeviceTarget) -> WinogradSpace:
+    """Return the design space of the product; the heuristic is that of the direct convolution.
+
+    Parameters
+    ----------
+    tiles
+        Tiles of the output, of all images.
+    out_blocks
+        Blocks of output channels.
+    in_block
+        Input channels in a block.
+    target
+        The device.
+    """
     ts, ocs = divisors(tiles, 32), divisors(out_blocks, 8)
     held = multiplies_by_element(target) and in_block % 4 == 0
     oc, tile = best_tile(ocs, ts, target, held=held)
     ii = tuple(d for d in (1, 2, 4, 8, 16) if in_block % d == 0)
-    return Space(ts, ocs, ii, Tiles(tile, oc, min(4, in_block), held))
+    return WinogradSpace(ts, ocs, ii, WinogradTiles(tile, oc, min(4, in_block), held))
 
 
-def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: Tiles, m: int) -> None:
-    """Order the loops of the three stages; `block` is the last of them before the epilogue."""
+def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: WinogradTiles, m: int) -> None:
+    """Order the loops of the three stages and of the epilogue; `block` is the last stage."""
     half_out = sch.get_producers(block)[0]
     product = sch.get_producers(half_out)[0]
     data = sch.get_sblock("data")
@@ -231,8 +277,8 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: Tiles, m: int) -
     io, iu = sch.split(ii, [None, tiles.ii])
     sch.reorder(xi, oo, to, ic, io, iu, oi, ti, v)
     if tiles.held:
-        hold(sch, product, io)
-        ic = repeat(sch, ic)
+        hold_operand(sch, product, io)
+        ic = unroll_rounds(sch, ic)
     else:
         prefetch.mark(sch, ic, rows=1)
     sch.vectorize(v)
@@ -255,21 +301,20 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: Tiles, m: int) -
 
 
 def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
-    """Apply the decisions that `choose` makes to `block`."""
+    """Order the loops of the function around `block` by the decisions of `choose`."""
     m = int(sch.get(block).annotations["edge.tile"])
     product = sch.get_sblock("product")
     _, out_blocks, tiles, _, _, in_block = (int(sch.get(q).extent) for q in sch.get_loops(product))
     s = space(tiles, out_blocks, in_block, target)
     d = s.default
     tile, oc, ii = choose("tiles", s.tiles, d.tiles), choose("oc", s.oc, d.oc), choose("ii", s.ii, d.ii)
-    made = Tiles(tile, oc, ii, d.held)
-    apply(sch, block, made, m)
+    apply(sch, block, WinogradTiles(tile, oc, ii, d.held), m)
 
 
 def schedule_weights(
     sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser
 ) -> None:
-    """The load-time transform: blocks of channels are divided among cores."""
+    """Order the loops of the transform of weights: blocks of channels are divided among cores."""
     del target, choose
     half = sch.get_producers(block)[0]
     xi, o, i, a, s, b = sch.get_loops(block)

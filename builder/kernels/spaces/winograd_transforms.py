@@ -1,8 +1,9 @@
-"""The matrices of Winograd's convolution F(m, 3), exactly, and their products written out as arithmetic.
+"""The matrices of Winograd's convolution F(m, 3) as exact fractions, and products with them as arithmetic.
 
-The matrices are Toom and Cook's for the points 0, 1, -1, 2, -2, ... and infinity, transposed (Winograd,
-*Arithmetic Complexity of Computations*, 1980; Lavin and Gray, arXiv:1509.09308). The transforms are written
-out as arithmetic: zeros vanish, and the rows of p and -p share their even and odd halves.
+The matrices are those of Toom and Cook for the points 0, 1, -1, 2, -2, ... and infinity, transposed
+(Winograd, *Arithmetic Complexity of Computations*, 1980; Lavin and Gray, arXiv:1509.09308). Products are
+written out as arithmetic: terms with a zero vanish, and the rows of the points p and -p share their even and
+odd halves.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Transforms:
 
     @classmethod
     def of(cls, m: int) -> Transforms:
-        """The matrices of F(m, 3), exactly."""
+        """Return the matrices of F(m, 3)."""
         size = m + 2
         points = _POINTS[: size - 1]
         rows, weights = [], []
@@ -52,7 +53,7 @@ class Transforms:
 
 
 def _polynomial(roots: Sequence[Fraction]) -> tuple[Fraction, ...]:
-    """The coefficients of the product of `x - root`, lowest first."""
+    """Return the coefficients of the product of all `x - root`, lowest power first."""
     coefficients = [Fraction(1)]
     for root in roots:
         shifted = [Fraction(0), *coefficients]
@@ -61,7 +62,10 @@ def _polynomial(roots: Sequence[Fraction]) -> tuple[Fraction, ...]:
 
 
 def combine(row: Sequence[Fraction], value: Callable[[int], tirx.Expr]) -> tirx.Expr:
-    """The sum of `row[k] * value(k)`, even and odd terms apart: rows of p and -p share both."""
+    """Return the sum of `row[k] * value(k)`.
+
+    Even and odd terms are summed separately: the rows of the points p and -p share both sums.
+    """
     even = _terms([(c, k) for k, c in enumerate(row) if c and k % 2 == 0], value)
     odd = _terms([(c, k) for k, c in enumerate(row) if c and k % 2 == 1], value)
     if odd is None or even is None:
@@ -76,7 +80,7 @@ def combine(row: Sequence[Fraction], value: Callable[[int], tirx.Expr]) -> tirx.
 def _terms(
     terms: list[tuple[Fraction, int]], value: Callable[[int], tirx.Expr]
 ) -> tuple[int, tirx.Expr] | None:
-    """The sum of `terms` with its first sign taken out."""
+    """Return the sign of the first term, and the sum of `terms` divided by it; None if there are no terms."""
     if not terms:
         return None
     sign = 1 if terms[0][0] > 0 else -1
@@ -91,7 +95,7 @@ def _terms(
 
 
 def select(index: tirx.Expr, rows: Matrix, value: Callable[[int], tirx.Expr]) -> tirx.Expr:
-    """Row `index` of a transform; the loop over `index` is unrolled, and one row remains."""
+    """Return row `index` of a product; once the loop over `index` is unrolled, one row remains."""
     result = combine(rows[-1], value)
     for k in range(len(rows) - 2, -1, -1):
         result = tirx.Select(index == k, combine(rows[k], value), result)

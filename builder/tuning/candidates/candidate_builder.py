@@ -18,7 +18,7 @@ from builder.boards.measuring_process import KERNEL, BuiltKernel
 from builder.codegen.kernel_object import compile_object
 from builder.codegen.link.linker import link
 from builder.kernels.design_space import Point
-from builder.kernels.finish import finish
+from builder.kernels.postprocessing import postprocess
 from builder.records.task import Task
 from builder.target.device_target import DeviceTarget
 
@@ -89,7 +89,7 @@ def build_module(mod: tvm.IRModule, target: DeviceTarget) -> bytes:
 
 def kernel_of(schedule: st.Schedule, target: DeviceTarget) -> tvm.IRModule:
     """The scheduled function as lowering finishes it, under the name that measuring asks for."""
-    func = finish(schedule.mod["main"], target)
+    func = postprocess(schedule.mod["main"], target)
     return tvm.IRModule({KERNEL: func.with_attr("global_symbol", KERNEL)})
 
 

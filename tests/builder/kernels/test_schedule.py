@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from tvm import relax
 
-from builder.kernels.work import WORTH_A_LAUNCH_US, time_us
+from builder.kernels.cost_model import time_us
+from builder.kernels.postprocessing import WORTH_A_LAUNCH_US
 from builder.target.device_target import DeviceTarget
 from tests.builder.kernels.machines import Randn, machine, run
 

@@ -1,6 +1,6 @@
-"""Elementary functions as polynomials, so that they vectorise.
+"""`exp`, `tanh`, `erf` and the functions made of them, as polynomials, so that they vectorise.
 
-LLVM turns `exp` of a vector into one library call an element, a hundred times the cost of the arithmetic.
+LLVM turns `exp` of a vector into a library call for each element, which costs a hundred times the arithmetic.
 Here they are plain arithmetic on float32, accurate to a few units in the last place.
 """
 
@@ -12,20 +12,22 @@ from typing import Final
 from tvm import relax, te, tirx, topi
 from tvm.ir import Call
 
-# Adding and subtracting 1.5 * 2**23 rounds a float32 to an integer, which then stands in its low bits.
+from builder.kernels.rewriter import legalise_as_tvm
+
+# Adding 1.5 * 2**23 to a float32 rounds it to an integer, which the low bits of the sum then hold.
 _ROUND: Final = 12582912.0
 _ROUND_BITS: Final = 0x4B400000
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
 _LARGEST, _SMALLEST = 88.3762626647949, -87.3365478515625
-# exp(r) on [-ln2/2, ln2/2] by Taylor's series to the sixth power: the remainder is below 2e-8 of the value.
+# exp(r) on [-ln2/2, ln2/2], as a Taylor series to the sixth power: its relative error is below 2e-8.
 _EXP: Final = tuple(1.0 / math.factorial(n) for n in range(7))
 
 
 def exp(x: tirx.Expr) -> tirx.Expr:
-    """The exponential of a float32 `x`, clamped to where it is a normal number (-87.3 to 88.3)."""
+    """Return the exponential of a float32 `x`, clamped to -87.3 to 88.3: a normal result."""
     x = tirx.max(tirx.min(x, tirx.const(_LARGEST, "float32")), tirx.const(_SMALLEST, "float32"))
     shifted = x * tirx.const(math.log2(math.e), "float32") + tirx.const(_ROUND, "float32")
-    # The compiler would simplify (x + c) - c: the integer is taken from the bits instead.
+    # Take the integer from the bits: the compiler would simplify (x + c) - c to x.
     integer = tirx.reinterpret("int32", shifted) - tirx.const(_ROUND_BITS, "int32")
     n = integer.astype("float32")
     r = x - n * tirx.const(_LN2_HIGH, "float32") - n * tirx.const(_LN2_LOW, "float32")
@@ -37,7 +39,7 @@ def exp(x: tirx.Expr) -> tirx.Expr:
 
 
 def sigmoid(x: tirx.Expr) -> tirx.Expr:
-    """1 / (1 + exp(-x))."""
+    """Return 1 / (1 + exp(-x)) of a float32 `x`."""
     return tirx.const(1.0, "float32") / (tirx.const(1.0, "float32") + exp(tirx.const(0.0, "float32") - x))
 
 
@@ -49,12 +51,10 @@ def _elementwise(formula: object, name: str) -> object:
 
 
 def legalise(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
-    """One of `exp, sigmoid, silu, tanh, erf, gelu` on float32; other types as TVM has them."""
+    """Legalise `exp`, `sigmoid`, `silu`, `tanh`, `erf` or `gelu` of float32; other types as TVM does."""
     name = str(call.op.name).rsplit(".", 1)[-1]
     if str(call.ty.dtype) != "float32":
-        default = call.op.get_attr("FLegalize")
-        result: relax.Expr = default(bb, call)
-        return result
+        return legalise_as_tvm(bb, call)
     return bb.call_te(_FORMULAS[name], call.args[0], primfunc_name_hint=name)
 
 

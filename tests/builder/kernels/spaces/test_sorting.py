@@ -10,7 +10,7 @@ from tvm import relax
 from builder.compiling.compilation import compile
 from builder.errors import UnsupportedOperatorError
 from builder.importer.onnx_import import import_onnx
-from builder.kernels.spaces import ordering
+from builder.kernels.spaces import sorting
 from builder.target.device_target import resolve
 from tests.builder.kernels.machines import Randn, run
 
@@ -53,7 +53,7 @@ def test_one_half_of_the_answer(which: str, randn: Randn) -> None:
 
 
 def test_more_than_is_sensible_is_refused_with_what_to_do() -> None:
-    n = ordering.MAX_EXTENT + 1
+    n = sorting.MAX_EXTENT + 1
     graph = helper.make_graph(
         [helper.make_node("TopK", ["x", "k"], ["v", "i"])],
         "topk",
@@ -65,4 +65,4 @@ def test_more_than_is_sensible_is_refused_with_what_to_do() -> None:
     with pytest.raises(UnsupportedOperatorError, match="operator topk has no kernel") as caught:
         compile(import_onnx(model), HOST)
     assert caught.value.hint is not None
-    assert str(ordering.MAX_EXTENT) in caught.value.hint
+    assert str(sorting.MAX_EXTENT) in caught.value.hint

@@ -1,7 +1,8 @@
-"""How long a scheduled kernel keeps one core busy, and whether waking others for it pays.
+"""An estimate of the least time that one core needs for a scheduled kernel.
 
-A launch costs two to five microseconds, and the cores that are to help must first hear of it. A kernel that
-is over by then runs on the calling core alone, whatever design space its loops come from.
+The estimate is a roofline's: the time of the arithmetic or that of the memory traffic, whichever is longer.
+It is good enough to decide whether waking other cores pays (`builder.kernels.postprocessing`), not to choose
+between schedules.
 """
 
 from __future__ import annotations
@@ -19,38 +20,20 @@ from tvm_ffi import WalkResult
 
 from builder.target.device_target import DeviceTarget
 
-# Below this, what other cores could take over is about what telling them costs.
-WORTH_A_LAUNCH_US: Final = 20.0
-
-# What a core does in a nanosecond when nothing is in its way: operations of a vector (wide cores have two
-# units at 3 GHz, the others one at 1.5; a multiply-add is two operations), and bytes from the outer caches.
+# What a core does in a nanosecond at best: vector operations (wide cores have two units at 3 GHz, the others
+# one at 1.5 GHz; a multiply-add is two operations), and bytes from the outer caches.
 _WIDE_OPERATIONS, _OPERATIONS = 12.0, 3.0
 _BYTES: Final = 8.0
 
-_CALL: Final = 20  # operations in exp, erf and their like, which are called for each element
+_CALL: Final = 20  # operations in exp, erf and the like, which are called for each element
 _CALLED: Final = {
     f"tirx.{name}" for name in ("exp", "erf", "tanh", "log", "pow", "sin", "cos", "sigmoid", "sqrt")
 }
 _ARITHMETIC: Final = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.FloorDiv, tirx.Max, tirx.Min, tirx.Select)
 
 
-def serial_where_small(func: tirx.PrimFunc, target: DeviceTarget) -> tirx.PrimFunc:
-    """`func`, with its parallel loops made serial if all of its work is not worth a launch."""
-    if time_us(func, target) >= WORTH_A_LAUNCH_US:
-        return func
-
-    def serial(loop: tirx.For) -> tirx.For:
-        if loop.kind != tirx.ForKind.PARALLEL:
-            return loop
-        return tirx.For(
-            loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body, None, loop.annotations
-        )
-
-    return func.with_body(tvm_ffi.structural_map(func.body, (tirx.For, serial)))
-
-
 def time_us(func: tirx.PrimFunc, target: DeviceTarget) -> float:
-    """The least time that one core of `target` needs for a scheduled function."""
+    """Estimate the least time, in microseconds, that one core of `target` needs for a scheduled function."""
     work = _Work(target.simd.lanes)
     work.add(func.body, times=1.0, at_once=1.0)
     operations = _WIDE_OPERATIONS if target.simd.lanes >= 8 else _OPERATIONS
@@ -62,7 +45,7 @@ def time_us(func: tirx.PrimFunc, target: DeviceTarget) -> float:
 
 
 def _extent(expr: object) -> int:
-    """A loop's or a buffer's extent; one where the function does not say."""
+    """Return the extent of a loop or of a buffer's axis; 1 if it is not a constant."""
     return int(expr) if isinstance(expr, (int, tirx.IntImm)) else 1
 
 
@@ -72,10 +55,12 @@ class _Work:
 
     Attributes
     ----------
+    lanes
+        Elements in a vector.
     operations
-        Arithmetic, copies and calls; a vector's count once.
+        Arithmetic, copies and calls; an operation on a vector counts once.
     touched
-        For each buffer, how many elements are read and written, the same one each time anew.
+        Buffer -> elements read and written; an element counts each time.
     """
 
     lanes: int
@@ -83,7 +68,7 @@ class _Work:
     touched: dict[Any, float] = field(default_factory=lambda: defaultdict(float))
 
     def add(self, body: tirx.Stmt, *, times: float, at_once: float) -> None:
-        """Add what `body` does when it runs so many times, `at_once` of them in one vector."""
+        """Add what `body` does when it runs `times` times, `at_once` of these in one vector."""
 
         def loop(stmt: tirx.For) -> WalkResult:
             extent = _extent(stmt.extent)

@@ -1,9 +1,10 @@
-"""Sorting without a sort: sort, argsort and the k largest, by the rank of each element.
+"""`Sort`, `argsort` and `topk`, by the rank of each element.
 
-An element's rank is how many come before it, of equals those with the lower index: n comparisons an element,
-which have no branches and fill vectors, where a merge would wait for each of its loads. A thousand classes
-take less than a millisecond; it grows with the square, and `MAX_EXTENT` is where that stops being sensible.
-The order is the same on every device. TVM's own sort is a function of its runtime, which devices do not have.
+An element's rank is the number of elements that precede it; of equal elements the one with the lower index
+comes first. That takes n comparisons for each element, without branches and in full vectors; a merge sort
+would wait for each of its loads. A thousand classes take less than a millisecond. The time grows with the
+square of the extent, hence `MAX_EXTENT`. The order is the same on every device. TVM's own sort is a function
+of its runtime, which devices do not have.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from tvm.ir import Call
 
 from builder.kernels.rewriter import shape_of
 
-# A second or so on a small board; what is longer is left as it is, and refused where kernels are named.
+# Takes about a second on a small board. A longer axis is not legalised here, and refused by code generation.
 MAX_EXTENT: Final = 1 << 15
 
 Index = tuple[tirx.Expr, ...]
 
 
 def topk(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
-    """The k largest or smallest along an axis, in order, and where they were."""
+    """Legalise `topk`: the k largest or smallest elements along an axis, in order, their indices, or both."""
     if _too_long(call):
         return call
     attrs = call.attrs
@@ -36,14 +37,14 @@ def topk(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
 
 
 def sort(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
-    """All elements along an axis, in order."""
+    """Legalise `sort`: all elements along an axis, in order."""
     if _too_long(call):
         return call
     return _Ordered(bb, call.args[0], int(call.attrs.axis), descending=bool(call.attrs.descending)).values()
 
 
 def argsort(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
-    """Where the elements along an axis were before they were sorted."""
+    """Legalise `argsort`: the indices that sort an axis."""
     if _too_long(call):
         return call
     attrs = call.attrs
@@ -56,7 +57,21 @@ def _too_long(call: Call) -> bool:
 
 
 class _Ordered:
-    """The first `count` elements along an axis, all of them without one."""
+    """The first `count` elements along an axis in sorted order.
+
+    Parameters
+    ----------
+    bb
+        Receives the calls.
+    x
+        What is sorted.
+    axis
+        Along which axis; a negative one counts from the end.
+    descending
+        Largest first.
+    count
+        How many elements; 0 for all.
+    """
 
     def __init__(
         self, bb: relax.BlockBuilder, x: relax.Expr, axis: int, *, descending: bool, count: int = 0
@@ -70,11 +85,11 @@ class _Ordered:
         self._ranks = bb.emit(bb.call_te(lambda x: self._rank(x, descending), x, primfunc_name_hint="rank"))
 
     def values(self) -> relax.Var:
-        """The elements."""
+        """Emit the elements."""
         return self._pick("ordered", lambda x, at, j: x[self._with(at, j)], str(self._x.ty.dtype))
 
     def indices(self, dtype: str) -> relax.Var:
-        """Where they were."""
+        """Emit their indices along the axis."""
         return self._pick("order", lambda _x, _at, j: tirx.Cast(dtype, j), dtype)
 
     def _rank(self, x: te.Tensor, descending: bool) -> te.Tensor:
@@ -91,7 +106,7 @@ class _Ordered:
     def _pick(
         self, name: str, what: Callable[[te.Tensor, Index, tirx.Var], tirx.Expr], dtype: str
     ) -> relax.Var:
-        """Each place takes the one element of that rank; all others add nothing."""
+        """Emit `what` of the element of each rank, as a sum in which all other elements are zero."""
 
         def compute(x: te.Tensor, ranks: te.Tensor) -> te.Tensor:
             source = te.reduce_axis((0, self._shape[self._axis]), name="source")
@@ -106,5 +121,5 @@ class _Ordered:
         return self._bb.emit(self._bb.call_te(compute, self._x, self._ranks, primfunc_name_hint=name))
 
     def _with(self, at: Index, value: tirx.Expr | int) -> Index:
-        """An index, or a shape, with another value on the axis."""
+        """Return an index or a shape with `value` on the axis."""
         return (*at[: self._axis], value, *at[self._axis + 1 :])

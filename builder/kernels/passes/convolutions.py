@@ -1,9 +1,10 @@
-"""Convolutions that become plain two-dimensional ones, for which there are design spaces.
+"""Rewrites one-dimensional and transposed convolutions as two-dimensional ones, which have design spaces.
 
-One dimension is two with a height of one. What lies between two such convolutions stays four-dimensional,
-so that it is fused with them. A transposed convolution of stride s is s*s convolutions of the input, one for
-each position inside a stride, whose results are dealt out to those positions: no product with an inserted
-zero is computed (Shi et al., "Is the deconvolution layer the same as a convolutional layer?", 2016).
+A one-dimensional convolution becomes one of images with a height of one. Element-wise operators between two
+such convolutions become four-dimensional too, so that they are fused with them. A transposed convolution of
+stride s becomes s*s convolutions of the input, one for each position inside a stride, whose results are
+interleaved: no product with an inserted zero is computed (Shi et al., "Is the deconvolution layer the same as
+a convolutional layer?", 2016).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tvm.ir import Call
 
 from builder.kernels.rewriter import Values, constant_of, op_name, rewrite_main, shape_of
 
-_RANK: Final = 3  # of what a convolution in one dimension reads
+_RANK: Final = 3  # of the input of a one-dimensional convolution
 _UNARY: Final = {
     f"relax.{n}"
     for n in (
@@ -30,33 +31,39 @@ _BINARY: Final = {
 }
 
 
-class _Wide(Values):
-    """Values of rank 3 that may exist as `[N, C, 1, W]`, and in their own shape on demand."""
+class _FourDimensional(Values):
+    """A table in which values `[N, C, W]` may exist as `[N, C, 1, W]`, and in their own shape on demand.
+
+    Attributes
+    ----------
+    images
+        Old variable -> its value as `[N, C, 1, W]`.
+    """
 
     def __init__(self, bb: relax.BlockBuilder) -> None:
         super().__init__(bb)
-        self.wide: dict[relax.Var, relax.Expr] = {}
+        self.images: dict[relax.Var, relax.Expr] = {}
 
     def plain(self, expr: relax.Expr) -> relax.Expr:
         if isinstance(expr, relax.Var) and expr not in self._plain:
-            self.define(expr, self.bb.emit(relax.op.squeeze(self.wide[expr], [2])))
+            self.define(expr, self.bb.emit(relax.op.squeeze(self.images[expr], [2])))
         return super().plain(expr)
 
-    def as_wide(self, expr: relax.Expr) -> relax.Expr:
-        """`expr`, of rank 3, with a height of one."""
-        if isinstance(expr, relax.Var) and expr in self.wide:
-            return self.wide[expr]
+    def as_image(self, expr: relax.Expr) -> relax.Expr:
+        """Return `expr`, `[N, C, W]`, as `[N, C, 1, W]`."""
+        if isinstance(expr, relax.Var) and expr in self.images:
+            return self.images[expr]
         numbers = constant_of(expr)
         if numbers is not None:
             return relax.const(np.expand_dims(numbers, 2), str(numbers.dtype))
         new = self.bb.emit(relax.op.expand_dims(self.plain(expr), 2))
         if isinstance(expr, relax.Var):
-            self.wide[expr] = new
+            self.images[expr] = new
         return new
 
 
-def widen(mod: tvm.IRModule) -> tvm.IRModule:
-    """Rewrite the convolutions of `mod` in one dimension, and the transposed ones.
+def to_conv2d(mod: tvm.IRModule) -> tvm.IRModule:
+    """Rewrite the one-dimensional and the transposed convolutions of `mod`.
 
     Parameters
     ----------
@@ -65,10 +72,10 @@ def widen(mod: tvm.IRModule) -> tvm.IRModule:
     """
     t = relax.transform
     passes = [t.Normalize(), t.ConvertToDataflow(min_size=1), t.CanonicalizeBindings()]
-    return rewrite_main(tvm.transform.Sequential(passes)(mod), _emit, _Wide)
+    return rewrite_main(tvm.transform.Sequential(passes)(mod), _emit, _FourDimensional)
 
 
-def _emit(table: _Wide, var: relax.Var, call: Call) -> bool:
+def _emit(table: _FourDimensional, var: relax.Var, call: Call) -> bool:
     name = op_name(call)
     if name == "relax.nn.conv1d":
         new = _one_dimension(table, call)
@@ -83,19 +90,20 @@ def _emit(table: _Wide, var: relax.Var, call: Call) -> bool:
         return False
     if new is None:
         return False
-    table.wide[var] = table.bb.emit(new)
+    table.images[var] = table.bb.emit(new)
     return True
 
 
-def _one_dimension(table: _Wide, call: Call) -> relax.Expr | None:
+def _one_dimension(table: _FourDimensional, call: Call) -> relax.Expr | None:
+    """Return a one-dimensional convolution as a two-dimensional one, None if its layout or type differs."""
     attrs = call.attrs
     if attrs.data_layout != "NCW" or attrs.kernel_layout != "OIW" or str(call.ty.dtype) != "float32":
         return None
     padding = [int(p) for p in attrs.padding]
     left, right = padding if len(padding) > 1 else padding * 2
     return relax.op.nn.conv2d(
-        table.as_wide(call.args[0]),
-        table.as_wide(call.args[1]),
+        table.as_image(call.args[0]),
+        table.as_image(call.args[1]),
         strides=(1, int(attrs.strides[0])),
         padding=(0, left, 0, right),
         dilation=(1, int(attrs.dilation[0])),
@@ -103,16 +111,16 @@ def _one_dimension(table: _Wide, call: Call) -> relax.Expr | None:
     )
 
 
-def _between(table: _Wide, call: Call) -> relax.Expr | None:
-    """An element-wise operator on what is four-dimensional already."""
+def _between(table: _FourDimensional, call: Call) -> relax.Expr | None:
+    """Return an element-wise operator in four dimensions, None if no operand is four-dimensional yet."""
     tensors = [a for a in call.args if isinstance(a, relax.Var)]
-    if not any(v in table.wide for v in tensors) or len(shape_of(call)) != _RANK:
+    if not any(v in table.images for v in tensors) or len(shape_of(call)) != _RANK:
         return None
     args = []
     for arg in call.args:
         rank = len(shape_of(arg)) if isinstance(arg.ty, relax.TensorType) else 0
         if rank == _RANK:
-            args.append(table.as_wide(arg))
+            args.append(table.as_image(arg))
         elif rank == 0:
             args.append(table.plain(arg))
         else:
@@ -120,7 +128,11 @@ def _between(table: _Wide, call: Call) -> relax.Expr | None:
     return Call(call.op, args, call.attrs)
 
 
-def _transposed(table: _Wide, x: relax.Expr, call: Call) -> relax.Expr | None:
+def _transposed(table: _FourDimensional, x: relax.Expr, call: Call) -> relax.Expr | None:
+    """Return a transposed convolution of `x` as a convolution whose results are interleaved.
+
+    None if its weights are computed, or its layout, type, groups or dilation is another.
+    """
     attrs, weight = call.attrs, constant_of(call.args[1])
     plain = attrs.data_layout == "NCHW" and attrs.kernel_layout == "IOHW" and int(attrs.groups) == 1
     if weight is None or not plain or weight.dtype != np.float32 or any(int(d) != 1 for d in attrs.dilation):
@@ -135,7 +147,7 @@ def _transposed(table: _Wide, x: relax.Expr, call: Call) -> relax.Expr | None:
         padding = (*ahead, out_height - height + top, out_width - width + left)
         if min(padding) >= 0:
             return table.bb.emit(relax.op.nn.conv2d(x, relax.const(kernel), padding=padding))
-    # Rows of output behind the last product, where an output padding asks for them.
+    # Rows and columns after the last product, which an output padding may require.
     below = max(0, -(-(top + out_height) // sh) - (height + mh - 1))
     beside = max(0, -(-(left + out_width) // sw) - (width + mw - 1))
     padding = (mh - 1, mw - 1, mh - 1 + below, mw - 1 + beside)
@@ -152,7 +164,7 @@ def _transposed(table: _Wide, x: relax.Expr, call: Call) -> relax.Expr | None:
 
 
 def _phases(weight: np.ndarray, sh: int, sw: int) -> np.ndarray:
-    """`[I, O, kh, kw]` as `[O * sh * sw, I, ceil(kh / sh), ceil(kw / sw)]`, turned around."""
+    """Return `[I, O, kh, kw]` as `[O * sh * sw, I, ceil(kh / sh), ceil(kw / sw)]`, both axes reversed."""
     inputs, outputs, kh, kw = weight.shape
     mh, mw = -(-kh // sh), -(-kw // sw)
     whole = np.zeros((inputs, outputs, mh * sh, mw * sw), weight.dtype)

@@ -1,0 +1,43 @@
+"""What is done to every scheduled function, whether a heuristic, a record or a search ordered its loops.
+
+Prefetches are put in where a design space asked for them. A kernel that is too short to be worth waking other
+cores runs on the calling core only, whichever design space its loops come from: a launch costs two to five
+microseconds, and the other cores must be woken first.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import tvm_ffi
+from tvm import tirx
+
+from builder.kernels.cost_model import time_us
+from builder.kernels.spaces.prefetch import prefetch_panels
+from builder.target.device_target import DeviceTarget
+
+# Below this, waking the other cores costs about as much as they could save.
+WORTH_A_LAUNCH_US: Final = 20.0
+
+
+def postprocess(func: tirx.PrimFunc, target: DeviceTarget) -> tirx.PrimFunc:
+    """Return a scheduled function as it ships.
+
+    Whatever is measured or compiled must pass through here, or a measurement is of another kernel.
+    """
+    return _serial_if_short(prefetch_panels(func, target), target)
+
+
+def _serial_if_short(func: tirx.PrimFunc, target: DeviceTarget) -> tirx.PrimFunc:
+    """Make the parallel loops of `func` serial if all of its work is not worth a launch."""
+    if time_us(func, target) >= WORTH_A_LAUNCH_US:
+        return func
+
+    def serial(loop: tirx.For) -> tirx.For:
+        if loop.kind != tirx.ForKind.PARALLEL:
+            return loop
+        return tirx.For(
+            loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body, None, loop.annotations
+        )
+
+    return func.with_body(tvm_ffi.structural_map(func.body, (tirx.For, serial)))
