@@ -23,11 +23,11 @@ from agent.bundle.tensor_spec import TensorSpec
 from builder.codegen.memory_plan import Lifetime, plan
 from builder.errors import UnsupportedOperatorError
 from builder.kernels.rewriter import RESHAPES
-from builder.kernels.spaces import ordering
+from builder.kernels.spaces import sorting
 
 # What to do about an operator without a kernel.
 _SORTS: Final = (
-    f"at most {ordering.MAX_EXTENT} elements can be sorted: "
+    f"at most {sorting.MAX_EXTENT} elements can be sorted: "
     "filter them first, or use --postprocess softmax,top5"
 )
 _HINTS: Final = {f"relax.{name}": _SORTS for name in ("topk", "sort", "argsort")}

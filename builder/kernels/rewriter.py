@@ -15,7 +15,8 @@ import tvm
 from tvm import relax
 from tvm.ir import Call, GenericConst, Op
 
-# Operators that move no data: their result is another name for the same storage.
+# Operators that change the shape and move no data (row-major, contiguous): the graph keeps each of them as
+# another name for its input's storage.
 RESHAPES: Final = ("relax.reshape", "relax.flatten", "relax.squeeze", "relax.expand_dims")
 
 

@@ -16,10 +16,9 @@ from tvm import tirx
 
 from builder.kernels.spaces.fallback import is_cheap
 
-# Attributes of a tensor expression, TVM's `OpPatternKind`: whether fusion puts element-wise operators after
-# it.
-FUSES_ELEMENTWISE: Final[Mapping[str, int]] = {"op_pattern": 4}
-NEVER_FUSED: Final[Mapping[str, int]] = {"op_pattern": 8}
+# Attributes of a function, TVM's OpPatternKind: whether fusion puts element-wise operators after it.
+FUSES_ELEMENTWISE: Final[Mapping[str, int]] = {"op_pattern": 4}  # kOutEWiseFusable
+NEVER_FUSED: Final[Mapping[str, int]] = {"op_pattern": 8}  # kOpaque
 
 
 @dataclass(frozen=True, slots=True)
