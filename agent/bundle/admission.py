@@ -1,7 +1,7 @@
-"""Whether this machine may run a bundle whose signature holds.
+"""Whether this machine may run a verified bundle.
 
-Promises a decision from values alone: nothing is read, written or loaded. Leaves the manifest's truth to
-`verify` and remembering the committed counter to `agent.deploy`.
+Promises a decision from its arguments only: it reads, writes and loads nothing. Leaves the manifest's
+authenticity to `verify`, and the record of committed counters to `agent.deploy`.
 """
 
 from __future__ import annotations
@@ -12,61 +12,61 @@ from agent.errors import IncompatibleError, MixAndMatchError, RollbackError
 
 
 def admit(manifest: Manifest, machine: Machine, *, deployed_as: str, committed_counter: int | None) -> None:
-    """Return if the bundle may run here, as that model.
+    """Check that a bundle may run on this machine under a model's name.
 
     Parameters
     ----------
     manifest
-        Verified.
+        The verified bundle's manifest.
     machine
         The machine that would run it.
     deployed_as
-        The model's name in whatever asked for the deployment.
+        The model's name in the request to deploy it.
     committed_counter
-        The highest security counter that this machine has committed for that name; None if it never had one.
+        The highest security counter that this machine has committed for that name, or None if it has none.
 
     Raises
     ------
     MixAndMatchError
-        If it is another model's bundle.
+        If the bundle holds another model.
     IncompatibleError
-        If it was made for another machine; the message names the first thing that is missing.
+        If it was made for another machine; the message names the first thing that this one lacks.
     RollbackError
         If its security counter is lower than the committed one.
     """
     if manifest.name != deployed_as:
-        raise MixAndMatchError(
-            f"the bundle is of model {manifest.name}, it was deployed as {deployed_as!r:.80}"
-        )
+        raise MixAndMatchError(f"expected a bundle of model {deployed_as!r:.80}, got one of {manifest.name}")
     check_machine(manifest, machine)
     if committed_counter is not None and manifest.security_counter < committed_counter:
         raise RollbackError(
-            f"the bundle's security counter is {manifest.security_counter}, "
-            f"this device has committed {committed_counter} for {manifest.name}",
-            hint="compile it again with a --security-counter that is not lower",
+            f"expected a security counter of {committed_counter} or higher for {manifest.name}, "
+            f"got {manifest.security_counter}",
+            hint=f"compile it again with --security-counter {committed_counter} or higher",
         )
 
 
 def check_machine(manifest: Manifest, machine: Machine) -> None:
-    """Return if the machine has all that the bundle's kernels need.
+    """Check that a machine has everything that the bundle's kernels need.
+
+    In this order: architecture, device type, CPU features, tvm-ffi's ABI, glibc, memory.
 
     Raises
     ------
     IncompatibleError
-        If naming the first thing that is missing.
+        If it lacks something; the message names the first thing.
     """
     target, runtime = manifest.target, manifest.runtime
     arch = arch_of_triple(target.triple)
     if arch != machine.arch or "linux" not in target.triple.split("-"):
         raise IncompatibleError(
-            f"the bundle is for {target.triple}, this machine is {machine.arch} Linux",
+            f"expected a bundle for {machine.arch} Linux, got one for {target.triple}",
             hint="compile it with the --target of this machine",
         )
     if not set(manifest.compatible) & machine.compatible:
         raise IncompatibleError(
-            f"the bundle is for {_list(manifest.compatible)}, "
-            f"this machine is {_list(sorted(machine.compatible))}",
-            hint="name the machine with --compatible, or add the name to the agent's configuration",
+            f"expected a bundle for one of {_list(sorted(machine.compatible))}, "
+            f"got one for {_list(manifest.compatible)}",
+            hint="compile it with this device type as --compatible, or add the type to the agent's config",
         )
     if missing := [feature for feature in target.features if feature not in machine.features]:
         who = f"this machine ({machine.cpu_model})" if machine.cpu_model else "this machine"
@@ -77,7 +77,7 @@ def check_machine(manifest: Manifest, machine: Machine) -> None:
     if runtime.abi != machine.abi:
         raise IncompatibleError(
             f"the bundle needs {runtime.abi}, this machine has {machine.abi or 'no tvm-ffi'}",
-            hint="install the agent's release that belongs to the builder's",
+            hint="install the same release of the agent as of the builder",
         )
     if machine.glibc is None or _version(machine.glibc) < _version(runtime.glibc):
         raise IncompatibleError(
@@ -92,7 +92,7 @@ def check_machine(manifest: Manifest, machine: Machine) -> None:
 
 
 def _version(text: str) -> tuple[int, ...]:
-    # "2.36" or "2.36.9000": what is no number does not count.
+    # "2.36" or "2.36.9000"; parts that are not numbers are ignored.
     return tuple(int(part) for part in text.split(".") if part.isdecimal())
 
 

@@ -1,9 +1,9 @@
-"""The file itself: a USTAR archive of which there is one encoding for the same members.
+"""The bundle file: a USTAR archive with exactly one encoding for the same members.
 
-Promises that what is read is, byte for byte, what `write_archive` would have written: every header is
-encoded again and compared, padding is zero, members are sorted, and nothing stands after the end. Leaves to
-`verify` whether the members belong together, and to nobody the links, devices, folders and absolute paths
-of tar: there are none.
+Promises that a file it reads is, byte for byte, what `write_archive` would have written: every header is
+encoded again and compared, padding is zero, members are sorted, and nothing follows the end. Tar's links,
+devices, folders and absolute paths are therefore refused. Leaves to `verify` whether the members belong
+together.
 
 The headers are those of POSIX.1-1988 (IEEE Std 1003.1, pax, "ustar Interchange Format").
 """
@@ -25,7 +25,7 @@ from typing import BinaryIO, Final
 from agent.errors import EndlessDataError, FormatError, StoreError
 
 BLOCK_BYTES: Final = 512
-# Two blocks of zeros and no more: tar's usual padding to 10240 bytes would be bytes that nothing vouches for.
+# Only two blocks of zeros: no signature would cover tar's usual padding to 10240 bytes.
 END_BYTES: Final = 2 * BLOCK_BYTES
 # Large enough for disk speed, small enough to stay in a Pi's second-level cache.
 CHUNK_BYTES: Final = 1 << 20
@@ -34,10 +34,10 @@ MANIFEST: Final = "manifest.json"
 SIGNATURE: Final = "model.sig"
 # A bundle is unpacked into memory, on boards with 1 to 16 GiB.
 MAX_BUNDLE_BYTES: Final = 1 << 31
-# Manifest, code, graph, weights, labels, signature, two files of samples; the rest is room.
+# Today's eight are manifest, code, graph, weights, labels, signature and two files of samples.
 MAX_MEMBERS: Final = 64
-# What each member may take at most; manifest and signature are read whole before anything is known about
-# them.
+# Largest size of each member. Manifest and signature are small: they are read whole before they can be
+# checked.
 MAX_MEMBER_BYTES: Final = MappingProxyType(
     {
         MANIFEST: 512 << 10,
@@ -49,8 +49,8 @@ MAX_MEMBER_BYTES: Final = MappingProxyType(
     }
 )
 MAX_SAMPLE_BYTES: Final = 256 << 20
-# An ASCII name without "..", so no path leads anywhere else; at most 80 characters, and ustar's field has
-# 100.
+# An ASCII name without "..", which cannot lead out of a folder. It has at most 73 characters; ustar's field
+# holds 100.
 _SAMPLE: Final = re.compile(r"samples/[a-z0-9][a-z0-9_-]{0,47}\.[a-z0-9]{1,16}")
 
 _NAME_FIELD: Final = 100
@@ -72,14 +72,14 @@ _TYPES: Final = MappingProxyType(
         b"S": "a sparse file",
     }
 )
-# Never inside a literal: digits after it would make it another octal escape.
+# A constant, since in a literal a digit after a NUL escape would make it another octal escape.
 _NUL: Final = bytes(1)
 _ZEROS: Final = bytes(END_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A file in the archive: its data are `size` bytes at `offset`."""
+    """One file in the archive: `size` bytes of data, `offset` bytes from the archive's start."""
 
     name: str
     offset: int
@@ -87,17 +87,17 @@ class Member:
 
     @property
     def padding(self) -> int:
-        """Zero bytes between the data and the next header."""
+        """Number of zero bytes between the data and the next header."""
         return -self.size % BLOCK_BYTES
 
 
 def max_member_bytes(name: str) -> int:
-    """Return how large a member may be.
+    """Return the largest size of a member, in bytes.
 
     Raises
     ------
     FormatError
-        If no member has such a name.
+        If a bundle cannot have a member of that name.
     """
     limit = MAX_MEMBER_BYTES.get(name)
     if limit is not None:
@@ -108,18 +108,18 @@ def max_member_bytes(name: str) -> int:
 
 
 def encode_header(name: str, size: int) -> bytes:
-    """Return the one header of a member: a regular file, mode 0644, of user and time 0.
+    """Return the only valid header of a member: 512 bytes for a regular file, mode 0644, user 0, time 0.
 
     Raises
     ------
     FormatError
-        If no member has such a name.
+        If a bundle cannot have a member of that name.
     EndlessDataError
-        If the member is over its limit.
+        If `size`, in bytes, is over the member's limit.
     """
     limit = max_member_bytes(name)
     if not 0 <= size <= limit:
-        raise EndlessDataError(f"{name} has at most {limit} bytes, this one {size}")
+        raise EndlessDataError(f"{name}: expected at most {limit} bytes, got {size}")
     fields = b"".join(
         (
             name.encode("ascii").ljust(_NAME_FIELD, _NUL),
@@ -142,75 +142,90 @@ def encode_header(name: str, size: int) -> bytes:
 
 
 def read_index(fd: int) -> tuple[Member, ...]:
-    """Read and check everything in an archive but its members' data.
+    """Read and check everything in an archive except its members' data.
 
     Parameters
     ----------
     fd
         A regular file, open for reading; its position is neither used nor moved.
 
+    Returns
+    -------
+    tuple of Member
+        Sorted by name, each name once.
+
     Raises
     ------
     FormatError
-        If `write_archive` would have written any header, padding or end otherwise.
+        If `write_archive` would have written any header, padding or end differently.
     EndlessDataError
-        If the file, a member or their number is over its limit.
+        If the file, a member or the number of members is over its limit.
     StoreError
         If the file cannot be read.
     """
     with _reading():
         status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
-        raise FormatError("a bundle is a regular file")
+        raise FormatError("expected a regular file as bundle")
     if status.st_size > MAX_BUNDLE_BYTES:
-        raise EndlessDataError(f"a bundle has at most {MAX_BUNDLE_BYTES} bytes, this one {status.st_size}")
+        raise EndlessDataError(f"expected a bundle of at most {MAX_BUNDLE_BYTES} bytes, got {status.st_size}")
     if status.st_size % BLOCK_BYTES or status.st_size < BLOCK_BYTES + END_BYTES:
-        raise FormatError(f"{status.st_size} bytes are no whole bundle: it was cut short, or is no bundle")
+        raise FormatError(
+            f"expected a bundle of whole {BLOCK_BYTES}-byte blocks, got {status.st_size} bytes: "
+            "it was cut short, or is not a bundle"
+        )
     members: list[Member] = []
     at = 0
     while (header := read_exactly(fd, BLOCK_BYTES, at)) != _ZEROS[:BLOCK_BYTES]:
         if len(members) == MAX_MEMBERS:
-            raise EndlessDataError(f"a bundle has at most {MAX_MEMBERS} members")
+            raise EndlessDataError(f"expected a bundle of at most {MAX_MEMBERS} members")
         member = _decode_header(header, at)
         if members and not members[-1].name < member.name:
-            order = "twice" if members[-1].name == member.name else f"after {members[-1].name}"
-            raise FormatError(f"the bundle has {member.name} {order}, expected sorted names")
+            raise FormatError(
+                f"expected members sorted by name, each once, got {member.name} after {members[-1].name}"
+            )
         at = member.offset + member.size
         if at + member.padding + END_BYTES > status.st_size:
-            raise FormatError(f"{member.name} has {member.size} bytes, beyond the end of the bundle")
+            raise FormatError(f"{member.name}: its {member.size} bytes reach beyond the end of the bundle")
         if member.padding and read_exactly(fd, member.padding, at) != _ZEROS[: member.padding]:
-            raise FormatError(f"the padding after {member.name} is not zero")
+            raise FormatError(f"{member.name}: expected zeros as padding after it")
         at += member.padding
         members.append(member)
     if at + END_BYTES != status.st_size or read_exactly(fd, END_BYTES, at) != _ZEROS:
         raise FormatError(
-            f"the bundle has {status.st_size} bytes, expected its end, two zero blocks, at {at}"
+            f"expected two zero blocks and the end of the bundle at byte {at}, got {status.st_size} bytes"
         )
     return tuple(members)
 
 
 def read_member(fd: int, member: Member) -> bytes:
-    """Return a member's data; nothing is checked here but that they are there."""
+    """Return a member's data, without checking their content.
+
+    Raises
+    ------
+    FormatError, StoreError
+        As in `read_exactly`.
+    """
     return read_exactly(fd, member.size, member.offset)
 
 
 def read_exactly(fd: int, size: int, offset: int) -> bytes:
-    """Read so many bytes, wherever the file's position is.
+    """Read exactly `size` bytes at `offset`, whatever the file's position.
 
     Raises
     ------
     FormatError
-        If the file ends before.
+        If the file ends earlier.
     StoreError
         If the system cannot read it.
     """
     with _reading():
         data = os.pread(fd, size, offset)
-        # Linux returns at most 0x7ffff000 bytes, and less than asked only at the end or on a signal.
+        # Linux returns at most 0x7ffff000 bytes, and fewer than asked for only at the end or on a signal.
         while len(data) < size and (more := os.pread(fd, size - len(data), offset + len(data))):
             data += more
     if len(data) != size:
-        raise FormatError(f"the bundle ends within {size} bytes at {offset}")
+        raise FormatError(f"expected {size} bytes of the bundle at {offset}, got {len(data)}")
     return data
 
 
@@ -227,19 +242,21 @@ def write_archive(target: str | os.PathLike[str] | BinaryIO, members: Mapping[st
     Parameters
     ----------
     target
-        A file that is open for writing, or a path, which then has the whole archive or what it had before.
+        A file that is open for writing, or a path: after a failure, the path holds what it held before.
     members
-        Name -> data, or the path of a file with it. Their order does not matter.
+        Name -> data, or the path of a file with the data. Their order does not matter.
 
     Raises
     ------
     FormatError
-        If a bundle has no member of that name.
+        If a bundle cannot have a member of that name, or a file changes while it is read.
     EndlessDataError
-        If anything is over its limit.
+        If a member, their number or the whole archive is over its limit.
+    OSError
+        If a file cannot be read or written.
     """
     if len(members) > MAX_MEMBERS:
-        raise EndlessDataError(f"a bundle has at most {MAX_MEMBERS} members, not {len(members)}")
+        raise EndlessDataError(f"expected a bundle of at most {MAX_MEMBERS} members, got {len(members)}")
     if not isinstance(target, str | os.PathLike):
         _write(target, members)
         return
@@ -264,7 +281,7 @@ def write_archive(target: str | os.PathLike[str] | BinaryIO, members: Mapping[st
 
 def _write(out: BinaryIO, members: Mapping[str, bytes | Path]) -> None:
     total = END_BYTES
-    # Code points sort as their bytes do in ASCII, and names are ASCII or refused.
+    # Names are ASCII (others are refused), so code points sort as bytes do.
     for name, data in sorted(members.items()):
         with io.BytesIO(data) if isinstance(data, bytes) else data.open("rb") as source:
             size = source.seek(0, os.SEEK_END)
@@ -275,11 +292,11 @@ def _write(out: BinaryIO, members: Mapping[str, bytes | Path]) -> None:
                 out.write(chunk)
                 left -= len(chunk)
             if left or source.read(1):
-                raise FormatError(f"{name} changed while it was packed")
+                raise FormatError(f"{name}: changed while it was packed")
         out.write(_ZEROS[: -size % BLOCK_BYTES])
         total += BLOCK_BYTES + size + -size % BLOCK_BYTES
         if total > MAX_BUNDLE_BYTES:
-            raise EndlessDataError(f"a bundle has at most {MAX_BUNDLE_BYTES} bytes")
+            raise EndlessDataError(f"expected a bundle of at most {MAX_BUNDLE_BYTES} bytes, got more")
     out.write(_ZEROS)
 
 
@@ -287,16 +304,16 @@ def _decode_header(header: bytes, at: int) -> Member:
     raw_name = header[:_NAME_FIELD].partition(_NUL)[0]
     kind = header[_TYPE_AT : _TYPE_AT + 1]
     if kind in _TYPES:
-        raise FormatError(f"the bundle has {_TYPES[kind]}, {raw_name!r:.120}, expected regular files")
+        raise FormatError(f"expected only regular files in a bundle, got {_TYPES[kind]}, {raw_name!r:.120}")
     if not _SIZE.fullmatch(header[_SIZE_FIELD]):
-        raise FormatError(f"the header at {at} has size {header[_SIZE_FIELD]!r}, expected 11 octal digits")
+        raise FormatError(f"header at {at}: expected 11 octal digits as size, got {header[_SIZE_FIELD]!r}")
     try:
         name = raw_name.decode("ascii")
     except UnicodeDecodeError as error:
         raise FormatError(f"a bundle has no member {raw_name!r:.120}") from error
     size = int(header[_SIZE_FIELD][:11], 8)
     if encode_header(name, size) != header:
-        raise FormatError(f"the header of {name} at {at} is not the one that is written for it")
+        raise FormatError(f"header at {at}: expected exactly what our writer writes for {name}")
     return Member(name, at + BLOCK_BYTES, size)
 
 

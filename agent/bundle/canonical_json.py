@@ -1,9 +1,9 @@
-# ruff: noqa: ANN401 - what JSON parses to has no better type
-"""One encoding of JSON, and frozen dataclasses written in it.
+# ruff: noqa: ANN401 - parsed JSON has no better type
+"""Canonical JSON, and frozen dataclasses written in it.
 
-Promises that a value has one sequence of bytes (keys sorted, no spaces, ASCII only, numbers as Python prints
-them) and that a record read back is of exactly its declared fields and types. Leaves what the values mean to
-each record's own `__post_init__`.
+Promises that a value has exactly one encoding (sorted keys, no spaces, ASCII only, numbers as Python prints
+them) and that a record read back has exactly its declared fields and types. Leaves the meaning of the values
+to each record's own `__post_init__`.
 """
 
 from __future__ import annotations
@@ -20,34 +20,42 @@ from agent.errors import FormatError
 
 Record = TypeVar("Record")
 
-# No record goes beyond 6. What Python parses it may not be able to print or encode: that takes more stack.
+# Our records are at most 6 deep. Python can parse deeper JSON than it can print or encode, which takes more
+# stack.
 _MAX_DEPTH: Final = 16
 
-# Metadata of a field that came after the first bundles were made: its key is left out where it is None.
+# Metadata of a field that was added after the first bundles were made: its key is left out if it is None.
 LATER: Final[Mapping[str, bool]] = types.MappingProxyType({"later": True})
 
-# What a signed integer of 64 bits holds: readers in other languages have nothing larger.
+# 64-bit signed integers: readers in other languages have nothing larger.
 _INT_RANGE: Final = range(-(1 << 63), 1 << 63)
 
 
 def encode(value: object) -> bytes:
-    """Return the one encoding of a JSON value."""
+    """Return the canonical encoding of a JSON value."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
 
 
 def parse(raw: bytes, what: str) -> Any:
-    """Parse ASCII JSON without duplicate keys and non-numbers; the layout is not looked at.
+    """Parse ASCII JSON in any layout, without duplicate keys, NaN and infinities.
+
+    Parameters
+    ----------
+    raw
+        The document, untrusted.
+    what
+        Its name in error messages, such as `manifest.json`.
 
     Raises
     ------
     FormatError
-        If whatever the bytes are, nothing else.
+        If it is anything else, or is nested more than 16 deep.
     """
     try:
-        # json.loads would take UTF-16 and UTF-32 too: decode first.
+        # Decode first: json.loads would accept UTF-16 and UTF-32 as well.
         value = json.loads(raw.decode("ascii"), object_pairs_hook=_unique, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"{what} is not JSON of the one encoding: {_one_line(error)}") from error
+        raise FormatError(f"{what}: expected JSON in ASCII: {_one_line(error)}") from error
     level = [value]
     for _ in range(_MAX_DEPTH):
         level = [
@@ -57,12 +65,12 @@ def parse(raw: bytes, what: str) -> Any:
             for child in (parent.values() if isinstance(parent, dict) else parent)
         ]
     if level:
-        raise FormatError(f"{what} is nested more than {_MAX_DEPTH} deep")
+        raise FormatError(f"{what}: nested more than {_MAX_DEPTH} deep")
     return value
 
 
 def to_json(record: object) -> dict[str, Any]:
-    """Return a frozen dataclass as a JSON object, numbers in the type that their field declares."""
+    """Return a frozen dataclass as a JSON object, each number in the type that its field declares."""
     hints = _hints(type(record))  # type: ignore[arg-type]
     out = {
         field.name: _plain(value, hints[field.name])
@@ -74,25 +82,25 @@ def to_json(record: object) -> dict[str, Any]:
 
 
 def from_json(cls: type[Record], value: object, where: str) -> Record:
-    """Make a record from a JSON object that has exactly its fields, each of its declared type.
+    """Make a record from a JSON object that has exactly its fields, each with its declared type.
 
-    A field with the metadata `LATER` may be missing, and is None then; it is never null.
+    A field with the metadata `LATER` may be missing, and is then None; null is refused.
 
     Parameters
     ----------
     cls
-        A frozen dataclass whose fields are str, int, float, bool, another such class, tuples and string-keyed
-        mappings of those, or one of those or None. A class in a union has a `kind` that tells it from the
-        others.
+        A frozen dataclass whose fields are str, int, float, bool, another such class, tuples or string-keyed
+        mappings of those, or one of those or None. Classes in a union are told apart by their `kind`.
     value
-        What was parsed.
+        The parsed JSON.
     where
-        How messages call it, as in `manifest.target`.
+        Its name in error messages, such as `manifest.target`.
 
     Raises
     ------
     FormatError
-        If with the place, what was expected there and what came.
+        If a key is missing or unknown, or a value has the wrong type or is refused by `cls`. The message
+        names the place, what was expected there and what was found.
     """
     if not isinstance(value, dict):
         raise _mismatch(where, "an object", value)
@@ -105,7 +113,7 @@ def from_json(cls: type[Record], value: object, where: str) -> Record:
     if missing := sorted(expected - later - value.keys()):
         raise FormatError(f"{where} has no key {missing[0]!r}")
     if null := sorted(name for name in later & value.keys() if value[name] is None):
-        raise FormatError(f"{where} has {null[0]!r} as null, expected it left out")
+        raise FormatError(f"{where}.{null[0]}: expected no key instead of null")
     fields = {name: _typed(hints[name], value[name], f"{where}.{name}") for name in names if name in value}
     try:
         return cls(**fields)
@@ -115,7 +123,7 @@ def from_json(cls: type[Record], value: object, where: str) -> Record:
 
 @functools.cache
 def _hints(cls: type) -> Mapping[str, Any]:
-    # Annotations are text, and evaluating those of one manifest takes longer than all the rest of reading it.
+    # Annotations are text; evaluating those of a manifest takes longer than the rest of reading it.
     return types.MappingProxyType(get_type_hints(cls))
 
 
@@ -129,7 +137,7 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
         if arguments[-1] is Ellipsis:
             arguments = arguments[:1] * len(value)
         elif len(arguments) != len(value):
-            raise FormatError(f"{where} has {len(value)} elements, expected {len(arguments)}")
+            raise FormatError(f"{where}: expected {len(arguments)} elements, got {len(value)}")
         return tuple(
             _typed(a, v, f"{where}[{i}]") for i, (a, v) in enumerate(zip(arguments, value, strict=True))
         )
@@ -139,15 +147,15 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
         return {key: _typed(arguments[1], v, f"{where}[{key!r:.80}]") for key, v in value.items()}
     if dataclasses.is_dataclass(hint):
         return from_json(hint, value, where)  # type: ignore[arg-type]
-    # type() and not isinstance(): True is an int to Python, and no int to JSON.
+    # type() instead of isinstance(): to Python, but not to JSON, True is an int.
     if type(value) is not hint:
         raise _mismatch(
             where, {str: "a string", int: "an integer", float: "a fraction", bool: "a boolean"}[hint], value
         )
     if hint is int and value not in _INT_RANGE:
-        raise FormatError(f"{where} is an integer of more than 64 bits")
+        raise FormatError(f"{where}: expected an integer of at most 64 bits")
     if hint is float and not math.isfinite(value):
-        raise FormatError(f"{where} is a number too large for a double")
+        raise FormatError(f"{where}: expected a number that fits a double")
     return value
 
 
@@ -163,7 +171,7 @@ def _typed_union(members: tuple[Any, ...], value: Any, where: str) -> Any:
         if member.kind == value.get("kind"):
             return from_json(member, value, where)
     kinds = ", ".join(member.kind for member in members)
-    raise FormatError(f"{where}.kind is one of {kinds}, not {value.get('kind')!r:.80}")
+    raise FormatError(f"{where}.kind: expected one of {kinds}, got {value.get('kind')!r:.80}")
 
 
 def _plain(value: Any, hint: Any) -> Any:
@@ -188,16 +196,16 @@ def _plain(value: Any, hint: Any) -> Any:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     out = dict(pairs)
     if len(out) != len(pairs):
-        raise ValueError("a key stands there twice")
+        raise ValueError("duplicate key")
     return out
 
 
 def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a number")
 
 
 def _mismatch(where: str, expected: str, value: object) -> FormatError:
-    return FormatError(f"{where} is {_describe(value)}, expected {expected}")
+    return FormatError(f"{where}: expected {expected}, got {_describe(value)}")
 
 
 def _describe(value: object) -> str:

@@ -1,6 +1,6 @@
-"""The keys that are trusted, and those that no longer are.
+"""Trusted keys and revoked keys.
 
-Promises that every key is a P-256 public key. Leaves who may write into the folder to the file system.
+Promises that every key is a P-256 public key. Leaves it to the file system who may write to the folder.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final
 from agent.bundle.names import SHA256
 from agent.errors import ConfigError
 
-# `cryptography` takes 8 MiB of memory, so it is imported where it is used: an agent that has not verified
-# anything yet reads its keyring without it.
+# `cryptography` takes 8 MiB of memory, so it is imported only where it is used: an agent reads its keyring
+# without it, until it verifies a bundle.
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -70,7 +70,7 @@ class TrustedKey:
 
     @classmethod
     def of(cls, public_key: ec.EllipticCurvePublicKey) -> TrustedKey:
-        """Name a key.
+        """Make a trusted key of a public key.
 
         Raises
         ------
@@ -78,25 +78,40 @@ class TrustedKey:
             If it is on another curve than P-256.
         """
         if public_key.curve.name != "secp256r1":
-            raise ValueError(f"a key is on P-256, not on {public_key.curve.name}")
+            raise ValueError(f"expected a key on P-256, got one on {public_key.curve.name}")
         return cls.of_spki(_spki(public_key))
 
     @classmethod
     def of_spki(cls, spki: bytes) -> TrustedKey:
-        """Name a key on P-256 that is given as a SubjectPublicKeyInfo in DER."""
+        """Make a trusted key of a P-256 key's SubjectPublicKeyInfo in DER."""
         return cls(spki, hashlib.sha256(spki).hexdigest(), hashlib.sha256(_pem(spki)).hexdigest())
 
 
 @dataclass(frozen=True, slots=True)
 class Keyring:
-    """Trusted keys by the hint in a signature file, and the ids of revoked ones."""
+    """The keys that a device trusts.
+
+    Attributes
+    ----------
+    keys
+        Hint in a signature file -> key.
+    revoked
+        Ids of the keys that were revoked; `keys` may still contain them.
+    """
 
     keys: Mapping[str, TrustedKey]
     revoked: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, keys: Iterable[ec.EllipticCurvePublicKey], revoked: Iterable[str] = ()) -> Keyring:
-        """Make a keyring of keys that are in memory.
+        """Make a keyring of keys in memory.
+
+        Parameters
+        ----------
+        keys
+            Public keys on P-256.
+        revoked
+            Ids of revoked keys.
 
         Raises
         ------
@@ -111,49 +126,49 @@ class Keyring:
 
     @classmethod
     def from_files(cls, paths: Iterable[str | Path], revoked: Iterable[str] = ()) -> Keyring:
-        """Read public keys, one PEM file each.
+        """Read public keys, one PEM file each; `revoked` are ids of revoked keys.
 
         Raises
         ------
         ConfigError
-            If a file cannot be read, or has no P-256 public key.
+            If a file cannot be read, or does not hold a P-256 public key.
         """
         return cls._of_trusted([_load(Path(path)) for path in paths], revoked)
 
     @classmethod
     def from_dir(cls, folder: str | Path) -> Keyring:
-        """Read all `*.pub` and `*.pem` of a folder, and its file `revoked`: one key id a line.
+        """Read all `*.pub` and `*.pem` files of a folder, and its file `revoked`, one key id a line.
 
         Raises
         ------
         ConfigError
-            If there is no key, or any of the files is not what it should be.
+            If there are no keys or more than 256, or one of the files cannot be read or is not valid.
         """
         folder = Path(folder)
         try:
             paths = sorted(path for path in folder.iterdir() if path.suffix in _KEY_SUFFIXES)
         except OSError as error:
-            raise ConfigError(f"the keyring {folder} cannot be read: {error.strerror}") from error
+            raise ConfigError(f"keyring {folder}: cannot be read: {error.strerror}") from error
         if not 1 <= len(paths) <= MAX_KEYS:
             raise ConfigError(
-                f"the keyring {folder} has {len(paths)} keys, expected 1 to {MAX_KEYS}",
-                hint="copy the public key of whoever signs your bundles there, as NAME.pub",
+                f"keyring {folder}: expected 1 to {MAX_KEYS} keys, got {len(paths)}",
+                hint="copy the public key that verifies your bundles into it, as NAME.pub",
             )
         return cls.from_files(paths, _revoked(folder / REVOKED_FILE))
 
 
 def key_id(public_key: ec.EllipticCurvePublicKey) -> str:
-    """SHA-256 of a key's SubjectPublicKeyInfo in DER, hexadecimal."""
+    """Return our name for a key: the SHA-256 of its SubjectPublicKeyInfo in DER, in hexadecimal."""
     return hashlib.sha256(_spki(public_key)).hexdigest()
 
 
 def key_hint(public_key: ec.EllipticCurvePublicKey) -> str:
-    """SHA-256 of a key's PEM, hexadecimal: what Model Signing puts into `publicKey.hint`."""
+    """Return Model Signing's name for a key, `publicKey.hint`: the SHA-256 of its PEM, in hexadecimal."""
     return hashlib.sha256(_pem(_spki(public_key))).hexdigest()
 
 
 def parse_public_key(raw: bytes) -> ec.EllipticCurvePublicKey:
-    """Read a P-256 public key in PEM.
+    """Read a P-256 public key from PEM.
 
     Raises
     ------
@@ -168,16 +183,16 @@ def parse_public_key(raw: bytes) -> ec.EllipticCurvePublicKey:
         key = serialization.load_pem_public_key(raw)
     except (ValueError, UnsupportedAlgorithm) as error:
         raise ConfigError(
-            "no public key in PEM is there", hint="expected is the .pub file that edgebundle keygen wrote"
+            "expected a public key in PEM", hint="use the .pub file that `edgebundle keygen` wrote"
         ) from error
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         kind = key.curve.name if isinstance(key, ec.EllipticCurvePublicKey) else type(key).__name__
-        raise ConfigError(f"a public key on P-256 is expected, not {kind}")
+        raise ConfigError(f"expected a public key on P-256, got {kind}")
     return key
 
 
 def parse_revoked(raw: bytes) -> frozenset[str]:
-    """Read key ids, one a line; empty lines and those that start with `#` are comments.
+    """Read the ids of revoked keys, one a line; empty lines and lines that begin with `#` are ignored.
 
     Raises
     ------
@@ -190,7 +205,7 @@ def parse_revoked(raw: bytes) -> frozenset[str]:
         if not text or text.startswith("#"):
             continue
         if not SHA256.fullmatch(text):
-            raise ConfigError(f"line {number} is {text!r:.80}, expected a key id of 64 hexadecimal digits")
+            raise ConfigError(f"line {number}: expected a key id of 64 hexadecimal digits, got {text!r:.80}")
         ids.add(text)
     return frozenset(ids)
 
@@ -205,7 +220,7 @@ def _load(path: Path) -> TrustedKey:
 
 
 def _revoked(path: Path) -> frozenset[str]:
-    # A link to nowhere is a list that got lost, not one that was never there.
+    # A dangling link means that the list was lost, so it is an error; a folder without a list is not.
     if not os.path.lexists(path):
         return frozenset()
     try:
@@ -219,16 +234,16 @@ def _read(path: Path, limit: int) -> bytes:
         with path.open("rb") as file:
             raw = file.read(limit + 1)
     except OSError as error:
-        raise ConfigError(f"it cannot be read: {error.strerror}") from error
+        raise ConfigError(f"cannot be read: {error.strerror}") from error
     if len(raw) > limit:
-        raise ConfigError(f"it has more than {limit} bytes")
+        raise ConfigError(f"expected at most {limit} bytes, got more")
     return raw
 
 
 def _plain_spki(raw: bytes) -> bytes | None:
-    """Read a P-256 key in exactly the PEM that OpenSSL and `edgebundle keygen` write.
+    """Return the SubjectPublicKeyInfo of a P-256 key in exactly the PEM of OpenSSL and `edgebundle keygen`.
 
-    Returns None for everything else, valid or not: `parse_public_key` reads or refuses that.
+    Return None for everything else, valid or not: `parse_public_key` then reads or refuses it.
     """
     try:
         spki = binascii.a2b_base64(raw.removeprefix(_PEM_HEAD).removesuffix(_PEM_TAIL))

@@ -1,10 +1,10 @@
-"""What this machine is: architecture, CPU features, glibc, ABI of tvm-ffi, and the names it goes by.
+"""What this machine is: architecture, CPU features, glibc, tvm-ffi's ABI, and its device types.
 
-Promises to read files and ask libc, and nothing else: it runs no program and imports no kernel library.
-Leaves the comparison with a bundle to `admission`.
+Promises to read only files and libc's configuration: it runs no program and imports no kernel library. Leaves
+the comparison with a bundle to `admission`.
 
-Everything is about *this process*: a 32-bit Python on a 64-bit kernel is an `armv7l`, for that is what it
-loads.
+Everything describes *this process*: a 32-bit Python on a 64-bit kernel is `armv7l`, since it loads 32-bit
+libraries.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from typing import Final
 
 from agent.bundle.names import COMPATIBLE
 
-# cpuinfo of a machine with hundreds of cores takes some 500 KiB; the device tree's properties a few hundred
-# bytes.
+# On a machine with hundreds of cores, cpuinfo takes some 500 KiB; a property of the device tree takes a few
+# hundred bytes.
 _MAX_FILE_BYTES: Final = 4 << 20
 # PyPA's "Recording installed projects": NAME-VERSION.dist-info, the name normalised.
 _TVM_FFI: Final = re.compile(r"apache_tvm_ffi-([0-9][^-]*)\.dist-info")
 
-# Name of an architecture -> what it is called here: as uname(2) does.
+# Any name of an architecture -> ours, which is uname(2)'s.
 _ARCHES: Final = MappingProxyType(
     {
         "x86_64": "x86_64",
@@ -59,7 +59,7 @@ _HWCAP_ARM: Final = (
     "swp half thumb 26bit fastmult fpa vfp edsp java iwmmxt crunch thumbee neon vfpv3 vfpv3d16 tls vfpv4 "
     "idiva idivt vfpd32 lpae evtstrm fphp asimdhp asimddp asimdfhm asimdbf16 i8mm"
 )
-# Arm's "CPU part" numbers (MIDR_EL1) of the boards that are in use.
+# Arm's "CPU part" numbers (MIDR_EL1) of common boards.
 _ARM_PARTS: Final = MappingProxyType(
     {
         "0xc07": "Cortex-A7",
@@ -82,26 +82,26 @@ _ARM_PARTS: Final = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a machine is, as far as a bundle asks.
+    """The properties of a machine that decide whether it can run a bundle.
 
     Attributes
     ----------
     arch
-        `x86_64`, `aarch64`, `armv7l`, `riscv64`, or what uname says otherwise.
+        `x86_64`, `aarch64`, `armv7l`, `riscv64`, or uname's name of any other architecture.
     cpu_model
-        For people: `Cortex-A72`, or x86's model name; empty where unknown.
+        For display: `Cortex-A72`, or x86's model name; empty if unknown.
     features
-        In the words of /proc/cpuinfo, those that every core has.
+        CPU features that every core has, named as in /proc/cpuinfo.
     glibc
-        Version, as in `2.36`; None with another libc.
+        Version, such as `2.36`; None if libc is not glibc.
     abi
-        `tvm-ffi-<major>.<minor>` of the tvm-ffi that is installed, or None.
+        `tvm-ffi-<major>.<minor>` of the installed tvm-ffi, or None.
     compatible
-        The device tree's names of the board, `linux-<arch>`, and configured ones.
+        Device types: the device tree's, `linux-<arch>`, and configured ones.
     board
-        The board's own name, as in `Raspberry Pi 4 Model B Rev 1.4`; empty where there is none.
+        The board's name, such as `Raspberry Pi 4 Model B Rev 1.4`; empty if it has none.
     memory_bytes
-        Physical memory, or None where unknown.
+        Physical memory, or None if unknown.
     """
 
     arch: str
@@ -115,14 +115,14 @@ class Machine:
 
     @classmethod
     def detect(cls, root: str | os.PathLike[str] = "/", *, configured: Iterable[str] = ()) -> Machine:
-        """Look at a machine; never fails, what cannot be read is unknown.
+        """Detect what a machine is; never fails: what cannot be read counts as unknown.
 
         Parameters
         ----------
         root
-            Where proc lies; `/` is this machine. libc and tvm-ffi are always those of this process.
+            Folder that contains proc; `/` is this machine. libc and tvm-ffi are always this process's.
         configured
-            Further names that the machine is compatible with.
+            Further device types.
         """
         proc = Path(root) / "proc"
         cpus = _cpuinfo(_text(proc / "cpuinfo"))
@@ -145,13 +145,13 @@ class Machine:
 
 
 def arch_of_triple(triple: str) -> str:
-    """Return our name of a target triple's architecture: `aarch64` for `aarch64-linux-gnu`."""
+    """Return our name of a target triple's architecture: `aarch64` for `arm64-linux-gnu`."""
     name = triple.partition("-")[0]
     return _ARCHES.get(name, name)
 
 
 def _arch(executable: bytes) -> str:
-    # The ELF header of this very interpreter: uname tells the kernel's architecture, which may be wider.
+    # From the ELF header of this interpreter: uname gives the kernel's architecture, which may be wider.
     if executable[:4] == b"\x7fELF" and len(executable) >= 20:
         bits = {1: 32, 2: 64}.get(executable[4], 0)
         order = "<" if executable[5] == 1 else ">"
@@ -163,7 +163,7 @@ def _arch(executable: bytes) -> str:
 
 
 def _cpuinfo(text: str) -> list[dict[str, str]]:
-    """Split into processors; what stands apart from all of them (a Pi's Model) is the last."""
+    """Split cpuinfo into processors; lines that belong to none (a Pi's Model) are the last block."""
     blocks = []
     for paragraph in re.split(r"\n\s*\n", text):
         pairs = (line.partition(":") for line in paragraph.splitlines())
@@ -179,10 +179,10 @@ def _features(arch: str, cpus: list[dict[str, str]], hwcap: int) -> frozenset[st
     else:
         key = "flags" if arch in _X86 else "features"
         sets = [set(cpu[key].split()) for cpu in cpus if key in cpu]
-    # Cores of one machine may differ, and a thread runs on any of them.
+    # Cores of one machine may differ, and a thread may run on any of them.
     features = set.intersection(*sets) if sets else set()
-    # AT_HWCAP is told to each process in its own words: cpuinfo is the kernel's, which may be 64-bit under a
-    # 32-bit process, or the host's under an emulator.
+    # AT_HWCAP describes this process. cpuinfo describes the kernel, which may be 64-bit under a 32-bit
+    # process, or is the host's under an emulator.
     names = {"aarch64": _HWCAP_AARCH64, "armv7l": _HWCAP_ARM}.get(arch, "").split()
     features |= {name for bit, name in enumerate(names) if hwcap >> bit & 1}
     return frozenset(features)
@@ -203,7 +203,7 @@ def _hwcap(auxv: bytes) -> int:
 def _cpu_model(arch: str, cpus: list[dict[str, str]]) -> str:
     for cpu in cpus:
         if "vendor_id" in cpu and arch not in _X86:
-            # An emulator's host.
+            # This is the host of an emulator.
             continue
         if model := _ARM_PARTS.get(cpu.get("cpu part", "")) or cpu.get("model name") or cpu.get("uarch"):
             return model
@@ -225,11 +225,11 @@ def _glibc() -> str | None:
 
 
 def _abi() -> str | None:
-    # The name of the distribution's metadata folder tells the version. Importing tvm_ffi would load its
-    # library into this process, and importlib.metadata, which reads the same names, takes 0.7 MiB of it.
+    # The name of the package's metadata folder contains the version. Importing tvm_ffi would load its library
+    # into this process, and importlib.metadata, which reads the same names, takes 0.7 MiB.
     for folder in sys.path:
         try:
-            names = sorted(os.listdir(folder or "."))  # noqa: PTH208 - names alone are wanted
+            names = sorted(os.listdir(folder or "."))  # noqa: PTH208 - only names are needed
         except OSError:
             continue
         for name in names:
@@ -239,7 +239,7 @@ def _abi() -> str | None:
 
 
 def abi_of(tvm_ffi_version: str) -> str:
-    """Return the ABI's name of a tvm-ffi version: `tvm-ffi-0.1` of `0.1.14.post1`."""
+    """Return the ABI of a version of tvm-ffi: `tvm-ffi-0.1` for `0.1.14.post1`."""
     return "tvm-ffi-" + ".".join(tvm_ffi_version.split(".")[:2])
 
 

@@ -1,8 +1,8 @@
 """mod.params: tensors by name, in TVM's classic parameter format, byte for byte.
 
-Promises the bytes of `tvm.runtime.save_param_dict` for the same tensors in the same order, and an index
-that is within the bounds of what was given, whatever that is. Leaves alignment to who loads it: the format
-has no padding, so tensors must be copied before a kernel takes them.
+Promises the bytes of `tvm.runtime.save_param_dict` for the same tensors in the same order, and an index that
+stays within the bounds of any input. Leaves alignment to the loader: the format has no padding, so tensors
+must be copied before a kernel reads them.
 
 The format (little endian; dmlc's serialisation of TVM's `NDArray` list)::
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _LIST_MAGIC: Final = 0xF7E58D4F05049CB7
 _TENSOR_MAGIC: Final = 0xDD5E40F096B4A13F
 _CPU: Final = 1
-# The largest exports have a few thousand weights; each costs a few hundred bytes of index.
+# The largest exports have a few thousand weights; each takes a few hundred bytes in the index.
 MAX_PARAMS: Final = 65536
 
 _U64: Final = struct.Struct("<Q")
@@ -45,7 +45,7 @@ _LIST_HEAD: Final = struct.Struct("<QQQ")
 _TENSOR_HEAD: Final = struct.Struct("<QQiiiBBH")
 _I64: Final = struct.Struct("<q")
 
-# DLPack's DLDataTypeCode and bits, one lane.
+# DLPack's DLDataTypeCode and bits, for one lane.
 _CODES: Final = MappingProxyType(
     {
         "BOOL": (6, 8),
@@ -62,13 +62,13 @@ _CODES: Final = MappingProxyType(
         "FP64": (2, 64),
     }
 )
-# Before DLPack 0.8 a boolean was an unsigned integer of one bit, and old files hold it so.
+# Before DLPack 0.8 a boolean was an unsigned integer of one bit; old files still say so.
 _DATATYPES: Final = MappingProxyType({code: datatype for datatype, code in _CODES.items()} | {(1, 1): "BOOL"})
 
 
 @dataclass(frozen=True, slots=True)
 class ParamEntry:
-    """Where one tensor's data lies; `offset` is in bytes and of no particular alignment."""
+    """Where one tensor's data is: `nbytes` bytes at `offset`, which may be unaligned."""
 
     spec: TensorSpec
     offset: int
@@ -82,6 +82,11 @@ def dump_params(params: Iterable[tuple[TensorSpec, ReadableBuffer]]) -> bytes:
     ----------
     params
         Specs, each with its data: C-contiguous, little endian, of exactly `spec.nbytes` bytes.
+
+    Raises
+    ------
+    ValueError
+        As in `write_params`.
     """
     out = io.BytesIO()
     write_params(out, params)
@@ -91,22 +96,30 @@ def dump_params(params: Iterable[tuple[TensorSpec, ReadableBuffer]]) -> bytes:
 def write_params(file: _Writer, params: Iterable[tuple[TensorSpec, ReadableBuffer]]) -> int:
     """Write a parameter file without holding it in memory.
 
+    Parameters
+    ----------
+    file
+        Open for writing bytes.
+    params
+        As in `dump_params`.
+
     Returns
     -------
     int
-        How many bytes were written.
+        Number of bytes written.
 
     Raises
     ------
     ValueError
-        If data is not of its spec's size, a name stands twice, or a spec has no fixed size.
+        If there are more than 65536 tensors, a name is a duplicate, data does not have its spec's size or is
+        not contiguous, or a spec has no fixed size (`BYTES`).
     """
     entries = list(params)
     if len(entries) > MAX_PARAMS:
-        raise ValueError(f"a parameter file has at most {MAX_PARAMS} tensors, not {len(entries)}")
+        raise ValueError(f"expected at most {MAX_PARAMS} parameters, got {len(entries)}")
     names = [spec.name.encode("ascii") for spec, _ in entries]
     if len(set(names)) != len(names):
-        raise ValueError("a parameter's name stands there twice")
+        raise ValueError("two parameters have the same name")
     head = [
         _LIST_HEAD.pack(_LIST_MAGIC, 0, len(names)),
         *(_U64.pack(len(n)) + n for n in names),
@@ -119,7 +132,7 @@ def write_params(file: _Writer, params: Iterable[tuple[TensorSpec, ReadableBuffe
     for spec, buffer in entries:
         data = memoryview(buffer)
         if spec.datatype == "BYTES" or data.nbytes != spec.nbytes or not data.c_contiguous:
-            raise ValueError(f"{spec} has {spec.nbytes} contiguous bytes, not {data.nbytes}")
+            raise ValueError(f"{spec}: expected {spec.nbytes} contiguous bytes, got {data.nbytes}")
         raw = _tensor_head(spec)
         file.write(raw)
         if data.nbytes:
@@ -129,24 +142,24 @@ def write_params(file: _Writer, params: Iterable[tuple[TensorSpec, ReadableBuffe
 
 
 def index_params(raw: ReadableBuffer) -> tuple[ParamEntry, ...]:
-    """Find every tensor of a parameter file, without touching its data.
+    """Find every tensor of a parameter file, without reading its data.
 
     Parameters
     ----------
     raw
-        The file: bytes, a memoryview of them, or an mmap.
+        The file, untrusted: bytes, a memoryview of them, or an mmap.
 
     Returns
     -------
     tuple of ParamEntry
-        In the file's order; names are unique and data lies within `raw`.
+        In the file's order; names are unique and all data lies within `raw`.
 
     Raises
     ------
     FormatError
-        If it is not such a file, or has bytes that belong to nothing.
+        If it is not such a file, or has bytes that belong to no tensor.
     EndlessDataError
-        If it announces more tensors than are taken.
+        If it declares more than 65536 tensors.
     """
     if isinstance(raw, mmap.mmap) and not len(raw):
         raise FormatError("mod.params is empty")
@@ -154,7 +167,9 @@ def index_params(raw: ReadableBuffer) -> tuple[ParamEntry, ...]:
         try:
             return _index(view)
         except struct.error as error:
-            raise FormatError(f"mod.params ends before its last tensor, after {view.nbytes} bytes") from error
+            raise FormatError(
+                f"mod.params: ends before its last tensor, after {view.nbytes} bytes"
+            ) from error
         except ValueError as error:
             raise FormatError(f"mod.params: {error}") from error
 
@@ -162,9 +177,11 @@ def index_params(raw: ReadableBuffer) -> tuple[ParamEntry, ...]:
 def _index(view: memoryview) -> tuple[ParamEntry, ...]:
     magic, reserved, count = _LIST_HEAD.unpack_from(view)
     if magic != _LIST_MAGIC or reserved:
-        raise FormatError(f"mod.params does not start as a parameter file does, but with {magic:#018x}")
+        raise FormatError(
+            f"mod.params: expected to start with {_LIST_MAGIC:#018x} and zeros, got {magic:#018x}"
+        )
     if count > MAX_PARAMS:
-        raise EndlessDataError(f"mod.params has at most {MAX_PARAMS} tensors, this one announces {count}")
+        raise EndlessDataError(f"mod.params: expected at most {MAX_PARAMS} tensors, got {count}")
     at = _LIST_HEAD.size
     names = []
     for _ in range(count):
@@ -172,15 +189,15 @@ def _index(view: memoryview) -> tuple[ParamEntry, ...]:
         at += _U64.size
         if length > MAX_NAME_CHARS or at + length > view.nbytes:
             raise FormatError(
-                f"mod.params has a name of {length} bytes at {at}, expected at most {MAX_NAME_CHARS}"
+                f"mod.params: expected a name of at most {MAX_NAME_CHARS} bytes at {at}, got {length}"
             )
         names.append(bytes(view[at : at + length]).decode("ascii"))
         at += length
     if len(set(names)) != count:
-        raise FormatError("mod.params has a name twice")
+        raise FormatError("mod.params: two tensors have the same name")
     (again,) = _U64.unpack_from(view, at)
     if again != count:
-        raise FormatError(f"mod.params has {count} names and {again} tensors")
+        raise FormatError(f"mod.params: expected {count} tensors, one for each name, got {again}")
     at += _U64.size
     entries = []
     for name in names:
@@ -188,21 +205,21 @@ def _index(view: memoryview) -> tuple[ParamEntry, ...]:
         entries.append(entry)
         at = entry.offset + entry.nbytes
     if at != view.nbytes:
-        raise FormatError(f"mod.params has {view.nbytes - at} bytes after its last tensor")
+        raise FormatError(f"mod.params: expected the end after the last tensor, got {view.nbytes - at} bytes")
     return tuple(entries)
 
 
 def _entry(view: memoryview, at: int, name: str) -> ParamEntry:
     magic, reserved, device, device_id, ndim, code, bits, lanes = _TENSOR_HEAD.unpack_from(view, at)
     if magic != _TENSOR_MAGIC or reserved:
-        raise FormatError(f"mod.params has no tensor at {at}, where {name} should be")
+        raise FormatError(f"mod.params: expected tensor {name} at {at}, got something else")
     if (device, device_id) != (_CPU, 0):
-        raise FormatError(f"{name} is on device {device}:{device_id}, expected the CPU, 1:0")
+        raise FormatError(f"{name}: expected device 1:0, the CPU, got {device}:{device_id}")
     datatype = _DATATYPES.get((code, bits)) if lanes == 1 else None
     if datatype is None:
-        raise FormatError(f"{name} has type code {code}, {bits} bits, {lanes} lanes, which no datatype has")
+        raise FormatError(f"{name}: no datatype has type code {code}, {bits} bits and {lanes} lanes")
     if not 0 <= ndim <= MAX_DIMENSIONS:
-        raise FormatError(f"{name} has {ndim} dimensions, expected at most {MAX_DIMENSIONS}")
+        raise FormatError(f"{name}: expected at most {MAX_DIMENSIONS} dimensions, got {ndim}")
     at += _TENSOR_HEAD.size
     shape = struct.unpack_from(f"<{ndim}q", view, at)
     at += ndim * _I64.size
@@ -210,9 +227,9 @@ def _entry(view: memoryview, at: int, name: str) -> ParamEntry:
     at += _I64.size
     spec = TensorSpec(name, datatype, shape)
     if nbytes != math.prod(shape) * spec.itemsize:
-        raise FormatError(f"{spec} has {spec.nbytes} bytes, but {nbytes} are announced")
+        raise FormatError(f"{spec}: expected {spec.nbytes} bytes of data, got a header that says {nbytes}")
     if nbytes > view.nbytes - at:
-        raise FormatError(f"{spec} reaches beyond the end of mod.params")
+        raise FormatError(f"{spec}: its data reaches beyond the end of mod.params")
     return ParamEntry(spec, at, nbytes)
 
 

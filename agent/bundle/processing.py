@@ -1,8 +1,7 @@
-"""What is done to an image before the model and to tensors after it, as declared in the manifest.
+"""Pre- and postprocessing, as a manifest declares them: from an image to the model, from outputs to answers.
 
-Promises values within range. Leaves doing it to `agent.runtime.preprocess` and
-`agent.runtime.postprocess`, and names such as `imagenet` to the builder: the manifest holds the expanded
-form.
+Promises values within range. Leaves the work to `agent.runtime.preprocess` and `agent.runtime.postprocess`.
+Leaves names such as `imagenet` to the builder: the manifest holds the values that they stand for.
 """
 
 from __future__ import annotations
@@ -11,10 +10,10 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-# Larger images than any model here takes; a bound on what a resize may allocate (3 x 16384^2 floats stay
-# checked against the model's own input shape by the runtime).
+# Pixels; no model takes larger images. It bounds what a resize may allocate; the runtime checks the result
+# against the shape of the model's input.
 MAX_SIDE: Final = 16384
-# One mean and deviation a channel; colour images have three.
+# One mean and one deviation for each channel; colour images have three.
 MAX_CHANNELS: Final = 4
 MAX_LIST: Final = 100_000
 
@@ -27,7 +26,7 @@ BOX_FORMATS: Final = ("corners", "centre")
 
 @dataclass(frozen=True, slots=True)
 class Preprocess:
-    """From a decoded image to the model's input: `(pixel * scale - mean) / std`.
+    """From a decoded image to the model's input: each value is `(pixel * scale - mean) / std`.
 
     Attributes
     ----------
@@ -36,22 +35,27 @@ class Preprocess:
     colour
         Order of the channels: `RGB`, `BGR` or `GRAY`.
     resize
-        Height and width, or None for the size as sent.
+        Height and width in pixels, 1 to 16384 each, or None to keep the image's size.
     resize_mode
-        `stretch` to exactly that size; `shortest` keeps the ratio and covers it; `letterbox` keeps the
-        ratio, fits into it and fills the rest with zero pixels.
+        `stretch` resizes to exactly that size; `shortest` keeps the aspect ratio and covers that size;
+        `letterbox` keeps the ratio, fits into that size and fills the rest with zero pixels.
     interpolation
         `bilinear`, `bicubic`, `nearest` or `area`.
     crop
-        Height and width that are cut out of the centre, or None.
+        Height and width, in pixels, of the part that is cut out of the centre, or None.
     scale
-        Applied to pixels of 0 to 255.
+        Factor for pixels, which are 0 to 255.
     mean, std
-        One value, or one a channel, in the order of `colour`.
+        One value, or one per channel in the order of `colour`.
     layout
         `NCHW` or `NHWC`.
     invert
-        Whether pixels become `255 - pixel` first.
+        Whether each pixel is first replaced by `255 - pixel`.
+
+    Raises
+    ------
+    ValueError
+        If a value is out of its range.
     """
 
     input: str
@@ -73,22 +77,24 @@ class Preprocess:
         _one_of("layout", self.layout, LAYOUTS)
         for name, size in (("resize", self.resize), ("crop", self.crop)):
             if size is not None and not (len(size) == 2 and all(1 <= side <= MAX_SIDE for side in size)):
-                raise ValueError(f"{name} is a height and a width from 1 to {MAX_SIDE}, not {size}")
+                raise ValueError(f"{name}: expected height and width from 1 to {MAX_SIDE}, got {size}")
         channels = 1 if self.colour == "GRAY" else 3
         for name, values in (("mean", self.mean), ("std", self.std)):
             if len(values) not in (1, channels):
-                raise ValueError(f"{name} has 1 or {channels} values for {self.colour}, not {len(values)}")
+                raise ValueError(
+                    f"{name}: expected 1 or {channels} values for {self.colour}, got {len(values)}"
+                )
             if not all(math.isfinite(value) for value in values):
-                raise ValueError(f"{name} has a value that is not finite")
+                raise ValueError(f"{name}: expected finite values, got {values}")
         if 0 in self.std:
-            raise ValueError("std has a zero, by which it would be divided")
+            raise ValueError(f"std: expected values other than 0, got {self.std}")
         if not math.isfinite(self.scale) or self.scale == 0:
-            raise ValueError(f"scale is finite and not zero, not {self.scale}")
+            raise ValueError(f"scale: expected a finite number other than 0, got {self.scale}")
 
 
 @dataclass(frozen=True, slots=True)
 class Softmax:
-    """Replace an output by its softmax along an axis."""
+    """Replace an output by its softmax along an axis, -16 to 15."""
 
     kind: ClassVar[str] = "softmax"
     output: str
@@ -96,12 +102,12 @@ class Softmax:
 
     def __post_init__(self) -> None:
         if not -16 <= self.axis < 16:
-            raise ValueError(f"axis is from -16 to 15, not {self.axis}")
+            raise ValueError(f"axis: expected -16 to 15, got {self.axis}")
 
 
 @dataclass(frozen=True, slots=True)
 class TopK:
-    """Replace an output by its k largest values, their indices and, where there are any, their labels."""
+    """Replace an output by its k largest values, their indices and, if the bundle has any, their labels."""
 
     kind: ClassVar[str] = "top_k"
     output: str
@@ -109,27 +115,29 @@ class TopK:
 
     def __post_init__(self) -> None:
         if not 1 <= self.k <= MAX_LIST:
-            raise ValueError(f"k is from 1 to {MAX_LIST}, not {self.k}")
+            raise ValueError(f"k: expected 1 to {MAX_LIST}, got {self.k}")
 
 
 @dataclass(frozen=True, slots=True)
 class Detect:
-    """Replace boxes and scores by the detections that non-maximum suppression leaves.
+    """Replace boxes and scores by the detections that remain after non-maximum suppression.
 
     Attributes
     ----------
     boxes, scores
-        Names of the outputs, [1, n, 4] and [1, n, classes].
-    score_threshold, iou_threshold
-        From 0 to 1.
+        Names of the outputs, of shape (1, n, 4) and (1, n, classes).
+    score_threshold
+        Detections with a score up to this are dropped; 0 to 1.
+    iou_threshold
+        A box whose intersection over union with a better box of its class exceeds this is dropped; 0 to 1.
     max_detections
-        How many are answered at most.
+        Largest number of detections in the answer.
     format
         `corners` (x0, y0, x1, y1) or `centre` (x, y, width, height).
     normalised
-        Whether boxes are fractions of the model's input, rather than its pixels.
+        Whether boxes are fractions of the model's input instead of its pixels.
     background
-        Whether class 0 stands for nothing, and is left out.
+        Whether class 0 is the background, which is never a detection.
     """
 
     kind: ClassVar[str] = "detect"
@@ -146,9 +154,9 @@ class Detect:
         _one_of("format", self.format, BOX_FORMATS)
         for name, value in (("score_threshold", self.score_threshold), ("iou_threshold", self.iou_threshold)):
             if not 0 <= value <= 1:
-                raise ValueError(f"{name} is from 0 to 1, not {value}")
+                raise ValueError(f"{name}: expected 0 to 1, got {value}")
         if not 1 <= self.max_detections <= MAX_LIST:
-            raise ValueError(f"max_detections is from 1 to {MAX_LIST}, not {self.max_detections}")
+            raise ValueError(f"max_detections: expected 1 to {MAX_LIST}, got {self.max_detections}")
 
 
 Step = Softmax | TopK | Detect
@@ -156,17 +164,17 @@ Step = Softmax | TopK | Detect
 
 @dataclass(frozen=True, slots=True)
 class Postprocess:
-    """Steps from the model's outputs to what is answered, in order."""
+    """The steps from the model's outputs to the answer, in order; 1 to 16."""
 
-    steps: tuple[Softmax | TopK | Detect, ...]
+    steps: tuple[Step, ...]
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.steps) <= 16:
-            raise ValueError(f"postprocess has 1 to 16 steps, not {len(self.steps)}")
+            raise ValueError(f"postprocess: expected 1 to 16 steps, got {len(self.steps)}")
 
     @property
     def outputs(self) -> frozenset[str]:
-        """Names of the model's outputs that the steps read."""
+        """Names of the outputs that the steps read."""
         names: set[str] = set()
         for step in self.steps:
             names |= {step.boxes, step.scores} if isinstance(step, Detect) else {step.output}
@@ -175,4 +183,4 @@ class Postprocess:
 
 def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        raise ValueError(f"{name} is one of {', '.join(choices)}, not {value!r:.80}")
+        raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {value!r:.80}")

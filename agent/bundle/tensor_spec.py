@@ -1,6 +1,6 @@
-"""What a tensor is called, holds and measures, in the words of the Open Inference Protocol.
+"""A tensor's name, datatype and shape, in the terms of the Open Inference Protocol.
 
-Promises a name, datatype and shape that are valid and bounded. Leaves the contents to others: no numpy here.
+Promises that all three are valid and bounded. Leaves the contents to others: this module does without numpy.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-# Open Inference Protocol v2, "Tensor Data Types": datatype -> (dtype, bytes an element). BYTES has no fixed
-# size.
+# Open Inference Protocol v2, "Tensor Data Types": datatype -> (dtype, bytes per element). BYTES has no fixed
+# size and is not listed.
 _DATATYPES: Final = MappingProxyType(
     {
         "BOOL": ("bool", 1),
@@ -31,13 +31,13 @@ _DATATYPES: Final = MappingProxyType(
 )
 _DTYPES: Final = MappingProxyType({dtype: datatype for datatype, (dtype, _) in _DATATYPES.items()})
 
-# Graph nodes' names of long exports stay well below; a name also travels in a user property of MQTT.
+# Names in long exports stay well below this. A name is also sent in an MQTT user property.
 MAX_NAME_CHARS: Final = 256
-# The classic reader has no limit; numpy's is 32 and ONNX models stay under 8.
+# The classic reader has no limit, numpy's is 32, and ONNX models have fewer than 8.
 MAX_DIMENSIONS: Final = 16
-# A device serves this from memory: no single tensor reaches 4 GiB there, and products stay far from 2**63.
+# Devices hold tensors in memory, where none reaches 4 GiB; products of dimensions stay far from 2**63.
 MAX_TENSOR_BYTES: Final = 1 << 32
-# Printable ASCII without the semicolon, which separates name, datatype and shape in a user property.
+# Printable ASCII without the semicolon, which separates name, datatype and shape in an MQTT user property.
 _NAME: Final = re.compile(rf"[ -:<-~]{{1,{MAX_NAME_CHARS}}}")
 
 
@@ -57,7 +57,7 @@ class TensorSpec:
     Raises
     ------
     ValueError
-        If any of these does not hold, or the tensor would be larger than 4 GiB.
+        If a field breaks these rules, or the tensor would be larger than 4 GiB.
     """
 
     name: str
@@ -67,45 +67,45 @@ class TensorSpec:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise ValueError(
-                f"a tensor's name is 1 to {MAX_NAME_CHARS} printable ASCII characters without ';', "
-                f"not {self.name!r:.80}"
+                f"a tensor's name: expected 1 to {MAX_NAME_CHARS} printable ASCII characters without ';', "
+                f"got {self.name!r:.80}"
             )
         if self.datatype != "BYTES" and self.datatype not in _DATATYPES:
             raise ValueError(
-                f"a datatype is BYTES or one of {', '.join(_DATATYPES)}, not {self.datatype!r:.80}"
+                f"datatype: expected BYTES or one of {', '.join(_DATATYPES)}, got {self.datatype!r:.80}"
             )
         if not isinstance(self.shape, tuple) or len(self.shape) > MAX_DIMENSIONS:
             raise ValueError(
-                f"a shape is a tuple of at most {MAX_DIMENSIONS} dimensions, not {self.shape!r:.80}"
+                f"shape: expected a tuple of at most {MAX_DIMENSIONS} dimensions, got {self.shape!r:.80}"
             )
         if any(type(dim) is not int or dim < 0 or dim > MAX_TENSOR_BYTES for dim in self.shape):
             raise ValueError(
-                f"a dimension is an integer from 0 to {MAX_TENSOR_BYTES}, not as in {self.shape!r:.80}"
+                f"shape: expected each dimension from 0 to {MAX_TENSOR_BYTES}, got {self.shape!r:.80}"
             )
         if math.prod(self.shape) * self.itemsize > MAX_TENSOR_BYTES:
             raise ValueError(
-                f"a tensor has at most {MAX_TENSOR_BYTES} bytes, {self.name} {self.shape} has more"
+                f"expected a tensor of at most {MAX_TENSOR_BYTES} bytes, got {self.name} {self.shape}"
             )
 
     @classmethod
     def from_dtype(cls, name: str, dtype: str, shape: tuple[int, ...]) -> TensorSpec:
-        """Make a spec from numpy's and TVM's name of the type, `float32` for `FP32`.
+        """Make a spec from a dtype in numpy's and TVM's terms, such as `float32` for `FP32`.
 
         Raises
         ------
         ValueError
-            If the protocol has no such datatype.
+            If no datatype has that dtype, or another field breaks its rules.
         """
         return cls(name, datatype_of(dtype), shape)
 
     @property
     def dtype(self) -> str:
-        """Numpy's and TVM's name of the datatype, `float32` for `FP32`.
+        """The datatype in numpy's and TVM's terms, such as `float32` for `FP32`.
 
         Raises
         ------
         ValueError
-            If for `BYTES`, which no kernel takes.
+            If the datatype is `BYTES`, which no kernel takes.
         """
         if self.datatype == "BYTES":
             raise ValueError(f"{self.name} holds BYTES, which has no dtype")
@@ -113,12 +113,12 @@ class TensorSpec:
 
     @property
     def itemsize(self) -> int:
-        """Bytes an element; 1 for `BYTES`, whose elements have no fixed size."""
+        """Bytes per element; 1 for `BYTES`, whose elements have no fixed size."""
         return 1 if self.datatype == "BYTES" else _DATATYPES[self.datatype][1]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole tensor in memory, without alignment."""
+        """Size of the whole tensor in bytes, without alignment."""
         return math.prod(self.shape) * self.itemsize
 
     def __str__(self) -> str:
@@ -126,14 +126,14 @@ class TensorSpec:
 
 
 def datatype_of(dtype: str) -> str:
-    """Return the protocol's datatype for numpy's and TVM's name of it.
+    """Return the protocol's datatype for a dtype: `FP32` for `float32`.
 
     Raises
     ------
     ValueError
-        If there is none.
+        If the protocol has none.
     """
     try:
         return _DTYPES[dtype]
     except (KeyError, TypeError):
-        raise ValueError(f"a dtype is one of {', '.join(_DTYPES)}, not {dtype!r:.80}") from None
+        raise ValueError(f"dtype: expected one of {', '.join(_DTYPES)}, got {dtype!r:.80}") from None

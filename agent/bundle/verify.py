@@ -1,14 +1,14 @@
 """From an untrusted file to a bundle that may be loaded: signature, manifest, then every byte.
 
-Promises that a `VerifiedBundle` comes from nowhere else, that every byte of the file was accounted for
-(signed, or the only one possible at its place), and that what it holds cannot change any more: data are
-hashed while they are copied into memory files, which are then sealed. Leaves to `admission` whether this
-machine may run it, and to the executor what is inside graph, weights and code.
+Promises that only `verify` makes a `VerifiedBundle`, that every byte of the file is accounted for (it is
+signed, or is the only byte possible at its place), and that its contents cannot change afterwards: data is
+hashed while it is copied into memory files, which are then sealed. Leaves to `admission` whether this machine
+may run the bundle, and to the executor the contents of graph, weights and code.
 
-In this order, so that a stranger's file costs little: the headers (a few KiB); model.sig (64 KiB at most);
-the manifest, against its signed digest, and only then parsed; sizes and digests of all members, against both;
-and only then the data. That last pass reads the whole file once more from its start and decides alone: a file
-that changes meanwhile is refused.
+The order makes a stranger's file cheap to refuse: the headers (a few KiB); model.sig (at most 64 KiB); the
+manifest, which is parsed only after it matched its signed digest; sizes and digests of all members, against
+archive and signature; and only then the data. That last pass reads the whole file again from its start, and
+only its result counts: a file that changes meanwhile is refused.
 """
 
 from __future__ import annotations
@@ -46,25 +46,27 @@ if TYPE_CHECKING:
 
 _TOKEN: Final = object()
 _SEALS: Final = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-# linux/memfd.h, since 6.3: not to be run as a program. dlopen maps it all the same.
+# linux/memfd.h, since 6.3: the file cannot be executed as a program, but dlopen can map it.
 _MFD_NOEXEC_SEAL: Final = 0x0008
 
 
 @dataclass(frozen=True, eq=False)
 class VerifiedBundle:
-    """A bundle whose every byte is vouched for; `verify` alone makes one.
+    """A bundle of which every byte is accounted for; only `verify` makes one.
 
     Attributes
     ----------
     manifest
-        What was signed.
+        The signed manifest.
     digest
-        `sha256:` and the SHA-256 of the whole file.
+        `sha256:` and the SHA-256 of the whole file in hexadecimal.
     key_id
-        Which trusted key signed it.
+        Id of the trusted key that signed it.
     files
-        Name -> descriptor of a sealed memory file, for every member but manifest.json and model.sig. They are
-        closed by `close` or at the end of a `with` block; who keeps one longer duplicates it.
+        Name -> descriptor of a sealed memory file, for every member except manifest.json and model.sig.
+        `close` or the end of a `with` block closes them: duplicate a descriptor to keep it longer.
+    token
+        Proof that `verify` is the caller.
     """
 
     manifest: Manifest
@@ -75,7 +77,7 @@ class VerifiedBundle:
 
     def __post_init__(self, token: object) -> None:
         if token is not _TOKEN:
-            raise TypeError("a VerifiedBundle is made by agent.bundle.verify.verify alone")
+            raise TypeError("only agent.bundle.verify.verify makes a VerifiedBundle")
 
     def close(self) -> None:
         """Close the descriptors; a second call does nothing."""
@@ -99,22 +101,26 @@ def verify(source: str | os.PathLike[str] | int, keyring: Keyring) -> VerifiedBu
     Parameters
     ----------
     source
-        A path, or a descriptor of a regular file open for reading, which stays open and where it is.
+        A path, or the descriptor of a regular file open for reading, which stays open at its position.
     keyring
-        The keys that are trusted.
+        The trusted and the revoked keys.
 
     Raises
     ------
-    SignatureError, KeyRevokedError
-        If no trusted key signed it, or one that was revoked.
-    FormatError, EndlessDataError
-        If it is not the encoding that our writer produces, or over a limit.
+    SignatureError
+        If no trusted key signed it.
+    KeyRevokedError
+        If a revoked key signed it.
+    FormatError
+        If our writer would have written any byte differently.
+    EndlessDataError
+        If it is over a limit.
     MixAndMatchError
         If its members are not those that were signed.
     NoSpaceError
-        If there is no memory for its files.
+        If there is not enough memory for its files.
     StoreError
-        If it cannot be read.
+        If the file cannot be read.
     """
     with _opened(source) as fd, contextlib.ExitStack() as undo:
         checked = _check(fd, keyring)
@@ -133,12 +139,12 @@ def verify(source: str | os.PathLike[str] | int, keyring: Keyring) -> VerifiedBu
 
 
 def verify_only(source: str | os.PathLike[str] | int, keyring: Keyring) -> tuple[Manifest, str]:
-    """Verify a bundle and keep nothing of it; parameters and errors are those of `verify`.
+    """Verify a bundle without keeping its files; parameters and errors are those of `verify`.
 
     Returns
     -------
     Manifest, str
-        What was signed, and `sha256:` with the SHA-256 of the whole file.
+        The signed manifest, and `sha256:` with the SHA-256 of the whole file in hexadecimal.
     """
     with _opened(source) as fd:
         checked = _check(fd, keyring)
@@ -147,7 +153,7 @@ def verify_only(source: str | os.PathLike[str] | int, keyring: Keyring) -> tuple
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """What is known before the data are read: it agrees with itself, and with a trusted key."""
+    """What is known before the data is read; its parts agree with each other and with a trusted key."""
 
     members: tuple[Member, ...]
     signature: bytes
@@ -159,7 +165,7 @@ def _check(fd: int, keyring: Keyring) -> _Checked:
     members = read_index(fd)
     by_name = {member.name: member for member in members}
     if SIGNATURE not in by_name:
-        raise SignatureError("the bundle is not signed", hint="edgebundle sign signs it")
+        raise SignatureError("the bundle is not signed", hint="sign it with `edgebundle sign`")
     raw_signature = read_member(fd, by_name[SIGNATURE])
     statement = verify_signature(raw_signature, keyring)
     _same_names("the signature", statement.resources.keys(), by_name.keys() - {SIGNATURE})
@@ -167,14 +173,16 @@ def _check(fd: int, keyring: Keyring) -> _Checked:
         raise MixAndMatchError(f"the bundle has no {MANIFEST}")
     raw_manifest = read_member(fd, by_name[MANIFEST])
     if hashlib.sha256(raw_manifest).hexdigest() != statement.resources[MANIFEST]:
-        raise MixAndMatchError(f"{MANIFEST} is not the one that was signed")
+        raise MixAndMatchError(f"{MANIFEST} is not the file that was signed")
     manifest = Manifest.from_bytes(raw_manifest)
     _same_names("the manifest", manifest.files.keys(), by_name.keys() - {SIGNATURE, MANIFEST})
     for name, file in manifest.files.items():
         if file.size != by_name[name].size:
-            raise MixAndMatchError(f"{name} has {by_name[name].size} bytes, the manifest says {file.size}")
+            raise MixAndMatchError(
+                f"{name}: expected {file.size} bytes, as in the manifest, got {by_name[name].size}"
+            )
         if file.sha256 != statement.resources[name]:
-            raise MixAndMatchError(f"manifest and signature disagree on the digest of {name}")
+            raise MixAndMatchError(f"{name}: manifest and signature disagree on its digest")
     return _Checked(members, raw_signature, statement, manifest)
 
 
@@ -186,18 +194,21 @@ def _same_names(where: str, listed: AbstractSet[str], present: AbstractSet[str])
 
 
 def _read_through(fd: int, checked: _Checked, files: Mapping[str, int]) -> str:
-    """Read the whole file once, from start to end; check and hash all of it, copy what `files` asks for."""
+    """Read the whole file once: check and hash all of it, and copy members to the descriptors in `files`.
+
+    Return its digest, `sha256:<hex>`.
+    """
     whole = hashlib.sha256()
     buffer = memoryview(bytearray(min(CHUNK_BYTES, max(member.size for member in checked.members))))
     for member in checked.members:
-        # What was read before decides what must stand here now; nothing is parsed a second time.
+        # Everything must be what was read and checked before; nothing is parsed a second time.
         _expect(fd, member.offset - BLOCK_BYTES, encode_header(member.name, member.size), whole)
         if member.name == SIGNATURE:
             _expect(fd, member.offset, checked.signature, whole)
         else:
             found = _copy(fd, member, buffer, whole, files.get(member.name))
             if found != checked.statement.resources[member.name]:
-                raise MixAndMatchError(f"{member.name} is not the one that was signed")
+                raise MixAndMatchError(f"{member.name} is not the file that was signed")
         _expect(fd, member.offset + member.size, bytes(member.padding), whole)
     end = checked.members[-1].offset + checked.members[-1].size + checked.members[-1].padding
     _expect(fd, end, bytes(END_BYTES), whole)
@@ -206,7 +217,7 @@ def _read_through(fd: int, checked: _Checked, files: Mapping[str, int]) -> str:
 
 def _expect(fd: int, offset: int, expected: bytes, whole: _Hash) -> None:
     if read_exactly(fd, len(expected), offset) != expected:
-        raise FormatError("the bundle changed while it was verified")
+        raise FormatError("the bundle changed while it was being verified")
     whole.update(expected)
 
 
@@ -220,7 +231,7 @@ def _copy(fd: int, member: Member, buffer: memoryview, whole: _Hash, target: int
         except OSError as error:
             raise StoreError(f"the bundle cannot be read: {error.strerror}") from error
         if not count:
-            raise FormatError(f"the bundle ends within {member.name}")
+            raise FormatError(f"the bundle ends inside {member.name}")
         chunk = want[:count]
         own.update(chunk)
         whole.update(chunk)
@@ -245,7 +256,7 @@ def _memory_file(name: str) -> int:
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise _no_memory(error) from error
-    # A kernel before 6.3 does not know the flag.
+    # Kernels before 6.3 refuse the flag.
     try:
         return os.memfd_create(name, flags)
     except OSError as error:
@@ -254,7 +265,7 @@ def _memory_file(name: str) -> int:
 
 def _no_memory(error: OSError) -> StoreError:
     if error.errno in (errno.ENOMEM, errno.ENOSPC):
-        return NoSpaceError("there is no memory left for the bundle's files")
+        return NoSpaceError("not enough memory for the bundle's files")
     return StoreError(f"a memory file for the bundle cannot be written: {error.strerror}")
 
 
@@ -264,7 +275,7 @@ def _opened(source: str | os.PathLike[str] | int) -> Iterator[int]:
         yield source
         return
     try:
-        # Without O_NONBLOCK, opening a FIFO would wait for somebody to write into it.
+        # Without O_NONBLOCK, opening a FIFO would wait until something writes to it.
         fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise StoreError(f"{os.fspath(source)} cannot be opened: {error.strerror}") from error

@@ -305,7 +305,7 @@ def test_depth(kit: Any, depth: int) -> None:
 
 
 def test_document_deeper_than_any_record_is_refused_as_such() -> None:
-    message = r"manifest\.json is nested more than 16 deep"
+    message = r"manifest\.json: nested more than 16 deep"
     with pytest.raises(FormatError, match=message):
         Manifest.from_bytes(b"[" * 17 + b"]" * 17)
 

@@ -51,11 +51,11 @@ def test_hint_is_the_digest_of_the_pem(key: ec.EllipticCurvePrivateKey) -> None:
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        (b"", "no public key"),
-        (b"-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n", "no public key"),
+        (b"", "expected a public key in PEM"),
+        (b"-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n", "expected a public key in PEM"),
         (pem(ec.derive_private_key(42, ec.SECP384R1())), "secp384r1"),
         (pem(ed25519.Ed25519PrivateKey.from_private_bytes(bytes(32))), "Ed25519"),
-        (b"x" * 20000, "more than"),
+        (b"x" * 20000, "expected at most 16384 bytes"),
     ],
 )
 def test_file_without_a_p256_public_key_is_refused(raw: bytes, message: str, tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_missing_file_or_folder_or_empty_folder_is_refused(tmp_path: Path) -> No
         Keyring.from_files([tmp_path / "missing.pub"])
     with pytest.raises(ConfigError, match="cannot be read"):
         Keyring.from_dir(tmp_path / "missing")
-    with pytest.raises(ConfigError, match="0 keys"):
+    with pytest.raises(ConfigError, match="expected 1 to 256 keys, got 0"):
         Keyring.from_dir(tmp_path)
 
 

@@ -176,7 +176,7 @@ def test_manifest_over_the_limit_is_refused_before_it_is_parsed() -> None:
 def test_message_names_the_place_and_both_sides(kit: Any) -> None:
     document = json.loads(kit.manifest().to_bytes())
     document["target"]["cpu"] = 5
-    with pytest.raises(FormatError, match=r"manifest\.target\.cpu is 5, expected a string"):
+    with pytest.raises(FormatError, match=r"manifest\.target\.cpu: expected a string, got 5"):
         Manifest.from_bytes(encode(document))
 
 

@@ -148,9 +148,9 @@ def _with(name: str, data: bytes) -> Callable[[dict[str, bytes]], dict[str, byte
         (_without("mod.so"), "no mod.so"),
         (_without("manifest.json"), "no manifest.json"),
         (_with("mod.so", b"\x7fELF other code here!"), "mod.so"),
-        (_with("mod.so", b"\x7fELF no code in HERE"), "mod.so is not the one that was signed"),
-        (_with("labels.txt", b""), "labels.txt has 0 bytes"),
-        (_with("manifest.json", b"{}"), "manifest.json is not the one that was signed"),
+        (_with("mod.so", b"\x7fELF no code in HERE"), "mod.so is not the file that was signed"),
+        (_with("labels.txt", b""), "labels.txt: expected 16 bytes, as in the manifest, got 0"),
+        (_with("manifest.json", b"{}"), "manifest.json is not the file that was signed"),
     ],
 )
 def test_members_other_than_those_that_were_signed_are_refused(
@@ -173,11 +173,11 @@ def test_manifest_that_disagrees_with_the_signature_is_refused_though_signed(
 ) -> None:
     other = {**kit.files, "mod.so": b"\x7fELF no code in HERE"}
     wrong_digest = kit.sign({**kit.files, "manifest.json": kit.manifest(other).to_bytes()})
-    refuse(kit, write(tmp_path, wrong_digest), MixAndMatchError, "disagree on the digest of mod.so")
+    refuse(kit, write(tmp_path, wrong_digest), MixAndMatchError, "mod.so: manifest and signature disagree")
     wrong_size = kit.sign(
         {**kit.files, "manifest.json": kit.manifest({**kit.files, "mod.so": b""}).to_bytes()}
     )
-    refuse(kit, write(tmp_path, wrong_size), MixAndMatchError, "the manifest says 0")
+    refuse(kit, write(tmp_path, wrong_size), MixAndMatchError, "mod.so: expected 0 bytes, as in the manifest")
     fewer = {name: data for name, data in kit.files.items() if name != "labels.txt"}
     unlisted = kit.sign({**kit.files, "manifest.json": kit.manifest(fewer).to_bytes()})
     refuse(kit, write(tmp_path, unlisted), MixAndMatchError, "labels.txt, which the manifest does not list")

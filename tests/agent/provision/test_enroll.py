@@ -212,7 +212,7 @@ def test_what_is_no_key_or_certificate_is_refused_before_anything_is_written(
         )
 
     assert "private half" in said("--trust", authority.ca.with_suffix(".key"))
-    assert "no public key in PEM" in said("--trust", authority.ca)
+    assert "expected a public key in PEM" in said("--trust", authority.ca)
     assert "cannot read" in said("--trust", tmp_path / "none.pub")
     assert "expected a certificate in PEM" in said("--trust", trust, "--ca", trust)
     assert contents(tmp_path / "etc") == {}
