@@ -123,6 +123,6 @@ class GraphBuilder:
 def params(**arrays: Array) -> bytes:
     """Return a parameter file of these arrays."""
     return dump_params(
-        (TensorSpec.from_dtype(name, str(array.dtype), array.shape), np.ascontiguousarray(array))
+        (TensorSpec.from_dtype(name, str(array.dtype), array.shape), np.ascontiguousarray(array).data)
         for name, array in arrays.items()
     )

@@ -110,4 +110,4 @@ def test_the_same_for_a_network_whose_weights_are_transformed_at_load(resnet18: 
     reader.set_input(spec.name, image)
     (output,) = reader.run()
     ours = run(package, {spec.name: image}).get_output("output_0")
-    np.testing.assert_allclose(output, ours, rtol=0, atol=1e-6 * np.abs(ours).max())
+    np.testing.assert_allclose(output, ours, rtol=0, atol=1e-6 * float(np.abs(ours).max()))

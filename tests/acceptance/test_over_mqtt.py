@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -132,7 +133,7 @@ def test_bert_answers_int64_tensors(fleet: Fleet, tmp_path: Path) -> None:
     onnx.save(generate("bert", layers=2, hidden=128, heads=2, vocabulary=1000), path)
     shapes = "input_ids:[1,16] attention_mask:[1,16] token_type_ids:[1,16]"
     fleet.install(path, "--input-shapes", shapes)
-    inputs = {
+    inputs: dict[str, Any] = {
         "input_ids": np.random.default_rng(1).integers(0, 1000, (1, 16)),
         "attention_mask": np.array([[1] * 12 + [0] * 4]),
         "token_type_ids": np.array([[0] * 8 + [1] * 8]),

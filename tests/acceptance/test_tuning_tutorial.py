@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,12 +30,12 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def image() -> dict[str, np.ndarray]:
+def image() -> dict[str, Any]:
     spec = load(DIGITS).inputs[0]
     return {spec.name: np.random.default_rng(0).random(spec.shape, dtype=np.float32)}
 
 
-def test_on_the_command_line(tmp_path: Path, image: dict[str, np.ndarray]) -> None:
+def test_on_the_command_line(tmp_path: Path, image: dict[str, Any]) -> None:
     np.savez(tmp_path / "image.npz", **image)
     edgebundle("compile", "--target", "llvm", "--output", "untuned.bundle", DIGITS, cwd=tmp_path)
     said = edgebundle(
@@ -42,7 +43,9 @@ def test_on_the_command_line(tmp_path: Path, image: dict[str, np.ndarray]) -> No
         "--min-repeat-ms", "0", "--pairs", "5", DIGITS, cwd=tmp_path,
     )  # fmt: skip
     assert re.search(r"^records: \d+ points of 4 operators; \d are faster when tuned$", said, re.MULTILINE)
-    faster = int(re.search(r"(\d) are faster when tuned", said)[1])
+    found = re.search(r"(\d) are faster when tuned", said)
+    assert found
+    faster = int(found[1])
     assert ("next: edgebundle compile" in said) <= (faster > 0)
     assert (tmp_path / "records" / "report.html").exists()
     edgebundle(
@@ -64,7 +67,7 @@ def test_on_the_command_line(tmp_path: Path, image: dict[str, np.ndarray]) -> No
     np.testing.assert_allclose(outputs[1], outputs[0], rtol=1e-4, atol=1e-5)
 
 
-def test_from_python(tmp_path: Path, image: dict[str, np.ndarray]) -> None:
+def test_from_python(tmp_path: Path, image: dict[str, Any]) -> None:
     model = load(DIGITS)
     assert len(extract_tasks(model, "llvm")) == 4
     records = tune(
@@ -83,6 +86,7 @@ def test_from_python(tmp_path: Path, image: dict[str, np.ndarray]) -> None:
         results.append(run(package, image, device="cpu", benchmark=True, repeat=100))
     assert Records.read(tmp_path / "best").meta.target == records.meta.target
     for result in results:
+        assert result.times is not None
         assert len(result.times.results) == 100
         np.testing.assert_allclose(
             result.get_output("output_0"), results[0].get_output("output_0"), rtol=1e-4, atol=1e-5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -32,7 +33,7 @@ def cat(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for n in (3, 9, 30)
     )
     path = tmp_path_factory.mktemp("photo") / "cat.jpg"
-    Image.fromarray((pixels / 3).astype("uint8")).save(path, quality=95)
+    Image.fromarray(np.asarray(pixels / 3, np.uint8)).save(path, quality=95)
     return path
 
 
@@ -109,7 +110,7 @@ def test_bert_with_three_input_shapes(tmp_path: Path) -> None:
     shapes = "input_ids:[1,16] attention_mask:[1,16] token_type_ids:[1,16]"
     edgebundle("compile", "bert.onnx", "--input-shapes", shapes, "-o", "bert.bundle", cwd=tmp_path)
     rng = np.random.default_rng(1)
-    inputs = {
+    inputs: dict[str, Any] = {
         "input_ids": rng.integers(0, 1000, (1, 16)),
         "attention_mask": np.array([[1] * 12 + [0] * 4]),
         "token_type_ids": np.array([[0] * 8 + [1] * 8]),

@@ -30,7 +30,7 @@ HEAVY = {"tvm", "tvm_ffi", "numpy", "onnx", "onnxruntime", "PIL", "paho", "rich"
 def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [EDGEBUNDLE, *arguments], capture_output=True, text=True, timeout=120, check=False, **options
-    )  # type: ignore[call-overload, no-any-return]
+    )  # type: ignore[call-overload]
 
 
 def verbs() -> list[str]:

@@ -6,6 +6,7 @@ import hashlib
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -21,7 +22,7 @@ from builder.importer import import_onnx
 from builder.target.device_target import PRESETS
 
 DIGITS = Path(__file__).parents[3] / "examples" / "digits"
-PROCESSING = {
+PROCESSING: dict[str, Any] = {
     "preprocess": str(DIGITS / "preprocess.toml"),
     "postprocess": "softmax,top3",
     "labels": DIGITS / "labels.txt",
@@ -109,7 +110,7 @@ def test_a_wrong_kernel_is_caught_by_parity(monkeypatch: pytest.MonkeyPatch) -> 
     """The check has teeth: one weight that is off does not pass."""
     from builder.compiling import compilation
 
-    original = compilation.dump_params
+    original = compilation.dump_params  # type: ignore[attr-defined]
 
     def with_one_weight_off(params: object) -> bytes:
         raw = bytearray(original(params))  # type: ignore[arg-type]

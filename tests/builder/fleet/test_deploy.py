@@ -170,13 +170,13 @@ async def test_an_agent_that_nobody_knows_is_told(
 
 
 async def test_no_result_in_time_is_told_with_where_it_stood(
-    mosquitto: BrokerProcess, tmp_path: Path
+    mosquitto: BrokerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def never(*_arguments: Any) -> None:
         await asyncio.sleep(60)
 
     async with Device(tmp_path / "state", mosquitto.url) as device:
-        device.models.activate = never  # type: ignore[method-assign]
+        monkeypatch.setattr(device.models, "activate", never)
         with pytest.raises(FleetError, match=r"had not finished after 2 s: IN_PROGRESS testing"):
             await deploy_async(write(tmp_path, make_bundle()), DEVICE, Broker(mosquitto.url), wait_s=2.0)
 

@@ -96,7 +96,8 @@ def test_a_document_in_force_without_our_wish_is_a_loss() -> None:
 
 def test_what_was_published_is_said_again_only_while_nobody_has_said_more() -> None:
     state = DesiredState("digits", ENTRY)
-    assert state.published is None
+    before = state.published
+    assert before is None
     written = state.write(online=True)
     assert state.published == written
     state.on_desired(written)

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from builder.errors import ShapeError
+from builder.errors import BuildError, ShapeError
 from builder.importer import import_onnx
 from builder.importer.static_inputs import fix_inputs
 
@@ -35,14 +35,16 @@ def two(make_model: ModelMaker) -> Callable[[Sequence[Any], Sequence[Any]], onnx
 
 
 def test_static_inputs_need_nothing(two: Any) -> None:
-    model, notes = two([1, 2], [3]), []
+    model = two([1, 2], [3])
+    notes: list[str] = []
     fix_inputs(model, {}, {}, notes.append)
     assert dims(model) == {"a": [1, 2], "b": [3]}
     assert notes == []
 
 
 def test_a_symbolic_batch_alone_becomes_one_with_a_note(two: Any) -> None:
-    model, notes = two(["N", 3, 8, 8], ["N", 4]), []
+    model = two(["N", 3, 8, 8], ["N", 4])
+    notes: list[str] = []
     fix_inputs(model, {}, {}, notes.append)
     assert dims(model) == {"a": [1, 3, 8, 8], "b": [1, 4]}
     assert any("'a' [N,3,8,8]" in note and "1 chosen" in note for note in notes)
@@ -90,7 +92,7 @@ def test_other_open_dimensions_are_asked_for_by_name(two: Any, a: Any, b: Any, f
     with pytest.raises(ShapeError) as caught:
         fix_inputs(two(a, b), {}, {}, lambda _: None)
     assert fragment in str(caught.value)
-    assert "--input-shapes" in (caught.value.hint or "")
+    assert "--input-shapes" in (str(caught.value.hint) or "")
 
 
 @pytest.mark.parametrize(
@@ -161,10 +163,10 @@ def test_a_value_folds_its_input_and_the_branch_that_hung_on_it(
 
 
 def test_without_its_value_the_branch_is_named_with_the_way_out(rate: onnx.ModelProto) -> None:
-    with pytest.raises(ShapeError.__mro__[1]) as caught:
+    with pytest.raises(BuildError) as caught:
         import_onnx(rate)
     assert "If (by_rate)" in str(caught.value)
-    assert "--input-values" in caught.value.hint
+    assert "--input-values" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize(
