@@ -1,19 +1,19 @@
 """The workstation side of edgebundle: import, compile, tune and sign models.
 
-What `tvmc.load`, `tune`, `compile` and `run` gave from Python::
+The calls of `tvmc` (`load`, `tune`, `compile`, `run`) in Python::
 
-    from builder import load, compile, run, tune
+    from builder import compile, load, read_private, run, tune
 
     model = load("resnet50-v2-7.onnx")
     records = tune(model, target="host", records_path="records")  # optional
     package = compile(
         model, target="host", preprocess="imagenet", postprocess="softmax,top5", tuning_records=records
     )
-    package.save("resnet50.bundle")
+    package.sign(read_private("keys/signing.key")).save("resnet50.bundle")
     result = run(package, "cat.jpg", benchmark=True)
     print(result.times, result.get_output("output_0"))
 
-Names are loaded when they are first used: a program that only verifies a bundle never loads a compiler.
+Each name is imported at its first use: a program that only verifies a bundle never loads a compiler.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from builder.boards.measuring_process import RunnerOptions
+    from builder.bundles.keys import read_private
     from builder.bundles.package import Package
     from builder.compiling.compilation import Identity, compile
     from builder.importer import ImportedModel, load
@@ -36,8 +37,7 @@ if TYPE_CHECKING:
     from builder.tuning.tasks.extraction import extract_tasks
     from builder.tuning.tuner import tune
 
-# ONNX Runtime, our reference, reports to its maker (from 1.29 on) unless this is set before it is loaded.
-# Nobody's models are talked about from here; whoever wants it otherwise sets it to 0.
+# Disable the telemetry of ONNX Runtime (1.29 and newer) before it is loaded; set the variable to 0 to allow it.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 _HOME: Final = {
@@ -55,6 +55,7 @@ _HOME: Final = {
     "load": "builder.importer",
     "pick_best": "builder.records.best_records",
     "profile": "builder.running.local_run",
+    "read_private": "builder.bundles.keys",
     "resolve": "builder.target.device_target",
     "run": "builder.running.local_run",
     "tune": "builder.tuning.tuner",
@@ -75,6 +76,7 @@ __all__ = [
     "load",
     "pick_best",
     "profile",
+    "read_private",
     "resolve",
     "run",
     "tune",
