@@ -51,7 +51,7 @@ bench-arm: .venv-bench/.installed ## count instructions on an emulated Cortex-A7
 	.venv-bench/bin/python -m benchmarks.bench_arm $(BENCH_ARGS)
 
 .PHONY: soak
-soak: $(STAMP) broker ## inject faults under a hundred thousand requests each, then half an hour of even load (two hours)
+soak: $(STAMP) broker ## inject faults under 100,000 requests each, then half an hour of even load (two hours)
 	$(BIN)/python -m benchmarks.soak $(SOAK_ARGS)
 
 .PHONY: bench-agent

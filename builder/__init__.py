@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from builder.tuning.tasks.extraction import extract_tasks
     from builder.tuning.tuner import tune
 
-# Disable the telemetry of ONNX Runtime (1.29 and newer) before it is loaded; set the variable to 0 to allow it.
+# Disable the telemetry of ONNX Runtime (from 1.29 on) before it is loaded. Set the variable to 0 to allow it.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 _HOME: Final = {
