@@ -1,34 +1,123 @@
-"""The configuration file: every key in one table, read strictly, every mistake told at once.
+"""The configuration file: every key in one table, strict reading, every mistake reported at once.
 
-`KEYS` is what the reader checks and what `sample_config` writes, so a key without an explanation cannot
-exist. Secrets never stand in it: it names files that hold them.
+`KEYS` is what the reader checks and what `sample_config` prints, so there is no key without an explanation.
+The file never holds secrets: it names files that hold them.
 """
 
 from __future__ import annotations
 
+import re
 import socket
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, cast
 
-from agent.config_keys import KEYS, PATH, Key, sample_config
 from agent.errors import ConfigError, PermissionDeniedError
-from agent.mqtt.settings import BrokerSettings, TlsSettings, parse_broker_url
+from agent.mqtt.settings import PROTOCOLS, BrokerSettings, TlsSettings, parse_broker_url
 from agent.wire.topics import is_device_name
 
-__all__ = ["KEYS", "Config", "load_config", "parse_config", "sample_config"]
-
-# A configuration has fifty lines; a megabyte is another file.
+# A configuration has about fifty lines; a file of a megabyte is something else.
 MAX_CONFIG_BYTES: Final = 1 << 20
+LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    """What may wait for one model.
+
+    Attributes
+    ----------
+    requests
+        How many requests; at a tenth of a second each, the last of 64 waits for longer than most deadlines.
+    payload_bytes
+        Their payloads together.
+    """
+
+    requests: int = 64
+    payload_bytes: int = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """Limits of every worker.
+
+    Attributes
+    ----------
+    compute_limit_s
+        Longest time for one request.
+    crash_limit, crash_window_s
+        So many deaths within so many seconds take a model out of service.
+    threads
+        Threads of one model's kernels; 0 for as many as it has processors.
+    share_cores
+        Whether several models have different processors.
+    memory_bytes
+        Address space of a worker beyond what its bundle's weights and tensors need; 0 for no limit.
+    require_sandbox
+        Refuse to load a model where the kernel offers no sandbox.
+    """
+
+    compute_limit_s: float = 30.0
+    crash_limit: int = 3
+    crash_window_s: float = 60.0
+    threads: int = 0
+    share_cores: bool = True
+    memory_bytes: int = 0
+    require_sandbox: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsSettings:
+    """Where metrics are published.
+
+    Attributes
+    ----------
+    interval_s
+        Seconds between two messages over MQTT.
+    listen
+        `HOST:PORT` of the page for Prometheus; None for no page.
+    """
+
+    interval_s: float
+    listen: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class HomeAssistantSettings:
+    """How Home Assistant finds the device.
+
+    Attributes
+    ----------
+    enabled
+        Whether the device and its models are announced.
+    prefix
+        Home Assistant's discovery prefix.
+    """
+
+    enabled: bool
+    prefix: str
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What the agent is told.
+    """The agent's configuration; `KEYS` explains every key of the file.
 
-    The attributes are the keys of the file, with its sections' names in front; `KEYS` explains them.
+    Attributes
+    ----------
+    device, state_dir, groups, compatible, log_level
+        The keys of these names.
+    broker, metrics, home_assistant
+        The sections of these names.
+    trust_dir, sources_https, sources_ca, shutdown_limit_s
+        `trust.dir`, `sources.https`, `sources.ca`, `shutdown.limit_s`.
+    queue
+        `inference.queue_requests` and `inference.queue_bytes`.
+    default_deadline_s, answers_dir
+        The keys of these names under `inference`; `answers_dir` is `state_dir` if the file leaves it open.
+    worker
+        The section `worker`, and the limits under `inference` that concern workers.
     """
 
     device: str
@@ -40,23 +129,251 @@ class Config:
     trust_dir: Path
     sources_https: tuple[str, ...]
     sources_ca: Path | None
-    inference_queue_requests: int
-    inference_queue_bytes: int
-    inference_default_deadline_s: float
-    inference_compute_limit_s: float
-    inference_crash_limit: int
-    inference_crash_window_s: float
-    inference_answers_dir: Path
-    worker_threads: int
-    worker_share_cores: bool
-    worker_memory_bytes: int
-    worker_require_sandbox: bool
-    metrics_interval_s: float
-    metrics_listen: str | None
-    home_assistant_enabled: bool
-    home_assistant_prefix: str
+    queue: QueueLimits
+    default_deadline_s: float
+    answers_dir: Path
+    worker: WorkerSettings
+    metrics: MetricsSettings
+    home_assistant: HomeAssistantSettings
     shutdown_limit_s: float
 
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of value.
+
+    Attributes
+    ----------
+    expected
+        A description for messages.
+    check
+        Returns whether a TOML value is of this kind.
+    """
+
+    expected: str
+    check: Callable[[object], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key.
+
+    Attributes
+    ----------
+    name
+        The key with its section: `broker.url`.
+    kind
+        The kind of its value.
+    default
+        Its value when it is absent; None if it is optional or required.
+    text
+        Its explanation.
+    required
+        Whether the file must give it.
+    """
+
+    name: str
+    kind: Kind
+    default: object
+    text: str
+    required: bool = False
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value) and value.isprintable()
+
+
+def _is_address(value: object) -> bool:
+    found = re.fullmatch(r"[^\s/@]+:([0-9]{1,5})", value) if isinstance(value, str) else None
+    return found is not None and int(found[1]) <= 65535
+
+
+def _is_texts(value: object) -> bool:
+    return isinstance(value, list) and all(_is_text(item) for item in value)
+
+
+def _whole(least: int, most: int) -> Kind:
+    return Kind(
+        f"a whole number from {least} to {most}", lambda value: type(value) is int and least <= value <= most
+    )
+
+
+def _number(least: float, most: float) -> Kind:
+    return Kind(
+        f"a number from {least:g} to {most:g}",
+        lambda value: type(value) in (int, float) and least <= cast(float, value) <= most,
+    )
+
+
+def _one_of(*words: str) -> Kind:
+    return Kind("one of " + ", ".join(f'"{word}"' for word in words), lambda value: value in words)
+
+
+_TEXT: Final = Kind("a non-empty string", _is_text)
+_PATH: Final = Kind("a path", _is_text)
+_TEXTS: Final = Kind("a list of non-empty strings", _is_texts)
+_BOOL: Final = Kind("true or false", lambda value: isinstance(value, bool))
+_DEVICE: Final = Kind(
+    "1 to 64 letters, digits, '.', '_' or '-', and neither \"groups\" nor \"replies\"",
+    lambda value: isinstance(value, str) and is_device_name(value),
+)
+_LISTEN: Final = Kind("a string of the form HOST:PORT", _is_address)
+_PREFIX: Final = Kind(
+    "1 to 128 letters, digits, '.', '_', '-' or '/', and not below edge/",
+    lambda value: (
+        isinstance(value, str)
+        and re.fullmatch(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*", value) is not None
+        and len(value) <= 128
+        and not f"{value}/".startswith("edge/")
+    ),
+)
+_DEVICES: Final = Kind(
+    "a list of names, each 1 to 64 letters, digits, '.', '_' or '-', and neither \"groups\" nor \"replies\"",
+    lambda value: isinstance(value, list) and all(_DEVICE.check(item) for item in value),
+)
+_MIB: Final = 1 << 20
+_DAY_S: Final = 86_400
+
+KEYS: Final = (
+    Key("device", _DEVICE, None, "This device's name in topics; the host name if absent."),
+    Key(
+        "state_dir",
+        _PATH,
+        None,
+        "Folder for bundles and state; $STATE_DIRECTORY or /var/lib/edge-agent if absent.",
+    ),
+    Key("groups", _DEVICES, [], "Groups of devices with which this one shares requests."),
+    Key("compatible", _TEXTS, [], "More names of this machine that a bundle's `compatible` may require."),
+    Key(
+        "log_level",
+        _one_of(*LOG_LEVELS),
+        "info",
+        "The least important messages that are logged, to standard error.",
+    ),
+    Key("broker.url", _TEXT, None, "mqtt://HOST[:PORT], or mqtts:// for TLS.", required=True),
+    Key("broker.username", _TEXT, None, "The user name for the broker."),
+    Key("broker.password_file", _PATH, None, "File whose first line is the password."),
+    Key(
+        "broker.ca",
+        _PATH,
+        None,
+        "PEM file with the authorities for the broker's certificate; the system's if absent.",
+    ),
+    Key(
+        "broker.certificate",
+        _PATH,
+        None,
+        "PEM file with the agent's certificate, for brokers that require one.",
+    ),
+    Key("broker.key", _PATH, None, "PEM file with the certificate's private key."),
+    Key("broker.protocol", _one_of(*PROTOCOLS), "auto", 'MQTT version; "auto" tries 5 first.'),
+    Key(
+        "broker.keepalive_s",
+        _whole(5, 3600),
+        30,
+        "A connection without a message for 1.5 times this is closed.",
+    ),
+    Key(
+        "broker.session_expiry_s",
+        _whole(0, 7 * _DAY_S),
+        600,
+        "How long the broker keeps requests while the agent is away.",
+    ),
+    Key("broker.receive_maximum", _whole(1, 65535), 10_000, "Unanswered requests that the broker may send."),
+    Key(
+        "broker.max_packet_bytes",
+        _whole(1024, 256 * _MIB - 1),
+        64 * _MIB,
+        "Largest message that the agent accepts (MQTT 5).",
+    ),
+    Key(
+        "trust.dir",
+        _PATH,
+        None,
+        "Folder with the public keys (*.pub, *.pem) that bundles may be signed with.",
+        True,
+    ),
+    Key("sources.https", _TEXTS, [], "URL prefixes that bundles may be downloaded from; none if empty."),
+    Key(
+        "sources.ca", _PATH, None, "PEM file with the authorities for these servers; the system's if absent."
+    ),
+    Key(
+        "inference.queue_requests",
+        _whole(1, 100_000),
+        64,
+        "Requests that may wait for one model; more are answered 503.",
+    ),
+    Key("inference.queue_bytes", _whole(1, 1 << 40), 64 * _MIB, "Bytes of their payloads together."),
+    Key(
+        "inference.default_deadline_s",
+        _number(0.01, _DAY_S),
+        60.0,
+        "Deadline of requests without Message Expiry.",
+    ),
+    Key(
+        "inference.compute_limit_s",
+        _number(0.01, _DAY_S),
+        30.0,
+        "A request that computes for longer is answered 408.",
+    ),
+    Key(
+        "inference.crash_limit",
+        _whole(1, 1000),
+        3,
+        "A model is out of service after this many dead workers ...",
+    ),
+    Key(
+        "inference.crash_window_s",
+        _number(0.1, _DAY_S),
+        60.0,
+        "... within this time.",
+    ),
+    Key(
+        "inference.answers_dir",
+        _PATH,
+        None,
+        "Folder where answers outlive the agent, best in memory; $RUNTIME_DIRECTORY or state_dir.",
+    ),
+    Key("worker.threads", _whole(0, 1024), 0, "Threads of one model's kernels; 0 for all cores."),
+    Key(
+        "worker.share_cores",
+        _BOOL,
+        True,
+        "Give each of several models its own processors; divided again when one comes or goes.",
+    ),
+    Key(
+        "worker.memory_bytes",
+        _whole(0, 1 << 50),
+        512 * _MIB,
+        "Memory of a worker beyond its bundle's weights and tensors; 0 for no limit.",
+    ),
+    Key(
+        "worker.require_sandbox",
+        _BOOL,
+        False,
+        "Run models only where the kernel has Landlock or seccomp.",
+    ),
+    Key("metrics.interval_s", _number(0.1, _DAY_S), 10.0, "How often metrics are published."),
+    Key(
+        "metrics.listen",
+        _LISTEN,
+        None,
+        "Address of a page for Prometheus, such as 127.0.0.1:9464, without a password; no page if absent.",
+    ),
+    Key(
+        "home_assistant.enabled",
+        _BOOL,
+        False,
+        "Announce this device and its models to Home Assistant; withdrawn when switched off.",
+    ),
+    Key("home_assistant.prefix", _PREFIX, "homeassistant", "Home Assistant's discovery prefix."),
+    Key(
+        "shutdown.limit_s",
+        _number(0, 3600),
+        10.0,
+        "How long accepted requests may still take when the agent stops.",
+    ),
+)
 
 _BY_NAME: Final = {key.name: key for key in KEYS}
 _SECTIONS: Final = frozenset(key.name.partition(".")[0] for key in KEYS if "." in key.name)
@@ -78,14 +395,14 @@ def load_config(
     overrides
         Values from the command line, by key.
     environment
-        For `$NAME` in paths, and STATE_DIRECTORY.
+        For `$NAME` in paths, and for STATE_DIRECTORY and RUNTIME_DIRECTORY.
     unused
-        Stands for keys that the caller does not look at, where they are absent.
+        Values for keys that the caller does not use, if the file does not give them.
 
     Raises
     ------
     ConfigError
-        If naming everything that is wrong.
+        If the file cannot be read or has mistakes; the message names all of them.
     """
     raw = b""
     if path is not None:
@@ -100,7 +417,7 @@ def load_config(
         raise ConfigError(f"{path}: expected a configuration of at most {MAX_CONFIG_BYTES} bytes, got more")
     try:
         document = tomllib.loads(raw.decode())
-    except ValueError as error:  # TOMLDecodeError and UnicodeDecodeError are
+    except ValueError as error:  # TOMLDecodeError or UnicodeDecodeError
         raise ConfigError(f"{path}: expected TOML: {error}") from error
     for name, value in (unused or {}).items():
         section, _, key = name.partition(".")
@@ -117,12 +434,12 @@ def parse_config(
     *,
     folder: Path,
 ) -> Config:
-    """Make a configuration of a parsed file; `folder` is where its relative paths begin.
+    """Make a configuration from a parsed file, whose relative paths start at `folder`.
 
     Raises
     ------
     ConfigError
-        If naming everything that is wrong, a line each.
+        If the file has mistakes; the message names all of them, one a line.
     """
     mistakes: list[str] = []
     values = {key.name: key.default for key in KEYS}
@@ -143,36 +460,61 @@ def parse_config(
     ]
     paths: dict[str, Path | None] = {}
     for key in KEYS:
-        if key.kind is PATH:
-            # What is given on the command line begins where the user stands.
+        if key.kind is _PATH:
+            # Paths from the command line start at the current directory.
             start = Path.cwd() if key.name in overrides else folder
             paths[key.name] = _path(key.name, values[key.name], start, environment, mistakes)
     if not is_device_name(str(values["device"])):
-        mistakes.append(f"device: the host's name {values['device']!r} cannot stand in a topic; set `device`")
+        mistakes.append(f"device: the host name {values['device']!r} cannot be used in a topic; set `device`")
     broker = _broker(values, paths, mistakes)
     if mistakes or broker is None:
         raise ConfigError(
             "the configuration has mistakes:\n  " + "\n  ".join(mistakes),
-            hint="edge-agent config prints every key with its meaning",
+            hint="edge-agent config prints every key with an explanation",
         )
     state_dir, trust_dir = paths["state_dir"], paths["trust.dir"]
-    answers_dir = paths["inference.answers_dir"] or state_dir
     assert state_dir is not None
-    assert answers_dir is not None
     assert trust_dir is not None
-    plain = {
-        key.name.replace(".", "_"): tuple(value) if isinstance(value := values[key.name], list) else value
-        for key in KEYS
-        if key.kind is not PATH and not key.name.startswith("broker.")
-    }
+    # The casts state what `kind.check` has established for each key.
     return Config(
-        **plain,  # type: ignore[arg-type] # checked above, key by key
-        broker=broker,
+        device=cast(str, values["device"]),
         state_dir=state_dir,
+        groups=_strings(values["groups"]),
+        compatible=_strings(values["compatible"]),
+        log_level=cast(str, values["log_level"]),
+        broker=broker,
         trust_dir=trust_dir,
+        sources_https=_strings(values["sources.https"]),
         sources_ca=paths["sources.ca"],
-        inference_answers_dir=answers_dir,
+        queue=QueueLimits(
+            requests=cast(int, values["inference.queue_requests"]),
+            payload_bytes=cast(int, values["inference.queue_bytes"]),
+        ),
+        default_deadline_s=cast(float, values["inference.default_deadline_s"]),
+        answers_dir=paths["inference.answers_dir"] or state_dir,
+        worker=WorkerSettings(
+            compute_limit_s=cast(float, values["inference.compute_limit_s"]),
+            crash_limit=cast(int, values["inference.crash_limit"]),
+            crash_window_s=cast(float, values["inference.crash_window_s"]),
+            threads=cast(int, values["worker.threads"]),
+            share_cores=cast(bool, values["worker.share_cores"]),
+            memory_bytes=cast(int, values["worker.memory_bytes"]),
+            require_sandbox=cast(bool, values["worker.require_sandbox"]),
+        ),
+        metrics=MetricsSettings(
+            interval_s=cast(float, values["metrics.interval_s"]),
+            listen=cast("str | None", values["metrics.listen"]),
+        ),
+        home_assistant=HomeAssistantSettings(
+            enabled=cast(bool, values["home_assistant.enabled"]),
+            prefix=cast(str, values["home_assistant.prefix"]),
+        ),
+        shutdown_limit_s=cast(float, values["shutdown.limit_s"]),
     )
+
+
+def _strings(value: object) -> tuple[str, ...]:
+    return tuple(cast("list[str]", value))
 
 
 def _flatten(document: Mapping[str, object], mistakes: list[str]) -> dict[str, object]:
@@ -224,12 +566,12 @@ def _broker(
         return None
     ca, certificate, key = paths["broker.ca"], paths["broker.certificate"], paths["broker.key"]
     if not url.tls and (ca or certificate or key):
-        mistakes.append("broker: expected a URL with mqtts:// beside certificates, got mqtt://")
+        mistakes.append("broker: expected an mqtts:// URL with certificates, got mqtt://")
     if (certificate is None) != (key is None):
-        mistakes.append("broker: expected certificate and key together, got one of them")
+        mistakes.append("broker: expected both certificate and key, got one of them")
     username = values["broker.username"] or url.username
     if paths["broker.password_file"] is not None and username is None:
-        mistakes.append("broker: expected a username beside password_file, got none")
+        mistakes.append("broker: expected a username with password_file, got none")
     return BrokerSettings(
         host=url.host,
         port=url.port,
@@ -247,3 +589,25 @@ def _broker(
 def _shown(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def sample_config() -> str:
+    """Return a configuration file with every key, its explanation and its default."""
+    lines: list[str] = []
+    section = ""
+    for key in KEYS:
+        head, _, tail = key.name.rpartition(".")
+        if head != section:
+            section = head
+            lines += ["", f"[{head}]"]
+        default = "" if key.default is None else f" = {_toml(key.default)}"
+        lines += [f"# {key.text}", f"# Expected: {key.kind.expected}.", f"#{tail}{default or ' = ...'}"]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return f'"{value}"'
+    return str(value)

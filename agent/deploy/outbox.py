@@ -24,7 +24,7 @@ from typing import Final
 from agent.deploy.control import Control
 from agent.errors import StoreError
 from agent.mqtt.reason_codes import CLOSED, NOT_CONNECTED, Action, Reason, reason
-from agent.sparing_log import SparingLog
+from agent.rate_limited_log import RateLimitedLog
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class Outbox:
         self._sent: dict[str, int] = {}
         self._count = 0
         self._bytes = 0
-        self._sparing_log = SparingLog(_log, _LOG_INTERVAL_S)
+        self._rate_limited_log = RateLimitedLog(_log, _LOG_INTERVAL_S)
         self._database: sqlite3.Connection | None = None
 
     def open(self) -> None:
@@ -245,7 +245,7 @@ class Outbox:
         self._complain(f"a report is not kept: {error}")
 
     def _complain(self, text: str) -> None:
-        self._sparing_log.error("%.400s", text)
+        self._rate_limited_log.error("%.400s", text)
 
 
 def _prepare(database: sqlite3.Connection) -> None:

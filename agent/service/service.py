@@ -1,9 +1,9 @@
-"""The agent, wired up: what is made, in which order it starts, and in which it ends.
+"""The agent, wired up: its parts, and the order in which they start and end.
 
-Promises: without a broker the agent is up, its models loaded, and it keeps trying; told to stop, it
-answers what it has accepted, within a limit, leaves what it has not accepted with the broker, and says
-goodbye; should one of its tasks fail by a fault of ours, it ends with that error rather than living on
-half.
+Promises: without a broker the agent is up with its models loaded, and it keeps trying to connect; asked to
+stop, it answers the requests that it accepted, within a limit, leaves all others with the broker, and says
+goodbye; if one of its tasks fails by a fault of ours, the agent ends with that error rather than running
+half-broken.
 """
 
 from __future__ import annotations
@@ -30,14 +30,12 @@ from agent.mqtt.tls import CertificateFiles
 from agent.service.metrics import host, readings
 from agent.service.metrics.metrics import Metrics, Sample, to_document
 from agent.service.models.cores import Cores
-from agent.service.models.model import QueueLimits
-from agent.service.models.model_state import state_document
 from agent.service.models.models import Models
+from agent.service.models.worker_process import Spawn, WorkerProcess
 from agent.service.notify import EXTEND_START, READY, STOPPING, WATCHDOG, Notifier
 from agent.service.presence import Presence, Session, next_session_seq
-from agent.service.requests.durable_answers import DurableAnswers
+from agent.service.requests.answers import AnswerStore
 from agent.service.requests.inference import Inference
-from agent.service.work import WorkerSettings
 from agent.wire.metrics import format_metrics
 from agent.wire.topics import Info, ModelState, State, format_topic, group_filter, infer_filter, parse_topic
 from agent.wire.topics import Metrics as MetricsTopic
@@ -48,14 +46,14 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# Something else kept the loop busy for so long: an answer was late by it, and a person should know.
+# The event loop was blocked for this long: answers were late by it, which is worth a warning.
 _LATE_S: Final = 0.5
 _PULSE_S: Final = 1.0
-# What Home Assistant was told is written down there: it is taken back when that is switched off.
+# Records what was announced to Home Assistant, so that it can be withdrawn when that is switched off.
 HOME_ASSISTANT_FILE: Final = "home_assistant.json"
-# Certificates are renewed days before they end.
+# Often enough: certificates are renewed days before they end.
 _CERTIFICATES_INTERVAL_S: Final = 30.0
-# For the goodbye on the state topic and the last jobs.
+# For the goodbye on the state topic and the end of the last jobs.
 _FAREWELL_S: Final = 2.0
 
 
@@ -65,22 +63,20 @@ class Service:
     Parameters
     ----------
     config
-        What it is told.
+        Its configuration.
     notifier
-        The way to systemd.
-    worker_command
-        The worker's program; None for our own.
+        Sends messages to systemd.
+    spawn
+        Makes worker processes.
     """
 
-    def __init__(
-        self, config: Config, notifier: Notifier, *, worker_command: tuple[str, ...] | None = None
-    ) -> None:
+    def __init__(self, config: Config, notifier: Notifier, *, spawn: Spawn = WorkerProcess) -> None:
         self._config = config
         self._notifier = notifier
         self._metrics = Metrics()
         self._published: dict[str, bytes] = {}
         self._shared: set[str] = set()
-        Keyring.from_dir(config.trust_dir)  # a wrong folder is told now and not at the first bundle
+        Keyring.from_dir(config.trust_dir)  # a wrong folder is an error now, not at the first bundle
         machine = Machine.detect(configured=config.compatible)
         self._info = host.describe(
             config.device,
@@ -91,21 +87,11 @@ class Service:
         ).to_bytes()
         self._store = Store(config.state_dir)
         self._host = host.Host(config.state_dir)
-        settings = WorkerSettings(
-            compute_limit_s=config.inference_compute_limit_s,
-            crash_limit=config.inference_crash_limit,
-            crash_window_s=config.inference_crash_window_s,
-            threads=config.worker_threads,
-            memory_bytes=config.worker_memory_bytes,
-            require_sandbox=config.worker_require_sandbox,
-            command=worker_command,
-        )
-        limits = QueueLimits(config.inference_queue_requests, config.inference_queue_bytes)
-        cores = Cores.detect(os.environ, threads=config.worker_threads, apart=config.worker_share_cores)
-        self.models = Models(settings, limits, self._model_changed, cores)
-        self._answers = DurableAnswers(config.inference_answers_dir)
+        cores = Cores.detect(os.environ, threads=config.worker.threads, apart=config.worker.share_cores)
+        self.models = Models(config.worker, config.queue, self._model_changed, cores, spawn)
+        self._answers = AnswerStore(config.answers_dir)
         self._inference = Inference(
-            config.device, self.models, self._answers, self._metrics, config.inference_default_deadline_s
+            config.device, self.models, self._answers, self._metrics, config.default_deadline_s
         )
         self._requests = Connection(
             config.broker,
@@ -125,12 +111,7 @@ class Service:
         self._certificates = None if tls is None else CertificateFiles(tls)
         self._presence: Presence | None = None
         self._page: PrometheusPage | None = None
-        self._home_assistant: Announcer | None = None
-        if config.home_assistant_enabled or (config.state_dir / HOME_ASSISTANT_FILE).exists():
-            from agent.service.metrics.home_assistant import Announcer
-
-            prefix = config.home_assistant_prefix if config.home_assistant_enabled else None
-            self._home_assistant = Announcer(self._control, config.state_dir, prefix)
+        self._home_assistant = self._announcer()
         self._board = machine.board or machine.cpu_model or machine.arch
         self._outbox = Outbox(self._control, config.state_dir)
         self._deployment = Deployment(
@@ -143,14 +124,23 @@ class Service:
             https=HttpsSettings(allow=config.sources_https, ca_file=config.sources_ca),
         )
 
+    def _announcer(self) -> Announcer | None:
+        """Return what announces to Home Assistant or withdraws that; None if neither is needed."""
+        settings, announced = self._config.home_assistant, self._config.state_dir / HOME_ASSISTANT_FILE
+        if not settings.enabled and not announced.exists():
+            return None
+        from agent.service.metrics.home_assistant import Announcer
+
+        return Announcer(self._control, announced, settings.prefix if settings.enabled else None)
+
     @property
     def connections(self) -> tuple[Connection, Connection]:
-        """The control connection and that for requests."""
+        """The connection for control, and the one for requests."""
         return self._control, self._requests
 
     @property
     def online(self) -> bool:
-        """Whether both connections stand and the broker has taken what we published over them."""
+        """Whether both connections are up and the broker has acknowledged what was published over them."""
         return self._requests.settled and self._control.settled and not self._control.unacknowledged
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -162,10 +152,10 @@ class Service:
             If the state directory cannot be used.
         """
         config = self._config
-        if config.metrics_listen is not None:
+        if config.metrics.listen is not None:
             from agent.service.metrics.prometheus import PrometheusPage, parse_listen_address
 
-            self._page = PrometheusPage(parse_listen_address(config.metrics_listen), self._read_metrics)
+            self._page = PrometheusPage(parse_listen_address(config.metrics.listen), self._read_metrics)
         self._outbox.open()
         starting = asyncio.get_running_loop().create_task(self._pulse(EXTEND_START))
         try:
@@ -181,7 +171,7 @@ class Service:
             self._inference.deliver_left_over()
             self._control.start()
             self._requests.start()
-            # What stands until the end need not be looked at by every collection of garbage.
+            # Freeze long-lived objects, so that the garbage collector skips them.
             gc.collect()
             gc.freeze()
             self._notifier.say(READY, f"STATUS=serving as {config.device}")
@@ -203,18 +193,18 @@ class Service:
                 await self._page.close()
 
     def reload(self) -> None:
-        """Connect again with the certificates and the password that are there now (SIGHUP).
+        """Connect again with the current certificates and password (SIGHUP).
 
-        Files that cannot be used leave the connections as they are, and are told. Keys that bundles may be
-        signed with are read anew for each deployment anyway.
+        If these files cannot be used, the connections stay as they are and the error is logged. The keys of
+        trusted signers are read for each deployment anyway.
         """
         if self._certificates is not None:
             try:
                 self._certificates.check()
             except EdgeError as error:
-                _log.error("the certificates are not taken: %s; %s", error, error.hint)
+                _log.error("the new certificates are not used: %s; %s", error, error.hint)
                 return
-        _log.info("connecting again, with the files that are there now")
+        _log.info("connecting again with the current certificates and password")
         for connection in self.connections:
             connection.renew()
 
@@ -231,7 +221,7 @@ class Service:
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done - {stopping}:
-                task.result()  # none of the others ever ends but by an exception
+                task.result()  # the others end only by an exception, which this raises
         finally:
             for task in tasks:
                 task.cancel()
@@ -242,15 +232,14 @@ class Service:
         end_s = time.monotonic() + limit_s
         self._inference.refuse_new()
         await self.models.close(limit_s)
-        while self._inference.in_flight and self._requests.connected and time.monotonic() < end_s:
-            await asyncio.sleep(0.01)
+        await self._inference.drain(max(0.0, end_s - time.monotonic()))
         await self._requests.close()
         if self._presence is not None:
             self._presence.stop()
         await self._control.close(_FAREWELL_S)
 
     async def _pulse(self, *also: str) -> None:
-        """Tell systemd that the loop turns, from within it."""
+        """Report to systemd, from within the event loop, that the loop is running; and warn if it was not."""
         pulse_s = _PULSE_S
         if self._notifier.watchdog_s is not None:
             pulse_s = min(pulse_s, self._notifier.watchdog_s / 3)
@@ -259,12 +248,12 @@ class Service:
             await asyncio.sleep(pulse_s)
             late_s = time.monotonic() - before_s - pulse_s
             if late_s > _LATE_S:
-                _log.warning("the event loop stood still for %.1f s", late_s)
+                _log.warning("the event loop was blocked for %.1f s", late_s)
             if self._notifier.watchdog_s is not None or also:
                 self._notifier.say(WATCHDOG, *also)
 
     async def _watch_certificates(self) -> None:
-        """Use renewed certificates soon, whoever renewed them and whether or not they told us."""
+        """Use renewed certificates soon, even if nobody sent SIGHUP."""
         while True:
             await asyncio.sleep(_CERTIFICATES_INTERVAL_S)
             if self._certificates is not None and self._certificates.changed():
@@ -275,10 +264,10 @@ class Service:
         while True:
             await self._control.wait_connected()
             self._control.publish(topic, format_metrics(self.samples()), qos=0)
-            await asyncio.sleep(self._config.metrics_interval_s)
+            await asyncio.sleep(self._config.metrics.interval_s)
 
     def samples(self) -> dict[str, float]:
-        """Return all metrics as they are now, as they are published."""
+        """Return the current metrics, by the names that are published."""
         return to_document(self._read_metrics())
 
     def _read_metrics(self) -> list[Sample]:
@@ -301,7 +290,7 @@ class Service:
         self._published.clear()
         if self._home_assistant is not None:
             self._home_assistant.forget()
-            self._tell_home_assistant()
+            self._announce_to_home_assistant()
         for model in self.models:
             self._model_changed(model.name)
         self._deployment.on_connected()
@@ -316,12 +305,12 @@ class Service:
             elif topic is not None:
                 self._deployment.on_message(topic, message.payload)
         except Exception:  # noqa: BLE001 - the outermost loop of a message
-            _log.exception("a fault of ours while taking a message on %.200s", ascii(message.topic))
+            _log.exception("a fault of ours while handling a message on %.200s", ascii(message.topic))
             self._metrics.count("edge_faults_total")
         self._control.ack(message)
 
     def _model_changed(self, name: str) -> None:
-        """Tell the broker how a model is, and share in its groups' requests while it runs here."""
+        """Publish a model's state, and take part in its groups' requests while it runs here."""
         status = self.models.status(name)
         for group in self._config.groups:
             shared = group_filter(group, name)
@@ -333,14 +322,14 @@ class Service:
                 self._requests.unsubscribe(shared)
         if status is None:
             self._metrics.forget(name)
-        payload = b"" if status is None else state_document(status).to_bytes()
+        payload = b"" if status is None else status.document().to_bytes()
         if self._published.get(name) != payload:
             self._published[name] = payload
             self._control.publish(format_topic(ModelState(self._config.device, name)), payload, retain=True)
             if self._control.connected:
-                self._tell_home_assistant()
+                self._announce_to_home_assistant()
 
-    def _tell_home_assistant(self) -> None:
+    def _announce_to_home_assistant(self) -> None:
         if self._home_assistant is None:
             return
         from agent.service.metrics.home_assistant import Device
@@ -356,6 +345,6 @@ class Service:
                     labels[0][1] for (name, labels) in sorted(gauges) if name == "edge_temperature_celsius"
                 ],
                 throttled=any(name == "edge_throttled" for name, _ in gauges),
-                interval_s=self._config.metrics_interval_s,
+                interval_s=self._config.metrics.interval_s,
             )
         )

@@ -374,7 +374,7 @@ def test_wrong_configuration_ends_with_78_and_a_line_for_each_mistake(tmp_path: 
         "  colour: no such key",
         "  broker.port: no such key",
         "  trust.dir: expected a path, got nothing",
-        "hint: edge-agent config prints every key with its meaning",
+        "hint: edge-agent config prints every key with an explanation",
     ]
 
 

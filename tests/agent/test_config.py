@@ -21,7 +21,7 @@ def test_least_configuration_has_defaults(tmp_path: Path) -> None:
     assert config.trust_dir == tmp_path / "trust"
     assert (config.broker.host, config.broker.port, config.broker.tls) == ("broker", 1883, None)
     assert config.broker.protocol == "auto"
-    assert config.inference_queue_requests == 64
+    assert config.queue.requests == 64
     assert config.groups == ()
 
 
@@ -91,9 +91,9 @@ def test_systemds_folders_and_credentials_are_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("broker", "said"),
     [
-        ({"url": "mqtt://b", "ca": "ca.pem"}, "mqtts:// beside certificates"),
-        ({"url": "mqtts://b", "certificate": "c.pem"}, "certificate and key together"),
-        ({"url": "mqtts://b", "password_file": "p"}, "a username beside password_file"),
+        ({"url": "mqtt://b", "ca": "ca.pem"}, "mqtts:// URL with certificates"),
+        ({"url": "mqtts://b", "certificate": "c.pem"}, "both certificate and key"),
+        ({"url": "mqtts://b", "password_file": "p"}, "a username with password_file"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(

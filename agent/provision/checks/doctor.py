@@ -47,7 +47,7 @@ def examine(path: Path | None, *, connect: bool, say: Callable[[str], None]) -> 
     yield from machine.look_at_clock()
     yield from machine.look_at_memory()
     yield from machine.look_at_heat()
-    yield from machine.look_at_sandbox(required=config is not None and config.worker_require_sandbox)
+    yield from machine.look_at_sandbox(required=config is not None and config.worker.require_sandbox)
     yield from service.look_at_service()
     if config is not None:
         yield from machine.look_at_disk(config.state_dir)

@@ -28,8 +28,7 @@ from agent.wire.topics import Metrics, ModelState, State, discovery_id, discover
 
 _log = logging.getLogger(__name__)
 
-FILE: Final = "home_assistant.json"
-# What was announced is a line for each entity.
+# The record of what was announced has a line for each entity.
 _MAX_FILE_BYTES: Final = 256 << 10
 # A reading is given up when so many of its intervals passed without one.
 _MISSED_INTERVALS: Final = 5
@@ -177,15 +176,15 @@ class Announcer:
     ----------
     control
         The control connection.
-    state_dir
-        Where it is written down what was announced.
+    record
+        The file that records what was announced.
     prefix
-        Home Assistant's discovery prefix; None when it is switched off.
+        Home Assistant's discovery prefix; None if announcing is switched off.
     """
 
-    def __init__(self, control: Control, state_dir: Path, prefix: str | None) -> None:
+    def __init__(self, control: Control, record: Path, prefix: str | None) -> None:
         self._control = control
-        self._path = state_dir / FILE
+        self._path = record
         self._prefix = prefix
         self._announced = _load(self._path)
         self._last = b""

@@ -10,10 +10,10 @@ from agent.mqtt.connection import Connection
 from agent.mqtt.tls import CertificateFiles
 from agent.service.metrics.host import Gauges, process_cpu_s
 from agent.service.models.model import Model
-from agent.service.requests.durable_answers import DurableAnswers
+from agent.service.requests.answers import AnswerStore
 
 
-def of_answers(answers: DurableAnswers) -> Gauges:
+def of_answers(answers: AnswerStore) -> Gauges:
     """Answers that wait for the broker, and that were forgotten early."""
     return {
         ("edge_answers_dropped_total", ()): answers.dropped,

@@ -1,7 +1,8 @@
-"""The models that run here, by name: which there are, and what of the machine each has.
+"""The models that run here, by name, and the processors that each has.
 
-Promises: another model never waits for one that starts or stops. Leaves to others: a model's queue and
-worker (`model`), which versions there are and whether they may run (deployment).
+Promises: no model waits for another one that starts or stops.
+Leaves to others: a model's queue and worker (`model`), which versions there are and whether they may run
+(`agent.deploy`).
 """
 
 from __future__ import annotations
@@ -10,17 +11,18 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Final
 
 from agent.bundle.verify import VerifiedBundle
+from agent.config import QueueLimits, WorkerSettings
 from agent.service.models.cores import Cores
-from agent.service.models.model import Model, ModelStatus, QueueLimits
-from agent.service.work import WorkerSettings
+from agent.service.models.model import Model, ModelStatus
+from agent.service.models.worker_process import Spawn, WorkerProcess
+from agent.worker.channel import Share
 
 _log = logging.getLogger(__name__)
 
-# How long the old version of a model, or an agent that is told to stop, may compute what was accepted.
+# How long a version that is replaced or taken out of service may go on computing accepted requests.
 DRAIN_LIMIT_S: Final = 30.0
 
 
@@ -30,13 +32,15 @@ class Models:
     Parameters
     ----------
     settings
-        Of workers.
+        Limits of each worker.
     limits
-        Of queues.
+        Limits of each queue.
     on_change
-        Called with a model's name when what `status` says about it has changed, or it is gone.
+        Called with a model's name when its `status` has changed, or it is gone.
     cores
-        What is shared out among them; None leaves every worker all processors.
+        The processors that they share; None leaves all of them to every worker.
+    spawn
+        Makes worker processes.
     """
 
     def __init__(
@@ -45,11 +49,13 @@ class Models:
         limits: QueueLimits,
         on_change: Callable[[str], None],
         cores: Cores | None = None,
+        spawn: Spawn = WorkerProcess,
     ) -> None:
         self._settings = settings
         self._cores = cores
         self._limits = limits
         self._on_change = on_change
+        self._spawn = spawn
         self._models: dict[str, Model] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._retiring: set[asyncio.Task[None]] = set()
@@ -58,32 +64,32 @@ class Models:
         return iter(tuple(self._models.values()))
 
     def get(self, name: str) -> Model | None:
-        """Return a model that runs here."""
+        """Return the model of that name, or None if it does not run here."""
         return self._models.get(name)
 
     def status(self, name: str) -> ModelStatus | None:
-        """Say how a model is; None for one that does not run here."""
+        """Return how a model is; None if it does not run here."""
         model = self._models.get(name)
         return None if model is None else model.status()
 
     async def activate(self, verified: VerifiedBundle) -> None:
         """Start a worker with the bundle, let it pass its samples, and give it the model's requests.
 
-        What served them before serves them until then, and goes on if this raises. The bundle belongs to this
+        The worker before it serves them until then, and goes on if this raises. The bundle belongs to this
         object from the call on.
 
         Raises
         ------
         EdgeError
-            If the new worker did not start, or its samples did not come out.
+            If the new worker did not start, or its samples did not come out as recorded.
         """
         name = verified.manifest.name
         async with self._locks.setdefault(name, asyncio.Lock()):
             model = self._models.get(name)
             if model is None:
-                model = Model(name, self._limits, lambda: self._on_change(name))
+                model = Model(name, self._limits, lambda: self._on_change(name), self._spawn)
             started_s = time.monotonic()
-            before = await model.replace(verified, self._settings_of(name))
+            before = await model.replace(verified, self._settings, self._first_share(name))
             self._models[name] = model
             self._share_out()
             self._on_change(name)
@@ -99,7 +105,7 @@ class Models:
                 task.add_done_callback(self._retiring.discard)
 
     async def deactivate(self, name: str) -> None:
-        """Answer what was accepted, and end the model's worker."""
+        """Answer accepted requests, and end the model's worker."""
         async with self._locks.setdefault(name, asyncio.Lock()):
             model = self._models.pop(name, None)
             if model is not None:
@@ -109,16 +115,15 @@ class Models:
                 _log.info("%s is taken out of service", name)
 
     async def close(self, limit_s: float) -> None:
-        """Answer what was accepted, within a limit, and end all workers."""
+        """Answer accepted requests within `limit_s`, and end all workers."""
         models, self._models = list(self._models.values()), {}
         await asyncio.gather(*(model.stop(limit_s) for model in models), *self._retiring)
 
-    def _settings_of(self, name: str) -> WorkerSettings:
-        """Return what a worker of that name is started with: the share it will have when it is in service."""
+    def _first_share(self, name: str) -> Share:
+        """Return the share that a worker starts with: the one that it will have once it is in service."""
         if self._cores is None:
-            return self._settings
-        share = self._cores.share_out(list({**self._models, name: None}))[name]
-        return replace(self._settings, cpus=share.cpus, threads=share.threads)
+            return Share((), self._settings.threads)
+        return self._cores.share_out(list({**self._models, name: None}))[name]
 
     def _share_out(self) -> None:
         if self._cores is not None:

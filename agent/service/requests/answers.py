@@ -1,38 +1,80 @@
-"""Requests that were seen before get the answer they got, and do not run again; answers get to their broker.
+"""Answers that were given, kept so that a repeated request is not computed again and no answer is lost.
 
-A request is the same when topic, Response Topic, Correlation Data and the payload's SHA-256 are; another
-client's with equal Correlation Data is another request. It is remembered until `GRACE_S` after its own
-expiry: a delivery may have waited that long on its way, in a broker or on a busy machine. Refusals that cost
-nothing (a full queue, an unknown model) are remembered apart, so that a storm of them pushes
-out no answer that took work.
+A request is the same as another if topic, Response Topic, Correlation Data and the payload's SHA-256 are
+equal; a request of another client with equal Correlation Data is another request. An answer is remembered
+until `GRACE_S` after the request's own expiry, because a delivery may have waited that long on its way, in a
+broker or on a busy machine. Refusals that cost nothing (a full queue, an unknown model) are counted apart, so
+that a storm of them drops no answer that took work.
 
-`AnswerStore` is the interface; `MemoryAnswers` forgets when the process ends, `durable_answers` does not.
-What it may hold is bounded, and what it dropped early is counted.
+The answers are in a database of one table beside the agent. It is written before an answer is published and
+never waits for the disk: it must outlive this process, not the machine. After a power cut nothing in it is
+believed (the boot's id is kept with it); the broker delivers again what was not acknowledged, and it is
+computed again. So the file belongs in memory (/run), where it spares the SD card; on a disk it does no harm.
+
+Promises: bounded in count, bytes and age, and answers that were dropped early are counted; a damaged, full or
+unwritable database costs only the answers that it remembers.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
+import logging
+import sqlite3
 import struct
 import time
-from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from pathlib import Path
+from typing import Final
 
+from agent.errors import StoreError
+from agent.rate_limited_log import RateLimitedLog
 from agent.wire.answer import FinalAnswer
+
+_log = logging.getLogger(__name__)
 
 # At 16 requests a second these last the default minute; an entry without a payload takes about 1 KB.
 MAX_ANSWERS: Final = 4096
 MAX_ANSWER_BYTES: Final = 16 << 20
 MAX_REFUSALS: Final = 4096
-# How late a second delivery of a request may come and is still known.
+# A second delivery of a request is recognised until this long after the request's deadline.
 GRACE_S: Final = 60.0
 _LENGTH: Final = struct.Struct(">I")
+
+FILE: Final = "answers.db"
+BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+_SCHEMA: Final = 3
+# Expired answers are looked for this often; until then they are within the bounds above.
+_SWEEP_INTERVAL_S: Final = 5.0
+# At most this many are dropped at once, because the event loop waits for it.
+_SWEEP_ROWS: Final = 64
+_LOG_INTERVAL_S: Final = 60.0
+# Rows are found by a number that only grows, and keys are looked up in memory: a new row dirties only the
+# last page of each table, and only dirty pages are written to the log.
+_TABLES: Final = """
+CREATE TABLE meta (schema INTEGER, boot TEXT);
+CREATE TABLE answers (
+  number INTEGER PRIMARY KEY, key BLOB, deadline_s REAL, cheap INTEGER, bytes INTEGER, head TEXT, payload BLOB
+);
+CREATE TABLE undelivered (number INTEGER PRIMARY KEY);
+"""
+# The database's own page cache holds the last pages; no others are used again.
+_CACHE_KIB: Final = 256
+# Answers that took work are class 0, refusals class 1.
+_CLASSES: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class RequestKey:
-    """What makes two requests the same: a digest over its names, each behind its length, and its payload."""
+    """Equal for two deliveries of the same request.
+
+    Attributes
+    ----------
+    digest
+        SHA-256 over the request's topics and Correlation Data, each after its length, and its payload.
+    """
 
     digest: bytes
 
@@ -47,14 +89,14 @@ class RequestKey:
 
 @dataclass(frozen=True, slots=True)
 class ReplyTo:
-    """Where an answer goes, and what it takes along.
+    """Where an answer goes.
 
     Attributes
     ----------
     topic, correlation, qos
-        Of the answer's message.
+        Topic, Correlation Data and QoS of the answer's message.
     deadline_s
-        When it is of no use any more (`time.monotonic`, which is one clock for all processes since the boot).
+        When the answer becomes useless, on `time.monotonic`: one clock for all processes of one boot.
     trace
         User properties of the request that the answer carries on.
     """
@@ -68,96 +110,289 @@ class ReplyTo:
 
 @dataclass(frozen=True, slots=True)
 class AnswerRecord:
-    """An answer, what it answers, and where it goes."""
+    """An answer, the request that it answers, and where it goes."""
 
     key: RequestKey
     reply: ReplyTo
     answer: FinalAnswer
 
 
-class AnswerStore(Protocol):
-    """Remembers answers until their requests are long expired, and which the broker does not have yet."""
+class AnswerStore:
+    """Remembers answers, and which of them the broker does not have yet.
 
-    dropped: int
+    Parameters
+    ----------
+    folder
+        The folder of the file, which is made if it is missing.
+    boot
+        A text that changes with each start of the machine; None for the kernel's.
+    clock
+        Returns seconds; `time.monotonic` except in tests.
 
-    def get(self, key: RequestKey) -> FinalAnswer | None:
-        """Return the answer that this request got, if it is remembered."""
+    Raises
+    ------
+    StoreError
+        If another agent has the file open.
+    """
 
-    def put(self, record: AnswerRecord, *, cheap: bool) -> None:
-        """Remember an answer that is about to be published; a cheap one took no work."""
-
-    def delivered(self, key: RequestKey) -> None:
-        """Take note that the broker has the answer."""
-
-    def undelivered(self) -> list[AnswerRecord]:
-        """Return the answers that an earlier process has not delivered and that are still of use."""
-
-    def close(self) -> None:
-        """Let go of files and the like."""
-
-
-class MemoryAnswers:
-    """Remembers in memory, for the life of the process."""
-
-    def __init__(self) -> None:
+    def __init__(
+        self, folder: Path, boot: str | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.dropped = 0
-        self._answers = _Shelf(MAX_ANSWERS, MAX_ANSWER_BYTES)
-        self._refusals = _Shelf(MAX_REFUSALS, MAX_ANSWER_BYTES)
+        self._clock = clock
+        self._path = folder / FILE
+        self._boot = _boot_id() if boot is None else boot
+        self._next = 1
+        # Key -> number, the oldest first; one for answers that took work, one for refusals.
+        self._numbers: tuple[dict[bytes, int], dict[bytes, int]] = ({}, {})
+        self._bytes = [0] * _CLASSES
+        self._delivered: list[tuple[int]] = []
+        self._swept_s = clock()
+        self._rate_limited_log = RateLimitedLog(_log, _LOG_INTERVAL_S)
+        self._database: sqlite3.Connection | None = None
+        for _ in range(2):
+            try:
+                self._database = self._open()
+                break
+            except sqlite3.Error as error:
+                if error.sqlite_errorcode in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                    raise StoreError(
+                        f"{self._path} is in use by another agent",
+                        hint="stop the other agent, or give this one its own state directory",
+                    ) from error
+                _log.warning("%s cannot be used and is replaced: %s", self._path, error)
+                with contextlib.suppress(OSError):
+                    self._remove()
+        if self._database is None:
+            _log.error("answers are not remembered: %s cannot be created", self._path)
 
     def get(self, key: RequestKey) -> FinalAnswer | None:
-        """Return the answer that this request got, if it is remembered."""
-        return self._answers.get(key) or self._refusals.get(key)
+        """Return the answer that a request got, or None if it is not remembered."""
+        number = self._number(key)
+        if self._database is None or number is None:
+            return None
+        try:
+            row = self._database.execute(
+                "SELECT head, payload, deadline_s FROM answers WHERE number = ? AND deadline_s >= ?",
+                (number, self._clock() - GRACE_S),
+            ).fetchone()
+        except sqlite3.Error as error:
+            self._failed(error)
+            return None
+        return None if row is None else _record(key, *row).answer
 
     def put(self, record: AnswerRecord, *, cheap: bool) -> None:
-        """Remember an answer that is about to be published."""
-        shelf = self._refusals if cheap else self._answers
-        self.dropped += shelf.put(record.key, record.answer, record.reply.deadline_s)
+        """Remember an answer that is about to be published; a `cheap` one took no work."""
+        database = self._database
+        size = len(record.answer.payload)
+        if database is None or size > MAX_ANSWER_BYTES:
+            self.dropped += 1
+            return
+        digest = record.key.digest
+        try:
+            database.execute("BEGIN")
+            if self._delivered:
+                database.executemany("DELETE FROM undelivered WHERE number = ?", self._delivered)
+            before = self._number(record.key)
+            if before is not None:  # it has expired, and was not swept yet
+                self._forget(before)
+            number = self._next
+            database.execute(
+                "INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (
+                    number,
+                    digest,
+                    record.reply.deadline_s,
+                    int(cheap),
+                    size,
+                    _head(record),
+                    record.answer.payload,
+                ),
+            )
+            database.execute("INSERT INTO undelivered VALUES (?)", (number,))
+            self._next += 1
+            self._numbers[cheap][digest] = number
+            self._bytes[cheap] += size
+            self._make_room(cheap=cheap)
+            database.execute("COMMIT")
+            self._delivered.clear()
+        except sqlite3.Error as error:
+            self._failed(error)
 
     def delivered(self, key: RequestKey) -> None:
-        """Nothing has to be remembered: without this process there is no undelivered answer."""
+        """Take note that the broker has the answer.
+
+        This is written together with the next answer; if the process dies before that, the answer is
+        delivered once more.
+        """
+        number = self._number(key)
+        if number is not None:
+            self._delivered.append((number,))
 
     def undelivered(self) -> list[AnswerRecord]:
-        """Return nothing: an earlier process left nothing here."""
-        return []
+        """Return the answers that an earlier process did not deliver and whose deadline has not passed."""
+        if self._database is None:
+            return []
+        try:
+            rows = self._database.execute(
+                "SELECT key, head, payload, deadline_s FROM undelivered JOIN answers USING (number)"
+                " WHERE deadline_s >= ? ORDER BY number",
+                (self._clock(),),
+            ).fetchall()
+        except sqlite3.Error as error:
+            self._failed(error)
+            return []
+        return [
+            _record(RequestKey(key), head, payload, deadline_s) for key, head, payload, deadline_s in rows
+        ]
+
+    @property
+    def waiting(self) -> int:
+        """How many answers the broker does not have yet."""
+        if self._database is None:
+            return 0
+        with contextlib.suppress(sqlite3.Error):
+            (count,) = self._database.execute("SELECT COUNT(*) FROM undelivered").fetchone()
+            return max(0, int(count) - len(self._delivered))
+        return 0
 
     def close(self) -> None:
-        """Forget everything."""
-        self._answers = _Shelf(MAX_ANSWERS, MAX_ANSWER_BYTES)
-        self._refusals = _Shelf(MAX_REFUSALS, MAX_ANSWER_BYTES)
+        """Close the file."""
+        if self._database is not None:
+            with contextlib.suppress(sqlite3.Error):
+                self._note_delivered(self._database)
+            self._database.close()
+            self._database = None
+
+    def _number(self, key: RequestKey) -> int | None:
+        number = self._numbers[0].get(key.digest)
+        return self._numbers[1].get(key.digest) if number is None else number
+
+    def _note_delivered(self, database: sqlite3.Connection) -> None:
+        if self._delivered:
+            database.executemany("DELETE FROM undelivered WHERE number = ?", self._delivered)
+            self._delivered.clear()
+
+    def _open(self) -> sqlite3.Connection:
+        database = _connect(self._path)
+        try:
+            if not self._is_ours(database):
+                database.close()
+                self._remove()
+                database = _connect(self._path)
+                database.executescript(_TABLES)
+                database.execute("INSERT INTO meta VALUES (?, ?)", (_SCHEMA, self._boot))
+            self._read_index(database)
+        except sqlite3.Error:
+            database.close()
+            raise
+        return database
+
+    def _read_index(self, database: sqlite3.Connection) -> None:
+        self._numbers, self._bytes = ({}, {}), [0] * _CLASSES
+        for number, key, cheap, size in database.execute(
+            "SELECT number, key, cheap, bytes FROM answers ORDER BY number"
+        ):
+            self._numbers[cheap][key] = number
+            self._bytes[cheap] += size
+            self._next = max(self._next, number + 1)
+
+    def _is_ours(self, database: sqlite3.Connection) -> bool:
+        """Return whether the database is of this boot and has this version's tables."""
+        if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
+            return False
+        return database.execute("SELECT schema, boot FROM meta").fetchall() == [(_SCHEMA, self._boot)]
+
+    def _remove(self) -> None:
+        for suffix in ("", "-wal", "-shm", "-journal"):
+            self._path.with_name(FILE + suffix).unlink(missing_ok=True)
+
+    def _make_room(self, *, cheap: bool) -> None:
+        now_s = self._clock()
+        if now_s - self._swept_s >= _SWEEP_INTERVAL_S:
+            assert self._database is not None
+            expired = self._database.execute(
+                "SELECT number FROM answers WHERE deadline_s < ? LIMIT ?",
+                (now_s - GRACE_S, _SWEEP_ROWS),
+            ).fetchall()
+            if len(expired) < _SWEEP_ROWS:
+                self._swept_s = now_s
+            for (number,) in expired:
+                self._forget(number)
+        numbers = self._numbers[cheap]
+        most = MAX_REFUSALS if cheap else MAX_ANSWERS
+        while len(numbers) > most or self._bytes[cheap] > MAX_ANSWER_BYTES:
+            self.dropped += self._forget(next(iter(numbers.values()))) >= now_s
+
+    def _forget(self, number: int) -> float:
+        """Drop one, and return its deadline."""
+        database = self._database
+        assert database is not None
+        # All rows are fetched: a statement that is not read to its end keeps the log from being reused.
+        [(key, cheap, size, deadline_s)] = database.execute(
+            "DELETE FROM answers WHERE number = ? RETURNING key, cheap, bytes, deadline_s", (number,)
+        ).fetchall()
+        database.execute("DELETE FROM undelivered WHERE number = ?", (number,))
+        self._numbers[cheap].pop(key, None)
+        self._bytes[cheap] -= size
+        until_s: float = deadline_s
+        return until_s
+
+    def _failed(self, error: sqlite3.Error) -> None:
+        """Go on without the answer that could not be read or written."""
+        self.dropped += 1
+        assert self._database is not None
+        with contextlib.suppress(sqlite3.Error):
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
+            self._read_index(self._database)
+        self._rate_limited_log.error("an answer is not remembered: %s", error)
 
 
-class _Shelf:
-    def __init__(self, max_entries: int, max_bytes: int) -> None:
-        self._max_entries = max_entries
-        self._max_bytes = max_bytes
-        self._bytes = 0
-        self._entries: OrderedDict[RequestKey, tuple[FinalAnswer, float]] = OrderedDict()
+def _connect(path: Path) -> sqlite3.Connection:
+    database = sqlite3.connect(path, isolation_level=None)
+    database.execute("PRAGMA locking_mode = EXCLUSIVE")
+    database.execute("PRAGMA journal_mode = WAL")
+    database.execute("PRAGMA synchronous = OFF")
+    database.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+    return database
 
-    def get(self, key: RequestKey) -> FinalAnswer | None:
-        entry = self._entries.get(key)
-        if entry is None or entry[1] + GRACE_S < time.monotonic():
-            return None
-        return entry[0]
 
-    def put(self, key: RequestKey, answer: FinalAnswer, deadline_s: float) -> int:
-        """Remember, and return how many were dropped before their time."""
-        now_s = time.monotonic()
-        self._remove(key)
-        if len(answer.payload) > self._max_bytes:
-            return 1
-        self._entries[key] = (answer, deadline_s)
-        self._bytes += len(answer.payload)
-        dropped = 0
-        while self._entries:
-            oldest, (_, until_s) = next(iter(self._entries.items()))
-            full = len(self._entries) > self._max_entries or self._bytes > self._max_bytes
-            if not full and until_s + GRACE_S >= now_s:
-                break
-            self._remove(oldest)
-            dropped += until_s >= now_s
-        return dropped
+def _boot_id() -> str:
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError:
+        return f"no boot id, started {time.time() - time.monotonic():.0f}"
 
-    def _remove(self, key: RequestKey) -> None:
-        entry = self._entries.pop(key, None)
-        if entry is not None:
-            self._bytes -= len(entry[0].payload)
+
+def _head(record: AnswerRecord) -> str:
+    reply, answer = record.reply, record.answer
+    correlation = None if reply.correlation is None else reply.correlation.hex()
+    return json.dumps(
+        [
+            reply.topic,
+            correlation,
+            reply.qos,
+            reply.trace,
+            answer.status,
+            answer.message,
+            answer.content_type,
+            answer.model_version,
+            answer.tensors,
+        ]
+    )
+
+
+def _record(key: RequestKey, head: str, payload: bytes, deadline_s: float) -> AnswerRecord:
+    topic, correlation, qos, trace, status, message, content_type, version, tensors = json.loads(head)
+    return AnswerRecord(
+        key,
+        ReplyTo(
+            topic,
+            None if correlation is None else bytes.fromhex(correlation),
+            qos,
+            deadline_s,
+            tuple((name, value) for name, value in trace),
+        ),
+        FinalAnswer(status, message, content_type, payload, version, tuple(tensors)),
+    )

@@ -1,46 +1,42 @@
-"""From a request that came over MQTT to its answer, and to its acknowledgement.
+"""From a request that arrives over MQTT to its answer, and to its acknowledgement.
 
 Promises: every request that can be answered is answered; requests are answered in the order in which they
-finish and acknowledged in the order in which they came, each only when the broker has its answer; one
-that comes again gets the answer it got. Nothing from the network reaches a log without bounds.
+finish and acknowledged in the order in which they arrived, each only when the broker has its answer; a
+request that is delivered again gets the answer that it got before. Nothing from the network reaches the log
+unbounded.
+
+The package's docstring draws the whole way.
 """
 
 from __future__ import annotations
 
-import functools
+import asyncio
+import contextlib
+import itertools
 import logging
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 from agent.errors import DeadlineError, OverloadedError, RequestError, UnanswerableError, UnknownModelError
 from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message, Receipt
 from agent.mqtt.reason_codes import CLOSED, Reason
+from agent.rate_limited_log import RateLimitedLog
 from agent.service.metrics.metrics import UNKNOWN_MODEL, Metrics
 from agent.service.models.models import Models
 from agent.service.requests.acknowledgement import AckOrder, Slot
 from agent.service.requests.answers import AnswerRecord, AnswerStore, ReplyTo, RequestKey
-from agent.service.requests.requests import InferRequest, answer_properties, read_request
-from agent.service.work import Outcome
-from agent.sparing_log import SparingLog
+from agent.service.requests.pending import Pending
 from agent.wire.answer import FinalAnswer, refusal
 from agent.wire.topics import GroupInfer, Infer, parse_topic
+from agent.worker.channel import Answer, Buffer
 
 _log = logging.getLogger(__name__)
 
-# What goes wrong because of what others send is logged at most so often a kind; the counters have all of it.
+# Faults that others cause are logged at most this often for each kind; the counters have all of them.
 _LOG_INTERVAL_S: Final = 10.0
-
-
-@dataclass(slots=True, eq=False)
-class _Exchange:
-    """A request on its way to its answer, and every delivery of it that waits for an acknowledgement."""
-
-    key: RequestKey | None
-    reply: ReplyTo
-    slots: list[Slot]
+_MAX_LOG_CHARACTERS: Final = 400
+# An answer that is published at its deadline, a 408 above all, is worth delivering for this long.
+_LATE_EXPIRY_S: Final = 5
 
 
 class Inference:
@@ -49,13 +45,13 @@ class Inference:
     Parameters
     ----------
     device
-        Our name in topics.
+        This device's name in topics.
     models
-        What runs here.
+        The models that run here.
     answers
-        What was answered before.
+        Answers that were given before.
     metrics
-        What is counted.
+        The counters.
     default_deadline_s
         For requests without Message Expiry.
     """
@@ -70,35 +66,47 @@ class Inference:
         self._default_deadline_s = default_deadline_s
         self._connection: Connection | None = None
         self._acks = AckOrder(self._ack)
-        self._running: dict[bytes, _Exchange] = {}
+        # Requests that are not settled, by the digest of their key, with the deliveries to acknowledge.
+        self._running: dict[bytes, list[Slot]] = {}
+        self._numbers = itertools.count(1)
         self._in_flight = 0
+        self._settling = asyncio.Event()
         self._closed = False
-        self._sparing_log = SparingLog(_log, _LOG_INTERVAL_S)
+        self._rate_limited_log = RateLimitedLog(_log, _LOG_INTERVAL_S)
 
     @property
     def in_flight(self) -> int:
-        """How many requests are accepted and their answers not out."""
+        """How many requests are accepted and not settled."""
         return self._in_flight
 
     def use(self, connection: Connection) -> None:
-        """Answer over this connection; its messages are to be given to `on_message`."""
+        """Answer over this connection; its messages must be given to `on_message`."""
         self._connection = connection
 
     def deliver_left_over(self) -> None:
         """Publish the answers that an earlier process computed and could not deliver."""
         for record in self._answers.undelivered():
-            exchange = _Exchange(record.key, record.reply, [])
-            self._running[record.key.digest] = exchange
+            slots = self._running[record.key.digest] = []
             self._in_flight += 1
-            self._send(exchange, record.answer)
+            self._publish(record.reply, record.key, slots, record.answer)
 
     def refuse_new(self) -> None:
-        """Take nothing more: what comes from now on stays unacknowledged, and with the broker."""
+        """Accept no more requests: from now on they stay unacknowledged, and with the broker."""
         self._closed = True
 
+    async def drain(self, limit_s: float) -> None:
+        """Return when every accepted request is settled, the connection is lost, or `limit_s` is over."""
+        assert self._connection is not None
+        if self._in_flight and self._connection.connected:
+            self._settling.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(limit_s):
+                    await self._settling.wait()
+
     def on_down(self, _why: Reason) -> None:
-        """Forget the order of acknowledgement: the broker delivers again what it kept."""
+        """Forget the order of acknowledgement: the broker delivers again what was not acknowledged."""
         self._acks.forget()
+        self._settling.set()
 
     def on_message(self, message: Message) -> None:
         """Take a request."""
@@ -106,119 +114,143 @@ class Inference:
             return
         slot = self._acks.arrived(message)
         try:
-            self._take(message, slot)
+            self._take(message, [] if slot is None else [slot])
         except Exception:  # noqa: BLE001 - the outermost loop of a request: one must not hold up all others
             _log.exception("a fault of ours while taking a request")
             self._metrics.count("edge_faults_total")
             if slot is not None:
                 slot.finish()
 
-    def _take(self, message: Message, slot: Slot | None) -> None:
-        slots = [] if slot is None else [slot]
+    def _take(self, message: Message, slots: list[Slot]) -> None:
         topic = parse_topic(message.topic)
         if not isinstance(topic, Infer | GroupInfer):
-            for taken in slots:  # some brokers send what nobody subscribed to
-                taken.finish()
+            for slot in slots:  # some brokers send messages that nobody subscribed to
+                slot.finish()
             return
         if message.retain:
-            # It would be computed again at each of our connects, for somebody who is long gone.
-            self._unanswerable(slots, UnanswerableError("retained", f"retained on {message.topic[:200]!r}"))
+            # It would be computed again at each connect, although the requester is long gone.
+            self._drop(slots, UnanswerableError("retained", f"retained on {message.topic[:200]!r}"))
             return
         try:
-            request = read_request(message, topic.model, time.monotonic(), self._default_deadline_s)
+            pending = Pending.read(
+                message,
+                topic.model,
+                seq=next(self._numbers),
+                now_s=_now_s(),
+                default_deadline_s=self._default_deadline_s,
+                on_answer=self._answered,
+                on_refusal=self._refused,
+            )
         except UnanswerableError as error:
-            self._unanswerable(slots, error)
+            self._drop(slots, error)
             return
-        key = request.key
-        exchange = _Exchange(key, request.reply, slots)
-        if key is not None:
-            running = self._running.get(key.digest)
-            if running is not None:
-                self._metrics.count("edge_inference_duplicates_total")
-                running.slots += slots
-                return
-            known = self._answers.get(key)
-            self._running[key.digest] = exchange
-            if known is not None:
-                self._metrics.count("edge_inference_duplicates_total")
-                self._in_flight += 1
-                self._send(exchange, known)
-                return
+        pending.slots = slots
+        if self._is_duplicate(pending):
+            return
         self._in_flight += 1
         try:
-            self._submit(exchange, request, topic, message.payload)
+            self._submit(pending, topic)
         except RequestError as error:
-            self._finish(exchange, request.model, refusal(error, request.head), cheap=True)
+            self._finish(pending, refusal(error, pending.head), cheap=True)
 
-    def _submit(
-        self, exchange: _Exchange, request: InferRequest, topic: Infer | GroupInfer, payload: bytes
-    ) -> None:
-        model = self._models.get(request.model)
+    def _is_duplicate(self, pending: Pending) -> bool:
+        """Return whether the request was delivered before; it gets the answer of the first delivery then."""
+        key = pending.key
+        if key is None:
+            return False
+        running = self._running.get(key.digest)
+        if running is not None:
+            self._metrics.count("edge_inference_duplicates_total")
+            running += pending.slots
+            return True
+        self._running[key.digest] = pending.slots
+        known = self._answers.get(key)
+        if known is None:
+            return False
+        self._metrics.count("edge_inference_duplicates_total")
+        self._in_flight += 1
+        self._publish(pending.reply, key, pending.slots, known)
+        return True
+
+    def _submit(self, pending: Pending, topic: Infer | GroupInfer) -> None:
+        model = self._models.get(pending.model)
         if model is None:
             if isinstance(topic, GroupInfer):
-                # Ours to serve a moment ago; another member may still be able to.
+                # It ran here a moment ago; another member may still be able to answer.
                 raise OverloadedError(
-                    f"{request.model} does not run on this member of {topic.group} any more"
+                    f"{pending.model} does not run on this member of {topic.group} any more"
                 )
-            raise UnknownModelError(f"no model {request.model!r} runs on {self._device}")
-        if request.reply.deadline_s <= request.received_s:
+            raise UnknownModelError(f"no model {pending.model!r} runs on {self._device}")
+        if pending.reply.deadline_s <= pending.frame.received_s:
             raise DeadlineError("the deadline passed before the request came")
-        model.submit(request, payload, functools.partial(self._computed, exchange, request))
+        model.submit(pending)
 
-    def _computed(self, exchange: _Exchange, request: InferRequest, outcome: Outcome) -> None:
-        if outcome.answer is None:
-            assert outcome.error is not None
-            cheap = isinstance(outcome.error, OverloadedError)
-            self._finish(exchange, request.model, refusal(outcome.error, request.head), cheap=cheap)
-            return
-        answer = outcome.answer
+    def _answered(self, pending: Pending, answer: Answer, payload: Buffer, version: str) -> None:
+        """Publish what a worker computed."""
         final = FinalAnswer(
             status=answer.status,
             message=answer.message,
             content_type=answer.content_type,
-            payload=bytes(outcome.payload),
-            model_version=outcome.version,
+            payload=bytes(payload),
+            model_version=version,
             tensors=answer.tensors,
         )
-        self._finish(exchange, request.model, final, cheap=False)
-        # Behind the answer: what is counted nobody waits for.
-        self._metrics.durations(request.model, answer, time.monotonic() - request.received_s)
+        self._finish(pending, final, cheap=False)
+        # After the answer is sent, so that metrics never delay it.
+        self._metrics.durations(pending.model, answer, _now_s() - pending.frame.received_s)
 
-    def _finish(self, exchange: _Exchange, model: str, answer: FinalAnswer, *, cheap: bool) -> None:
-        if exchange.key is not None:
-            self._answers.put(AnswerRecord(exchange.key, exchange.reply, answer), cheap=cheap)
-        self._send(exchange, answer)
-        known = self._models.get(model) is not None
-        self._metrics.request(model if known else UNKNOWN_MODEL, answer.status)
+    def _refused(self, pending: Pending, error: RequestError) -> None:
+        """Publish why an accepted request has no answer."""
+        self._finish(pending, refusal(error, pending.head), cheap=isinstance(error, OverloadedError))
 
-    def _send(self, exchange: _Exchange, answer: FinalAnswer) -> None:
+    def _finish(self, pending: Pending, answer: FinalAnswer, *, cheap: bool) -> None:
+        if pending.key is not None:
+            self._answers.put(AnswerRecord(pending.key, pending.reply, answer), cheap=cheap)
+        self._publish(pending.reply, pending.key, pending.slots, answer)
+        known = self._models.get(pending.model) is not None
+        self._metrics.request(pending.model if known else UNKNOWN_MODEL, answer.status)
+
+    def _publish(
+        self, reply: ReplyTo, key: RequestKey | None, slots: list[Slot], answer: FinalAnswer
+    ) -> None:
         assert self._connection is not None
-        reply = exchange.reply
+
+        def settled(verdict: Reason) -> None:
+            self._settled(key, slots, verdict)
+
         self._connection.send(
             reply.topic,
             answer.payload,
-            functools.partial(self._sent, exchange),
+            settled,
             qos=reply.qos,
-            properties=answer_properties(reply, answer, time.monotonic()),
+            properties=answer.properties(
+                correlation=reply.correlation,
+                expiry_s=max(_LATE_EXPIRY_S, round(reply.deadline_s - _now_s())),
+                trace=reply.trace,
+            ),
         )
 
-    def _sent(self, exchange: _Exchange, verdict: Reason) -> None:
+    def _settled(self, key: RequestKey | None, slots: list[Slot], verdict: Reason) -> None:
+        """Acknowledge a request whose answer the broker has, or refused."""
         self._in_flight -= 1
-        if exchange.key is not None:
-            self._running.pop(exchange.key.digest, None)
+        if not self._in_flight:
+            self._settling.set()
+        if key is not None:
+            self._running.pop(key.digest, None)
         if verdict is CLOSED:
-            return  # not acknowledged: it comes again when we do
-        if exchange.key is not None:
-            self._answers.delivered(exchange.key)
+            return  # not acknowledged: the broker delivers it to our next connection
+        if key is not None:
+            self._answers.delivered(key)
         if verdict.failed:
             self._metrics.count("edge_answers_undelivered_total", reason=verdict.name)
-            self._log_sparingly(verdict.name, lambda: f"an answer could not be delivered: {verdict}")
-        for slot in exchange.slots:
+            self._warn(verdict.name, f"an answer could not be delivered: {verdict}")
+        for slot in slots:
             slot.finish()
 
-    def _unanswerable(self, slots: list[Slot], error: UnanswerableError) -> None:
+    def _drop(self, slots: list[Slot], error: UnanswerableError) -> None:
+        """Acknowledge a request that names no place for an answer."""
         self._metrics.count("edge_inference_unanswerable_total", reason=error.reason)
-        self._log_sparingly(error.reason, lambda: f"a request was dropped: {error}")
+        self._warn(error.reason, f"a request was dropped: {error}")
         for slot in slots:
             slot.finish()
 
@@ -226,6 +258,11 @@ class Inference:
         assert self._connection is not None
         self._connection.ack(receipt)
 
-    def _log_sparingly(self, kind: str, text: Callable[[], str]) -> None:
-        if self._sparing_log.due(kind):
-            _log.warning("%s", ascii(text())[1:-1][:400])
+    def _warn(self, kind: str, text: str) -> None:
+        if self._rate_limited_log.due(kind):
+            _log.warning("%s", ascii(text)[1:-1][:_MAX_LOG_CHARACTERS])
+
+
+def _now_s() -> float:
+    # On Linux time.monotonic, with which `received_s` and `deadline_s` are compared in the worker.
+    return asyncio.get_running_loop().time()

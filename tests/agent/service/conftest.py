@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import socket
 import sys
@@ -19,6 +20,7 @@ from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message
 from agent.mqtt.properties import Properties
 from agent.mqtt.settings import BrokerSettings
+from agent.service.models.worker_process import WorkerProcess
 from agent.service.notify import Notifier
 from agent.service.service import Service
 from agent.wire.topics import Infer, Reply, format_topic, reply_filter
@@ -137,7 +139,7 @@ def start_service(tmp_path: Path, signer: Signer) -> StartService:
         port: int, *, wait: bool = True, models: Sequence[str] = (), **keys: object
     ) -> AsyncIterator[Rig]:
         config = configure(tmp_path, signer.trust, port, **keys)
-        service = Service(config, Notifier({}), worker_command=FAKE_WORKER)
+        service = Service(config, Notifier({}), spawn=functools.partial(WorkerProcess, command=FAKE_WORKER))
         for name in models:
             await service.models.activate(signer.bundle(name))
         stop = asyncio.Event()

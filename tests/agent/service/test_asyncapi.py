@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -19,11 +18,11 @@ from agent.errors import BundleError
 from agent.mqtt.message import Message
 from agent.mqtt.properties import Properties
 from agent.service.metrics.metric_table import METRICS
-from agent.service.requests import requests
 from agent.wire import content_types, properties, topics
 from agent.wire.answer import MAX_STATUS_MESSAGE_CHARACTERS, STATUSES
 from agent.wire.model_state import ModelPhase
 from agent.wire.presence import AgentState
+from agent.wire.request import InferMessage
 from agent.wire.topics import Reply, Topic, format_topic, parse_topic
 from tests.agent.service.conftest import Client, StartService, status_of, until
 from tests.agent.service.test_service import Watcher
@@ -138,10 +137,9 @@ def test_request_examples_are_read() -> None:
     properties = Properties(response_topic=reply)
     with_properties = Message(topic, json.dumps(tensor).encode(), 1, properties=properties)
     bare = Message(topic, json.dumps(without_properties).encode(), 1)
-    first = requests.read_request(with_properties, "digits", time.monotonic(), 60)
-    second = requests.read_request(bare, "digits", time.monotonic(), 60)
-    assert first.reply.topic == second.reply.topic == reply
-    assert (first.client_json, second.client_json, second.id) == (False, True, "2")
+    first, second = InferMessage.from_message(with_properties), InferMessage.from_message(bare)
+    assert first.reply_to == second.reply_to == reply
+    assert (first.has_envelope, second.has_envelope, second.id) == (False, True, "2")
 
 
 def test_words_are_those_of_the_code() -> None:

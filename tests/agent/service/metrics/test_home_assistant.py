@@ -9,7 +9,7 @@ from typing import Any
 import jinja2
 import pytest
 
-from agent.service.metrics.home_assistant import FILE, Device, discovery_document
+from agent.service.metrics.home_assistant import Device, discovery_document
 from agent.service.service import HOME_ASSISTANT_FILE
 from tests.agent.service.conftest import StartService, until
 from tests.agent.service.test_service import Watcher
@@ -90,7 +90,7 @@ async def test_entities_of_a_model_that_is_gone_are_taken_away(
 async def test_switched_off_everything_is_taken_back_once(
     mosquitto: BrokerProcess, start_service: StartService, tmp_path: Path
 ) -> None:
-    note = tmp_path / "state-kitchen" / FILE
+    note = tmp_path / "state-kitchen" / HOME_ASSISTANT_FILE
     async with Assistant(mosquitto.port) as assistant:
         async with start_service(mosquitto.port, **ON):
             await until(lambda: bool(assistant.entities()))
@@ -122,10 +122,6 @@ async def test_nothing_is_announced_unless_it_is_asked_for(
         await rig.service.models.activate(rig.signer.bundle())
         await until(lambda: (assistant.latest("models/echo/state") or {}).get("ready") is True)
         assert assistant.said == []
-
-
-def test_what_was_announced_is_found_where_it_is_written() -> None:
-    assert FILE == HOME_ASSISTANT_FILE
 
 
 @pytest.mark.parametrize("zone", ["cpu-thermal", "it's", 'a"b', "a\\b"])

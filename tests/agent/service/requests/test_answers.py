@@ -1,4 +1,4 @@
-"""Remembered answers: found again, bounded, and forgotten in time; those on disk outlive the process."""
+"""Remembered answers: found again, bounded, forgotten in time, and there after the process was killed."""
 
 from __future__ import annotations
 
@@ -13,14 +13,7 @@ from hypothesis import strategies as st
 
 from agent.errors import StoreError
 from agent.service.requests import answers
-from agent.service.requests.answers import (
-    AnswerRecord,
-    AnswerStore,
-    MemoryAnswers,
-    ReplyTo,
-    RequestKey,
-)
-from agent.service.requests.durable_answers import FILE, DurableAnswers
+from agent.service.requests.answers import FILE, AnswerRecord, AnswerStore, ReplyTo, RequestKey
 from agent.wire.answer import FinalAnswer
 
 TEXT = FinalAnswer(200, "", "text/plain", b"payload", "1.0.0", ("a;FP32;2", "b;BYTES;1"))
@@ -39,9 +32,24 @@ def put(
     return record
 
 
-@pytest.fixture(params=["memory", "disk"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[AnswerStore]:
-    made: AnswerStore = MemoryAnswers() if request.param == "memory" else DurableAnswers(tmp_path)
+class Clock:
+    """The store's clock, which a test moves."""
+
+    def __init__(self) -> None:
+        self.now_s = time.monotonic()
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: Clock) -> Iterator[AnswerStore]:
+    made = AnswerStore(tmp_path, clock=clock)
     yield made
     made.close()
 
@@ -56,16 +64,13 @@ def test_requests_are_the_same_exactly_when_all_parts_are(
     assert (RequestKey.of(*one) == RequestKey.of(*two)) == (one == two)
 
 
-def test_answer_is_found_until_well_after_its_deadline(
-    store: AnswerStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now_s = time.monotonic()
+def test_answer_is_found_until_well_after_its_deadline(store: AnswerStore, clock: Clock) -> None:
     put(store, 1)
     assert store.get(key(1)) == TEXT
     assert store.get(key(2)) is None
-    monkeypatch.setattr(time, "monotonic", lambda: now_s + 11)
+    clock.now_s += 11
     assert store.get(key(1)) == TEXT  # a second delivery that was late
-    monkeypatch.setattr(time, "monotonic", lambda: now_s + 12 + answers.GRACE_S)
+    clock.now_s += answers.GRACE_S
     assert store.get(key(1)) is None
 
 
@@ -73,8 +78,6 @@ def test_oldest_is_dropped_when_there_are_too_many_and_that_is_counted(
     store: AnswerStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(answers, "MAX_ANSWERS", 3)
-    if isinstance(store, MemoryAnswers):
-        store.close()
     for number in range(5):
         put(store, number)
     assert [store.get(key(number)) is not None for number in range(5)] == [False, False, True, True, True]
@@ -83,8 +86,6 @@ def test_oldest_is_dropped_when_there_are_too_many_and_that_is_counted(
 
 def test_bytes_are_bounded_too(store: AnswerStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers, "MAX_ANSWER_BYTES", 100)
-    if isinstance(store, MemoryAnswers):
-        store.close()
     large = FinalAnswer(200, "", "", bytes(60))
     put(store, 1, large)
     put(store, 2, large)
@@ -98,8 +99,6 @@ def test_bytes_are_bounded_too(store: AnswerStore, monkeypatch: pytest.MonkeyPat
 
 def test_storm_of_refusals_pushes_out_no_answer(store: AnswerStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers, "MAX_REFUSALS", 3)
-    if isinstance(store, MemoryAnswers):
-        store.close()
     put(store, 0)
     for number in range(1, 10):
         put(store, number, FinalAnswer(503, "full", "", b""), cheap=True)
@@ -112,8 +111,6 @@ def test_expired_entries_make_room_without_being_counted(
     store: AnswerStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(answers, "MAX_ANSWERS", 1)
-    if isinstance(store, MemoryAnswers):
-        store.close()
     put(store, 1, left_s=-1)
     put(store, 2)
     assert store.dropped == 0
@@ -121,7 +118,7 @@ def test_expired_entries_make_room_without_being_counted(
 
 
 def test_answers_outlive_the_process_and_those_that_were_not_delivered_are_named(tmp_path: Path) -> None:
-    before = DurableAnswers(tmp_path, "boot 1")
+    before = AnswerStore(tmp_path, "boot 1")
     records = [put(before, number) for number in range(3)]
     before.delivered(key(1))
     put(before, 3, left_s=-1)
@@ -130,19 +127,19 @@ def test_answers_outlive_the_process_and_those_that_were_not_delivered_are_named
     copy.mkdir()
     for path in tmp_path.glob(FILE + "*"):
         (copy / path.name).write_bytes(path.read_bytes())
-    after = DurableAnswers(copy, "boot 1")
+    after = AnswerStore(copy, "boot 1")
     assert [after.get(key(number)) for number in range(3)] == [TEXT] * 3
     assert after.undelivered() == [records[0], records[2]]
     after.delivered(key(0))
     after.close()
-    assert DurableAnswers(copy, "boot 1").undelivered() == [records[2]]
+    assert AnswerStore(copy, "boot 1").undelivered() == [records[2]]
 
 
 def test_nothing_of_another_boot_is_believed(tmp_path: Path) -> None:
-    before = DurableAnswers(tmp_path, "boot 1")
+    before = AnswerStore(tmp_path, "boot 1")
     put(before, 1)
     before.close()
-    after = DurableAnswers(tmp_path, "boot 2")
+    after = AnswerStore(tmp_path, "boot 2")
     assert after.get(key(1)) is None
     assert after.undelivered() == []
     put(after, 2)
@@ -151,14 +148,14 @@ def test_nothing_of_another_boot_is_believed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [b"", b"garbage" * 1000, None])
 def test_damaged_file_costs_what_it_remembers_and_nothing_else(tmp_path: Path, damage: bytes | None) -> None:
-    before = DurableAnswers(tmp_path, "boot")
+    before = AnswerStore(tmp_path, "boot")
     for number in range(200):
         put(before, number)
     before.close()
     path = tmp_path / FILE
     raw = path.read_bytes()
     path.write_bytes(raw[: len(raw) // 2] if damage is None else damage)
-    after = DurableAnswers(tmp_path, "boot")
+    after = AnswerStore(tmp_path, "boot")
     put(after, 1000)
     after.get(key(1))  # whatever it says, it says it
     after.undelivered()
@@ -166,7 +163,7 @@ def test_damaged_file_costs_what_it_remembers_and_nothing_else(tmp_path: Path, d
 
 
 def test_folder_that_cannot_be_written_costs_the_memory_of_answers_alone(tmp_path: Path) -> None:
-    store = DurableAnswers(tmp_path / "none")
+    store = AnswerStore(tmp_path / "none")
     put(store, 1)
     assert store.get(key(1)) is None
     assert store.dropped == 1
@@ -178,7 +175,7 @@ def test_folder_that_cannot_be_written_costs_the_memory_of_answers_alone(tmp_pat
 def test_file_that_cannot_be_written_any_more_costs_the_memory_of_answers_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = DurableAnswers(tmp_path)
+    store = AnswerStore(tmp_path)
     put(store, 1)
     assert store._database is not None
     store._database.execute("PRAGMA max_page_count = 1")
@@ -192,10 +189,10 @@ def test_file_that_cannot_be_written_any_more_costs_the_memory_of_answers_alone(
 
 
 def test_a_second_agent_does_not_take_the_answers_of_the_first(tmp_path: Path) -> None:
-    first = DurableAnswers(tmp_path)
+    first = AnswerStore(tmp_path)
     before = (tmp_path / "answers.db").stat().st_ino
     with pytest.raises(StoreError, match="in use by another agent"):
-        DurableAnswers(tmp_path)
+        AnswerStore(tmp_path)
     assert (tmp_path / "answers.db").stat().st_ino == before
     first.close()
-    DurableAnswers(tmp_path).close()
+    AnswerStore(tmp_path).close()

@@ -185,7 +185,7 @@ async def test_three_crashes_take_the_model_out_of_service(
         assert "out of service" in json.loads(answer.payload)["error"]
         status = rig.service.models.status("echo")
         assert status is not None
-        assert status.state == "failed"
+        assert status.phase == "failed"
         # A new deployment brings it back.
         await rig.service.models.activate(rig.signer.bundle(version="2.0.0"))
         assert (await client.ask(b"better")).payload == b"2.0.0:better"

@@ -1,0 +1,164 @@
+"""The life cycle of a supervised worker as data: its states, what may happen in each, and what follows.
+
+Promises: `TRANSITIONS` is the only place that says which state follows which, and an event that a state does
+not list raises. The rules for a restart are here too: how long to wait before each attempt, and how many
+deaths take a bundle out of service. Nothing here knows a process or reads a clock.
+`tests/agent/service/models/test_life_cycle.py` walks the table.
+Leaves to others: doing what a state requires (`supervisor`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from enum import Enum, auto
+from types import MappingProxyType
+from typing import Final
+
+from agent.wire.model_state import ModelPhase
+
+# Seconds before each attempt to start another worker; the last one repeats. The first is short, so that a
+# worker is back within two seconds; the others keep a worker that always dies from becoming a loop of forks.
+_RESTART_DELAYS_S: Final = (0.05, 0.25, 1.0)
+
+
+class State(Enum):
+    """What a supervised worker is doing.
+
+    Attributes
+    ----------
+    STARTING
+        The first process loads the bundle and answers its recorded samples.
+    READY
+        It answers requests.
+    RESTARTING
+        The process ended by itself; another one is being started.
+    FAILED
+        It died too often or could not be started again. Only a new deployment helps.
+    STOPPING
+        It answers what it was sent, and is then ended.
+    STOPPED
+        There is no process, and there will not be one.
+    """
+
+    STARTING = auto()
+    READY = auto()
+    RESTARTING = auto()
+    FAILED = auto()
+    STOPPING = auto()
+    STOPPED = auto()
+
+
+class Event(Enum):
+    """What happens to a supervised worker.
+
+    Attributes
+    ----------
+    LOADED
+        A process loaded the bundle and its samples came out as recorded.
+    NOT_LOADED
+        A process could not be started, or did not load the bundle.
+    DIED
+        A process that was ready ended by itself, or was ended for computing too long.
+    DIED_TOO_OFTEN
+        The same, and it was one death too many within the crash window.
+    GAVE_UP
+        The last attempt to restart it failed.
+    STOP
+        The supervisor was asked to stop.
+    DRAINED
+        It answered everything it was sent, or the time for that is over.
+    """
+
+    LOADED = auto()
+    NOT_LOADED = auto()
+    DIED = auto()
+    DIED_TOO_OFTEN = auto()
+    GAVE_UP = auto()
+    STOP = auto()
+    DRAINED = auto()
+
+
+_S, _E = State, Event
+TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = MappingProxyType(
+    {
+        _S.STARTING: MappingProxyType(
+            {_E.LOADED: _S.READY, _E.NOT_LOADED: _S.STOPPED, _E.STOP: _S.STOPPED},
+        ),
+        _S.READY: MappingProxyType(
+            {_E.DIED: _S.RESTARTING, _E.DIED_TOO_OFTEN: _S.FAILED, _E.STOP: _S.STOPPING},
+        ),
+        _S.RESTARTING: MappingProxyType(
+            {
+                _E.LOADED: _S.READY,
+                _E.NOT_LOADED: _S.RESTARTING,
+                _E.GAVE_UP: _S.FAILED,
+                _E.STOP: _S.STOPPED,
+            },
+        ),
+        _S.FAILED: MappingProxyType({_E.STOP: _S.STOPPED}),
+        _S.STOPPING: MappingProxyType(
+            {_E.DRAINED: _S.STOPPED, _E.DIED: _S.STOPPED, _E.DIED_TOO_OFTEN: _S.STOPPED},
+        ),
+        _S.STOPPED: MappingProxyType({}),
+    }
+)
+# What a model's state document says. `stopping` is never published: the model is gone by then.
+PHASES: Final[Mapping[State, ModelPhase]] = MappingProxyType(
+    {
+        _S.STARTING: ModelPhase.STARTING,
+        _S.READY: ModelPhase.READY,
+        _S.RESTARTING: ModelPhase.RESTARTING,
+        _S.FAILED: ModelPhase.FAILED,
+        _S.STOPPING: ModelPhase.STOPPED,
+        _S.STOPPED: ModelPhase.STOPPED,
+    }
+)
+# States in which the process computes what it was sent.
+COMPUTING: Final = frozenset({State.READY, State.STOPPING})
+# States in which requests are refused at once.
+OUT_OF_SERVICE: Final = frozenset({State.FAILED, State.STOPPED})
+
+
+def next_state(state: State, event: Event) -> State:
+    """Return the state that follows.
+
+    Raises
+    ------
+    ValueError
+        If the event cannot happen in that state.
+    """
+    following = TRANSITIONS[state].get(event)
+    if following is None:
+        expected = ", ".join(possible.name for possible in TRANSITIONS[state]) or "no event"
+        raise ValueError(f"expected {expected} in the state {state.name}, got {event.name}")
+    return following
+
+
+def restart_delay_s(attempt: int) -> float:
+    """Return the seconds to wait before an attempt to start another worker, counted from 0."""
+    return _RESTART_DELAYS_S[min(attempt, len(_RESTART_DELAYS_S) - 1)]
+
+
+class CrashWindow:
+    """The latest deaths of a worker.
+
+    Parameters
+    ----------
+    limit
+        So many deaths ...
+    window_s
+        ... within so many seconds are too many.
+    """
+
+    def __init__(self, limit: int, window_s: float) -> None:
+        self._window_s = window_s
+        self._died_s: deque[float] = deque(maxlen=limit)
+        self.total = 0
+
+    def died(self, now_s: float) -> Event:
+        """Count a death at `now_s`, on any clock that never goes back, and return which event it is."""
+        self.total += 1
+        self._died_s.append(now_s)
+        full = len(self._died_s) == self._died_s.maxlen
+        return Event.DIED_TOO_OFTEN if full and now_s - self._died_s[0] <= self._window_s else Event.DIED

@@ -1,0 +1,173 @@
+"""A request that was accepted and is not answered yet: what waits in a queue or in a worker.
+
+Promises: no I/O and no copy of the payload; a request is answered or refused exactly once.
+Leaves to others: the form of messages (`agent.wire`), deadlines (`model`), and what an answer leads to
+(`inference`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from agent.errors import RequestError
+from agent.mqtt.message import Message
+from agent.service.requests.acknowledgement import Slot
+from agent.service.requests.answers import ReplyTo, RequestKey
+from agent.wire.answer import AnswerHead
+from agent.wire.request import InferMessage
+from agent.worker.channel import Answer, Buffer, Request
+
+# One day: neither timers nor memory are made for longer promises.
+MAX_DEADLINE_S: Final = 24 * 3600.0
+
+
+class Pending:
+    """One accepted request.
+
+    Parameters
+    ----------
+    model
+        The model's name, from the topic.
+    reply
+        Where the answer goes, and until when.
+    key
+        Equal for repeated deliveries of one request; None if nothing tells two requests apart.
+    frame
+        What the worker gets; the payload follows it.
+    payload
+        As it arrived over MQTT; dropped as soon as the request is finished.
+    on_answer
+        Called with this object, the worker's answer, its payload, and the version of the model.
+    on_refusal
+        Called with this object and the error.
+
+    Attributes
+    ----------
+    slots
+        Every delivery of the request that waits for an acknowledgement.
+    deadline
+        The timer of its deadline, while it waits or is computed.
+    finished
+        Whether it was answered or refused.
+    """
+
+    __slots__ = (
+        "_on_answer",
+        "_on_refusal",
+        "deadline",
+        "finished",
+        "frame",
+        "key",
+        "model",
+        "payload",
+        "reply",
+        "slots",
+    )
+
+    def __init__(
+        self,
+        model: str,
+        reply: ReplyTo,
+        key: RequestKey | None,
+        frame: Request,
+        payload: bytes,
+        *,
+        on_answer: Callable[[Pending, Answer, Buffer, str], None],
+        on_refusal: Callable[[Pending, RequestError], None],
+    ) -> None:
+        self.model = model
+        self.reply = reply
+        self.key = key
+        self.frame = frame
+        self.payload = payload
+        self.slots: list[Slot] = []
+        self.deadline: asyncio.TimerHandle | None = None
+        self.finished = False
+        self._on_answer = on_answer
+        self._on_refusal = on_refusal
+
+    @classmethod
+    def read(
+        cls,
+        message: Message,
+        model: str,
+        *,
+        seq: int,
+        now_s: float,
+        default_deadline_s: float,
+        on_answer: Callable[[Pending, Answer, Buffer, str], None],
+        on_refusal: Callable[[Pending, RequestError], None],
+    ) -> Pending:
+        """Read a request from a message.
+
+        Parameters
+        ----------
+        message
+            One that arrived on an `infer` topic.
+        model
+            The model's name, from the topic.
+        seq
+            A number that no other request of this process has.
+        now_s
+            When it arrived (`time.monotonic`).
+        default_deadline_s
+            For requests without Message Expiry and `deadline_s`.
+
+        Raises
+        ------
+        UnanswerableError
+            If it names no topic for an answer, or one outside the replies.
+        """
+        request = InferMessage.from_message(message)
+        limit_s = default_deadline_s if request.deadline_s is None else request.deadline_s
+        deadline_s = now_s + min(limit_s, MAX_DEADLINE_S)
+        correlation = request.correlation
+        return cls(
+            model,
+            ReplyTo(request.reply_to, correlation, message.qos, deadline_s, request.trace),
+            None
+            if correlation is None
+            else RequestKey.of(message.topic, request.reply_to, correlation, message.payload),
+            Request(
+                seq=seq,
+                content_type=request.content_type,
+                tensors=request.tensors,
+                accept=request.accept,
+                id=request.id,
+                received_s=now_s,
+                deadline_s=deadline_s,
+                client_json=request.has_envelope,
+            ),
+            message.payload,
+            on_answer=on_answer,
+            on_refusal=on_refusal,
+        )
+
+    @property
+    def head(self) -> AnswerHead:
+        """The head of a refusal's JSON."""
+        return AnswerHead(self.model, id=self.frame.id, has_envelope=self.frame.client_json)
+
+    def answer(self, answer: Answer, payload: Buffer, version: str) -> None:
+        """Report a worker's answer; a late one is dropped, since the 408 has already been sent."""
+        if self._finish():
+            self._on_answer(self, answer, payload, version)
+
+    def refuse(self, error: RequestError) -> None:
+        """Report why there will be no answer."""
+        if self._finish():
+            self._on_refusal(self, error)
+
+    def _finish(self) -> bool:
+        if self.finished:
+            return False
+        self.finished = True
+        if self.deadline is not None:
+            self.deadline.cancel()
+        # The timer and this object refer to each other: without that cycle both are freed now, and the
+        # payload with them, instead of at the next garbage collection.
+        self.deadline = None
+        self.payload = b""
+        return True

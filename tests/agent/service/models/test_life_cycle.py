@@ -1,0 +1,98 @@
+"""The life cycle of a worker: every way through the table, and the rules for a restart."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from agent.service.models.life_cycle import (
+    COMPUTING,
+    OUT_OF_SERVICE,
+    PHASES,
+    TRANSITIONS,
+    CrashWindow,
+    Event,
+    State,
+    next_state,
+    restart_delay_s,
+)
+from agent.wire.model_state import ModelPhase
+
+
+def test_every_state_is_reached_from_the_start() -> None:
+    reached, new = {State.STARTING}, [State.STARTING]
+    while new:
+        for following in TRANSITIONS[new.pop()].values():
+            if following not in reached:
+                reached.add(following)
+                new.append(following)
+    assert reached == set(State) == TRANSITIONS.keys()
+
+
+@pytest.mark.parametrize("state", State)
+def test_only_listed_events_happen(state: State) -> None:
+    for event in Event:
+        if event in TRANSITIONS[state]:
+            assert next_state(state, event) is TRANSITIONS[state][event]
+        else:
+            with pytest.raises(ValueError, match=f"in the state {state.name}, got {event.name}"):
+                next_state(state, event)
+
+
+@pytest.mark.parametrize("state", State)
+def test_every_state_can_be_stopped_and_a_stopped_worker_stays_stopped(state: State) -> None:
+    if state is State.STOPPED:
+        assert TRANSITIONS[state] == {}
+    elif state is State.STOPPING:
+        assert set(TRANSITIONS[state].values()) == {State.STOPPED}
+    else:
+        assert next_state(state, Event.STOP) is (State.STOPPING if state is State.READY else State.STOPPED)
+
+
+def test_only_a_loaded_bundle_makes_a_worker_ready() -> None:
+    events = {
+        event
+        for following in TRANSITIONS.values()
+        for event, state in following.items()
+        if state is State.READY
+    }
+    assert events == {Event.LOADED}
+
+
+def test_a_worker_dies_only_while_it_computes() -> None:
+    mortal = {state for state, following in TRANSITIONS.items() if Event.DIED in following}
+    assert mortal == COMPUTING
+    assert all(Event.DIED_TOO_OFTEN in TRANSITIONS[state] for state in mortal)
+
+
+def test_a_failed_worker_is_not_restarted() -> None:
+    assert set(TRANSITIONS[State.FAILED]) == {Event.STOP}
+    assert {State.FAILED, State.STOPPED} == OUT_OF_SERVICE
+
+
+def test_every_state_is_published_as_a_phase() -> None:
+    assert PHASES.keys() == set(State)
+    assert set(PHASES.values()) == set(ModelPhase)
+
+
+def test_deaths_are_too_many_only_within_the_window() -> None:
+    window = CrashWindow(3, 60.0)
+    assert [window.died(second) for second in (0.0, 30.0, 60.0)] == [
+        Event.DIED,
+        Event.DIED,
+        Event.DIED_TOO_OFTEN,
+    ]
+    window = CrashWindow(3, 60.0)
+    assert {window.died(30.1 * number) for number in range(100)} == {Event.DIED}
+    assert window.total == 100
+
+
+def test_one_death_is_too_many_where_that_is_the_limit() -> None:
+    assert CrashWindow(1, 0.1).died(5.0) is Event.DIED_TOO_OFTEN
+
+
+def test_restarts_slow_down() -> None:
+    delays_s = [restart_delay_s(attempt) for attempt in range(10)]
+    assert all(earlier <= later for earlier, later in itertools.pairwise(delays_s))
+    assert (delays_s[0], delays_s[-1]) == (0.05, 1.0)

@@ -1,0 +1,216 @@
+"""One model's queue: its limits, deadlines, swaps and end, in virtual time and without processes."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agent.config import QueueLimits, WorkerSettings
+from agent.errors import DeadlineError, OverloadedError
+from agent.service.models.model import Model
+from agent.service.models.supervisor import Supervisor
+from agent.worker.channel import Share
+from tests.agent.service.models.conftest import Requests, Workers
+from tests.bundles import Signer
+from tests.virtual_time import START_S, in_virtual_time
+
+MakeModel = Callable[..., Model]
+
+
+@pytest.fixture
+def signer(tmp_path: Path) -> Signer:
+    return Signer(tmp_path / "trust")
+
+
+async def started(workers: Workers, signer: Signer, limits: QueueLimits | None = None) -> Model:
+    model = Model("echo", limits or QueueLimits(), lambda: None, workers)
+    assert await replace(model, signer) is None
+    return model
+
+
+async def replace(model: Model, signer: Signer, version: str = "1.0.0") -> Supervisor | None:
+    return await model.replace(signer.bundle(version=version), WorkerSettings(), Share((), 1))
+
+
+@in_virtual_time
+async def test_full_queue_refuses_and_takes_again_when_there_is_room(
+    workers: Workers, signer: Signer, requests: Requests
+) -> None:
+    model = await started(workers, signer, QueueLimits(requests=2))
+    for _ in range(4):  # two in the worker, two in the queue
+        model.submit(requests.new())
+    with pytest.raises(OverloadedError, match="2 requests waiting"):
+        model.submit(requests.new())
+    status = model.status()
+    assert status is not None
+    assert status.queued == 4
+    workers.latest.answer()
+    model.submit(requests.new())
+    for _ in range(4):
+        workers.latest.answer()
+    assert list(requests.ended) == [1, 2, 3, 4, 6]
+    await model.stop(0)
+
+
+@in_virtual_time
+async def test_payloads_that_wait_are_bounded(workers: Workers, signer: Signer, requests: Requests) -> None:
+    model = await started(workers, signer, QueueLimits(payload_bytes=100))
+    for size in (1000, 1000, 60, 40):  # the first two do not wait
+        model.submit(requests.new(bytes(size)))
+    with pytest.raises(OverloadedError):
+        model.submit(requests.new(b"x"))
+    workers.latest.answer()
+    model.submit(requests.new(bytes(60)))
+    await model.stop(0)
+
+
+@in_virtual_time
+async def test_request_that_expires_in_the_queue_is_refused_and_not_computed(
+    workers: Workers, signer: Signer, requests: Requests
+) -> None:
+    model = await started(workers, signer)
+    for _ in range(2):
+        model.submit(requests.new())
+    model.submit(requests.new(b"late", deadline_s=5))
+    await asyncio.sleep(4.99)
+    assert requests.ended == {}
+    await asyncio.sleep(0.02)
+    assert str(requests.ended[3]) == "echo: the deadline of 5 s passed while it waited"
+    assert isinstance(requests.ended[3], DeadlineError)
+    for _ in range(2):
+        workers.latest.answer()
+    assert workers.latest.requests == []
+    assert set(requests.ended) == {1, 2, 3}
+    await model.stop(0)
+
+
+@in_virtual_time
+async def test_answer_after_the_deadline_is_dropped(
+    workers: Workers, signer: Signer, requests: Requests
+) -> None:
+    model = await started(workers, signer)
+    model.submit(requests.new(deadline_s=1))
+    model.submit(requests.new(b"next"))
+    await asyncio.sleep(2)
+    assert str(requests.ended[1]) == "echo: the deadline of 1 s passed while it was computed"
+    workers.latest.answer()
+    workers.latest.answer()
+    assert isinstance(requests.ended[1], DeadlineError)
+    assert requests.ended[2] == b"next"
+    await model.stop(0)
+
+
+@in_virtual_time
+async def test_expired_request_does_not_go_to_the_successor_of_a_dead_worker(
+    workers: Workers, signer: Signer, requests: Requests
+) -> None:
+    model = await started(workers, signer)
+    for deadline_s in (60, 1, 60):
+        model.submit(requests.new(deadline_s=deadline_s))
+    await asyncio.sleep(2)
+    workers.latest.die()
+    await asyncio.sleep(1)
+    assert [request.seq for request, _ in workers.latest.requests] == [3]
+    await model.stop(0)
+
+
+@in_virtual_time
+async def test_payload_of_a_finished_request_is_freed_at_once(
+    workers: Workers, signer: Signer, requests: Requests
+) -> None:
+    model = await started(workers, signer)
+    payload = b"p" * 100_000
+    before = sys.getrefcount(payload)
+    gc.disable()
+    try:
+        pending = requests.new(payload)
+        model.submit(pending)
+        assert sys.getrefcount(payload) > before
+        workers.latest.answer()
+        requests.ended.clear()
+        assert sys.getrefcount(payload) == before
+    finally:
+        gc.enable()
+    await model.stop(0)
+
+
+@in_virtual_time
+async def test_new_version_takes_over_between_two_requests(
+    workers: Workers, signer: Signer, requests: Requests
+) -> None:
+    model = await started(workers, signer)
+    for _ in range(3):
+        model.submit(requests.new())
+    old = await replace(model, signer, "1.0.0")
+    assert old is not None
+    first, second = workers.processes
+    assert [request.seq for request, _ in second.requests] == [3]
+    retiring = asyncio.ensure_future(model.retire(old, 10.0))
+    await asyncio.sleep(1)
+    first.answer()
+    await retiring  # after 10 seconds the second request goes to the successor
+    assert asyncio.get_running_loop().time() == pytest.approx(START_S + 10)
+    assert {request.seq for request, _ in second.requests} == {2, 3}
+    for _ in range(2):
+        second.answer()
+    assert set(requests.ended) == {1, 2, 3}
+    await model.stop(0)
+
+
+@in_virtual_time
+async def test_stop_answers_what_was_accepted_and_refuses_the_rest_at_the_limit(
+    workers: Workers, signer: Signer, requests: Requests
+) -> None:
+    model = await started(workers, signer)
+    for _ in range(4):
+        model.submit(requests.new())
+    stopping = asyncio.ensure_future(model.stop(10.0))
+    await asyncio.sleep(5)
+    workers.latest.answer()
+    await stopping
+    assert asyncio.get_running_loop().time() == pytest.approx(START_S + 10)
+    assert requests.ended[1] == b"x"
+    assert {str(requests.ended[seq]) for seq in (2, 3, 4)} == {"echo is being stopped"}
+    assert model.status() is None
+    with pytest.raises(OverloadedError, match="out of service: stopped"):
+        model.submit(requests.new())
+
+
+@in_virtual_time
+async def test_stop_ends_as_soon_as_everything_is_answered(
+    workers: Workers, signer: Signer, requests: Requests
+) -> None:
+    model = await started(workers, signer)
+    for _ in range(4):
+        model.submit(requests.new())
+    stopping = asyncio.ensure_future(model.stop(10.0))
+    await asyncio.sleep(1)
+    for _ in range(4):
+        workers.latest.answer()
+    await stopping
+    assert asyncio.get_running_loop().time() == pytest.approx(START_S + 1)
+    assert list(requests.ended.values()) == [b"x"] * 4
+
+
+@in_virtual_time
+async def test_model_that_failed_refuses_what_waits_and_what_comes(
+    workers: Workers, signer: Signer, requests: Requests
+) -> None:
+    model = await started(workers, signer)
+    for _ in range(6):
+        model.submit(requests.new())
+    for _ in range(3):
+        workers.latest.die()
+        await asyncio.sleep(1)
+    assert [type(requests.ended[seq]).__name__ for seq in range(1, 7)] == [
+        *["ExecutionError"] * 3,
+        *["OverloadedError"] * 3,
+    ]
+    with pytest.raises(OverloadedError, match="out of service: 3 workers died"):
+        model.submit(requests.new())
+    await model.stop(0)

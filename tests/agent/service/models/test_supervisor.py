@@ -1,0 +1,220 @@
+"""One worker is started, watched, started again and given up, in virtual time and without processes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from agent.errors import DeadlineError, ExecutionError, IncompatibleError, SelfTestError
+from agent.service.models.life_cycle import State
+from agent.service.models.supervisor import START_LIMIT_S
+from agent.worker.channel import Answer, Failed, Frame, Share
+from tests.agent.service.models.conftest import Requests, Supervised, Workers
+from tests.virtual_time import START_S, in_virtual_time, settle
+
+MakeSupervised = Callable[..., Supervised]
+
+
+@in_virtual_time
+async def test_worker_is_ready_after_its_samples(supervised: MakeSupervised, workers: Workers) -> None:
+    made = supervised()
+    await made.supervisor.start()
+    assert made.states == ["READY"]
+    assert made.supervisor.pid == 1
+    assert made.supervisor.has_room
+    assert await made.supervisor.stop(1.0) == []
+    assert made.states == ["READY", "STOPPING", "STOPPED"]
+    assert made.supervisor.pid is None
+
+
+@in_virtual_time
+async def test_worker_that_is_never_ready_is_given_up(supervised: MakeSupervised, workers: Workers) -> None:
+    workers.silent = True
+    made = supervised()
+    with pytest.raises(SelfTestError, match="not ready within 120 s"):
+        await made.supervisor.start()
+    assert asyncio.get_running_loop().time() == pytest.approx(START_S + START_LIMIT_S)
+    assert made.states == ["STOPPED"]
+    assert made.supervisor.pid is None
+
+
+@in_virtual_time
+async def test_worker_that_cannot_be_started_or_loaded_says_why(
+    supervised: MakeSupervised, workers: Workers
+) -> None:
+    workers.broken = True
+    with pytest.raises(SelfTestError, match="out of processes"):
+        await supervised().supervisor.start()
+    workers.broken, workers.silent = False, True
+    starting = asyncio.ensure_future(supervised().supervisor.start())
+    await settle()
+    workers.latest.on_frame(Frame(Failed("ERR_INCOMPATIBLE", "needs AVX-512")))
+    with pytest.raises(IncompatibleError, match="needs AVX-512"):
+        await starting
+    starting = asyncio.ensure_future(supervised().supervisor.start())
+    await settle()
+    workers.latest.die()
+    with pytest.raises(SelfTestError, match="killed by SIGSEGV before it was ready"):
+        await starting
+
+
+@in_virtual_time
+async def test_death_costs_only_the_request_that_was_computed(
+    supervised: MakeSupervised, workers: Workers, requests: Requests
+) -> None:
+    made = supervised()
+    await made.supervisor.start()
+    for _ in range(2):
+        made.supervisor.send(requests.new())
+    assert not made.supervisor.has_room
+    workers.latest.die()
+    assert isinstance(requests.ended[1], ExecutionError)
+    assert [pending.frame.seq for pending in made.supervisor.take_back()] == [2]
+    assert made.states == ["READY", "RESTARTING"]
+    await asyncio.sleep(0.1)
+    assert made.states == ["READY", "RESTARTING", "READY"]
+    assert made.supervisor.crashes == 1
+    await made.supervisor.stop(0)
+
+
+@in_virtual_time
+async def test_request_that_computes_too_long_is_answered_408_at_the_limit(
+    supervised: MakeSupervised, workers: Workers, requests: Requests
+) -> None:
+    made = supervised(compute_limit_s=30.0)
+    await made.supervisor.start()
+    for _ in range(2):
+        made.supervisor.send(requests.new())
+    await asyncio.sleep(20)
+    workers.latest.answer()  # the second one begins now
+    await asyncio.sleep(29)
+    assert requests.ended == {1: b"x"}
+    await asyncio.sleep(1.01)
+    assert isinstance(requests.ended[2], DeadlineError)
+    assert made.supervisor.crashes == 1
+    await made.supervisor.stop(0)
+
+
+@in_virtual_time
+async def test_third_death_in_the_window_is_the_end(supervised: MakeSupervised, workers: Workers) -> None:
+    made = supervised(crash_limit=3, crash_window_s=60.0)
+    await made.supervisor.start()
+    for _ in range(3):
+        workers.latest.die()
+        await asyncio.sleep(5)
+    assert made.supervisor.state is State.FAILED
+    assert made.supervisor.message == "3 workers died within 60 s, the last one killed by SIGSEGV"
+    assert len(workers.processes) == 3
+    await made.supervisor.stop(0)
+
+
+@in_virtual_time
+async def test_deaths_that_are_far_apart_are_no_end(supervised: MakeSupervised, workers: Workers) -> None:
+    made = supervised(crash_limit=3, crash_window_s=60.0)
+    await made.supervisor.start()
+    for _ in range(20):
+        workers.latest.die()
+        await asyncio.sleep(31)
+    assert made.supervisor.state is State.READY
+    assert made.supervisor.crashes == 20
+    await made.supervisor.stop(0)
+
+
+@in_virtual_time
+async def test_worker_that_cannot_be_started_again_is_given_up(
+    supervised: MakeSupervised, workers: Workers
+) -> None:
+    made = supervised(crash_limit=4)
+    await made.supervisor.start()
+    workers.broken = True
+    died_s = asyncio.get_running_loop().time()
+    workers.latest.die()
+    await asyncio.sleep(60)
+    assert made.states == ["READY", "RESTARTING", "FAILED"]
+    assert "out of processes" in made.supervisor.message
+    waited_s = [process.started_s - died_s for process in workers.processes[1:]]
+    assert waited_s == pytest.approx([0.05, 0.3, 1.3, 2.3])
+    await made.supervisor.stop(0)
+    assert made.states[-1] == "STOPPED"
+
+
+@in_virtual_time
+async def test_stop_waits_for_answers_and_returns_the_rest(
+    supervised: MakeSupervised, workers: Workers, requests: Requests
+) -> None:
+    made = supervised()
+    await made.supervisor.start()
+    for _ in range(2):
+        made.supervisor.send(requests.new())
+    stopping = asyncio.ensure_future(made.supervisor.stop(10.0))
+    await asyncio.sleep(9)
+    workers.latest.answer()
+    left = await stopping
+    assert [pending.frame.seq for pending in left] == [2]
+    assert requests.ended == {1: b"x"}
+    assert asyncio.get_running_loop().time() == pytest.approx(START_S + 10)
+
+
+@in_virtual_time
+async def test_worker_that_dies_while_it_is_stopped_is_not_restarted(
+    supervised: MakeSupervised, workers: Workers, requests: Requests
+) -> None:
+    made = supervised()
+    await made.supervisor.start()
+    for _ in range(2):
+        made.supervisor.send(requests.new())
+    stopping = asyncio.ensure_future(made.supervisor.stop(10.0))
+    await settle()
+    workers.latest.die()
+    assert [pending.frame.seq for pending in await stopping] == [2]
+    assert isinstance(requests.ended[1], ExecutionError)
+    assert asyncio.get_running_loop().time() == pytest.approx(START_S)
+    await asyncio.sleep(60)
+    assert len(workers.processes) == 1
+    assert made.states == ["READY", "STOPPING", "STOPPED"]
+
+
+@in_virtual_time
+async def test_stop_ends_a_restart(supervised: MakeSupervised, workers: Workers) -> None:
+    made = supervised()
+    await made.supervisor.start()
+    workers.silent = True
+    workers.latest.die()
+    await asyncio.sleep(1)  # the second process loads
+    await made.supervisor.stop(10.0)
+    assert made.supervisor.pid is None
+    await asyncio.sleep(60)
+    assert len(workers.processes) == 2
+    assert made.states == ["READY", "RESTARTING", "STOPPED"]
+
+
+@pytest.mark.parametrize("frame", [Frame(Answer(7, 200)), Frame(Share((), 1)), Frame(Failed("ERR", "late"))])
+@in_virtual_time
+async def test_worker_that_breaks_the_protocol_is_killed(
+    supervised: MakeSupervised, workers: Workers, requests: Requests, frame: Frame
+) -> None:
+    made = supervised()
+    await made.supervisor.start()
+    made.supervisor.send(requests.new())
+    workers.latest.on_frame(frame)
+    await settle()
+    assert isinstance(requests.ended[1], ExecutionError)
+    assert made.supervisor.crashes == 1
+    await made.supervisor.stop(0)
+
+
+@in_virtual_time
+async def test_share_that_changes_while_a_worker_loads_reaches_it(
+    supervised: MakeSupervised, workers: Workers
+) -> None:
+    made = supervised()
+    starting = asyncio.ensure_future(made.supervisor.start())
+    await asyncio.sleep(0)
+    made.supervisor.share(Share((0,), 1))
+    await starting
+    assert workers.latest.load is not None
+    assert workers.latest.load.cpus == ()
+    assert workers.latest.shares == [Share((0,), 1)]
+    await made.supervisor.stop(0)
