@@ -39,8 +39,8 @@ def cycle_board(options: RunnerOptions) -> LocalBoard:
 class CycleSession(MeasuringSession):
     """Counts where `MeasuringSession` times."""
 
-    def __init__(self, place: BoardAddress) -> None:
-        super().__init__(place)
+    def __init__(self, address: BoardAddress) -> None:
+        super().__init__(address)
         self._read = counter()
         self._kept: dict[tuple[tuple[str, tuple[int, ...]], ...], list[Any]] = {}
         self._hertz = max(_hertz(self._read) for _ in range(5))

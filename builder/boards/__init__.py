@@ -1,1 +1,16 @@
-"""Boards that run kernels: this machine, or others over RPC. Tracker, server and measuring process."""
+"""Boards that run kernels and whole models: this machine, or others over TVM's RPC.
+
+From `tune` to a board and back::
+
+    interface                    what tuning asks of any boards, and the measurement it gets back
+    ├── local_board              this machine
+    └── rpc_boards               every board of an RPC tracker: spreads the work, drops boards that fail
+        └── tracker_client       asks the tracker for a free board
+    measuring_process            starts the process that measures, waits with a time limit, and can kill it
+    measuring_session            runs in that process: holds the session with the board
+    remote_functions             runs on the board: its state, whole bundles, profiles
+    ledger                       what each board did, and whether it ran at full speed
+
+`remote_run` is `builder.run` and `builder.profile` on a board. `rpc_servers` starts a board's server and the
+workstation's tracker; `ssh_board` does so through an ssh tunnel.
+"""

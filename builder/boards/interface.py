@@ -1,7 +1,8 @@
-"""Boards: whatever measures candidates, and what becomes of a candidate there.
+"""What `tune` asks of the boards that measure candidates.
 
-`builder.boards.local_board` is this machine, `builder.boards.rpc_boards` are those of an RPC tracker. `tune`
-takes any other: one that counts instructions, or asks a simulator.
+`builder.boards.local_board` implements it for this machine, `builder.boards.rpc_boards` for the boards of an
+RPC tracker. `builder.tune(boards=...)` accepts any other implementation: a simulator, or a counter of
+instructions.
 """
 
 from __future__ import annotations
@@ -14,24 +15,24 @@ from typing import Final, Protocol
 from builder.boards.measuring_process import BuiltKernel, MeasuringProcess
 from builder.records.meta_json import BoardTime
 
-INVALID_ATTEMPTS: Final = 3  # measurements spoilt by throttling before the candidate is left for another day
-COOL_S: Final = 5.0  # what a board that throttled is given to cool down
+INVALID_ATTEMPTS: Final = 3  # measurements under throttling before a run gives up on the candidate
+COOL_S: Final = 5.0  # pause for a throttled board to cool down
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What became of a candidate.
+    """The result of measuring one candidate.
 
     Attributes
     ----------
     seconds
-        Of a call in each repeat, None where there is no result.
+        Seconds per call in each repeat; None where there is no result.
     error
-        Why there is none.
+        Why there is no result; None where there is one.
     board
-        Who measured it.
+        Name of the board that measured; empty where the candidate did not compile.
     spoilt
-        Whether nothing is known about the candidate: the boards, and not it, were at fault.
+        Whether the boards were at fault: nothing is known about the candidate, and nothing is recorded.
     """
 
     seconds: tuple[float, ...] | None
@@ -42,7 +43,17 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class BoardStatus:
-    """A board as the live view shows it: `measuring`, `idle` or `dropped`."""
+    """A board in the live view.
+
+    Attributes
+    ----------
+    name
+        The board's name.
+    doing
+        `measuring`, `idle` or `dropped`.
+    time
+        What it has done so far.
+    """
 
     name: str
     doing: str
@@ -50,29 +61,29 @@ class BoardStatus:
 
 
 class Boards(Protocol):
-    """Whatever measures candidates.
+    """Boards that measure candidates.
 
     Attributes
     ----------
     elsewhere
-        Whether what is done here meanwhile leaves the measurements alone.
+        Whether the boards are other machines, so that building here does not disturb their measurements.
     """
 
     elsewhere: bool
 
     def measure(
-        self, codes: Sequence[BuiltKernel], done: Callable[[int, Measurement], None] | None = None
+        self, kernels: Sequence[BuiltKernel], done: Callable[[int, Measurement], None] | None = None
     ) -> list[Measurement]:
-        """Measure candidates; `done` hears of each as it comes."""
+        """Measure candidates; `done` is called with index and result as each one ends."""
 
     def session(self) -> contextlib.AbstractContextManager[tuple[str, MeasuringProcess]]:
-        """One board for oneself, and its name."""
+        """Reserve one board: its name, and a process with an open session."""
 
     def status(self) -> tuple[BoardStatus, ...]:
-        """How the boards fare."""
+        """Return the state of every board."""
 
     def take_times(self) -> dict[str, BoardTime]:
-        """What each board did since this was last asked."""
+        """Return what each board has done since the last call, by name."""
 
     def close(self) -> None:
-        """Let the boards go."""
+        """End all sessions and processes."""

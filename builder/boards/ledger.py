@@ -1,4 +1,4 @@
-"""A ledger: what boards did, and whether they were at speed when they did it."""
+"""A ledger of the boards: what each one did, and whether it ran at full speed."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Final
 from builder.boards.remote_functions import BoardState
 from builder.records.meta_json import BoardTime
 
-SLOWER: Final = 0.9  # a CPU below this share of its highest frequency seen was not at speed
+SLOWER: Final = 0.9  # below this share of its highest frequency seen, a CPU does not run at full speed
 
 
 class Ledger:
-    """What boards did, and the highest frequency each was seen at."""
+    """What each board did, and the highest frequency seen of each of its CPUs."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -21,13 +21,13 @@ class Ledger:
         self._top: dict[str, tuple[int, ...]] = {}
 
     def add(self, name: str, time_: BoardTime) -> None:
-        """Add what a board did."""
+        """Add `time_` to what the board `name` did."""
         with self._lock:
             for table in (self._times, self._since):
                 table[name] = table.get(name, BoardTime()) + time_
 
     def is_valid(self, name: str, state: BoardState) -> bool:
-        """Whether a board was at speed just after a measurement."""
+        """Whether a board ran at full speed, judged by its `state` just after a measurement."""
         if state.throttled:
             return False
         with self._lock:
@@ -36,16 +36,16 @@ class Ledger:
                 self._top[name] = now
                 return True
             self._top[name] = tuple(max(pair) for pair in zip(now, top, strict=True))
-            # A governor may leave idle CPUs slow: it is the fastest that ran the kernel.
+            # A governor may leave idle CPUs slow: the fastest one ran the kernel.
             return not now or max(now) >= SLOWER * max(self._top[name])
 
     def times(self) -> dict[str, BoardTime]:
-        """What each board did."""
+        """Return what each board has done so far, by name."""
         with self._lock:
             return dict(self._times)
 
     def take(self) -> dict[str, BoardTime]:
-        """What each board did since this was last asked."""
+        """Return what each board has done since the last call, by name."""
         with self._lock:
             since, self._since = self._since, {}
             return since

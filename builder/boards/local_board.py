@@ -1,4 +1,4 @@
-"""The machine itself as a board: one candidate at a time, in a process that may be killed."""
+"""The local machine as a board: one candidate at a time, in a process that can be killed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from builder.records.meta_json import BoardTime
 
 
 class LocalBoard:
-    """The machine itself: one candidate at a time, nothing else running for us meanwhile."""
+    """The local machine: it measures one candidate at a time, and nothing is built meanwhile."""
 
     elsewhere = False
 
@@ -24,25 +24,25 @@ class LocalBoard:
         self._ledger = Ledger()
 
     def measure(
-        self, codes: Sequence[BuiltKernel], done: Callable[[int, Measurement], None] | None = None
+        self, kernels: Sequence[BuiltKernel], done: Callable[[int, Measurement], None] | None = None
     ) -> list[Measurement]:
-        """Measure one after the other."""
+        """Measure candidates in turn; `done` is called with index and result as each one ends."""
         outcomes = []
-        for index, code in enumerate(codes):
-            outcomes.append(self._measure(code))
+        for index, kernel in enumerate(kernels):
+            outcomes.append(self._measure(kernel))
             if done is not None:
                 done(index, outcomes[-1])
         return outcomes
 
-    def _measure(self, code: BuiltKernel) -> Measurement:
+    def _measure(self, kernel: BuiltKernel) -> Measurement:
         for _ in range(INVALID_ATTEMPTS):
             start = time.monotonic()
             try:
-                if self._process.place is None:
+                if self._process.address is None:
                     self._process.open(BoardAddress(), self._options.timeout_s)
-                timing = self._process.measure(code, self._options)
+                timing = self._process.measure(kernel, self._options)
             except MeasureFault as error:
-                # A candidate that hangs or crashes can be told from a board that does: this one is alive.
+                # This board is certainly alive, so a hang or a crash is the candidate's fault.
                 self._ledger.add("local", BoardTime(time.monotonic() - start, failed=1))
                 return Measurement(None, str(error), "local")
             valid = self._ledger.is_valid("local", timing.state)
@@ -51,13 +51,13 @@ class LocalBoard:
             if valid:
                 return Measurement(timing.seconds, None, "local")
             time.sleep(COOL_S)
-        return Measurement(None, "the CPU was not at speed", "local", spoilt=True)
+        return Measurement(None, "the CPU did not run at full speed", "local", spoilt=True)
 
     @contextlib.contextmanager
     def session(self) -> Iterator[tuple[str, MeasuringProcess]]:
-        """The machine for oneself."""
+        """Reserve this machine: its name, and a process with an open session."""
         start = time.monotonic()
-        if self._process.place is None:
+        if self._process.address is None:
             self._process.open(BoardAddress(), self._options.timeout_s)
         try:
             yield "local", self._process
@@ -65,11 +65,11 @@ class LocalBoard:
             self._ledger.add("local", BoardTime(time.monotonic() - start))
 
     def status(self) -> tuple[BoardStatus, ...]:
-        """One board, always there."""
+        """Return the state of the only board."""
         return (BoardStatus("local", "measuring", self._ledger.times().get("local", BoardTime())),)
 
     def take_times(self) -> dict[str, BoardTime]:
-        """What this machine did since this was last asked."""
+        """Return what this machine has done since the last call."""
         return self._ledger.take()
 
     def close(self) -> None:

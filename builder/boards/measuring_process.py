@@ -1,9 +1,7 @@
-"""Measuring: a process of its own that times candidates, here or on a board, and that can be killed.
+"""The measuring process: times candidates on this machine or on a board, and can be killed.
 
-A kernel may hang, crash or write where it should not; all of that happens in this process or on the board,
-and
-the process that conducts waits with a time limit. The two speak length-prefixed pickles over pipes: both ends
-are ours.
+A kernel may hang, crash or write to foreign memory. It does so in this process or on the board, while the
+main process waits with a time limit. The two exchange length-prefixed pickles over pipes; both ends are ours.
 """
 
 from __future__ import annotations
@@ -23,29 +21,30 @@ from typing import Any, Final
 from builder.boards.remote_functions import BoardState
 from builder.errors import BoardError, CandidateError, MeasureFault
 
-MAX_FRAME_BYTES: Final = 1 << 31  # two bundles of half a gigabyte and their inputs
+MAX_FRAME_BYTES: Final = 1 << 31  # two bundles of half a gigabyte each, and their inputs
 KERNEL: Final = "kernel"  # the name of a candidate's function in its shared object
-START_TIMEOUT_S: Final = 120.0  # loading TVM takes a second or two, and a minute on a machine that is busy
-MAX_PLAUSIBLE_S: Final = 600.0  # no kernel takes ten minutes a call
-MIN_PLAUSIBLE_S: Final = 1e-9  # nor less than a cycle or so
+START_TIMEOUT_S: Final = 120.0  # loading TVM takes a second or two, and a minute on a busy machine
+MAX_PLAUSIBLE_S: Final = 600.0  # no kernel takes ten minutes per call
+MIN_PLAUSIBLE_S: Final = 1e-9  # nor less than a few cycles
 
 
 @dataclass(frozen=True, slots=True)
 class RunnerOptions:
-    """How candidates are timed, by the names that TVMC's users know.
+    """How candidates are timed, under the names that TVMC uses.
 
     Attributes
     ----------
     number, repeat, min_repeat_ms
-        Calls a measurement, measurements, and the least duration of one, for which `number` grows.
+        Calls per measurement, number of measurements, and the shortest duration of one; `number` is raised
+        until a measurement takes that long.
     cooldown_ms
         Pause after each measurement, for boards that get hot.
     timeout_s
-        For one candidate, its upload and cooldowns included.
+        Time limit for one candidate, including its upload and the pauses.
     cache_flush
-        Whether the arguments are out of the caches before each measurement (number becomes 1).
+        Whether to flush the arguments from the caches before each measurement (`number` becomes 1).
     threads
-        Kernel threads, None for the board's CPUs.
+        Threads that a kernel uses; None for one per CPU of the board.
     """
 
     number: int = 4
@@ -59,7 +58,17 @@ class RunnerOptions:
 
 @dataclass(frozen=True, slots=True)
 class BoardAddress:
-    """Where a session goes: a server that a tracker named, or this machine (host None)."""
+    """The other end of a session: a server that the tracker named, or this machine.
+
+    Attributes
+    ----------
+    host, port
+        The server's address; `host` is None for this machine.
+    matchkey
+        The tracker's ticket for one session.
+    session_s
+        Time limit that the server sets on the session.
+    """
 
     host: str | None = None
     port: int = 0
@@ -74,7 +83,15 @@ class BoardAddress:
 
 @dataclass(frozen=True, slots=True)
 class BuiltKernel:
-    """A kernel as a shared object, and the dtypes and shapes of its arguments."""
+    """A kernel as a shared object.
+
+    Attributes
+    ----------
+    content
+        Bytes of the shared object.
+    arguments
+        Dtype and shape of each argument.
+    """
 
     content: bytes
     arguments: tuple[tuple[str, tuple[int, ...]], ...]
@@ -82,34 +99,34 @@ class BuiltKernel:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """What timing gave: seconds of a call in each repeat, and how the board fared just after."""
+    """Seconds per call in each repeat, and the state of the board just after."""
 
     seconds: tuple[float, ...]
     state: BoardState
 
 
 class MeasuringProcess:
-    """The process, as who conducts sees it. Not for two threads at once.
+    """The main process's handle on the measuring process. Use it from one thread at a time.
 
     Parameters
     ----------
     session
-        The module that it runs: `builder.boards.measuring_session`, or one that serves a session of another
-        kind, which measures something else than time.
+        The module that the process runs: `builder.boards.measuring_session`, or one that measures something
+        other than time.
     """
 
     def __init__(self, session: str = "builder.boards.measuring_session") -> None:
         self._session = session
         self._process: subprocess.Popen[bytes] | None = None
-        self._place: BoardAddress | None = None
+        self._address: BoardAddress | None = None
 
     @property
-    def place(self) -> BoardAddress | None:
-        """Where the open session goes."""
-        return self._place
+    def address(self) -> BoardAddress | None:
+        """The other end of the open session; None where none is open."""
+        return self._address
 
-    def open(self, place: BoardAddress, timeout_s: float) -> BoardState:
-        """Connect to a board.
+    def open(self, address: BoardAddress, timeout_s: float) -> BoardState:
+        """Open a session with a board and return the board's state.
 
         Raises
         ------
@@ -117,11 +134,11 @@ class MeasuringProcess:
             If it does not answer in time.
         """
         self.close()
-        state: BoardState = self._ask("open", (place,), START_TIMEOUT_S + timeout_s)
-        self._place = place
+        state: BoardState = self._ask("open", (address,), START_TIMEOUT_S + timeout_s)
+        self._address = address
         return state
 
-    def measure(self, code: BuiltKernel, options: RunnerOptions) -> Timing:
+    def measure(self, kernel: BuiltKernel, options: RunnerOptions) -> Timing:
         """Time a kernel.
 
         Raises
@@ -129,16 +146,16 @@ class MeasuringProcess:
         CandidateError
             If it does not load or run there.
         BoardError
-            If the board hangs, is gone, or answers nonsense.
+            If the board hangs, has gone away, or sends an invalid answer.
         """
-        timing: Timing = self._ask("measure", (code, options), options.timeout_s)
+        timing: Timing = self._ask("measure", (kernel, options), options.timeout_s)
         check_plausible(timing.seconds)
         return timing
 
     def compare(
         self, untuned: BuiltKernel, tuned: BuiltKernel, pairs: int, options: RunnerOptions
     ) -> tuple[tuple[float, float], ...]:
-        """Time two kernels in turn; seconds of each pair."""
+        """Time two kernels in turn, `pairs` times; seconds per call as (untuned, tuned)."""
         result: tuple[tuple[float, float], ...] = self._ask(
             "compare", (untuned, tuned, pairs, options), options.timeout_s * 4
         )
@@ -153,9 +170,25 @@ class MeasuringProcess:
         wanted: Sequence[str],
         timeout_s: float,
     ) -> tuple[str, tuple[bytes, ...]]:
-        """Call one of `builder.boards.remote_functions`, sending files first and fetching others after.
+        """Call one of `builder.boards.remote_functions`.
 
-        Paths in `request` are written `{path:NAME}` and become those on the board.
+        Parameters
+        ----------
+        name
+            The function's name without its prefix.
+        request
+            Its JSON argument, in which `{path:NAME}` stands for a file's path on the board.
+        files
+            Names and contents of the files to send first.
+        wanted
+            Names of the files to fetch afterwards.
+        timeout_s
+            Time limit for all of it.
+
+        Returns
+        -------
+        tuple
+            The JSON reply, and the contents of the files in `wanted`.
         """
         answer: tuple[str, tuple[bytes, ...]] = self._ask(
             "call", (name, request, tuple(files), tuple(wanted)), timeout_s
@@ -163,8 +196,8 @@ class MeasuringProcess:
         return answer
 
     def kill(self) -> None:
-        """End the process, whatever it does; the next `open` starts another."""
-        process, self._process, self._place = self._process, None, None
+        """Kill the process; the next `open` starts another."""
+        process, self._process, self._address = self._process, None, None
         if process is None:
             return
         for pipe in (process.stdin, process.stdout):
@@ -175,13 +208,13 @@ class MeasuringProcess:
         process.wait()
 
     def close(self) -> None:
-        """Close the session; the process stays for the next."""
-        if self._place is not None:
+        """Close the session; the process stays for the next one."""
+        if self._address is not None:
             try:
                 self._ask("close", (), 10.0)
             except MeasureFault:
                 self.kill()
-        self._place = None
+        self._address = None
 
     def _ask(self, verb: str, arguments: tuple[Any, ...], timeout_s: float) -> Any:  # noqa: ANN401
         process = self._process or self._start()
@@ -206,7 +239,7 @@ class MeasuringProcess:
         return value
 
     def _start(self) -> subprocess.Popen[bytes]:
-        # A session of its own: Ctrl-C goes to who conducts, which ends this one when all is recorded.
+        # In its own session, so that Ctrl-C reaches only the main process, which records the results first.
         self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and modules
             [sys.executable, "-m", self._session],
             stdin=subprocess.PIPE,
@@ -221,12 +254,12 @@ class MeasuringProcess:
 
 
 def check_plausible(seconds: Sequence[float]) -> None:
-    """Refuse times that no kernel has.
+    """Refuse times that no kernel can take.
 
     Raises
     ------
     BoardError
-        If one is negative, zero, not a number, or longer than ten minutes.
+        If `seconds` is empty, or one is negative, zero, NaN, or longer than ten minutes.
     """
     for value in seconds:
         if not MIN_PLAUSIBLE_S <= value <= MAX_PLAUSIBLE_S:
@@ -236,7 +269,7 @@ def check_plausible(seconds: Sequence[float]) -> None:
 
 
 def write_frame(fd: int, message: object, deadline: float) -> None:
-    """Send a message."""
+    """Pickle `message` and write it; raise TimeoutError at `deadline`, a time of `time.monotonic`."""
     data = pickle.dumps(message)
     view = memoryview(struct.pack("<Q", len(data)) + data)
     while view:
@@ -247,11 +280,11 @@ def write_frame(fd: int, message: object, deadline: float) -> None:
 
 
 def read_frame(fd: int, deadline: float | None) -> Any:  # noqa: ANN401
-    """Receive a message."""
+    """Read a message; raise TimeoutError at `deadline`, EOFError where the other end has closed."""
     (size,) = struct.unpack("<Q", _bytes(fd, 8, deadline))
     if size > MAX_FRAME_BYTES:
-        raise EOFError("a frame that is too large")
-    return pickle.loads(_bytes(fd, size, deadline))  # noqa: S301 - our own other end
+        raise EOFError(f"expected a frame of at most {MAX_FRAME_BYTES} bytes, got {size}")
+    return pickle.loads(_bytes(fd, size, deadline))  # noqa: S301 - the other end is ours
 
 
 def _bytes(fd: int, size: int, deadline: float | None) -> bytes:

@@ -1,4 +1,4 @@
-"""The measuring process's own side: a session with a board or this machine, and what it holds there."""
+"""The program of the measuring process: one session with a board or with this machine."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from builder.boards.remote_functions import PREFIX, BoardState, register
 
 
 class MeasuringSession:
-    """The process's own side: a TVM session and what it holds there."""
+    """A TVM session, and the buffers that it holds on the board."""
 
-    def __init__(self, place: BoardAddress) -> None:
+    def __init__(self, address: BoardAddress) -> None:
         from tvm import rpc
 
-        if place.host is None:
+        if address.host is None:
             self._remote = rpc.LocalSession()
         else:
             self._remote = rpc.connect(
-                place.host, place.port, place.matchkey, session_timeout=place.session_s
+                address.host, address.port, address.matchkey, session_timeout=address.session_s
             )
         self._device = self._remote.cpu(0)
         self._files = 0
@@ -38,10 +38,10 @@ class MeasuringSession:
         try:
             self._board = self._remote.get_function(f"{PREFIX}board")
         except (AttributeError, RuntimeError, ValueError):
-            self._board = None  # TVM's own server, which says nothing of itself
+            self._board = None  # TVM's own server does not offer it
 
     def is_alive(self) -> bool:
-        """Whether the board still answers, and takes files: then an error is the candidate's."""
+        """Whether the board still answers and accepts files; then an error is the candidate's fault."""
         try:
             self._remote.upload(bytearray(b"alive"), target="alive")
             self._remote.remove("alive")
@@ -50,36 +50,36 @@ class MeasuringSession:
         return True
 
     def state(self) -> BoardState:
-        """How the board fares, unknown where its server does not tell."""
+        """Read the board's state; everything is unknown where its server does not offer it."""
         return BoardState() if self._board is None else BoardState.from_json(str(self._board()))
 
-    def load(self, code: BuiltKernel, options: RunnerOptions) -> Any:  # noqa: ANN401 - TVM's module
-        """Send a shared object and load it there."""
+    def load(self, kernel: BuiltKernel, options: RunnerOptions) -> Any:  # noqa: ANN401 - TVM's module
+        """Send a shared object and return it as a module loaded on the board."""
         self._files += 1
-        name = f"kernel{self._files}.so"  # the dynamic linker takes a second file of one name for the first
-        self._remote.upload(bytearray(code.content), target=name)
+        name = f"kernel{self._files}.so"  # the dynamic linker would not load a second file of the same name
+        self._remote.upload(bytearray(kernel.content), target=name)
         module = self._remote.load_module(name)
         self._remote.remove(name)
         if options.threads is not None:
             module["edge_set_threads"](options.threads)
         return module
 
-    def arguments(self, code: BuiltKernel) -> list[Any]:
-        """Buffers on the board with random numbers in them."""
-        if self._arguments is None or self._arguments[0] != code.arguments:
+    def arguments(self, kernel: BuiltKernel) -> list[Any]:
+        """Return buffers on the board, filled with random numbers, for a kernel's arguments."""
+        if self._arguments is None or self._arguments[0] != kernel.arguments:
             import tvm
 
-            self._arguments = None  # the old ones go before the new ones come
+            self._arguments = None  # free the old ones first
             fill = self._remote.get_function("tvm.contrib.random.random_fill_for_measure")
-            tensors = [tvm.runtime.empty(shape, dtype, self._device) for dtype, shape in code.arguments]
+            tensors = [tvm.runtime.empty(shape, dtype, self._device) for dtype, shape in kernel.arguments]
             for tensor in tensors:
                 fill(tensor)
             self._device.sync()
-            self._arguments = (code.arguments, tensors)
+            self._arguments = (kernel.arguments, tensors)
         return self._arguments[1]
 
     def evaluator(self, module: Any, options: RunnerOptions, repeat: int) -> Any:  # noqa: ANN401
-        """TVM's time evaluator of a candidate."""
+        """Return TVM's time evaluator for a loaded candidate."""
         flush = options.cache_flush
         return module.time_evaluator(
             KERNEL,
@@ -92,19 +92,19 @@ class MeasuringSession:
             f_preproc="cache_flush_cpu_non_first_arg" if flush else "",
         )
 
-    def measure(self, code: BuiltKernel, options: RunnerOptions) -> Timing:
-        """Time a kernel."""
-        arguments = self.arguments(code)
-        module = self.load(code, options)
+    def measure(self, kernel: BuiltKernel, options: RunnerOptions) -> Timing:
+        """Time a kernel: seconds per call in each repeat, and the board's state."""
+        arguments = self.arguments(kernel)
+        module = self.load(kernel, options)
         seconds = self.evaluator(module, options, options.repeat)(*arguments).results
         return Timing(tuple(float(s) for s in seconds), self.state())
 
     def compare(
         self, untuned: BuiltKernel, tuned: BuiltKernel, pairs: int, options: RunnerOptions
     ) -> tuple[tuple[float, float], ...]:
-        """Time two kernels in turn."""
+        """Time two kernels in turn; seconds per call as (untuned, tuned)."""
         arguments = self.arguments(untuned)
-        timers = [self.evaluator(self.load(code, options), options, 1) for code in (untuned, tuned)]
+        timers = [self.evaluator(self.load(kernel, options), options, 1) for kernel in (untuned, tuned)]
         result = []
         for index in range(pairs):
             seconds = [0.0, 0.0]
@@ -121,7 +121,7 @@ class MeasuringSession:
             function = self._remote.get_function(f"{PREFIX}{name}")
         except (AttributeError, RuntimeError, ValueError) as error:
             raise LookupError(
-                "the board's server knows no bundles: start it with `edgebundle rpc-server`"
+                "the board's server cannot run bundles: start it with `edgebundle rpc-server`"
             ) from error
         path_of = self._remote.get_function("tvm.rpc.server.workpath")
         names = {file for file, _ in files} | set(wanted)
@@ -137,13 +137,13 @@ class MeasuringSession:
 
 
 def serve(make: Callable[[BoardAddress], MeasuringSession] = MeasuringSession) -> None:
-    """Answer requests on standard input until it closes, with a session that `make` opens."""
+    """Answer requests from standard input until it closes; `make` opens the session with a board."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     incoming = os.dup(0)
     outgoing = os.dup(1)
     quiet = os.open(os.devnull, os.O_RDWR)
     os.dup2(quiet, 0)
-    os.dup2(quiet, 1)  # what TVM prints is no frame
+    os.dup2(quiet, 1)  # TVM prints, and must not write between the frames
     register()
     session: MeasuringSession | None = None
     while True:
@@ -161,7 +161,7 @@ def serve(make: Callable[[BoardAddress], MeasuringSession] = MeasuringSession) -
             else:
                 value = getattr(session, verb)(*arguments)
             answer: tuple[str, Any] = ("value", value)
-        except Exception as error:  # noqa: BLE001 - the outermost loop: TVM raises what it pleases
+        except Exception as error:  # noqa: BLE001 - the outermost loop: TVM raises anything
             lines = [line for line in str(error).strip().splitlines() if line.strip()]
             text = (lines[-1] if lines else type(error).__name__).strip()[:300]
             gone = verb == "open" or session is None or not session.is_alive()
@@ -174,5 +174,5 @@ def serve(make: Callable[[BoardAddress], MeasuringSession] = MeasuringSession) -
 
 if __name__ == "__main__":
     serve()
-    # Threads of kernels and sessions that are half open would keep the interpreter from leaving.
+    # Kernel threads and half-open sessions would keep the interpreter from exiting.
     os._exit(0)

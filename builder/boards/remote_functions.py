@@ -1,8 +1,7 @@
-"""What a board does for us beside timing kernels: says how it fares, and runs whole bundles.
+"""Functions that run on a board: report its state, and run, profile or compare whole bundles.
 
-An RPC server started by `edgebundle rpc-server` offers these by name over TVM's RPC, as JSON in and out;
-the process that measures on this machine calls the same ones. They need tvm-ffi and numpy, and nothing of the
-compiler.
+An RPC server started with `edgebundle rpc-server` offers them by name over TVM's RPC, with JSON in and out.
+The process that measures on this machine calls the same ones. They need tvm-ffi and numpy, but no compiler.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ PREFIX: Final = "edgebundle."
 
 @dataclass(frozen=True, slots=True)
 class BoardState:
-    """How a board fares.
+    """The state of a board at one moment.
 
     Attributes
     ----------
     frequencies_khz
-        Of each CPU, empty where the system does not tell.
+        Frequency of each CPU; empty where unknown.
     throttled
-        Whether it runs slower than it could, for heat or voltage; None where it does not tell.
+        Whether heat or low voltage slows it down; None where unknown.
     temperature_c, load
-        Hottest thermal zone, and the load of the last minute; None where unknown.
+        Temperature of the hottest thermal zone, and load average of the last minute; None where unknown.
     """
 
     frequencies_khz: tuple[int, ...] = ()
@@ -43,7 +42,7 @@ class BoardState:
 
     @classmethod
     def from_json(cls, text: str) -> BoardState:
-        """Read what `state_json` gave; anything odd in it counts as unknown."""
+        """Read what `state_json` wrote; everything is unknown where the text is malformed."""
         try:
             raw = json.loads(text)
             return cls(
@@ -59,8 +58,8 @@ class BoardState:
 def state(root: str = "/") -> BoardState:
     """Read the state of this machine.
 
-    Sources: `cpufreq` and `thermal` of sysfs; the Raspberry Pi's `get_throttled` from sysfs or
-    `vcgencmd`, of whose bits 0 to 3 say what is the case now (Raspberry Pi documentation, vcgencmd).
+    Sources: `cpufreq` and `thermal` in sysfs; the Raspberry Pi's `get_throttled` from sysfs or `vcgencmd`,
+    whose bits 0 to 3 describe the present (Raspberry Pi documentation, vcgencmd).
     """
     system = Path(root)
     frequencies = [
@@ -113,14 +112,16 @@ def _throttled(system: Path) -> bool | None:
 
 
 def state_json() -> str:
-    """`state` as JSON."""
+    """Return `state` as JSON."""
     return json.dumps(asdict(state()))
 
 
 def run_json(request: str) -> str:
-    """Run a bundle: its path, that of an .npz of inputs or a picture, and `builder.run`'s options.
+    """Run a bundle with the options of `builder.run`.
 
-    Outputs, and answers under `answer/`, go to the `outputs` path as .npz; times come back.
+    The request holds `bundle`, `inputs` (an .npz file, a picture or null) and `outputs` as paths, and
+    `options`. Outputs are written to `outputs` as .npz, answers under `answer/NAME`. The reply holds `times`
+    in seconds, or null.
     """
     from builder.running.local_run import run
 
@@ -135,7 +136,7 @@ def run_json(request: str) -> str:
 
 
 def profile_json(request: str) -> str:
-    """Profile a bundle; rows as JSON."""
+    """Profile the bundle at the path `bundle` with `options`; the reply holds `rows` and `total_us`."""
     from builder.running.local_run import profile
 
     asked = json.loads(request)
@@ -144,10 +145,9 @@ def profile_json(request: str) -> str:
 
 
 def compare_json(request: str, clock: Callable[[], float] = time.perf_counter) -> str:
-    """Time two bundles in turn: a list of pairs of seconds.
+    """Time two bundles in turn; the reply holds `pairs` of seconds per inference.
 
-    Which goes first changes from pair to pair, so that neither always finds the caches as the
-    other left them.
+    The order changes from pair to pair, so that neither bundle always meets the caches that the other left.
     """
     from builder.bundles.package import Package
     from builder.running import local_run
@@ -164,7 +164,7 @@ def compare_json(request: str, clock: Callable[[], float] = time.perf_counter) -
         seconds = [0.0, 0.0]
         for which in (0, 1) if index % 2 == 0 else (1, 0):
             module = modules[which]
-            module.run()  # the caches are its own again
+            module.run()  # to refill the caches
             start = clock()
             for _ in range(int(asked["number"])):
                 module.run()
@@ -184,7 +184,7 @@ FUNCTIONS: Mapping[str, Callable[..., str]] = {
 
 
 def register() -> None:
-    """Offer the functions over TVM's RPC, in this process and those that it forks."""
+    """Register the functions with TVM's RPC, for this process and those that it forks."""
     import tvm_ffi
 
     for name, function in FUNCTIONS.items():

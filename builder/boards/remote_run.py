@@ -1,6 +1,6 @@
-"""`run` and `profile` on a board: the bundle and its inputs go there, outputs and times come back.
+"""`run` and `profile` on a board: sends the bundle and its inputs, fetches outputs and times.
 
-The board does what `builder.running.local_run` does here, with the same checks, for it runs the same code.
+The board runs the code of `builder.running.local_run`, with the same checks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from builder.bundles.package import Package
 from builder.errors import BoardError, CandidateError, FleetError, ModelError, PackageError
 from builder.running.local_run import IMAGE_TYPES, FillMode, RunResult
 
-BOARD_WAIT_S: Final = 60.0  # others may be tuning on it
+BOARD_WAIT_S: Final = 60.0  # someone else may be tuning on it
 RUN_TIMEOUT_S: Final = 600.0
 ATTEMPTS: Final = 3
 Inputs = Mapping[str, npt.ArrayLike] | str | os.PathLike[str] | None
@@ -46,17 +46,19 @@ def run_on_board(
     end_to_end: bool = False,
     threads: int | None = None,
 ) -> RunResult:
-    """Run a compiled model on a board; parameters as in `builder.run`, and where the board is.
+    """Run a compiled model on a board; the other parameters are those of `builder.run`.
 
     Parameters
     ----------
     tracker, key
-        `host:port` of an RPC tracker, and what the board registers as.
+        `host:port` of an RPC tracker, and the key that the board is registered under.
 
     Raises
     ------
-    PackageError, ModelError
-        If as `builder.run`, said by the board.
+    PackageError
+        If the board cannot run the bundle with these inputs.
+    ModelError
+        If the file of inputs cannot be read.
     FleetError
         If no board answers.
     """
@@ -108,7 +110,7 @@ def profile_on_board(
     Raises
     ------
     PackageError
-        If the bundle is for another machine.
+        If the bundle was compiled for another machine.
     FleetError
         If no board answers.
     """
@@ -132,22 +134,22 @@ def _call(
     process = MeasuringProcess()
     try:
         for attempt in range(ATTEMPTS):
-            place = where.request(key, BOARD_WAIT_S, min(NO_BOARD_S, RUN_TIMEOUT_S + SESSION_S))
-            if place is None:
+            address = where.request(key, BOARD_WAIT_S, min(NO_BOARD_S, RUN_TIMEOUT_S + SESSION_S))
+            if address is None:
                 raise FleetError(
                     f"no board of key {key!r} became free within {BOARD_WAIT_S:.0f} s", hint=hint
                 )
             try:
-                process.open(place, BOARD_WAIT_S)
+                process.open(address, BOARD_WAIT_S)
                 answer, fetched = process.call(name, json.dumps(request), files, wanted, RUN_TIMEOUT_S)
                 return json.loads(answer), fetched
             except BoardError as error:
                 if attempt == ATTEMPTS - 1:
-                    raise FleetError(f"board {place.name}: {error}", hint=hint) from error
+                    raise FleetError(f"board {address.name}: {error}", hint=hint) from error
             except CandidateError as error:
-                raise PackageError(f"board {place.name}: {error}") from error
+                raise PackageError(f"board {address.name}: {error}") from error
             except ValueError as error:
-                raise FleetError(f"board {place.name}: expected JSON, got {str(error)[:80]}") from error
+                raise FleetError(f"board {address.name}: expected JSON, got {str(error)[:80]}") from error
         raise AssertionError  # the last attempt returned or raised
     finally:
         process.close()
@@ -164,7 +166,7 @@ def _bundle(package: Package | str | os.PathLike[str]) -> bytes:
 
 
 def _content(inputs: Mapping[str, npt.ArrayLike] | str | os.PathLike[str]) -> tuple[str, bytes]:
-    """A file's name on the board, by whose ending it is understood there, and its bytes."""
+    """Return a name for the file of inputs, whose suffix gives its format, and its bytes."""
     if isinstance(inputs, Mapping):
         buffer = io.BytesIO()
         np.savez(buffer, allow_pickle=False, **{name: np.asarray(v) for name, v in inputs.items()})

@@ -1,8 +1,8 @@
-"""All boards that a tracker knows under one key, and what becomes of one that fails.
+"""All boards that a tracker knows under one key.
 
-A thread and a killable process for each; a board that hangs, goes away or answers nonsense is dropped for a
-while that doubles, what it was measuring goes to another, and it is taken back when the tracker offers it
-again after that.
+Each board has a thread and a process that can be killed. A board that hangs, goes away or sends an invalid
+answer is dropped for a time that doubles with each failure, and its candidate goes to another board. It is
+used again once that time is over and the tracker offers it.
 """
 
 from __future__ import annotations
@@ -22,29 +22,25 @@ from builder.boards.tracker_client import Tracker
 from builder.errors import BoardError, CandidateError, FleetError
 from builder.records.meta_json import BoardTime
 
-MAX_BOARDS: Final = 64  # a thread and a process each
-ATTEMPTS: Final = 2  # boards that may fail under one candidate before the fault is the candidate's
-SESSION_S: Final = (
-    120.0  # after it, a session is renewed: a server ends one that hangs no sooner than its limit
-)
-IDLE_S: Final = 2.0  # a session without work is closed, for others may want the board
+MAX_BOARDS: Final = 64  # each takes a thread and a process
+ATTEMPTS: Final = 2  # boards that may fail on one candidate before the candidate is at fault
+SESSION_S: Final = 120.0  # a server ends a session that hangs only at this limit, so sessions are renewed
+IDLE_S: Final = 2.0  # a session without work is closed, so that others can use the board
 POLL_S: Final = 1.0
-QUARANTINE_S: Final = 5.0
+QUARANTINE_S: Final = 5.0  # how long a board is dropped at its first failure
 MAX_QUARANTINE_S: Final = 300.0
 FIRST_BOARD_S: Final = 30.0  # how long to wait for the first board of a key
-NO_BOARD_S: Final = 600.0  # how long a run waits when all boards have gone
-
-Notes = Callable[[str], None]
+NO_BOARD_S: Final = 600.0  # how long to wait when no board answers any more
 
 
 @dataclass
 class _Job:
     index: int
-    code: BuiltKernel
+    kernel: BuiltKernel
     results: queue.Queue[tuple[_Job, Measurement]]
     failures: int = 0
     spoilt: int = 0
-    shunned: set[str] = field(default_factory=set)
+    failed_on: set[str] = field(default_factory=set)
 
 
 class RpcBoards:
@@ -53,11 +49,11 @@ class RpcBoards:
     Parameters
     ----------
     tracker, key
-        Where they register, and as what.
+        The tracker that the boards register with, and the key they register under.
     options
         How candidates are timed.
-    notes
-        Told of boards that come and go.
+    progress
+        Called with a line when a board starts, is dropped, returns or throttles.
 
     Raises
     ------
@@ -68,10 +64,14 @@ class RpcBoards:
     elsewhere = True
 
     def __init__(
-        self, tracker: Tracker, key: str, options: RunnerOptions, notes: Notes | None = None
+        self,
+        tracker: Tracker,
+        key: str,
+        options: RunnerOptions,
+        progress: Callable[[str], None] | None = None,
     ) -> None:
         self._tracker, self._key, self._options = tracker, key, options
-        self._notes = notes or (lambda _: None)
+        self._progress = progress or (lambda _: None)
         self._ledger = Ledger()
         self._jobs: queue.Queue[_Job] = queue.Queue()
         self._stop = threading.Event()
@@ -85,38 +85,45 @@ class RpcBoards:
         self._monitor.start()
 
     def measure(
-        self, codes: Sequence[BuiltKernel], done: Callable[[int, Measurement], None] | None = None
+        self, kernels: Sequence[BuiltKernel], done: Callable[[int, Measurement], None] | None = None
     ) -> list[Measurement]:
-        """Spread candidates over the boards that are alive; several threads may ask at once.
+        """Spread candidates over all boards; several threads may call this at once.
+
+        Parameters
+        ----------
+        kernels
+            The candidates.
+        done
+            Called with index and result as each candidate ends.
 
         Raises
         ------
         FleetError
-            If all boards have been gone for ten minutes.
+            If no board has answered for ten minutes.
         """
         outcomes: dict[int, Measurement] = {}
         results: queue.Queue[tuple[_Job, Measurement]] = queue.Queue()
         self._alive = time.monotonic()
-        for index, code in enumerate(codes):
-            self._jobs.put(_Job(index, code, results))
-        while len(outcomes) < len(codes):
+        for index, kernel in enumerate(kernels):
+            self._jobs.put(_Job(index, kernel, results))
+        while len(outcomes) < len(kernels):
             try:
                 job, outcome = results.get(timeout=POLL_S)
             except queue.Empty:
                 if time.monotonic() - self._alive > NO_BOARD_S:
                     raise FleetError(
                         f"no board of key {self._key!r} has answered for {NO_BOARD_S:.0f} s",
-                        hint="what was measured is kept: the same command goes on where this one stopped",
+                        hint="what was measured is kept: run the same command again to continue",
                     ) from None
                 continue
             outcomes[job.index] = outcome
             if done is not None:
                 done(job.index, outcome)
-        return [outcomes[i] for i in range(len(codes))]
+        return [outcomes[i] for i in range(len(kernels))]
 
     @contextlib.contextmanager
     def session(self) -> Iterator[tuple[str, MeasuringProcess]]:
-        """One board for oneself, and its name."""
+        """Reserve one board: its name, and a process with an open session."""
         process = MeasuringProcess()
         start = time.monotonic()
         name = ""
@@ -134,18 +141,18 @@ class RpcBoards:
             process.kill()
 
     def status(self) -> tuple[BoardStatus, ...]:
-        """Every board that was met."""
+        """Return the state of every board seen so far."""
         times = self._ledger.times()
         with self._lock:
             names = sorted({*times, *self._doing})
             return tuple(BoardStatus(n, self._doing.get(n, "idle"), times.get(n, BoardTime())) for n in names)
 
     def take_times(self) -> dict[str, BoardTime]:
-        """What each board did since this was last asked."""
+        """Return what each board has done since the last call, by name."""
         return self._ledger.take()
 
     def close(self) -> None:
-        """Let the boards go."""
+        """End all sessions and processes."""
         self._stop.set()
         for thread in [self._monitor, *self._slots]:
             thread.join(timeout=self._options.timeout_s + POLL_S)
@@ -161,7 +168,7 @@ class RpcBoards:
             time.sleep(POLL_S)
 
     def _watch(self) -> None:
-        """A slot for each board that is registered, as they come."""
+        """Start one slot for each registered board."""
         while not self._stop.is_set():
             with contextlib.suppress(FleetError):
                 there = len(self._tracker.servers(self._key))
@@ -172,7 +179,7 @@ class RpcBoards:
             self._stop.wait(POLL_S)
 
     def _serve(self) -> None:
-        """One slot: a board while there is work, then another or the same."""
+        """Run one slot: take any free board while there is work, then the next."""
         process = MeasuringProcess()
         try:
             while not self._stop.is_set():
@@ -186,32 +193,32 @@ class RpcBoards:
             process.kill()
 
     def _open(self, process: MeasuringProcess, wait_s: float, session_s: float) -> str | None:
-        """Open a session on the next board that is free and not dropped."""
+        """Open a session with the next free board that is not dropped; return its name."""
         try:
-            place = self._tracker.request(self._key, wait_s, session_s)
+            address = self._tracker.request(self._key, wait_s, session_s)
         except FleetError:
             self._stop.wait(POLL_S)
             return None
-        if place is None:
+        if address is None:
             return None
         with self._lock:
-            _, until = self._dropped.get(place.name, (0, 0.0))
+            _, until = self._dropped.get(address.name, (0, 0.0))
         if time.monotonic() < until:
-            # Not connected to, it registers again in some seconds; the tracker offers others meanwhile.
+            # A board that nobody connects to registers again in a few seconds; meanwhile, others are offered.
             self._stop.wait(0.1)
             return None
         try:
-            process.open(place, self._options.timeout_s)
+            process.open(address, self._options.timeout_s)
         except BoardError as error:
-            self._drop(place.name, str(error))
+            self._drop(address.name, str(error))
             return None
         with self._lock:
-            known = place.name in self._doing
-            returned = self._doing.get(place.name) == "dropped"
-            self._doing[place.name] = "measuring"
+            known = address.name in self._doing
+            returned = self._doing.get(address.name) == "dropped"
+            self._doing[address.name] = "measuring"
         if returned or not known:
-            self._notes(f"board {place.name} {'is back' if returned else 'measures'}")
-        return place.name
+            self._progress(f"board {address.name} {'is back' if returned else 'is measuring'}")
+        return address.name
 
     def _work(self, process: MeasuringProcess, name: str) -> None:
         opened = idle_since = time.monotonic()
@@ -222,7 +229,7 @@ class RpcBoards:
                 if time.monotonic() - idle_since > IDLE_S:
                     break
                 continue
-            if name in job.shunned and self._has_other(name):
+            if name in job.failed_on and self._has_other(name):
                 self._jobs.put(job)
                 self._stop.wait(0.2)
                 continue
@@ -233,10 +240,10 @@ class RpcBoards:
         self._set(name, "idle")
 
     def _measure(self, process: MeasuringProcess, name: str, job: _Job) -> bool:
-        """Measure one candidate; False where the board was dropped for it."""
+        """Measure one candidate; False if the board failed and was dropped."""
         start = time.monotonic()
         try:
-            timing = process.measure(job.code, self._options)
+            timing = process.measure(job.kernel, self._options)
         except CandidateError as error:
             self._alive = time.monotonic()
             self._ledger.add(name, BoardTime(time.monotonic() - start, failed=1))
@@ -247,11 +254,10 @@ class RpcBoards:
             self._drop(name, str(error))
             process.kill()
             job.failures += 1
-            job.shunned.add(name)
+            job.failed_on.add(name)
             if job.failures >= ATTEMPTS:
-                job.results.put(
-                    (job, Measurement(None, f"{job.failures} boards failed under it: {error}", name))
-                )
+                text = f"{job.failures} boards failed on it: {error}"
+                job.results.put((job, Measurement(None, text, name)))
             else:
                 self._jobs.put(job)
             return False
@@ -264,7 +270,7 @@ class RpcBoards:
             job.results.put((job, Measurement(timing.seconds, None, name)))
             return True
         self._ledger.add(name, BoardTime(spent, invalid=1))
-        self._notes(f"board {name} throttles: the measurement does not count")
+        self._progress(f"board {name} throttles: its last measurement is discarded")
         job.spoilt += 1
         if job.spoilt >= INVALID_ATTEMPTS:
             job.results.put((job, Measurement(None, "the boards throttled", name, spoilt=True)))
@@ -279,7 +285,7 @@ class RpcBoards:
             pause = min(QUARANTINE_S * 2**times, MAX_QUARANTINE_S)
             self._dropped[name] = (times + 1, time.monotonic() + pause)
             self._doing[name] = "dropped"
-        self._notes(f"board {name} is dropped for {pause:.0f} s: {reason}")
+        self._progress(f"board {name} is dropped for {pause:.0f} s: {reason}")
 
     def _has_other(self, name: str) -> bool:
         with self._lock:

@@ -1,7 +1,7 @@
 """A board's RPC server and the workstation's tracker: TVM's own, with safe defaults and a watchdog.
 
-TVM's server gives up for good when a kernel crashes the process that served it, or when its tracker is away
-for a minute; here a supervising process starts it again. It offers `board_functions` beside TVM's own.
+TVM's server ends for good when a kernel crashes the process that serves it, or when its tracker is away for a
+minute; here a supervising process restarts it. It offers `remote_functions` in addition to TVM's own.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from typing import Final
 
 SERVER_PORT: Final = 9091
-SERVING: Final = "server at"  # how the line begins that says it is there
+SERVING: Final = "server at"  # how the line begins that a server prints once it listens
 RESTART_S: Final = 1.0
 WARNING: Final = (
-    "TVM RPC is remote code execution in clear text: whoever reaches {address} owns this machine; "
-    "use it in a network of your own, or through `--ssh`"
+    "TVM RPC is remote code execution in clear text: anyone who can reach {address} controls this machine; "
+    "use it in your own network only, or through `--ssh`"
 )
 
 
@@ -36,11 +36,11 @@ class ServerOptions:
     Attributes
     ----------
     host, port
-        Its own address; the port is the first that is free from there on.
+        The address that it listens on: the first free port from `port` on.
     tracker_host, tracker_port, key
-        Where it registers, and as what.
+        The tracker that it registers with, and the key that it registers under.
     custom_address
-        The address that the tracker hands to clients, where they see another one than the tracker does.
+        The address that the tracker gives to clients, where they reach the board at another one.
     """
 
     host: str
@@ -52,7 +52,7 @@ class ServerOptions:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches `host`."""
+    """Whether `host` can be reached from this machine only."""
     if host == "localhost":
         return True
     try:
@@ -61,17 +61,17 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def serve_board(options: ServerOptions, say: Callable[[str], None], *, until_eof: bool = False) -> int:
-    """Run a server until it is told to stop, starting it again whenever it ends.
+def serve_board(options: ServerOptions, progress: Callable[[str], None], *, until_eof: bool = False) -> int:
+    """Run a server, and restart it whenever it ends, until SIGTERM or SIGINT.
 
     Parameters
     ----------
     options
-        Where.
-    say
-        Told when it ended.
+        Where it listens and registers.
+    progress
+        Called with a line when the server has ended.
     until_eof
-        Stop when standard input ends, too.
+        Also stop when standard input ends.
     """
     command = [
         sys.executable, "-m", "builder.boards.rpc_servers", options.host, str(options.port),
@@ -89,28 +89,27 @@ def serve_board(options: ServerOptions, say: Callable[[str], None], *, until_eof
                 while child.poll() is None and not is_stopping():
                     time.sleep(0.1)
             finally:
-                # With the sessions that it forked, one of which may hang in a kernel.
+                # The whole group: one of the sessions that it forked may hang in a kernel.
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
             if is_stopping():
                 break
-            say(
-                f"the server ended ({child.returncode}) after {time.monotonic() - started:.0f} s, "
-                "starting again"
+            progress(
+                f"the server ended ({child.returncode}) after {time.monotonic() - started:.0f} s, restarting"
             )
             time.sleep(RESTART_S)
     return 0
 
 
-def serve_tracker(host: str, port: int, say: Callable[[str], None]) -> int:
-    """Run TVM's tracker until it is told to stop."""
+def serve_tracker(host: str, port: int, progress: Callable[[str], None]) -> int:
+    """Run TVM's tracker until SIGTERM or SIGINT; `progress` is called with its address."""
     from tvm.rpc.tracker import Tracker
 
     require_free(host, port)
     with stopping() as is_stopping:
         tracker = Tracker(host=host, port=port, port_end=port + 1, silent=True)
-        say(f"tracker at {host}:{tracker.port}")
+        progress(f"tracker at {host}:{tracker.port}")
         try:
             while not is_stopping():
                 time.sleep(0.1)
@@ -120,12 +119,12 @@ def serve_tracker(host: str, port: int, say: Callable[[str], None]) -> int:
 
 
 def require_free(host: str, port: int) -> None:
-    """Check that an address can be listened at.
+    """Check that this process can listen on an address.
 
     Raises
     ------
     OSError
-        If it is taken, or not this machine's.
+        If the address is in use, or is not one of this machine.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -141,7 +140,7 @@ def _stop_at_eof() -> None:
 
 @contextlib.contextmanager
 def stopping() -> Iterator[Callable[[], bool]]:
-    """Whether SIGTERM or Ctrl-C came; while this lasts they do nothing else."""
+    """Catch SIGTERM and SIGINT; yields a function that tells whether one of them has arrived."""
     stopped = False
 
     def stop(_signal: int, _frame: object) -> None:
@@ -157,7 +156,7 @@ def stopping() -> Iterator[Callable[[], bool]]:
 
 
 def _serve(options: ServerOptions) -> None:
-    """The supervised process: TVM's listening loop, until it gives up or standard input closes."""
+    """Run TVM's server in the supervised process until it ends or standard input closes."""
     from tvm.rpc.server import PopenRPCServerState
 
     from builder.boards.remote_functions import register
@@ -178,7 +177,7 @@ def _serve(options: ServerOptions) -> None:
     def leave_with_parent() -> None:
         while os.read(0, 1):
             pass
-        os.killpg(0, signal.SIGKILL)  # this process leads a session of its own
+        os.killpg(0, signal.SIGKILL)  # this process leads its own session
 
     threading.Thread(target=leave_with_parent, daemon=True).start()
     state.thread.join()

@@ -1,6 +1,7 @@
-"""A board behind ssh: the tunnel that it is reached through, and the server at its other end.
+"""A board behind ssh: the tunnel to it, and the server at its other end.
 
-The server lives as long as the connection: it stops when its standard input ends, whatever becomes of us.
+The server lives as long as the connection: it stops when its standard input ends, even if this process was
+killed.
 """
 
 from __future__ import annotations
@@ -16,30 +17,30 @@ from typing import Final
 from builder.boards.rpc_servers import SERVING, stopping
 from builder.errors import FleetError
 
-CONNECTION_FAILED: Final = 255  # ssh's exit code; others are the command's
-NOT_FOUND: Final = (126, 127)  # a shell's, for a program that is not there or cannot be run
-END_S: Final = 10.0  # for the server to end after its input did
+CONNECTION_FAILED: Final = 255  # ssh's own exit status; all others are those of the command
+NOT_FOUND: Final = (126, 127)  # a shell's status for a program that is missing or cannot be run
+END_S: Final = 10.0  # time for the server to end once its input has ended
 
 
 def ssh_tunnel(board: str, tracker_port: int, server_port: int, options: Sequence[str] = ()) -> list[str]:
-    """The command of a tunnel from the workstation to a board.
+    """Return the command that opens a tunnel from the workstation to a board.
 
-    The board reaches the workstation's tracker at its own loopback (-R), and the workstation reaches the
-    board's server at its own (-L), so that neither listens to anything but loopback.
+    The board reaches the workstation's tracker on its own loopback (-R), and the workstation reaches the
+    board's server on its own (-L), so both listen on loopback only.
 
     Parameters
     ----------
     board
-        `user@host`, as ssh takes it.
+        `user@host`, as ssh accepts it.
     tracker_port, server_port
-        The same at both ends.
+        The ports of tracker and server, the same at both ends.
     options
-        More of ssh's own.
+        Further options for ssh.
 
     Raises
     ------
     FleetError
-        If `board` is none.
+        If `board` is empty or looks like an option.
     """
     if board.startswith("-") or not board.strip():
         raise FleetError(f"--ssh: expected user@host, got {board[:80]!r}")
@@ -53,36 +54,36 @@ def ssh_tunnel(board: str, tracker_port: int, server_port: int, options: Sequenc
 
 
 def server_command(program: str, tracker_port: int, server_port: int, key: str) -> str:
-    """What the board's shell runs; `program` is as that shell takes it, so that `~` means home there."""
+    """Return the command for the board's shell; `program` is not quoted, so `~` is the home folder there."""
     words = ["rpc-server", "--tracker", f"127.0.0.1:{tracker_port}", "--key", key, "--host", "127.0.0.1"]
     return f"{program} {shlex.join([*words, '--port', str(server_port), '--until-eof'])}"
 
 
-def serve_over_ssh(tunnel: Sequence[str], command: str, board: str, say: Callable[[str], None]) -> int:
-    """Keep a tunnel and the server at its other end, until told to stop.
+def serve_over_ssh(tunnel: Sequence[str], command: str, board: str, progress: Callable[[str], None]) -> int:
+    """Keep a tunnel and the server at its other end open until SIGTERM or SIGINT.
 
     Parameters
     ----------
     tunnel, command
-        From `ssh_tunnel` and `server_command`.
+        What `ssh_tunnel` and `server_command` returned.
     board
-        What to call it.
-    say
-        Told what the other end says.
+        The board's name in messages.
+    progress
+        Called with each line that ssh or the server prints.
 
     Raises
     ------
     FleetError
-        If the connection failed or broke, or the server did.
+        If ssh is missing, the connection fails or breaks, or the server ends.
     """
     if shutil.which(tunnel[0]) is None:
-        raise FleetError("ssh is not installed here", hint="apt install openssh-client")
+        raise FleetError("ssh is not installed on this machine", hint="apt install openssh-client")
     with stopping() as is_stopping:
         # In our process group: ssh asks for a password at the terminal, and Ctrl-C reaches it too.
         process = subprocess.Popen(  # noqa: S603 - ssh, with what the user asked for
             [*tunnel, command], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
         )
-        heard = _Heard(process, say)
+        output = _RemoteOutput(process, progress)
         try:
             while process.poll() is None and not is_stopping():
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -90,19 +91,22 @@ def serve_over_ssh(tunnel: Sequence[str], command: str, board: str, say: Callabl
         finally:
             stopped = is_stopping()
             _end(process)
-        heard.thread.join(END_S)
+        output.thread.join(END_S)
     if stopped:
         return 0
-    raise _failure(process.returncode, heard, board)
+    raise _failure(process.returncode, output, board)
 
 
-class _Heard:
-    """Reads what ssh and the other end say: held back until the server is there, for it may be the reason."""
+class _RemoteOutput:
+    """Reads what ssh and the server print.
 
-    def __init__(self, process: subprocess.Popen[str], say: Callable[[str], None]) -> None:
+    Lines are held back until the server listens: before that, the last one is the reason for a failure.
+    """
+
+    def __init__(self, process: subprocess.Popen[str], progress: Callable[[str], None]) -> None:
         self.lines: list[str] = []
         self.is_serving = False
-        self._process, self._say = process, say
+        self._process, self._progress = process, progress
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
@@ -114,11 +118,11 @@ class _Heard:
                 continue
             self.lines = [*self.lines[-20:], line]
             if self.is_serving:
-                self._say(line)
+                self._progress(line)
             elif line.startswith(SERVING):
                 self.is_serving = True
                 for held in self.lines:
-                    self._say(held)
+                    self._progress(held)
 
 
 def _end(process: subprocess.Popen[str]) -> None:
@@ -132,19 +136,19 @@ def _end(process: subprocess.Popen[str]) -> None:
         process.wait()
 
 
-def _failure(code: int, heard: _Heard, board: str) -> FleetError:
-    last = heard.lines[-1][:200] if heard.lines else f"exit code {code}"
-    if code == CONNECTION_FAILED and heard.is_serving:
-        return FleetError(f"the connection to {board} broke: {last}", hint="the same command starts it again")
+def _failure(code: int, output: _RemoteOutput, board: str) -> FleetError:
+    last = output.lines[-1][:200] if output.lines else f"exit code {code}"
+    if code == CONNECTION_FAILED and output.is_serving:
+        return FleetError(f"the connection to {board} broke: {last}", hint="run the same command again")
     if code == CONNECTION_FAILED:
         return FleetError(
             f"no ssh connection to {board}: {last}",
-            hint=f"`ssh {board} true` must work (--ssh-options takes ports and keys), and the tracker's port "
-            "and --port must be free at both ends",
+            hint=f"make sure that `ssh {board} true` works (--ssh-options takes ports and keys), and that "
+            "the tracker's port and --port are free at both ends",
         )
     if code in NOT_FOUND:
         return FleetError(
             f"edgebundle was not found on {board}: {last}",
-            hint="--ssh-command says where it is, such as '~/edgebundle/bin/edgebundle'",
+            hint="give its path on the board, such as --ssh-command '~/edgebundle/bin/edgebundle'",
         )
     return FleetError(f"the server on {board} ended ({code}): {last}")

@@ -1,6 +1,7 @@
-"""A client of TVM's RPC tracker that knows which board it was given, and that does not wait forever.
+"""A client of TVM's RPC tracker.
 
-The messages are those of `tvm.rpc.tracker`: a magic number, then JSON with its length before it.
+Unlike TVM's own, it reports which board it was given, and its requests have a time limit. The messages are
+those of `tvm.rpc.tracker`: a magic number, then JSON preceded by its length.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ CONNECT_TIMEOUT_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Tracker:
-    """A tracker's address."""
+    """A tracker at an address; each request opens a connection of its own."""
 
     host: str
     port: int
 
     @classmethod
     def parse(cls, text: str) -> Tracker:
-        """Read `host:port`, `[v6]:port` or a host alone, whose port is 9190.
+        """Read `host:port`, `[v6]:port` or only a host; the port is 9190 then.
 
         Raises
         ------
         FleetError
-            If it is none of these.
+            If the text has another form.
         """
         match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:/\[\]]+))(?::(\d{1,5}))?", text)
         port = int(match[3] or DEFAULT_PORT) if match else 0
@@ -48,7 +49,7 @@ class Tracker:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def servers(self, key: str) -> tuple[str, ...]:
-        """Names of the boards of `key` that are registered, busy ones too.
+        """Return the names of all boards that are registered under `key`, busy ones included.
 
         Raises
         ------
@@ -64,7 +65,21 @@ class Tracker:
             raise FleetError(f"tracker {self}: expected a summary, got {str(answer)[:80]}") from error
 
     def request(self, key: str, wait_s: float, session_s: float) -> BoardAddress | None:
-        """Ask for a board of `key`; None where none became free in time.
+        """Ask for a free board.
+
+        Parameters
+        ----------
+        key
+            The key that the board must be registered under.
+        wait_s
+            How long to wait for a free board.
+        session_s
+            Time limit that the server shall set on the session.
+
+        Returns
+        -------
+        BoardAddress or None
+            None where no board became free in time.
 
         Raises
         ------
@@ -89,13 +104,13 @@ class Tracker:
         except OSError as error:
             raise FleetError(
                 f"tracker {self}: cannot be reached ({error.strerror or error})",
-                hint="is `edgebundle rpc-tracker` running there, or the tunnel of `--ssh` open?",
+                hint="start `edgebundle rpc-tracker` there, or open the tunnel with `--ssh`",
             ) from error
         with sock:
             try:
                 sock.sendall(struct.pack("<i", base.RPC_TRACKER_MAGIC))
                 if struct.unpack("<i", base.recvall(sock, 4))[0] != base.RPC_TRACKER_MAGIC:
-                    raise FleetError(f"{self}: expected TVM's RPC tracker, got something else")
+                    raise FleetError(f"tracker {self}: expected TVM's RPC tracker, got another protocol")
                 sock.settimeout(wait_s)
                 yield sock
             except OSError as error:
