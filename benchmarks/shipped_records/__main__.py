@@ -24,8 +24,7 @@ from benchmarks.shipped_records.descent import Descent
 from benchmarks.shipped_records.measure import LEAST_GAIN, Measure
 from benchmarks.shipped_records.wanted import Wanted, wanted
 from builder.kernels.design_space import Decisions
-from builder.records.points import point_of
-from builder.records.shipped import CoreRecords, ShippedEntry, name_for
+from builder.records.shipped import CoreRecords, ShippedEntry, name_for, point_of
 from builder.records.task import Task
 from builder.target.device_target import DeviceTarget, resolve
 

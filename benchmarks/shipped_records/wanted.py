@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from benchmarks.architectures import generate
 from builder.importer import import_onnx
 from builder.kernels.decisions import heuristic
-from builder.records.points import signature_for
+from builder.records.shipped import signature_for
 from builder.records.task import Task
 from builder.target.device_target import DeviceTarget
 from builder.tuning.tasks.extraction import extract_tasks

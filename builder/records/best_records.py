@@ -1,4 +1,4 @@
-"""The best records: what compiling uses of all that was measured, and folders made of it."""
+"""The best records: what compiling uses of a folder; picking them, and merging folders."""
 
 from __future__ import annotations
 
@@ -15,10 +15,15 @@ from builder.target.device_target import DeviceTarget
 
 
 class BestRecords:
-    """What lowering asks: the schedule of a function that measuring found best.
+    """The schedules that were measured to be best, for lowering.
 
-    A verdict of the final comparison decides; without one (a run that was stopped) the fastest record,
-    which is the heuristic's own where nothing beat it.
+    The verdict of the final comparison decides. Without a verdict, as after a run that was stopped, the
+    fastest record does; where nothing beat the heuristic, that is the heuristic's own.
+
+    Attributes
+    ----------
+    used
+        Keys of the workloads whose schedule has been taken from the records.
     """
 
     def __init__(self, records: Records) -> None:
@@ -26,7 +31,7 @@ class BestRecords:
         self.used: set[str] = set()
 
     def trace(self, func: tirx.PrimFunc) -> Trace | None:
-        """The schedule for `func`, None where the heuristic's stays."""
+        """Return the schedule for `func`; None where the heuristic's is used."""
         key = workload_of(func)[1]
         record = chosen(self._records, key)
         if record is None:
@@ -36,7 +41,7 @@ class BestRecords:
 
 
 def chosen(records: Records, key: str) -> Record | None:
-    """The record that replaces the heuristic's point, None where that one stays."""
+    """Return the record of workload `key` that replaces the heuristic's point; None where none does."""
     best = records.best(key)
     if not best:
         return None
@@ -54,12 +59,12 @@ def chosen(records: Records, key: str) -> Record | None:
 def merge(
     out: str | os.PathLike[str], inputs: Sequence[str | os.PathLike[str]], target: DeviceTarget
 ) -> Records:
-    """Write the records of several folders, of one target, into a new one or add them to one.
+    """Add the records of several folders for one target to the folder `out`, which may be new.
 
     Raises
     ------
     RecordsError
-        If they do not fit each other.
+        If a folder cannot be read, or is for another TVM, target or design space.
     """
     sources = [Records.read(path, target) for path in inputs]
     merged = Records.write(out, target)
@@ -81,7 +86,7 @@ def merge(
 
 
 def pick_best(records: Records, out: str | os.PathLike[str], target: DeviceTarget) -> Records:
-    """Write the records that compiling uses, one a workload, into a new folder."""
+    """Write the records that compiling uses, one per workload, into the new folder `out`."""
     picked = Records.write(out, target)
     wanted = [r for key in records.keys if (r := chosen(records, key)) is not None]
     picked.copy((r, records.workload(r.key)) for r in wanted)

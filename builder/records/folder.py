@@ -1,9 +1,9 @@
-"""Tuning records: a folder of MetaSchedule's JSON database and `meta.json`.
+"""A folder of tuning records: MetaSchedule's JSON database and `meta.json`.
 
-Promises: every measured candidate is there once, failed ones too; what was appended is on disk when `append`
-returns; a line torn by a crash is cut off when the folder is next opened for writing, and ignored by readers;
-there is one writer at a time; records that do not fit are refused by name. TVM's own `JSONDatabase` reads
-the folder.
+Promises: the folder holds every measured candidate once, including those that failed. Records are on disk
+when `append` returns. A line that a crash left incomplete is ignored by readers, and cut off when the folder
+is next opened for writing. There is one writer at a time. Records that do not fit are refused, and the
+message names the reason. TVM's own `JSONDatabase` can read the folder.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WORKLOADS: Final = "database_workload.json"
 RECORDS: Final = "database_tuning_record.json"
 META: Final = "meta.json"
 LOCK: Final = "lock"
-FAILED_S: Final = 1e10  # what MetaSchedule writes for a candidate that did not run
+FAILED_S: Final = 1e10  # the time that MetaSchedule writes for a candidate that did not run
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +40,13 @@ class Record:
     Attributes
     ----------
     key
-        Of its workload.
+        The key of its workload.
     decisions
-        The point.
+        The point, as indices into the values of the design space.
     seconds
-        Median time of a call, None where it did not run.
+        Median seconds per call; None if it did not run.
     raw
-        The database's line.
+        The parsed line of the database.
     """
 
     key: str
@@ -56,7 +56,7 @@ class Record:
 
 
 class Records:
-    """A records folder."""
+    """A folder of records, opened with `read` or `write`."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Records:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str], target: DeviceTarget | None = None) -> Self:
-        """Read a folder.
+        """Read a folder; check that it is for `target`, where one is given.
 
         Raises
         ------
@@ -88,14 +88,24 @@ class Records:
         cls,
         path: str | os.PathLike[str],
         target: DeviceTarget,
-        notes: Callable[[str], None] | None = None,
+        progress: Callable[[str], None] | None = None,
     ) -> Self:
-        """Open a folder for appending, alone; made where it is not there yet.
+        """Open a folder for appending and lock it against other writers; create it if it does not exist.
+
+        Parameters
+        ----------
+        path
+            The folder.
+        target
+            The device that the records are for.
+        progress
+            Called with a line for each file whose incomplete last line was cut off.
 
         Raises
         ------
         RecordsError
-            If as `read`, or somebody else is writing to it.
+            If the folder cannot be read or written, is for another TVM, target or design space, or another
+            process is writing to it.
         """
         folder = Path(path)
         try:
@@ -108,17 +118,17 @@ class Records:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 raise RecordsError(
-                    f"{folder}: another tuning run is writing there",
-                    hint="wait for it, or tune into another folder",
+                    f"{folder}: another tuning run is writing to it",
+                    hint="wait for that run, or tune into another folder",
                 ) from error
             if not (folder / META).exists():
                 foreign = [name for name in (WORKLOADS, RECORDS) if (folder / name).exists()]
                 if foreign:
-                    raise RecordsError(f"{folder}: expected {META} beside {foreign[0]}")  # noqa: TRY301
+                    raise RecordsError(f"{folder}: expected {META} beside {foreign[0]}, got none")  # noqa: TRY301
                 replace_file(folder / META, RecordsMeta.new(target).to_text().encode())
             for name in (WORKLOADS, RECORDS):
-                if (cut := repair(folder / name)) and notes is not None:
-                    notes(f"{name}: cut off a last line of {cut} bytes that a crash had torn")
+                if (cut := repair(folder / name)) and progress is not None:
+                    progress(f"{name}: cut off an incomplete last line of {cut} bytes, left by a crash")
             return cls._load(folder, target, lock)
         except BaseException:
             os.close(lock)
@@ -132,7 +142,7 @@ class Records:
             reason = error.strerror if isinstance(error, OSError) else "not text"
             raise RecordsError(
                 f"{folder / META}: cannot be read ({reason})",
-                hint="tuning records are a folder that `edgebundle tune -o FOLDER` wrote",
+                hint="give a folder that `edgebundle tune -o FOLDER` wrote",
             ) from error
         meta = RecordsMeta.from_text(text, str(folder / META))
         meta.check_version(str(folder))
@@ -149,32 +159,32 @@ class Records:
         self.close()
 
     def close(self) -> None:
-        """Let others write."""
+        """Release the lock, so that others can write."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     @property
     def all(self) -> Sequence[Record]:
-        """Every record, in the order of measuring."""
+        """All records, in the order in which they were measured."""
         return self._records
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Keys of the workloads, in the order of their first record."""
+        """The keys of all workloads, in the order of their first record."""
         return tuple(dict.fromkeys(record.key for record in self._records))
 
     def measured(self, key: str) -> dict[Decisions, float | None]:
-        """Seconds of each point of a workload, in the order of measuring; None where it did not run."""
+        """Return point -> seconds per call for a workload, as measured; None for a point that did not run."""
         return {r.decisions: r.seconds for r in self._records if r.key == key}
 
     def best(self, key: str, count: int = 1) -> list[Record]:
-        """The fastest records of a workload, fastest first."""
+        """Return the `count` fastest records of a workload, fastest first."""
         ran = [r for r in self._records if r.key == key and r.seconds is not None]
         return sorted(ran, key=lambda r: r.seconds or 0.0)[:count]
 
     def trace(self, record: Record) -> Trace:
-        """A record's schedule."""
+        """Return a record's schedule."""
         workload = next(raw for key, raw in self._workloads if key == record.key)
         database_record = ms.database.TuningRecord.from_json(
             record.raw[1], ms.database.Workload.from_json(workload)
@@ -182,14 +192,14 @@ class Records:
         return database_record.trace
 
     def append(self, task: Task, results: Iterable[tuple[Point, Sequence[float] | None]]) -> None:
-        """Add what was measured of a task; on disk when this returns.
+        """Add measured points of a task; they are on disk when this returns.
 
         Parameters
         ----------
         task
             The task.
         results
-            Points, each with the seconds of a call in each repeat, or None where it did not run.
+            Points, each with its seconds per call in each repeat, or None if it did not run.
         """
         workload = ms.database.Workload(task.workload)
         index = next((i for i, (key, _) in enumerate(self._workloads) if key == task.key), None)
@@ -216,7 +226,7 @@ class Records:
         self._records.extend(records)
 
     def copy(self, others: Iterable[tuple[Record, Any]]) -> None:
-        """Add records of other folders, each with its workload's line; points that are there already stay."""
+        """Add records of other folders that this one does not hold yet, each with its workload's line."""
         lines, records = [], []
         known = {(r.key, r.decisions) for r in self._records}
         for record, workload in others:
@@ -235,16 +245,16 @@ class Records:
         self._records.extend(records)
 
     def workload(self, key: str) -> Any:  # noqa: ANN401 - the database's own JSON
-        """The database's line of a workload."""
+        """Return the database's line for a workload."""
         return next(raw for known, raw in self._workloads if known == key)
 
     def update(self, meta: RecordsMeta) -> None:
-        """Replace `meta.json`, crash-safe."""
+        """Replace `meta.json`; after a crash, it holds the old content or the new one."""
         replace_file(self.path / META, meta.to_text().encode())
         self.meta = meta
 
     def digest(self) -> str:
-        """SHA-256 over the folder, as bundles name the records they were compiled with."""
+        """Return the SHA-256 of the folder, by which a bundle names the records it was compiled with."""
         whole = hashlib.sha256()
         for name in (META, RECORDS, WORKLOADS):
             path = self.path / name
@@ -257,10 +267,14 @@ def _record(line: Any, workloads: Sequence[tuple[str, Any]], folder: Path, numbe
         index, (trace, seconds, *_) = line
         decisions = tuple(int(decision) for _, decision in sorted(trace[1], key=lambda d: int(d[0])))
         if not all(0 <= int(step) < len(trace[0]) for step, _ in trace[1]):
-            raise ValueError("a decision of no step")  # noqa: TRY301 - TVM would read beyond the steps
+            # TVM would read beyond the steps.
+            raise ValueError("a decision for a step that does not exist")  # noqa: TRY301
         key = workloads[index if index >= 0 else len(workloads)][0]
         times = sorted(float(s) for s in seconds)
     except (TypeError, ValueError, IndexError, KeyError) as error:
-        raise RecordsError(f"{folder / RECORDS}: line {number} is no tuning record ({error})") from error
+        raise RecordsError(
+            f"{folder / RECORDS}: line {number}: expected a tuning record ({error})",
+            hint="restore the file, or delete that line",
+        ) from error
     middle = times[len(times) // 2] if times else FAILED_S
     return Record(key, decisions, middle if middle < FAILED_S else None, tuple(line))

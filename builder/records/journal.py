@@ -1,7 +1,7 @@
-"""A journal: a file of JSON lines that is appended to, and survives a crash in mid-line.
+"""A file of JSON lines that is appended to and survives a crash in the middle of a line.
 
-What was appended is on disk when `append_lines` returns; a torn last line is ignored by readers and cut off
-by `repair`.
+Appended lines are on disk when `append_lines` returns. Readers ignore an incomplete last line; `repair` cuts
+it off.
 """
 
 from __future__ import annotations
@@ -14,14 +14,22 @@ from typing import Any, Final
 
 from builder.errors import RecordsError
 
-MAX_BYTES: Final = 4 << 30  # some 2 KB a record: a million of them
+MAX_BYTES: Final = 4 << 30  # two million records of about 2 KB
 
 
 def read_lines(path: Path) -> list[tuple[int, Any]]:
-    """The JSON lines of a file with their numbers, without a torn last one."""
+    """Read the JSON lines of a file, each with its number from 1; an incomplete last line is left out.
+
+    Raises
+    ------
+    RecordsError
+        If the file cannot be read, is larger than `MAX_BYTES`, or another line is not JSON.
+    """
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise RecordsError(f"{path}: expected at most {MAX_BYTES >> 30} GiB of records")
+            raise RecordsError(
+                f"{path}: expected at most {MAX_BYTES >> 30} GiB of records, got {path.stat().st_size} bytes"
+            )
         raw = path.read_bytes()
     except FileNotFoundError:
         return []
@@ -35,16 +43,17 @@ def read_lines(path: Path) -> list[tuple[int, Any]]:
         try:
             parsed.append((number, json.loads(line)))
         except ValueError as error:
-            if number >= len(lines) - 1:  # the last one: torn by a crash
+            if number >= len(lines) - 1:  # the last line, incomplete after a crash
                 continue
             raise RecordsError(
-                f"{path}: line {number} is not JSON", hint="restore the file, or delete that line"
+                f"{path}: line {number}: expected JSON, got {line[:40].decode(errors='replace')!r}",
+                hint="restore the file, or delete that line",
             ) from error
     return parsed
 
 
 def repair(path: Path) -> int:
-    """Cut a torn last line off; how many bytes that was."""
+    """Cut off an incomplete last line; return the number of bytes removed."""
     try:
         raw = path.read_bytes()
     except FileNotFoundError:
@@ -65,7 +74,7 @@ def repair(path: Path) -> int:
 
 
 def append_lines(path: Path, lines: Sequence[Any]) -> None:
-    """Add lines; on disk when this returns."""
+    """Append JSON lines; they are on disk when this returns."""
     if not lines:
         return
     data = "".join(json.dumps(line, separators=(", ", ": ")) + "\n" for line in lines).encode()
@@ -79,7 +88,7 @@ def append_lines(path: Path, lines: Sequence[Any]) -> None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Replace a file's content, so that a crash leaves the old or the new."""
+    """Replace a file's content; after a crash, the file holds the old content or the new one."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with temporary.open("wb") as file:
         file.write(data)

@@ -1,6 +1,6 @@
-"""`meta.json` of a records folder: what the records are for, and what became of them.
+"""`meta.json` of a records folder: what the records are for, what the boards did, and the verdicts.
 
-Strictly parsed: a folder that does not say what it is for is not used.
+It is parsed strictly: a folder without a valid `meta.json` is refused.
 """
 
 from __future__ import annotations
@@ -22,7 +22,17 @@ FORMAT: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class BoardTime:
-    """What a board did: seconds it was busy for us, and how its measurements went."""
+    """What a board did.
+
+    Attributes
+    ----------
+    seconds
+        How long it was busy for this run.
+    measured, failed, invalid
+        Candidates measured; candidates that did not run; measurements discarded because it throttled.
+    dropped
+        How often it was dropped.
+    """
 
     seconds: float = 0.0
     measured: int = 0
@@ -40,7 +50,7 @@ class BoardTime:
         )
 
     def describe(self) -> str:
-        """In words."""
+        """Return one line, such as `64 measured in 2 min 5 s, 1 failed`."""
         whole, rest = divmod(round(self.seconds), 60)
         counts = [(self.failed, "failed"), (self.invalid, "throttled"), (self.dropped, "times dropped")]
         parts = [f"{self.measured} measured in {f'{whole} min ' if whole else ''}{rest} s"]
@@ -49,7 +59,19 @@ class BoardTime:
 
 @dataclass(frozen=True, slots=True)
 class TunedOperator:
-    """A workload by name: its design space, and the values that its decisions index."""
+    """An operator of a model and its design space.
+
+    Attributes
+    ----------
+    name, kind
+        The name of its function, and the kind of its design space.
+    flops
+        Floating-point operations of one call.
+    values
+        For each decision, the values to choose from.
+    default
+        The heuristic's point, as indices into `values`.
+    """
 
     name: str
     kind: str
@@ -58,13 +80,13 @@ class TunedOperator:
     default: tuple[int, ...]
 
     def describe(self, decisions: tuple[int, ...]) -> str:
-        """The values behind `decisions`, such as `4x7x2`."""
+        """Return the values that `decisions` stand for, such as `4x7x2`."""
         return "x".join(str(self.values[i][d]) for i, d in enumerate(decisions))
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Paired times of two things, measured in turn.
+    """Two kernels or models, timed in turn.
 
     Attributes
     ----------
@@ -73,7 +95,7 @@ class Ratio:
     speedup, low, high
         Median of untuned / tuned over the pairs, and its 95 % bootstrap interval.
     pairs
-        How many.
+        Number of pairs.
     """
 
     untuned_us: float
@@ -86,16 +108,16 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether an operator's best point is used: only where it is faster beyond doubt.
+    """Whether an operator's best point is used.
 
     Attributes
     ----------
     decisions
         The point that was compared with the heuristic's.
     ratio
-        How they compared.
+        The result of the comparison.
     use
-        Whether `decisions` replace the heuristic's.
+        Whether `decisions` replace the heuristic's: only if the whole interval of `ratio` is above 1.
     """
 
     decisions: tuple[int, ...]
@@ -110,13 +132,14 @@ class ModelResult:
     Attributes
     ----------
     name
-        Of its file.
+        Name of the model's file.
     calls
         Workload key -> calls in one inference.
     board, ratio
-        Who compared the whole of it, tuned against untuned, and how that came out; None where nobody did.
+        The board that compared the whole model, tuned against untuned, and the result; None where they have
+        not been compared.
     use
-        Whether it is compiled with its records: not where the whole became slower.
+        Whether the model is compiled with its records: not if the whole model became slower.
     """
 
     name: str
@@ -133,17 +156,18 @@ class RecordsMeta:
     Attributes
     ----------
     format, tvm, space, target
-        What records depend on: this layout, TVM's version, that of the design spaces, the device.
+        What the records depend on: the layout of this file, the versions of TVM and of the design spaces, and
+        the target's description.
     peak_gflops
-        What a board does at most, as far as it was measured.
+        The highest rate that a board has reached; None where it was not measured.
     boards
-        Name -> what it did.
+        Name of a board -> what it did.
     operators
-        Workload key -> its name and space.
+        Workload key -> the operator and its design space.
     verdicts
-        Workload key -> what the final comparison said.
+        Workload key -> the verdict of the final comparison.
     models
-        SHA-256 of a model's file -> its operators, and how the whole of it compared.
+        SHA-256 of a model's file -> its operators, and the comparison of the whole model.
     """
 
     format: int
@@ -158,21 +182,21 @@ class RecordsMeta:
 
     @classmethod
     def new(cls, target: DeviceTarget) -> RecordsMeta:
-        """That of records which are made here and now."""
+        """Return the contents for a new, empty folder of records for `target`."""
         return cls(FORMAT, tvm_version(), SPACE_VERSION, target.description())
 
     @property
     def device(self) -> str:
-        """The target in a few words."""
+        """The target in a few words, such as `aarch64-linux-gnu cortex-a72`."""
         return _short(self.target)
 
     def to_text(self) -> str:
-        """The file's text."""
+        """Return the file's text."""
         return json.dumps(canonical_json.to_json(self), indent=1, sort_keys=True) + "\n"
 
     @classmethod
     def from_text(cls, text: str, where: str) -> RecordsMeta:
-        """Read the file's text.
+        """Parse the file's text; `where` is its path in messages.
 
         Raises
         ------
@@ -184,16 +208,16 @@ class RecordsMeta:
         except (ValueError, FormatError) as error:
             raise RecordsError(
                 f"{where}: expected tuning records of edgebundle: {str(error)[:200]}",
-                hint="records are a folder that `edgebundle tune -o FOLDER` wrote",
+                hint="give a folder that `edgebundle tune -o FOLDER` wrote",
             ) from error
 
     def check_version(self, where: str) -> None:
-        """Refuse records of another format, TVM or design space.
+        """Check that the records are of this format, TVM and design spaces; `where` is the folder.
 
         Raises
         ------
         RecordsError
-            If with what was expected and what came.
+            If one of the versions differs.
         """
         for name, mine, theirs in (
             ("format", FORMAT, self.format),
@@ -203,31 +227,31 @@ class RecordsMeta:
             if mine != theirs:
                 raise RecordsError(
                     f"{where}: expected records of {name} {mine}, got {theirs}",
-                    hint="what was measured then means something else now: tune again into a new folder",
+                    hint="tune again into a new folder: these records no longer mean the same schedules",
                 )
 
     def check_target(self, target: DeviceTarget, where: str) -> None:
-        """Refuse records of another target.
+        """Check that the records are for `target`; `where` is the folder.
 
         Raises
         ------
         RecordsError
-            If with what was expected and what came.
+            If they are for another target.
         """
         if self.target != target.description():
             raise RecordsError(
                 f"{where}: expected records for {_short(target.description())}, got {_short(self.target)}",
-                hint="compile with the --target that was tuned, or start another target's search from these "
-                "with `tune --tuning-records`",
+                hint="compile with the --target that was tuned, or let `tune --tuning-records` start the "
+                "search for another target from these records",
             )
 
     def with_board(self, name: str, time: BoardTime) -> RecordsMeta:
-        """The same, with what a board did added."""
+        """Return a copy with `time` added to what the board `name` did."""
         return replace(self, boards={**self.boards, name: self.boards.get(name, BoardTime()) + time})
 
 
 def tvm_version() -> str:
-    """The version of TVM that compiles here."""
+    """Return the version of the installed TVM."""
     return metadata.version("apache-tvm")
 
 

@@ -1,9 +1,9 @@
-"""Shipped records: for a kind of core, decisions that were found better than the heuristic's.
+"""Shipped records: for each kind of core, decisions that were found to be better than the heuristic's.
 
-Promises: an entry is used only where it still means what it meant, that is, where the design space asks for
-the same decisions by name, offers the recorded values, and its heuristic would choose what the entry was
-compared with. Otherwise the heuristic stands, quietly. Which core a device counts as is decided by its
-instruction set; making the records is for `benchmarks.shipped_records`.
+Promises: an entry is used only where it still means the same, that is, where the design space asks for the
+same decisions by name, offers the recorded values, and its heuristic would still choose the values that the
+entry was compared with. Elsewhere the heuristic decides, without a message. The instruction set of a device
+selects the core. `benchmarks.shipped_records` makes the records.
 """
 
 from __future__ import annotations
@@ -15,34 +15,40 @@ from dataclasses import dataclass, field
 from importlib import resources
 from typing import Final
 
+import tvm
+from tvm import s_tir as st
+
 from agent.bundle import canonical_json
 from agent.errors import FormatError
 from builder.errors import BuildError, StaleEntryError
 from builder.kernels.decisions import Chooser, Decision
+from builder.kernels.design_space import Decisions, DesignSpace
+from builder.kernels.schedule import anchor_of
+from builder.kernels.signature import signature_of
 from builder.target.device_target import DeviceTarget
 
-NONE: Final = "none"  # in place of a records folder: no records at all, shipped ones neither
+NONE: Final = "none"  # in place of a records folder: use no records, not even the shipped ones
 FORMAT: Final = 1
 
-# LLVM's names of the cores that execute in order; what differs from others of their instruction set is the
-# model of the pipeline alone, which no feature tells.
+# LLVM's names of the cores that execute in order. They differ from others with the same instruction set only
+# in their pipeline, which no CPU feature reveals.
 IN_ORDER: Final = frozenset({"cortex-a34", "cortex-a35", "cortex-a53", "cortex-a55", "cortex-a510"})
 
 
 @dataclass(frozen=True, slots=True)
 class ShippedEntry:
-    """What was found for one signature.
+    """The decisions that were found for one signature.
 
     Attributes
     ----------
     chosen
-        Decision's name -> value.
+        Name of a decision -> the best value.
     instead
-        What the heuristic chose when this was found.
+        Name of a decision -> the value that the heuristic chose at that time.
     gain
-        Cost of `instead` over that of `chosen`, in the records' measure.
+        Cost of `instead` divided by the cost of `chosen`, in the records' measure.
     models
-        Architectures of the benchmark that have it.
+        Architectures of the benchmark that have such an operator.
     """
 
     chosen: Mapping[str, int]
@@ -53,24 +59,24 @@ class ShippedEntry:
 
 @dataclass(frozen=True, slots=True)
 class CoreRecords:
-    """The records for one kind of core.
+    """The shipped records for one kind of core.
 
     Attributes
     ----------
     format
-        Of the file.
+        The version of the file's layout.
     name
-        Of the file, and of the core in the manifest.
+        The name of the file, and of these records in a manifest.
     cpu
-        LLVM's name of the core that was compiled for.
+        LLVM's name of the core that the candidates were compiled for.
     board_timed
         Whether a device of that kind was timed.
     measure
-        In a sentence: what was measured, on what.
+        What was measured, and on what, in one sentence.
     made
         The date.
     entries
-        Signature (`builder.kernels.signature`) -> what was found.
+        Signature (`builder.kernels.signature`) -> the decisions that were found.
     """
 
     format: int
@@ -83,12 +89,12 @@ class CoreRecords:
 
     @classmethod
     def read(cls, name: str) -> CoreRecords:
-        """The records of a core.
+        """Read the records called `name`.
 
         Raises
         ------
         BuildError
-            If the installation is broken: the file is missing or is not what `to_text` writes.
+            If the installation is broken: the file is missing or malformed.
         """
         file = resources.files("builder.records") / f"{name}.json"
         try:
@@ -102,7 +108,7 @@ class CoreRecords:
         return records
 
     def to_text(self) -> str:
-        """The file's text: an entry a line, sorted, so that differences can be read."""
+        """Return the file's text, with one entry per line, sorted, so that differences are readable."""
         head = {**canonical_json.to_json(self), "entries": None}
         del head["entries"]
         lines = [f"{json.dumps(k)}: {json.dumps(v)}" for k, v in head.items()]
@@ -113,17 +119,17 @@ class CoreRecords:
         return "{\n" + ",\n".join(f" {line}" for line in lines) + ',\n "entries": {\n' + body + "\n }\n}\n"
 
     def digest(self) -> str:
-        """SHA-256 of the file."""
+        """Return the SHA-256 of the file."""
         return hashlib.sha256(self.to_text().encode()).hexdigest()
 
 
 class ShippedChoices:
-    """What one compilation asks: who decides for a signature.
+    """The shipped records in one compilation, and which of them it has used.
 
     Attributes
     ----------
     used
-        Signatures whose entry decided.
+        Signatures whose entry was applied.
     stale
         Signatures whose entry did not fit.
     """
@@ -134,52 +140,53 @@ class ShippedChoices:
         self.stale: set[str] = set()
 
     def chooser(self, signature: str) -> EntryChooser | None:
-        """Who decides for a kernel, None where nothing is known of it."""
+        """Return what decides for a kernel; None where the records have no entry."""
         entry = self.records.entries.get(signature)
         return None if entry is None else EntryChooser(entry)
 
     def count_outcome(self, signature: str, *, fits: bool) -> None:
-        """Whether the entry could be applied."""
+        """Note whether the entry could be applied."""
         (self.used if fits else self.stale).add(signature)
 
 
 class EntryChooser(Chooser):
-    """Answers with an entry's decisions."""
+    """Chooses the values of an entry."""
 
     def __init__(self, entry: ShippedEntry) -> None:
         self._entry = entry
         self._left = set(entry.chosen)
 
     def __call__(self, name: str, values: Sequence[int], default: int) -> Decision:
-        """The recorded value.
+        """Return the recorded value of the decision `name`.
 
         Raises
         ------
         StaleEntryError
-            If the space offers it no more, or its heuristic is another now.
+            If the space no longer offers it, or its heuristic has changed.
         """
         chosen, instead = self._entry.chosen.get(name), self._entry.instead.get(name)
         if chosen is None or instead != default or chosen not in {*values, default}:
             raise StaleEntryError(
-                f"{name}: {instead} -> {chosen} was recorded, {default} of {values} is asked"
+                f"{name}: expected the heuristic's choice {instead} and a value {chosen}, "
+                f"got {default} of {values}"
             )
         self._left.discard(name)
         return chosen
 
     def check_all_used(self) -> None:
-        """Refuse an entry with a decision that the space asked nobody about.
+        """Check that the design space asked for every decision of the entry.
 
         Raises
         ------
         StaleEntryError
-            If there is one.
+            If it did not ask for one of them.
         """
         if self._left:
-            raise StaleEntryError(f"recorded, and not asked: {', '.join(sorted(self._left))}")
+            raise StaleEntryError(f"recorded, but not asked for: {', '.join(sorted(self._left))}")
 
 
 def name_for(target: DeviceTarget) -> str | None:
-    """Which records serve a device: by its instruction set and lanes, not by its name; None for none."""
+    """Return the name of the records for a device, by its instruction set and vector lanes; or None."""
     lanes, fma = target.simd.lanes, target.simd.fma
     if target.arch == "x86_64" and fma and lanes in (8, 16):
         return "x86-avx512" if lanes == 16 else "x86-avx2"
@@ -191,6 +198,23 @@ def name_for(target: DeviceTarget) -> str | None:
 
 
 def shipped_for(target: DeviceTarget) -> ShippedChoices | None:
-    """The choices for a device, None where no records serve it."""
+    """Return the shipped records for a device; None where there are none for its kind."""
     name = name_for(target)
     return None if name is None else ShippedChoices(CoreRecords.read(name))
+
+
+def signature_for(workload: tvm.IRModule) -> str | None:
+    """Return the signature of an unscheduled workload; None where it has no design space."""
+    sch = st.Schedule(workload)
+    anchor = anchor_of(sch)
+    return None if anchor is None else signature_of(sch, *anchor)
+
+
+def point_of(entry: ShippedEntry, space: DesignSpace) -> Decisions | None:
+    """Return `entry.chosen` as indices into the values of `space`; None where `space` does not offer it."""
+    if set(entry.chosen) != set(space.names):
+        return None
+    chosen = [entry.chosen[name] for name in space.names]
+    if any(value not in values for value, values in zip(chosen, space.values, strict=True)):
+        return None
+    return tuple(values.index(value) for value, values in zip(chosen, space.values, strict=True))

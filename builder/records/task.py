@@ -1,4 +1,4 @@
-"""A kernel to tune, and the design space that it has."""
+"""A kernel to tune, with its design space."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ class Task:
     Attributes
     ----------
     index, name, kind
-        Its number in the model, its function's name and its design space's.
+        Its number in the model, the name of its function, and the kind of its design space.
     workload
-        The unscheduled function as `main` of a module: what records are kept under.
+        The unscheduled function as `main` of a module, which identifies its records.
     key
         Structural hash of the workload, as MetaSchedule's database writes it.
     calls
-        Calls in one inference: what a gain is worth.
+        Calls in one inference; a gain counts that many times.
     flops
         Floating-point operations of one call.
     space
-        The points that there are.
+        All points that can be chosen.
     """
 
     index: int

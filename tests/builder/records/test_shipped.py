@@ -15,8 +15,14 @@ from builder.kernels.decisions import Schedules, heuristic
 from builder.records import shipped
 from builder.records.best_records import BestRecords
 from builder.records.folder import Records
-from builder.records.points import point_of, signature_for
-from builder.records.shipped import CoreRecords, ShippedChoices, ShippedEntry, name_for
+from builder.records.shipped import (
+    CoreRecords,
+    ShippedChoices,
+    ShippedEntry,
+    name_for,
+    point_of,
+    signature_for,
+)
 from builder.records.task import Task
 from builder.target.device_target import DeviceTarget
 from builder.tuning.tasks.extraction import extract_tasks
