@@ -1,8 +1,15 @@
 """Tuning: measure many schedules of each kernel on real boards, keep the best, and never end up slower.
 
-The order in which a run passes through: `tasks` (what there is to tune), `space` (a kernel's points),
-`search` (which to try next), `build` (a candidate becomes a shared object), `measuring` (a killable process
-that times it, here or on a board), `boards` (which board when, and what becomes of one that fails),
-`records` (what is kept), `verdicts` (tuned against untuned, interleaved), `best` (what compiling uses), with
-`tuner` conducting; `live` and `report` show it. `docs/tuning.md` leads through it.
+A run passes through the rooms in this order::
+
+    tuner           conducts the run: `tune` takes a model and returns its records
+    ├── tasks/          which kernels of the model can be tuned, and how far each task has got
+    ├── search/         which points of a design space to measure next
+    ├── candidates/     a point becomes a shared object, and then a time
+    │                       (builder.boards measures, builder.records keeps the result)
+    ├── verdicts/       tuned against untuned, timed in turn: what compiling may use
+    └── views/          what a person sees: a live table, lines, a report
+
+`options` says what to search for and how long, `context` is what the steps of a run share, and `interruption`
+defers Ctrl-C. The points of a kernel are `builder.kernels.design_space`. `docs/tuning.md` is the guide.
 """

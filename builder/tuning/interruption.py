@@ -1,8 +1,8 @@
-"""Ctrl-C where it does no harm.
+"""Ctrl-C, deferred to a safe place.
 
-TVM ends the whole process when an exception, and be it KeyboardInterrupt, leaves a Python function that C++
-called. So while a run goes on, the first Ctrl-C is only remembered, and raised where nothing is under way;
-the second is raised at once.
+TVM aborts the whole process when any exception, KeyboardInterrupt included, leaves a Python function that C++
+has called. So during a run, the first Ctrl-C is only remembered, and raised where no such call is active; a
+second one is raised at once.
 """
 
 from __future__ import annotations
@@ -14,37 +14,38 @@ from collections.abc import Iterator
 
 
 class Interruption:
-    """Remembers a Ctrl-C."""
+    """Remembers whether SIGINT has arrived."""
 
     def __init__(self) -> None:
-        self._came = False
+        self._is_pending = False
 
     def check(self) -> None:
-        """Raise what came.
+        """Raise a SIGINT that has arrived.
 
         Raises
         ------
         KeyboardInterrupt
-            If somebody pressed Ctrl-C.
+            If it has.
         """
-        if self._came:
+        if self._is_pending:
             raise KeyboardInterrupt
 
-    def _handle(self, number: int, frame: object) -> None:
+    def on_signal(self, number: int, frame: object) -> None:
+        """Remember the first SIGINT, raise KeyboardInterrupt at the second; for `signal.signal`."""
         del number, frame
-        if self._came:
+        if self._is_pending:
             raise KeyboardInterrupt
-        self._came = True
+        self._is_pending = True
 
 
 @contextlib.contextmanager
 def deferred() -> Iterator[Interruption]:
-    """While this lasts, Ctrl-C waits for `Interruption.check`; nothing changes outside the main thread."""
+    """Defer SIGINT to `Interruption.check` inside the block; does nothing outside the main thread."""
     interruption = Interruption()
     if threading.current_thread() is not threading.main_thread():
         yield interruption
         return
-    before = signal.signal(signal.SIGINT, interruption._handle)
+    before = signal.signal(signal.SIGINT, interruption.on_signal)
     try:
         yield interruption
     finally:

@@ -14,21 +14,21 @@ class TuneOptions:
     tuner
         `xgb`, `ga`, `random` or `gridsearch`; see `builder.tuning.search.strategies.TUNERS`.
     trials
-        Most points of one task, those in the records included.
+        Maximum number of points per task, including those already in the records.
     early_stopping
-        Points of a task without a better one after which it is left alone; None for never.
+        Stop a task after this many points without a better one; None for never.
     tasks
         `all`, or numbers and ranges such as `0,2|3-5`.
     parallel
-        Candidates built at once; None for one a CPU.
+        Candidates built at the same time; None for one per CPU.
     batch
-        Candidates measured between two thoughts of the search.
+        Candidates per search step.
     seed
-        Of every random choice.
+        Seed of every random choice.
     time_limit_s
-        Of the search; the comparison at the end comes on top. None for no limit.
+        Time limit of the search in seconds, without the comparison at the end; None for no limit.
     pairs
-        Measurements of each side in the comparison; 0 leaves it out.
+        Measurements of each side in the comparison at the end; 0 skips it.
     """
 
     tuner: str = "xgb"

@@ -1,9 +1,9 @@
 """A tuning run, from a model to records that make it faster and never slower.
 
-Each task's heuristic point is measured first. Then batch after batch goes to the task that promises most, the
-one with the largest share of the model's time for the batches it has had; every outcome is on disk as it
-comes. At the end the best points meet the heuristic's in turn, operator by operator and then as whole models,
-and what does not help is not used.
+The heuristic's point of each task is measured first. Then batch after batch goes to the most promising task:
+the one with the largest share of the model's time per batch that it has had. Every measurement is written to
+disk at once. At the end, the best points are compared with the heuristic's, operator by operator and then as
+whole models, and those that do not help are not used.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from builder.tuning.candidates.candidate_builder import CandidateBuilder
 from builder.tuning.candidates.peak_kernel import ATTEMPTS as PEAK_ATTEMPTS
 from builder.tuning.candidates.peak_kernel import peak_kernel
 from builder.tuning.candidates.pipeline import Batch, Job, Pipeline
+from builder.tuning.context import TuningContext
 from builder.tuning.interruption import Interruption, deferred
 from builder.tuning.options import TuneOptions
 from builder.tuning.search import strategies
@@ -41,7 +42,7 @@ from builder.tuning.tasks.task_run import TaskRun
 from builder.tuning.verdicts.final_comparison import FinalComparison
 from builder.tuning.views.progress import Progress, Silent, View
 
-SEEDS: Final = 8  # points of a task that are taken over from other records and measured early
+SEEDS: Final = 8  # points of a task that are taken from other records and measured early
 
 _HOW: Final = "--rpc-tracker HOST:PORT --rpc-key KEY"
 
@@ -68,24 +69,25 @@ def tune(
     model
         What `builder.load` returned, or an ONNX file's path.
     target
-        The device, which must be what measures.
+        The device; the boards must be of that kind.
     records_path
-        A folder; where it has records of this target already, the run goes on from them.
+        A folder; if it already holds records for this target, the run continues from them.
     options, runner
-        What to search, and how to time.
+        What to search for, and how to time.
     tracker, key
-        `host:port` of an RPC tracker and what the boards register as; without them this machine measures.
+        `host:port` of an RPC tracker, and the key that the boards are registered under; without them, this
+        machine measures.
     prior_records
-        Other folders, of other models or targets, whose best points are measured early.
+        Other folders, for other models or targets, whose best points are measured early.
     input_shapes
-        Of inputs with symbolic dimensions, where `model` is a path.
+        Shapes of inputs with symbolic dimensions, where `model` is a path.
     view
-        Who is told how it goes.
+        Shows the progress; None shows nothing.
     boards
-        Who measures, in place of this machine or a tracker's boards: a simulator, a counter of instructions.
-        Closed at the end.
+        What measures, instead of this machine or the boards of a tracker: a simulator, or a counter of
+        instructions. It is closed at the end.
     choose
-        Whose points the search starts from; None for what compiling uses without records.
+        Chooses the points that the search starts from; None for those that compiling uses without records.
 
     Returns
     -------
@@ -95,16 +97,14 @@ def tune(
     Raises
     ------
     RecordsError
-        If the folder is in use, or its records do not fit.
+        If another process is writing to the folder, or its records do not fit.
     FleetError
         If the tracker or its boards do not answer.
     """
     options, runner, view = options or TuneOptions(), runner or RunnerOptions(), view or Silent()
     device = target if isinstance(target, DeviceTarget) else resolve(target)
     if (tracker is None) != (key is None):
-        raise FleetError(
-            "an RPC tracker and a key belong together", hint="--rpc-tracker HOST:PORT --rpc-key KEY"
-        )
+        raise FleetError("an RPC tracker and a key belong together", hint=f"give both: {_HOW}")
     if boards is None and tracker is None and not device.is_native:
         raise FleetError(
             f"this machine cannot measure for {device.triple} {device.cpu}",
@@ -117,8 +117,9 @@ def tune(
         if boards is None:
             boards = _boards(tracker, key, runner, view)
         builder = CandidateBuilder(device, options.parallel)
+        context = TuningContext(imported, device, records, builder, boards, options, runner, view)
         with deferred() as interruption:
-            run = _Run(imported, device, tasks, records, boards, builder, options, runner, view, interruption)
+            run = _Run(context, tasks, interruption)
             try:
                 run.prepare()
                 run.seed(seeds)
@@ -132,38 +133,26 @@ def tune(
 
 
 class _Run:
-    """One call of `tune`."""
+    """The steps of one call of `tune`."""
 
-    def __init__(
-        self,
-        model: ImportedModel,
-        target: DeviceTarget,
-        tasks: Sequence[Task],
-        records: Records,
-        boards: Boards,
-        builder: CandidateBuilder,
-        options: TuneOptions,
-        runner: RunnerOptions,
-        view: View,
-        interruption: Interruption,
-    ) -> None:
-        self._model, self._target, self._records = model, target, records
-        self._boards, self._builder = boards, builder
-        self._options, self._runner, self._view = options, runner, view
-        self._tasks = [TaskRun(task, records) for task in tasks]
-        self._interruption = interruption
-        self._pipeline = Pipeline(builder, boards, interruption)
-        self._verdicts = FinalComparison(model, target, records, boards, builder, runner, options.pairs, view)
+    def __init__(self, context: TuningContext, tasks: Sequence[Task], interruption: Interruption) -> None:
+        self._context = context
+        self._records, self._boards, self._options = context.records, context.boards, context.options
+        self._view, self._interruption = context.view, interruption
+        self._tasks = [TaskRun(task, context.records) for task in tasks]
+        self._pipeline = Pipeline(context.builder, context.boards, interruption)
+        self._comparison = FinalComparison(context)
         self._started = time.monotonic()
         self._measured = 0
         self._active: int | None = None
 
     def prepare(self) -> None:
-        """Measure the board's peak once, and the heuristic's points."""
+        """Record the model's operators; measure the board's peak rate and the heuristic's points."""
         self._show("measuring the heuristic's schedules")
         calls = {run.task.key: run.task.calls for run in self._tasks}
-        meta, digest = self._records.meta, self._model.source_sha256
-        known = meta.models.get(digest, ModelResult(self._model.name, {}))
+        meta, model = self._records.meta, self._context.model
+        digest = model.source_sha256
+        known = meta.models.get(digest, ModelResult(model.name, {}))
         self._records.update(
             replace(meta, models={**meta.models, digest: replace(known, calls={**known.calls, **calls})})
         )
@@ -177,7 +166,7 @@ class _Run:
         self._measure(jobs, "measuring the heuristic's schedules")
 
     def seed(self, seeds: Mapping[str, Sequence[Decisions]]) -> None:
-        """Measure what other records found best."""
+        """Measure the points that other records found best: task's key -> decisions."""
         jobs = []
         for run in self._tasks:
             for decisions in seeds.get(run.task.key, ()):
@@ -188,7 +177,7 @@ class _Run:
         self._measure(jobs, "measuring what other records found best")
 
     def search(self) -> None:
-        """Batch after batch, to the task that promises most."""
+        """Measure batch after batch, each of the task with the highest `TaskRun.promise`."""
         with self._under_way("searching"):
             while True:
                 while not self._pipeline.is_full and not self._is_over():
@@ -204,7 +193,7 @@ class _Run:
         self._measure_peak()
 
     def compare(self) -> None:
-        """Meet the heuristic's points once more, in turn; then the whole models."""
+        """Compare the best points with the heuristic's, operator by operator, then the whole models."""
         if self._options.pairs < 1:
             return
         better = [
@@ -213,32 +202,32 @@ class _Run:
         for number, run in enumerate(better):
             self._active = run.task.index
             self._show(f"comparing with the heuristic's schedules, {number + 1} of {len(better)}")
-            self._verdicts.compare_operator(run)
+            self._comparison.compare_operator(run)
             self.account()
         self._active = None
         if self._tasks:
             self._show("comparing the whole model")
-            self._verdicts.compare_models(self._tasks)
+            self._comparison.compare_models(self._tasks)
             self.account()
         self._show("done")
 
     def _measure_peak(self) -> None:
-        """What the board does at most, as far as it was seen: before the search and after it."""
+        """Measure the board's peak rate in GFLOP/s; it is kept if it is the highest so far."""
         if not self._tasks or self._is_over():
             return
-        code, flops = peak_kernel(self._target, self._runner.threads)
-        outcomes = self._boards.measure([code] * PEAK_ATTEMPTS)
-        if times := [s for outcome in outcomes for s in outcome.seconds or ()]:
+        kernel, flops = peak_kernel(self._context.target, self._context.runner.threads)
+        measured = self._boards.measure([kernel] * PEAK_ATTEMPTS)
+        if times := [s for measurement in measured for s in measurement.seconds or ()]:
             peak = float(f"{flops / min(times) / 1e9:.4g}")
             if peak > (self._records.meta.peak_gflops or 0.0):
                 self._records.update(replace(self._records.meta, peak_gflops=peak))
 
     def account(self) -> None:
-        """Write down what the boards did."""
+        """Add to the records what the boards have done since the last call."""
         meta = self._records.meta
         rates = [run.task.flops / run.best[1] / 1e9 for run in self._tasks if run.best is not None]
         if meta.peak_gflops is not None and rates and max(rates) > meta.peak_gflops:
-            # Something else had the machine while its peak was measured: it does more than that.
+            # Another program was using the machine while its peak was measured.
             meta = replace(meta, peak_gflops=float(f"{max(rates):.4g}"))
         for name, spent in self._boards.take_times().items():
             meta = meta.with_board(name, replace(spent, seconds=round(spent.seconds, 3)))
@@ -246,7 +235,7 @@ class _Run:
             self._records.update(meta)
 
     def _next_batch(self) -> list[Job] | None:
-        """Points of the task that promises most, None where no task wants any."""
+        """Return points of the task with the highest promise; None where no task wants more."""
         while True:
             open_runs = [run for run in self._tasks if run.wanted(self._options)]
             if not open_runs:
@@ -271,7 +260,7 @@ class _Run:
             run.search.learn(points, [run.known.get(point.decisions) for point in points])
 
     def _measure(self, jobs: Sequence[Job], phase: str) -> None:
-        """Build, measure and record."""
+        """Build, measure and record points in batches; `phase` is what the view shows."""
         batches = [jobs[i : i + self._options.batch] for i in range(0, len(jobs), self._options.batch)]
         with self._under_way(phase):
             while batches or not self._pipeline.is_empty:
@@ -281,13 +270,13 @@ class _Run:
 
     @contextlib.contextmanager
     def _under_way(self, phase: str) -> Iterator[None]:
-        """While this lasts batches are under way; what came in before an interruption is recorded too."""
+        """Show `phase`; if the block is interrupted, record the measurements that have already ended."""
         self._show(phase)
         try:
             yield
         except BaseException:
-            for batch, index, outcome in self._pipeline.drain(self._runner.timeout_s):
-                self._record(batch, index, outcome)
+            for batch, index, measurement in self._pipeline.drain(self._context.runner.timeout_s):
+                self._record(batch, index, measurement)
             raise
 
     def _put(self, jobs: Sequence[Job]) -> None:
@@ -296,9 +285,9 @@ class _Run:
         self._pipeline.put(jobs)
 
     def _take(self, phase: str) -> Batch:
-        """Record the next outcome."""
-        batch, index, outcome = self._pipeline.take()
-        self._record(batch, index, outcome)
+        """Wait for the next measurement, record it, and return its batch."""
+        batch, index, measurement = self._pipeline.take()
+        self._record(batch, index, measurement)
         batch.jobs[index][0].under_way -= 1
         self._measured += 1
         if batch.is_done:
@@ -306,14 +295,14 @@ class _Run:
             self._show(phase)
         return batch
 
-    def _record(self, batch: Batch, index: int, outcome: Measurement) -> None:
+    def _record(self, batch: Batch, index: int, measurement: Measurement) -> None:
         run, point = batch.jobs[index]
-        if not outcome.spoilt:
-            self._records.append(run.task, [(point, outcome.seconds)])
+        if not measurement.spoilt:
+            self._records.append(run.task, [(point, measurement.seconds)])
             run.known = self._records.measured(run.task.key)
-        if outcome.error is not None:
+        if measurement.error is not None:
             values = run.task.space.describe(point.decisions)
-            self._view.note(f"task {run.task.index}, point {values}: {outcome.error}")
+            self._view.note(f"task {run.task.index}, point {values}: {measurement.error}")
 
     def _is_over(self) -> bool:
         limit = self._options.time_limit_s
@@ -341,7 +330,7 @@ class _Run:
 
 
 def _boards(tracker: str | Tracker | None, key: str | None, runner: RunnerOptions, view: View) -> Boards:
-    """The machine itself, or those of a tracker."""
+    """Return this machine as a board, or the boards of a tracker."""
     if tracker is None or key is None:
         return LocalBoard(runner)
     where = tracker if isinstance(tracker, Tracker) else Tracker.parse(tracker)
@@ -349,7 +338,7 @@ def _boards(tracker: str | Tracker | None, key: str | None, runner: RunnerOption
 
 
 def _seeds(paths: Sequence[str | os.PathLike[str]], tasks: Sequence[Task]) -> dict[str, list[Decisions]]:
-    """The best points of the same workloads in other records, whatever target they are for."""
+    """Return the best points of the same workloads in other records, for any target: key -> decisions."""
     seeds: dict[str, list[Decisions]] = {}
     for path in paths:
         others = Records.read(Path(path))

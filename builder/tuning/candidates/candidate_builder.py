@@ -1,4 +1,4 @@
-"""Candidates become shared objects: code generation and linking in processes that may be killed."""
+"""Candidates become shared objects: code generation and linking, in processes that can be killed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from builder.kernels.postprocessing import postprocess
 from builder.records.task import Task
 from builder.target.device_target import DeviceTarget
 
-BUILD_TIMEOUT_S: Final = 120.0  # a tile unrolled too far can keep LLVM busy for minutes
+BUILD_TIMEOUT_S: Final = 120.0  # a tile that is unrolled too far keeps LLVM busy for minutes
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,26 +33,26 @@ class Building:
     _futures: Sequence[Future[bytes]]
 
     def results(self) -> Iterator[BuiltKernel | str]:
-        """Each candidate's shared object, or why there is none, as they come."""
+        """Wait for each candidate in turn; yield its shared object, or the reason why it failed."""
         for arguments, future in zip(self._arguments, self._futures, strict=True):
             try:
                 yield BuiltKernel(future.result(), arguments)
             except TimeoutError:
                 yield f"building took more than {BUILD_TIMEOUT_S:g} s"
-            except Exception as error:  # noqa: BLE001 - whatever a process that builds came to
+            except Exception as error:  # noqa: BLE001 - anything that a build process raised
                 text = str(error).strip()
                 yield text.splitlines()[-1][:300] if text else "building failed"
 
 
 class CandidateBuilder:
-    """Builds candidates of one target, several at a time.
+    """Builds candidates for one target, several at a time.
 
     Parameters
     ----------
     target
         The device.
     parallel
-        Processes; None for one a CPU.
+        Number of processes; None for one per CPU.
     """
 
     def __init__(self, target: DeviceTarget, parallel: int | None = None) -> None:
@@ -62,11 +62,11 @@ class CandidateBuilder:
         )
 
     def build(self, jobs: Sequence[tuple[Task, Point]]) -> list[BuiltKernel | str]:
-        """Each point's shared object, or why there is none."""
+        """Build points and return for each its shared object, or the reason why it failed."""
         return list(self.start(jobs).results())
 
     def start(self, jobs: Sequence[tuple[Task, Point]]) -> Building:
-        """Begin to build, and come back at once."""
+        """Start to build points, and return at once."""
         work = [(save_json(kernel_of(point.schedule, self._target)), self._target) for _, point in jobs]
         return Building(
             [arguments_of(task) for task, _ in jobs], [self._pool.submit(_build_one, job) for job in work]
@@ -83,17 +83,17 @@ def _build_one(job: tuple[str, DeviceTarget]) -> bytes:
 
 
 def build_module(mod: tvm.IRModule, target: DeviceTarget) -> bytes:
-    """A shared object with the kernels of `mod`, linked as bundles are."""
+    """Return a shared object with the kernels of `mod`, linked as in a bundle."""
     return link(compile_object(mod, target), target)
 
 
 def kernel_of(schedule: st.Schedule, target: DeviceTarget) -> tvm.IRModule:
-    """The scheduled function as lowering finishes it, under the name that measuring asks for."""
+    """Return the scheduled function, finished as in lowering, under the name `KERNEL`."""
     func = postprocess(schedule.mod["main"], target)
     return tvm.IRModule({KERNEL: func.with_attr("global_symbol", KERNEL)})
 
 
 def arguments_of(task: Task) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Dtypes and shapes of a kernel's arguments."""
+    """Return dtype and shape of each of a kernel's arguments."""
     infos = ms.arg_info.ArgInfo.from_entry_func(task.workload, False)
     return tuple((str(info.dtype), tuple(int(d) for d in info.shape)) for info in infos)

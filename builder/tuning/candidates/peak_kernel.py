@@ -1,6 +1,6 @@
-"""What a board does at most: a matrix product that never leaves the first cache.
+"""The kernel that measures a board's peak rate: a matrix product that stays in the first-level cache.
 
-The live view and the report give each kernel's rate as a share of it.
+The live view and the report show each kernel's rate as a share of this peak.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from builder.target.device_target import DeviceTarget
 from builder.tuning.candidates.candidate_builder import build_module
 
 DEPTH: Final = 128
-ROWS: Final = 256  # enough work that waking the threads costs nothing beside it
-ATTEMPTS: Final = 3  # of which the fastest counts: nothing is faster than the peak, much is slower
+ROWS: Final = 256  # enough work to make the cost of waking the threads negligible
+ATTEMPTS: Final = 3  # the fastest one counts: disturbances only make a measurement slower
 
 
 def peak_kernel(target: DeviceTarget, threads: int | None) -> tuple[BuiltKernel, float]:
-    """The kernel, and its floating-point operations."""
+    """Return the kernel for `threads` threads (None: one per core), and its floating-point operations."""
     cores = threads or target.cores
-    panel, rows = 2 * target.simd.lanes, ROWS  # a panel is a thread's work, and stays in its first cache
+    panel, rows = 2 * target.simd.lanes, ROWS  # each thread computes one panel, which fits its first cache
     a = te.placeholder((rows, DEPTH), "float32", name="a")
     b = te.placeholder((cores, DEPTH, panel), "float32", name="b")
     product = matmul.product(a, b)

@@ -1,7 +1,7 @@
-"""A pipeline: batches of candidates under way, from schedule to time, handed back one outcome at a time.
+"""A pipeline: builds and measures batches of candidates, and returns one measurement at a time.
 
-Where measuring happens elsewhere, the next batch is built while this one is measured; on this machine
-building would disturb the measurement, so that there is one batch at a time.
+If the boards are other machines, the next batches are built while one is measured. On this machine, building
+would disturb the measurement, so there is one batch at a time.
 """
 
 from __future__ import annotations
@@ -19,27 +19,35 @@ from builder.tuning.candidates.candidate_builder import Building, CandidateBuild
 from builder.tuning.interruption import Interruption
 from builder.tuning.tasks.task_run import TaskRun
 
-AHEAD: Final = 3  # batches under way where boards are elsewhere: measured, waiting for a board, being built
+AHEAD: Final = 3  # batches in progress where boards are elsewhere: one measured, one waiting, one built
 POLL_S: Final = 0.2
 
 Job = tuple[TaskRun, Point]
 
 
 class _StoppedError(Exception):
-    """Nobody wants the rest of a batch."""
+    """The pipeline was stopped: the rest of a batch is not measured."""
 
 
 @dataclass
 class Batch:
-    """Candidates that were thought of together, and what became of them so far."""
+    """Candidates that were proposed together.
+
+    Attributes
+    ----------
+    jobs
+        Each candidate's task and point.
+    measurements
+        Index of a candidate -> its result, as far as they have arrived.
+    """
 
     jobs: Sequence[Job]
-    outcomes: dict[int, Measurement] = field(default_factory=dict)
+    measurements: dict[int, Measurement] = field(default_factory=dict)
 
     @property
     def is_done(self) -> bool:
-        """Whether every outcome is there."""
-        return len(self.outcomes) == len(self.jobs)
+        """Whether all results have arrived."""
+        return len(self.measurements) == len(self.jobs)
 
 
 class Pipeline:
@@ -55,16 +63,16 @@ class Pipeline:
 
     @property
     def is_full(self) -> bool:
-        """Whether another batch would only wait."""
+        """Whether the pipeline accepts no further batch."""
         return len(self._open) >= self._capacity
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is under way."""
+        """Whether no batch is in progress."""
         return not self._open
 
     def put(self, jobs: Sequence[Job]) -> None:
-        """Start a batch."""
+        """Start to build and measure a batch."""
         batch = Batch(jobs)
         self._open.append(batch)
         building = self._builder.start([(run.task, point) for run, point in jobs])
@@ -73,14 +81,14 @@ class Pipeline:
         thread.start()
 
     def take(self) -> tuple[Batch, int, Measurement]:
-        """The next outcome, its batch and its place there.
+        """Wait for the next measurement; return its batch, its index there, and the measurement.
 
         Raises
         ------
         KeyboardInterrupt
-            If somebody pressed Ctrl-C; `drain` has what came in.
+            If SIGINT has arrived; `drain` returns what was measured until then.
         FleetError
-            If the boards are gone.
+            If no board answers any more.
         """
         while True:
             self._interruption.check()
@@ -90,14 +98,14 @@ class Pipeline:
                 continue
             if isinstance(result, BaseException):
                 raise result
-            batch, index, outcome = result
-            batch.outcomes[index] = outcome
+            batch, index, measurement = result
+            batch.measurements[index] = measurement
             if batch.is_done:
                 self._open.remove(batch)
-            return batch, index, outcome
+            return batch, index, measurement
 
     def drain(self, timeout_s: float) -> Iterator[tuple[Batch, int, Measurement]]:
-        """Stop after the candidates that are being measured, and give what came in until then."""
+        """Stop after the candidates that are being measured now, and yield all measurements until then."""
         self._stop.set()
         for thread in self._threads:
             thread.join(timeout_s)
@@ -107,25 +115,25 @@ class Pipeline:
                 yield result
 
     def _work(self, batch: Batch, building: Building) -> None:
-        places: list[int] = []
-        codes: list[BuiltKernel] = []
+        indices: list[int] = []  # in the batch, of the candidates that compiled
+        kernels: list[BuiltKernel] = []
         try:
-            for place, code in enumerate(building.results()):
+            for index, built in enumerate(building.results()):
                 if self._stop.is_set():
                     return
-                if isinstance(code, BuiltKernel):
-                    places.append(place)
-                    codes.append(code)
+                if isinstance(built, BuiltKernel):
+                    indices.append(index)
+                    kernels.append(built)
                 else:
-                    self._results.put((batch, place, Measurement(None, code, "")))
+                    self._results.put((batch, index, Measurement(None, built, "")))
 
-            self._boards.measure(codes, lambda index, outcome: self._done(batch, places[index], outcome))
+            self._boards.measure(kernels, lambda i, measurement: self._done(batch, indices[i], measurement))
         except _StoppedError:
             return
         except BaseException as error:  # noqa: BLE001 - a thread's outermost call: `take` raises it
             self._results.put(error)
 
-    def _done(self, batch: Batch, place: int, outcome: Measurement) -> None:
-        self._results.put((batch, place, outcome))
+    def _done(self, batch: Batch, index: int, measurement: Measurement) -> None:
+        self._results.put((batch, index, measurement))
         if self._stop.is_set():
             raise _StoppedError

@@ -1,4 +1,4 @@
-"""MetaSchedule's own searches over our spaces, asked for candidates and told their times."""
+"""MetaSchedule's own searches, run over our design spaces."""
 
 from __future__ import annotations
 
@@ -14,18 +14,28 @@ from builder.kernels.design_space import Decisions, Point, decisions_of
 from builder.records.task import Task
 from builder.tuning.search.unvisited import Unvisited
 
-# Spaces here have tens or hundreds of points, MetaSchedule's default populations are made for millions.
+# Our spaces have tens or hundreds of points; MetaSchedule's default populations are made for millions.
 POPULATION: Final = 64
-STALE_ROUNDS: Final = 2  # proposals without a new point before the rest of the space is taken as it comes
+STALE_ROUNDS: Final = 2  # proposals without a new point before the rest is visited in random order
 
 
 class MetaScheduleSearch:
-    """A search of MetaSchedule's, and what is left of the space when that finds nothing new.
+    """A search of MetaSchedule's; when it finds nothing new, the rest of the space follows.
 
     Parameters
     ----------
+    task
+        What to search.
+    rest
+        The points that have not been measured.
+    known
+        Point -> seconds per call, measured before; None for a point that did not run.
+    trials, batch
+        Number of points wanted in all, and per proposal.
+    seed
+        Seed of every random choice.
     evolves
-        Evolutionary search, with nothing but the measured times to go by; otherwise points at random.
+        Evolutionary search, guided by the measured times only; otherwise random points.
     """
 
     def __init__(
@@ -70,7 +80,7 @@ class MetaScheduleSearch:
         self._store(points, [known[p.decisions] for p in points])
 
     def propose(self, count: int) -> list[Point]:
-        """At most `count` points that are new."""
+        """Return at most `count` new points."""
         points: list[Point] = []
         while len(points) < count and self._stale < STALE_ROUNDS:
             self._settle()
@@ -89,22 +99,22 @@ class MetaScheduleSearch:
                     new += 1
             self._stale = 0 if new else self._stale + 1
             if new:
-                break  # what they take is worth knowing before more are proposed
+                break  # their times improve the next proposals
         return points or self._rest.propose(count)
 
     def learn(self, points: Sequence[Point], seconds: Sequence[float | None]) -> None:
-        """Take in what points took."""
+        """Take in the seconds per call of proposed points; None for one that did not run."""
         self._known.update((p.decisions, s) for p, s in zip(points, seconds, strict=True))
         self._settle()
         self._store(points, seconds)
 
     def _settle(self) -> None:
-        """Tell the search about its last candidates: just measured, known from before, or left out."""
+        """Report the results of the last candidates to MetaSchedule; it needs one for each of them."""
         if self._open is None:
             return
         (candidates, found), self._open = self._open, None
-        told = [_result(self._known.get(decisions)) for decisions in found]
-        self._context.search_strategy.notify_runner_results(candidates, told)
+        results = [_result(self._known.get(decisions)) for decisions in found]
+        self._context.search_strategy.notify_runner_results(candidates, results)
 
     def _store(self, points: Sequence[Point], seconds: Sequence[float | None]) -> None:
         infos = ms.arg_info.ArgInfo.from_entry_func(self._task.workload, False)
@@ -118,11 +128,10 @@ class MetaScheduleSearch:
 
 @contextlib.contextmanager
 def _without_intrinsics() -> Iterator[None]:
-    """Keep a context from loading TVM's tensor intrinsics.
+    """Keep `TuneContext` from loading TVM's tensor intrinsics.
 
-    Its constructor imports five hundred of them, parsed one by one from their source: 30 s, for names that
-    our
-    spaces never mention.
+    Its constructor imports five hundred of them, each parsed from source. That takes 30 s, and our spaces use
+    none of them.
     """
     name = "tvm.s_tir.tensor_intrin"
     if name in sys.modules:

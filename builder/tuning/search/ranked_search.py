@@ -1,8 +1,8 @@
-"""A search that ranks the whole space by a model of what was measured.
+"""A search that ranks the whole design space with a model of the measured times.
 
-Design spaces here can be listed, so nothing has to evolve: gradient-boosted trees (Chen and Guestrin,
-*XGBoost*, 2016) learn from the decisions themselves, and every point that is left is ranked by what they
-predict, less what they are unsure of.
+Our design spaces are small enough to list, so no evolutionary search is needed. Gradient-boosted trees (Chen
+and Guestrin, *XGBoost*, 2016) learn the time from the decisions; all remaining points are ranked by the
+predicted time minus a share of its uncertainty.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from builder.tuning.search.unvisited import Unvisited
 TREES: Final = 40
 DEPTH: Final = 4
 RATE: Final = 0.25
-MODELS: Final = 4  # each trained on its own sample: where they disagree, nobody knows
+MODELS: Final = 4  # each trained on its own sample; where they disagree, the prediction is uncertain
 SAMPLE, COLUMNS = 0.8, 0.7
-SHRINKING: Final = 0.1  # times of kernels are no noisy survey: the default of 1 blurs a few dozen of them
-OPTIMISM: Final = 1.5  # deviations that a point is given the benefit of
-AT_RANDOM: Final = 8  # of so many points one is taken at random: a model never learns what it never tries
-CENTRES: Final = 3  # best points, around which half of the others are taken
-LEAST: Final = 6  # measured points before a model means anything
-FAILED: Final = math.log(4.0)  # a point that does not run is taken for four times as slow as the slowest
+SHRINKING: Final = 0.1  # XGBoost's lambda; its default of 1 is for noisier data, and blurs a few dozen times
+OPTIMISM: Final = 1.5  # standard deviations subtracted from the predicted cost
+AT_RANDOM: Final = 8  # one in so many points is random: a model cannot learn what it never tries
+CENTRES: Final = 3  # best points, whose neighbours make up half of the ranked points
+LEAST: Final = 6  # measured points that a model needs to be of use
+FAILED: Final = math.log(4.0)  # a point that does not run counts as four times as slow as the slowest
 
 Floats = npt.NDArray[np.float32]
 
 
 class RankedSearch:
-    """Proposes the points that promise most."""
+    """Proposes the points with the best predicted times."""
 
     def __init__(self, unvisited: Unvisited, known: dict[Decisions, float | None], seed: int) -> None:
         self._unvisited, self._known, self._seed = unvisited, known, seed
@@ -43,7 +43,7 @@ class RankedSearch:
         self._random = random.Random(seed)  # noqa: S311 - a search, not a secret
 
     def propose(self, count: int) -> list[Point]:
-        """At most `count` points: the best by the model (before there is one, neighbours), some at random."""
+        """Return at most `count` points: the model's best (at first, neighbours), and some at random."""
         if sum(seconds is not None for seconds in self._known.values()) < LEAST:
             chosen = self._neighbours()[: (count + 1) // 2]
         else:
@@ -52,11 +52,11 @@ class RankedSearch:
         return points + self._unvisited.propose(count - len(points))
 
     def learn(self, points: Sequence[Point], seconds: Sequence[float | None]) -> None:
-        """Take in what points took."""
+        """Take in the seconds per call of proposed points; None for one that did not run."""
         self._known.update((p.decisions, s) for p, s in zip(points, seconds, strict=True))
 
     def _neighbours(self) -> list[Decisions]:
-        """One decision away from the best that are known, or from the space's default."""
+        """Return the points one decision away from the best known ones, or from the space's default."""
         ran = {d: s for d, s in self._known.items() if s is not None}
         centres = sorted(ran, key=lambda d: ran[d])[:CENTRES] or [self._space.default]
         found = {
@@ -68,7 +68,7 @@ class RankedSearch:
         return self._random.sample(sorted(found), len(found))
 
     def _ranked(self) -> list[Decisions]:
-        """All that is left, most promising first, and every second one near the best."""
+        """Return all remaining points, best prediction first; every second one is a neighbour of the best."""
         left = self._unvisited.left()
         if not left:
             return []
@@ -86,7 +86,7 @@ class RankedSearch:
 
 
 def _features(space: DesignSpace, points: Sequence[Decisions]) -> Floats:
-    """Logarithms of the values, and their sums in pairs: tiles are products."""
+    """Return a row per point: logarithms of its values, and their pairwise sums, as tiles are products."""
     logs = [np.log2(np.maximum(np.array(values, np.float32), 0) + 1) for values in space.values]
     single = [logs[i][[p[i] for p in points]] for i in range(len(logs))]
     pairs = [single[i] + single[j] for i in range(len(single)) for j in range(i)]
@@ -94,14 +94,14 @@ def _features(space: DesignSpace, points: Sequence[Decisions]) -> Floats:
 
 
 def _costs(seconds: Sequence[float | None]) -> Floats:
-    """Logarithms of times, over the best of them."""
+    """Return the logarithm of each time divided by the best one."""
     ran = [s for s in seconds if s is not None]
     best, worst = min(ran), max(ran)
     return np.array([math.log((s or worst) / best) + (0 if s else FAILED) for s in seconds], np.float32)
 
 
 def _predictions(known: Floats, costs: Floats, asked: Floats, seed: int) -> Floats:
-    """What each model predicts for each point that is asked about."""
+    """Return the predicted cost, one row per model and one column per row of `asked`."""
     import xgboost
 
     data = xgboost.DMatrix(known, label=costs)

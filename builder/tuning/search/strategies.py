@@ -1,7 +1,7 @@
-"""Searches: which points of a design space to measure next.
+"""The search strategies, by the names of `--tuner`, and what they have in common.
 
-All propose points that were not measured before, and end when the space does. One may be asked for more
-points before it was told what the last ones took: it knows them as handed out.
+All of them propose only points that have not been measured, and end when no point is left. A search may be
+asked for more points before it has learnt the times of the last ones: it does not propose those again.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from builder.tuning.search.unvisited import Unvisited
 Results = Mapping[Decisions, float | None]
 
 TUNERS: Mapping[str, str] = {
-    "xgb": "every point ranked by an XGBoost cost model of its decisions, as MetaSchedule's ranks a sample",
+    "xgb": "ranks every point with an XGBoost cost model of its decisions (MetaSchedule's ranks a sample)",
     "ga": "MetaSchedule's evolutionary search, with a random model in place of the cost model",
-    "random": "MetaSchedule's ReplayTrace: points at random",
+    "random": "MetaSchedule's ReplayTrace: random points",
     "gridsearch": "every point in turn",
 }
 
 
 class Search(Protocol):
-    """Proposes points of one task."""
+    """Decides which points of a task to measure next."""
 
     def propose(self, count: int) -> list[Point]:
-        """At most `count` points that were neither proposed nor known before; none when all are."""
+        """Return at most `count` points that were neither proposed nor known before; none if none is left."""
 
     def learn(self, points: Sequence[Point], seconds: Sequence[float | None]) -> None:
-        """Take in what proposed points took, None where one did not run."""
+        """Take in the seconds per call of proposed points; None for one that did not run."""
 
 
 def start(tuner: str, task: Task, known: Results, trials: int, batch: int, seed: int) -> Search:
-    """A search by its old name.
+    """Start a search.
 
     Parameters
     ----------
@@ -46,16 +46,16 @@ def start(tuner: str, task: Task, known: Results, trials: int, batch: int, seed:
     task
         What to search.
     known
-        What was measured before: not proposed again, and learnt from.
+        Point -> seconds per call, measured before: the search learns from them and does not repeat them.
     trials, batch
-        How many points are wanted in all, and in one proposal.
+        Number of points wanted in all, and per proposal.
     seed
-        Decides every random choice.
+        Seed of every random choice.
 
     Raises
     ------
     RecordsError
-        If there is no such tuner.
+        If `tuner` is not in `TUNERS`.
     """
     if tuner not in TUNERS:
         raise RecordsError(f"--tuner: expected {', '.join(TUNERS)}, got {tuner[:40]!r}")

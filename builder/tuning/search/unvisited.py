@@ -1,4 +1,4 @@
-"""The points of a space that nobody has measured."""
+"""The points of a design space that have not been measured."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Final
 
 from builder.kernels.design_space import Decisions, DesignSpace, Point
 
-MAX_LISTED: Final = 1 << 16  # a larger space is known by so many of its points, at random
+MAX_LISTED: Final = 1 << 16  # of a larger space, so many random points are listed
 
 
 class Unvisited:
-    """Points that nobody measured, in turn or shuffled; each is handed out once."""
+    """Points that have not been measured; each is handed out once, in order (`seed` None) or shuffled."""
 
     def __init__(self, space: DesignSpace, visited: Iterable[Decisions], seed: int | None) -> None:
         self.space = space
@@ -28,19 +28,19 @@ class Unvisited:
         self._next = 0
 
     def left(self) -> list[Decisions]:
-        """Those that are known to be left."""
+        """Return the listed points that are left."""
         return [d for d in self._listed[self._next :] if d not in self._visited]
 
     def is_new(self, decisions: Decisions) -> bool:
-        """Whether a point was neither measured nor handed out."""
+        """Whether a point has been neither measured nor handed out."""
         return decisions not in self._visited
 
     def mark(self, decisions: Decisions) -> None:
-        """Count a point as handed out."""
+        """Mark a point as handed out."""
         self._visited.add(decisions)
 
     def visit(self, wanted: Sequence[Decisions], count: int) -> list[Point]:
-        """The first `count` of `wanted` that are new and apply."""
+        """Hand out the first `count` points of `wanted` that are new and can be scheduled."""
         points: list[Point] = []
         for decisions in wanted:
             if len(points) >= count:
@@ -53,7 +53,7 @@ class Unvisited:
         return points
 
     def propose(self, count: int) -> list[Point]:
-        """The next `count` in turn."""
+        """Hand out the next `count` points."""
         points: list[Point] = []
         while len(points) < count and self._next < len(self._listed):
             decisions = self._listed[self._next]
@@ -62,4 +62,4 @@ class Unvisited:
         return points
 
     def learn(self, points: Sequence[Point], seconds: Sequence[float | None]) -> None:
-        """Nothing is learnt here."""
+        """Do nothing: the order does not depend on the times."""

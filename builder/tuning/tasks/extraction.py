@@ -1,7 +1,7 @@
-"""Tasks: the kernels of a model that have a design space, each once, with how often the model runs it.
+"""Finds the tasks of a model: each kernel with a design space, once, and how often the model calls it.
 
-A task is known by its *workload*, the unscheduled function: two models that share a convolution share its
-records.
+A task is identified by its *workload*, the unscheduled function: two models with the same convolution share
+its records.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def extract_tasks(
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     choose: Chooser | None = None,
 ) -> tuple[Task, ...]:
-    """List what there is to tune in a model.
+    """Find the tasks of a model.
 
     Parameters
     ----------
@@ -45,14 +45,14 @@ def extract_tasks(
     target
         The device that it is compiled for.
     input_shapes
-        Of inputs with symbolic dimensions, where `model` is a path.
+        Shapes of inputs with symbolic dimensions, where `model` is a path.
     choose
-        Whose choice is each space's default; None for what compiling uses without records.
+        Chooses the default point of each space; None for the point that compiling uses without records.
 
     Returns
     -------
     tuple of Task
-        Each workload once, in the order of the model, those with one point only left out.
+        Each workload once, in the order of the model, without those that have only one point.
     """
     device = target if isinstance(target, DeviceTarget) else resolve(target)
     imported = model if isinstance(model, ImportedModel) else load(model, input_shapes=input_shapes)
@@ -64,7 +64,7 @@ def extract_tasks(
         func = fused[name]
         if not isinstance(func, tirx.PrimFunc):
             continue
-        func = without_pragmas(func)  # as lowering does, or the workload would be another
+        func = without_pragmas(func)  # as in lowering: otherwise the workload would differ
         kind = space_of(func)
         space = DesignSpace.of(func, device, choose or heuristic, shipped) if kind is not None else None
         if kind is None or space is None or space.size < 2:
@@ -82,7 +82,7 @@ def extract_tasks(
 
 
 def _calls(main: relax.Function) -> Counter[str]:
-    """Calls of each kernel, in the order of the first."""
+    """Count the calls of each kernel, in the order of their first calls."""
     calls: Counter[str] = Counter()
     for block in main.body.blocks:
         for binding in block.bindings:
@@ -93,12 +93,12 @@ def _calls(main: relax.Function) -> Counter[str]:
 
 
 def select(tasks: Sequence[Task], spec: str) -> tuple[Task, ...]:
-    """The tasks that `--tasks` names: `all`, or numbers and ranges such as `0,2|3-5`.
+    """Return the tasks that `--tasks` names: `all`, or numbers and ranges such as `0,2|3-5`.
 
     Raises
     ------
     RecordsError
-        If the text is neither, or names a task that is not there.
+        If the text has another form, or names a task that the model does not have.
     """
     if spec == "all":
         return tuple(tasks)
@@ -114,14 +114,14 @@ def select(tasks: Sequence[Task], spec: str) -> tuple[Task, ...]:
         chosen.update(range(first, int(match[2] or first) + 1))
     if not chosen or max(chosen) >= len(tasks):
         raise RecordsError(
-            f"--tasks: the model has tasks 0 to {len(tasks) - 1}, got {spec[:80]!r}",
+            f"--tasks: expected numbers from 0 to {len(tasks) - 1}, got {spec[:80]!r}",
             hint="--tasks list shows them",
         )
     return tuple(task for task in tasks if task.index in chosen)
 
 
 def table(tasks: Sequence[Task]) -> str:
-    """The tasks, a line each, as `--tasks list` prints them."""
+    """Return the table of tasks that `--tasks list` prints."""
     heads = ("task", "calls", "MFLOP", "points", "kind", "name")
     rows = [
         (str(t.index), str(t.calls), f"{t.flops / 1e6:.2f}", str(t.space.size), t.kind, t.name) for t in tasks
@@ -136,5 +136,5 @@ def table(tasks: Sequence[Task]) -> str:
         for row in [heads, *rows]
     ]
     return "\n".join(
-        [*(line.rstrip() for line in lines), f"{len(tasks)} tasks, {total / 1e9:.3f} GFLOP an inference"]
+        [*(line.rstrip() for line in lines), f"{len(tasks)} tasks, {total / 1e9:.3f} GFLOP per inference"]
     )

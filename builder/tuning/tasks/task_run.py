@@ -1,4 +1,4 @@
-"""A task in a run: what is known of it, and how much it promises."""
+"""The state of one task in a run: its measured points, and how promising it is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,23 @@ from builder.tuning.views.progress import TaskProgress
 
 
 class TaskRun:
-    """A task's state in a run."""
+    """The state of one task in a run.
+
+    Attributes
+    ----------
+    task
+        The task.
+    known
+        Point -> seconds per call, in the order of measuring; None for a point that did not run.
+    search
+        The search over its design space, started with the first batch.
+    batches
+        Number of batches it has had.
+    under_way
+        Candidates being built or measured.
+    exhausted
+        Whether the search has no points left.
+    """
 
     def __init__(self, task: Task, records: Records) -> None:
         self.task = task
@@ -23,28 +39,28 @@ class TaskRun:
 
     @property
     def default_s(self) -> float | None:
-        """Seconds of a call by the heuristic."""
+        """Seconds per call at the heuristic's point."""
         return self.known.get(self.task.space.default)
 
     @property
     def best(self) -> tuple[Decisions, float] | None:
-        """The fastest point, and its seconds."""
+        """The fastest point, and its seconds per call."""
         ran = [(d, s) for d, s in self.known.items() if s is not None]
         return min(ran, key=lambda r: r[1]) if ran else None
 
     def planned(self, trials: int) -> int:
-        """How many points will be measured at most."""
+        """Return the maximum number of points that will be measured."""
         return min(trials, self.task.space.size)
 
     def is_stale(self, early_stopping: int | None) -> bool:
-        """Whether the last `early_stopping` points brought nothing better."""
+        """Whether none of the last `early_stopping` points was the best so far."""
         if early_stopping is None or self.best is None:
             return False
         order = list(self.known)
         return len(order) - 1 - order.index(self.best[0]) >= early_stopping
 
     def wanted(self, options: TuneOptions) -> int:
-        """Points of its next batch, 0 where it gets none."""
+        """Return the number of points in its next batch; 0 if it gets none."""
         if self.exhausted or self.is_stale(options.early_stopping):
             return 0
         left = self.planned(options.trials) - len(self.known) - self.under_way
@@ -60,12 +76,12 @@ class TaskRun:
 
     @property
     def promise(self) -> float:
-        """The task's share of the model's time, less with every batch it has had."""
-        seconds = self.best[1] if self.best else 1.0  # nothing ran: find out soon
+        """Seconds that the model spends in this task, divided by the number of its batches plus one."""
+        seconds = self.best[1] if self.best else 1.0  # nothing has run yet: try soon
         return seconds * self.task.calls / (self.batches + 1)
 
     def progress(self, options: TuneOptions) -> TaskProgress:
-        """What is shown of it."""
+        """Return what the views show of this task."""
         task, best = self.task, self.best
         return TaskProgress(
             task.index,

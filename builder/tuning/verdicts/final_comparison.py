@@ -1,60 +1,38 @@
-"""Verdicts: each task's best points against the heuristic's, then the whole model, in turn on one board.
+"""The final comparison: each task's best points against the heuristic's, then the whole model.
 
-The fastest of many noisy measurements is partly luck: a point is used only where it is faster beyond doubt.
+The fastest of many noisy measurements is partly luck, so a point is used only if it is faster beyond doubt:
+if the whole confidence interval of its speed-up is above 1. Both sides are timed in turn on the same board.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
-from builder.boards.interface import Boards
-from builder.boards.measuring_process import BuiltKernel, RunnerOptions
+from builder.boards.measuring_process import BuiltKernel
 from builder.errors import MeasureFault, ParityError
-from builder.importer import ImportedModel
-from builder.records.folder import Records
 from builder.records.meta_json import Verdict
-from builder.target.device_target import DeviceTarget
-from builder.tuning.candidates.candidate_builder import CandidateBuilder
+from builder.tuning.context import TuningContext
 from builder.tuning.tasks.task_run import TaskRun
 from builder.tuning.verdicts.paired_timing import compare_kernels, compare_models
-from builder.tuning.views.progress import View
 
-FINALISTS: Final = 3  # a task's fastest points, of which the comparison takes the first that holds
+FINALISTS: Final = 3  # the fastest points of a task that are compared, until one is faster beyond doubt
 
 
-@dataclass(frozen=True, slots=True)
 class FinalComparison:
-    """Comes to verdicts and writes them down.
+    """Compares what a run has found with the untuned model, and writes the verdicts to the records."""
 
-    Attributes
-    ----------
-    model, target, records
-        What was tuned, for what, and what is known of it.
-    boards, builder, runner
-        Who measures, who builds, and how is timed.
-    pairs
-        Measurements of each side.
-    view
-        Who is told.
-    """
-
-    model: ImportedModel
-    target: DeviceTarget
-    records: Records
-    boards: Boards
-    builder: CandidateBuilder
-    runner: RunnerOptions
-    pairs: int
-    view: View
+    def __init__(self, context: TuningContext) -> None:
+        self._context = context
+        self._records, self._view = context.records, context.view
 
     def compare_operator(self, run: TaskRun) -> None:
-        """The fastest points in order, until one is faster beyond doubt: the very fastest may be luck."""
-        task, pairs = run.task, self.pairs
+        """Compare a task's fastest points with the heuristic's in turn, until one is faster beyond doubt."""
+        task, pairs = run.task, self._context.options.pairs
         default = task.space.default
-        best = [r.decisions for r in self.records.best(task.key) if r.decisions != default]
-        verdict = self.records.meta.verdicts.get(task.key)
+        best = [r.decisions for r in self._records.best(task.key) if r.decisions != default]
+        verdict = self._records.meta.verdicts.get(task.key)
         if not best or (
             verdict is not None
             and verdict.decisions == best[0]
@@ -63,58 +41,59 @@ class FinalComparison:
         ):
             return
         limit = run.default_s or float("inf")
-        finalists = [r.decisions for r in self.records.best(task.key, FINALISTS) if (r.seconds or 0) < limit]
+        finalists = [r.decisions for r in self._records.best(task.key, FINALISTS) if (r.seconds or 0) < limit]
         points = [task.space.point(d) for d in [default, *finalists]]
-        codes = self.builder.build([(task, point) for point in points if point is not None])
-        untuned, *others = codes
-        if len(codes) != len(finalists) + 1 or not isinstance(untuned, BuiltKernel):
+        kernels = self._context.builder.build([(task, point) for point in points if point is not None])
+        untuned, *others = kernels
+        if len(kernels) != len(finalists) + 1 or not isinstance(untuned, BuiltKernel):
             return
         verdict = None
-        for decisions, code in zip(finalists, others, strict=True):
-            if not isinstance(code, BuiltKernel):
+        for decisions, kernel in zip(finalists, others, strict=True):
+            if not isinstance(kernel, BuiltKernel):
                 continue
             try:
-                ratio = compare_kernels(self.boards, untuned, code, pairs, self.runner)
+                ratio = compare_kernels(self._context.boards, untuned, kernel, pairs, self._context.runner)
             except MeasureFault as error:
-                self.view.note(f"task {task.index} could not be compared: {error}")
+                self._view.note(f"task {task.index} could not be compared: {error}")
                 continue
             verdict = Verdict(decisions, ratio, use=ratio.low > 1.0)
             if verdict.use:
                 break
         if verdict is None:
-            self.view.note(
-                f"task {task.index} keeps the heuristic's schedule: nothing could be compared with it"
+            self._view.note(
+                f"task {task.index} keeps the heuristic's schedule: no other point could be compared with it"
             )
             return
-        meta = self.records.meta
-        self.records.update(replace(meta, verdicts={**meta.verdicts, task.key: verdict}))
+        meta = self._records.meta
+        self._records.update(replace(meta, verdicts={**meta.verdicts, task.key: verdict}))
 
     def compare_models(self, runs: Sequence[TaskRun]) -> None:
-        """Compile the model without its records and with them, and let the two meet in turn."""
+        """Compile the model with and without its records, and compare the two in turn."""
         from builder.compiling.compilation import compile
 
-        meta, digest = self.records.meta, self.model.source_sha256
+        context = self._context
+        meta, digest = self._records.meta, context.model.source_sha256
         used = [r for r in runs if (v := meta.verdicts.get(r.task.key)) is not None and v.use]
         if not used:
-            self.view.note("nothing beat the heuristic beyond doubt: the model stays as it is")
+            self._view.note("no point is faster than the heuristic's beyond doubt: the model stays as it is")
             return
         fresh = replace(meta.models[digest], use=True)
-        self.records.update(replace(meta, models={**meta.models, digest: fresh}))
+        self._records.update(replace(meta, models={**meta.models, digest: fresh}))
         try:
-            untuned = compile(self.model, self.target)
-            tuned = compile(self.model, self.target, tuning_records=self.records)
+            untuned = compile(context.model, context.target)
+            tuned = compile(context.model, context.target, tuning_records=self._records)
         except ParityError as error:
-            self.view.note(f"the tuned model is not used: {error}")
-            meta = self.records.meta
+            self._view.note(f"the tuned model is not used: {error}")
+            meta = self._records.meta
             refused = replace(fresh, board=None, ratio=None, use=False)
-            self.records.update(replace(meta, models={**meta.models, digest: refused}))
+            self._records.update(replace(meta, models={**meta.models, digest: refused}))
             return
         expected = sum((run.best[1] if run.best else 0.0) * run.task.calls for run in runs)
         try:
-            board, ratio = compare_models(self.boards, untuned, tuned, self.pairs, self.runner, expected)
+            board, ratio = compare_models(context, untuned, tuned, expected)
         except MeasureFault as error:
-            self.view.note(f"the whole model could not be compared: {error}")
+            self._view.note(f"the whole model could not be compared: {error}")
             return
         result = replace(fresh, board=board, ratio=ratio, use=ratio.speedup >= 1.0)
-        meta = self.records.meta
-        self.records.update(replace(meta, models={**meta.models, digest: result}))
+        meta = self._records.meta
+        self._records.update(replace(meta, models={**meta.models, digest: result}))

@@ -1,8 +1,8 @@
-"""Tuned against untuned, on the same board, in turn: what the promise "never slower" rests on.
+"""Tuned against untuned, in turn on the same board: the basis of the promise "never slower".
 
-Times that are measured one after the other share whatever the board was doing at that moment, so each pair's
-ratio is kept, and the median of the ratios is given with a bootstrap interval (Efron, *Bootstrap Methods*,
-Annals of Statistics 7, 1979).
+Two times measured one right after the other share what the board was doing at that moment. So the ratio of
+each pair is taken; the result is the median of these ratios with its bootstrap interval (Efron, *Bootstrap
+Methods*, Annals of Statistics 7, 1979).
 """
 
 from __future__ import annotations
@@ -20,24 +20,25 @@ from builder.boards.measuring_process import BuiltKernel, RunnerOptions, check_p
 from builder.bundles.package import Package
 from builder.errors import BoardError
 from builder.records.meta_json import Ratio
+from builder.tuning.context import TuningContext
 
 RESAMPLES: Final = 2000
 CONFIDENCE: Final = 0.95
-ATTEMPTS: Final = 3  # boards that may fail under one comparison
+ATTEMPTS: Final = 3  # boards that may fail during one comparison
 MODEL_TIMEOUT_S: Final = 900.0  # a large model on a small board: upload, two loads, and the pairs
-LEAST_MODEL_S: Final = 0.02  # of one timing of a whole model: small ones are run several times
+LEAST_MODEL_S: Final = 0.02  # shortest time of one measurement: small models run several times in it
 
 
 def ratio_of(pairs: Sequence[tuple[float, float]]) -> Ratio:
-    """Summarise pairs of (untuned, tuned) seconds.
+    """Return medians, speed-up and interval of pairs of (untuned, tuned) seconds.
 
     Raises
     ------
     ValueError
-        If there are none.
+        If there are no pairs.
     """
     if not pairs:
-        raise ValueError("a ratio needs a pair")
+        raise ValueError("expected at least one pair of times, got none")
     times = np.array(pairs, dtype=np.float64)
     ratios = times[:, 0] / times[:, 1]
     generator = np.random.default_rng(0)
@@ -58,12 +59,12 @@ def ratio_of(pairs: Sequence[tuple[float, float]]) -> Ratio:
 def compare_kernels(
     boards: Boards, untuned: BuiltKernel, tuned: BuiltKernel, pairs: int, options: RunnerOptions
 ) -> Ratio:
-    """Compare two kernels of the same arguments.
+    """Compare two kernels with the same arguments on any board.
 
     Raises
     ------
     MeasureFault
-        If no board could.
+        If the kernels fail, or three boards do.
     """
     for attempt in range(ATTEMPTS):
         try:
@@ -76,39 +77,35 @@ def compare_kernels(
 
 
 def compare_models(
-    boards: Boards, untuned: Package, tuned: Package, pairs: int, options: RunnerOptions, expected_s: float
+    context: TuningContext, untuned: Package, tuned: Package, expected_s: float
 ) -> tuple[str, Ratio]:
-    """Compare two compiled models; the board's name and the result.
+    """Compare two compiled models on any board; return the board's name and the result.
 
     Parameters
     ----------
-    boards
-        Any of them does it.
+    context
+        Its boards, number of pairs, threads and cooldown are used.
     untuned, tuned
-        The packages.
-    pairs
-        How many times each is timed.
-    options
-        Threads and cooldown.
+        The compiled models.
     expected_s
-        About what an inference takes, to time short ones several times over.
+        Approximate duration of an inference in seconds: a short one is repeated in each measurement.
 
     Raises
     ------
     MeasureFault
-        If no board could.
+        If the models fail, or three boards do.
     """
     request = {
         "bundles": ["{path:untuned.bundle}", "{path:tuned.bundle}"],
-        "pairs": pairs,
+        "pairs": context.options.pairs,
         "number": max(1, min(1000, round(LEAST_MODEL_S / max(expected_s, 1e-6)))),
-        "threads": options.threads,
-        "cooldown_ms": options.cooldown_ms,
+        "threads": context.runner.threads,
+        "cooldown_ms": context.runner.cooldown_ms,
     }
     files = [("untuned.bundle", _content(untuned)), ("tuned.bundle", _content(tuned))]
     for attempt in range(ATTEMPTS):
         try:
-            with boards.session() as (name, process):
+            with context.boards.session() as (name, process):
                 answer, _ = process.call("compare", json.dumps(request), files, (), MODEL_TIMEOUT_S)
                 measured = _pairs(answer)
                 check_plausible([seconds for pair in measured for seconds in pair])

@@ -1,1 +1,1 @@
-"""What a person sees of tuning: the live view and the report."""
+"""What a person sees of a tuning run: the progress while it runs, and the report afterwards."""

@@ -1,4 +1,4 @@
-"""The report of a tuning run: one HTML file with its pictures inside, made from the records alone."""
+"""The report of a tuning run: one HTML file with its charts inside, made only from the records."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from builder.tuning.views.live import duration, micros, shortened
 from builder.tuning.views.svg_charts import PALETTE, Bar, Slice, curve, paired_bars, stacked
 
 REPORT: Final = "report.html"
-MAX_CURVES: Final = 60  # a page with more is no longer looked at
+MAX_CURVES: Final = 60  # more would make the page unreadable
 
 
 @dataclass(frozen=True, slots=True)
 class _OperatorRow:
-    """An operator of the model."""
+    """An operator of the model, as a row of the report."""
 
     key: str
     operator: TunedOperator
@@ -46,9 +46,9 @@ def write_report(records: Records, model: str) -> Path:
     Parameters
     ----------
     records
-        What was measured.
+        The records of the run.
     model
-        SHA-256 of the model's file, as `meta.json` knows it.
+        SHA-256 of the model's file, a key of `models` in `meta.json`.
     """
     path = records.path / REPORT
     temporary = path.with_name(f".{REPORT}.{os.getpid()}")
@@ -58,7 +58,7 @@ def write_report(records: Records, model: str) -> Path:
 
 
 def render(records: Records, model: str) -> str:
-    """The page's text."""
+    """Return the page's text; the parameters are those of `write_report`."""
     meta = records.meta
     result = meta.models[model]
     rows = sorted(_rows(records, result), key=lambda r: -r.total_before_us)
@@ -72,7 +72,7 @@ def render(records: Records, model: str) -> str:
         (duration(seconds), f"on {len(meta.boards)} board{'s' if len(meta.boards) != 1 else ''}"),
     ]
     if meta.peak_gflops is not None:
-        facts.append((f"{meta.peak_gflops:,.0f}", "GFLOP/s at most"))
+        facts.append((f"{meta.peak_gflops:,.0f}", "GFLOP/s at peak"))
     return _PAGE.format(
         title=escape(result.name),
         target=escape(meta.device),
@@ -102,7 +102,7 @@ def _rows(records: Records, result: ModelResult) -> list[_OperatorRow]:
         verdict = records.meta.verdicts.get(key)
         decisions = operator.default if record is None else record.decisions
         after = default if record is None else record.seconds or default
-        if verdict is not None:  # measured in turn: the better numbers
+        if verdict is not None:  # its times were measured in turn: they are more accurate
             default = verdict.ratio.untuned_us / 1e6
             after = verdict.ratio.tuned_us / 1e6 if verdict.use else default
         rows.append(
@@ -114,12 +114,12 @@ def _rows(records: Records, result: ModelResult) -> list[_OperatorRow]:
 def _headline(result: ModelResult) -> str:
     ratio = result.ratio
     if ratio is None:
-        return "<p class='head'>The whole model was not compared.</p>"
-    verdict = "" if result.use else " It will be compiled as it was."
+        return "<p class='head'>The whole model has not been compared.</p>"
+    verdict = "" if result.use else " It is compiled without these records."
     return (
         f"<p class='head'><b>{ratio.speedup:.2f}×</b> as fast as untuned "
         f"<span>(95 % interval {ratio.low:.2f} to {ratio.high:.2f}, {ratio.pairs} pairs in turn on "
-        f"{escape(result.board or '')}): {ratio.tuned_us / 1e3:.3f} ms an inference, was "
+        f"{escape(result.board or '')}): {ratio.tuned_us / 1e3:.3f} ms per inference, untuned "
         f"{ratio.untuned_us / 1e3:.3f} ms.{verdict}</span></p>"
     )
 
@@ -174,16 +174,16 @@ _PAGE: Final = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>Tuning of {title}</title>
 <style>
-:root {{ --paper:#fff; --ink:#1c2733; --soft:#66717e; --line:#dde2e8; --before:#b8bec6; --after:#0072B2;
---card:#f6f8fa; }}
-@media (prefers-color-scheme: dark) {{ :root {{ --paper:#14181d; --ink:#e4e9ee; --soft:#98a3af;
---line:#2d343c;
- --before:#5d6873; --after:#56B4E9; --card:#1c2128; }} }}
-body {{ font:15px/1.5 system-ui,sans-serif; color:var(--ink); background:var(--paper); max-width:1000px;
-margin:32px auto;
- padding:0 20px; }}
-h1 {{ margin:0; font-size:26px; }} h2 {{ margin:40px 0 6px; font-size:18px; }} p {{ margin:4px 0 14px;
-color:var(--soft); }}
+:root {{ --paper:#fff; --ink:#1c2733; --soft:#66717e; --line:#dde2e8; --card:#f6f8fa;
+  --before:#b8bec6; --after:#0072B2; }}
+@media (prefers-color-scheme: dark) {{
+  :root {{ --paper:#14181d; --ink:#e4e9ee; --soft:#98a3af; --line:#2d343c; --card:#1c2128;
+    --before:#5d6873; --after:#56B4E9; }}
+}}
+body {{ font:15px/1.5 system-ui,sans-serif; color:var(--ink); background:var(--paper);
+  max-width:1000px; margin:32px auto; padding:0 20px; }}
+h1 {{ margin:0; font-size:26px; }} h2 {{ margin:40px 0 6px; font-size:18px; }}
+p {{ margin:4px 0 14px; color:var(--soft); }}
 .head {{ font-size:17px; color:var(--ink); margin:18px 0; }} .head b {{ font-size:30px; color:var(--after); }}
 .head span {{ color:var(--soft); font-size:15px; }}
 .facts {{ display:flex; flex-wrap:wrap; gap:12px; }}
@@ -191,31 +191,33 @@ color:var(--soft); }}
 .facts b {{ display:block; font-size:20px; }} .facts span {{ color:var(--soft); font-size:13px; }}
 svg {{ max-width:100%; height:auto; }} svg text {{ font:12px system-ui,sans-serif; fill:var(--ink); }}
 svg text.small {{ font-size:11px; fill:var(--soft); }} svg text.bad {{ fill:#D55E00; }}
-.grid {{ stroke:var(--line); }} .dash {{ stroke:var(--soft); stroke-dasharray:4 3; }} .dot {{
-fill:var(--before); }}
-.best {{ fill:none; stroke:var(--after); stroke-width:2; }} .before {{ fill:var(--before); }} .after {{
-fill:var(--after); }}
+.grid {{ stroke:var(--line); }} .dash {{ stroke:var(--soft); stroke-dasharray:4 3; }}
+.dot {{ fill:var(--before); }} .best {{ fill:none; stroke:var(--after); stroke-width:2; }}
+.before {{ fill:var(--before); }} .after {{ fill:var(--after); }}
 .curves {{ display:grid; grid-template-columns:repeat(auto-fill,minmax(300px,1fr)); gap:10px 20px; }}
 figure {{ margin:0; }} figcaption {{ font-size:12px; color:var(--soft); }}
-table {{ border-collapse:collapse; width:100%; font-size:13px; }} td,th {{ padding:4px 8px; text-align:right;
- border-bottom:1px solid var(--line); }} td:first-child,th:first-child {{ text-align:left;
- overflow-wrap:anywhere; }}
+table {{ border-collapse:collapse; width:100%; font-size:13px; }}
+td,th {{ padding:4px 8px; text-align:right; border-bottom:1px solid var(--line); }}
+td:first-child,th:first-child {{ text-align:left; overflow-wrap:anywhere; }}
 .scroll {{ overflow-x:auto; }}
 </style></head><body>
 <h1>Tuning of {title}</h1><p>{target}<br>{versions}</p>
 {headline}
 <div class="facts">{facts}</div>
-<h2>Where the time goes</h2><p>Tuned operators of one inference, each times its calls.</p>{where}
-<h2>Before and after</h2><p>Grey: as compiled without these records. Blue: with them. At the right the
-gain and its
-95 % interval, both measured in turn; “kept” means that nothing changes.</p>{bars}
-<h2>Best so far</h2><p>One dot a point in the order of measuring, the line is the best so far, dashed the
-time without records. The scale is logarithmic and very slow points are drawn at the top.</p><div
-class="curves">{curves}</div>
-<h2>Operators</h2><div class="scroll"><table><tr><th>operator</th><th>kind</th><th>calls</th><th>MFLOP</th>
-<th>untuned us</th><th>compiled us</th><th>GFLOP/s</th><th>of
-peak</th><th>untuned</th><th>compiled</th></tr>{table}</table></div>
-<h2>Boards</h2><table><tr><th>board</th><th>measured</th><th>failed</th><th>throttled</th><th>dropped</th><th>busy</th></tr>
+<h2>Where the time goes</h2>
+<p>The tuned operators of one inference: time per call multiplied by the number of calls.</p>{where}
+<h2>Before and after</h2>
+<p>Grey: compiled without these records. Blue: compiled with them. On the right, the speed-up and its 95 %
+interval, timed in turn; “kept” means that the untuned schedule is kept.</p>{bars}
+<h2>Best so far</h2>
+<p>Each dot is a measured point, in the order of measuring. The line is the best time so far, the dashed line
+the time without records. The scale is logarithmic; very slow points are drawn at the top.</p>
+<div class="curves">{curves}</div>
+<h2>Operators</h2><div class="scroll"><table>
+<tr><th>operator</th><th>kind</th><th>calls</th><th>MFLOP</th><th>untuned us</th><th>compiled us</th>
+<th>GFLOP/s</th><th>of peak</th><th>untuned</th><th>compiled</th></tr>{table}</table></div>
+<h2>Boards</h2><table>
+<tr><th>board</th><th>measured</th><th>failed</th><th>throttled</th><th>dropped</th><th>busy</th></tr>
 {boards}</table>
 </body></html>
 """

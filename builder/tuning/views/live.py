@@ -1,4 +1,4 @@
-"""Views of a tuning run: a live table on a terminal, a line a batch elsewhere, JSON lines for scripts."""
+"""Views of a tuning run: a live table on a terminal, one line per batch elsewhere, JSON lines for scripts."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.live import Live
 
-MAX_ROWS: Final = 16  # of tasks: those with the largest share of the time, for a terminal is not endless
-BAR: Final = 12
+MAX_ROWS: Final = 16  # tasks shown: those with the largest share of the time
+BAR: Final = 12  # width of a full bar, in characters
 
 
 @contextmanager
 def watch(*, quiet: bool, as_json: bool, stream: IO[str] | None = None) -> Iterator[View]:
-    """The view that fits: none, JSON lines on stdout, a live table on a terminal, lines elsewhere."""
+    """Yield a view: silent, JSON lines on stdout, a live table on a terminal, or lines elsewhere."""
     out = stream if stream is not None else sys.stderr
     if as_json:
         yield JsonLines(stream if stream is not None else sys.stdout)
@@ -39,14 +39,14 @@ def watch(*, quiet: bool, as_json: bool, stream: IO[str] | None = None) -> Itera
 
 
 class Lines:
-    """One line a batch."""
+    """Prints one line per batch."""
 
     def __init__(self, out: IO[str]) -> None:
         self._out = out
         self._last = ""
 
     def update(self, progress: Progress) -> None:
-        """Print a line where something changed."""
+        """Print a line, if anything has changed."""
         planned = sum(task.planned for task in progress.tasks)
         parts = [progress.phase]
         if progress.active is not None:
@@ -70,13 +70,13 @@ class Lines:
 
 
 class JsonLines:
-    """An object a line: `{"progress": ...}` or `{"note": ...}`."""
+    """Prints one JSON object per line: `{"progress": ...}` or `{"note": ...}`."""
 
     def __init__(self, out: IO[str]) -> None:
         self._out = out
 
     def update(self, progress: Progress) -> None:
-        """Print the whole picture."""
+        """Print the whole state."""
         print(json.dumps({"progress": asdict(progress)}), file=self._out, flush=True)
 
     def note(self, text: str) -> None:
@@ -85,22 +85,22 @@ class JsonLines:
 
 
 class Table:
-    """The live table."""
+    """A table that is redrawn in place."""
 
     def __init__(self, live: Live, console: Console) -> None:
         self._live, self._console = live, console
 
     def update(self, progress: Progress) -> None:
-        """Draw it anew."""
+        """Redraw the table."""
         self._live.update(render(progress))
 
     def note(self, text: str) -> None:
-        """Print a remark above it."""
+        """Print a remark above the table."""
         self._console.print(f"[dim]{text}[/]" if "[" not in text else text, markup="[" not in text)
 
 
 def render(progress: Progress) -> RenderableType:
-    """The table: tasks by their share of the time, boards, and how long it will take."""
+    """Return the table: tasks by their share of the time, the boards, and the time left."""
     from rich import box
     from rich.console import Group
     from rich.table import Table as RichTable
@@ -156,14 +156,14 @@ def render(progress: Progress) -> RenderableType:
 
 
 def micros(seconds: float | None) -> str:
-    """Seconds as microseconds, three digits or more."""
+    """Format seconds as microseconds, with at least three digits; empty for None."""
     if seconds is None:
         return ""
     return f"{seconds * 1e6:.1f}" if seconds < 1e-3 else f"{seconds * 1e6:.0f}"
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds for people."""
+    """Format seconds, such as `42 s`, `3 min 5 s` or `2 h 10 min`."""
     whole = round(seconds or 0)
     if whole < 60:
         return f"{whole} s"
@@ -172,14 +172,14 @@ def duration(seconds: float | None) -> str:
 
 
 def rate_text(gflops: float | None, peak: float | None) -> str:
-    """A rate and its share of the peak."""
+    """Format a rate in GFLOP/s and its share of the peak."""
     if gflops is None:
         return ""
     return f"{gflops:.1f} GFLOP/s" + (f" ({gflops / peak:.0%} of peak)" if peak else "")
 
 
 def shortened(text: str, most: int) -> str:
-    """A long name without its middle."""
+    """Shorten a name to `most` characters by cutting its middle."""
     if len(text) <= most:
         return text
     half = (most - 1) // 2

@@ -1,4 +1,4 @@
-"""What a tuning run tells whoever watches it, in one frozen picture after each step."""
+"""The progress of a tuning run, as one frozen value after each step, and the views that receive it."""
 
 from __future__ import annotations
 
@@ -10,16 +10,22 @@ from builder.boards.interface import BoardStatus
 
 @dataclass(frozen=True, slots=True)
 class TaskProgress:
-    """A task, so far.
+    """The progress of one task.
 
     Attributes
     ----------
+    index, name, kind, calls
+        As in `builder.records.task.Task`.
     trials, planned
-        Points measured, and how many will be at most.
+        Number of points measured, and its maximum.
     default_s, best_s
-        Seconds of a call by the heuristic and by the best point, None where nothing ran yet.
+        Seconds per call at the heuristic's point and at the best point; None if nothing has run yet.
     gflops
-        Of the best point.
+        Rate of the best point, in GFLOP/s.
+    finished
+        Whether the task gets no further batch.
+    point
+        Values of the best point, such as `4x7x2`.
     """
 
     index: int
@@ -37,18 +43,20 @@ class TaskProgress:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A run, so far.
+    """The progress of a run.
 
     Attributes
     ----------
     phase
-        What is being done, in a word or two.
+        The present step, in a few words.
+    tasks, boards
+        The state of each task and of each board.
     active
-        Index of the task that is searched, None for none.
-    left_s
-        Estimated seconds to the end, None where nobody can tell yet.
+        Index of the task that is being searched; None if there is none.
+    elapsed_s, left_s
+        Seconds since the start, and the estimated seconds to the end; None if it cannot be estimated yet.
     peak_gflops
-        What the board does at most.
+        The board's peak rate, in GFLOP/s; None if it has not been measured yet.
     """
 
     phase: str
@@ -61,32 +69,32 @@ class Progress:
 
     @property
     def trials(self) -> int:
-        """Points measured in all."""
+        """Number of points measured, over all tasks."""
         return sum(task.trials for task in self.tasks)
 
     @property
     def default_s(self) -> float:
-        """Seconds that the tuned operators of one inference take by the heuristic."""
+        """Seconds that the operators of one inference take at the heuristic's points."""
         return sum((task.default_s or 0.0) * task.calls for task in self.tasks)
 
     @property
     def best_s(self) -> float:
-        """The same at the best points so far."""
+        """Seconds that the operators of one inference take at the best points so far."""
         return sum((task.best_s or task.default_s or 0.0) * task.calls for task in self.tasks)
 
 
 class View(Protocol):
-    """Somebody who watches."""
+    """Shows the progress of a run."""
 
     def update(self, progress: Progress) -> None:
-        """Show how far the run is."""
+        """Show the state of the run."""
 
     def note(self, text: str) -> None:
-        """Show one remark."""
+        """Show a remark, one line."""
 
 
 class Silent:
-    """Nobody watches."""
+    """A view that shows nothing."""
 
     def update(self, progress: Progress) -> None:
         """Show nothing."""

@@ -1,4 +1,4 @@
-"""Pictures as SVG text: curves, paired bars, a stacked bar. Numbers in, markup out; nothing is fetched."""
+"""Charts as SVG text: curves, paired bars, stacked bars. Numbers in, markup out; no external resources."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from html import escape
 from typing import Final
 
-# Okabe and Ito's palette, which people with any colour vision tell apart (jfly.uni-koeln.de/color).
+# Okabe and Ito's palette, which people with any kind of colour vision can tell apart
+# (jfly.uni-koeln.de/color).
 PALETTE: Final = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#B3A100", "#7A7A7A")
 REST: Final = "#B8BEC6"
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """An operator before and after, in microseconds; `interval` is that of the speed-up."""
+    """An operator's time before and after, in microseconds, and a short note."""
 
     label: str
     before_us: float
@@ -25,7 +26,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A part of a whole."""
+    """A labelled part of a stacked bar."""
 
     label: str
     value: float
@@ -34,12 +35,12 @@ class Slice:
 def curve(
     seconds: Sequence[float | None], default_s: float | None, width: int = 300, height: int = 120
 ) -> str:
-    """Best so far (line) over the points measured (dots), the heuristic's time as a dashed line."""
+    """Draw measured points (dots), the best so far (line) and the heuristic's time (dashed); in seconds."""
     ran = [s for s in seconds if s is not None]
     if not ran:
         return _svg(width, height, [_text(width / 2, height / 2, "nothing ran", anchor="middle")])
     left, right, top, bottom = 64, 8, 10, 22
-    # A few very slow points would press all else to the floor.
+    # Cut very slow points off: they would squeeze all others into one line.
     ceiling = min(max(ran), 4 * sorted(ran)[len(ran) // 2], 6 * min(ran))
     ceiling = max(ceiling, (default_s or 0.0) * 1.05, min(ran) * 1.05)
     floor = min(ran) * 0.9
@@ -85,7 +86,7 @@ def curve(
 
 
 def paired_bars(bars: Sequence[Bar], width: int = 940) -> str:
-    """Two bars an operator, before above after."""
+    """Draw two bars per operator: before above after."""
     row, label, note = 34, 330, 120
     most = max((max(b.before_us, b.after_us) for b in bars), default=1.0) or 1.0
     scale = (width - label - note - 70) / most
@@ -104,7 +105,7 @@ def paired_bars(bars: Sequence[Bar], width: int = 940) -> str:
 
 
 def stacked(rows: Sequence[tuple[str, Sequence[Slice]]], width: int = 940) -> str:
-    """A bar a row, its parts in the same colours by label, all on one scale."""
+    """Draw one stacked bar per row, all on one scale; equal labels have equal colours."""
     labels = list(dict.fromkeys(share.label for _, shares in rows for share in shares))
     colours = {label: PALETTE[i] if i < len(PALETTE) else REST for i, label in enumerate(labels)}
     most = max((sum(s.value for s in shares) for _, shares in rows), default=1.0) or 1.0

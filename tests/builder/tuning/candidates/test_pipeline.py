@@ -1,11 +1,11 @@
-"""What overlaps, with builders and boards that only take their time: a busy machine changes nothing."""
+"""The pipeline with builders and boards that a test controls step by step: no sleeping, no timing."""
 
 from __future__ import annotations
 
 import queue
 import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,105 +15,151 @@ from builder.boards.interface import Measurement
 from builder.boards.measuring_process import BuiltKernel
 from builder.errors import FleetError
 from builder.tuning.candidates.candidate_builder import Building
-from builder.tuning.candidates.pipeline import Pipeline
+from builder.tuning.candidates.pipeline import AHEAD, Pipeline
 from builder.tuning.interruption import Interruption
 
-BUILD_S, MEASURE_S = 0.06, 0.1
-CODE = BuiltKernel(b"", ())
+LIMIT_S = 60.0  # for a step that must happen; reached only when the code is wrong
+MEASURED = Measurement((1e-6,), None, "board")
 
 
-class SlowBuilder:
-    def __init__(self) -> None:
-        self.pool = ThreadPoolExecutor(2)
-        self.built: list[float] = []
+class Builder:
+    """Builds at once and notes each candidate in `events`; candidates numbered in `fail` do not compile."""
+
+    def __init__(self, events: list[str], fail: tuple[int, ...] = ()) -> None:
+        self._events, self._fail = events, fail
 
     def start(self, jobs: Any) -> Building:
-        return Building([()] * len(jobs), [self.pool.submit(self._build) for _ in jobs])
+        futures: list[Future[bytes]] = []
+        for index, _ in enumerate(jobs):
+            future: Future[bytes] = Future()
+            if index in self._fail:
+                future.set_exception(ValueError("no code for it"))
+            else:
+                future.set_result(b"")
+            futures.append(future)
+            self._events.append("built")
+        return Building([()] * len(jobs), futures)
 
-    def _build(self) -> bytes:
-        time.sleep(BUILD_S)
-        self.built.append(time.monotonic())
-        return b""
 
+class Boards:
+    """Boards that measure the candidate for which a test releases a permit."""
 
-class SlowBoards:
-    def __init__(self, count: int, *, elsewhere: bool = True) -> None:
+    def __init__(self, events: list[str] | None = None, *, elsewhere: bool = True) -> None:
         self.elsewhere = elsewhere
-        self.measuring: list[tuple[float, float]] = []
-        self._free: queue.Queue[int] = queue.Queue()
-        for board in range(count):
-            self._free.put(board)
+        self.permits = threading.Semaphore(0)
+        self.started: queue.Queue[int] = queue.Queue()  # sizes of the batches whose measurement began
+        self._events = events if events is not None else []
 
-    def measure(self, codes: Any, done: Any = None) -> list[Measurement]:
-        outcomes: queue.Queue[int] = queue.Queue()
-
-        def one(index: int) -> None:
-            board = self._free.get()
-            start = time.monotonic()
-            time.sleep(MEASURE_S)
-            self.measuring.append((start, time.monotonic()))
-            self._free.put(board)
-            outcomes.put(index)
-
-        for index in range(len(codes)):
-            threading.Thread(target=one, args=(index,), daemon=True).start()
-        for _ in codes:
-            done(outcomes.get(), Measurement((1e-6,), None, "board"))
+    def measure(self, kernels: Any, done: Callable[[int, Measurement], None] | None = None) -> list[Any]:
+        self.started.put(len(kernels))
+        for index, kernel in enumerate(kernels):
+            assert isinstance(kernel, BuiltKernel)
+            assert self.permits.acquire(timeout=LIMIT_S)
+            self._events.append("measured")
+            assert done is not None
+            done(index, MEASURED)
         return []
 
 
 @dataclass
-class Job:
+class Run:
     task: Any = None
 
 
-def run(builder: Any, boards: Any, batches: int, size: int = 8) -> float:
-    """Seconds that it takes."""
-    pipeline = Pipeline(builder, boards, Interruption())
-    start, left, taken = time.monotonic(), batches, 0
-    while left or not pipeline.is_empty:
-        while left and not pipeline.is_full:
-            pipeline.put([(Job(), None)] * size)  # type: ignore[list-item]
-            left -= 1
+def jobs(count: int) -> Any:
+    return [(Run(), None)] * count
+
+
+def test_the_next_batches_are_built_while_the_first_is_measured() -> None:
+    events: list[str] = []
+    boards = Boards(events)
+    pipeline = Pipeline(Builder(events), boards, Interruption())  # type: ignore[arg-type]
+    for _ in range(AHEAD):
+        assert not pipeline.is_full
+        pipeline.put(jobs(2))
+    assert pipeline.is_full
+    assert events == ["built"] * 2 * AHEAD
+    boards.permits.release(2 * AHEAD)
+    for _ in range(2 * AHEAD):
         pipeline.take()
-        taken += 1
-    assert taken == batches * size
-    return time.monotonic() - start
+    assert pipeline.is_empty
 
 
-def test_two_boards_do_nearly_twice_as_much_as_one() -> None:
-    """0.03 s of building a candidate with two cores beside 0.05 s of measuring with two boards."""
-    one, two = (run(SlowBuilder(), SlowBoards(count), 6) for count in (1, 2))
-    assert one / two >= 1.8, (one, two)
+def test_two_batches_are_offered_to_the_boards_at_the_same_time() -> None:
+    """So that no board is idle while another one measures the last candidate of a batch."""
+    boards = Boards()
+    pipeline = Pipeline(Builder([]), boards, Interruption())  # type: ignore[arg-type]
+    pipeline.put(jobs(1))
+    pipeline.put(jobs(1))
+    assert [boards.started.get(timeout=LIMIT_S) for _ in range(2)] == [1, 1]  # and neither has a permit yet
+    boards.permits.release(2)
+    for _ in range(2):
+        pipeline.take()
 
 
-def test_here_nothing_is_built_while_something_is_measured() -> None:
-    builder, boards = SlowBuilder(), SlowBoards(1, elsewhere=False)
-    run(builder, boards, 3, size=3)
-    assert len(builder.built) == 9
-    assert not [t for t in builder.built for start, end in boards.measuring if start < t - BUILD_S / 2 < end]
+def test_on_this_machine_nothing_is_built_while_something_is_measured() -> None:
+    events: list[str] = []
+    boards = Boards(events, elsewhere=False)
+    pipeline = Pipeline(Builder(events), boards, Interruption())  # type: ignore[arg-type]
+    boards.permits.release(6)
+    for _ in range(2):
+        pipeline.put(jobs(3))
+        assert pipeline.is_full
+        for _ in range(3):
+            assert pipeline.is_full
+            pipeline.take()
+        assert pipeline.is_empty
+    assert events == (["built"] * 3 + ["measured"] * 3) * 2
 
 
-def test_after_ctrl_c_what_was_measured_is_handed_back() -> None:
-    interruption = Interruption()
-    pipeline = Pipeline(SlowBuilder(), SlowBoards(1), interruption)  # type: ignore[arg-type]
-    pipeline.put([(Job(), None)] * 20)  # type: ignore[list-item]
+def test_a_candidate_that_does_not_compile_is_a_failed_measurement() -> None:
+    boards = Boards()
+    pipeline = Pipeline(Builder([], fail=(1,)), boards, Interruption())  # type: ignore[arg-type]
+    pipeline.put(jobs(3))
+    boards.permits.release(2)
+    results = {index: measurement for _, index, measurement in (pipeline.take() for _ in range(3))}
+    assert [results[i].error for i in range(3)] == [None, "no code for it", None]
+    assert pipeline.is_empty
+
+
+def test_after_ctrl_c_the_candidate_being_measured_is_the_last() -> None:
+    class EndsAfterStop(Boards):
+        """Its third candidate ends only when the pipeline has been stopped."""
+
+        def measure(self, kernels: Any, done: Callable[[int, Measurement], None] | None = None) -> list[Any]:
+            assert done is not None
+            for index in range(len(kernels)):
+                if index == 2:
+                    third.set()
+                    assert pipeline._stop.wait(LIMIT_S)
+                done(index, MEASURED)
+            return []
+
+    third, interruption = threading.Event(), Interruption()
+    pipeline = Pipeline(Builder([]), EndsAfterStop(), interruption)  # type: ignore[arg-type]
+    pipeline.put(jobs(20))
     pipeline.take()
-    interruption._handle(2, None)
-    time.sleep(3 * MEASURE_S)
+    assert third.wait(LIMIT_S)
+    interruption.on_signal(2, None)
     with pytest.raises(KeyboardInterrupt):
         pipeline.take()
-    kept = list(pipeline.drain(5.0))
-    assert 1 <= len(kept) < 19
+    assert [index for _, index, _ in pipeline.drain(LIMIT_S)] == [1, 2]
+
+
+def test_a_second_ctrl_c_is_not_deferred() -> None:
+    interruption = Interruption()
+    interruption.on_signal(2, None)
+    with pytest.raises(KeyboardInterrupt):
+        interruption.on_signal(2, None)
 
 
 def test_boards_that_are_gone_end_the_run() -> None:
-    class Gone(SlowBoards):
-        def measure(self, codes: Any, done: Any = None) -> list[Measurement]:
-            del codes, done
+    class Gone(Boards):
+        def measure(self, kernels: Any, done: Any = None) -> list[Any]:
+            del kernels, done
             raise FleetError("gone")
 
-    pipeline = Pipeline(SlowBuilder(), Gone(1), Interruption())  # type: ignore[arg-type]
-    pipeline.put([(Job(), None)])  # type: ignore[list-item]
+    pipeline = Pipeline(Builder([]), Gone(), Interruption())  # type: ignore[arg-type]
+    pipeline.put(jobs(1))
     with pytest.raises(FleetError, match="gone"):
         pipeline.take()

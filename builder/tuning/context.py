@@ -1,0 +1,42 @@
+"""What the steps of one tuning run share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from builder.boards.interface import Boards
+from builder.boards.measuring_process import RunnerOptions
+from builder.importer import ImportedModel
+from builder.records.folder import Records
+from builder.target.device_target import DeviceTarget
+from builder.tuning.candidates.candidate_builder import CandidateBuilder
+from builder.tuning.options import TuneOptions
+from builder.tuning.views.progress import View
+
+
+@dataclass(frozen=True, slots=True)
+class TuningContext:
+    """The collaborators and options of one call of `tune`.
+
+    Attributes
+    ----------
+    model, target
+        The model, and the device that it is tuned for.
+    records
+        The folder that results are written to.
+    builder, boards
+        What builds candidates, and what measures them.
+    options, runner
+        What to search for, and how to time.
+    view
+        Shows the progress.
+    """
+
+    model: ImportedModel
+    target: DeviceTarget
+    records: Records
+    builder: CandidateBuilder
+    boards: Boards
+    options: TuneOptions
+    runner: RunnerOptions
+    view: View
