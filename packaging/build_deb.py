@@ -1,10 +1,11 @@
-"""Build the agent's Debian packages, on any Linux workstation and for every release at once.
+"""Build the agent's Debian packages for all releases, on any Linux workstation.
 
     python packaging/build_deb.py [--suite bookworm] [--arch arm64] [-o dist]
-    python packaging/build_deb.py --lock      after a change of the agent's dependencies
+    python packaging/build_deb.py --lock      after changing the agent's dependencies
 
-Promises the same bytes for the same commit. Runs nothing of the target's architecture and needs no root; but
-for `--arch armhf`, whose tvm-ffi is compiled: on a Debian machine, with its cross compiler, as root.
+Promises the same bytes for the same commit. It runs no program of the target's architecture and needs no
+root. The exception is `--arch armhf`, whose tvm-ffi has to be compiled: on a Debian machine, with Debian's
+cross compiler, as root.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def source_date_epoch() -> int:
 
 
 def main() -> int:
-    """Run the command line."""
+    """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(description="Build the agent's Debian packages.")
     parser.add_argument("--suite", action="append", default=[], help="bookworm or trixie; default: both")
     parser.add_argument(
@@ -43,16 +44,16 @@ def main() -> int:
         "--build", type=int, default=0, metavar="N", help="build number, for upgrades of one version"
     )
     parser.add_argument(
-        "--compression", choices=("xz", "gzip"), default="xz", help="gzip: larger, and made in a second"
+        "--compression", choices=("xz", "gzip"), default="xz", help="gzip: larger, but takes only a second"
     )
     parser.add_argument("-o", "--output", type=Path, default=PROJECT / "dist", help="folder for the packages")
     parser.add_argument(
-        "--lock", action="store_true", help="resolve the dependencies again instead of building"
+        "--lock", action="store_true", help="resolve the dependencies and write the lock files, build nothing"
     )
     arguments = parser.parse_args()
     releases = select(arguments.suite, arguments.arch)
     if not releases:
-        parser.error(f"no release {arguments.suite} on {arguments.arch}")
+        parser.error(f"no such release: suite {arguments.suite}, architecture {arguments.arch}")
     with tempfile.TemporaryDirectory() as scratch:
         if arguments.lock:
             for release in releases:

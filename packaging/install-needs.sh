@@ -1,21 +1,21 @@
 #!/bin/bash
-# Installs the Debian packages that `make test`, `make test-arm` and `make deb` use beside Python's own.
-# Does nothing, at once, where all are there. Needs root and apt-get to install.
+# Installs the Debian packages that `make test`, `make test-arm` and `make deb` need in addition to Python's own.
+# Returns at once if all are installed; otherwise it needs root and apt-get.
 set -euo pipefail
 
 needs=(
   make git ca-certificates python3 python3-venv
   mosquitto                                      # a real broker
   debootstrap debian-archive-keyring             # roots of other releases
-  qemu-user qemu-user-static                     # programs of other architectures, and counting what they execute
-  gcc llvm llvm-19                               # the counting; llvm-mca: what a core makes of a loop
+  qemu-user qemu-user-static                     # run programs of other architectures, count their instructions
+  gcc llvm llvm-19                               # the counting; llvm-mca: estimates the cycles of a loop
   systemd-container                              # a booted system
   util-linux                                     # unshare, nsenter
   openssh-client openssh-server                  # a board behind ssh
   buildah podman crun                            # the container recipe
-  lintian                                        # what Debian says of the package
+  lintian                                        # checks the package against Debian policy
   binutils                                       # readelf
-  g++-arm-linux-gnueabihf                        # tvm-ffi for armhf, which has no wheel
+  g++-arm-linux-gnueabihf                        # compiles tvm-ffi for armhf, which has no wheel
 )
 
 missing=()
@@ -23,11 +23,11 @@ for package in "${needs[@]}"; do
   [[ $(dpkg-query --show --showformat='${db:Status-Status}' "$package" 2>/dev/null) == installed ]] || missing+=("$package")
 done
 [[ ${#missing[@]} -gt 0 ]] || exit 0
-[[ $EUID == 0 ]] || { echo "$0: needs root to install ${missing[*]}" >&2; exit 1; }
+[[ $EUID == 0 ]] || { echo "$0: must be run as root to install ${missing[*]}" >&2; exit 1; }
 
 echo "installing ${missing[*]}"
 export DEBIAN_FRONTEND=noninteractive
-# Another package manager may be running, as on a machine that has just started.
+# Another package manager may be running, for example just after boot.
 wait_for_lock=(-o DPkg::Lock::Timeout=300)
 apt-get "${wait_for_lock[@]}" update -qq </dev/null
 apt-get "${wait_for_lock[@]}" install -qq -y --no-install-recommends "${missing[@]}" </dev/null >/dev/null

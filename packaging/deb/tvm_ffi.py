@@ -1,13 +1,13 @@
-"""tvm-ffi for 32-bit ARM, for which no wheel is published: built from its own sources by a cross compiler.
+"""tvm-ffi for 32-bit ARM: no wheel is published, so it is cross-compiled from source.
 
-Two things keep it from building as it is, and only the first concerns the library: a static assertion that
-takes the size of two pointers for 16 bytes, though nothing depends on that (the allocator uses the size of
-the structure, and 8 is ARM's strictest alignment); and its build tool, which wants to run the target's
-Python. So the assertion is corrected, and the three libraries are compiled here by name, with Debian's
-`g++-arm-linux-gnueabihf` against the Python headers of the release.
+Two things prevent an ordinary build, and only the first is in the library. A static assertion expects two
+pointers to take 16 bytes; nothing depends on that (the allocator uses the size of the structure, and 8 is
+ARM's strictest alignment), so the assertion is corrected. And the build tool wants to run the target's
+Python; so the three libraries are compiled here one by one, with Debian's `g++-arm-linux-gnueabihf` and the
+Python headers of the release.
 
-The compiler matters: with a C++ library linked statically into each of the three (zig's way), an object that
-one of them allocates is freed by another's allocator, and importing aborts.
+The compiler matters: zig links the C++ library statically into each of the three, so an object that one
+library allocates is freed by the allocator of another, and the import aborts.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ _DEFINES: Final = ("-DTVM_FFI_EXPORTS", "-DTVM_FFI_USE_LIBBACKTRACE=0")
 
 
 def build(release: Release, sdist: Path, headers: Path, packages: Path) -> None:
-    """Build tvm-ffi from its source distribution into the folder `packages`, as a wheel would unpack.
+    """Build tvm-ffi from its source distribution, and copy it into `packages` as a wheel would unpack.
 
     Parameters
     ----------
     release
-        The release of an armhf.
+        A release for armhf.
     sdist
-        The source distribution, verified by its digest.
+        The source distribution, whose digest has been checked.
     headers
-        A root of the release that holds Python's headers in usr/include.
+        A root folder of the release with Python's headers in usr/include.
     packages
-        The folder of Python packages that it becomes a part of.
+        The folder of Python packages.
     """
     built = _kept(release, sdist)
     if not built.exists():
@@ -57,7 +57,7 @@ def build(release: Release, sdist: Path, headers: Path, packages: Path) -> None:
 
 
 def _kept(release: Release, sdist: Path) -> Path:
-    """Return where the result for these sources, built by this file, is kept between runs."""
+    """Return the cache folder for these sources, as built by this version of this file."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     cache = Path(os.environ.get("EDGEBUNDLE_CACHE") or Path(home) / "edgebundle")
     cache.mkdir(parents=True, exist_ok=True)
@@ -73,7 +73,7 @@ def _unpack(sdist: Path, into: Path) -> Path:
     text = header.read_text()
     if text.count(_ASSERTION) != 1:
         raise SystemExit(
-            f"error: {_HEADER}: expected one assertion of the header's size, got another version"
+            f"error: {_HEADER}: expected one assertion of the header's size, got {text.count(_ASSERTION)}"
         )
     header.write_text(text.replace(_ASSERTION, _CORRECTED))
     return source
@@ -86,8 +86,8 @@ def _build(release: Release, source: Path, headers: Path, into: Path) -> None:
     include = [
         f"-I{source / path}" for path in ("include", "3rdparty/dlpack/include", "python/tvm_ffi/cython")
     ]
-    # pyconfig.h includes the architecture's own by its name below usr/include, where the C library's headers
-    # lie too; those are the cross compiler's own.
+    # pyconfig.h includes the architecture's own version from usr/include/TRIPLE. That folder also has the C
+    # library's headers, which must come from the cross compiler: so only the one subfolder is copied.
     python = headers / "usr/include" / f"python{release.python}"
     triple = "arm-linux-gnueabihf"
     shutil.copytree(
@@ -112,7 +112,7 @@ def _build(release: Release, source: Path, headers: Path, into: Path) -> None:
     _run([*link, "-Wl,-soname,libtvm_ffi.so", *map(str, compiled), "-o", str(library), "-ldl", "-pthread"])
 
     shared = [*_COMPILER, *_FLAGS, prefix, *include, "-shared", "-s", "-Wl,--build-id=none"]
-    # Only a test library, but the extension module is linked against it.
+    # This is a test library, but the extension module is linked against it.
     defines = ["-DTVM_FFI_EXPORTS", "-DTVM_FFI_DLL_EXPORT_INCLUDE_METADATA=1"]
     names = ["-Wl,-soname,libtvm_ffi_testing.so", "-Wl,-rpath,$ORIGIN"]
     tests = map(str, sorted(source.glob("src/ffi/testing/*.cc")))

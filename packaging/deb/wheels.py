@@ -1,8 +1,7 @@
-"""The wheels that go into a package: the project's own, and those of its dependencies, locked.
+"""The wheels that go into a package: the project's own, and those of its locked dependencies.
 
-A lock file (packaging/locks/SUITE-ARCH.txt) names every dependency with its version and digest, so that a
-package built twice is the same, and so that no wheel comes in unnoticed. pip reads it with
-`--require-hashes --no-deps`.
+A lock file (packaging/locks/SUITE-ARCH.txt) lists every dependency with its version and digest, so that
+builds are reproducible and no wheel is added unnoticed. pip reads it with `--require-hashes --no-deps`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import Final
 from deb.release import Release
 
 TVM_FFI: Final = "apache-tvm-ffi"
-# Wheels that have no native code, or exist without it.
+# Wheels without native code.
 _PURE: Final = ("paho-mqtt", "cbor2", "prometheus-client")
 
 
@@ -35,21 +34,22 @@ def _pip(*arguments: str | Path, epoch: int | None = None) -> None:
 def build_wheel(project: Path, into: Path, epoch: int) -> Path:
     """Build the project's wheel from a copy of its sources.
 
-    A copy, because setuptools leaves a `build` folder beside the sources and packs what an earlier build
-    left there.
+    In the sources themselves, setuptools would leave a `build` folder, and pack what an earlier build left
+    there.
 
     Parameters
     ----------
     project
         The folder that holds pyproject.toml.
     into
-        An existing folder that gets the wheel.
+        An existing folder for the wheel.
     epoch
-        The time stamp of the wheel's members, seconds since 1970.
+        Time stamp of the wheel's members, in seconds since 1970.
 
     Returns
     -------
-    The wheel's path.
+    Path
+        The wheel's path.
     """
     copy = into / ".source"
     shutil.rmtree(copy, ignore_errors=True)
@@ -66,7 +66,7 @@ def build_wheel(project: Path, into: Path, epoch: int) -> Path:
 
 
 def agent_dependencies(project: Path) -> list[str]:
-    """Return the requirements of the agent as pyproject.toml has them, with all that a setting may need."""
+    """Return the agent's requirements from pyproject.toml, including the optional ones."""
     with (project / "pyproject.toml").open("rb") as file:
         document = tomllib.load(file)["project"]
     optional = document["optional-dependencies"]
@@ -82,7 +82,7 @@ def write_lock(release: Release, project: Path, lock: Path, scratch: Path) -> No
     if release.from_debian:
         sources = [name for name in requirements if _name(name) == TVM_FFI]
         _pip("download", "--dest", found, "--no-deps", f"--no-binary={TVM_FFI}", *sources)
-        # tvm-ffi's own, and what Debian does not have.
+        # Those that Debian does not have, and the one that tvm-ffi needs.
         requirements = [name for name in requirements if _name(name) in _PURE] + ["typing-extensions>=4.13"]
     _pip("download", *options, *requirements)
     lines = [f"# The agent's dependencies on Debian {release.number} {release.arch}. Made by"]
@@ -95,24 +95,24 @@ def write_lock(release: Release, project: Path, lock: Path, scratch: Path) -> No
 
 
 def download_locked(release: Release, lock: Path, into: Path) -> None:
-    """Download exactly the files of `lock` into the folder `into`; a wrong digest ends the build."""
+    """Download the files listed in `lock` into the folder `into`; a wrong digest ends the build."""
     options: list[str | Path] = ["--dest", into, "--no-deps", "--require-hashes"]
     if not release.from_debian:
         _pip("download", *options, "--only-binary=:all:", "-r", lock, *release.wheel_options())
         return
-    # What is left is the same on every machine: wheels without native code, and sources.
+    # The rest is the same for every architecture: wheels without native code, and sources.
     _pip("download", *options, f"--no-binary={TVM_FFI}", "-r", lock)
 
 
 def unpack(release: Release, wheels: list[Path], into: Path) -> None:
-    """Unpack `wheels`, made for `release`, into the folder `into`, without running anything of them."""
-    # pip would hold wheels given as files against the Python that it runs on itself.
+    """Unpack `wheels`, made for `release`, into the folder `into`, without running their code."""
+    # Otherwise pip would check the wheels against its own Python.
     options = ["--ignore-requires-python", "--no-index", "--no-deps", "--no-compile", "--only-binary=:all:"]
     _pip("install", "--target", into, *options, *release.wheel_options(), *wheels)
 
 
 def _name(requirement: str) -> str:
-    """Return the normalised name (PEP 503) of the project that a requirement or a file's name begins with."""
+    """Return the normalised project name (PEP 503) at the beginning of a requirement or file name."""
     match = re.match(r"[A-Za-z0-9._-]*[A-Za-z0-9]", requirement)
     assert match is not None
     return re.sub(r"[-_.]+", "-", match[0]).lower()

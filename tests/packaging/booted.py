@@ -1,4 +1,4 @@
-"""A Debian root booted with its own systemd, in a container of systemd-nspawn."""
+"""A Debian root booted with its own systemd, in a systemd-nspawn container."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ BOOT_LIMIT_S = 90
 
 
 class Booted:
-    """A running system in `root`. It shares this machine's network, and so finds a broker on the loopback."""
+    """A running system in `root`. It uses this machine's network, and so reaches a broker on the loopback."""
 
     def __init__(self, root: Root, log: Path) -> None:
         self._log = log
         root.unmount_system()
-        # One hierarchy of control groups, without which systemd is not told that a killed service is empty;
-        # and no filter of the container's own, which knows no Landlock (systemd 252).
+        # The unified hierarchy of control groups: otherwise systemd does not notice that a killed service is
+        # empty. And no seccomp filter for the container: systemd 252's does not know Landlock.
         environment = dict(os.environ, SYSTEMD_NSPAWN_UNIFIED_HIERARCHY="1", SYSTEMD_SECCOMP="0")
         command = [
             "systemd-nspawn",
@@ -71,7 +71,7 @@ class Booted:
         return self._log.read_text(errors="replace")
 
     def run(self, *words: str, ok: bool = True) -> str:
-        """Run a program beside the services and return what it printed; `ok=False` takes any status."""
+        """Run a program in the system and return its output; `ok=False` accepts any exit status."""
         done = subprocess.run(
             [
                 *self._enter,
@@ -98,11 +98,11 @@ class Booted:
         return dict(line.split("=", 1) for line in lines.splitlines())
 
     def journal(self, unit: str = "edge-agent") -> str:
-        """Return what a unit has logged."""
+        """Return the log of a unit."""
         return self.run("journalctl", "--no-pager", "--unit", unit)
 
     def stop(self) -> None:
-        """Shut it down."""
+        """Shut the system down."""
         self._nspawn.send_signal(signal.SIGTERM)
         try:
             self._nspawn.wait(60)

@@ -1,8 +1,8 @@
-"""Debian roots, what is built for them, and the agent that runs in them.
+"""Debian roots, the packages and bundles that run in them, and the running agent.
 
-A root is made once and kept (packaging/debian-root.sh). A test gets an overlay of it, so that it may do what
-it likes and leaves no trace. All of this needs to be root; `make test-arm` runs these tests in a mount
-namespace of their own, so that no mount outlives them.
+A root is made once and cached (packaging/debian-root.sh). Each test gets an overlay of it, so that it can
+change anything without leaving a trace. This needs root privileges; `make test-arm` runs these tests in their
+own mount namespace, so that no mount outlives them.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ import pytest
 
 PROJECT = Path(__file__).resolve().parents[2]
 DIGITS = PROJECT / "examples/digits"
-# Emulated, on two shared cores: what takes a second on a board takes ten here.
+# Emulated on two shared cores, a command takes ten times as long as on a board.
 COMMAND_LIMIT_S = 300
-# A package is compressed on one core for half a minute where nothing else runs.
+# Compressing a package takes half a minute on an idle core.
 BUILD_LIMIT_S = 900
 EPOCH = 1_790_000_000
-# The boards that packages are for: a Raspberry Pi 4, and a 2 for 32 bits.
+# The processors of a Raspberry Pi 4, and of a Raspberry Pi 2 for 32 bits.
 CPUS = {"arm64": "cortex-a72", "armhf": "cortex-a7"}
 
 sys.path.insert(0, str(PROJECT / "packaging"))
 
-from deb import wheels  # noqa: E402  the line above makes it importable
+from deb import wheels  # noqa: E402 - importable since the line above
 from deb.release import RELEASES  # noqa: E402
 
 from tests.conftest import BrokerProcess  # noqa: E402
@@ -42,7 +42,7 @@ class Root:
 
     def __init__(self, lower: Path, folder: Path) -> None:
         self.path = folder / "root"
-        # The emulator's own choice of a processor is far slower: it computes pointer authentication.
+        # The emulator's default processor is far slower, because it computes pointer authentication.
         self._cpu = f"QEMU_CPU={CPUS.get(lower.name.partition('-')[0], 'max')}"
         self._upper = folder / "upper"
         for part in (self.path, self._upper, folder / "work"):
@@ -53,7 +53,7 @@ class Root:
         _run(["mount", "--bind", "/dev", str(self.path / "dev")])
 
     def unmount_system(self) -> None:
-        """Take /proc and /dev away, for a container that brings its own."""
+        """Unmount /proc and /dev, for a container that mounts its own."""
         for part in ("proc", "dev"):
             if os.path.ismount(self.path / part):
                 _run(["umount", "--lazy", str(self.path / part)])
@@ -69,7 +69,7 @@ class Root:
         return [*chroot, "/usr/bin/env", *environment, *map(str, words)]
 
     def run(self, *words: str | Path, ok: bool = True, only_stdout: bool = False) -> str:
-        """Run a program in the root and return what it printed; `ok=False` takes any status."""
+        """Run a program in the root and return its output; `ok=False` accepts any exit status."""
         done = subprocess.run(
             self.command(*words),
             capture_output=True,
@@ -83,7 +83,7 @@ class Root:
         return done.stdout if only_stdout else done.stdout + done.stderr
 
     def files(self) -> dict[str, bytes | str]:
-        """Every file and link of the root, but what a running system writes on its own."""
+        """Return all files and links of the root, except those that a running system writes."""
         volatile = (
             "/var/log/",
             "/var/lib/apt/",
@@ -102,7 +102,7 @@ class Root:
             for name in names + [link for link in folders if (Path(folder) / link).is_symlink()]:
                 path = Path(folder) / name
                 inside = "/" + str(path.relative_to(self.path))
-                if inside.startswith(volatile) or inside.endswith("-"):  # passwd- is passwd of before
+                if inside.startswith(volatile) or inside.endswith("-"):  # passwd- is a backup
                     continue
                 if path.is_symlink():
                     found[inside] = str(path.readlink())
@@ -114,7 +114,7 @@ class Root:
 
 
 class RunningAgent:
-    """`edge-agent run` in a root, and what it writes."""
+    """`edge-agent run` in a root, and its log."""
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
         self.process = process
@@ -127,7 +127,7 @@ class RunningAgent:
 
 @contextlib.contextmanager
 def running(command: Sequence[str], log: Path) -> Iterator[RunningAgent]:
-    """Run a program until the block ends, then ask it to stop, and see that it does."""
+    """Run a program until the block ends, then send SIGTERM and check that it stops."""
     with log.open("wb") as out:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
@@ -157,7 +157,7 @@ def wait_for(what: str, condition: Callable[[], bool], limit_s: float = 90) -> N
 
 
 def edgebundle(*words: str | Path, ok: bool = True) -> str:
-    """Run the user's command line on this machine and return what it printed."""
+    """Run `edgebundle` on this machine and return its output."""
     done = subprocess.run(
         [sys.executable, "-m", "builder", *map(str, words)],
         capture_output=True,
@@ -180,11 +180,11 @@ def _run(command: list[str]) -> str:
 
 @pytest.fixture(scope="session")
 def kept_root() -> Callable[[str, str], Path]:
-    """Where the root of an architecture and a suite is kept; it is made when there is none."""
+    """Return the cached root of an architecture and a suite; it is made on the first call."""
 
     def find(arch: str, suite: str) -> Path:
         if os.geteuid():
-            pytest.fail("these tests change roots: run them as root, by `make test-arm`")
+            pytest.fail("these tests need root privileges: run them with `make test-arm`")
         return Path(_run([str(PROJECT / "packaging/debian-root.sh"), arch, suite]).split()[-1])
 
     return find
@@ -194,7 +194,7 @@ def kept_root() -> Callable[[str, str], Path]:
 def make_root(
     kept_root: Callable[[str, str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[str, str], Root]]:
-    """Make fresh overlays, ended with the file that asked for them."""
+    """Make fresh overlays, which are removed at the end of the test file."""
     with contextlib.ExitStack() as stack:
 
         def make(arch: str, suite: str) -> Root:
@@ -207,7 +207,7 @@ def make_root(
 
 @pytest.fixture(scope="module")
 def own_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """A mosquitto on this machine's loopback, for all tests of a file."""
+    """A mosquitto broker on this machine's loopback, for all tests of a file."""
     broker = BrokerProcess("mosquitto", tmp_path_factory.mktemp("broker"))
     broker.start()
     yield broker
@@ -222,7 +222,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def build_deb(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Build a package for a release, once for each build number; `again` builds it anew."""
+    """Build a package for a release, once per build number; `again` builds it a second time."""
     built: dict[tuple[str, str, int], Path] = {}
 
     def build(suite: str, arch: str, number: int = 0, *, again: bool = False) -> Path:
@@ -231,7 +231,7 @@ def build_deb(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
             folder = tmp_path_factory.mktemp("deb")
             command = [sys.executable, str(PROJECT / "packaging/build_deb.py"), "-o", str(folder)]
             command += ["--suite", suite, "--arch", arch, "--build", str(number)]
-            if number:  # what is only upgraded to need not be small
+            if number:  # used only for upgrades: need not be small
                 command += ["--compression", "gzip"]
             done = subprocess.run(
                 command,
@@ -260,13 +260,13 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def digits_onnx() -> Path:
-    """The demo's classifier; its pictures lie beside it."""
+    """The demo's classifier; its pictures are in the same folder."""
     return DIGITS / "digits.onnx"
 
 
 @pytest.fixture(scope="session")
 def compiled(keys: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Compile and sign the classifier for a target, each form once; `plain` takes and gives tensors."""
+    """Compile and sign the classifier for a target, each variant once; `plain` uses tensors only."""
     folder = tmp_path_factory.mktemp("bundles")
 
     def bundle(target: str, *, plain: bool = False, version: str = "1.0.0", counter: int = 0) -> Path:
@@ -286,7 +286,7 @@ def compiled(keys: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[.
 
 @pytest.fixture(scope="session")
 def locked_wheels(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
-    """Download the agent's locked dependencies for a release; the folder with them."""
+    """Download the agent's locked dependencies for a release, and return their folder."""
 
     def download(suite: str, arch: str) -> Path:
         folder = tmp_path_factory.mktemp("wheels")

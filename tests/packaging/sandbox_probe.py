@@ -1,6 +1,6 @@
-"""Tries what the unit refuses and what it allows, and prints as JSON which deeds succeeded.
+"""Tries actions that the unit should refuse or allow, and prints as JSON which of them succeeded.
 
-Run by the service's own unit with another ExecStart, and by root without it.
+The test runs it in the service's own unit, with another ExecStart, and as root without the unit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, cty
 MAP_FAILED = ctypes.c_void_p(-1).value
 CLONE_NEWUSER, CLONE_NEWNET, CLONE_NEWNS = 0x10000000, 0x40000000, 0x00020000
 SYS_KEYCTL = {"x86_64": 250, "aarch64": 219}[platform.machine()]
-# One number on every architecture: they came after numbers were unified.
+# These numbers are the same on every architecture.
 SYS_IO_URING_SETUP, SYS_LANDLOCK_CREATE_RULESET = 425, 444
 
 
@@ -72,7 +72,7 @@ def see_process_one() -> None:
 
 def unshare(flags: int) -> Callable[[], None]:
     def child() -> None:
-        # In a child: an unshared parent would distort what is tried after it.
+        # In a child: new namespaces in the parent would distort the later actions.
         pid = os.fork()
         if pid == 0:
             os._exit(0 if libc.unshare(flags) == 0 else 1)
@@ -88,12 +88,12 @@ def callback() -> None:
 
 
 def filter_own_calls() -> None:
-    # SECCOMP_GET_ACTION_AVAIL of SECCOMP_RET_ERRNO: asks for a filter without setting one.
+    # SECCOMP_GET_ACTION_AVAIL of SECCOMP_RET_ERRNO: asks whether filters work, without setting one.
     number = {"x86_64": 317, "aarch64": 277}[platform.machine()]
     call(libc.syscall(number, 2, 0, ctypes.byref(ctypes.c_uint32(0x00050000))))
 
 
-DEEDS: dict[str, Callable[[], object]] = {
+ACTIONS: dict[str, Callable[[], object]] = {
     "write /etc": lambda: write("/etc/probe"),
     "write /usr": lambda: write("/usr/probe"),
     "write /home": lambda: write("/home/probe"),
@@ -133,11 +133,11 @@ DEEDS: dict[str, Callable[[], object]] = {
 
 
 def main() -> None:
-    """Try everything and print what succeeded."""
+    """Try all actions and print which ones succeeded."""
     results = {}
-    for name, deed in DEEDS.items():
+    for name, action in ACTIONS.items():
         try:
-            deed()
+            action()
         except (OSError, subprocess.CalledProcessError):
             results[name] = False
         else:

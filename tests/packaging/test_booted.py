@@ -1,4 +1,4 @@
-"""The amd64 package's service under a real systemd: it serves, it comes back, and it is shut in."""
+"""The amd64 package's service under a real systemd: it serves, it recovers, and it is confined."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DROP_IN = "/etc/systemd/system/edge-agent.service.d/test.conf"
 
 
 class Device:
-    """A booted system with the package, and the broker that it is told of."""
+    """A booted system with the package, and the broker that it is configured for."""
 
     def __init__(self, root: Root, system: Booted, broker: BrokerProcess) -> None:
         self.root = root
@@ -49,7 +49,7 @@ class Device:
         return self.system.show("MainPID")["MainPID"]
 
     def worker_pids(self) -> list[str]:
-        """Workers, oldest first."""
+        """Return the process ids of the workers, oldest first."""
         group = self.system.show("ControlGroup")["ControlGroup"]
         pids = self.system.run("sh", "-c", f"cat /sys/fs/cgroup{group}/cgroup.procs", ok=False).split()
         return sorted(set(pids) - {self.main_pid()}, key=int)
@@ -64,7 +64,7 @@ def device(
     compiled: Callable[..., Path],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Device]:
-    """Installed before it boots, configured after: as an owner's first hour goes. Serves the digits."""
+    """A system installed before it boots and configured afterwards, like a new device; it serves digits."""
     root = make_root("amd64", "bookworm")
     shutil.copy(build_deb("bookworm", "amd64"), root.path / "tmp/edge-agent.deb")
     root.run("apt-get", "install", "--yes", "/tmp/edge-agent.deb")
@@ -75,7 +75,7 @@ def device(
         assert system.run("systemctl", "is-system-running").strip() == "running"
 
         system.run("install", "-d", str(Path(DROP_IN).parent))
-        # A prepared card: what is on its boot partition installs the package (again) and enrolls the device.
+        # A prepared card: files on its boot partition install the package (again) and enroll the device.
         boot = root.path / "boot/firmware"
         boot.mkdir(parents=True)
         (boot / "cmdline.txt").write_text("console=tty1 root=PARTUUID=1\n")
@@ -128,14 +128,14 @@ def test_it_serves_a_model_as_its_own_user_without_any_privilege(device: Device)
     assert owner == ["edge-agent", "700"]
 
 
-def test_the_report_finds_the_service_its_sandbox_and_its_model_well(device: Device) -> None:
+def test_the_report_finds_no_fault_in_service_sandbox_and_model(device: Device) -> None:
     report = json.loads(device.system.run("edge-agent", "check", "--json"))
     assert report["counts"]["fail"] == 0, report
     found = {row["subject"]: row for row in report["findings"]}
     assert found["service"]["message"].startswith("active (running), enabled")
     assert found["sandbox"]["message"].startswith("workers get landlock")
     assert "is whole, signed" in found["models"]["message"]
-    # The agent of this name is this machine's own: nobody is warned of it.
+    # The agent with this name is the device itself: no warning about a duplicate.
     assert "device" not in found
 
 
@@ -185,21 +185,21 @@ def test_a_killed_worker_is_replaced_and_the_agent_stays(device: Device) -> None
     assert worker not in device.worker_pids()
 
 
-def test_a_killed_agent_is_started_again_and_serves_what_it_served(device: Device) -> None:
+def test_a_killed_agent_is_restarted_and_serves_the_same_model(device: Device) -> None:
     before = int(device.system.show("NRestarts")["NRestarts"])
     device.system.run("sh", "-c", f"kill -KILL {device.main_pid()}")
     wait_for("an answer after the restart", device.answers)
     assert int(device.system.show("NRestarts")["NRestarts"]) == before + 1
 
 
-def test_a_hanging_agent_is_ended_by_the_watchdog(device: Device) -> None:
+def test_the_watchdog_ends_a_hanging_agent(device: Device) -> None:
     (device.root.path / DROP_IN[1:]).write_text("[Service]\nWatchdogSec=3\nTimeoutAbortSec=2\n")
     try:
         device.system.run("systemctl", "daemon-reload")
         device.system.run("systemctl", "restart", "edge-agent")
         wait_for("an answer before the hang", device.answers)
         hung = device.main_pid()
-        time.sleep(7)  # more than two watchdog times: an agent that is well is left alone
+        time.sleep(7)  # more than two watchdog periods: a healthy agent is not killed
         assert device.main_pid() == hung
         device.system.run("sh", "-c", f"kill -STOP {hung}")
         wait_for("another agent", lambda: device.main_pid() not in ("0", hung))
@@ -211,7 +211,7 @@ def test_a_hanging_agent_is_ended_by_the_watchdog(device: Device) -> None:
         device.system.run("systemctl", "restart", "edge-agent")
 
 
-def test_a_wrong_configuration_is_said_once_and_not_tried_again(device: Device) -> None:
+def test_a_wrong_configuration_is_reported_once_and_not_retried(device: Device) -> None:
     config = device.root.path / "etc/edge-agent/agent.toml"
     right = config.read_text()
     try:
@@ -255,7 +255,7 @@ REFUSED = (
 )
 
 
-def test_the_sandbox_refuses_what_root_may_and_allows_what_workers_need(device: Device) -> None:
+def test_the_sandbox_refuses_what_root_could_do_and_allows_what_workers_need(device: Device) -> None:
     shutil.copy(PROBE, device.root.path / "usr/lib/edge-agent/probe.py")
     unit = (device.root.path / "usr/lib/systemd/system/edge-agent.service").read_text()
     command = "/usr/lib/edge-agent/bin/python -I /usr/lib/edge-agent/probe.py"
@@ -270,7 +270,7 @@ def test_the_sandbox_refuses_what_root_may_and_allows_what_workers_need(device: 
     outside = json.loads(device.system.run("systemd-run", "--quiet", "--pipe", "--wait", *command.split()))
 
     assert {name for name, done in inside.items() if not done} == set(REFUSED)
-    # Root in the same container may do it without the unit, so it is the unit that refuses; all but these.
+    # Root can do all but this outside the unit in the same container, so it is the unit that refuses.
     assert {name for name in REFUSED if not outside[name]} <= {"write /proc/sys"}
 
 

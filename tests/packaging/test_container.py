@@ -1,4 +1,4 @@
-"""The container recipe, built and run as docs/container.md says: it serves, and is shut in."""
+"""The container recipe, built and run as in docs/container.md: it serves, and it is confined."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from tests.packaging.conftest import COMMAND_LIMIT_S, DIGITS, PROJECT, wait_for
 pytestmark = pytest.mark.systemd
 
 IMAGE = "localhost/edge-agent"
-# crun knows one hierarchy of control groups, where this machine may have both kinds.
+# crun supports only the unified hierarchy of control groups; this machine may have both kinds.
 UNIFIED = 'umount -R -l /sys/fs/cgroup; mount -t cgroup2 cgroup2 /sys/fs/cgroup && exec "$@"'
-# What docs/container.md tells its readers to give; a test compares.
+# The options in docs/container.md; a test compares.
 HARDENING = ("--read-only", "--cap-drop=all", "--security-opt=no-new-privileges", "--tmpfs=/tmp")
 
 
 class Engine:
-    """Podman and buildah with a store of their own. The base is a Debian root: no registry is needed."""
+    """Podman and buildah with a private store. The base image is a Debian root, so no registry is needed."""
 
     def __init__(self, folder: Path) -> None:
         self._store = [f"--root={folder}/store", f"--runroot={folder}/run", "--storage-driver=overlay"]
 
     def buildah(self, *words: str | Path) -> str:
-        # No engine of containers runs inside of most build machines' own containers but this kind.
+        # Most build machines are containers, in which no other isolation works.
         return self._run("buildah", *self._store, *words, BUILDAH_ISOLATION="chroot")
 
     def podman(self, *words: str | Path) -> list[str]:
@@ -41,11 +41,16 @@ class Engine:
         return [*own, "podman", *self._store, "--cgroup-manager=cgroupfs", *map(str, words)]
 
     def container(self, *words: str | Path) -> list[str]:
-        """Return the command that runs the image: the documented one, on this machine's network."""
-        machine = ("--pull=never", "--cgroups=disabled", "--network=host", "--ulimit=nofile=4096:4096")
+        """Return the documented command that runs the image, with this machine's network."""
+        machine: tuple[str, ...] = (
+            "--pull=never",
+            "--cgroups=disabled",
+            "--network=host",
+            "--ulimit=nofile=4096:4096",
+        )
         machine += ("--ulimit=nproc=4096:4096",)
         volumes = ("-v=edge-agent-etc:/etc/edge-agent", "-v=edge-agent-state:/var/lib/edge-agent")
-        return self.podman("run", "--rm", *machine, *HARDENING, *volumes, *words)
+        return self.podman("run", "--rm", *machine, *limits, *HARDENING, *volumes, *words)
 
     def run(self, *words: str | Path) -> str:
         return self._run(*self.container(*words))
@@ -71,7 +76,7 @@ def engine(
     locked_wheels: Callable[[str, str], Path],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Engine]:
-    """The image, built by the recipe from the wheel and the locked dependencies, without any network."""
+    """The image, built by the recipe from the wheel and the locked dependencies, without a network."""
     folder = tmp_path_factory.mktemp("container")
     engine = Engine(folder)
     context = folder / "context"
@@ -97,7 +102,7 @@ def engine(
     subprocess.run(engine.podman("volume", "rm", "--all", "--force"), capture_output=True, check=False)
 
 
-def test_a_container_enrolls_serves_and_is_shut_in(
+def test_a_container_enrolls_serves_and_is_confined(
     engine: Engine,
     keys: Path,
     compiled: Callable[..., Path],
@@ -130,7 +135,7 @@ def test_a_container_enrolls_serves_and_is_shut_in(
         assert process.wait(60) == 0, (tmp_path / "log").read_text()
 
 
-def test_the_documented_command_is_the_one_that_is_tested() -> None:
+def test_the_documented_command_is_tested() -> None:
     text = (PROJECT / "docs/container.md").read_text().replace("=", " ")
     for option in HARDENING:
         assert option.replace("=", " ") in text

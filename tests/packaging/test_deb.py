@@ -1,4 +1,4 @@
-"""The package as a file: what is in it, what it asks for, and that it is made the same twice."""
+"""The package as a file: its contents, its dependencies, and that it is reproducible."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from io import BytesIO
 from pathlib import Path
 
 import pytest
-from deb.release import RELEASES
+from deb.release import RELEASES, Release
 
 from agent.config import KEYS
 from tests.packaging.conftest import EPOCH
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.arm
 
 MAX_PACKAGE_BYTES = 45_000_000
 MAX_INSTALLED_BYTES = 140_000_000
-# What each package that we depend on brings of the libraries that wheels leave to the system.
+# The libraries that each Debian package in our dependencies provides for the wheels.
 LIBRARIES = {
     "libc6": r"lib(c|m|dl|pthread|rt)\.so\.\d|ld-linux-(aarch64|x86-64|armhf)\.so\.\d",
     "libgcc-s1": r"libgcc_s\.so\.1",
@@ -44,7 +44,7 @@ def field(package: Path, name: str) -> str:
 
 
 @each_release
-def test_lintian_finds_no_error(build_deb: Callable[..., Path], release: object) -> None:
+def test_lintian_finds_no_error(build_deb: Callable[..., Path], release: Release) -> None:
     package = build_deb(release.suite, release.arch)
     command = ["lintian", "--allow-root", "--fail-on", "error", str(package)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -52,7 +52,9 @@ def test_lintian_finds_no_error(build_deb: Callable[..., Path], release: object)
 
 
 @each_release
-def test_it_is_for_one_python_and_within_its_sizes(build_deb: Callable[..., Path], release: object) -> None:
+def test_a_package_is_for_one_python_and_within_its_size_limits(
+    build_deb: Callable[..., Path], release: Release
+) -> None:
     package = build_deb(release.suite, release.arch)
     found = members(package)
     installed = sum(member.size for member in found.values())
@@ -66,8 +68,8 @@ def test_it_is_for_one_python_and_within_its_sizes(build_deb: Callable[..., Path
 
 
 @each_release
-def test_its_files_stay_in_their_places_and_belong_to_root(
-    build_deb: Callable[..., Path], release: object
+def test_files_are_in_the_packages_own_folders_and_belong_to_root(
+    build_deb: Callable[..., Path], release: Release
 ) -> None:
     places = (
         "/etc/edge-agent",
@@ -89,8 +91,8 @@ def test_its_files_stay_in_their_places_and_belong_to_root(
 
 
 @each_release
-def test_every_library_is_inside_or_comes_with_a_dependency(
-    build_deb: Callable[..., Path], release: object, tmp_path: Path
+def test_every_needed_library_is_included_or_in_a_dependency(
+    build_deb: Callable[..., Path], release: Release, tmp_path: Path
 ) -> None:
     package = build_deb(release.suite, release.arch)
     with tarfile.open(fileobj=BytesIO(data(package))) as archive:
@@ -106,7 +108,7 @@ def test_every_library_is_inside_or_comes_with_a_dependency(
             assert needed in inside or allowed.fullmatch(needed), f"{path.name} needs {needed}"
 
 
-def test_two_builds_of_one_commit_are_the_same_bytes(build_deb: Callable[..., Path]) -> None:
+def test_two_builds_of_one_commit_are_identical(build_deb: Callable[..., Path]) -> None:
     first, second = build_deb("bookworm", "arm64"), build_deb("bookworm", "arm64", again=True)
     before, after = members(first), members(second)
     assert list(before) == list(after)
@@ -141,7 +143,7 @@ def test_the_configuration_explains_every_key(build_deb: Callable[..., Path]) ->
         ("aarch64", "", 1, "its format is unknown"),
     ],
 )
-def test_a_processor_or_state_that_it_cannot_use_is_refused_before_anything_is_unpacked(
+def test_an_unsupported_processor_or_state_is_refused_before_unpacking(
     build_deb: Callable[..., Path],
     tmp_path: Path,
     machine: str,

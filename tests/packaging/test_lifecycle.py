@@ -1,4 +1,4 @@
-"""The packages for ARM from installation to purge, under qemu: what serves, and what stays."""
+"""The ARM packages from installation to purge, under qemu: whether the agent serves, and what is left."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CONFIG = "/etc/edge-agent/agent.toml"
 KEY = "/etc/edge-agent/keyring/signing.pub"
 UNITS = ("edge-agent.service", "edge-agent-enroll.service")
 PASSWORD = "/etc/edge-agent/broker.password"
-# What the system keeps of a service that is enabled, and of a user.
+# Files in which the system records an enabled service and a user.
 SYSTEMS_OWN = re.compile(
     r"/etc/(passwd|group|shadow|gshadow|subuid|subgid)"
     r"|/etc/systemd/system/multi-user\.target\.wants/edge-agent(-enroll)?\.service"
@@ -41,14 +41,14 @@ def install(root: Root, package: Path) -> str:
 
 
 def children_cpu_s() -> float:
-    """Return what programs that have ended took of processors: whatever else this machine does."""
+    """Return the CPU seconds of all child processes that have ended; the machine's load does not matter."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
 
 @contextlib.contextmanager
 def serve(root: Root, folder: Path) -> Iterator[RunningAgent]:
-    """What the unit does: the program on the PATH, as the package's user, and wait until it is ready."""
+    """Run the program as the unit does, as the package's user, and wait until it is ready."""
     command = root.command("edge-agent", "run", "--config", CONFIG, user="edge-agent:edge-agent")
     with running(command, folder / f"agent-{time.monotonic_ns()}.log") as agent:
         wait_for("the agent to serve", lambda: "serves as" in agent.log, COMMAND_LIMIT_S)
@@ -83,7 +83,7 @@ def test_install_enroll_serve_upgrade_downgrade_remove_purge(
     clean = root.files()
     broker = Broker(own_broker.url)
 
-    # Installed: the package's files, byte code beside them, its user, its service enabled; nothing else.
+    # Install: the package's files, their byte code, its user, the enabled service; nothing else.
     package, newer = build_deb(suite, arch), build_deb(suite, arch, 1)
     start_s, start_cpu_s = time.monotonic(), children_cpu_s()
     install(root, package)
@@ -107,15 +107,15 @@ def test_install_enroll_serve_upgrade_downgrade_remove_purge(
         "import tvm_ffi, numpy, PIL.Image, cbor2, prometheus_client",
     )
 
-    # Not configured yet: one line that says what is missing, and the status that systemd does not retry.
+    # Not configured yet: one line says what is missing, and systemd does not retry on that exit status.
     said = root.run("edge-agent", "run", "--config", CONFIG, ok=False)
     assert "broker.url" in said
     assert "Traceback" not in said
 
-    # Enrolled: its name, its broker, who it is there, a key to trust; each readable for whom it must be.
+    # Enroll: name, broker, credentials and a trusted key; each file readable only for those who need it.
     shutil.copy(keys / "signing.pub", root.path / "tmp")
     (root.path / "tmp/secret").write_text("hunter2\n")
-    words = ("--device", suite, "--broker", own_broker.url, "--trust", "/tmp/signing.pub")
+    words: tuple[str, ...] = ("--device", suite, "--broker", own_broker.url, "--trust", "/tmp/signing.pub")
     words += ("--username", suite, "--password-file", "/tmp/secret")
     assert f"{suite} is enrolled: {CONFIG}" in root.run("edge-agent", "enroll", *words)
     for path, owned in ((CONFIG, "640"), (PASSWORD, "640"), (KEY, "644")):
@@ -133,27 +133,27 @@ def test_install_enroll_serve_upgrade_downgrade_remove_purge(
         answer = infer(suite, "digits", DIGITS / "seven.png", broker, deadline_s=120)
         assert (answer.status, answer.top[0].label) == (200, "seven")
 
-        # Looked over while it serves: nothing fails. (There is no sandbox under this emulator: a warning.)
+        # Check while it serves: nothing fails. (A warning: this emulator has no sandbox.)
         report = json.loads(root.run("edge-agent", "check", "--json", only_stdout=True))
         assert report["counts"]["fail"] == 0, report
         assert {"python", "models", "broker", "delay"} <= {row["subject"] for row in report["findings"]}
         assert any("digits 1.0.0 is whole" in row["message"] for row in report["findings"])
 
-        # Upgraded while it serves: what runs goes on, and the owner's configuration stays.
+        # Upgrade while it serves: the running agent continues, and the configuration stays.
         install(root, newer)
         answer = infer(suite, "digits", DIGITS / "three.png", broker, deadline_s=120)
         assert (answer.status, answer.top[0].label) == (200, "three")
     assert config.read_bytes() == configured
 
-    # Started again: the newer agent serves the model without being told.
+    # Restart: the newer agent serves the same model.
     with serve(root, tmp_path):
         answer = infer(suite, "digits", DIGITS / "five.png", broker, deadline_s=240)
         assert (answer.status, answer.top[0].label) == (200, "five")
     state = {name: value for name, value in root.files().items() if name.startswith("/var/lib/edge-agent/")}
     assert state
 
-    # Gone back to the older package: refused while the state is of a form that it does not know, with nothing
-    # changed; safe when it is not.
+    # Downgrade: refused, with nothing changed, while the state has a format that the older package does not
+    # know; otherwise it works.
     older = f"/tmp/{package.name}"
     down = ("apt-get", "install", "--yes", "--allow-downgrades", older)
     marker = root.path / "var/lib/edge-agent/format"
@@ -175,20 +175,20 @@ def test_install_enroll_serve_upgrade_downgrade_remove_purge(
         answer = infer(suite, "digits", DIGITS / "zero.png", broker, deadline_s=240)
         assert (answer.status, answer.top[0].label) == (200, "zero")
 
-    # Removed: the programs are gone, the owner's data are not.
+    # Remove: the programs are gone, the user's data stay.
     root.run("apt-get", "remove", "--yes", "edge-agent")
     left = {name for name in changed(clean, root.files()) if not SYSTEMS_OWN.fullmatch(name)}
-    masks = {f"/etc/systemd/system/{unit}" for unit in UNITS}  # and what remembers that dpkg set them
+    masks = {f"/etc/systemd/system/{unit}" for unit in UNITS}  # and the files that record them
     masked = {f"/var/lib/systemd/deb-systemd-helper-masked/{unit}" for unit in UNITS}
     assert left == {CONFIG, KEY, PASSWORD, *state, *masks, *masked}
     assert {root.files()[mask] for mask in masks} == {"/dev/null"}
 
-    # Installed again: it finds them.
+    # Install again: configuration and state are found.
     install(root, newer)
     assert config.read_bytes() == configured
     assert state.keys() <= root.files().keys()
 
-    # Purged: as if it had never been there. The lists of users are the same but for their order.
+    # Purge: nothing is left. The lists of users are equal except for their order.
     root.run("apt-get", "purge", "--yes", "edge-agent")
     after = root.files()
     assert {name for name in changed(clean, after) if not name.startswith("/etc/sub")} == set()

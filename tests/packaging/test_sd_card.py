@@ -1,4 +1,4 @@
-"""A card that is prepared after the imager: one line in what runs at the first boot, and nothing twice."""
+"""Preparing a card after the imager: adds one line to the first boot's script, and never adds it twice."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def prepare(
         ),
     ],
 )
-def test_cloud_init_gets_one_command_however_often_the_card_is_prepared(
+def test_preparing_a_card_twice_adds_one_command_to_cloud_init(
     boot: Path, before: str, expected: str
 ) -> None:
     (boot / "user-data").write_text(before)
@@ -68,7 +68,7 @@ def test_cloud_init_gets_one_command_however_often_the_card_is_prepared(
     }
 
 
-def test_the_imagers_script_of_bookworm_calls_ours_before_it_removes_itself(boot: Path) -> None:
+def test_bookworms_imager_script_calls_ours_before_it_removes_itself(boot: Path) -> None:
     (boot / "firstrun.sh").write_text(FIRSTRUN)
     for _ in range(2):
         assert prepare(boot).returncode == 0
@@ -85,7 +85,7 @@ def test_a_newer_package_replaces_the_one_on_the_card(boot: Path) -> None:
     assert [path.name for path in (boot / "edge-agent").glob("*.deb")] == ["edge-agent_0.2.0+deb13_arm64.deb"]
 
 
-def test_what_is_no_card_or_no_package_is_refused_in_two_lines(boot: Path) -> None:
+def test_a_folder_or_file_of_another_kind_is_refused_with_error_and_hint(boot: Path) -> None:
     for done, expected in (
         (prepare(boot), "has neither user-data nor firstrun.sh"),
         (prepare(boot, "other.deb"), "expected a package edge-agent_*.deb"),
@@ -105,7 +105,7 @@ def test_the_first_boot_needs_exactly_one_package(tmp_path: Path) -> None:
     assert (done.returncode, "expected one edge-agent_*.deb" in done.stderr) == (1, True)
 
 
-def test_the_shipped_examples_are_what_their_readers_take() -> None:
+def test_the_shipped_examples_are_accepted_by_their_readers() -> None:
     document = tomllib.loads((SD_CARD / "enroll.toml").read_text())
     assert {"broker", "trust"} <= document.keys() <= set(KEYS)
     text = (SD_CARD / "user-data").read_text()

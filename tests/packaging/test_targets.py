@@ -1,6 +1,6 @@
-"""Kernels of every named ARM target on an emulator of that very processor, against this machine's numbers.
+"""Kernels for every named ARM target, on an emulator of that processor, against this machine's outputs.
 
-An instruction that the processor does not have ends the program: what a target may use is tested as well.
+An instruction that the processor does not have ends the program, so the target's features are tested as well.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ folder = Path("/opt/model")
 module = create((folder / "mod.json").read_bytes(), str(folder / "mod.so"))
 module.load_params((folder / "mod.params").read_bytes())
 module.set_input(0, numpy.load(folder / "input.npy"))
-for _ in range(2):  # buffers are used again: a kernel that counts on zeros fails the second time
+for _ in range(2):  # buffers are reused: a kernel that relies on zeros fails the second time
     module.run()
 for index in range(module.get_num_outputs()):
     numpy.save(folder / f"output_{index}.npy", numpy.array(module.get_output(index)))
 print(module.get_num_outputs())
 """
-# name of the target, Debian's architecture, the processor of the board
+# name of the target, Debian's architecture, processor of the board
 TARGETS = (
     ("rpi3", "arm64", "cortex-a53"),
     ("rpi4", "arm64", "cortex-a72"),
@@ -47,7 +47,7 @@ each_target = pytest.mark.parametrize(("target", "arch", "cpu"), TARGETS, ids=[r
 
 @pytest.fixture(scope="module")
 def installed(make_root: Callable[[str, str], Root], build_deb: Callable[..., Path]) -> Callable[[str], Root]:
-    """A bookworm root of an architecture with the package, each made once."""
+    """Return a bookworm root for an architecture with the package installed, each made once."""
     roots: dict[str, Root] = {}
 
     def find(arch: str) -> Root:
@@ -82,7 +82,7 @@ def assert_same(here: list[np.ndarray], there: list[np.ndarray], limit: float) -
 
 
 @each_target
-def test_the_classifier_gives_this_machines_numbers(
+def test_the_classifier_gives_this_machines_outputs(
     target: str,
     arch: str,
     cpu: str,
@@ -99,12 +99,12 @@ def test_the_classifier_gives_this_machines_numbers(
 
 
 @each_target
-def test_a_real_detector_gives_this_machines_numbers(
+def test_a_real_detector_gives_this_machines_outputs(
     target: str, arch: str, cpu: str, installed: Callable[[str], Root], tmp_path: Path
 ) -> None:
     models = os.environ.get("EDGEBUNDLE_MODELS")
     if models is None:
-        pytest.skip("EDGEBUNDLE_MODELS names no folder with the real models")
+        pytest.skip("EDGEBUNDLE_MODELS does not name the folder of the real models")
     (model,) = Path(models).rglob("*slim*320*.onnx")
     bundles = {name: tmp_path / f"{name}.bundle" for name in ("host", target)}
     for name, path in bundles.items():

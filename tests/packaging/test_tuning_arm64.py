@@ -1,4 +1,4 @@
-"""Tuning over RPC on two boards of an arm64 user space, of which one dies in mid-run and comes back."""
+"""Tuning over RPC on two boards in an arm64 user space; one dies during the run and comes back."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.packaging.conftest import PROJECT, Root, edgebundle, wait_for
 pytestmark = pytest.mark.arm
 
 KEY = "rpi4"
-# The rpc extra with what the agent needs, for the root's Python. TVM's wheel is a hundred megabytes: kept.
+# The rpc extra and what the agent needs, for the root's Python. Cached: TVM's wheel has a hundred megabytes.
 PACKAGES = (
     "apache-tvm==0.27.0.post1", "apache-tvm-ffi==0.1.14.post1", "psutil", "tornado", "cloudpickle", "numpy",
     "cryptography", "pillow", "paho-mqtt",
@@ -35,8 +35,8 @@ PLATFORMS = (
     "manylinux_2_17_aarch64",
     "manylinux2014_aarch64",
 )
-START_S = 240  # a Python with TVM in it, emulated, on two shared cores
-# Emulated time means nothing; what is tested is that all of it works.
+START_S = 240  # to start Python and load TVM, emulated, on two shared cores
+# Times under emulation mean nothing; the tests check that everything works.
 RUNNER = RunnerOptions(number=1, repeat=1, min_repeat_ms=0, timeout_s=120, threads=1)
 
 
@@ -65,7 +65,7 @@ def _kept_packages() -> Path:
 
 @pytest.fixture(scope="module")
 def root(make_root: Callable[[str, str], Root]) -> Root:
-    """An arm64 root with the rpc extra and this project in it."""
+    """An arm64 root with the rpc extra and this project."""
     made = make_root("arm64", "bookworm")
     shutil.copytree(_kept_packages(), made.path / "opt/rpc", symlinks=True)
     for package in ("agent", "builder"):
@@ -74,7 +74,7 @@ def root(make_root: Callable[[str, str], Root]) -> Root:
 
 
 class Boards:
-    """A tracker here, and servers in the root: they share this machine's loopback."""
+    """A tracker on this machine, and servers in the root, on the same loopback."""
 
     def __init__(self, root: Root, port: int) -> None:
         self._root = root
@@ -128,7 +128,7 @@ class Notes:
         self.lines: list[str] = []
 
     def update(self, progress: object) -> None:
-        """Nobody watches."""
+        """Ignore it."""
 
     def note(self, text: str) -> None:
         self.lines.append(text)
@@ -136,7 +136,7 @@ class Notes:
 
 @pytest.fixture
 def small_model(digits_onnx: Path) -> Path:
-    """The real mnist where real models are, the example's digits elsewhere."""
+    """The real mnist if EDGEBUNDLE_MODELS is set, else the digits of the example."""
     folder = os.environ.get("EDGEBUNDLE_MODELS")
     return Path(folder, "mnist.onnx") if folder else digits_onnx
 
@@ -144,7 +144,7 @@ def small_model(digits_onnx: Path) -> Path:
 def test_a_model_is_tuned_on_two_boards_and_its_bundle_runs_there(
     boards: Boards, small_model: Path, tmp_path: Path
 ) -> None:
-    # One board dies under the first batches and is started again.
+    # One board dies during the first batches and is restarted.
     def accident() -> None:
         wait_for("records", (tmp_path / "r/database_tuning_record.json").exists, START_S)
         boards.kill(PORTS[0])
@@ -175,20 +175,18 @@ def test_a_model_is_tuned_on_two_boards_and_its_bundle_runs_there(
     again = RpcBoards(boards.tracker, KEY, RUNNER)
     again.close()
 
-    package = compile(model, device, tuning_records=records)  # which checks parity with the reference
+    package = compile(model, device, tuning_records=records)  # checks parity with the reference, too
     assert package.manifest.provenance.tuning_records_sha256 == records.digest()
-    where = {"tracker": boards.tracker, "key": KEY}
     image = np.random.default_rng(0).random(package.manifest.inputs[0].shape, dtype=np.float32)
-    there = run_on_board(
-        package, {package.manifest.inputs[0].name: image}, benchmark=True, repeat=2, threads=1, **where
+    inputs = {package.manifest.inputs[0].name: image}
+    measured = run_on_board(
+        package, inputs, tracker=boards.tracker, key=KEY, benchmark=True, repeat=2, threads=1
     )
-    here = run(compile(model, "host"), {package.manifest.inputs[0].name: image})
-    np.testing.assert_allclose(
-        there.get_output("output_0"), here.get_output("output_0"), rtol=1e-4, atol=1e-5
-    )
-    assert there.times is not None
-    assert len(there.times.results) == 2
-    report = profile_on_board(package, number=1, threads=1, **where)
+    here = run(compile(model, "host"), inputs).get_output("output_0")
+    assert np.allclose(measured.get_output("output_0"), here, rtol=1e-4, atol=1e-5)
+    assert measured.times is not None
+    assert len(measured.times.results) == 2
+    report = profile_on_board(package, tracker=boards.tracker, key=KEY, number=1, threads=1)
     assert len(report.rows) >= 4
     assert report.total_us > 0
 

@@ -1,4 +1,4 @@
-"""The service's unit, judged without starting it."""
+"""The service's unit, checked without starting it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UNIT = Path(__file__).resolve().parents[2] / "systemd/edge-agent.service"
 MAX_EXPOSURE = 1.5
 
 
-def test_its_exposure_is_at_most_1_5() -> None:
+def test_exposure_is_at_most_1_5() -> None:
     command = ["systemd-analyze", "security", "--offline=true", "--no-pager", str(UNIT)]
     report = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     exposure = re.search(r"Overall exposure level for edge-agent.service: ([\d.]+)", report)
@@ -26,7 +26,7 @@ def test_its_exposure_is_at_most_1_5() -> None:
 def test_systemd_knows_every_setting() -> None:
     command = ["systemd-analyze", "verify", "--man=no", str(UNIT)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    # The one complaint is that this machine has no agent installed.
+    # The only expected complaint: this machine has no agent installed.
     complaints = [
         line for line in done.stderr.splitlines() if "/usr/bin/edge-agent is not executable" not in line
     ]

@@ -1,4 +1,4 @@
-"""Wheel and sdist hold everything: what is installed from them runs without the repository beside it."""
+"""Wheel and sdist are complete: what is installed from them runs without the repository."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DIGITS = PROJECT / "examples/digits"
 def run(*words: str | Path, folder: Path, site: Path | None = None) -> str:
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     if site is not None:
-        # The dependencies are this environment's, which has the project from the repository: the first wins.
+        # This environment provides the dependencies, but also the repository's project: the first entry wins.
         variables["PYTHONPATH"] = str(site)
     done = subprocess.run(
         [sys.executable, *map(str, words)],
@@ -34,7 +34,7 @@ def run(*words: str | Path, folder: Path, site: Path | None = None) -> str:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The sdist of a clean copy of the repository's files, and the wheel that is made of that sdist."""
+    """An sdist of a clean copy of the repository's files, and the wheel built from that sdist."""
     folder = tmp_path_factory.mktemp("dist")
     copy = folder / "copy"
     listed = subprocess.run(
@@ -74,7 +74,7 @@ def test_every_file_of_the_packages_is_in_the_wheel(built: tuple[Path, Path]) ->
     assert not any(name.startswith(("tests/", "benchmarks/", "packaging/")) for name in inside)
 
 
-def test_what_is_installed_from_it_compiles_runs_and_enrolls_elsewhere(
+def test_an_installed_wheel_compiles_runs_and_enrolls_without_the_repository(
     built: tuple[Path, Path], tmp_path: Path
 ) -> None:
     site, work = tmp_path / "site", tmp_path / "work"

@@ -208,4 +208,4 @@ def test_a_program_that_is_not_there_is_said(board: Board, capsys: pytest.Captur
     error = capsys.readouterr().err
     assert "edgebundle: error: edgebundle was not found on root@board: " in error
     assert "/nowhere/edgebundle" in error
-    assert "hint: --ssh-command" in error
+    assert "hint: give its path on the board, such as --ssh-command" in error

@@ -96,7 +96,7 @@ def test_a_decision_of_a_step_that_is_not_there_is_refused(folder: Path, device:
     record = json.loads(lines[0])
     record[1][0][1][-1][0] = len(record[1][0][0])
     (folder / RECORDS).write_text("\n".join([json.dumps(record), *lines[1:]]) + "\n")
-    with pytest.raises(RecordsError, match="line 1 : expected a tuning record"):
+    with pytest.raises(RecordsError, match="line 1: expected a tuning record"):
         Records.read(folder, device)
 
 
@@ -156,7 +156,7 @@ def test_a_damaged_line_in_the_middle_is_refused(folder: Path, device: DeviceTar
 def test_a_line_that_is_no_record_is_refused(folder: Path, device: DeviceTarget, line: str) -> None:
     with (folder / RECORDS).open("a") as file:
         file.write(line + "\n")
-    with pytest.raises(RecordsError, match="line 4 : expected a tuning record"):
+    with pytest.raises(RecordsError, match="line 4: expected a tuning record"):
         Records.read(folder, device)
 
 
