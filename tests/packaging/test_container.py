@@ -42,13 +42,8 @@ class Engine:
 
     def container(self, *words: str | Path) -> list[str]:
         """Return the documented command that runs the image, with this machine's network."""
-        machine: tuple[str, ...] = (
-            "--pull=never",
-            "--cgroups=disabled",
-            "--network=host",
-            "--ulimit=nofile=4096:4096",
-        )
-        machine += ("--ulimit=nproc=4096:4096",)
+        machine = ("--pull=never", "--cgroups=disabled", "--network=host")
+        limits = ("--ulimit=nofile=4096:4096", "--ulimit=nproc=4096:4096")
         volumes = ("-v=edge-agent-etc:/etc/edge-agent", "-v=edge-agent-state:/var/lib/edge-agent")
         return self.podman("run", "--rm", *machine, *limits, *HARDENING, *volumes, *words)
 
