@@ -283,7 +283,7 @@ def test_traces_of_a_run_are_points_of_the_space(tuned: tuple[Records, Any], tas
     ("flags", "code", "message"),
     [
         (["--tuner", "magic"], 2, "magic"),
-        (["--trials", "0"], 2, "whole number"),
+        (["--trials", "0"], 2, "expected an integer of 1 or more"),
         (["--min-repeat-ms", "-1"], 2, "milliseconds"),
         (["--tasks", "99"], 4, "--tasks"),
         (["--tasks", "x"], 4, "--tasks"),
