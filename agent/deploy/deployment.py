@@ -22,21 +22,22 @@ from typing import Final
 
 from agent.bundle.keyring import Keyring
 from agent.bundle.machine import Machine
-from agent.deploy.control import Control
-from agent.deploy.desired import Desired, desired_from_document, parse_desired
 from agent.deploy.fetch.block_source import PATIENCE_S, BlockSource
 from agent.deploy.fetch.https import HttpsSettings, HttpsSource
 from agent.deploy.fetch.sources import Downloader
 from agent.deploy.inbox import Inbox
 from agent.deploy.installer import Installer
-from agent.deploy.jobs import Job, Journal, Request, Result, Status
-from agent.deploy.models import Models
-from agent.deploy.reported import Refused, format_report
-from agent.deploy.store.active import ActiveModel, Origin
+from agent.deploy.interfaces import Control, Models
+from agent.deploy.jobs import Job, Journal, Request
+from agent.deploy.reported import reject, reported
+from agent.deploy.store.active import ActiveModel
 from agent.deploy.store.state_file import Checkpoint, StateFile, no_checkpoint
 from agent.deploy.store.store import Store
 from agent.errors import ConflictError, EdgeError, SourceError
 from agent.wire import topics
+from agent.wire.desired import Desired, DesiredModel
+from agent.wire.job import Result, Status
+from agent.wire.reported import Origin, Rejection
 
 # How soon a bundle that was dropped into the inbox is noticed.
 INBOX_INTERVAL_S: Final = 1.0
@@ -98,7 +99,7 @@ class Deployment:
         self._journal = Journal(store.root / "jobs.json", checkpoint=checkpoint)
         self._desired_file = StateFile(store.root / "desired.json", mirrored=True, checkpoint=checkpoint)
         self._desired: Desired | None = None
-        self._desired_error: Refused | None = None
+        self._rejection: Rejection | None = None
         self._inbox = Inbox(store.inbox)
         self._installer = Installer(
             store,
@@ -125,7 +126,7 @@ class Deployment:
         document = self._desired_file.load()
         if document is not None:
             try:
-                self._desired = desired_from_document(document)
+                self._desired = Desired.from_document(document)
             except EdgeError as error:
                 _log.error("desired.json is left out: %s", error)
         for model in tuple(self._store.active().values()):
@@ -205,14 +206,14 @@ class Deployment:
         known = self._journal.get(request.job)
         if known is not None and known.status.final:
             job = f"{_REPAIR}{model.digest[7:19]}-{time.time_ns():x}"
-            self._note(Job(replace(request, job=job)).now(), True)
+            self._note(Job(replace(Request.from_desired(request), job=job)).now(), True)
 
     def _on_desired(self, payload: bytes) -> None:
         if not payload:
             return  # cleared by a person, or a broker that starts afresh: no reason to stop anything
         version = None
         try:
-            desired = parse_desired(payload)
+            desired = Desired.from_bytes(payload)
             version = desired.version
             self._check_order(desired)
             self._check_jobs(desired)
@@ -220,10 +221,10 @@ class Deployment:
                 self._desired_file.save(desired.to_document())
         except EdgeError as error:
             _log.warning("desired: %s", error)
-            self._desired_error = Refused(error, version)
+            self._rejection = reject(error, version)
             self._report()
             return
-        self._desired, self._desired_error = desired, None
+        self._desired, self._rejection = desired, None
         self._plan(desired)
         self._report()
         self._work.set()
@@ -254,14 +255,14 @@ class Deployment:
             if job.status.final or request.origin is Origin.LOCAL or _is_for(request, wanted):
                 continue
             self._drop(job, Status.CANCELED if wanted is None else Status.SUPERSEDED)
-        for request in desired.models:
-            known = self._journal.get(request.job)
+        for model in desired.models:
+            known = self._journal.get(model.job)
             if known is not None:
                 self._publish_job(known)  # delivered again: not done again, but said again
                 continue
-            job = Job(request).now()
+            job = Job(Request.from_desired(model)).now()
             try:
-                self._downloader.check(request)
+                self._downloader.check(job.request)
             except SourceError as error:
                 job = job.now(
                     status=Status.REJECTED, result=Result.REJECTED, code=error.code, message=str(error)
@@ -320,16 +321,16 @@ class Deployment:
 
     def _publish_job(self, job: Job) -> None:
         topic = topics.format_topic(topics.Job(self._device, job.request.job))
-        self._control.publish(topic, job.to_bytes(), retain=True)
+        self._control.publish(topic, job.state().to_bytes(), retain=True)
 
     def _report(self) -> None:
-        document = format_report(
-            self._desired, self._desired_error, self._store, running=self._installer.running
-        )
+        document = reported(
+            self._desired, self._rejection, self._store, running=self._installer.running
+        ).to_bytes()
         self._control.publish(topics.format_topic(topics.Reported(self._device)), document, retain=True)
 
 
-def _is_for(request: Request, wanted: Request | None) -> bool:
+def _is_for(request: Request, wanted: DesiredModel | None) -> bool:
     """Whether a job does what is wanted now."""
     if wanted is None:
         return False

@@ -12,7 +12,6 @@ Leaves to others: the job.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import time
@@ -24,10 +23,11 @@ from agent.bundle.archive import MAX_BUNDLE_BYTES
 from agent.bundle.keyring import Keyring
 from agent.bundle.names import SHA256
 from agent.bundle.verify import verify_only
-from agent.deploy.jobs import Job, Request, Result, Status
-from agent.deploy.store.active import Origin
+from agent.deploy.jobs import Job, Request
 from agent.deploy.store.state_file import write_durably
 from agent.errors import BundleError, EdgeError, EndlessDataError, FormatError, StoreError
+from agent.wire.job import JobState, Result, Status
+from agent.wire.reported import Origin
 
 # A result that nobody fetched is forgotten after this long.
 RESULT_LIFETIME_S: Final = 24 * 3600
@@ -110,22 +110,22 @@ class Inbox:
         """Leave the final state of a job for whoever dropped the bundle."""
         digest = job.request.digest
         try:
-            write_durably(self._path(digest, "result"), job.to_bytes(), mode=0o644)
+            write_durably(self._path(digest, "result"), job.state().to_bytes(), mode=0o644)
             self._path(digest, "bundle").unlink(missing_ok=True)
         except (StoreError, OSError) as error:
             _log.warning("inbox: %s", error)
 
-    def take_result(self, digest: str) -> dict[str, str | None] | None:
+    def take_result(self, digest: str) -> JobState | None:
         """Return and remove the final state of the job for `digest`: the command line's side."""
         path = self._path(digest, "result")
         try:
-            document = json.loads(path.read_bytes())
+            state = JobState.from_bytes(path.read_bytes())
             path.unlink(missing_ok=True)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as error:
+        except (OSError, BundleError) as error:
             raise StoreError(f"reading {path.name}: {error}") from error
-        return {key: document.get(key) for key in ("status", "result", "code", "message", "model")}
+        return state
 
     def _path(self, digest: str, suffix: str) -> Path:
         return self._directory / f"{digest.removeprefix('sha256:')}.{suffix}"

@@ -27,14 +27,14 @@ from agent.bundle.machine import Machine
 from agent.bundle.manifest import Manifest
 from agent.bundle.verify import VerifiedBundle, verify
 from agent.deploy.fetch.sources import Downloader
-from agent.deploy.job_run import JobRun
-from agent.deploy.jobs import Job, Request, Result, Status, Step
-from agent.deploy.models import Models
+from agent.deploy.interfaces import Models
+from agent.deploy.jobs import Job, Request
 from agent.deploy.store.active import ActiveModel
 from agent.deploy.store.state_file import Checkpoint, no_checkpoint
 from agent.deploy.store.store import Store
-from agent.deploy.transitions import TRANSITIONS, Failure
+from agent.deploy.transitions import TRANSITIONS, Failure, classify
 from agent.errors import EdgeError, MixAndMatchError, StoreError
+from agent.wire.job import Result, Status, Step
 
 # A job that was cut off so often after its download is what cuts it off.
 MAX_ATTEMPTS: Final = 3
@@ -42,6 +42,51 @@ MAX_ATTEMPTS: Final = 3
 PROGRESS_INTERVAL_S: Final = 1.0
 
 _log = logging.getLogger(__name__)
+
+
+class JobRun:
+    """One execution of a job.
+
+    Attributes
+    ----------
+    job
+        How it stands.
+    before
+        What was active as the model when the execution began.
+    verified
+        The bundle, between verifying and testing; closed by `close` if it never gets there.
+    version, counter
+        Of the signed manifest, once it is verified.
+    failure
+        How the job will end, if it fails.
+    """
+
+    def __init__(self, job: Job, before: ActiveModel | None) -> None:
+        self.job = job
+        self.before = before
+        self.verified: VerifiedBundle | None = None
+        self.version: str | None = None
+        self.counter: int | None = None
+        self.failure: Failure | None = None
+
+    def fail(self, step: Step, error: EdgeError | TimeoutError) -> None:
+        """Note why the job fails; the first reason is the one that counts."""
+        if step is Step.CLEANUP:
+            return  # what is left over is collected after the next job
+        if step is Step.ROLLING_BACK and self.failure is not None:
+            self.failure = replace(
+                self.failure,
+                result=Result.FAILED_UNABLE_TO_ROLLBACK,
+                message=f"{self.failure.message}; and then, rolling back: {error}",
+            )
+            return
+        self.failure = classify(error)
+
+    def close(self) -> None:
+        """Let go of the verified files."""
+        if self.verified is not None:
+            self.verified.close()
+            self.verified = None
 
 
 class Installer:

@@ -7,68 +7,23 @@ Leaves to others: executing them (installer.py), and telling the broker (deploym
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
-from agent.deploy.store.active import Origin
 from agent.deploy.store.state_file import Checkpoint, StateFile, no_checkpoint
 from agent.errors import StoreError
+from agent.wire.desired import DesiredModel
+from agent.wire.job import MAX_MESSAGE_CHARACTERS, JobState, Result, Status, Step
+from agent.wire.reported import Origin
 
 # A fleet tool asks about the last deployment or two; the rest is for a person who wonders what happened
 # last week.
 KEEP_JOBS: Final = 64
-# A message is for a person, in one line; what a library says inside one can be long.
-MAX_MESSAGE_CHARACTERS: Final = 500
-
 _log = logging.getLogger(__name__)
-
-
-class Status(StrEnum):
-    """How a job stands; all but the first two are final."""
-
-    QUEUED = "QUEUED"
-    IN_PROGRESS = "IN_PROGRESS"
-    SUCCEEDED = "SUCCEEDED"
-    FAILED = "FAILED"
-    TIMED_OUT = "TIMED_OUT"
-    REJECTED = "REJECTED"
-    CANCELED = "CANCELED"
-    SUPERSEDED = "SUPERSEDED"
-
-    @property
-    def final(self) -> bool:
-        """Whether nothing will happen any more."""
-        return self not in (Status.QUEUED, Status.IN_PROGRESS)
-
-
-class Step(StrEnum):
-    """What a job in progress is doing."""
-
-    DOWNLOADING = "downloading"
-    VERIFYING = "verifying"
-    INSTALLING = "installing"
-    TESTING = "testing"
-    ACTIVATING = "activating"
-    COMMITTING = "committing"
-    ROLLING_BACK = "rolling_back"
-    CLEANUP = "cleanup"
-
-
-class Result(StrEnum):
-    """In which state a finished job left the device."""
-
-    SUCCESSFUL = "SUCCESSFUL"
-    FAILED_NO_STATE_CHANGE = "FAILED_NO_STATE_CHANGE"
-    FAILED_ROLLBACK_COMPLETE = "FAILED_ROLLBACK_COMPLETE"
-    FAILED_UNABLE_TO_ROLLBACK = "FAILED_UNABLE_TO_ROLLBACK"
-    REJECTED = "REJECTED"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +49,19 @@ class Request:
     version: str
     sources: tuple[str, ...]
     origin: Origin
+
+    @classmethod
+    def from_desired(cls, model: DesiredModel) -> Request:
+        """Make the request for an entry of a desired document."""
+        return cls(
+            job=model.job,
+            model=model.model,
+            digest=model.digest,
+            size=model.size,
+            version=model.version,
+            sources=model.sources,
+            origin=Origin.DESIRED,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,23 +98,20 @@ class Job:
             job = replace(job, message=job.message[: MAX_MESSAGE_CHARACTERS - 3] + "...")
         return job
 
-    def to_bytes(self) -> bytes:
-        """Return the JSON that is retained at `jobs/<id>`."""
-        return json.dumps(
-            {
-                "id": self.request.job,
-                "model": self.request.model,
-                "digest": self.request.digest,
-                "status": self.status,
-                "step": self.step,
-                "progress": round(self.progress, 3),
-                "result": self.result,
-                "code": self.code,
-                "message": self.message,
-                "time": datetime.fromtimestamp(self.time_s, UTC).isoformat(timespec="milliseconds"),
-            },
-            separators=(",", ":"),
-        ).encode()
+    def state(self) -> JobState:
+        """Return the job's document."""
+        return JobState(
+            id=self.request.job,
+            model=self.request.model,
+            digest=self.request.digest,
+            status=self.status,
+            step=self.step,
+            progress=self.progress,
+            result=self.result,
+            code=self.code,
+            message=self.message,
+            time_s=self.time_s,
+        )
 
 
 class Journal:

@@ -23,6 +23,7 @@ from agent.deploy.inbox import Inbox
 from agent.deploy.store.state_file import store_error, sync_directory
 from agent.deploy.store.store import Store
 from agent.errors import StoreError
+from agent.wire.job import Status
 
 # An agent looks once a second; what is left is for hashing a large bundle twice on a small board.
 WAIT_S: Final = 120.0
@@ -89,10 +90,10 @@ def install(config: Settings, path: Path, *, wait_s: float = WAIT_S) -> int:
     while time.monotonic() < end:
         result = inbox.take_result(digest)
         if result is not None:
-            if result["status"] == "SUCCEEDED":
+            if result.status is Status.SUCCEEDED:
                 _say(f"{what} is in service")
                 return 0
-            _say(f"{what}: {result['status']}: {result['message']} ({result['code']})")
+            _say(f"{what}: {result.status}: {result.message} ({result.code})")
             return EXIT_REFUSED
         time.sleep(_POLL_S)
     raise StoreError(

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from agent.deploy.control import Control
+from agent.deploy.interfaces import Control
 from agent.errors import StoreError
 from agent.mqtt.reason_codes import CLOSED, NOT_CONNECTED, Action, Reason, reason
 from agent.rate_limited_log import RateLimitedLog

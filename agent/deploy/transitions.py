@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from agent.deploy.jobs import Result, Status, Step
 from agent.errors import BundleError, EdgeError, SelfTestError, SourceError
+from agent.wire.job import Result, Status, Step
 
 
 @dataclass(frozen=True, slots=True)

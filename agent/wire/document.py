@@ -20,10 +20,13 @@ _MAX_INTEGER_BITS: Final = 1023
 # What an error message shows of a wrong value.
 _SHOWN_CHARACTERS: Final = 60
 
+Members = Mapping[str, object]
+"""A JSON object."""
+
 _Value = TypeVar("_Value")
 
 
-def encode(document: Mapping[str, object]) -> bytes:
+def encode(document: Members) -> bytes:
     """Write a document as JSON without spaces."""
     return json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
 
@@ -58,7 +61,7 @@ def parse_strictly(raw: bytes, what: str, max_bytes: int) -> object:
     return document
 
 
-def parse_object(raw: bytes, what: str, max_bytes: int = MAX_AGENT_DOCUMENT_BYTES) -> Mapping[str, object]:
+def parse_object(raw: bytes, what: str, max_bytes: int = MAX_AGENT_DOCUMENT_BYTES) -> Members:
     """Parse a JSON object tolerantly: a repeated key has its last value.
 
     Raises
@@ -99,7 +102,7 @@ def unique_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return document
 
 
-def members(value: object) -> Mapping[str, object]:
+def members(value: object) -> Members:
     """Return an object's members; none if it is not an object."""
     return value if isinstance(value, dict) else {}
 

@@ -14,9 +14,8 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from agent.errors import ConfigError, SourceError
+from agent.wire.desired import MAX_SOURCE_CHARACTERS
 
-# What servers and proxies commonly take; a source needs far less.
-MAX_URL_CHARACTERS: Final = 2048
 _DEFAULT_PORT: Final = 443
 # What may stand in a path: unreserved characters, sub-delimiters, and escapes of neither a dot nor a
 # separator. Everything else, "//" and dot segments included, is a way to write one path so that two readers
@@ -48,8 +47,8 @@ def parse_url(url: str) -> Location:
         If it is another scheme, or written in a way that could be read differently elsewhere.
     """
     shown = url[:120]
-    if len(url) > MAX_URL_CHARACTERS:
-        raise SourceError(f"a URL of {len(url)} characters, at most {MAX_URL_CHARACTERS} are accepted")
+    if len(url) > MAX_SOURCE_CHARACTERS:
+        raise SourceError(f"a URL of {len(url)} characters, at most {MAX_SOURCE_CHARACTERS} are accepted")
     if not url.isascii() or not url.isprintable() or " " in url or "\\" in url:
         raise SourceError(f"{shown!a}: a URL has printable ASCII characters only")
     try:

@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from agent.bundle.names import hex_digest
-from agent.deploy.control import Control
-from agent.deploy.fetch.blocks import BlockPull, Want, Write
+from agent.deploy.fetch.blocks import BlockPull, Write
+from agent.deploy.interfaces import Control
 from agent.deploy.store.part import Part
 from agent.errors import EdgeError
+from agent.wire.blocks import Want
 from agent.wire.topics import BlockWant, block_filter, format_topic
 
 # How long nobody may answer while the broker is there: a person restarts `edgebundle deploy` within it.

@@ -17,41 +17,21 @@ The exchange, at QoS 0 (this protocol asks again by itself, so the broker need n
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from agent.errors import EndlessDataError
+from agent.wire.blocks import MAX_COUNT, Want
 
 # Measured on loopback (docs/decisions/0004): from 64 KiB to 1 MiB makes no difference that exceeds the
 # noise, and a small block is asked for again, or waited for, for less long on a slow link.
 BLOCK_BYTES: Final = 64 * 1024
 # Blocks asked for and not yet here: 4 MiB, which is also the most memory that a pull holds.
-WINDOW_BLOCKS: Final = 64
+WINDOW_BLOCKS: Final = MAX_COUNT
 # The first re-ask after this long without a block; it doubles up to the longest while nobody answers.
 SILENCE_S: Final = 2.0
 LONGEST_SILENCE_S: Final = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Want:
-    """A request for `count` blocks of `block_bytes` each, from byte `offset` on.
-
-    `seq` grows with each request, so that whoever answers can tell a new one from a copy of an old one.
-    """
-
-    offset: int
-    count: int
-    block_bytes: int
-    seq: int
-
-    def to_bytes(self) -> bytes:
-        """Return the JSON that goes to the `want` topic."""
-        return json.dumps(
-            {"offset": self.offset, "count": self.count, "block_bytes": self.block_bytes, "seq": self.seq},
-            separators=(",", ":"),
-        ).encode()
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from agent.deploy.fetch.allow_list import AllowList, Location
-from agent.deploy.store.part import Origin, Part
+from agent.deploy.store.part import Part, UrlVersion
 from agent.errors import ConfigError, EndlessDataError, SourceError, StoreError
 
 # A read of this size costs a Raspberry Pi about a millisecond, and keeps the syscalls few.
@@ -253,7 +253,7 @@ class _Transfer:
         etag = answer.getheader("ETag", "")
         # A weak tag (RFC 9110, 8.8.1) says that two versions mean the same, not that they are the same bytes.
         strong = etag.startswith('"') and etag.endswith('"') and len(etag) < 1024
-        self._part.set_origin(Origin(self._url, etag) if strong else None)
+        self._part.set_origin(UrlVersion(self._url, etag) if strong else None)
 
     def _expect_length(self, answer: http.client.HTTPResponse, expected: int) -> None:
         if answer.length is None:

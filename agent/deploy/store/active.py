@@ -7,20 +7,13 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
 from agent.bundle.names import hex_digest
 from agent.deploy.store.state_file import peek
+from agent.wire.reported import Origin
 
 _log = logging.getLogger(__name__)
-
-
-class Origin(StrEnum):
-    """Who asked for a model: a desired document takes away only what one has asked for."""
-
-    DESIRED = "desired"
-    LOCAL = "local"
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ _ORIGIN_BYTES: Final = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class UrlVersion:
     """Which version of which URL the bytes of a part came from."""
 
     url: str
@@ -103,17 +103,17 @@ class Part:
             raise store_error(f"emptying {self._path.name}", error) from error
         self._written = 0
 
-    def origin(self) -> Origin | None:
+    def origin(self) -> UrlVersion | None:
         """Return where the bytes came from, if that was noted."""
         try:
             with self._origin.open("rb") as file:
                 raw = file.read(_ORIGIN_BYTES + 1)
             fields = json.loads(raw)
-            return Origin(url=str(fields["url"]), etag=str(fields["etag"]))
+            return UrlVersion(url=str(fields["url"]), etag=str(fields["etag"]))
         except (OSError, ValueError, RecursionError, KeyError, TypeError):
             return None  # not noted, or damaged: the transfer goes on without, and the digest decides
 
-    def set_origin(self, origin: Origin | None) -> None:
+    def set_origin(self, origin: UrlVersion | None) -> None:
         """Note where the bytes come from; None forgets it."""
         if origin is None:
             self._origin.unlink(missing_ok=True)

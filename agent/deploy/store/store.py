@@ -33,11 +33,12 @@ from typing import Final
 
 from agent.bundle.names import hex_digest
 from agent.deploy.store import state_format
-from agent.deploy.store.active import ActiveModel, Origin, parse_active
+from agent.deploy.store.active import ActiveModel, parse_active
 from agent.deploy.store.counters import Counters
 from agent.deploy.store.part import Part
 from agent.deploy.store.state_file import Checkpoint, StateFile, no_checkpoint, store_error, sync_directory
 from agent.errors import NoSpaceError, StateDirectoryError, StoreError
+from agent.wire.reported import Origin
 
 # Kept free for the journal, the logs and everybody else: a device without any space left is hard to repair.
 SPACE_MARGIN_BYTES: Final = 16 * 1024 * 1024

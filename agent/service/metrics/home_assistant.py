@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from agent.deploy.control import Control
+from agent.deploy.interfaces import Control
 from agent.deploy.store.state_file import write_durably
 from agent.errors import StoreError
 from agent.mqtt.reason_codes import Reason

@@ -13,11 +13,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from agent.bundle.archive import pack
 from agent.bundle.keyring import Keyring, key_id
-from agent.deploy.desired import parse_desired
 from agent.deploy.fetch.blocks import BLOCK_BYTES
 from agent.deploy.store.store import Store
 from agent.errors import StoreError
 from agent.wire import topics
+from agent.wire.desired import Desired
 from tests.agent.deploy.rig import DEVICE, Agent, Bundle, make_bundle
 from tests.bundles import KEY
 
@@ -302,7 +302,7 @@ async def test_an_older_desired_document_changes_nothing(agent: Agent) -> None:
 async def test_a_document_written_from_another_one_is_a_conflict(agent: Agent) -> None:
     await agent.start()
     await agent.deploy(make_bundle(), "job-1")
-    known = parse_desired(
+    known = Desired.from_bytes(
         json.dumps({"version": 1, "models": {"digits": make_bundle().entry("job-1")}}).encode()
     )
     faces = make_bundle(name="faces")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from agent.deploy.jobs import Result, Status, Step
 from agent.deploy.transitions import TRANSITIONS, classify
 from agent.errors import (
     EdgeError,
@@ -20,6 +19,7 @@ from agent.errors import (
     SourceError,
     StoreError,
 )
+from agent.wire.job import Result, Status, Step
 
 
 def test_the_good_way_is_the_order_of_trust() -> None:

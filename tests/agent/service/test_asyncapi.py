@@ -12,14 +12,14 @@ import jsonschema
 import pytest
 import yaml
 
-from agent.deploy.desired import parse_desired
-from agent.deploy.jobs import Result, Status, Step
 from agent.errors import BundleError
 from agent.mqtt.message import Message
 from agent.mqtt.properties import Properties
 from agent.service.metrics.metric_table import METRICS
 from agent.wire import content_types, properties, topics
 from agent.wire.answer import MAX_STATUS_MESSAGE_CHARACTERS, STATUSES
+from agent.wire.desired import Desired
+from agent.wire.job import Result, Status, Step
 from agent.wire.model_state import ModelPhase
 from agent.wire.presence import AgentState
 from agent.wire.request import InferMessage
@@ -114,7 +114,7 @@ def test_examples_are_what_their_schemas_say(name: str) -> None:
 def test_desired_example_is_taken_and_the_schema_is_as_strict_as_the_parser() -> None:
     [example] = MESSAGES["desired"]["examples"]
     document = example["payload"]
-    parse_desired(json.dumps(document).encode())
+    Desired.from_bytes(json.dumps(document).encode())
     model = document["models"]["digits"]
     broken: dict[str, Any]
     for broken in (
@@ -125,7 +125,7 @@ def test_desired_example_is_taken_and_the_schema_is_as_strict_as_the_parser() ->
         {**document, "models": {"digits": {**model, "digest": "md5:1"}}},
     ):
         with pytest.raises(BundleError):
-            parse_desired(json.dumps(broken).encode())
+            Desired.from_bytes(json.dumps(broken).encode())
         with pytest.raises(jsonschema.ValidationError):
             check("desired", broken)
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent.deploy.fetch.blocks import BlockPull, Want, Write
+from agent.deploy.fetch.blocks import BlockPull, Write
+from agent.wire.blocks import Want
 from builder.fleet.offer import MAX_BLOCK_BYTES, MAX_COUNT, Offer
 
 FILE = bytes(range(256)) * 10

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.deploy.fetch.blocks import BlockPull, Want, Write
+from agent.deploy.fetch.blocks import BlockPull, Write
 from agent.errors import EndlessDataError
+from agent.wire.blocks import Want
 
 Wire = list[tuple[int, bytes]]
 Mangle = Callable[[Wire], Wire]

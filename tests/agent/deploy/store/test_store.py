@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.bundle.names import hex_digest
-from agent.deploy.store.active import ActiveModel, Origin, read_active
-from agent.deploy.store.part import Origin as PartOrigin
-from agent.deploy.store.part import Part
+from agent.deploy.store.active import ActiveModel, read_active
+from agent.deploy.store.part import Part, UrlVersion
 from agent.deploy.store.state_file import MAX_STATE_BYTES, StateFile, write_durably
 from agent.deploy.store.store import PART_LIFETIME_S, Store
 from agent.errors import EndlessDataError, NoSpaceError, StoreError
+from agent.wire.reported import Origin
 
 A, B, C = (f"sha256:{letter * 64}" for letter in "abc")
 
@@ -175,10 +175,10 @@ def test_a_part_goes_on_where_it_was_and_never_beyond_its_size(tmp_path: Path) -
     path = tmp_path / "part"
     with Part(path, 10) as part:
         part.append(b"12345")
-        part.set_origin(PartOrigin("https://a.example/b", '"v1"'))
+        part.set_origin(UrlVersion("https://a.example/b", '"v1"'))
     with Part(path, 10) as part:
         assert part.written == 5
-        assert part.origin() == PartOrigin("https://a.example/b", '"v1"')
+        assert part.origin() == UrlVersion("https://a.example/b", '"v1"')
         part.append(b"67890")
         with pytest.raises(EndlessDataError):
             part.append(b"X")

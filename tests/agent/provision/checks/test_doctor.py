@@ -16,11 +16,12 @@ import pytest
 
 from agent.bundle.keyring import Keyring
 from agent.bundle.machine import Machine
-from agent.deploy.store.active import ActiveModel, Origin
+from agent.deploy.store.active import ActiveModel
 from agent.deploy.store.store import Store
 from agent.provision.checks import identity, machine, models
 from agent.provision.checks.finding import Finding, Level
 from agent.provision.credentials import certificates
+from agent.wire.reported import Origin
 from tests.agent.provision.authority import Authority
 from tests.bundles import Signer
 from tests.conftest import BrokerProcess

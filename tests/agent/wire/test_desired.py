@@ -11,15 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.bundle.archive import MAX_BUNDLE_BYTES
-from agent.deploy.desired import (
-    MAX_DESIRED_BYTES,
-    MAX_MODELS,
-    MAX_SOURCES,
-    Desired,
-    desired_from_document,
-    parse_desired,
-)
 from agent.errors import EndlessDataError, FormatError
+from agent.wire.desired import MAX_DESIRED_BYTES, MAX_MODELS, MAX_SOURCES, Desired
 
 ENTRY: dict[str, Any] = {
     "digest": "sha256:" + "a" * 64,
@@ -35,21 +28,21 @@ def document(**changes: Any) -> bytes:
 
 
 def test_a_document_is_read_and_written_again() -> None:
-    desired = parse_desired(document(sources=["https://files.example/a", "mqtt"]))
+    desired = Desired.from_bytes(document(sources=["https://files.example/a", "mqtt"]))
     (request,) = desired.models
     assert (request.model, request.digest, request.size) == ("digits", ENTRY["digest"], 1000)
     assert request.sources == ("https://files.example/a", "mqtt")
-    assert desired_from_document(desired.to_document()) == desired
+    assert Desired.from_document(desired.to_document()) == desired
     assert desired.get("digits") == request
     assert desired.get("faces") is None
 
 
 def test_the_digest_of_a_document_does_not_depend_on_how_it_was_written() -> None:
     shuffled = json.dumps(json.loads(document()), indent=3, sort_keys=True).encode()
-    assert parse_desired(shuffled).digest == parse_desired(document()).digest
-    assert parse_desired(document(job="job-2")).digest != parse_desired(document()).digest
+    assert Desired.from_bytes(shuffled).digest == Desired.from_bytes(document()).digest
+    assert Desired.from_bytes(document(job="job-2")).digest != Desired.from_bytes(document()).digest
     based = json.loads(document()) | {"base": ENTRY["digest"]}
-    assert parse_desired(json.dumps(based).encode()).digest == parse_desired(document()).digest
+    assert Desired.from_bytes(json.dumps(based).encode()).digest == Desired.from_bytes(document()).digest
 
 
 @pytest.mark.parametrize(
@@ -82,7 +75,7 @@ def test_the_digest_of_a_document_does_not_depend_on_how_it_was_written() -> Non
 )
 def test_an_entry_with_one_thing_wrong_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(FormatError):
-        parse_desired(document(**changes))
+        Desired.from_bytes(document(**changes))
 
 
 @pytest.mark.parametrize(
@@ -112,28 +105,28 @@ def test_an_entry_with_one_thing_wrong_is_refused(changes: dict[str, Any]) -> No
 )
 def test_what_is_no_such_document_is_refused(raw: bytes) -> None:
     with pytest.raises(FormatError):
-        parse_desired(raw)
+        Desired.from_bytes(raw)
 
 
 def test_what_is_over_a_limit_is_endless_data() -> None:
-    with pytest.raises(EndlessDataError, match="at most 2147483648"):
-        parse_desired(document(size=MAX_BUNDLE_BYTES + 1))
+    with pytest.raises(EndlessDataError, match="at most 2147483648 bytes"):
+        Desired.from_bytes(document(size=MAX_BUNDLE_BYTES + 1))
     many = {f"m{index}": ENTRY | {"job": f"j{index}"} for index in range(MAX_MODELS + 1)}
-    with pytest.raises(EndlessDataError, match="65 models"):
-        parse_desired(json.dumps({"version": 1, "models": many}).encode())
+    with pytest.raises(EndlessDataError, match="at most 64 desired models, got 65"):
+        Desired.from_bytes(json.dumps({"version": 1, "models": many}).encode())
     with pytest.raises(EndlessDataError, match="at most"):
-        parse_desired(b" " * (MAX_DESIRED_BYTES + 1))
+        Desired.from_bytes(b" " * (MAX_DESIRED_BYTES + 1))
 
 
 def test_two_models_with_one_job_are_refused() -> None:
     with pytest.raises(FormatError, match="same job"):
-        parse_desired(json.dumps({"version": 1, "models": {"a": ENTRY, "b": ENTRY}}).encode())
+        Desired.from_bytes(json.dumps({"version": 1, "models": {"a": ENTRY, "b": ENTRY}}).encode())
 
 
 @given(st.binary(max_size=300))
 def test_any_bytes_are_a_document_or_an_error(raw: bytes) -> None:
     with contextlib.suppress(FormatError, EndlessDataError):
-        assert isinstance(parse_desired(raw), Desired)
+        assert isinstance(Desired.from_bytes(raw), Desired)
 
 
 JSON_VALUES = st.recursive(
@@ -146,4 +139,4 @@ JSON_VALUES = st.recursive(
 @given(st.sampled_from(sorted(ENTRY)), JSON_VALUES)
 def test_any_value_of_any_key_is_a_document_or_an_error(key: str, value: Any) -> None:
     with contextlib.suppress(FormatError, EndlessDataError):
-        parse_desired(json.dumps({"version": 1, "models": {"digits": ENTRY | {key: value}}}).encode())
+        Desired.from_bytes(json.dumps({"version": 1, "models": {"digits": ENTRY | {key: value}}}).encode())

@@ -1,0 +1,71 @@
+"""The want document: an agent asks for blocks of a bundle, at `edge/v1/<device>/bundles/<digest>/want`.
+
+The answer is one message for each block, at `.../block/<offset>`, whose payload is the file's bytes
+from there on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from agent.errors import FormatError
+from agent.wire import document
+
+# Four integers and their keys take about 70 bytes.
+MAX_WANT_BYTES: Final = 1024
+# Whoever may publish a want can make the other side send 64 blocks of 1 MiB at a time, and no more.
+MAX_BLOCK_BYTES: Final = 1024 * 1024
+MAX_COUNT: Final = 64
+_KEYS: Final = frozenset({"offset", "count", "block_bytes", "seq"})
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """A request for `count` blocks of `block_bytes` each, from byte `offset` on.
+
+    Attributes
+    ----------
+    offset
+        The first byte, at least 0.
+    count
+        1 to 64.
+    block_bytes
+        1 to 1 MiB.
+    seq
+        Grows with each request, so that a new request differs from a copy of an old one.
+    """
+
+    offset: int
+    count: int
+    block_bytes: int
+    seq: int
+
+    def to_bytes(self) -> bytes:
+        """Write the document."""
+        return document.encode(
+            {"offset": self.offset, "count": self.count, "block_bytes": self.block_bytes, "seq": self.seq}
+        )
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> Want:
+        """Read the document strictly.
+
+        Raises
+        ------
+        EndlessDataError
+            If it is too long.
+        FormatError
+            If it is not a want document, or a value is out of its range.
+        """
+        value = document.parse_strictly(raw, "the want document", MAX_WANT_BYTES)
+        if not isinstance(value, dict) or value.keys() != _KEYS:
+            raise FormatError(f"expected exactly {', '.join(sorted(_KEYS))}, got {document.shown(value)}")
+        ranges = {"offset": (0, document.MAX_SAFE_INTEGER), "count": (1, MAX_COUNT)}
+        ranges |= {"block_bytes": (1, MAX_BLOCK_BYTES), "seq": (1, document.MAX_SAFE_INTEGER)}
+        for key, (low, high) in ranges.items():
+            if type(value[key]) is not int or not low <= value[key] <= high:
+                raise FormatError(
+                    f"{key}: expected an integer from {low} to {high}, got {document.shown(value[key])}"
+                )
+        return cls(**value)

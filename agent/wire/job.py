@@ -1,0 +1,135 @@
+"""The job document: how one deployment goes, retained at `edge/v1/<device>/jobs/<job>`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Final
+
+from agent.wire import document
+
+# A message is for a person, in one line; an error that a library raised can be long.
+MAX_MESSAGE_CHARACTERS: Final = 500
+
+
+class Status(StrEnum):
+    """The status of a job; all but the first two are final."""
+
+    QUEUED = "QUEUED"
+    IN_PROGRESS = "IN_PROGRESS"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    TIMED_OUT = "TIMED_OUT"
+    REJECTED = "REJECTED"
+    CANCELED = "CANCELED"
+    SUPERSEDED = "SUPERSEDED"
+
+    @property
+    def final(self) -> bool:
+        """Whether the job has ended."""
+        return self not in (Status.QUEUED, Status.IN_PROGRESS)
+
+
+class Step(StrEnum):
+    """What a job in progress is doing."""
+
+    DOWNLOADING = "downloading"
+    VERIFYING = "verifying"
+    INSTALLING = "installing"
+    TESTING = "testing"
+    ACTIVATING = "activating"
+    COMMITTING = "committing"
+    ROLLING_BACK = "rolling_back"
+    CLEANUP = "cleanup"
+
+
+class Result(StrEnum):
+    """In which state a finished job left the device."""
+
+    SUCCESSFUL = "SUCCESSFUL"
+    FAILED_NO_STATE_CHANGE = "FAILED_NO_STATE_CHANGE"
+    FAILED_ROLLBACK_COMPLETE = "FAILED_ROLLBACK_COMPLETE"
+    FAILED_UNABLE_TO_ROLLBACK = "FAILED_UNABLE_TO_ROLLBACK"
+    REJECTED = "REJECTED"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobState:
+    """One job document.
+
+    Attributes
+    ----------
+    id, model, digest
+        The job's identifier, the model's name, and `sha256:<hex>` of the bundle.
+    status, step, result
+        The job's status; its step while it is in progress; its result when it has ended.
+    progress
+        The downloaded fraction of the bundle, 0 to 1.
+    code, message
+        Why the job did not succeed, as `ERR_...` and in words, or None.
+    time_s
+        Seconds since the epoch when this was noted, by the device's clock.
+    """
+
+    id: str
+    model: str
+    digest: str
+    status: Status
+    step: Step | None = None
+    progress: float = 0.0
+    result: Result | None = None
+    code: str | None = None
+    message: str | None = None
+    time_s: float = 0.0
+
+    def to_bytes(self) -> bytes:
+        """Write the document; the progress is rounded to 0.001 and the time to milliseconds."""
+        return document.encode(
+            {
+                "id": self.id,
+                "model": self.model,
+                "digest": self.digest,
+                "status": self.status,
+                "step": self.step,
+                "progress": round(self.progress, 3),
+                "result": self.result,
+                "code": self.code,
+                "message": self.message,
+                "time": datetime.fromtimestamp(self.time_s, UTC).isoformat(timespec="milliseconds"),
+            }
+        )
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> JobState:
+        """Read the document tolerantly: an unknown key is ignored.
+
+        Raises
+        ------
+        EndlessDataError
+            If it is too long.
+        FormatError
+            If it is not a JSON object, or has a status, step or result that is not known here.
+        """
+        fields = document.parse_object(raw, "the job document")
+        step, result = fields.get("step"), fields.get("result")
+        progress = document.number(fields.get("progress"))
+        return cls(
+            id=document.text(fields.get("id")),
+            model=document.text(fields.get("model")),
+            digest=document.text(fields.get("digest")),
+            status=document.choice(Status, fields.get("status"), "job status"),
+            step=None if step is None else document.choice(Step, step, "job step"),
+            progress=0.0 if progress is None else min(max(float(progress), 0.0), 1.0),
+            result=None if result is None else document.choice(Result, result, "job result"),
+            code=document.optional_text(fields.get("code")),
+            message=document.optional_text(fields.get("message")),
+            time_s=_seconds(fields.get("time")),
+        )
+
+
+def _seconds(value: object) -> float:
+    try:
+        return datetime.fromisoformat(document.text(value)).timestamp()
+    except (ValueError, OverflowError):
+        return 0.0

@@ -1,0 +1,162 @@
+"""The reported document: which models run on a device, retained at `edge/v1/<device>/reported`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from agent.errors import ConflictError
+from agent.wire import document
+from agent.wire.desired import Desired
+
+CONFLICT = ConflictError.code
+
+
+class Origin(StrEnum):
+    """Who asked for a model: a desired document removes only models that one has asked for."""
+
+    DESIRED = "desired"
+    LOCAL = "local"
+
+
+class Service(StrEnum):
+    """Whether a model that should run does."""
+
+    ACTIVE = "active"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportedModel:
+    """One model of a reported document.
+
+    Attributes
+    ----------
+    name
+        The model's name.
+    digest, version
+        Of the bundle that runs, or should.
+    state
+        A member of `Service`; any other text if a later version of the agent says it.
+    origin
+        A member of `Origin`; likewise.
+    job
+        The deployment that installed it.
+    previous
+        Digest of the bundle before it, or None.
+    security_counter
+        The committed counter, or None.
+    """
+
+    name: str
+    digest: str
+    version: str
+    state: str
+    origin: str
+    job: str
+    previous: str | None
+    security_counter: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """Why a desired document was not accepted.
+
+    Attributes
+    ----------
+    code, message
+        `ERR_...`, and the reason in words.
+    version
+        The document's version, or None if it could not be read.
+    """
+
+    code: str
+    message: str
+    version: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """One reported document.
+
+    Attributes
+    ----------
+    desired
+        The desired document in force, or None. It lets the next deployment keep its models although the
+        broker has forgotten it.
+    models
+        What runs, or should.
+    error
+        Why the last desired document was not accepted, or None.
+    """
+
+    desired: Desired | None
+    models: tuple[ReportedModel, ...] = ()
+    error: Rejection | None = None
+
+    def to_bytes(self) -> bytes:
+        """Write the document."""
+        error = self.error
+        return document.encode(
+            {
+                "version": None if self.desired is None else self.desired.version,
+                "models": {
+                    model.name: {
+                        "digest": model.digest,
+                        "version": model.version,
+                        "state": model.state,
+                        "origin": model.origin,
+                        "job": model.job,
+                        "previous": model.previous,
+                        "security_counter": model.security_counter,
+                    }
+                    for model in self.models
+                },
+                "desired": None if self.desired is None else self.desired.to_document(),
+                "error": None
+                if error is None
+                else {"code": error.code, "message": error.message, "version": error.version},
+            }
+        )
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> Reported:
+        """Read the document tolerantly, but for the desired document in it.
+
+        That one is read strictly: a tool that overlooked one of its models would take the model
+        out of service.
+
+        Raises
+        ------
+        EndlessDataError, FormatError
+            If it is not a JSON object, too long, or has a desired document that cannot be read.
+        """
+        fields = document.parse_object(raw, "the reported document")
+        desired, error = fields.get("desired"), document.members(fields.get("error"))
+        return cls(
+            desired=None if desired is None else Desired.from_document(desired),
+            models=tuple(
+                _model(name, document.members(entry))
+                for name, entry in document.members(fields.get("models")).items()
+            ),
+            error=Rejection(
+                code=document.text(error.get("code")),
+                message=document.text(error.get("message")),
+                version=document.integer(error.get("version")),
+            )
+            if error
+            else None,
+        )
+
+
+def _model(name: str, entry: document.Members) -> ReportedModel:
+    return ReportedModel(
+        name=document.text(name),
+        digest=document.text(entry.get("digest")),
+        version=document.text(entry.get("version")),
+        state=document.text(entry.get("state")),
+        origin=document.text(entry.get("origin")),
+        job=document.text(entry.get("job")),
+        previous=document.optional_text(entry.get("previous")),
+        security_counter=document.integer(entry.get("security_counter")),
+    )
