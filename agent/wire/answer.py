@@ -154,16 +154,18 @@ class ReceivedAnswer:
     model_version
         Of the model that answered; empty in a refusal.
     tensors
-        Its outputs: JSON tensors, or the specs of the tensors in `raw`.
-    raw
-        The little-endian bytes of all tensors, one after the other; None for a JSON answer.
+        The outputs of a JSON answer.
+    raw, raw_tensors
+        The little-endian bytes of all tensors, one after the other, and what they are; None for
+        a JSON answer.
     """
 
     status: int
     message: str
     model_version: str = ""
-    tensors: tuple[JsonTensor, ...] | tuple[TensorSpec, ...] = ()
+    tensors: tuple[JsonTensor, ...] = ()
     raw: bytes | None = field(default=None, repr=False)
+    raw_tensors: tuple[TensorSpec, ...] = ()
 
 
 def read_answer(message: Message) -> ReceivedAnswer:
@@ -183,7 +185,7 @@ def read_answer(message: Message) -> ReceivedAnswer:
         except ValueError as error:
             raise FormatError(str(error)) from error
         version = properties.first(MODEL_VERSION) or ""
-        return ReceivedAnswer(status or 0, text, version, specs, message.payload)
+        return ReceivedAnswer(status or 0, text, version, raw=message.payload, raw_tensors=specs)
     # A refusal may consist of its properties only.
     body = document.parse_object(message.payload or b"{}", "the answer", max(len(message.payload), 2))
     if status is None:

@@ -219,7 +219,7 @@ def _infer(args: argparse.Namespace) -> int:
         Path(args.input),
         broker_of(args),
         deadline_s=args.deadline,
-        notice=print_line,
+        progress=print_line,
     )
     if args.json:
         _print_json(_infer_json(result))

@@ -1,5 +1,5 @@
-"""What a workstation does with agents over MQTT: who is there, bring them a bundle, ask them for an answer.
+"""What a workstation does with agents over MQTT: list them, deploy a bundle, send a request.
 
-Functions that return frozen values; the command line prints them. Nothing here imports the agent's service or
-its deployment: both sides speak the documents of docs/deployment.md and docs/mqtt.md.
+Functions that return frozen values; the command line prints them. The documents and properties that cross
+MQTT are those of `agent.wire`; nothing here imports the agent's service or deployment.
 """

@@ -1,20 +1,26 @@
-"""Who is there, with what: read from what the agents have left with the broker."""
+"""The agents at a broker and their models, from the documents that they have retained there."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import contextlib
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
+from agent.bundle.tensor_spec import TensorSpec
+from agent.errors import BundleError
 from agent.mqtt.message import Message
 from agent.wire import topics
+from agent.wire.info import Info
+from agent.wire.model_state import ModelState
+from agent.wire.presence import UNKNOWN, Presence
 from builder.fleet.broker import Broker
 from builder.fleet.client import Client
-from builder.fleet.desired import parse_object
 
-# Messages of a fleet are read for at least so long, and until none has come for a while.
+# The list is complete when no message has arrived for this long.
 QUIET_S: Final = 0.3
+# Of each text that is printed.
+_MAX_SHOWN_CHARACTERS: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +29,12 @@ class ModelSummary:
 
     Attributes
     ----------
+    name, version, digest
+        The model's name, its version, and `sha256:<hex>` of its bundle.
+    ready
+        Whether it answers requests.
     inputs
-        What it takes, in words: `image FP32 [1,3,224,224]`.
+        Each as name, datatype and shape: `image FP32 [1,3,224,224]`.
     """
 
     name: str
@@ -40,12 +50,16 @@ class AgentSummary:
 
     Attributes
     ----------
+    name
+        The device's name.
     state
-        `online`, `stopped` or `offline`; `unknown` where only other messages are left of it.
+        `online`, `stopped` or `offline`; `unknown` if only other documents of it are at the broker.
     version
-        Of the agent.
+        The agent's version.
     machine
-        What it runs on, in words.
+        The board or processor and the architecture, for people.
+    models
+        By name.
     """
 
     name: str
@@ -61,7 +75,7 @@ def agents(broker: Broker, *, wait_s: float = 2.0) -> tuple[AgentSummary, ...]:
     Parameters
     ----------
     wait_s
-        How long to listen at most. What is retained comes at once; the list is complete when it is quiet.
+        How long to listen at most. Retained messages arrive at once; the list is complete when no more come.
 
     Raises
     ------
@@ -73,95 +87,89 @@ def agents(broker: Broker, *, wait_s: float = 2.0) -> tuple[AgentSummary, ...]:
 
 async def agents_async(broker: Broker, *, wait_s: float = 2.0) -> tuple[AgentSummary, ...]:
     """Do what `agents` does, in a running event loop."""
-    found = _Found()
-    async with Client(broker, found.on_message) as client:
+    listing = _Listing()
+    async with Client(broker, listing.on_message) as client:
         for topic_filter in topics.fleet_filters():
             await client.subscribe(topic_filter, 0)
-        await found.wait_until_quiet(wait_s)
-    return found.summaries()
+        await listing.wait_until_quiet(wait_s)
+    return listing.summaries()
 
 
-class _Found:
-    """What has come so far."""
+class _Listing:
+    """The documents that have arrived so far; None for one that cannot be read."""
 
     def __init__(self) -> None:
-        self._states: dict[str, dict[str, Any]] = {}
-        self._infos: dict[str, dict[str, Any]] = {}
-        self._models: dict[str, dict[str, dict[str, Any]]] = {}
-        self._came = asyncio.Event()
+        self._presences: dict[str, Presence | None] = {}
+        self._infos: dict[str, Info] = {}
+        self._models: dict[str, dict[str, ModelState]] = {}
+        self._arrived = asyncio.Event()
 
     def on_message(self, topic: topics.Topic, message: Message) -> None:
-        document = parse_object(message.payload)
-        match topic:
-            case topics.State(device):
-                self._states[device] = document
-            case topics.Info(device):
-                self._infos[device] = document
-            case topics.ModelState(device, model):
-                self._models.setdefault(device, {})[model] = document
-        self._came.set()
+        with contextlib.suppress(BundleError):
+            match topic:
+                case topics.State(device):
+                    self._presences[device] = None
+                    self._presences[device] = Presence.from_bytes(message.payload)
+                case topics.Info(device):
+                    self._infos[device] = Info.from_bytes(message.payload)
+                case topics.ModelState(device, model):
+                    models = self._models.setdefault(device, {})
+                    models.pop(model, None)
+                    models[model] = ModelState.from_bytes(message.payload)
+        self._arrived.set()
 
     async def wait_until_quiet(self, limit_s: float) -> None:
         try:
             async with asyncio.timeout(limit_s):
                 while True:
-                    self._came.clear()
+                    self._arrived.clear()
                     try:
-                        await asyncio.wait_for(self._came.wait(), QUIET_S)
+                        await asyncio.wait_for(self._arrived.wait(), QUIET_S)
                     except TimeoutError:
-                        if self._states:
+                        if self._presences:
                             return
         except TimeoutError:
             return
 
     def summaries(self) -> tuple[AgentSummary, ...]:
-        names = sorted({*self._states, *self._infos, *self._models})
-        return tuple(self._summary(name) for name in names if self._states.get(name) != {})
+        names = sorted({*self._presences, *self._infos, *self._models})
+        # A state without a readable document was removed from the broker, and its agent with it.
+        removed = {name for name, presence in self._presences.items() if presence is None}
+        return tuple(self._summary(name) for name in names if name not in removed)
 
     def _summary(self, name: str) -> AgentSummary:
-        state, info = self._states.get(name, {}), self._infos.get(name, {})
+        presence, info = self._presences.get(name), self._infos.get(name)
         models = tuple(
             ModelSummary(
                 name=model,
-                version=_text(document.get("version") or _first(document.get("versions"))),
-                ready=document.get("ready") is True,
-                digest=_text(document.get("digest")),
-                inputs=tuple(_tensors(document.get("inputs"))),
+                version=_printable(state.version),
+                ready=state.ready,
+                digest=_printable(state.digest),
+                inputs=tuple(_describe(spec) for spec in state.inputs),
             )
-            for model, document in sorted(self._models.get(name, {}).items())
-            if document
+            for model, state in sorted(self._models.get(name, {}).items())
         )
         return AgentSummary(
             name=name,
-            state=_text(state.get("state")) or "unknown",
-            version=_text(state.get("version") or info.get("agent")),
-            machine=_machine(info),
+            state=UNKNOWN if presence is None else _printable(presence.state),
+            version=_printable((presence.version if presence else "") or (info.agent if info else "")),
+            machine="" if info is None else _machine(info),
             models=models,
         )
 
 
-def _machine(info: dict[str, Any]) -> str:
-    """Return the board's name, or else the processor's and the architecture."""
-    hardware = info.get("hardware")
-    fields = hardware if isinstance(hardware, dict) else info
-    words = [_text(fields.get("board") or fields.get("cpu")), _text(fields.get("arch"))]
+def _machine(info: Info) -> str:
+    """Return the name of the board, or else the processor, and the architecture."""
+    hardware = info.hardware
+    words = (_printable(hardware.board or hardware.cpu or ""), _printable(hardware.arch))
     return ", ".join(word for word in words if word)
 
 
-def _tensors(value: object) -> Iterator[str]:
-    """Describe each tensor of an OIP list; what is none is left out."""
-    for tensor in value if isinstance(value, list) else ():
-        match tensor:
-            case {"name": str(name), "datatype": str(datatype), "shape": list(shape)}:
-                yield _text(f"{name} {datatype} [{','.join(map(str, shape))}]")
+def _describe(spec: TensorSpec) -> str:
+    return f"{spec.name} {spec.datatype} [{','.join(map(str, spec.shape))}]"
 
 
-def _first(value: object) -> object:
-    return value[0] if isinstance(value, list) and value else None
-
-
-def _text(value: object) -> str:
-    """Return a text that may be printed: what an agent says is not trusted with a terminal."""
-    if not isinstance(value, str):
-        return ""
-    return "".join(character if character.isprintable() else "?" for character in value[:200])
+def _printable(text: str) -> str:
+    """Return a text that is safe to print: an agent must not control the terminal."""
+    shown = text[:_MAX_SHOWN_CHARACTERS]
+    return "".join(character if character.isprintable() else "?" for character in shown)

@@ -1,29 +1,37 @@
-"""What a model answered: status, tensors by name, and the best labels where there are any."""
+"""A model's answer: status, tensors by name, and the best labels if it has them."""
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from agent.bundle.tensor_spec import TensorSpec
+from agent.errors import FormatError
 from agent.mqtt.message import Message
+from agent.wire import answer as wire
+from agent.wire.tensors import JsonTensor
 from builder.errors import FleetError
-from builder.fleet.request import RAW
 
 if TYPE_CHECKING:
     import numpy as np
 
-OK: Final = 200
-OVERLOADED: Final = 503
-_STATUS, _MESSAGE, _TENSOR = "__stat", "__stMsg", "tensor"
+# The length of an element of BYTES, as in the Open Inference Protocol's binary tensor extension.
+_LENGTH: Final = struct.Struct("<I")
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One tensor of an answer: numbers as an array, BYTES as an array of texts."""
+    """One tensor of an answer.
+
+    Attributes
+    ----------
+    name, datatype
+        As the Open Inference Protocol names them.
+    values
+        An array of the tensor's shape; for BYTES an object array of strings.
+    """
 
     name: str
     datatype: str
@@ -41,14 +49,16 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer, read.
+    """One answer.
 
     Attributes
     ----------
     status, message
-        200 and nothing, or one of 400, 404, 408, 415, 500, 503 and why.
+        200 and an empty message, or one of 400, 404, 408, 415, 500, 503 and the reason.
     version
         Of the model that answered.
+    outputs
+        In the order of the model's outputs.
     """
 
     status: int
@@ -76,51 +86,42 @@ def read_answer(message: Message) -> Answer:
     Raises
     ------
     FleetError
-        If it is no answer of an agent.
+        If it is not an answer of an agent.
     """
-    properties = message.properties
-    status, text = properties.first(_STATUS), properties.first(_MESSAGE) or ""
     try:
-        if properties.content_type == RAW:
-            outputs = tuple(_raw_outputs(properties.all(_TENSOR), message.payload))
-            version = properties.first("model_version") or ""
-            return Answer(int(status or "0"), text, version, outputs)
-        document = json.loads(message.payload or b"{}")  # a refusal may be its properties alone
-        return Answer(
-            status=int(status or document.get("status") or 0),
-            message=text or str(document.get("message") or document.get("error") or ""),
-            version=str(document.get("model_version") or ""),
-            outputs=tuple(_json_outputs(document.get("outputs") or ())),
+        received = wire.read_answer(message)
+        outputs = (
+            _json_outputs(received.tensors)
+            if received.raw is None
+            else _raw_outputs(received.raw_tensors, received.raw)
         )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error) as error:
+        return Answer(received.status, received.message, received.model_version, tuple(outputs))
+    except (FormatError, ValueError, TypeError, OverflowError, RecursionError, struct.error) as error:
         raise FleetError(f"the agent's answer cannot be read: {error}") from error
 
 
-def _json_outputs(documents: Iterable[dict[str, Any]]) -> Iterable[Output]:
+def _json_outputs(tensors: Iterable[JsonTensor]) -> Iterable[Output]:
     import numpy as np
 
-    for document in documents:
-        spec = TensorSpec(document["name"], document["datatype"], tuple(document["shape"]))
+    for tensor in tensors:
+        spec = tensor.spec
         dtype = object if spec.datatype == "BYTES" else spec.dtype
-        values = np.array(document["data"], dtype=dtype).reshape(spec.shape)
-        yield Output(spec.name, spec.datatype, values)
+        yield Output(spec.name, spec.datatype, np.array(tensor.data, dtype=dtype).reshape(spec.shape))
 
 
-def _raw_outputs(tensors: Iterable[str], payload: bytes) -> Iterable[Output]:
+def _raw_outputs(specs: Iterable[TensorSpec], payload: bytes) -> Iterable[Output]:
     import numpy as np
 
     offset = 0
-    for tensor in tensors:
-        name, datatype, shape = tensor.split(";")
-        spec = TensorSpec(name, datatype, tuple(int(dim) for dim in shape.split(",") if dim))
-        if datatype == "BYTES":
+    for spec in specs:
+        if spec.datatype == "BYTES":
             texts = []
             for _ in range(spec.shape[0] if spec.shape else 1):
-                (length,) = struct.unpack_from("<I", payload, offset)
-                offset += 4 + length
+                (length,) = _LENGTH.unpack_from(payload, offset)
+                offset += _LENGTH.size + length
                 texts.append(payload[offset - length : offset].decode("utf-8", "replace"))
-            yield Output(name, datatype, np.array(texts, dtype=object))
+            yield Output(spec.name, spec.datatype, np.array(texts, dtype=object))
         else:
             values = np.frombuffer(payload, spec.dtype, spec.nbytes // spec.itemsize, offset)
             offset += spec.nbytes
-            yield Output(name, datatype, values.reshape(spec.shape))
+            yield Output(spec.name, spec.datatype, values.reshape(spec.shape))

@@ -1,7 +1,7 @@
-"""A connection of a command: made once, dropped at its end, its own name and reply space.
+"""One command's connection to a broker, with a name and a reply space of its own.
 
-Promises: every message that came is acknowledged after its handler returned; the name is new each time, so
-that two commands on one machine never take each other's place at the broker.
+Promises: every message is acknowledged after its handler has returned. The name is random, so two commands
+on one machine never take over each other's session at the broker.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from agent.wire.topics import Topic, parse_topic
 from builder.errors import FleetError
 from builder.fleet.broker import Broker
 
-# The last acknowledgement is waited for so long: a broker that is there needs a millisecond.
+# How long to wait for the last acknowledgement; a broker that is reachable needs a millisecond.
 _DRAIN_S: Final = 2.0
 
 
@@ -30,9 +30,9 @@ class Client:
     Parameters
     ----------
     broker
-        Which one.
+        The broker and the credentials.
     on_message
-        Called in the event loop with each message whose topic is one of ours.
+        Called in the event loop with each message on one of our topics.
     on_up
         Called after each connect.
     """
@@ -62,7 +62,7 @@ class Client:
 
     @property
     def speaks_5(self) -> bool:
-        """Whether messages have properties."""
+        """Whether the connection is MQTT 5, whose messages have properties."""
         return self._connection.version == 5
 
     async def subscribe(self, topic_filter: str, qos: int = 1) -> None:
@@ -70,7 +70,7 @@ class Client:
         await self._connection.subscribe(topic_filter, qos)
 
     def want(self, topic_filter: str, qos: int = 1) -> None:
-        """Subscribe without waiting for the broker's word."""
+        """Subscribe without waiting for the broker's confirmation."""
         self._connection.want(topic_filter, qos)
 
     def publish(
@@ -82,25 +82,27 @@ class Client:
         retain: bool = False,
         properties: Properties = EMPTY,
     ) -> asyncio.Future[Reason]:
-        """Send a message; the future has the broker's verdict."""
+        """Send a message; the future gets the broker's reason code."""
         return self._connection.publish(topic, payload, qos=qos, retain=retain, properties=properties)
 
-    async def publish_surely(self, topic: str, payload: bytes, *, retain: bool, limit_s: float) -> None:
+    async def publish_confirmed(self, topic: str, payload: bytes, *, retain: bool, limit_s: float) -> None:
         """Send a message, and wait until the broker has it.
 
         Raises
         ------
         FleetError
-            If it refused, or did not answer in time.
+            If the broker refused it, or did not answer within `limit_s`.
         """
         try:
             verdict = await asyncio.wait_for(self.publish(topic, payload, retain=retain), limit_s)
         except TimeoutError as error:
-            raise FleetError(f"the broker did not take a message to {topic} within {limit_s:g} s") from error
+            raise FleetError(
+                f"the broker did not acknowledge a message to {topic} within {limit_s:g} s"
+            ) from error
         if verdict.failed:
             raise FleetError(
                 f"the broker refused a message to {topic}: {verdict}",
-                hint="does its access list allow this user to publish there?",
+                hint="let this user publish there in the broker's access control list",
             )
 
     def _received(self, message: Message) -> None:

@@ -1,7 +1,7 @@
-"""Bring a bundle to an agent: say that it is desired, offer its bytes, and watch what becomes of it.
+"""Deploy a bundle to an agent: publish that it is desired, offer its bytes, and follow the job.
 
-Promises: what else the agent should run stays as it is, also when somebody else deploys at the same moment
-or the broker has forgotten everything; a broker that restarts in between costs time and nothing else.
+Promises: the agent's other models stay as they are, even if another tool deploys at the same moment or the
+broker has forgotten everything. A broker that restarts in between costs only time.
 Leaves to others: every check. The agent trusts nothing that is sent from here.
 """
 
@@ -12,32 +12,38 @@ import hashlib
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from agent.bundle.archive import MANIFEST, read_index, read_member
 from agent.bundle.manifest import Manifest
+from agent.bundle.names import format_digest, hex_digest
+from agent.errors import BundleError
 from agent.mqtt.message import Message
 from agent.wire import topics
+from agent.wire.desired import MQTT_SOURCE, DesiredModel
+from agent.wire.job import JobState, Status
+from agent.wire.reported import CONFLICT
 from builder.errors import FleetError, PackageError
 from builder.fleet.broker import Broker
 from builder.fleet.client import Client
-from builder.fleet.desired import CONFLICT, DesiredState, parse_object
+from builder.fleet.desired import DesiredState
 from builder.fleet.offer import Offer
-from builder.fleet.presence import Presence, absent
+from builder.fleet.presence import PresenceWatch, unknown_agent
 
-# An agent that has just been installed may be on its way; a misspelt name never is.
+# How long an agent may take to appear. One that was just installed may still be starting.
 ABSENT_LIMIT_S: Final = 10.0
-# What a broker needs for a small message, with a lot to spare.
+# A broker acknowledges a small message within milliseconds.
 PUBLISH_LIMIT_S: Final = 10.0
-# What the retained messages of one agent may take after the subscription was granted.
+# How long the retained messages of one agent may take after the subscription was granted.
 SETTLE_S: Final = 0.3
-# An agent reports at once after its birth; one that never does is deployed to all the same.
+# An agent reports at once after it has come online. One that does not is deployed to all the same.
 REPORT_LIMIT_S: Final = 2.0
-# How often to put the request back when somebody else's document replaced it in the same moment.
+# How often to write the document again after another tool's has replaced it.
 _MAX_MERGES: Final = 20
-_FINAL: Final = frozenset({"SUCCEEDED", "FAILED", "TIMED_OUT", "REJECTED", "CANCELED", "SUPERSEDED"})
+# Two tools whose documents collided wait for random times up to this before they write again.
+_MAX_BACKOFF_MS: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +53,9 @@ class DeployProgress:
     Attributes
     ----------
     status, step
-        The job's, in the agent's words; empty until it has said something.
+        The job's status and step as in `agent.wire.job`; empty before the agent has published them.
     fraction
-        Part of the download that is there, 0 to 1.
+        The downloaded part of the bundle, 0 to 1.
     """
 
     status: str = ""
@@ -59,16 +65,18 @@ class DeployProgress:
 
 @dataclass(frozen=True, slots=True)
 class DeployResult:
-    """What became of a deployment.
+    """The outcome of a deployment.
 
     Attributes
     ----------
+    agent, model, version, digest, job
+        What was deployed where: names, the manifest's version, `sha256:<hex>`, and the job's identifier.
     status, result, code, message
-        The job's, in the agent's words.
+        The job's, as in `agent.wire.job`; empty strings instead of None.
     sent_bytes
-        What was sent from here, over MQTT; more than the bundle's size after lost blocks.
+        Bytes sent from here over MQTT; more than the bundle has if blocks were lost.
     duration_s
-        From the request to the result.
+        Seconds from the request to the result.
     """
 
     agent: str
@@ -86,7 +94,7 @@ class DeployResult:
     @property
     def ok(self) -> bool:
         """Whether the bundle is in service."""
-        return self.status == "SUCCEEDED"
+        return self.status == Status.SUCCEEDED
 
 
 def deploy(
@@ -103,13 +111,13 @@ def deploy(
     Parameters
     ----------
     bundle
-        The file; it is also what the digest is taken of when `source` says where the agent gets it.
+        The file. With `source` only its digest, size and manifest are used.
     agent
         The device's name.
     source
-        An https URL that the agent may download from; by default the bundle goes over MQTT, from here.
+        An https URL that the agent may download from; by default the bundle is sent from here over MQTT.
     wait_s
-        How long to wait for the result.
+        How long to wait for the result, in seconds.
     progress
         Called with every change.
 
@@ -118,7 +126,7 @@ def deploy(
     FleetError
         If there is no such agent, or no result in time.
     PackageError
-        If the file is no bundle.
+        If the file is not a bundle.
     BrokerError
         If the broker cannot be reached, or refuses.
     """
@@ -138,59 +146,57 @@ async def deploy_async(
 ) -> DeployResult:
     """Do what `deploy` does, in a running event loop."""
     if not topics.is_device_name(agent):
-        raise FleetError(f"{agent!r:.80} cannot be the name of an agent")
+        raise FleetError(f"expected the name of an agent, got {agent!r:.80}")
     with Offer(bundle) as offer:
         manifest, digest = await asyncio.to_thread(_read, bundle)
-        entry = {
-            "digest": digest,
-            "size": offer.size,
-            "version": manifest.version,
-            "job": f"deploy-{digest[7:19]}-{secrets.token_hex(4)}",
-            "sources": [source or "mqtt"],
-        }
-        task = _Deployment(agent, manifest.name, entry, offer, progress or (lambda _progress: None))
+        wanted = DesiredModel(
+            model=manifest.name,
+            digest=digest,
+            size=offer.size,
+            version=manifest.version,
+            job=f"deploy-{hex_digest(digest)[:12]}-{secrets.token_hex(4)}",
+            sources=(source or MQTT_SOURCE,),
+        )
+        task = _Deployment(agent, wanted, offer, progress or (lambda _progress: None))
         async with Client(broker, task.on_message, on_up=task.on_up) as client:
             result = await task.run(client, wait_s)
     if result is None:
-        raise await absent(agent, broker)
+        raise await unknown_agent(agent, broker)
     return result
 
 
 class _Deployment:
-    """One deployment, from this side."""
+    """One deployment, until its job has ended."""
 
     def __init__(
         self,
         agent: str,
-        model: str,
-        entry: dict[str, Any],
+        wanted: DesiredModel,
         offer: Offer,
         progress: Callable[[DeployProgress], None],
     ) -> None:
         self._agent = agent
-        self._model = model
-        self._entry = entry
-        self._hex: str = entry["digest"][7:]
+        self._wanted = wanted
+        self._hex = hex_digest(wanted.digest)
         self._offer = offer
-        self._tell = progress
-        self._progress = DeployProgress()
+        self._progress = progress
         self._client: Client | None = None
-        self._presence = Presence(agent)
-        self._desired = DesiredState(model, entry)
+        self._presence = PresenceWatch(agent)
+        self._desired = DesiredState(wanted)
         self._requested = False
-        self._job: dict[str, Any] = {}
+        self._job: JobState | None = None
         self._merges = 0
         self._changed = asyncio.Event()
 
     async def run(self, client: Client, wait_s: float) -> DeployResult | None:
-        """Request, offer, and wait; None when there is nobody to deploy to."""
+        """Publish, offer and wait for the end of the job; return None if there is no such agent."""
         self._client = client
         began = time.monotonic()
         end = began + wait_s
         for topic in (
             topics.Reported(self._agent),
             topics.Desired(self._agent),
-            topics.Job(self._agent, self._entry["job"]),
+            topics.Job(self._agent, self._wanted.job),
             topics.BlockWant(self._agent, self._hex),
             topics.State(self._agent),
         ):
@@ -200,27 +206,25 @@ class _Deployment:
             return None
         await self._wait_for_report()
         await self._request()
-        await self._wait(lambda: self._job.get("status") in _FINAL, end, lambda: self._unfinished(wait_s))
-        job = self._job
+        job = await self._wait_for_end(end, wait_s)
         return DeployResult(
             agent=self._agent,
-            model=self._model,
-            version=self._entry["version"],
-            digest=self._entry["digest"],
-            job=self._entry["job"],
-            status=job["status"],
-            result=job.get("result") or "",
-            code=job.get("code") or "",
-            message=job.get("message") or "",
+            model=self._wanted.model,
+            version=self._wanted.version,
+            digest=self._wanted.digest,
+            job=self._wanted.job,
+            status=job.status,
+            result=job.result or "",
+            code=job.code or "",
+            message=job.message or "",
             sent_bytes=self._offer.sent,
             duration_s=time.monotonic() - began,
         )
 
     def on_message(self, topic: topics.Topic, message: Message) -> None:
-        """Take what the agent, or another deployer, says."""
-        # Each with its names: amqtt sends what is retained at other topics too.
+        """Take a document of the agent, or of another deployer."""
         self._presence.on_message(topic, message)
-        job: str = self._entry["job"]
+        # The names in each topic are checked: amqtt also sends messages that are retained at other topics.
         match topic:
             case topics.BlockWant(self._agent, self._hex):
                 self._send_blocks(message.payload)
@@ -231,95 +235,96 @@ class _Deployment:
                 self._desired.on_desired(message.payload)
             case topics.Reported(self._agent):
                 self._desired.on_reported(message.payload)
-            case topics.Job(self._agent, name) if name == job:
-                self._on_job(parse_object(message.payload))
+            case topics.Job(self._agent, self._wanted.job):
+                self._on_job(message.payload)
             case _:
                 return
         self._changed.set()
 
     def on_up(self) -> None:
-        """Say it again to a broker that may have forgotten."""
+        """Publish the document again: the broker may have forgotten it."""
         document = self._desired.published
-        if document is not None and self._job.get("status") not in _FINAL:
+        if document is not None and not self._ended:
             assert self._client is not None
             self._client.publish(topics.format_topic(topics.Desired(self._agent)), document, retain=True)
 
-    def _on_job(self, job: dict[str, Any]) -> None:
-        self._job = job
-        fraction = job.get("progress")
-        self._progress = replace(
-            self._progress,
-            status=str(job.get("status") or ""),
-            step=str(job.get("step") or ""),
-            fraction=float(fraction) if isinstance(fraction, int | float) else 0.0,
-        )
-        self._tell(self._progress)
+    @property
+    def _ended(self) -> bool:
+        return self._job is not None and self._job.status.final
+
+    def _on_job(self, payload: bytes) -> None:
+        try:
+            self._job = JobState.from_bytes(payload)
+        except BundleError:
+            return  # removed from the broker, or of an agent that this version does not understand
+        self._progress(DeployProgress(self._job.status, self._job.step or "", self._job.progress))
 
     def _send_blocks(self, want: bytes) -> None:
         assert self._client is not None
-        for offset, data in self._offer.answer(want):
+        for offset, data in self._offer.blocks(want):
             topic = topics.format_topic(topics.Block(self._agent, self._hex, offset))
             self._client.publish(topic, data, qos=0)
 
     async def _request(self) -> None:
-        """Publish a desired document that has everything the last one had, and ours."""
+        """Publish a desired document with everything that the one in force has, and our model."""
         assert self._client is not None
-        document = self._desired.write(online=self._presence.state == "online")
-        await self._client.publish_surely(
+        document = self._desired.write(online=self._presence.online)
+        await self._client.publish_confirmed(
             topics.format_topic(topics.Desired(self._agent)), document, retain=True, limit_s=PUBLISH_LIMIT_S
         )
         self._requested = True
 
-    async def _wait(self, done: Callable[[], bool], end: float, give_up: Callable[[], FleetError]) -> None:
-        while not done():
+    async def _wait_for_end(self, end: float, wait_s: float) -> JobState:
+        """Return the job when it has ended; restore the desired document if another replaces it before."""
+        while self._job is None or not self._job.status.final:
             left_s = end - time.monotonic()
             if left_s <= 0:
-                raise give_up()
+                raise self._unfinished(wait_s)
             try:
                 await asyncio.wait_for(self._changed.wait(), min(left_s, 1.0))
             except TimeoutError:
                 continue
             self._changed.clear()
-            await self._look()
+            await self._restore_request()
+        return self._job
 
     async def _wait_for_report(self) -> None:
-        """Wait a moment for what an agent that has just started says behind its birth."""
+        """Wait up to `REPORT_LIMIT_S` for the report of an agent that has just come online."""
         end = time.monotonic() + REPORT_LIMIT_S
-        while self._presence.state == "online" and not self._desired.reported and time.monotonic() < end:
+        while self._presence.online and not self._desired.reported and time.monotonic() < end:
             await asyncio.sleep(0.02)
 
-    async def _look(self) -> None:
-        """React to what others did to the document that was published."""
-        if not self._requested or self._job:
+    async def _restore_request(self) -> None:
+        """Write the desired document again if another tool's has replaced ours, and no job has begun."""
+        if not self._requested or self._job is not None:
             return
-        refusal = self._desired.refusal()
-        if refusal is not None and refusal.code != CONFLICT:
+        rejection = self._desired.rejection()
+        if rejection is not None and rejection.code != CONFLICT:
             raise FleetError(
-                f"{self._agent} refused what is desired: {refusal.message} ({refusal.code})",
-                hint="is another tool writing the desired document?",
+                f"{self._agent} refused the desired document: {rejection.message} ({rejection.code})",
+                hint="check whether another tool writes the desired document",
             )
         if self._desired.lost() and self._merges < _MAX_MERGES:
             self._merges += 1
-            await asyncio.sleep(secrets.randbelow(200) / 1000)  # two that collided should not do it again
+            await asyncio.sleep(secrets.randbelow(_MAX_BACKOFF_MS) / 1000)
             await self._request()
 
     def _unfinished(self, wait_s: float) -> FleetError:
-        if not self._job:
+        if self._job is None:
             state = self._presence.state or "unknown"
             return FleetError(
                 f"{self._agent} ({state}) did not answer within {wait_s:g} s",
-                hint="the request stays: it is taken up when the agent is back",
+                hint="the request stays at the broker: the agent runs it when it is back",
             )
-        where = f"{self._progress.status} {self._progress.step}"
         return FleetError(
-            f"{self._agent} had not finished after {wait_s:g} s: {where}",
-            hint="deploy it again to go on where it was, or give it more time with --wait",
+            f"{self._agent} had not finished after {wait_s:g} s: {self._job.status} {self._job.step or ''}",
+            hint="deploy again to resume, or allow more time with --wait",
         )
 
 
 def _read(path: Path) -> tuple[Manifest, str]:
     with path.open("rb") as file:
-        digest = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+        digest = format_digest(hashlib.file_digest(file, "sha256").hexdigest())
         members = {member.name: member for member in read_index(file.fileno())}
         if MANIFEST not in members:
             raise PackageError(f"{path} has no {MANIFEST}")

@@ -1,139 +1,126 @@
-"""What an agent should run, as this side sees it: merged, published, and perhaps lost to somebody else.
+"""The desired document of one agent, as one deployer sees it: merged, published, perhaps replaced.
 
-Promises: bytes in, bytes and decisions out. What else is desired stays desired: a document that is written
-here has everything that the one in force has, and says which one that was, so that the agent refuses it when
-another tool was faster. The documents are described in docs/deployment.md.
+Promises: no I/O. Other models stay desired: a document written here has everything that the one in force
+has and names it as its base, so the agent refuses it if another tool was faster.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import replace
 
-CONFLICT: Final = "ERR_CONFLICT"
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why the agent did not take a document."""
-
-    code: str
-    message: str
+from agent.errors import BundleError
+from agent.wire.desired import Desired, DesiredModel, find_version
+from agent.wire.reported import CONFLICT, Rejection, Reported
+from builder.errors import FleetError
 
 
 class DesiredState:
-    """One model's wish among the others.
+    """One model that should run, among others.
 
     Parameters
     ----------
     model
-        The model's name.
-    entry
-        What is wished for it: digest, size, version, job, sources.
+        Its entry in the desired document.
     """
 
-    def __init__(self, model: str, entry: dict[str, Any]) -> None:
+    def __init__(self, model: DesiredModel) -> None:
         self._model = model
-        self._entry = entry
-        self._at_broker: dict[str, Any] = {}
-        self._reported: dict[str, Any] = {}
-        self._ours: dict[str, Any] = {}
+        self._at_broker: Desired | None = None
+        self._version_at_broker = 0
+        self._reported: Reported | None = None
+        self._unreadable: BundleError | None = None
+        self._written: Desired | None = None
 
     @property
     def reported(self) -> bool:
-        """Whether the agent has said what it runs."""
-        return bool(self._reported)
+        """Whether the agent has reported what it runs."""
+        return self._reported is not None or self._unreadable is not None
 
     @property
     def published(self) -> bytes | None:
-        """The document that was written here last, while it is also the last at the broker."""
-        if not self._ours or self._at_broker not in ({}, self._ours):
+        """The document that was last written here, as long as no other has replaced it at the broker."""
+        if self._written is None:
             return None
-        return json.dumps(self._ours).encode()
+        replaced = self._version_at_broker > 0 and self._at_broker != self._written
+        return None if replaced else self._written.to_bytes()
 
     def on_desired(self, payload: bytes) -> None:
         """Take the document that is at the broker."""
-        self._at_broker = parse_object(payload)
+        self._version_at_broker = find_version(payload)
+        try:
+            self._at_broker = Desired.from_bytes(payload)
+        except BundleError:
+            self._at_broker = None  # the agent refuses it too
 
     def on_reported(self, payload: bytes) -> None:
-        """Take what the agent reports."""
-        self._reported = parse_object(payload)
+        """Take what the agent reports; an empty payload is a report that was removed from the broker."""
+        self._reported = self._unreadable = None
+        if not payload:
+            return
+        try:
+            self._reported = Reported.from_bytes(payload)
+        except BundleError as error:
+            self._unreadable = error
 
     def write(self, *, online: bool) -> bytes:
-        """Write a document that has everything the one in force has, and our wish.
+        """Write a document with everything that the one in force has, and our model.
 
         Parameters
         ----------
         online
-            Whether the agent is there. One that is away sees the last of several documents alone, so it
-            cannot compare what each was written from.
-        """
-        taken = self._taken()
-        # What the agent took has the say; a later one at the broker is one that it has not seen yet.
-        unseen = _version(self._at_broker) > _version(taken) and self._refused_version() != _version(
-            self._at_broker
-        )
-        base = self._at_broker if unseen else taken
-        self._ours = {
-            "version": max(_version(taken), _version(self._at_broker)) + 1,
-            "models": {**_members(base), self._model: self._entry},
-        }
-        if base and online:
-            self._ours["base"] = _digest(base)
-        self._reported.pop("error", None)  # of an earlier document
-        return json.dumps(self._ours).encode()
+            Whether the agent is online. An agent that is not will see only the last of several documents,
+            so it cannot check what each was written from.
 
-    def refusal(self) -> Refusal | None:
-        """Return why the agent did not take what was written here, if it said so."""
-        error = self._error()
-        if not self._ours or self._refused_version() != self._ours["version"]:
+        Raises
+        ------
+        FleetError
+            If the agent's report cannot be read: its other models would be taken out of service.
+        """
+        if self._unreadable is not None:
+            raise FleetError(
+                f"the agent's report cannot be read: {self._unreadable}",
+                hint="use an edgebundle at least as new as the agent",
+            )
+        base = in_force = self._in_force()
+        # The document in force counts; a later one at the broker only if the agent has not seen it yet.
+        in_force_version = 0 if in_force is None else in_force.version
+        at_broker = self._at_broker
+        if (
+            at_broker is not None
+            and at_broker.version > in_force_version
+            and at_broker.version != self._rejected_version()
+        ):
+            base = at_broker
+        others = () if base is None else tuple(m for m in base.models if m.model != self._model.model)
+        self._written = Desired(
+            version=max(in_force_version, self._version_at_broker) + 1,
+            models=(*others, self._model),
+            base=base.digest if base is not None and online else None,
+        )
+        if self._reported is not None:
+            self._reported = replace(self._reported, error=None)  # it was about an earlier document
+        return self._written.to_bytes()
+
+    def rejection(self) -> Rejection | None:
+        """Return why the agent did not accept the last written document; None if it has not said so."""
+        if self._written is None or self._rejected_version() != self._written.version:
             return None
-        return Refusal(str(error.get("code") or ""), str(error.get("message") or ""))
+        return None if self._reported is None else self._reported.error
 
     def lost(self) -> bool:
-        """Return whether a document without our wish is in force in the place of ours."""
-        if not self._ours:
+        """Return whether a document without our model is in force instead of ours."""
+        if self._written is None:
             return False
-        refusal, taken = self.refusal(), self._taken()
-        if refusal is not None:
-            return refusal.code == CONFLICT
-        return _version(taken) >= self._ours["version"] and _members(taken).get(self._model) != self._entry
+        rejection, in_force = self.rejection(), self._in_force()
+        if rejection is not None:
+            return rejection.code == CONFLICT
+        if in_force is None or in_force.version < self._written.version:
+            return False
+        return in_force.get(self._model.model) != self._model
 
-    def _taken(self) -> dict[str, Any]:
-        taken = self._reported.get("desired")
-        return taken if isinstance(taken, dict) else {}
+    def _in_force(self) -> Desired | None:
+        return None if self._reported is None else self._reported.desired
 
-    def _error(self) -> dict[str, Any]:
-        error = self._reported.get("error")
-        return error if isinstance(error, dict) else {}
-
-    def _refused_version(self) -> object:
-        return self._error().get("version")
-
-
-def parse_object(payload: bytes) -> dict[str, Any]:
-    """Return a JSON object, empty if it is none: what is at a broker may be anything."""
-    try:
-        document = json.loads(payload)
-    except (ValueError, RecursionError):
-        return {}
-    return document if isinstance(document, dict) else {}
-
-
-def _version(document: dict[str, Any]) -> int:
-    version = document.get("version")
-    return version if type(version) is int else 0
-
-
-def _members(document: dict[str, Any]) -> dict[str, Any]:
-    models = document.get("models")
-    return models if isinstance(models, dict) else {}
-
-
-def _digest(document: dict[str, Any]) -> str:
-    """Return what identifies a document: the digest of its version and models, as canonical JSON."""
-    members = {"version": _version(document), "models": _members(document)}
-    raw = json.dumps(members, sort_keys=True, separators=(",", ":")).encode()
-    return f"sha256:{hashlib.sha256(raw).hexdigest()}"
+    def _rejected_version(self) -> int | None:
+        error = None if self._reported is None else self._reported.error
+        return None if error is None else error.version

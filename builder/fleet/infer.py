@@ -1,16 +1,15 @@
-"""Ask an agent, again and again until its deadline, for one answer.
+"""Send one request to a model on an agent, again and again until there is an answer or it is too late.
 
-Promises: one answer, or an error that says why there is none. A request is sent again under the same name
-until an answer comes, so a broker or an agent that restarts in between costs time alone; the agent
-remembers what it answered and does not run the model twice. Only a refusal for lack of room (503) is asked
-again under a new name.
+Promises: one answer, or an error that says why there is none. A request is sent again with the same
+correlation data, so a broker or an agent that restarts in between costs only time: the agent remembers its
+answers and does not run the model twice. Only a request that was refused because the queue is full (503) is
+sent again as a new one.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import math
+import contextlib
 import secrets
 import time
 from dataclasses import dataclass, field
@@ -18,16 +17,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from agent.bundle.tensor_spec import TensorSpec
+from agent.errors import BundleError, FormatError
 from agent.mqtt.message import Message
-from agent.mqtt.properties import Properties
 from agent.wire import topics
-from builder.errors import FleetError
-from builder.fleet.answer import OK, OVERLOADED, Answer, Output, Prediction, read_answer
+from agent.wire.answer import OK, OVERLOADED
+from agent.wire.content_types import JSON, RAW
+from agent.wire.envelope import Envelope
+from agent.wire.model_state import ModelState
+from agent.wire.request import InferMessage
+from builder.errors import FleetError, PackageError
+from builder.fleet.answer import Answer, Output, Prediction, read_answer
 from builder.fleet.broker import Broker
 from builder.fleet.client import Client
-from builder.fleet.desired import parse_object
-from builder.fleet.presence import ABSENT_LIMIT_S, Presence, absent
-from builder.fleet.request import JSON, RAW, Request
+from builder.fleet.presence import ABSENT_LIMIT_S, PresenceWatch, unknown_agent
+from builder.fleet.request import Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -36,16 +39,17 @@ if TYPE_CHECKING:
 
     from agent.mqtt.reason_codes import Reason
 
-# The first time to ask again; it grows by half each time. A model of seconds is asked for twice at most.
+# When to send a request again for the first time; the interval grows by half each time.
 RESEND_S: Final = 2.0
 LONGEST_RESEND_S: Final = 15.0
-# A full queue of a model of 100 ms is half empty after a few seconds.
+# The first pause after a 503; it doubles each time. A full queue of a model that takes 100 ms is half empty
+# after a few seconds.
 OVERLOAD_PAUSE_S: Final = 0.2
-# How long to wait for what the agent has left with the broker, when an answer may need it.
+# How long to wait for the model's retained state document, which names its inputs.
 STATE_LIMIT_S: Final = 2.0
-# MQTT 5.0, 3.4.2.1: the broker took it, and nobody has subscribed to it.
+# MQTT 5.0, 3.4.2.1: the broker accepted the message, and there is no subscriber.
 NO_SUBSCRIBERS: Final = 0x10
-AGENTS_HINT: Final = "`edgebundle agents` lists who is there, and with which models"
+AGENTS_HINT: Final = "list the agents and their models with `edgebundle agents`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +58,17 @@ class InferResult:
 
     Attributes
     ----------
-    status
-        200, or what the agent says is wrong: 400 the request, 404 no such model, 408 too late, 415 the
-        content type, 500 the model, 503 too much to do.
+    agent, model
+        The names that the request was for.
+    status, message
+        200 and an empty message, or the reason: 400 a wrong request, 404 no such model, 408 too late, 415 an
+        unsupported content type, 500 the model failed, 503 the queue is full.
     version
         Of the model that answered.
+    outputs, top
+        Its tensors, and the rows of its top-k list.
     latency_s
-        From the first time it was sent to the answer.
+        From the first time that the request was sent to the answer.
     attempts
         How often it was sent.
     """
@@ -77,7 +85,7 @@ class InferResult:
 
     @property
     def ok(self) -> bool:
-        """Whether it is the model's answer and no refusal."""
+        """Whether the model answered."""
         return self.status == OK
 
 
@@ -88,32 +96,33 @@ def infer(
     broker: Broker,
     *,
     deadline_s: float = 30.0,
-    notice: Callable[[str], None] | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> InferResult:
-    """Ask a model on an agent.
+    """Send a request to a model on an agent, and wait for the answer.
 
     Parameters
     ----------
     agent, model
-        Whom.
+        The names of the agent and the model.
     what
         An image's bytes; a path of an image, an `.npz` or a `.json`; arrays by input name; or a request.
     deadline_s
-        How long an answer is of use; the agent does not start to compute later than that.
-    notice
-        Called with one line when there is something to wait for: the agent is away.
+        Seconds until an answer is of no use; the agent does not start to compute after that.
+    progress
+        Called with one line when the request has to wait because the agent is not online.
 
     Raises
     ------
     FleetError
         If no answer came in time, or the broker knows no such agent.
     PackageError
-        If `what` is nothing that can be asked.
+        If `what` cannot be made into a request.
     BrokerError
         If the broker cannot be reached, or refuses.
     """
-    asking = infer_async(agent, model, _request(what), broker, deadline_s=deadline_s, notice=notice)
-    return asyncio.run(asking)
+    return asyncio.run(
+        infer_async(agent, model, _request(what), broker, deadline_s=deadline_s, progress=progress)
+    )
 
 
 def _request(what: Request | Mapping[str, np.ndarray[Any, Any]] | bytes | str | Path) -> Request:
@@ -133,48 +142,48 @@ async def infer_async(
     broker: Broker,
     *,
     deadline_s: float = 30.0,
-    notice: Callable[[str], None] | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> InferResult:
     """Do what `infer` does, in a running event loop."""
     try:
-        where = topics.format_topic(topics.Infer(agent, model))
+        topic = topics.format_topic(topics.Infer(agent, model))
     except ValueError as error:
         raise FleetError(
-            f"{agent!r:.80} and {model!r:.80} cannot be the names of an agent and a model"
+            f"expected the names of an agent and a model, got {agent!r:.80} and {model!r:.80}"
         ) from error
-    asking = _Asking(agent, model, where, request, notice or (lambda _line: None))
-    async with Client(broker, asking.on_message, on_up=asking.on_up) as client:
-        result = await asking.run(client, deadline_s)
+    inference = _Inference(agent, model, topic, request, progress or (lambda _line: None))
+    async with Client(broker, inference.on_message, on_up=inference.on_up) as client:
+        result = await inference.run(client, deadline_s)
     if result is None:
-        raise await absent(agent, broker)
+        raise await unknown_agent(agent, broker)
     return result
 
 
-class _Asking:
-    """One question, from this side."""
+class _Inference:
+    """One request, until it is answered."""
 
     def __init__(
-        self, agent: str, model: str, where: str, request: Request, notice: Callable[[str], None]
+        self, agent: str, model: str, topic: str, request: Request, progress: Callable[[str], None]
     ) -> None:
         self._agent = agent
         self._model = model
-        self._where = where
+        self._topic = topic
         self._request = request
-        self._notice = notice
-        self._presence = Presence(agent)
-        self._ups = 0
-        self._unheard = False
-        self._inputs: dict[str, TensorSpec] | None = None
-        self._name = b""
+        self._progress = progress
+        self._presence = PresenceWatch(agent)
+        self._connects = 0
+        self._no_subscriber = False
+        self._inputs: tuple[TensorSpec, ...] = ()
+        self._id = ""
         self._answer: asyncio.Future[Message] | None = None
-        self._told = asyncio.Event()
+        self._inputs_known = asyncio.Event()
         self._reconnected = asyncio.Event()
         self._attempts = 0
 
     async def run(self, client: Client, deadline_s: float) -> InferResult | None:
-        """Ask until there is an answer; None when there is nobody to ask."""
+        """Send the request until there is an answer; return None if there is no such agent."""
         await client.subscribe(topics.reply_filter(client.name), 1)
-        self._presence.want(client)
+        self._presence.subscribe(client)
         client.want(topics.format_topic(topics.ModelState(self._agent, self._model)), 0)
         began = time.monotonic()
         end = began + deadline_s
@@ -202,60 +211,61 @@ class _Asking:
         )
 
     def on_message(self, topic: topics.Topic, message: Message) -> None:
-        """Take an answer, or what the agent says about itself."""
+        """Take an answer, or a document about the agent or the model."""
         self._presence.on_message(topic, message)
         match topic:
             case topics.ModelState(self._agent, self._model):
-                self._inputs = _inputs(parse_object(message.payload))
-                self._told.set()
-            case topics.Reply(_, suffix):
-                ours = suffix == self._name.decode()
-                if ours and self._answer is not None and not self._answer.done():
+                with contextlib.suppress(BundleError):
+                    self._inputs = ModelState.from_bytes(message.payload).inputs
+                if self._inputs:
+                    self._inputs_known.set()
+            case topics.Reply(_, self._id):
+                if self._answer is not None and not self._answer.done():
                     self._answer.set_result(message)
 
     def on_up(self) -> None:
-        """Ask again at once: what was under way may be lost."""
-        self._ups += 1
+        """Send the request again at once: what was under way may be lost."""
+        self._connects += 1
         self._reconnected.set()
 
     def _published(self, verdict: asyncio.Future[Reason]) -> None:
-        """Note whether the request met anybody, as a broker of MQTT 5 tells."""
+        """Note whether an agent has subscribed, which an MQTT 5 broker says."""
         if not verdict.cancelled() and verdict.exception() is None:
-            self._unheard = verdict.result().code == NO_SUBSCRIBERS
+            self._no_subscriber = verdict.result().code == NO_SUBSCRIBERS
 
-    def _nobody_there(self, waited_s: float) -> bool:
-        """Whether the agent has neither subscribed nor left a word, at a broker that was there all the time.
+    def _absent(self, waited_s: float) -> bool:
+        """Whether the agent has neither subscribed nor published its state, at a broker that did not restart.
 
-        One that restarted may have forgotten an agent that is on its way back.
+        A broker that restarted may have forgotten an agent that is about to reconnect.
         """
-        known = self._presence.state or self._ups > 1
-        return self._unheard and not known and waited_s >= ABSENT_LIMIT_S
+        known = self._presence.state or self._connects > 1
+        return self._no_subscriber and not known and waited_s >= ABSENT_LIMIT_S
 
     async def _ask(self, client: Client, began: float, end: float) -> Answer | None:
-        """Send the request under one name until its answer comes."""
-        self._name = secrets.token_hex(8).encode()
+        """Send the request under one identifier until its answer arrives; None if there is no such agent."""
+        self._id = secrets.token_hex(8)
         self._answer = asyncio.get_running_loop().create_future()
-        reply_to = topics.format_topic(topics.Reply(client.name, self._name.decode()))
-        document: bytes | None = None
+        reply_to = topics.format_topic(topics.Reply(client.name, self._id))
+        message: InferMessage | None = None
         resend_s = RESEND_S
         while True:
             waited_s, left_s = time.monotonic() - began, end - time.monotonic()
-            if self._nobody_there(waited_s):
+            if self._absent(waited_s):
                 return None
             if left_s <= 0:
-                raise self._nothing(waited_s)
+                raise self._no_answer(waited_s)
             if self._attempts == 1 and self._presence.away:
-                self._notice(f"{self._presence.away}; waiting for {left_s:.0f} s more")
+                self._progress(f"{self._presence.away}; waiting for up to {left_s:.0f} s")
             self._attempts += 1
             self._reconnected.clear()
             if client.speaks_5:
-                properties = self._properties(reply_to, left_s)
-                verdict = client.publish(self._where, self._request.body, properties=properties)
+                message = self._with_properties(reply_to, left_s)
+                verdict = client.publish(self._topic, message.body, properties=message.properties())
                 verdict.add_done_callback(self._published)
             else:
-                # The same bytes each time: the agent knows a request again by them.
-                document = document or self._document(reply_to, left_s)
-                client.publish(self._where, document)
+                # The same bytes each time: by them the agent recognises a repeated request.
+                message = message or self._with_envelope(reply_to, left_s)
+                client.publish(self._topic, message.body)
             woken: asyncio.Future[Any] = asyncio.ensure_future(self._reconnected.wait())
             either: set[asyncio.Future[Any]] = {self._answer, woken}
             try:
@@ -266,47 +276,36 @@ class _Asking:
                 return read_answer(self._answer.result())
             resend_s = min(1.5 * resend_s, LONGEST_RESEND_S)
 
-    def _properties(self, reply_to: str, left_s: float) -> Properties:
-        return Properties(
+    def _with_properties(self, reply_to: str, left_s: float) -> InferMessage:
+        return InferMessage(
+            reply_to=reply_to,
+            body=self._request.body,
             content_type=self._request.content_type,
-            response_topic=reply_to,
-            correlation_data=self._name,
-            expiry_s=max(1, math.ceil(left_s)),
-            utf8=self._request.content_type == JSON,
-            user=tuple(("tensor", tensor) for tensor in self._request.tensors),
+            tensors=self._request.tensors,
+            correlation=self._id.encode(),
+            deadline_s=left_s,
         )
 
-    def _document(self, reply_to: str, left_s: float) -> bytes:
-        envelope = {"reply_to": reply_to, "id": self._name.decode(), "deadline_s": round(left_s, 3)}
-        return json.dumps(envelope | self._request.document(self._inputs or {}) | envelope).encode()
+    def _with_envelope(self, reply_to: str, left_s: float) -> InferMessage:
+        envelope = Envelope(reply_to, self._id, round(left_s, 3))
+        try:
+            return InferMessage.with_envelope(envelope, self._request.to_json(self._inputs))
+        except FormatError as error:
+            raise PackageError(str(error)) from error
 
     async def _wait_for_inputs(self, end: float) -> None:
-        while self._inputs is None and time.monotonic() < end:
-            self._told.clear()
-            try:
-                await asyncio.wait_for(self._told.wait(), end - time.monotonic())
-            except TimeoutError:
-                break
-        if self._inputs is None:
+        """Wait for the model's inputs: without MQTT 5 the JSON names the input that an image is for."""
+        try:
+            await asyncio.wait_for(self._inputs_known.wait(), max(end - time.monotonic(), 0.0))
+        except TimeoutError as error:
             why = self._presence.away or (
                 f"{self._agent} serves no model called {self._model}"
                 if self._presence.state
                 else f"no agent called {self._agent} is known at the broker"
             )
-            raise FleetError(why, hint=AGENTS_HINT)
+            raise FleetError(why, hint=AGENTS_HINT) from error
 
-    def _nothing(self, waited_s: float) -> FleetError:
+    def _no_answer(self, waited_s: float) -> FleetError:
         state = self._presence.state
         why = f"it is {state}" if state else "no agent of that name is known at the broker"
         return FleetError(f"no answer from {self._agent} within {waited_s:.1f} s: {why}", hint=AGENTS_HINT)
-
-
-def _inputs(document: dict[str, Any]) -> dict[str, TensorSpec] | None:
-    try:
-        specs = [
-            TensorSpec(tensor["name"], tensor["datatype"], tuple(tensor["shape"]))
-            for tensor in document["inputs"]
-        ]
-    except (KeyError, TypeError, ValueError):
-        return None
-    return {spec.name: spec for spec in specs}

@@ -1,49 +1,58 @@
-"""Metrics of an agent, as it publishes them: one flat JSON object, each key a sample's Prometheus name.
+"""An agent's metrics, as it publishes them: sample names in Prometheus' notation, with their values.
 
-Promises: what is returned are names and numbers, whatever came. Leaves their meaning to docs/mqtt.md.
+Promises: only printable names and finite numbers are returned. docs/mqtt.md says what they mean.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from agent.errors import BundleError
 from agent.mqtt.message import Message
 from agent.wire import topics
+from agent.wire.metrics import parse_metrics
 from builder.errors import FleetError
 from builder.fleet.broker import Broker
 from builder.fleet.client import Client
-from builder.fleet.presence import ABSENT_LIMIT_S, Presence, absent
+from builder.fleet.presence import ABSENT_LIMIT_S, PresenceWatch, unknown_agent
 
-# An agent that publishes every ten seconds, as it does by default, and is late once.
+# By default an agent publishes every ten seconds; this allows for one that is late.
 WAIT_S: Final = 25.0
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsSample:
-    """What an agent published at one moment: sample name, with its labels, -> value."""
+    """What an agent published at one moment.
+
+    Attributes
+    ----------
+    agent
+        The device's name.
+    values
+        Sample name with its labels -> value.
+    """
 
     agent: str
     values: Mapping[str, float]
 
 
 def metrics(agent: str, broker: Broker, *, wait_s: float = WAIT_S) -> MetricsSample:
-    """Wait for what an agent next publishes about itself.
+    """Wait for the next metrics of an agent.
 
     Parameters
     ----------
     agent
         The device's name.
     wait_s
-        How long to wait; it publishes every `metrics.interval_s` of its configuration.
+        How long to wait; the agent publishes every `metrics.interval_s` of its configuration.
 
     Raises
     ------
     FleetError
-        If nothing came in time, or something else than metrics.
+        If none arrived in time, or they cannot be read.
     BrokerError
         If the broker cannot be reached, or refuses.
     """
@@ -53,10 +62,9 @@ def metrics(agent: str, broker: Broker, *, wait_s: float = WAIT_S) -> MetricsSam
 async def metrics_async(agent: str, broker: Broker, *, wait_s: float = WAIT_S) -> MetricsSample:
     """Do what `metrics` does, in a running event loop."""
     if not topics.is_device_name(agent):
-        raise FleetError(f"{agent!r:.80} cannot be the name of an agent")
+        raise FleetError(f"expected the name of an agent, got {agent!r:.80}")
     payload: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-
-    presence = Presence(agent)
+    presence = PresenceWatch(agent)
 
     def on_message(topic: topics.Topic, message: Message) -> None:
         presence.on_message(topic, message)
@@ -65,7 +73,7 @@ async def metrics_async(agent: str, broker: Broker, *, wait_s: float = WAIT_S) -
 
     async with Client(broker, on_message) as client:
         await client.subscribe(topics.format_topic(topics.Metrics(agent)), 0)
-        presence.want(client)
+        presence.subscribe(client)
         known = await presence.wait(min(wait_s, ABSENT_LIMIT_S)) or payload.done()
         if known:
             try:
@@ -73,20 +81,11 @@ async def metrics_async(agent: str, broker: Broker, *, wait_s: float = WAIT_S) -
             except TimeoutError as error:
                 raise FleetError(
                     f"no metrics from {agent} within {wait_s:g} s: it is {presence.state}",
-                    hint="metrics.interval_s of its configuration says how often it publishes",
+                    hint="wait longer than metrics.interval_s in the agent's configuration",
                 ) from error
     if not known:
-        raise await absent(agent, broker)
-    return MetricsSample(agent, _parse(raw, agent))
-
-
-def _parse(raw: bytes, agent: str) -> dict[str, float]:
+        raise await unknown_agent(agent, broker)
     try:
-        document = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise FleetError(f"the metrics of {agent} are not JSON: {error}") from error
-    if not isinstance(document, dict) or not all(type(value) in (int, float) for value in document.values()):
-        raise FleetError(f"the metrics of {agent} are not an object of numbers")
-    if not all(name.isprintable() for name in document):  # they end up on a terminal
-        raise FleetError(f"the metrics of {agent} have names that cannot be printed")
-    return document
+        return MetricsSample(agent, parse_metrics(raw))
+    except BundleError as error:
+        raise FleetError(f"the metrics of {agent} cannot be read: {error}") from error

@@ -1,25 +1,25 @@
-"""What is asked of a model: an image, tensors, or a document, as it goes over MQTT 5 and over 3.1.1."""
+"""An inference request: an image, tensors or JSON, as a payload for MQTT 5 and as JSON for MQTT 3.1.1."""
 
 from __future__ import annotations
 
 import base64
-import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from agent.bundle.tensor_spec import TensorSpec
+from agent.wire import document
+from agent.wire.content_types import JPEG, JSON, PNG, RAW
+from agent.wire.tensors import JsonTensor, format_tensor, parse_tensor
 from builder.errors import PackageError
 
 if TYPE_CHECKING:
     import numpy as np
 
-JSON: Final = "application/json"
-RAW: Final = "application/octet-stream"
-# RFC 2083, 3.1, and ISO 10918-1, B.1.1.3: how a PNG and a JPEG begin.
-_MAGIC: Final = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg"}
-# The agent takes packets of 64 MiB; a request that is larger is somebody's mistake.
+# How a PNG and a JPEG begin: RFC 2083, 3.1, and ISO 10918-1, B.1.1.3.
+_MAGIC: Final = {b"\x89PNG\r\n\x1a\n": PNG, b"\xff\xd8\xff": JPEG}
+# By default an agent accepts packets of 64 MiB; a larger request is a mistake.
 MAX_REQUEST_BYTES: Final = 64 * 1024 * 1024
 
 
@@ -31,8 +31,10 @@ class Request:
     ----------
     content_type
         What `body` is.
+    body
+        The payload.
     tensors
-        For raw tensors, `name;FP32;1,3,4` each, in the order in which they lie in `body`.
+        For raw tensors, one `name;FP32;1,3,4` each, in the order in which they lie in `body`.
     """
 
     content_type: str
@@ -41,7 +43,7 @@ class Request:
 
     @classmethod
     def image(cls, raw: bytes) -> Request:
-        """Ask with an image file's bytes.
+        """Make a request of an image file's bytes.
 
         Raises
         ------
@@ -55,28 +57,28 @@ class Request:
 
     @classmethod
     def arrays(cls, arrays: Mapping[str, np.ndarray[Any, Any]]) -> Request:
-        """Ask with arrays by input name.
+        """Make a request of arrays by input name.
 
         Raises
         ------
         PackageError
-            If one has a dtype that no model takes.
+            If an array has a dtype that no model takes.
         """
         import numpy as np
 
-        specs, parts = [], []
+        tensors, parts = [], []
         for name, array in arrays.items():
             try:
-                specs.append(TensorSpec.from_dtype(name, array.dtype.name, array.shape))
+                spec = TensorSpec.from_dtype(name, array.dtype.name, array.shape)
             except ValueError as error:
                 raise PackageError(f"input {name}: {error}") from error
+            tensors.append(format_tensor(spec.name, spec.datatype, spec.shape))
             parts.append(np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes())
-        tensors = tuple(f"{spec.name};{spec.datatype};{','.join(map(str, spec.shape))}" for spec in specs)
-        return cls(RAW, b"".join(parts), tensors)
+        return cls(RAW, b"".join(parts), tuple(tensors))
 
     @classmethod
     def from_file(cls, path: Path) -> Request:
-        """Ask with what a file holds: a JPEG, a PNG, an `.npz` of inputs, or a `.json` request.
+        """Make a request of a file: a JPEG, a PNG, an `.npz` of inputs, or a `.json` request.
 
         Raises
         ------
@@ -85,7 +87,7 @@ class Request:
         """
         size = path.stat().st_size
         if size > MAX_REQUEST_BYTES:
-            raise PackageError(f"{path} has {size} bytes, a request has at most {MAX_REQUEST_BYTES}")
+            raise PackageError(f"{path}: expected at most {MAX_REQUEST_BYTES} bytes, got {size}")
         if path.suffix == ".npz":
             import numpy as np
 
@@ -101,56 +103,46 @@ class Request:
             return cls.image(raw)
         except PackageError as error:
             raise PackageError(
-                f"{path}: {error}", hint="--input takes a .jpg, a .png, an .npz of inputs, or a .json request"
+                f"{path}: {error}",
+                hint="use a .jpg, a .png, an .npz of inputs or a .json request",
             ) from error
 
-    def document(self, inputs: Mapping[str, TensorSpec]) -> dict[str, Any]:
-        """Return the request as a document of the Open Inference Protocol, for a broker without properties.
+    def to_json(self, inputs: Sequence[TensorSpec]) -> bytes:
+        """Return the request as JSON of the Open Inference Protocol, for a broker without MQTT 5.
 
         Parameters
         ----------
         inputs
-            What the model takes, to name the input that an image is for.
+            The model's inputs; an image is for the only one.
 
         Raises
         ------
         PackageError
-            If the body is JSON that is no object, or the input that an image is for cannot be told.
+            If an image is for a model with several inputs, or a tensor holds NaN or infinity.
         """
         if self.content_type == JSON:
-            try:
-                document = json.loads(self.body)
-            except (ValueError, RecursionError) as error:
-                raise PackageError(f"the request is not JSON: {error}") from error
-            if not isinstance(document, dict):
-                raise PackageError("expected a request that is a JSON object")
-            return document
-        if self.content_type == RAW:
-            return {"inputs": list(self._tensor_documents())}
-        if len(inputs) != 1:
-            raise PackageError(f"an image is for a model with one input, this one has {len(inputs)}")
-        return {
-            "inputs": [
-                {
-                    "name": next(iter(inputs)),
-                    "datatype": "BYTES",
-                    "shape": [1],
-                    "data": [base64.b64encode(self.body).decode()],
-                    "parameters": {"content_type": self.content_type},
-                }
-            ]
-        }
+            return self.body
+        tensors = self._raw_tensors() if self.content_type == RAW else self._image_tensor(inputs)
+        try:
+            return document.encode({"inputs": [tensor.to_document() for tensor in tensors]})
+        except ValueError as error:
+            raise PackageError(
+                "expected finite numbers, got NaN or infinity, which JSON cannot carry",
+                hint="use a broker with MQTT 5",
+            ) from error
 
-    def _tensor_documents(self) -> list[dict[str, Any]]:
+    def _image_tensor(self, inputs: Sequence[TensorSpec]) -> Iterator[JsonTensor]:
+        if len(inputs) != 1:
+            raise PackageError(f"expected a model with one input for an image, got {len(inputs)} inputs")
+        spec = TensorSpec(inputs[0].name, "BYTES", (1,))
+        yield JsonTensor(spec, [base64.b64encode(self.body).decode()], self.content_type)
+
+    def _raw_tensors(self) -> Iterator[JsonTensor]:
         import numpy as np
 
-        documents, offset = [], 0
+        offset = 0
         for tensor in self.tensors:
-            name, datatype, shape = tensor.split(";")
-            spec = TensorSpec(name, datatype, tuple(int(dim) for dim in shape.split(",") if dim))
+            spec = parse_tensor(tensor)
             data = np.frombuffer(self.body, spec.dtype, spec.nbytes // spec.itemsize, offset)
             offset += spec.nbytes
-            documents.append(
-                {"name": name, "datatype": datatype, "shape": list(spec.shape), "data": data.tolist()}
-            )
-        return documents
+            yield JsonTensor(spec, data.tolist())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 
 from agent.deploy.deployment import Deployment
@@ -13,6 +12,7 @@ from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message
 from agent.mqtt.settings import BrokerSettings
 from agent.wire import topics
+from agent.wire.presence import AgentState, Presence
 from tests.agent.deploy.rig import DEVICE, MACHINE, FakeModels
 from tests.bundles import KEYRING
 
@@ -69,7 +69,7 @@ class Device:
             await self.connection.close(drain_s=1.0)
 
     def _on_up(self, _session_present: bool) -> None:
-        state = json.dumps({"state": "online", "session_seq": 1, "version": "0.1.0"}).encode()
+        state = Presence(AgentState.ONLINE, 1, "0.1.0").to_bytes()
         self.connection.publish(topics.format_topic(topics.State(self.device)), state, retain=True)
         self.deployment.on_connected()
 

@@ -16,7 +16,7 @@ async def retain(broker: BrokerProcess, messages: dict[topics.Topic, Any]) -> No
     async with Client(Broker(broker.url), lambda _topic, _message: None) as client:
         for topic, document in messages.items():
             payload = document if isinstance(document, bytes) else json.dumps(document).encode()
-            await client.publish_surely(topics.format_topic(topic), payload, retain=True, limit_s=5)
+            await client.publish_confirmed(topics.format_topic(topic), payload, retain=True, limit_s=5)
 
 
 async def test_agents_are_listed_with_their_models(broker: BrokerProcess) -> None:

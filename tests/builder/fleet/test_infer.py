@@ -53,7 +53,7 @@ class Responder:
     async def __aenter__(self) -> Responder:
         await self._client.__aenter__()
         state = topics.format_topic(topics.ModelState("kitchen", "digits"))
-        await self._client.publish_surely(state, json.dumps(STATE).encode(), retain=True, limit_s=5)
+        await self._client.publish_confirmed(state, json.dumps(STATE).encode(), retain=True, limit_s=5)
         await self._client.subscribe(topics.infer_filter("kitchen"))
         return self
 
@@ -199,7 +199,7 @@ async def test_no_answer_by_the_deadline_says_what_is_known_of_the_agent(mosquit
         await infer_async("nobody", "digits", Request.image(JPEG), Broker(mosquitto.url), deadline_s=1)
     async with Client(Broker(mosquitto.url), lambda _topic, _message: None) as client:
         topic = topics.format_topic(topics.State("kitchen"))
-        await client.publish_surely(topic, b'{"state":"offline"}', retain=True, limit_s=5)
+        await client.publish_confirmed(topic, b'{"state":"offline"}', retain=True, limit_s=5)
     with pytest.raises(FleetError, match="it is offline"):
         await infer_async("kitchen", "digits", Request.image(JPEG), Broker(mosquitto.url), deadline_s=1)
 
@@ -209,7 +209,7 @@ async def test_a_misspelt_name_is_told_at_once_with_the_names_that_are_known(
 ) -> None:
     async with Client(Broker(mosquitto.url), lambda _topic, _message: None) as client:
         topic = topics.format_topic(topics.State("kitchen"))
-        await client.publish_surely(topic, b'{"state":"online"}', retain=True, limit_s=5)
+        await client.publish_confirmed(topic, b'{"state":"online"}', retain=True, limit_s=5)
     began = time.monotonic()
     with pytest.raises(FleetError, match="no agent called kitchne is known") as caught:
         await infer_async("kitchne", "digits", Request.image(JPEG), Broker(mosquitto.url), deadline_s=30)
@@ -224,7 +224,7 @@ async def test_an_agent_that_is_away_is_named_while_one_waits(
     lines: list[str] = []
     async with Client(Broker(mosquitto.url), lambda _topic, _message: None) as client:
         topic = topics.format_topic(topics.State("kitchen"))
-        await client.publish_surely(topic, b'{"state":"stopped"}', retain=True, limit_s=5)
+        await client.publish_confirmed(topic, b'{"state":"stopped"}', retain=True, limit_s=5)
     with pytest.raises(FleetError, match="it is stopped"):
         await infer_async(
             "kitchen",
@@ -232,7 +232,7 @@ async def test_an_agent_that_is_away_is_named_while_one_waits(
             Request.image(JPEG),
             Broker(mosquitto.url),
             deadline_s=1,
-            notice=lines.append,
+            progress=lines.append,
         )
     (line,) = lines
     assert line.startswith("kitchen is stopped; waiting for")
@@ -246,7 +246,7 @@ async def test_an_answer_that_makes_no_sense_is_an_error(mosquitto: BrokerProces
 
 @pytest.mark.parametrize(("agent", "model"), [("a/b", "m"), ("kitchen", "#"), ("groups", "m"), ("", "m")])
 async def test_a_name_that_no_agent_or_model_has_is_refused(agent: str, model: str) -> None:
-    with pytest.raises(FleetError, match="cannot be the names"):
+    with pytest.raises(FleetError, match="expected the names"):
         await infer_async(agent, model, Request.image(JPEG), Broker("mqtt://127.0.0.1:1"))
 
 

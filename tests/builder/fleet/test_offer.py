@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent.deploy.fetch.blocks import BlockPull, Write
-from agent.wire.blocks import Want
-from builder.fleet.offer import MAX_BLOCK_BYTES, MAX_COUNT, Offer
+from agent.wire.blocks import MAX_BLOCK_BYTES, MAX_COUNT, Want
+from builder.fleet.offer import Offer
 
 FILE = bytes(range(256)) * 10
 
@@ -36,7 +36,7 @@ def test_the_two_sides_understand_each_other(offer: Offer) -> None:
         if isinstance(decision, Write):
             disk += decision.data
         else:
-            for offset, data in offer.answer(decision.to_bytes()):
+            for offset, data in offer.blocks(decision.to_bytes()):
                 pending.extend(pull.block(offset, data, 0))
     for decision in pending:
         assert isinstance(decision, Write)
@@ -46,7 +46,7 @@ def test_the_two_sides_understand_each_other(offer: Offer) -> None:
 
 
 def test_the_last_block_is_as_long_as_the_file(offer: Offer) -> None:
-    blocks = list(offer.answer(want(offset=len(FILE) - 150, count=5)))
+    blocks = list(offer.blocks(want(offset=len(FILE) - 150, count=5)))
     assert blocks == [(2410, FILE[2410:2510]), (2510, FILE[2510:])]
 
 
@@ -72,11 +72,11 @@ def test_the_last_block_is_as_long_as_the_file(offer: Offer) -> None:
     ],
 )
 def test_a_request_that_makes_no_sense_is_not_answered(offer: Offer, request_bytes: bytes) -> None:
-    assert list(offer.answer(request_bytes)) == []
+    assert list(offer.blocks(request_bytes)) == []
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=200))
 def test_any_bytes_are_survived(offer: Offer, request_bytes: bytes) -> None:
-    for offset, data in offer.answer(request_bytes):
+    for offset, data in offer.blocks(request_bytes):
         assert FILE[offset : offset + len(data)] == data
