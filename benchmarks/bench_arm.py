@@ -66,7 +66,7 @@ def prepare(name: str, folder: Path, target: str, records: str | None) -> Prepar
     from agent.bundle.graph import Graph
     from builder import compile
     from builder.compiling.parity import reference_outputs
-    from builder.compiling.sample_inputs import record
+    from builder.compiling.sample_inputs import make_inputs
     from builder.importer import import_onnx
 
     place = folder / name
@@ -75,7 +75,7 @@ def prepare(name: str, folder: Path, target: str, records: str | None) -> Prepar
     if not path.exists():
         onnx.save(source(name), path)
     model = import_onnx(path, input_shapes=fixed_shapes(name))
-    inputs = record(model.inputs, model.onnx)
+    inputs = make_inputs(model.inputs, model.onnx)
     np.savez(place / "inputs.npz", **inputs)
     package = compile(model, target, tuning_records=records)
     _lay_out(package.members, place)

@@ -89,7 +89,7 @@ def first_answer_s(bundle: Path, folder: Path) -> float:
     from agent.bundle.verify import verify
     from agent.service.models.worker_process import worker_command
     from agent.worker.channel import Answer, Channel, Load, Ready, Request, send_load
-    from builder.bundles.keys import generate, read_private
+    from builder.bundles.key_files import generate, read_private
     from builder.bundles.package import Package
 
     pair = generate(folder / f"keys-{time.monotonic_ns()}")

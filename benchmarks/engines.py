@@ -50,7 +50,7 @@ def load_untuned(model: Path, inputs: Arrays, threads: int) -> Run:
 def _load_bundle(path: Path, inputs: Arrays, threads: int) -> Run:
     from agent.runtime.graph_executor import create
     from builder.bundles.package import Package
-    from builder.running.execute import load_kernels
+    from builder.running.in_memory import load_kernels
 
     if not path.exists():
         raise UnavailableError("no shipped record applies: it is the same bundle")

@@ -87,7 +87,7 @@ def measure() -> Footprint:
 
 
 def _write_key(folder: Path) -> None:
-    from builder.bundles.keys import generate
+    from builder.bundles.key_files import generate
 
     pair = generate(folder / "pair")
     pair.public.rename(folder / "signing.pub")

@@ -87,14 +87,14 @@ class Count:
 def prepare(model: str, core: str, folder: Path) -> Path:
     """Compile a network for a core; return the folder that the guest reads."""
     from builder import compile
-    from builder.compiling.sample_inputs import record
+    from builder.compiling.sample_inputs import make_inputs
     from builder.importer import import_onnx
 
     path = folder / "model.onnx"
     onnx.save(MODELS[model](), path)
     shapes = {name: [1, SEQUENCE] for name in IDS} if model == "attention" else None
     imported = import_onnx(path, input_shapes=shapes)
-    np.savez(folder / "inputs.npz", **record(imported.inputs, imported.onnx))
+    np.savez(folder / "inputs.npz", **make_inputs(imported.inputs, imported.onnx))
     for member, data in compile(imported, TARGETS[core], tuning_records="none").members.items():
         if "/" not in member:
             (folder / member).write_bytes(data)

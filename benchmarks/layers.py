@@ -129,7 +129,7 @@ def profile(bundle: Path, threads: int) -> tuple[Layer, ...]:
     from agent.bundle.graph import Graph
     from agent.runtime import debug_executor
     from builder.bundles.package import Package
-    from builder.running.execute import load_kernels
+    from builder.running.in_memory import load_kernels
 
     package = Package.load(bundle)
     graph = Graph.from_json(package.members["mod.json"])

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from builder.boards.measuring_process import RunnerOptions
-    from builder.bundles.keys import read_private
+    from builder.bundles.key_files import read_private
     from builder.bundles.package import Package
     from builder.compiling.compilation import Identity, compile
     from builder.importer import ImportedModel, load
@@ -55,7 +55,7 @@ _HOME: Final = {
     "load": "builder.importer",
     "pick_best": "builder.records.best_records",
     "profile": "builder.running.local_run",
-    "read_private": "builder.bundles.keys",
+    "read_private": "builder.bundles.key_files",
     "resolve": "builder.target.device_target",
     "run": "builder.running.local_run",
     "tune": "builder.tuning.tuner",

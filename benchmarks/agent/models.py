@@ -47,13 +47,13 @@ class Bench:
 
 def make(folder: Path, wanted: set[str], progress: Progress) -> Bench:
     """Compile and sign what is wanted, for this machine."""
-    from builder.bundles import keys
+    from builder.bundles import key_files
 
-    pair = keys.generate(folder / "keys")
+    pair = key_files.generate(folder / "keys")
     trust = folder / "trust"
     trust.mkdir()
     (trust / "signing.pub").write_bytes(pair.public.read_bytes())
-    key = keys.read_private(pair.private)
+    key = key_files.read_private(pair.private)
     bench = Bench(folder)
 
     def save(package: Package, name: str, version: str = "1.0.0") -> None:

@@ -46,7 +46,7 @@ def wanted(models: Sequence[str], target: DeviceTarget, kinds: Sequence[str] | N
     for name in models:
         tokens = dict.fromkeys(("input_ids", "attention_mask", "token_type_ids"), TOKENS)
         imported = import_onnx(
-            generate(name), input_shapes=tokens if name == "bert" else None, notes=lambda _: None
+            generate(name), input_shapes=tokens if name == "bert" else None, progress=lambda _: None
         )
         tasks = extract_tasks(imported, target, choose=heuristic)
         total = sum(task.flops * task.calls for task in tasks)

@@ -8,13 +8,10 @@ from __future__ import annotations
 import io
 import json
 import os
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from agent.runtime.benchmark import BenchmarkResult
 from agent.runtime.postprocess import Value
@@ -23,13 +20,13 @@ from builder.boards.measuring_process import MeasuringProcess
 from builder.boards.rpc_boards import NO_BOARD_S, SESSION_S
 from builder.boards.tracker_client import Tracker
 from builder.bundles.package import Package
-from builder.errors import BoardError, CandidateError, FleetError, ModelError, PackageError
-from builder.running.local_run import IMAGE_TYPES, FillMode, RunResult
+from builder.errors import BoardError, CandidateError, FleetError, PackageError
+from builder.running.inputs import Inputs, Picture, read_inputs
+from builder.running.local_run import FillMode, RunResult
 
 BOARD_WAIT_S: Final = 60.0  # someone else may be tuning on it
 RUN_TIMEOUT_S: Final = 600.0
 ATTEMPTS: Final = 3
-Inputs = Mapping[str, npt.ArrayLike] | str | os.PathLike[str] | None
 
 
 def run_on_board(
@@ -56,9 +53,11 @@ def run_on_board(
     Raises
     ------
     PackageError
-        If the board cannot run the bundle with these inputs.
+        If the bundle cannot be read, or the board cannot run it with these inputs.
     ModelError
         If the file of inputs cannot be read.
+    ShapeError
+        If an array's name is not an input's.
     FleetError
         If no board answers.
     """
@@ -71,10 +70,11 @@ def run_on_board(
         "end_to_end": end_to_end,
         "threads": threads,
     }
-    files = [("model.bundle", _bundle(package))]
+    package = package if isinstance(package, Package) else Package.load(package)
+    files = [("model.bundle", package.to_bytes())]
     given: str | None = None
     if inputs is not None:
-        name, content = _content(inputs)
+        name, content = _input_file(inputs, package)
         files.append((name, content))
         given = f"{{path:{name}}}"
     request = {
@@ -115,7 +115,8 @@ def profile_on_board(
         If no board answers.
     """
     request = {"bundle": "{path:model.bundle}", "options": {"number": number, "threads": threads}}
-    answer, _ = _call("profile", request, [("model.bundle", _bundle(package))], (), tracker, key)
+    package = package if isinstance(package, Package) else Package.load(package)
+    answer, _ = _call("profile", request, [("model.bundle", package.to_bytes())], (), tracker, key)
     return Report(tuple(Row(**row) for row in answer["rows"]), answer["total_us"])
 
 
@@ -156,24 +157,11 @@ def _call(
         process.kill()
 
 
-def _bundle(package: Package | str | os.PathLike[str]) -> bytes:
-    if not isinstance(package, Package):
-        package = Package.load(package)
-    with tempfile.TemporaryDirectory() as work:
-        path = Path(work, "model.bundle")
-        package.save(path)
-        return path.read_bytes()
-
-
-def _content(inputs: Mapping[str, npt.ArrayLike] | str | os.PathLike[str]) -> tuple[str, bytes]:
+def _input_file(inputs: Inputs, package: Package) -> tuple[str, bytes]:
     """Return a name for the file of inputs, whose suffix gives its format, and its bytes."""
-    if isinstance(inputs, Mapping):
-        buffer = io.BytesIO()
-        np.savez(buffer, allow_pickle=False, **{name: np.asarray(v) for name, v in inputs.items()})
-        return "inputs.npz", buffer.getvalue()
-    path = Path(inputs)
-    suffix = path.suffix.lower() if path.suffix.lower() in IMAGE_TYPES else ".npz"
-    try:
-        return f"inputs{suffix}", path.read_bytes()
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be read ({error.strerror})") from error
+    given = read_inputs(inputs, package.manifest.inputs)
+    if isinstance(given, Picture):
+        return f"inputs{given.suffix}", given.content
+    buffer = io.BytesIO()
+    np.savez(buffer, allow_pickle=False, **dict(given))
+    return "inputs.npz", buffer.getvalue()

@@ -1,1 +1,1 @@
-"""Bundles on the workstation: made, signed, inspected; and the keys that sign them."""
+"""Bundles on the workstation: packages, reports on bundles, and the key files that sign them."""

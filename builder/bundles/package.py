@@ -1,7 +1,8 @@
 """A package: a compiled model in memory, and the bundle file that it is saved as and loaded from.
 
-Saving is all or nothing. Loading here serves the workstation: it reads unsigned bundles too and verifies
-nothing, which is why the device has its own way (`agent.bundle.verify`).
+Promises that a file is written whole or not at all, and that a package whose files do not match its manifest
+is never signed. Loading serves the workstation: it reads unsigned bundles too and verifies nothing. Devices
+load with `agent.bundle.verify`.
 """
 
 from __future__ import annotations
@@ -10,15 +11,14 @@ import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import MappingProxyType
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from agent.bundle.archive import MANIFEST, SIGNATURE, read_index, read_member, write_archive
+from agent.bundle.archive import MANIFEST, SIGNATURE, pack, read_index, read_member, write_archive
 from agent.bundle.manifest import FileDigest, Manifest
 from agent.bundle.signature import make_signature
-from agent.errors import EdgeError
+from agent.errors import EdgeError, MixAndMatchError
 from builder.errors import PackageError
 
 
@@ -29,11 +29,11 @@ class Package:
     Attributes
     ----------
     manifest
-        What it is and needs.
+        What it is and what it needs.
     members
-        File name -> content, all but the manifest and the signature.
+        File name -> content, without the manifest and the signature.
     signature
-        `model.sig`, or None while it is unsigned.
+        The content of `model.sig`, or None if it is not signed.
     """
 
     manifest: Manifest
@@ -42,12 +42,12 @@ class Package:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Package:
-        """Read a bundle from a file, signed or not, without verifying it.
+        """Read a bundle file, signed or not, without verifying it.
 
         Raises
         ------
         PackageError
-            If the file cannot be read, or is no bundle.
+            If the file cannot be read or is not a bundle.
         """
         try:
             fd = os.open(path, os.O_RDONLY)
@@ -57,35 +57,55 @@ class Package:
             files = {member.name: read_member(fd, member) for member in read_index(fd)}
             manifest = Manifest.from_bytes(files.pop(MANIFEST))
         except (EdgeError, KeyError) as error:
-            what = "it has no manifest.json" if isinstance(error, KeyError) else str(error)
+            reason = "it has no manifest.json" if isinstance(error, KeyError) else str(error)
             raise PackageError(
-                f"{path}: expected a bundle: {what}", hint="make one with `edgebundle compile`"
+                f"{path}: expected a bundle: {reason}", hint="make one with `edgebundle compile`"
             ) from error
         finally:
             os.close(fd)
         return cls(manifest, MappingProxyType(files), files.pop(SIGNATURE, None))
 
     def sign(self, key: ec.EllipticCurvePrivateKey) -> Package:
-        """Return this package with a signature over all of it; equal input gives equal bytes."""
-        files = {name: _sha256(data) for name, data in self.members.items()}
+        """Return this package with a signature by an EC P-256 key; equal input gives equal bytes.
+
+        Raises
+        ------
+        MixAndMatchError
+            If the files are not those that the manifest lists.
+        """
+        found, declared = digests(self.members), self.manifest.files
+        wrong = sorted(n for n in declared.keys() | found.keys() if declared.get(n) != found.get(n))
+        if wrong:
+            raise MixAndMatchError(
+                f"the manifest of {self.manifest.name} does not match {', '.join(wrong)}",
+                hint="compile the model again: a bundle that does not match its manifest is not signed",
+            )
+        files = {name: digest.sha256 for name, digest in found.items()}
         files[MANIFEST] = _sha256(self.manifest.to_bytes())
         return replace(self, signature=make_signature(files, key, name=self.manifest.name))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the bundle file: the whole of it or nothing.
+        """Write the bundle file, whole or not at all.
 
         Raises
         ------
         PackageError
             If the file cannot be written.
         """
-        members: dict[str, bytes | Path] = {**self.members, MANIFEST: self.manifest.to_bytes()}
-        if self.signature is not None:
-            members[SIGNATURE] = self.signature
         try:
-            write_archive(path, members)
+            write_archive(path, self._files())
         except OSError as error:
             raise PackageError(f"{path}: cannot be written ({error.strerror})") from error
+
+    def to_bytes(self) -> bytes:
+        """Return the bytes that `save` writes."""
+        return pack(self._files())
+
+    def _files(self) -> dict[str, bytes]:
+        files = {**self.members, MANIFEST: self.manifest.to_bytes()}
+        if self.signature is not None:
+            files[SIGNATURE] = self.signature
+        return files
 
 
 def digests(members: Mapping[str, bytes]) -> dict[str, FileDigest]:

@@ -43,7 +43,7 @@ def load_model(args: argparse.Namespace, progress: Callable[[str], None] | None 
         args.model,
         input_shapes=parse_input_shapes(args.input_shapes) if args.input_shapes else None,
         input_values=parse_input_values(args.input_values) if args.input_values else None,
-        notes=progress,
+        progress=progress,
     )
 
 

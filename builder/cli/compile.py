@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from builder.cli import SubParsers
 from builder.cli.arguments import add_json, add_model, integer, load_model, tolerance
 from builder.cli.progress import show_steps
+from builder.compiling import tolerances
 
 if TYPE_CHECKING:
     from builder.bundles.package import Package
@@ -76,7 +77,8 @@ def add_parsers(subparsers: SubParsers) -> None:
         "--tolerance",
         type=tolerance,
         metavar="X",
-        help="largest relative error against ONNX Runtime (default: 1e-4)",
+        default=tolerances.PARITY,
+        help="largest relative error against ONNX Runtime (default: %(default)g)",
     )
     parser.add_argument("-q", "--quiet", action="store_true", help="do not show progress")
     add_json(parser)
@@ -84,7 +86,7 @@ def add_parsers(subparsers: SubParsers) -> None:
 
 
 def _compile(args: argparse.Namespace) -> int:
-    from builder.bundles.keys import read_private
+    from builder.bundles.key_files import read_private
 
     # Check the key and the output path first: compiling takes minutes.
     key = read_private(args.sign_key) if args.sign_key else None
@@ -92,7 +94,6 @@ def _compile(args: argparse.Namespace) -> int:
     with show_steps(quiet=args.quiet or args.json) as progress:
         progress("loading the compiler")
         from builder.compiling.compilation import Identity, compile
-        from builder.compiling.parity import TOLERANCE
         from builder.target.device_target import resolve
 
         target = resolve(args.target)
@@ -107,7 +108,7 @@ def _compile(args: argparse.Namespace) -> int:
             preprocess=args.preprocess,
             postprocess=args.postprocess,
             labels=args.labels,
-            tolerance=TOLERANCE if args.tolerance is None else args.tolerance,
+            tolerance=args.tolerance,
             tuning_records=args.tuning_records,
             progress=progress,
         )

@@ -78,7 +78,7 @@ def _add_trust(parser: Parser, *, required: bool) -> None:
 
 
 def _keygen(args: argparse.Namespace) -> int:
-    from builder.bundles.keys import generate
+    from builder.bundles.key_files import generate
 
     pair = generate(args.folder)
     if args.json:
@@ -95,13 +95,15 @@ def _keygen(args: argparse.Namespace) -> int:
 
 def _sign(args: argparse.Namespace) -> int:
     from agent.bundle.keyring import key_id
-    from builder.bundles.keys import read_private
-    from builder.bundles.sign import sign_bundle
+    from builder.bundles.key_files import read_private
+    from builder.bundles.package import Package
 
     key = read_private(args.key)
     output = args.output or args.bundle
     with naming_file(args.bundle):
-        manifest = sign_bundle(args.bundle, key, output).manifest
+        signed = Package.load(args.bundle).sign(key)
+        signed.save(output)
+    manifest = signed.manifest
     signer = key_id(key.public_key())
     if args.json:
         _print_json({"name": manifest.name, "version": manifest.version, "key_id": signer, "output": output})
@@ -138,7 +140,7 @@ def _keyring(trusted: list[str]) -> Keyring:
 
 
 def _inspect(args: argparse.Namespace) -> int:
-    from builder.bundles.inspection import inspect_bundle
+    from builder.bundles.bundle_report import inspect_bundle
 
     keyring = _keyring(args.trust) if args.trust else None
     with naming_file(args.bundle):

@@ -1,1 +1,1 @@
-"""Compiling: lowered, generated, checked against ONNX Runtime, and put into a bundle."""
+"""Compiling: an imported model is lowered, compiled, compared with ONNX Runtime and put into a package."""

@@ -1,9 +1,9 @@
-"""Compile: a model becomes a package, for a device it does not run on here.
+"""Compile a model into a package for a device; nothing is run on that device.
 
-The steps in order: import, lower, generate code, link, plan and write the graph, run the result against the
-reference, declare everything in the manifest. For a device that this machine is not, the same scheduled
-kernels are also built for this machine, and those are run against the reference: schedule, graph and
-weights are the device's, LLVM's last step alone is not.
+The steps, in order: import, lower, generate code, link, plan and write the graph, compare the result with the
+reference, describe everything in the manifest. For a device other than this machine, the same scheduled
+kernels are also built for this machine, and those are compared with the reference: schedule, graph and
+weights are the device's; only LLVM's last step is not.
 """
 
 from __future__ import annotations
@@ -14,53 +14,61 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import tvm
 
 from agent import __version__
-from agent.bundle.manifest import Manifest, Provenance, Resources, Runtime, Samples, Tuning
+from agent.bundle.manifest import (
+    Manifest,
+    Provenance,
+    Resources,
+    Runtime,
+    Samples,
+    Tuning,
+    check_compatible,
+    check_model_name,
+    check_security_counter,
+    check_version,
+)
 from agent.bundle.manifest import ShippedRecords as ManifestShipped
 from agent.bundle.manifest import Target as ManifestTarget
 from agent.bundle.params import dump_params
+from agent.bundle.processing import Postprocess, Preprocess
 from agent.bundle.tensor_spec import TensorSpec
 from builder.bundles.package import Package, digests
 from builder.codegen.graph_codegen import generate
 from builder.codegen.kernel_object import compile_object, count_flops
 from builder.codegen.link.linker import describe, link
-from builder.compiling import parity, presets, sample_inputs
+from builder.compiling import declarations, parity, tolerances
 from builder.compiling.lower import lower
+from builder.compiling.sample_inputs import make_inputs
 from builder.errors import ModelError
 from builder.importer import ImportedModel, load
 from builder.kernels.decisions import Schedules
 from builder.records.best_records import BestRecords
 from builder.records.folder import Records
 from builder.records.shipped import NONE, ShippedChoices, shipped_for
-from builder.running.execute import execute
+from builder.running.in_memory import execute
 from builder.target.device_target import DeviceTarget, resolve
-
-# What a device compares its own answers with: looser than parity, since its own libm and FMA units round
-# once more.
-SELF_TEST_RTOL: Final = 10 * parity.TOLERANCE
-SELF_TEST_ATOL: Final = 1e-6
 
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a bundle is called and what takes it.
+    """What a bundle is called and which devices may run it.
 
     Attributes
     ----------
     name
-        The model's name on devices; None takes it from the file's name.
+        The model's name on devices; None derives it from the file's name.
     version
         Semantic version.
     security_counter
-        Never lower than what a device has committed for that name.
+        0 to 2^63 - 1; a device refuses a counter lower than the one it committed for that name.
     compatible
         Device types; None means any Linux of the target's architecture.
     """
@@ -71,24 +79,24 @@ class Identity:
     compatible: Sequence[str] | None = None
 
     def check(self) -> None:
-        """Refuse what no manifest can say, before anything is compiled.
+        """Apply the manifest's own rules, before anything is compiled.
 
         Raises
         ------
         ModelError
-            If a name, version or counter that devices refuse.
+            If the manifest does not allow the name, version, counter or a device type.
         """
-        if self.name is not None and not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,63}", self.name):
-            raise ModelError(
-                f"name: expected lower case letters, digits and ._-, got {self.name[:80]!r}",
-                hint=f"for example {_bundle_name(self.name)}",
-            )
-        if not re.fullmatch(r"\d+\.\d+\.\d+([-+][0-9A-Za-z.+-]+)?", self.version):
-            raise ModelError(
-                f"version: expected a semantic version, got {self.version[:80]!r}", hint="for example 1.0.0"
-            )
-        if self.security_counter < 0:
-            raise ModelError(f"security_counter: expected 0 or more, got {self.security_counter}")
+        hint = None
+        try:
+            check_version(self.version)
+            check_security_counter(self.security_counter)
+            if self.compatible is not None:
+                check_compatible(self.compatible)
+            if self.name is not None:
+                hint = f"for example {_bundle_name(self.name)}"
+                check_model_name(self.name)
+        except ValueError as error:
+            raise ModelError(str(error), hint=hint) from error
 
 
 def compile(
@@ -100,7 +108,7 @@ def compile(
     preprocess: str | None = None,
     postprocess: str | None = None,
     labels: str | os.PathLike[str] | None = None,
-    tolerance: float = parity.TOLERANCE,
+    tolerance: float = tolerances.PARITY,
     tuning_records: Records | str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Package:
@@ -111,21 +119,21 @@ def compile(
     model
         What `builder.load` returned, or a path, which is then loaded with `input_shapes`.
     target
-        A preset's name, a TVM target as JSON or in the old spelling, or a resolved target.
+        A preset's name, a TVM target as JSON or in its old spelling, or a resolved target.
     identity
         Name, version, counter and compatible devices.
     input_shapes
         Input name -> shape, for a path with symbolic dimensions.
     preprocess, postprocess
-        Presets or TOML files, see `builder.compiling.presets`.
+        Presets or TOML files, see `builder.compiling.declarations`.
     labels
-        File with one label a line.
+        File with one label per line.
     tolerance
         Largest relative error against the reference.
     tuning_records
-        What `builder.tune` returned, or its folder: measured schedules take the place of the heuristic's.
-        Where they have nothing faster, and without them, the records that are shipped for the device decide
-        (docs/shipped-records.md); `"none"` leaves those out too.
+        What `builder.tune` returned, or its folder: its schedules replace the heuristic's. Kernels for which
+        it has nothing faster use the records shipped for the device (docs/shipped-records.md), as do all
+        kernels without it; `"none"` uses neither.
     progress
         Called with each step as it begins.
 
@@ -137,9 +145,9 @@ def compile(
     Raises
     ------
     InputFault
-        If the model, target, shapes, declarations or records cannot be used, or parity fails.
+        If the identity, model, target, shapes, declarations or records cannot be used, or parity fails.
     BuildError
-        If a fault of ours.
+        If the builder itself fails.
     """
     progress = progress or (lambda _: None)
     identity = identity or Identity()
@@ -147,21 +155,19 @@ def compile(
     device = target if isinstance(target, DeviceTarget) else resolve(target)
     if not isinstance(model, ImportedModel):
         progress("importing the model")
-        model = load(model, input_shapes=input_shapes, notes=progress)
-    name = identity.name or _bundle_name(model.name)
-    declared_before = presets.preprocess(preprocess, model.inputs) if preprocess else None
-    declared_after = presets.postprocess(postprocess, model.outputs) if postprocess else None
-    label_lines = presets.labels(Path(labels), model.outputs, declared_after) if labels else None
+        model = load(model, input_shapes=input_shapes, progress=progress)
+    before = declarations.preprocess(preprocess, model.inputs) if preprocess else None
+    after = declarations.postprocess(postprocess, model.outputs) if postprocess else None
+    label_lines = declarations.labels(Path(labels), model.outputs, after) if labels else None
 
     progress(f"lowering for {device.name} ({device.cpu})")
     shipped = None if tuning_records == NONE else shipped_for(device)
-    tuned = None
+    tuned = _Tuned()
     if tuning_records is not None and tuning_records != NONE:
         tuned = _tuned(tuning_records, device, model, progress)
-    best = tuned.best if tuned is not None else None
-    lowered = lower(model.mod, device, Schedules(best, shipped, progress=progress))
-    if best is not None:
-        progress(f"schedules from tuning records for {len(best.used)} kernels")
+    lowered = lower(model.mod, device, Schedules(tuned.best, shipped, progress=progress))
+    if tuned.best is not None:
+        progress(f"schedules from tuning records for {len(tuned.best.used)} kernels")
     if shipped is not None and shipped.used:
         progress(f"schedules from shipped records of {shipped.records.name} for {len(shipped.used)} kernels")
     names = [s.name for s in model.inputs], [s.name for s in model.outputs]
@@ -171,7 +177,7 @@ def compile(
     params = dump_params((spec, data.data) for spec, data in graph.params)
 
     progress("comparing with the reference")
-    inputs = sample_inputs.record(model.inputs, model.onnx, declared_before)
+    inputs = make_inputs(model.inputs, model.onnx, before)
     reference = parity.reference_outputs(model.onnx, inputs)
     runnable = code if device.is_native else _build_for_host(lowered.kernels)
     outputs = execute(runnable, graph.graph, params, inputs)
@@ -187,43 +193,38 @@ def compile(
     }
     if label_lines is not None:
         members["labels.txt"] = label_lines
-    try:
-        manifest = Manifest(
-            name=name,
-            version=identity.version,
-            security_counter=identity.security_counter,
-            compatible=tuple(identity.compatible or (f"linux-{device.arch}",)),
-            target=ManifestTarget(device.triple, device.cpu, device.features),
-            runtime=_runtime(code),
-            inputs=model.inputs,
-            outputs=model.outputs,
-            preprocess=declared_before,
-            postprocess=declared_after,
-            samples=Samples(1, SELF_TEST_RTOL, SELF_TEST_ATOL),
-            resources=Resources(graph.arena_bytes, len(params)),
-            files=digests(members),
-            provenance=Provenance(
-                source_sha256=model.source_sha256,
-                builder=f"edgebundle {__version__}",
-                parity_error=float(f"{agreement.error:.3g}"),
-                reference=agreement.reference,
-                tuning_records_sha256=tuned.digest if tuned is not None else None,
-                tuning=tuned.comparison if tuned is not None else None,
-                shipped_records=_declare(shipped),
-            ),
-        )
-    except ValueError as error:
-        raise ModelError(f"the bundle cannot be described: {error}") from error
+    manifest = _manifest(
+        identity,
+        device,
+        model,
+        members,
+        preprocess=before,
+        postprocess=after,
+        arena_bytes=graph.arena_bytes,
+        agreement=agreement,
+        tuned=tuned,
+        shipped=shipped,
+    )
     return Package(manifest, members)
 
 
 @dataclass(frozen=True, slots=True)
 class _Tuned:
-    """What a compilation takes from tuning records."""
+    """What a compilation takes from tuning records.
 
-    best: BestRecords | None
-    digest: str
-    comparison: Tuning | None
+    Attributes
+    ----------
+    best
+        The schedules to use, or None if the records do not make the model faster.
+    digest
+        SHA-256 of the records in hexadecimal, or None without records.
+    comparison
+        The tuned model timed against the untuned one, or None if that was not measured.
+    """
+
+    best: BestRecords | None = None
+    digest: str | None = None
+    comparison: Tuning | None = None
 
 
 def _tuned(
@@ -235,7 +236,7 @@ def _tuned(
         records = Records.read(records, device)
     result = records.meta.models.get(model.source_sha256)
     if result is not None and not result.use:
-        progress("the tuned model was slower as a whole: it is compiled without its records")
+        progress("the tuned model was slower as a whole, so it is compiled without its records")
         return _Tuned(None, records.digest(), None)
     comparison = None
     if result is not None and result.ratio is not None and result.board is not None:
@@ -252,8 +253,58 @@ def _tuned(
     return _Tuned(BestRecords(records), records.digest(), comparison)
 
 
+def _manifest(
+    identity: Identity,
+    device: DeviceTarget,
+    model: ImportedModel,
+    members: Mapping[str, bytes],
+    *,
+    preprocess: Preprocess | None,
+    postprocess: Postprocess | None,
+    arena_bytes: int,
+    agreement: parity.Parity,
+    tuned: _Tuned,
+    shipped: ShippedChoices | None,
+) -> Manifest:
+    """Describe a compiled model and the files of its bundle.
+
+    Raises
+    ------
+    ModelError
+        If a value breaks a rule of the manifest.
+    """
+    code = members["mod.so"]
+    try:
+        return Manifest(
+            name=identity.name or _bundle_name(model.name),
+            version=identity.version,
+            security_counter=identity.security_counter,
+            compatible=tuple(identity.compatible or (f"linux-{device.arch}",)),
+            target=ManifestTarget(device.triple, device.cpu, device.features),
+            runtime=_runtime(code),
+            inputs=model.inputs,
+            outputs=model.outputs,
+            preprocess=preprocess,
+            postprocess=postprocess,
+            samples=Samples(1, tolerances.SELF_TEST_RTOL, tolerances.SELF_TEST_ATOL),
+            resources=Resources(arena_bytes, len(members["mod.params"])),
+            files=digests(members),
+            provenance=Provenance(
+                source_sha256=model.source_sha256,
+                builder=f"edgebundle {__version__}",
+                parity_error=float(f"{agreement.error:.3g}"),
+                reference=agreement.reference,
+                tuning_records_sha256=tuned.digest,
+                tuning=tuned.comparison,
+                shipped_records=_declare(shipped),
+            ),
+        )
+    except ValueError as error:
+        raise ModelError(f"the bundle cannot be described: {error}") from error
+
+
 def _declare(shipped: ShippedChoices | None) -> ManifestShipped | None:
-    """What the manifest says of shipped records, nothing where none applied."""
+    """Describe the shipped records that were applied; None if there were none."""
     if shipped is None or not shipped.used:
         return None
     records = shipped.records

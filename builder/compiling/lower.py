@@ -1,8 +1,8 @@
 """From a static Relax module to a graph of scheduled kernels.
 
-Promises: each node of `main` is a call of a kernel (one output or several) or a reshape, constants stay
-constants, every kernel is scheduled for the target, and equal kernels are one. What runs where, and in which
-storage, is for the memory plan; machine code is for the linker.
+Promises: each node of `main` is a call of a kernel (with one output or several) or a reshape, constants stay
+constants, every kernel is scheduled for the target, and equal kernels exist once. Leaves storage to the
+memory plan and machine code to `builder.codegen`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class LoweredModule:
     main
         One dataflow block of `R.call_tir` and reshapes over constants and parameters.
     kernels
-        Scheduled functions, each with its `global_symbol`: the name that `main` calls it by.
+        Scheduled functions; each has the `global_symbol` by which `main` calls it.
     """
 
     main: relax.Function
@@ -63,14 +63,14 @@ def lower(mod: tvm.IRModule, target: DeviceTarget, schedules: Schedules = UNTUNE
 
 
 def fuse(mod: tvm.IRModule, target: DeviceTarget) -> tvm.IRModule:
-    """The first half of `lower`: `main` calls fused functions whose loops nobody has ordered yet."""
+    """The first half of `lower`: a module whose `main` calls fused, unscheduled functions."""
     t = relax.transform
     with target.tvm_target:
         mod = recognise(canonicalise(to_conv2d(mod)))
         mod = choose_layouts(mod, target)
         mod = legalise(mod)
         passes = [
-            # No constant folding from here on: a transform of weights at load would be folded into the
+            # No constant folding from here on: it would put weights that are transformed at load into the
             # bundle.
             t.AnnotateTIROpPattern(),
             t.DeadCodeElimination(["main"]),
@@ -83,5 +83,5 @@ def fuse(mod: tvm.IRModule, target: DeviceTarget) -> tvm.IRModule:
 
 
 def is_reshape(value: relax.Expr) -> bool:
-    """Whether a node of `main` only names its input's storage anew."""
+    """Whether a node of `main` only gives its input's storage another name."""
     return isinstance(value, Call) and op_name(value) in RESHAPES

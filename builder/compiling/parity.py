@@ -1,8 +1,8 @@
-"""Parity: what was compiled gives the reference's numbers, or nothing is written.
+"""Parity: a compiled model must give the reference's numbers, or no bundle is written.
 
-The reference is ONNX Runtime on the model as it was given. The error of an output is its largest absolute
-difference over the reference's largest magnitude, or over `SCALE_FLOOR` where that is more; of integers and
-booleans, any difference is an infinite error.
+The reference is ONNX Runtime running the normalised model. The error of an output is its largest absolute
+difference divided by the reference's largest magnitude, or by `SCALE_FLOOR` if that is larger. For integers
+and booleans, any difference is an infinite error.
 """
 
 from __future__ import annotations
@@ -19,16 +19,11 @@ from onnxruntime.capi import onnxruntime_pybind11_state as states
 
 from builder.errors import ModelError, ParityError
 
-TOLERANCE: Final = (
-    1e-4  # relative; float32 sums of a few thousand terms in another order differ by 1e-6 to 1e-5
-)
-
-# ONNX Runtime's Sigmoid is a rational function plus 0.5 and off by up to 1e-7 wherever it is, so an output
-# that is tiny throughout (objectness where there is no object) says nothing below that.
+# ONNX Runtime's Sigmoid is a rational function plus 0.5, off by up to 1e-7 everywhere. In an output that is
+# tiny throughout (objectness where there is no object), differences below that mean nothing.
 SCALE_FLOOR: Final = 1e-2
 
-# Every exception that ONNX Runtime's library raises is one of these classes of its own, beside Python's for a
-# wrong name or dtype of an input.
+# ONNX Runtime raises exception classes of its own, and Python's for a wrong input name or dtype.
 REFUSALS: tuple[type[Exception], ...] = (
     *(c for c in vars(states).values() if isinstance(c, type) and issubclass(c, Exception)),
     ValueError,
@@ -41,14 +36,14 @@ Arrays = Mapping[str, npt.NDArray[np.generic]]
 
 @dataclass(frozen=True, slots=True)
 class Parity:
-    """The agreement of a compiled model with its reference.
+    """How well a compiled model agrees with its reference.
 
     Attributes
     ----------
     error
         Largest relative error over all outputs.
     worst_output
-        The output that has it.
+        The name of the output with that error.
     reference
         Name and version of the reference.
     """
@@ -61,19 +56,31 @@ class Parity:
 def reference_outputs(model: onnx.ModelProto, inputs: Arrays) -> list[npt.NDArray[np.generic]]:
     """Run a model in ONNX Runtime.
 
+    Parameters
+    ----------
+    model
+        The normalised model.
+    inputs
+        Input name -> array.
+
+    Returns
+    -------
+    list
+        The outputs, in the model's order.
+
     Raises
     ------
     ModelError
         If ONNX Runtime refuses the model or the inputs.
     """
     options = ort.SessionOptions()
-    options.log_severity_level = 3  # its warnings are about its own optimiser
+    options.log_severity_level = 3  # errors only: its warnings are about its own optimiser
     try:
         session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         outputs: list[npt.NDArray[np.generic]] = session.run(None, dict(inputs))
     except REFUSALS as error:
         raise ModelError(
-            f"ONNX Runtime refuses the model: {str(error).strip().splitlines()[0][:300]}"
+            f"ONNX Runtime refused the model: {str(error).strip().splitlines()[0][:300]}"
         ) from error
     return outputs
 
@@ -85,10 +92,17 @@ def compare(
 ) -> Parity:
     """Compare outputs with the reference's.
 
+    Parameters
+    ----------
+    names
+        The outputs' names; at least one.
+    outputs, reference
+        Arrays in the order of `names`.
+
     Raises
     ------
     ParityError
-        If an output has another shape or dtype than the reference's.
+        If an output's shape or dtype differs from the reference's.
     """
     worst, worst_name = 0.0, names[0]
     for name, ours, theirs in zip(names, outputs, reference, strict=True):
@@ -104,18 +118,18 @@ def compare(
 
 
 def check(parity: Parity, tolerance: float) -> None:
-    """Refuse a result beyond the tolerance.
+    """Refuse a model whose error is beyond the tolerance.
 
     Raises
     ------
     ParityError
-        If the error is over `tolerance`, or not a number.
+        If the error is larger than `tolerance`, or not a number.
     """
     if not parity.error <= tolerance:
         raise ParityError(
-            f"output {parity.worst_output}: expected {parity.reference}'s numbers to {tolerance:g}, "
-            f"got a relative error of {parity.error:.3g}",
-            hint="nothing was written; --tolerance allows more where the model is known to be that sensitive",
+            f"output {parity.worst_output}: expected a relative error of at most {tolerance:g} "
+            f"against {parity.reference}, got {parity.error:.3g}",
+            hint="nothing was written; raise --tolerance if the model is known to be that sensitive",
         )
 
 

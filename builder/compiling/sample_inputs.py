@@ -1,9 +1,9 @@
-"""Recorded inputs: what parity is measured on, and what a device tests itself with.
+"""Sample inputs: parity is measured on them, and a device tests itself with them.
 
-Seeded, so that two builds record the same. Floating point inputs get a normal distribution, or pixels where
-a preprocess says what an image becomes. An integer input that selects rows of a table (token ids) stays
-below the table's size, which is found in the ONNX graph; any other integer input is 0 or 1, mostly 1, as
-masks are.
+The generator is seeded, so two builds make the same inputs. Floating-point inputs are normally distributed,
+or prepared pixels if a preprocess is declared. An integer input that selects rows of a table (token ids)
+stays below the table's size, which is read from the ONNX graph. Any other integer input is 0 or 1, mostly 1,
+like a mask.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from agent.bundle.processing import Preprocess
 from agent.bundle.tensor_spec import TensorSpec
 
 SEED: Final = 0
-# Operators through which an index keeps its value on its way to the table it selects from.
+# Operators that leave an index's value unchanged on its way to the table it selects from.
 _TRANSPARENT: Final = frozenset(
     {"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Transpose", "Expand", "Max", "Min"}
 )
@@ -27,7 +27,7 @@ _TRANSPARENT: Final = frozenset(
 Arrays = Mapping[str, npt.NDArray[np.generic]]
 
 
-def record(
+def make_inputs(
     inputs: Sequence[TensorSpec],
     model: onnx.ModelProto,
     preprocess: Preprocess | None = None,
@@ -40,16 +40,16 @@ def record(
     inputs
         Specs of the model's inputs.
     model
-        The normalised ONNX model, searched for the tables that integer inputs select from.
+        The normalised ONNX model, which is searched for the tables that integer inputs select from.
     preprocess
-        What an image becomes before the model; its input then gets noise in that range.
+        How an image is prepared, or None; the input that takes the image gets random pixels prepared so.
     seed
         Seed of the generator.
 
     Returns
     -------
     dict
-        An array for each input, of its spec's shape and dtype.
+        Input name -> array of that input's shape and dtype.
     """
     rng = np.random.default_rng(seed)
     bounds = _table_sizes(model)
@@ -78,7 +78,7 @@ def _pixels(spec: TensorSpec, preprocess: Preprocess, rng: np.random.Generator) 
 
 
 def _table_sizes(model: onnx.ModelProto) -> dict[str, int]:
-    """Input name -> rows of the smallest table that it, cast or reshaped, selects from."""
+    """Input name -> rows of the smallest table that it selects from, directly or cast and reshaped."""
     graph = model.graph
     shapes = {t.name: tuple(t.dims) for t in graph.initializer}
     origin = {value.name: value.name for value in graph.input}

@@ -39,7 +39,7 @@ def load(
     *,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     input_values: Mapping[str, ArrayLike] | None = None,
-    notes: Callable[[str], None] | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> ImportedModel:
     """Import a model file by its suffix.
 
@@ -48,7 +48,7 @@ def load(
     path
         An ONNX model (`.onnx`, or any other suffix that is not named here), or a program saved by
         `torch.export.save` (`.pt2`, which needs `torch` and `onnxscript`).
-    input_shapes, input_values, notes
+    input_shapes, input_values, progress
         As `import_onnx` takes them.
 
     Raises
@@ -66,15 +66,15 @@ def load(
             f"expected an ONNX or PyTorch export (.pt2) file, got {path}", hint=_CONVERSIONS[suffix]
         )
     if suffix != ".pt2":
-        return import_onnx(path, input_shapes=input_shapes, input_values=input_values, notes=notes)
-    return _load_exported_program(path, input_shapes, input_values, notes)
+        return import_onnx(path, input_shapes=input_shapes, input_values=input_values, progress=progress)
+    return _load_exported_program(path, input_shapes, input_values, progress)
 
 
 def _load_exported_program(
     path: Path,
     input_shapes: Mapping[str, Sequence[int]] | None,
     input_values: Mapping[str, ArrayLike] | None,
-    notes: Callable[[str], None] | None,
+    progress: Callable[[str], None] | None,
 ) -> ImportedModel:
     digest = file_sha256(path)
     try:
@@ -93,6 +93,6 @@ def _load_exported_program(
     except FOREIGN_FAILURES as error:
         raise ModelError(f"PyTorch cannot read or export {path}: {first_line(error)}") from error
     model = import_onnx(
-        exported.model_proto, input_shapes=input_shapes, input_values=input_values, notes=notes
+        exported.model_proto, input_shapes=input_shapes, input_values=input_values, progress=progress
     )
     return replace(model, source_sha256=digest, name=path.stem)

@@ -27,7 +27,7 @@ MAX_PASSES: Final = 12
 
 
 def normalise(
-    model: onnx.ModelProto, shapes: Shapes, values: Values, notes: Callable[[str], None]
+    model: onnx.ModelProto, shapes: Shapes, values: Values, progress: Callable[[str], None]
 ) -> onnx.ModelProto:
     """Normalise a prepared model.
 
@@ -35,7 +35,7 @@ def normalise(
     ----------
     model
         A model that `structure.prepare` returned.
-    shapes, values, notes
+    shapes, values, progress
         As `fix_inputs` takes them.
 
     Returns
@@ -50,7 +50,7 @@ def normalise(
     ModelError
         If the shapes inside do not fit one another.
     """
-    fix_inputs(model, shapes, values, notes)
+    fix_inputs(model, shapes, values, progress)
     fold_constants(model, strict=False)
     while has_control_flow(model) and inline_constant_ifs(model):
         fold_constants(model, strict=False)

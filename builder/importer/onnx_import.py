@@ -57,7 +57,7 @@ def import_onnx(
     *,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     input_values: Mapping[str, ArrayLike] | None = None,
-    notes: Callable[[str], None] | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> ImportedModel:
     """Import an ONNX model.
 
@@ -70,7 +70,7 @@ def import_onnx(
         which one is chosen.
     input_values
         Inputs that become constants: a number fills the input, a list must have its shape.
-    notes
+    progress
         Called with each note as it arises.
 
     Raises
@@ -87,8 +87,8 @@ def import_onnx(
 
     def note(text: str) -> None:
         collected.append(text)
-        if notes is not None:
-            notes(text)
+        if progress is not None:
+            progress(text)
 
     file = _in_memory(source) if isinstance(source, onnx.ModelProto) else read_model(source)
     model = prepare(file.model)

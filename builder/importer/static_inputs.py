@@ -26,7 +26,9 @@ Values = Mapping[str, ArrayLike]
 CHOSEN_BATCH: Final = 1
 
 
-def fix_inputs(model: onnx.ModelProto, shapes: Shapes, values: Values, notes: Callable[[str], None]) -> None:
+def fix_inputs(
+    model: onnx.ModelProto, shapes: Shapes, values: Values, progress: Callable[[str], None]
+) -> None:
     """Give every input a static shape, in place.
 
     Parameters
@@ -37,8 +39,8 @@ def fix_inputs(model: onnx.ModelProto, shapes: Shapes, values: Values, notes: Ca
         What the user gave for some inputs, or for all.
     values
         Inputs that become constants.
-    notes
-        Told what was chosen without being asked for.
+    progress
+        Called with a line for each choice that the user was not asked about.
 
     Raises
     ------
@@ -59,7 +61,7 @@ def fix_inputs(model: onnx.ModelProto, shapes: Shapes, values: Values, notes: Ca
         _fold_value(model, name, value, given.get(name))
     remaining = [value.name for value in graph.input]
     dims = {name: _substitute(given.get(name), declared[name], solved) for name in remaining}
-    _choose_batch(dims, declared, notes)
+    _choose_batch(dims, declared, progress)
     _refuse_unknown(dims, declared)
     for value in graph.input:
         found = dims[value.name]
@@ -176,7 +178,7 @@ def _substitute(
 def _choose_batch(
     dims: dict[str, tuple[Dim, ...] | None],
     declared: Mapping[str, tuple[Dim, ...] | None],
-    notes: Callable[[str], None],
+    progress: Callable[[str], None],
 ) -> None:
     """A batch of one, where the first dimension alone is unknown."""
     open_inputs = {name: found for name, found in dims.items() if found is None or not _is_static(found)}
@@ -192,7 +194,7 @@ def _choose_batch(
     for name, found in open_inputs.items():
         assert found is not None
         dims[name] = (CHOSEN_BATCH, *found[1:])
-        notes(
+        progress(
             f"input '{name}' {_text(declared[name])}: the batch is symbolic, {CHOSEN_BATCH} chosen "
             f"(another with --input-shapes)"
         )

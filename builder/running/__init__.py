@@ -1,1 +1,1 @@
-"""Running a bundle on the workstation."""
+"""Running a compiled model on this machine."""

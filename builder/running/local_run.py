@@ -1,14 +1,13 @@
-"""Run: a compiled model on this machine, as TVMC's `run` did it.
+"""Run a compiled model on this machine, as TVMC's `run` did.
 
-Takes packages and bundle files, unsigned ones too: the workstation trusts its user. Outputs are named
-`output_0`, `output_1` and so on in files, as TVMC named them.
+Takes packages and bundle files, signed or not: the workstation trusts its user. Outputs are named `output_0`,
+`output_1` and so on, as in TVMC's files.
 """
 
 from __future__ import annotations
 
 import math
 import os
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,28 +31,27 @@ from agent.runtime.preprocess import Preprocessor
 from agent.runtime.report import Report
 from builder.bundles.package import Package
 from builder.errors import ModelError, PackageError, ShapeError
-from builder.running.execute import load_kernels
+from builder.running.in_memory import load_kernels
+from builder.running.inputs import Inputs, Picture, read_inputs
 
 FillMode = Literal["zeros", "ones", "random"]
-IMAGE_TYPES: Final = {".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".png": "image/png"}
-SEED: Final = 0  # of inputs that are filled at random
-MAX_IMAGE_BYTES: Final = 64 << 20  # a 24 megapixel photograph takes some 12 MB
+SEED: Final = 0  # of inputs that are filled with random values
 
 Array = npt.NDArray[np.generic]
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What a run gives.
+    """The result of a run.
 
     Attributes
     ----------
     outputs
         `output_0`, `output_1`, ... in the model's order.
     answers
-        What the declared postprocess makes of the outputs, or None where there is none.
+        Name -> value after the declared postprocess, or None if the model declares none.
     times
-        Timing, when it was asked for.
+        The benchmark's times, or None if none was asked for.
     """
 
     outputs: Mapping[str, Array]
@@ -72,7 +70,7 @@ class RunResult:
 
 def run(
     package: Package | str | os.PathLike[str],
-    inputs: Mapping[str, npt.ArrayLike] | str | os.PathLike[str] | None = None,
+    inputs: Inputs = None,
     *,
     device: str = "cpu",
     fill_mode: FillMode = "random",
@@ -90,23 +88,23 @@ def run(
     package
         What `builder.compile` returned, or a bundle's path.
     inputs
-        Arrays by input name; an .npz file of them; or a JPEG or PNG picture for a model that declares how
-        it is prepared. Inputs that are not given are filled.
+        Arrays by input name; an .npz file of them; or a JPEG or PNG picture, for a model that declares a
+        preprocess. Missing inputs are filled.
     device
-        `cpu`: the executor has no other.
+        `cpu`, the only one.
     fill_mode
-        What inputs that are not given are filled with; random values are seeded.
+        What missing inputs are filled with; random values are seeded.
     benchmark
-        Whether to time it.
+        Whether to time the model.
     repeat, number, min_repeat_ms, end_to_end
         As in `agent.runtime.graph_executor.GraphModule.benchmark`.
     threads
-        Kernel threads; None leaves it to `EDGE_NUM_THREADS` or the number of CPUs.
+        Kernel threads; None means `EDGE_NUM_THREADS` or the number of CPUs.
 
     Raises
     ------
     PackageError
-        If the bundle cannot be read, or is for another machine.
+        If the bundle cannot be read, or was compiled for another machine.
     ShapeError, ModelError
         If an input has a wrong name, shape or dtype, or the file cannot be read.
     """
@@ -114,13 +112,11 @@ def run(
         raise PackageError(f"device: expected cpu, got {device!r:.40}", hint="bundles hold kernels for CPUs")
     package = package if isinstance(package, Package) else Package.load(package)
     module = _executor(package, threads)
-    values, picture = _inputs(package, inputs)
+    given = read_inputs(inputs, package.manifest.inputs)
+    values = {} if isinstance(given, Picture) else given
     for spec in package.manifest.inputs:
         _set(module, spec, values[spec.name] if spec.name in values else _fill(package, spec, fill_mode))
-    placement = None
-    if picture is not None:
-        content, content_type = picture
-        placement = _set_picture(package, module, content, content_type)
+    placement = _set_picture(package, module, given) if isinstance(given, Picture) else None
     module.run()
     outputs = {f"output_{i}": np.array(module.get_output(i)) for i in range(module.get_num_outputs())}
     answers = None
@@ -142,10 +138,19 @@ def profile(
 ) -> Report:
     """Time each kernel of a compiled model, on random inputs.
 
+    Parameters
+    ----------
+    package
+        What `builder.compile` returned, or a bundle's path.
+    number
+        Runs of the model.
+    threads
+        Kernel threads; None means `EDGE_NUM_THREADS` or the number of CPUs.
+
     Raises
     ------
     PackageError
-        If the bundle cannot be read, or is for another machine.
+        If the bundle cannot be read, or was compiled for another machine.
     """
     package = package if isinstance(package, Package) else Package.load(package)
     graph = Graph.from_json(package.members["mod.json"])
@@ -158,7 +163,7 @@ def profile(
 
 
 def prepared(package: Package, threads: int | None = None) -> GraphModule:
-    """A module whose inputs are filled: `run` may be called on it and timed."""
+    """A module with its inputs filled with random values, ready to be run and timed."""
     module = _executor(package, threads)
     for spec in package.manifest.inputs:
         _set(module, spec, _fill(package, spec, "random"))
@@ -176,7 +181,7 @@ def _loaded(package: Package, threads: int | None) -> KernelModule:
     if target.triple.split("-")[0] != machine.arch or not set(target.features) <= machine.features:
         raise PackageError(
             f"expected a bundle for this {machine.arch} machine, got one for {target.triple} {target.cpu}",
-            hint="compile it with --target host, or deploy it to such a device",
+            hint="compile it with --target host, or deploy it to a device of that kind",
         )
     try:
         kernels = load_kernels(package.members["mod.so"])
@@ -187,35 +192,6 @@ def _loaded(package: Package, threads: int | None) -> KernelModule:
     return kernels
 
 
-def _inputs(
-    package: Package, inputs: Mapping[str, npt.ArrayLike] | str | os.PathLike[str] | None
-) -> tuple[Mapping[str, Array], tuple[bytes, str] | None]:
-    """Arrays by name, and the bytes and content type of a picture."""
-    names = [spec.name for spec in package.manifest.inputs]
-    if inputs is None:
-        return {}, None
-    if isinstance(inputs, Mapping):
-        arrays = {name: np.asarray(value) for name, value in inputs.items()}
-    elif Path(inputs).suffix.lower() in IMAGE_TYPES:
-        return {}, (_read(Path(inputs)), IMAGE_TYPES[Path(inputs).suffix.lower()])
-    else:
-        try:
-            with np.load(inputs, allow_pickle=False) as file:
-                arrays = {name: file[name] for name in file.files}
-        except (OSError, EOFError, ValueError, zipfile.BadZipFile, AttributeError) as error:
-            raise ModelError(
-                f"{inputs}: expected an .npz file, a JPEG or a PNG ({str(error)[:120]})",
-                hint="numpy.savez('inputs.npz', data=array) makes one",
-            ) from error
-    for name in arrays:
-        if name not in names:
-            raise ShapeError(
-                f"the input tensor '{name[:80]}' is not in the graph. Expected inputs: '{', '.join(names)}'",
-                hint=f"numpy.savez('inputs.npz', **{{{names[0]!r}: array}}) names them",
-            )
-    return arrays, None
-
-
 def _set(module: GraphModule, spec: TensorSpec, value: Array) -> None:
     try:
         module.set_input(spec.name, value)
@@ -223,17 +199,17 @@ def _set(module: GraphModule, spec: TensorSpec, value: Array) -> None:
         raise ShapeError(str(error)) from error
 
 
-def _set_picture(package: Package, module: GraphModule, content: bytes, content_type: str) -> Placement:
+def _set_picture(package: Package, module: GraphModule, picture: Picture) -> Placement:
     declared = package.manifest.preprocess
     if declared is None:
         raise ModelError(
-            "the model does not declare how a picture becomes its input",
+            "the model does not declare how to turn a picture into its input",
             hint="compile it with --preprocess, or give the prepared arrays as an .npz file",
         )
     spec = next(spec for spec in package.manifest.inputs if spec.name == declared.input)
     prepare = Preprocessor(declared, spec)
     try:
-        return prepare(prepare.decode(content, content_type), module.input_view(spec.name))
+        return prepare(prepare.decode(picture.content, picture.content_type), module.input_view(spec.name))
     except EdgeError as error:
         raise ModelError(str(error)) from error
 
@@ -245,23 +221,14 @@ def _fill(package: Package, spec: TensorSpec, mode: FillMode) -> Array:
         return np.ones(spec.shape, spec.dtype)
     if np.dtype(spec.dtype).kind == "f":
         return np.random.default_rng(SEED).standard_normal(spec.shape).astype(spec.dtype)
-    # Integers may select rows of a table: the recorded ones are known to be within it.
-    return _recorded(package, spec)
+    # Integers may select rows of a table. The recorded ones are known to be in range.
+    return _recorded_input(package, spec)
 
 
-def _recorded(package: Package, spec: TensorSpec) -> Array:
+def _recorded_input(package: Package, spec: TensorSpec) -> Array:
     raw = package.members["samples/inputs.params"]
     for entry in index_params(raw):
         if entry.spec.name == f"0/{spec.name}":
             flat = np.frombuffer(raw, np.dtype(spec.dtype), math.prod(spec.shape), entry.offset)
             return flat.reshape(spec.shape)
     raise PackageError(f"the bundle has no recorded input for {spec.name}")
-
-
-def _read(path: Path) -> bytes:
-    try:
-        if path.stat().st_size > MAX_IMAGE_BYTES:
-            raise ModelError(f"{path}: expected a picture of at most {MAX_IMAGE_BYTES} bytes")
-        return path.read_bytes()
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be read ({error.strerror})") from error

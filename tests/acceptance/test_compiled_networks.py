@@ -18,7 +18,7 @@ from agent.runtime.graph_executor import create
 from builder import Package, compile, load
 from builder.codegen.graph_codegen import generate
 from builder.compiling.lower import LoweredModule, lower
-from builder.running.execute import load_kernels
+from builder.running.in_memory import load_kernels
 from builder.target.device_target import resolve
 
 pytestmark = pytest.mark.slow

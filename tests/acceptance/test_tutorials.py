@@ -84,7 +84,7 @@ def test_resnet50_v2_on_the_command_line(resnet50_v2: Path, cat: Path, synset: P
 
 def test_resnet50_v2_from_python(resnet50_v2: Path, cat: Path, tmp_path: Path) -> None:
     notes: list[str] = []
-    model = load(resnet50_v2, notes=notes.append)
+    model = load(resnet50_v2, progress=notes.append)
     assert any("batch" in note for note in notes)
     package = compile(model, target="llvm")
     package.save(tmp_path / "package.bundle")

@@ -4,6 +4,7 @@ import ast
 from pathlib import Path
 
 import builder
+from agent.errors import EdgeError
 from builder import errors
 
 ROOT = Path(builder.__file__).parent
@@ -39,6 +40,10 @@ def test_every_public_exception_is_defined_in_errors() -> None:
 def test_exit_codes_say_whose_fault_it_is() -> None:
     assert errors.LinkError("refused").exit_code == 1
     assert {cls.exit_code for cls in errors.InputFault.__subclasses__()} == {4}
+
+
+def test_errors_of_both_programs_have_one_base_each() -> None:
+    assert not issubclass(errors.BuildError, EdgeError)
 
 
 def test_hint_stands_beside_the_message() -> None:

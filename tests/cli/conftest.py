@@ -12,7 +12,7 @@ import pytest
 import builder.cli as cli
 from agent.bundle.manifest import Provenance, Resources, Samples, Target
 from agent.bundle.tensor_spec import TensorSpec
-from builder.bundles import keys
+from builder.bundles import key_files
 from builder.bundles.package import Package
 from tests.bundles import make_manifest
 from tests.cli.terminal import Said, Terminal
@@ -47,8 +47,8 @@ def terminal(capfd: pytest.CaptureFixture[str]) -> Terminal:
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> keys.KeyPair:
-    return keys.generate(tmp_path / "keys")
+def pair(tmp_path: Path) -> key_files.KeyPair:
+    return key_files.generate(tmp_path / "keys")
 
 
 @pytest.fixture
@@ -78,8 +78,8 @@ def unsigned() -> Package:
 
 
 @pytest.fixture
-def bundle(tmp_path: Path, unsigned: Package, pair: keys.KeyPair) -> Path:
+def bundle(tmp_path: Path, unsigned: Package, pair: key_files.KeyPair) -> Path:
     """The same, signed by `pair`."""
     path = tmp_path / "tiny.bundle"
-    unsigned.sign(keys.read_private(pair.private)).save(path)
+    unsigned.sign(key_files.read_private(pair.private)).save(path)
     return path

@@ -16,7 +16,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import builder.cli as cli
-from builder.bundles.keys import KeyPair
+from builder.bundles.key_files import KeyPair
 from builder.bundles.package import Package
 from tests.cli.terminal import Said, Terminal
 
@@ -251,14 +251,19 @@ def test_labels_that_do_not_fit(terminal: Terminal, tmp_path: Path, out: Path, c
         ("--name", "No Spaces!", "name"),
         ("--name", "../../etc", "name"),
         ("--model-version", "1.0", "version"),
+        ("--model-version", "01.0.0", "version"),
+        ("--model-version", "1.0.0-" + "a" * 74, "version"),
         ("--security-counter", "-1", "security_counter"),
+        ("--security-counter", str(1 << 63), "security_counter"),
         ("--compatible", "a b", "compatible"),
+        ("--compatible", "x" * 129, "compatible"),
     ],
 )
-def test_description_that_no_manifest_takes(
-    terminal: Terminal, out: Path, flag: str, value: str, word: str
+def test_description_that_no_manifest_allows_is_refused_before_the_model_is_read(
+    terminal: Terminal, tmp_path: Path, out: Path, flag: str, value: str, word: str
 ) -> None:
-    fails(terminal("compile", MODEL, "-q", "-o", out, f"{flag}={value}"), word)
+    said = terminal("compile", tmp_path / "absent.onnx", "-q", "-o", out, f"{flag}={value}")
+    fails(said, f"{word}: expected")
     assert not out.exists()
 
 
@@ -277,7 +282,7 @@ def test_missing_key_is_found_out_first(terminal: Terminal, tmp_path: Path, out:
 
 def test_public_key_does_not_sign(terminal: Terminal, pair: KeyPair, out: Path) -> None:
     pair.public.chmod(0o600)
-    fails(terminal("compile", MODEL, "-o", out, "--sign-key", pair.public), "is a public key")
+    fails(terminal("compile", MODEL, "-o", out, "--sign-key", pair.public), "got a public key")
 
 
 def test_output_folder_that_is_missing_is_found_out_first(terminal: Terminal, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from builder import cli
-from builder.bundles import keys
+from builder.bundles import key_files
 from tests.conftest import BrokerProcess
 from tests.ports import free_port
 
@@ -31,7 +31,7 @@ class Site:
     """A broker, an agent `kitchen` that trusts `pair`, and `digits` deployed on it with counter 5."""
 
     broker: str
-    pair: keys.KeyPair
+    pair: key_files.KeyPair
     folder: Path
 
     def compile(self, name: str, *flags: str, key: Path | None = None) -> Path:
@@ -48,7 +48,7 @@ class Site:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("site")
-    pair = keys.generate(folder / "keys")
+    pair = key_files.generate(folder / "keys")
     (folder / "keyring").mkdir()
     shutil.copy(pair.public, folder / "keyring" / "test.pub")
     broker = BrokerProcess("mosquitto", folder)
@@ -177,7 +177,7 @@ def test_older_counter_is_a_rollback(edgebundle: Edgebundle, site: Site) -> None
 
 
 def test_key_that_the_agent_does_not_know(edgebundle: Edgebundle, site: Site, tmp_path: Path) -> None:
-    other = keys.generate(tmp_path / "other")
+    other = key_files.generate(tmp_path / "other")
     path = site.compile("stranger", "--security-counter", "6", key=other.private)
     refused(edgebundle, site, path, "ERR_ARBITRARY_SOFTWARE")
 

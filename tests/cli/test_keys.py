@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from agent.bundle.archive import read_index, read_member, write_archive
-from builder.bundles.keys import KeyPair, generate
+from builder.bundles.key_files import KeyPair, generate
 from builder.bundles.package import Package
 
 Edgebundle = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -68,7 +68,7 @@ def test_keygen_json_names_the_files(edgebundle: Edgebundle, tmp_path: Path) -> 
 def test_keygen_twice_keeps_the_first_keys(edgebundle: Edgebundle, tmp_path: Path) -> None:
     edgebundle("keygen", tmp_path / "keys")
     before = (tmp_path / "keys" / "signing.key").read_bytes()
-    fails(edgebundle("keygen", tmp_path / "keys"), "will not write keys over", hint="another folder")
+    fails(edgebundle("keygen", tmp_path / "keys"), "already has keys", hint="another folder")
     assert (tmp_path / "keys" / "signing.key").read_bytes() == before
 
 
@@ -228,7 +228,7 @@ def test_sign_refuses_members_that_are_not_the_manifests(
 
 def test_sign_with_the_public_key(edgebundle: Edgebundle, bundle: Path, pair: KeyPair) -> None:
     pair.public.chmod(0o600)
-    fails(edgebundle("sign", bundle, "--key", pair.public), "is a public key", hint="signing.key")
+    fails(edgebundle("sign", bundle, "--key", pair.public), "got a public key", hint="signing.key")
 
 
 def test_sign_with_a_key_that_others_can_read(edgebundle: Edgebundle, bundle: Path, pair: KeyPair) -> None:
@@ -323,7 +323,7 @@ def test_inspect_an_unsigned_bundle(edgebundle: Edgebundle, unsigned: Package, t
     unsigned.save(tmp_path / "u.bundle")
     done = edgebundle("inspect", tmp_path / "u.bundle")
     assert done.returncode == 0
-    assert "none: no device takes this bundle" in done.stdout
+    assert "none: devices refuse this bundle" in done.stdout
 
 
 def test_inspect_json_has_the_manifest(edgebundle: Edgebundle, bundle: Path, pair: KeyPair) -> None:

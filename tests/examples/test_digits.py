@@ -18,7 +18,7 @@ from agent.runtime.postprocess import Postprocessor
 from agent.runtime.preprocess import Preprocessor
 from builder.bundles.package import Package
 from builder.compiling.compilation import compile
-from builder.running.execute import executor
+from builder.running.in_memory import executor
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits"
 sys.path.insert(0, str(DIGITS))

@@ -8,9 +8,7 @@ Methods*, Annals of Statistics 7, 1979).
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -102,7 +100,7 @@ def compare_models(
         "threads": context.runner.threads,
         "cooldown_ms": context.runner.cooldown_ms,
     }
-    files = [("untuned.bundle", _content(untuned)), ("tuned.bundle", _content(tuned))]
+    files = [("untuned.bundle", untuned.to_bytes()), ("tuned.bundle", tuned.to_bytes())]
     for attempt in range(ATTEMPTS):
         try:
             with context.boards.session() as (name, process):
@@ -114,13 +112,6 @@ def compare_models(
             if attempt == ATTEMPTS - 1:
                 raise
     raise AssertionError  # the last attempt returned or raised
-
-
-def _content(package: Package) -> bytes:
-    with tempfile.TemporaryDirectory() as work:
-        path = Path(work, "model.bundle")
-        package.save(path)
-        return path.read_bytes()
 
 
 def _pairs(answer: str) -> list[tuple[float, float]]:

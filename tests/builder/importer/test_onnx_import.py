@@ -74,7 +74,7 @@ def test_small_image_networks_build_to_the_same_numbers(name: str, run_onnx: Any
 
 def test_resnet50_v2_needs_no_shape_and_says_what_it_chose() -> None:
     said: list[str] = []
-    model = import_onnx(generate("resnet50-v2", size=32, classes=10), notes=said.append)
+    model = import_onnx(generate("resnet50-v2", size=32, classes=10), progress=said.append)
     assert [(spec.name, spec.datatype, spec.shape) for spec in model.inputs] == [
         ("data", "FP32", (1, 3, 32, 32))
     ]

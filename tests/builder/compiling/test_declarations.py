@@ -8,7 +8,7 @@ import pytest
 
 from agent.bundle.processing import Detect, Softmax, TopK
 from agent.bundle.tensor_spec import TensorSpec
-from builder.compiling.presets import PREPROCESS_PRESETS, labels, postprocess, preprocess
+from builder.compiling.declarations import PREPROCESS_PRESETS, labels, postprocess, preprocess
 from builder.errors import BuildError, ModelError, ShapeError
 
 PHOTO = TensorSpec("data", "FP32", (1, 3, 224, 224))
@@ -54,8 +54,8 @@ def test_a_file_says_what_a_preset_would(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "inputs", "kind", "says"),
     [
-        ("imagnet", [PHOTO], ModelError, "no preset 'imagnet'"),
-        ("imagenet", [GREY], ShapeError, "RGB does not fit digit with 1 channels"),
+        ("imagnet", [PHOTO], ModelError, "unknown preset 'imagnet'"),
+        ("imagenet", [GREY], ShapeError, "expected GRAY for digit of 1 channels, got RGB"),
         ("imagenet", [TOKENS], ShapeError, "expected one input with 4 dimensions"),
         ("unit", [PHOTO, LAST], ShapeError, "expected one input with 4 dimensions"),
         ("missing.toml", [PHOTO], ModelError, "cannot be read"),
@@ -73,12 +73,12 @@ def test_a_preprocess_that_does_not_fit_gets_one_line(
     [
         ("not toml at all", "expected TOML"),
         ('colour = "PINK"', "PINK"),
-        ("std = [0]", "std has a zero"),
-        ("resize = [10, 10]", r"makes \(10, 10\) pixels"),
+        ("std = [0]", "std: expected values other than 0"),
+        ("resize = [10, 10]", r"expected \(224, 224\) pixels for data, got \(10, 10\)"),
         ("resise = [10, 10]", "resise"),
         ('mean = ["a"]', "could not convert"),
         ('input = "other"', "expected input 'other' with"),
-        ("crop = [1]", "crop is a height and a width"),
+        ("crop = [1]", "crop: expected a height and a width"),
         ("resize = 224", "resize"),
     ],
 )
@@ -136,7 +136,7 @@ def test_labels_are_as_many_as_classes(tmp_path: Path) -> None:
     file.write_text("cat\r\ndog\nZürich \n\n")
     assert labels(file, [LOGITS], declared) == "cat\ndog\nZürich\n".encode()
     file.write_text("cat\ndog\n")
-    with pytest.raises(ModelError, match="expected 3 labels for logits, the file has 2"):
+    with pytest.raises(ModelError, match="expected 3 labels for logits, got 2"):
         labels(file, [LOGITS], declared)
 
 

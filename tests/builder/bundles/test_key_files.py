@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 from agent.bundle.keyring import Keyring, TrustedKey
-from builder.bundles import keys
+from builder.bundles import key_files
 from builder.errors import KeyFileError
 
 
@@ -40,16 +40,16 @@ def no_file_larger_than(size: int) -> Iterator[None]:
 
 
 def test_generated_keys_are_read_back_and_belong_together(tmp_path: Path) -> None:
-    pair = keys.generate(tmp_path / "new" / "keys")
-    private = keys.read_private(pair.private)
+    pair = key_files.generate(tmp_path / "new" / "keys")
+    private = key_files.read_private(pair.private)
     assert list(Keyring.from_files([pair.public]).keys.values()) == [TrustedKey.of(private.public_key())]
     assert TrustedKey.of(private.public_key()).key_id == pair.key_id
 
 
-def test_private_key_is_for_its_owner_alone_whatever_the_umask(tmp_path: Path) -> None:
+def test_private_key_is_readable_only_by_its_owner_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        pair = keys.generate(tmp_path / "keys")
+        pair = key_files.generate(tmp_path / "keys")
     finally:
         os.umask(before)
     assert stat.S_IMODE(pair.private.stat().st_mode) == 0o600
@@ -58,7 +58,7 @@ def test_private_key_is_for_its_owner_alone_whatever_the_umask(tmp_path: Path) -
 
 
 def test_key_id_is_the_digest_that_openssl_computes(tmp_path: Path) -> None:
-    pair = keys.generate(tmp_path)
+    pair = key_files.generate(tmp_path)
     der = subprocess.run(
         ["openssl", "pkey", "-pubin", "-in", str(pair.public), "-outform", "DER"],
         check=True,
@@ -68,11 +68,11 @@ def test_key_id_is_the_digest_that_openssl_computes(tmp_path: Path) -> None:
     assert digest.decode().split()[0] == pair.key_id
 
 
-@pytest.mark.parametrize("present", [keys.PRIVATE_NAME, keys.PUBLIC_NAME])
-def test_keys_that_are_there_are_never_overwritten(tmp_path: Path, present: str) -> None:
+@pytest.mark.parametrize("present", [key_files.PRIVATE_NAME, key_files.PUBLIC_NAME])
+def test_existing_keys_are_never_overwritten(tmp_path: Path, present: str) -> None:
     (tmp_path / present).write_text("precious")
-    with pytest.raises(KeyFileError, match="will not write keys over") as caught:
-        keys.generate(tmp_path)
+    with pytest.raises(KeyFileError, match="already has keys") as caught:
+        key_files.generate(tmp_path)
     assert caught.value.hint
     assert [path.name for path in tmp_path.iterdir()] == [present]
     assert (tmp_path / present).read_text() == "precious"
@@ -81,25 +81,25 @@ def test_keys_that_are_there_are_never_overwritten(tmp_path: Path, present: str)
 def test_nothing_is_left_behind_when_the_private_key_does_not_fit(tmp_path: Path) -> None:
     # The public key is 178 bytes and fits, the private one is 241 and does not.
     with no_file_larger_than(200), pytest.raises(KeyFileError, match="cannot write keys"):
-        keys.generate(tmp_path)
+        key_files.generate(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("")
     with pytest.raises(KeyFileError, match="keys"):
-        keys.generate(tmp_path / "keys")
+        key_files.generate(tmp_path / "keys")
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644])
 def test_private_key_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
     path = write(tmp_path / "k", pem(ec.generate_private_key(ec.SECP256R1())), mode)
     with pytest.raises(KeyFileError, match=f"{mode:04o}") as caught:
-        keys.read_private(path)
+        key_files.read_private(path)
     assert caught.value.hint == f"chmod 600 {path}"
 
 
-def test_key_from_openssl_is_taken(tmp_path: Path) -> None:
+def test_key_from_openssl_is_accepted(tmp_path: Path) -> None:
     path = tmp_path / "openssl.key"
     subprocess.run(
         ["openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", str(path)],
@@ -107,7 +107,7 @@ def test_key_from_openssl_is_taken(tmp_path: Path) -> None:
         capture_output=True,
     )
     path.chmod(0o600)
-    assert isinstance(keys.read_private(path).curve, ec.SECP256R1)
+    assert isinstance(key_files.read_private(path).curve, ec.SECP256R1)
 
 
 def test_bad_private_keys_each_get_their_own_message(tmp_path: Path) -> None:
@@ -116,24 +116,24 @@ def test_bad_private_keys_each_get_their_own_message(tmp_path: Path) -> None:
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
     cases = {
-        "is encrypted": pem(good, b"secret"),
-        "EC secp384r1 key": pem(ec.generate_private_key(ec.SECP384R1())),
-        "of the kind Ed25519PrivateKey": pem(ed25519.Ed25519PrivateKey.generate()),
-        "is a public key": public,
-        "is not a private key in PEM": pem(good)[:-40],
-        "larger than": pem(good) * 100,
+        "expected an unencrypted key": pem(good, b"secret"),
+        "got an EC secp384r1 key": pem(ec.generate_private_key(ec.SECP384R1())),
+        "got a key of type Ed25519PrivateKey": pem(ed25519.Ed25519PrivateKey.generate()),
+        "got a public key": public,
+        "expected a private key in PEM": pem(good)[:-40],
+        "got a file of more than": pem(good) * 100,
     }
     for message, content in cases.items():
         with pytest.raises(KeyFileError, match=message) as caught:
-            keys.read_private(write(tmp_path / "k", content))
+            key_files.read_private(write(tmp_path / "k", content))
         assert caught.value.hint, message
         assert "\n" not in str(caught.value)
     for content in (b"", b"-----BEGIN PRIVATE KEY-----\n\xff\xfe\n-----END PRIVATE KEY-----\n"):
-        with pytest.raises(KeyFileError, match="is not a private key in PEM"):
-            keys.read_private(write(tmp_path / "k", content))
+        with pytest.raises(KeyFileError, match="expected a private key in PEM"):
+            key_files.read_private(write(tmp_path / "k", content))
 
 
 def test_missing_key_says_how_to_make_one(tmp_path: Path) -> None:
     with pytest.raises(KeyFileError, match="No such file") as caught:
-        keys.read_private(tmp_path / "absent")
+        key_files.read_private(tmp_path / "absent")
     assert "keygen" in str(caught.value.hint)

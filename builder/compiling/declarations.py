@@ -1,8 +1,8 @@
-"""What is done before and after a model: presets and small TOML files become the manifest's declarations.
+"""Declarations of what a device does before and after a model, from presets and small TOML files.
 
-`imagenet` and friends are names for people; the manifest holds the expanded form, so that a device needs
-no table of names and an old bundle keeps its meaning. Checks that a declaration fits the model's tensors;
-doing it is the agent's part.
+Presets such as `imagenet` are names for people. The manifest holds the expanded form, so a device needs no
+table of names and an old bundle keeps its meaning. Checks that a declaration fits the model's tensors;
+carrying it out is left to `agent.runtime`.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import Any, Final
 
+from agent.bundle.archive import MAX_MEMBER_BYTES
 from agent.bundle.processing import Detect, Postprocess, Preprocess, Softmax, Step, TopK
 from agent.bundle.tensor_spec import TensorSpec
 from builder.errors import ModelError, ShapeError
 
 MAX_DECLARATION_BYTES: Final = 64 << 10  # a dozen lines in practice
-MAX_LABELS_BYTES: Final = 16 << 20  # ImageNet-21k's labels take 0.5 MiB
+MAX_LABELS_BYTES: Final = MAX_MEMBER_BYTES["labels.txt"]
 IMAGE_DIMENSIONS: Final = 4
 
-# mean and std are torchvision's for ImageNet; ultraface is (rgb - 127) / 128, as its authors publish it.
+# torchvision's mean and std for ImageNet; for ultraface (rgb - 127) / 128, as published by its authors.
 _PREPROCESS: Mapping[str, Mapping[str, Any]] = {
     "imagenet": {
         "colour": "RGB",
@@ -49,20 +50,21 @@ PREPROCESS_PRESETS: Final = tuple(_PREPROCESS)
 
 
 def preprocess(text: str, inputs: Sequence[TensorSpec]) -> Preprocess:
-    """Expand a preset or read a TOML file.
+    """Declare how an image becomes an input, from a preset or a TOML file.
 
     Parameters
     ----------
     text
-        One of `PREPROCESS_PRESETS`, or the path of a TOML file with the fields of
-        `agent.bundle.processing.Preprocess`; what it leaves out follows from the model's input.
+        One of `PREPROCESS_PRESETS`, or the path of a TOML file with fields of
+        `agent.bundle.processing.Preprocess`. Missing fields follow from the model's input.
     inputs
-        The model's inputs. The image goes to the only one with 4 dimensions unless `input` names one.
+        The model's inputs. The image goes to the one named by the field `input`, otherwise to the only one
+        with 4 dimensions.
 
     Raises
     ------
     ModelError
-        If no such preset or file, or a field that is unknown or out of range.
+        If there is no such preset or file, or a field is unknown or out of range.
     ShapeError
         If the declaration cannot produce the input's shape.
     """
@@ -76,7 +78,7 @@ def preprocess(text: str, inputs: Sequence[TensorSpec]) -> Preprocess:
     channels, height, width = spec.shape[1:] if layout == "NCHW" else (spec.shape[3], *spec.shape[1:3])
     if channels not in (1, 3):
         raise ShapeError(
-            f"preprocess: expected an input of 1 or 3 channels, {spec.name} has {channels} ({layout})"
+            f"preprocess: expected an input with 1 or 3 channels, got {spec.name} with {channels} ({layout})"
         )
     crop = fields.get("crop")
     try:
@@ -100,21 +102,24 @@ def preprocess(text: str, inputs: Sequence[TensorSpec]) -> Preprocess:
             f"preprocess {text}: {error}", hint="fields: " + ", ".join(_fields(Preprocess))
         ) from error
     if (declared.colour == "GRAY") != (channels == 1):
-        raise ShapeError(f"preprocess: {declared.colour} does not fit {spec.name} with {channels} channels")
+        expected = "GRAY" if channels == 1 else "RGB or BGR"
+        raise ShapeError(
+            f"preprocess: expected {expected} for {spec.name} of {channels} channels, got {declared.colour}"
+        )
     made = declared.crop or declared.resize
     if made != (height, width):
-        raise ShapeError(f"preprocess makes {made} pixels, {spec.name} takes {(height, width)}")
+        raise ShapeError(f"preprocess: expected {(height, width)} pixels for {spec.name}, got {made}")
     return declared
 
 
 def postprocess(text: str, outputs: Sequence[TensorSpec]) -> Postprocess:
-    """Read `softmax,top5` or a TOML file with `[[steps]]`.
+    """Declare how outputs become an answer, from words such as `softmax,top5` or a TOML file.
 
     Parameters
     ----------
     text
-        A list of `softmax`, `topK` and `faces` (boxes and scores, as SSD-like detectors give them)
-        for the model's outputs, or a TOML file's path. In the file each step has `kind` and the fields of
+        `softmax`, `topK` (`top5`) and `faces` (boxes and scores of an SSD-like detector), separated by
+        commas; or the path of a TOML file with `[[steps]]`, each with `kind` and the fields of that step in
         `agent.bundle.processing`.
     outputs
         The model's outputs.
@@ -122,7 +127,7 @@ def postprocess(text: str, outputs: Sequence[TensorSpec]) -> Postprocess:
     Raises
     ------
     ModelError
-        If an unknown step, a field out of range, or outputs that the step does not fit.
+        If a step is unknown or does not fit the outputs, or a field is out of range.
     """
     words = [word.strip() for word in text.split(",")]
     if not all(re.fullmatch(r"softmax|top\d+|faces", word) for word in words):
@@ -139,30 +144,42 @@ def postprocess(text: str, outputs: Sequence[TensorSpec]) -> Postprocess:
 
 
 def labels(path: Path, outputs: Sequence[TensorSpec], declared: Postprocess | None) -> bytes:
-    """Read a labels file: one label a line, UTF-8, as many as the classes that `declared` ranks.
+    """Read a labels file: UTF-8, one label per line.
+
+    Parameters
+    ----------
+    path
+        The file.
+    outputs
+        The model's outputs.
+    declared
+        The postprocess, or None. Each output that it ranks must have one element per label.
+
+    Returns
+    -------
+    bytes
+        The labels, each followed by a line feed.
 
     Raises
     ------
     ModelError
-        If not text, empty, or another number of labels than classes.
+        If the file is not UTF-8 text, is empty, or does not have one label per class.
     """
     raw = _read(path, MAX_LABELS_BYTES)
     try:
         lines = [line.strip() for line in raw.decode("utf-8").splitlines()]
     except UnicodeDecodeError as error:
         raise ModelError(
-            f"{path}: expected UTF-8 text, one label a line ({error.reason} at byte {error.start})"
+            f"{path}: expected UTF-8 text, one label per line ({error.reason} at byte {error.start})"
         ) from error
     while lines and not lines[-1]:
         lines.pop()
     if not lines:
-        raise ModelError(f"{path}: expected one label a line, the file is empty")
+        raise ModelError(f"{path}: expected one label per line, got an empty file")
     ranked = {step.output for step in declared.steps if isinstance(step, TopK)} if declared else set()
     for spec in outputs:
         if spec.name in ranked and spec.shape and spec.shape[-1] != len(lines):
-            raise ModelError(
-                f"{path}: expected {spec.shape[-1]} labels for {spec.name}, the file has {len(lines)}"
-            )
+            raise ModelError(f"{path}: expected {spec.shape[-1]} labels for {spec.name}, got {len(lines)}")
     return ("\n".join(lines) + "\n").encode()
 
 
@@ -178,7 +195,7 @@ def _postprocess_file(text: str) -> Postprocess:
             steps.append(kinds[kind](**step))
         if fields:
             raise ModelError(
-                f"{text}: unknown field {next(iter(fields))!r}", hint="steps stand in [[steps]] tables"
+                f"{text}: unknown field {next(iter(fields))!r}", hint="write each step as a [[steps]] table"
             )
         return Postprocess(tuple(steps))
     except (TypeError, ValueError, AttributeError) as error:
@@ -191,13 +208,13 @@ def _step(word: str, outputs: Sequence[TensorSpec]) -> Step:
     if len(outputs) != 1:
         names = ", ".join(o.name for o in outputs)
         raise ModelError(
-            f"postprocess {word}: expected one output, the model has {names[:300]}", hint="use a TOML file"
+            f"postprocess {word}: expected one output, got {names[:300]}", hint="use a TOML file"
         )
     return Softmax(outputs[0].name) if word == "softmax" else TopK(outputs[0].name, int(word[3:]))
 
 
 def _detect(outputs: Sequence[TensorSpec]) -> Detect:
-    """Detections from the one output [1, n, 4] and the one [1, n, classes] beside it."""
+    """Detections from boxes, the only output of shape [1, n, 4], and scores, the only [1, n, classes]."""
     boxes = [o for o in outputs if len(o.shape) == 3 and o.shape[2] == 4]
     scores = [o for o in outputs if len(o.shape) == 3 and o.shape[2] != 4]
     if len(boxes) != 1 or len(scores) != 1 or boxes[0].shape[1] != scores[0].shape[1]:
@@ -225,7 +242,7 @@ def _read_toml(text: str, what: str, presets: Sequence[str]) -> dict[str, Any]:
     path = Path(text)
     if path.suffix != ".toml":
         raise ModelError(
-            f"{what}: no preset {text[:80]!r}", hint=f"presets: {', '.join(presets)}; or a .toml file"
+            f"{what}: unknown preset {text[:80]!r}", hint=f"use {', '.join(presets)} or a .toml file"
         )
     try:
         return tomllib.loads(_read(path, MAX_DECLARATION_BYTES).decode("utf-8"))
@@ -244,7 +261,7 @@ def _read(path: Path, limit: int) -> bytes:
 
 def _pair(name: str, value: object) -> tuple[int, int]:
     if not isinstance(value, list | tuple) or len(value) != 2:
-        raise ValueError(f"{name} is a height and a width, not {value!r:.80}")
+        raise ValueError(f"{name}: expected a height and a width, got {value!r:.80}")
     return (int(value[0]), int(value[1]))
 
 

@@ -1,7 +1,6 @@
-"""Execution on this machine: a compiled model in memory, run by the device's own executor.
+"""Run a compiled model from memory, with the executor that devices use.
 
-What parity and `edgebundle run` measure is therefore what ships. It trusts its caller; nothing here
-verifies.
+So parity and `edgebundle run` measure what ships. Nothing is verified here: callers are trusted.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ def load_kernels(code: bytes) -> KernelModule:
     Raises
     ------
     IncompatibleError
-        If it is for another machine.
+        If it was compiled for another machine.
     """
     fd = os.memfd_create("mod.so", os.MFD_CLOEXEC)
     try:
@@ -37,7 +36,7 @@ def load_kernels(code: bytes) -> KernelModule:
 
 
 def executor(code: bytes, graph: Graph | bytes, params: bytes) -> GraphModule:
-    """Set up a graph with its weights loaded."""
+    """Create an executor and load its weights; `code` is `mod.so`, `params` is `mod.params`."""
     module = create(graph, load_kernels(code))
     module.load_params(params)
     return module
@@ -51,7 +50,7 @@ def execute(
     Parameters
     ----------
     code, graph, params
-        `mod.so`, `mod.json` (text, or read already) and `mod.params`.
+        `mod.so`, `mod.json` (its bytes, or parsed) and `mod.params`.
     inputs
         An array for each input.
 

@@ -1,7 +1,7 @@
-"""What a bundle says about itself, for people: verified where keys are given, and plainly not where not.
+"""A report on a bundle for people: its manifest, its files, and whether its signature was verified.
 
-Promises that nothing of the bundle is loaded or executed, and that a report says whether it was checked.
-Leaves the checking to `agent.bundle.verify`.
+Promises that nothing in the bundle is loaded or executed, and that the report says whether it was verified.
+Leaves verification to `agent.bundle.verify`.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from agent.bundle.verify import verify
 from agent.errors import BundleError, FormatError
 from builder.errors import PackageError
 
-WIDTH: Final = 100  # characters of a line: a terminal on half a screen; a digest is never broken
+WIDTH: Final = 100  # characters per line, for a terminal on half a screen; digests are never broken
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """A bundle's manifest and members, and what is known about its signature.
+class BundleReport:
+    """A bundle's manifest, its members, and the state of its signature.
 
     Attributes
     ----------
     manifest
-        What the file says; only as true as `key_id` makes it.
+        What the file claims; trustworthy only if `key_id` is not None.
     members
         Name -> size in bytes.
     signed
-        Whether there is a signature at all.
+        Whether the bundle has a signature, valid or not.
     key_id
-        The trusted key that it verified with, or None.
+        The trusted key that verified it, or None.
     digest
-        Of the whole file, when it was verified.
+        SHA-256 of the whole file if it was verified, else None.
     refusal
-        Why it did not verify, when keys were given and it did not.
+        Why verification failed, or None if it succeeded or no keys were given.
     """
 
     manifest: Manifest
@@ -51,7 +51,7 @@ class Report:
     refusal: BundleError | None
 
     def to_json(self) -> dict[str, Any]:
-        """Give the report as a JSON object."""
+        """Return the report as a JSON object."""
         return {
             "verified": self.key_id is not None,
             "signed": self.signed,
@@ -63,12 +63,12 @@ class Report:
         }
 
     def lines(self) -> list[str]:
-        """Give the report as lines of text."""
+        """Return the report as lines of text."""
         manifest = self.manifest
         runtime, target, samples = manifest.runtime, manifest.target, manifest.samples
         rows = [
             ("signature", self._signature()),
-            ("digest", self.digest or "not computed, for nothing was verified"),
+            ("digest", self.digest or "not computed: the bundle was not verified"),
             ("target", f"{target.triple}, {target.cpu}" + _listed(", needs ", target.features)),
             ("runtime", f"{runtime.abi}, glibc {runtime.glibc} or newer, {runtime.executor} executor"),
             ("compatible", ", ".join(manifest.compatible)),
@@ -96,21 +96,28 @@ class Report:
         if self.key_id is not None:
             return f"verified, by key {self.key_id}"
         if self.refusal is not None:
-            return f"DOES NOT VERIFY ({self.refusal.code}): believe nothing below"
+            return f"DOES NOT VERIFY ({self.refusal.code}): do not trust anything below"
         if not self.signed:
-            return "none: no device takes this bundle"
+            return "none: devices refuse this bundle"
         return "not checked: give --trust KEY.pub"
 
 
-def inspect_bundle(path: str | os.PathLike[str], keyring: Keyring | None = None) -> Report:
-    """Read a bundle's manifest and index, and verify it when keys are given.
+def inspect_bundle(path: str | os.PathLike[str], keyring: Keyring | None = None) -> BundleReport:
+    """Read a bundle's manifest and index, and verify it if keys are given.
+
+    Parameters
+    ----------
+    path
+        The bundle.
+    keyring
+        Keys to verify it with, or None not to verify it.
 
     Raises
     ------
     PackageError
         If the file cannot be opened.
     FormatError, EndlessDataError
-        If it is no bundle, so that there is nothing to show.
+        If the file is not a bundle, so there is nothing to report.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not block
@@ -131,7 +138,7 @@ def inspect_bundle(path: str | os.PathLike[str], keyring: Keyring | None = None)
     finally:
         os.close(fd)
     sizes = {name: member.size for name, member in index.items()}
-    return Report(manifest, sizes, archive.SIGNATURE in index, key_id, digest, refusal)
+    return BundleReport(manifest, sizes, archive.SIGNATURE in index, key_id, digest, refusal)
 
 
 def _row(name: str, value: str) -> list[str]:

@@ -1,8 +1,8 @@
-"""Key files: where the signing key of a bundle comes from.
+"""Key files: the keys that sign bundles.
 
-Promises: a private key is written once, readable by its owner alone, and never over another; what is read is
-an unencrypted EC P-256 key in PEM, as OpenSSL and `model_signing` write them too. Which public keys
-a device or a user trusts is `agent.bundle.keyring`'s affair.
+Promises: a private key is written once, readable only by its owner, and never overwrites another. Keys are
+unencrypted EC P-256 in PEM, the form that OpenSSL and `model_signing` write too. Leaves trusted public keys
+to `agent.bundle.keyring`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from builder.errors import KeyFileError
 
 PRIVATE_NAME: Final = "signing.key"
 PUBLIC_NAME: Final = "signing.pub"
-# A P-256 key in PEM takes 241 bytes; a file over this is something else, and is not read.
+# A P-256 key in PEM takes 241 bytes; a larger file is something else and is not read.
 MAX_KEY_FILE_BYTES: Final = 16 * 1024
 
 _PUBLIC_MARK: Final = b"PUBLIC KEY-----"
-_MAKE_HINT: Final = "edgebundle keygen DIR makes a pair of keys"
+_MAKE_HINT: Final = "make a pair of keys with `edgebundle keygen DIR`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class KeyPair:
     private, public
         The two files.
     key_id
-        SHA-256 of the public key's SubjectPublicKeyInfo in DER, in hex: its name in messages.
+        SHA-256 of the public key's SubjectPublicKeyInfo in DER, in hexadecimal; it names the key in messages.
     """
 
     private: Path
@@ -47,12 +47,12 @@ class KeyPair:
 
 
 def generate(directory: str | os.PathLike[str]) -> KeyPair:
-    """Write a new signing key and its public half into a folder, which is made when it is missing.
+    """Write a new pair of keys into a folder, which is created if it is missing.
 
     Raises
     ------
     KeyFileError
-        If one of the two files is there already, or cannot be written. Nothing is left behind then.
+        If one of the two files exists or cannot be written; then neither is left behind.
     """
     folder = Path(directory)
     key = ec.generate_private_key(ec.SECP256R1())
@@ -74,12 +74,12 @@ def generate(directory: str | os.PathLike[str]) -> KeyPair:
         _sync_folder(folder)
     except FileExistsError as error:
         raise KeyFileError(
-            f"will not write keys over those in {folder}",
-            hint="name another folder, or move the old keys away if no device trusts them any more",
+            f"{folder} already has keys, which are never overwritten",
+            hint="name another folder, or move the old keys away if no device trusts them",
         ) from error
     except OSError as error:
         raise KeyFileError(
-            f"cannot write keys into {folder}: {error.strerror}", hint="name a folder that you may write to"
+            f"cannot write keys into {folder}: {error.strerror}", hint="name a folder that you can write to"
         ) from error
     return KeyPair(private, public, key_id(key.public_key()))
 
@@ -95,25 +95,27 @@ def read_private(path: str | os.PathLike[str]) -> ec.EllipticCurvePrivateKey:
     pem = _read(Path(path))
     if _PUBLIC_MARK in pem:
         raise KeyFileError(
-            f"{path} is a public key, a private one is needed", hint=f"the file beside it, {PRIVATE_NAME}?"
+            f"{path}: expected a private key, got a public key",
+            hint=f"use {PRIVATE_NAME} beside it",
         )
     try:
         key = serialization.load_pem_private_key(pem, password=None)
-    except TypeError as error:  # how the library says that a password is needed
+    except TypeError as error:  # what the library raises if a password is needed
         raise KeyFileError(
-            f"{path} is encrypted, an unencrypted key is needed", hint="openssl pkey -in KEY -out signing.key"
+            f"{path}: expected an unencrypted key, got an encrypted one",
+            hint="decrypt it: openssl pkey -in KEY -out signing.key",
         ) from error
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise KeyFileError(f"{path} is not a private key in PEM", hint=_MAKE_HINT) from error
+        raise KeyFileError(f"{path}: expected a private key in PEM", hint=_MAKE_HINT) from error
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise KeyFileError(f"{path} is {_kind(key)}, an EC P-256 key is needed", hint=_MAKE_HINT)
+        raise KeyFileError(f"{path}: expected an EC P-256 key, got {_kind(key)}", hint=_MAKE_HINT)
     return key
 
 
 def _kind(key: object) -> str:
     if isinstance(key, ec.EllipticCurvePrivateKey):
         return f"an EC {key.curve.name} key"
-    return f"of the kind {type(key).__name__.strip('_')}"
+    return f"a key of type {type(key).__name__.strip('_')}"
 
 
 def _read(path: Path) -> bytes:
@@ -125,20 +127,21 @@ def _read(path: Path) -> bytes:
         raise KeyFileError(f"cannot read the key {path}: {error.strerror}", hint=_MAKE_HINT) from error
     if len(pem) > MAX_KEY_FILE_BYTES:
         raise KeyFileError(
-            f"{path} is larger than {MAX_KEY_FILE_BYTES} bytes, not a key in PEM", hint=_MAKE_HINT
+            f"{path}: expected a key in PEM, got a file of more than {MAX_KEY_FILE_BYTES} bytes",
+            hint=_MAKE_HINT,
         )
-    # A public key is told apart below; to make one private would not help.
+    # `read_private` refuses a public key with a better message: chmod would not help there.
     if mode & (stat.S_IRWXG | stat.S_IRWXO) and _PUBLIC_MARK not in pem:
         raise KeyFileError(f"{path} can be read by others (mode {mode:04o})", hint=f"chmod 600 {path}")
     return pem
 
 
 def _create(path: Path, content: bytes, *, mode: int) -> None:
-    # Created exclusively and with its final mode: at no moment is another key lost or this one readable.
+    # Created exclusively and with its final mode: no other key is overwritten, and nobody can read this one.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(file.fileno(), mode)  # whatever the umask
+            os.fchmod(file.fileno(), mode)  # regardless of the umask
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

@@ -1,0 +1,13 @@
+"""How far numbers may differ: constants only, so that the command line can show them without loading TVM."""
+
+from __future__ import annotations
+
+from typing import Final
+
+# Largest relative error against the reference. Float32 sums of a few thousand terms in another order differ
+# by 1e-6 to 1e-5.
+PARITY: Final = 1e-4
+# What a device compares its own answers with: looser than parity, since its libm and FMA units round once
+# more.
+SELF_TEST_RTOL: Final = 10 * PARITY
+SELF_TEST_ATOL: Final = 1e-6

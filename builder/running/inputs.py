@@ -1,0 +1,108 @@
+"""The inputs of a run as the user gives them: arrays, an .npz file or a picture, here and for boards."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from agent.bundle.tensor_spec import TensorSpec
+from builder.errors import ModelError, ShapeError
+
+MAX_PICTURE_BYTES: Final = 64 << 20  # a 24 megapixel photograph takes some 12 MB
+_PICTURE_TYPES: Final = MappingProxyType(
+    {".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".png": "image/png"}  # suffix -> content type
+)
+
+Inputs: TypeAlias = Mapping[str, npt.ArrayLike] | str | os.PathLike[str] | None
+Arrays: TypeAlias = Mapping[str, npt.NDArray[np.generic]]
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A picture that is not decoded yet.
+
+    Attributes
+    ----------
+    content
+        The bytes of the file.
+    content_type
+        `image/jpeg` or `image/png`.
+    suffix
+        The suffix of the file, such as `.jpg`.
+    """
+
+    content: bytes
+    content_type: str
+    suffix: str
+
+
+def read_inputs(inputs: Inputs, specs: Sequence[TensorSpec]) -> Arrays | Picture:
+    """Read what the user gave.
+
+    Parameters
+    ----------
+    inputs
+        Arrays by input name; the path of an .npz file of them; the path of a picture (.jpg, .jpeg or .png);
+        or None for no arrays.
+    specs
+        The model's inputs.
+
+    Returns
+    -------
+    Arrays or Picture
+        Arrays for some or all of the inputs; shapes and dtypes are not checked yet.
+
+    Raises
+    ------
+    ModelError
+        If a file cannot be read or has another format.
+    ShapeError
+        If an array's name is not an input's.
+    """
+    if inputs is None:
+        return {}
+    if isinstance(inputs, Mapping):
+        arrays = {name: np.asarray(value) for name, value in inputs.items()}
+    else:
+        path = Path(inputs)
+        suffix = path.suffix.lower()
+        if suffix in _PICTURE_TYPES:
+            return Picture(_read_picture(path), _PICTURE_TYPES[suffix], suffix)
+        arrays = _read_npz(path)
+    names = [spec.name for spec in specs]
+    for name in arrays:
+        if name not in names:
+            raise ShapeError(
+                f"the input tensor '{name[:80]}' is not in the graph. Expected inputs: '{', '.join(names)}'",
+                hint=f"numpy.savez('inputs.npz', **{{{names[0]!r}: array}}) names them",
+            )
+    return arrays
+
+
+def _read_npz(path: Path) -> dict[str, npt.NDArray[np.generic]]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile, AttributeError) as error:
+        raise ModelError(
+            f"{path}: expected an .npz file, a JPEG or a PNG ({str(error)[:120]})",
+            hint="numpy.savez('inputs.npz', data=array) makes one",
+        ) from error
+
+
+def _read_picture(path: Path) -> bytes:
+    try:
+        size = path.stat().st_size
+        if size > MAX_PICTURE_BYTES:
+            raise ModelError(f"{path}: expected a picture of at most {MAX_PICTURE_BYTES} bytes, got {size}")
+        return path.read_bytes()
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read ({error.strerror})") from error

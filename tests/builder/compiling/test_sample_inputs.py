@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from agent.bundle.processing import Preprocess
+from agent.bundle.tensor_spec import TensorSpec
+from builder.compiling.sample_inputs import make_inputs
+
+IMAGE = TensorSpec("image", "FP32", (1, 3, 8, 8))
+TOKENS = TensorSpec("tokens", "INT64", (4, 16))
+MASK = TensorSpec("mask", "INT64", (4, 64))
+
+
+def lookup(*tables: int) -> onnx.ModelProto:
+    """A model whose `tokens`, cast, select from tables of so many rows each."""
+    nodes = [helper.make_node("Cast", ["tokens"], ["cast"], to=TensorProto.INT32)]
+    nodes += [helper.make_node("Gather", [f"table{i}", "cast"], [f"y{i}"]) for i in range(len(tables))]
+    graph = helper.make_graph(
+        nodes,
+        "lookup",
+        [helper.make_tensor_value_info("tokens", TensorProto.INT64, [4, 16])],
+        [],
+        [numpy_helper.from_array(np.zeros((rows, 2), "f4"), f"table{i}") for i, rows in enumerate(tables)],
+    )
+    return helper.make_model(graph)
+
+
+def test_inputs_have_their_shapes_and_dtypes() -> None:
+    specs = [IMAGE, TOKENS, MASK]
+    made = make_inputs(specs, lookup(10))
+    assert [(name, array.shape, str(array.dtype)) for name, array in made.items()] == [
+        (spec.name, spec.shape, spec.dtype) for spec in specs
+    ]
+
+
+def test_two_builds_make_the_same_inputs() -> None:
+    one, two = (make_inputs([IMAGE, TOKENS], lookup(10)) for _ in range(2))
+    assert all(np.array_equal(one[name], two[name]) for name in one)
+    assert not np.array_equal(one["image"], make_inputs([IMAGE], lookup(10), seed=1)["image"])
+
+
+def test_indices_stay_within_the_smallest_table() -> None:
+    tokens = make_inputs([TOKENS], lookup(100, 7))["tokens"]
+    assert tokens.min() >= 0
+    assert 1 < tokens.max() < 7
+
+
+def test_other_integers_are_mostly_ones() -> None:
+    mask = make_inputs([MASK], lookup(10))["mask"]
+    assert set(np.unique(mask)) == {0, 1}
+    assert mask.mean() > 0.75
+
+
+def test_an_image_is_prepared_pixels() -> None:
+    declared = Preprocess(
+        input="image", colour="RGB", resize=(8, 8), resize_mode="stretch", interpolation="bilinear",
+        crop=None, scale=1 / 255, mean=(0.5, 0.5, 0.5), std=(0.25, 0.5, 0.5), layout="NCHW",
+    )  # fmt: skip
+    image = make_inputs([IMAGE], lookup(10), declared)["image"]
+    assert -2 <= image[:, 0].min() < -1 < 1 < image[:, 0].max() <= 2
+    assert -1 <= image[:, 1:].min() < -0.5 < 0.5 < image[:, 1:].max() <= 1
