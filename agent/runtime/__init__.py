@@ -1,1 +1,1 @@
-"""The graph executor: kernels, graph and weights, on the workstation and in the worker."""
+"""The graph executor: runs a graph of kernels on its weights, on the workstation and in the worker."""

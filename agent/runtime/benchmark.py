@@ -1,7 +1,7 @@
-"""Timing of calls, and the summary that TVM's users know.
+"""Timing of calls, summarised as TVM does.
 
-Promises what TVM's time evaluator did: one call to warm up, then `repeat` results of `number` calls each, in
-seconds.
+Promises to measure as TVM's time evaluator did: one call to warm up, then `repeat` results, each the mean of
+`number` calls, in seconds.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkResult:
-    """Times of a call, in seconds; printed as milliseconds.
+    """Times of a call, in seconds; printed in milliseconds.
 
     Attributes
     ----------
     results
-        One mean time for each repeat, never none.
+        Mean time of a call for each repeat, in seconds; at least one.
     """
 
     results: tuple[float, ...]
@@ -46,7 +46,7 @@ class BenchmarkResult:
 
     @property
     def std(self) -> float:
-        """Standard deviation of the results (of a population, as numpy's), in seconds."""
+        """Population standard deviation of the results (numpy's default), in seconds."""
         return statistics.pstdev(self.results)
 
     def __str__(self) -> str:
@@ -76,25 +76,30 @@ def time_calls(
     Parameters
     ----------
     call
-        What is timed.
+        The function to time.
     number
-        Calls to one result; grows until they take `min_repeat_ms`.
+        Calls per result; it grows until they take `min_repeat_ms`.
     repeat
-        How many results.
+        Number of results.
     min_repeat_ms
-        Least duration of one repeat, in milliseconds.
+        Shortest duration of one repeat, in milliseconds.
     limit_zero_time_iterations
-        Give up growing `number` after so many repeats that took no measurable time.
+        Stop growing `number` after this many attempts that took no measurable time.
     cooldown_interval_ms
-        Pause after every `repeats_to_cooldown` repeats, for processors that throttle.
+        Pause in milliseconds after every `repeats_to_cooldown` repeats, for processors that throttle.
+    repeats_to_cooldown
+        Repeats between two pauses.
 
     Raises
     ------
     ValueError
-        If `number` or `repeat` is not positive.
+        If `number`, `repeat` or `repeats_to_cooldown` is less than 1.
     """
     if number < 1 or repeat < 1 or repeats_to_cooldown < 1:
-        raise ValueError(f"number and repeat are at least 1, not {number} and {repeat}")
+        raise ValueError(
+            "expected number, repeat and repeats_to_cooldown of at least 1, "
+            f"got {number}, {repeat} and {repeats_to_cooldown}"
+        )
     call()
     results = []
     for index in range(repeat):
@@ -107,7 +112,7 @@ def time_calls(
             zeros += elapsed == 0
             if elapsed * 1e3 >= min_repeat_ms or zeros >= limit_zero_time_iterations:
                 break
-            # Aim at the wanted duration, and grow by a golden ratio at least, as TVM does.
+            # Aim for the wanted duration, but grow at least by the golden ratio, as TVM does.
             wanted = min_repeat_ms * 1e-3 / elapsed * number if elapsed else 0
             number = int(max(wanted + 1, number * 1.618 + 1))
         results.append(elapsed / number)

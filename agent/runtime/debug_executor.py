@@ -1,7 +1,7 @@
-"""The graph executor's slow sibling: it looks at every node.
+"""The debug executor: a graph executor that can time and inspect single nodes.
 
-Promises the names of TVM's debug executor, and the same answers as `GraphModule`. Reports list what `run`
-executes: load-time nodes are in `load_s` of a worker, not here.
+Promises the names of TVM's debug executor, and the results of `GraphModule`. Reports list only what `run`
+executes: the time of load-time nodes is part of a worker's `load_s`.
 """
 
 from __future__ import annotations
@@ -23,23 +23,32 @@ from agent.runtime.storage import Array
 def create(
     graph_json: str | bytes | Graph, module: str | os.PathLike[str] | Kernels, device: object = "cpu"
 ) -> GraphModuleDebug:
-    """Set a graph up, as `agent.runtime.graph_executor.create` does."""
+    """Set up a graph; parameters and errors are those of `agent.runtime.graph_executor.create`."""
     return GraphModuleDebug(*load(graph_json, module), device)
 
 
 class GraphModuleDebug(GraphModule):
-    """A graph whose nodes can be timed and looked at one by one."""
+    """A graph whose nodes can be timed and inspected one by one; `create` makes one."""
 
     def run_individual(
         self, number: int = 10, repeat: int = 1, min_repeat_ms: float = 0
     ) -> list[tuple[float, ...]]:
-        """Time every node alone, each on whatever lies in its inputs.
+        """Time each node separately, on the current contents of its inputs.
+
+        Parameters
+        ----------
+        number, repeat, min_repeat_ms
+            As in `agent.runtime.benchmark.time_calls`.
 
         Returns
         -------
         list of tuple of float
-            Seconds: a tuple of `repeat` results for each node of the graph, zeros for a node that `run`
-            leaves out.
+            For each node of the graph, `repeat` results in seconds; zeros for a node that `run` leaves out.
+
+        Raises
+        ------
+        ExecutionError
+            If a kernel fails.
         """
         self.run()
         times = [(0.0,) * repeat] * len(self._graph.nodes)
@@ -52,7 +61,14 @@ class GraphModuleDebug(GraphModule):
     def run_individual_node(
         self, index: int, number: int = 10, repeat: int = 1, min_repeat_ms: float = 0
     ) -> BenchmarkResult:
-        """Time one node by its index in the graph.
+        """Time one node.
+
+        Parameters
+        ----------
+        index
+            The node's index in the graph.
+        number, repeat, min_repeat_ms
+            As in `agent.runtime.benchmark.time_calls`.
 
         Raises
         ------
@@ -62,23 +78,23 @@ class GraphModuleDebug(GraphModule):
         if not self._program.bound:
             self._program.bind(self._load_time.nodes)
         if index not in self._program.steps:
-            raise InputError(f"node {index} is not one of those that run: {self._program.steps}")
+            raise InputError(f"expected a node that runs, one of {self._program.steps!s:.200}, got {index}")
         function, arguments = self._program.calls[self._program.steps.index(index)]
         return time_calls(
             lambda: function(*arguments), number=number, repeat=repeat, min_repeat_ms=min_repeat_ms
         )
 
     def debug_get_output(self, node: int | str, out: Array | None = None, index: int = 0) -> Array:
-        """Run up to a node and return a copy of what it wrote, before a later node writes over it.
+        """Run up to a node and return a copy of its output, before a later node overwrites it.
 
         Parameters
         ----------
         node
             Index or name of the node.
         out
-            Array to copy into, or None.
+            Array of the output's shape and dtype to copy into, or None for a new one.
         index
-            Which of the node's outputs.
+            Index of the node's output.
 
         Raises
         ------
@@ -89,7 +105,7 @@ class GraphModuleDebug(GraphModule):
         names = {each.name: i for i, each in enumerate(nodes)}
         i = names.get(node, -1) if isinstance(node, str) else node
         if not 0 <= i < len(nodes) or not 0 <= index < nodes[i].num_outputs:
-            raise InputError(f"there is no output {index} of node {node!r:.80}")
+            raise InputError(f"node {node!r:.80} has no output {index}, or does not exist")
         if not self._program.bound:
             self._program.bind(self._load_time.nodes)
         for step in self._program.steps:
@@ -98,37 +114,48 @@ class GraphModuleDebug(GraphModule):
             self._program.execute(step)
         entry = self._graph.node_row_ptr[i] + index
         if self._memory.root[entry] in self._memory.freed:
-            raise InputError(f"node {node!r} was freed after load-time nodes had read it")
+            raise InputError(f"node {node!r:.80} was freed after load-time nodes had read it")
         if out is not None:
             check_fits("out", out, self._graph.spec(entry))
         return copy_of(self._memory.array(entry), out)
 
     def profile(
         self,
-        collectors: None = None,  # noqa: ARG002 - the classic's signature; hardware counters are not read
+        collectors: None = None,  # noqa: ARG002 - as in TVM; hardware counters are not read
         *,
         number: int = 10,
         flops: Mapping[str, float] | None = None,
         **inputs: object,
     ) -> Report:
-        """Run the graph with a clock around every call.
+        """Run the graph and time every call.
 
         Parameters
         ----------
+        collectors
+            Ignored; TVM's debug executor has it.
         number
-            Runs that are averaged, after one to warm up.
+            Number of runs to average, after one to warm up.
         flops
-            Floating-point operations of one call by kernel, for the report's GFLOP/s.
+            Kernel -> floating-point operations of one call, for the report's GFLOP/s.
         **inputs
-            Set before; what is not given keeps its value.
+            Inputs to set first, by name; the others keep their values.
+
+        Returns
+        -------
+        Report
+            A row for each call of a run, in microseconds.
 
         Raises
         ------
         ValueError
-            If `number` is not positive.
+            If `number` is less than 1.
+        InputError
+            If there is no such input, or a value does not fit it.
+        ExecutionError
+            If a kernel fails.
         """
         if number < 1:
-            raise ValueError(f"number is at least 1, not {number}")
+            raise ValueError(f"number: expected at least 1, got {number}")
         self.run(**inputs)
         clock = time.perf_counter
         steps, calls = self._program.steps, self._program.calls

@@ -1,21 +1,19 @@
 """The classic graph executor: a graph of kernel calls, set up once and run bare.
 
-Promises the names and the answers of TVM's `GraphModule`. Functions are resolved, memory is allocated and
-arguments are bound before the first `GraphModule.run`, which is then a loop over calls and allocates nothing.
-Trusts its graph to be whole (`Graph` checks that) and its kernels to keep to their arguments. Not for several
-threads at once.
+Promises the names and the results of TVM's `GraphModule`. Functions are resolved, memory is allocated and
+arguments are bound before the loop of the first `GraphModule.run`; every run is a loop over calls and
+allocates nothing. Trusts the graph to be valid (`Graph` checks it) and the kernels to stay within their
+arguments. A module must be used by one thread at a time.
 
-Three things differ from the classic, none of them in an answer:
+It differs from the classic executor in three ways, none of which changes a result:
 
-- **Load-time nodes.** A node that reads nothing but weights (or what such nodes wrote) runs once, in
-`load_params`,
-  and is left out of `run`; weights that nothing else reads are freed. So are transformed weights expressed: a
-  classic executor, which runs these nodes every time, gets the same numbers.
-- **Memory.** A storage is allocated once, as in the classic; but inputs, weights and what load-time nodes
-write have
-  memory of their own, for it must survive a run.
-- **Copies.** `get_output` and `get_input` return copies. `output_view` and `input_view` are the memory
-itself.
+- **Load-time nodes.** A node that reads only weights, or outputs of such nodes, runs once, in `load_params`,
+  and is left out of `run`; weights that no other node reads are freed. Bundles express transformed weights
+  this way. A classic executor, which runs these nodes every time, computes the same numbers.
+- **Memory.** As in the classic executor, a storage is allocated once. But inputs, weights and outputs of
+  load-time nodes have their own memory, since they must survive a run.
+- **Copies.** `get_output` and `get_input` return copies; `output_view` and `input_view` return the memory
+  itself.
 """
 
 from __future__ import annotations
@@ -44,29 +42,31 @@ if TYPE_CHECKING:
 def create(
     graph_json: str | bytes | Graph, module: str | os.PathLike[str] | Kernels, device: object = "cpu"
 ) -> GraphModule:
-    """Set a graph up.
+    """Set up a graph: parse it, load its kernels and look each of them up.
 
     Parameters
     ----------
     graph_json
-        The text of mod.json.
+        The text of mod.json, or the parsed graph.
     module
         Path of mod.so, or its loaded kernels.
     device
-        The CPU: `"cpu"`, or TVM's device object of that name.
+        `"cpu"`, or TVM's device object of that name.
 
     Raises
     ------
     FormatError
-        If the graph is none, or calls a kernel that the module lacks.
+        If the graph is not valid, or calls a kernel that the module does not have.
+    EndlessDataError
+        If the graph is over a limit.
     IncompatibleError
-        If the module cannot be loaded here, or the device is none that this executor runs on.
+        If the module cannot be loaded on this machine, or `device` or a tensor's device is not the CPU.
     """
     return GraphModule(*load(graph_json, module), device)
 
 
 def load(graph_json: str | bytes | Graph, module: str | os.PathLike[str] | Kernels) -> tuple[Graph, Kernels]:
-    """Parse the graph and load the kernels, where they are not yet."""
+    """Parse the graph and load the kernels, unless that is already done; errors are those of `create`."""
     graph = graph_json if isinstance(graph_json, Graph) else Graph.from_json(graph_json)
     return graph, KernelModule.load(module) if isinstance(module, str | os.PathLike) else module
 
@@ -76,12 +76,12 @@ class GraphModule:
 
     def __init__(self, graph: Graph, kernels: Kernels, device: object = "cpu") -> None:
         if not str(device).startswith("cpu"):
-            raise IncompatibleError(f"this executor runs on the cpu, not on {device}")
+            raise IncompatibleError(f"device: expected cpu, got {device}")
         if any(kind != 1 for kind in graph.device_index):
-            raise IncompatibleError("mod.json places tensors on another device than the cpu")
+            raise IncompatibleError("mod.json: expected all tensors on the cpu, got another device")
         self._graph = graph
         self._kernels = kernels
-        # Inputs and weights by index, and their indices and entries by name.
+        # Specs of inputs and weights by index; their indices and entries by name.
         self._inputs = [graph.spec(graph.node_row_ptr[i], graph.nodes[i].name) for i in graph.arg_nodes]
         self._index = {spec.name: index for index, spec in enumerate(self._inputs)}
         self._entries = {graph.nodes[i].name: graph.node_row_ptr[i] for i in graph.arg_nodes}
@@ -94,22 +94,20 @@ class GraphModule:
         self._load_time = load_time.find(graph, self._memory, ())
         self._program = Program(graph, self._memory, kernels)
 
-    # -- what the graph takes and gives
-
     def get_num_inputs(self) -> int:
-        """Return how many inputs there are, weights among them."""
+        """Return the number of inputs, including weights."""
         return len(self._inputs)
 
     def get_num_outputs(self) -> int:
-        """Return how many outputs there are."""
+        """Return the number of outputs."""
         return len(self._heads)
 
     def get_input_index(self, name: str) -> int:
-        """Return the index of an input or weight, -1 if there is none of this name."""
+        """Return the index of an input or weight by its name, or -1 if there is none."""
         return self._index.get(name, -1)
 
     def get_input_info(self) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
-        """Return shape and dtype of every input by name, without the weights of `load_params`."""
+        """Return the shapes and the dtypes of the inputs by name, without the weights that were loaded."""
         specs = [spec for spec in self._inputs if self._entries[spec.name] not in self._params]
         return {spec.name: spec.shape for spec in specs}, {spec.name: spec.dtype for spec in specs}
 
@@ -118,23 +116,21 @@ class GraphModule:
         """The kernels that the graph calls."""
         return self._kernels
 
-    # -- inputs
-
     def set_input(self, key: str | int | None = None, value: object = None, **params: object) -> None:
         """Copy values into inputs.
 
         Parameters
         ----------
         key, value
-            Name or index of one input, and its value: an array of the input's shape and dtype, or plain
-            numbers.
+            Name or index of one input, and its value: an array of the input's shape and dtype, anything that
+            supports DLPack, or nested lists of numbers.
         **params
             Further inputs by name.
 
         Raises
         ------
         InputError
-            If there is no such input, or the value does not fit it.
+            If there is no such input, a value does not fit it, or it is a weight that load-time nodes read.
         """
         if key is not None:
             self._set(key, value)
@@ -142,20 +138,27 @@ class GraphModule:
             self._set(name, each)
 
     def set_input_zero_copy(self, key: str | int, value: Array) -> None:
-        """Have the graph read an input from the caller's memory, which must stay what it is while it runs.
+        """Let the graph read an input from the caller's memory, which must not change during a run.
+
+        Parameters
+        ----------
+        key
+            Name or index of the input.
+        value
+            Array of the input's shape and dtype; contiguous, writable and aligned to 64 bytes.
 
         Raises
         ------
         InputError
-            If there is no such input, or the array is not of its shape and dtype, contiguous and on a 64-byte
-            line.
+            If there is no such input, the array does not have these properties, or the input is a weight that
+            load-time nodes read.
         """
         spec = self._changeable(key)
         check_adoptable(f"input {spec.name!r}", value, spec)
         self._adopt(self._entries[spec.name], value)
 
     def get_input(self, key: str | int, out: Array | None = None) -> Array:
-        """Return a copy of an input or weight, into `out` if given.
+        """Return a copy of an input or weight, made in `out` if it is given.
 
         Raises
         ------
@@ -165,7 +168,7 @@ class GraphModule:
         return copy_of(self.input_view(key), out)
 
     def input_view(self, key: str | int) -> Array:
-        """Return the memory of an input or weight itself."""
+        """Return the memory of an input or weight; errors are those of `get_input`."""
         spec = self._argument(key)
         entry = self._entries[spec.name]
         if entry in self._memory.freed:
@@ -173,21 +176,23 @@ class GraphModule:
         return self._memory.array(entry)
 
     def load_params(self, params: ReadableBuffer) -> None:
-        """Take the weights, and run what depends on nothing else.
+        """Load the weights, and run the nodes that depend only on them.
 
-        Weights that the graph does not know are skipped, as in the classic.
+        As in the classic executor, weights that the graph does not have are skipped.
 
         Parameters
         ----------
         params
-            The bytes of mod.params, or a view of them; they are not kept.
+            The content of mod.params, or a view of it, which is not kept.
 
         Raises
         ------
         FormatError
-            If these are no parameters, or a weight is not of the graph's shape and dtype.
+            If this is not a parameter file, or a weight does not have the graph's shape and dtype.
+        EndlessDataError
+            If it has too many tensors.
         InputError
-            If a load-time node needs a weight that is not given and was freed before: give all of them at
+            If a load-time node needs a weight that an earlier call loaded and freed: load all weights at
             once.
         ExecutionError
             If a load-time node fails.
@@ -199,7 +204,7 @@ class GraphModule:
                 continue
             if param.spec != self._inputs[index]:
                 raise FormatError(
-                    f"mod.params does not fit mod.json: expected {self._inputs[index]}, came {param.spec}"
+                    f"mod.params does not fit mod.json: expected {self._inputs[index]}, got {param.spec}"
                 )
             given[self._entries[param.spec.name]] = param
         self._program.bound = False
@@ -216,15 +221,18 @@ class GraphModule:
                 execute=self._program.execute,
             )
 
-    # -- running
-
     def run(self, **inputs: object) -> None:
-        """Run the graph, on inputs that may be given by name.
+        """Run the graph.
+
+        Parameters
+        ----------
+        **inputs
+            Inputs by name, set as by `set_input`; the others keep their values.
 
         Raises
         ------
         InputError
-            If an input does not fit.
+            If there is no such input, or a value does not fit it.
         ExecutionError
             If a kernel fails.
         """
@@ -234,17 +242,15 @@ class GraphModule:
             self._program.bind(self._load_time.nodes)
         self._program.run()
 
-    # -- outputs
-
     def get_output(self, key: str | int, out: Array | None = None) -> Array:
-        """Return a copy of an output, into `out` if given.
+        """Return a copy of an output, made in `out` if it is given.
 
         Parameters
         ----------
         key
             Index of the output, or name of the node that computes it.
         out
-            Array of the output's shape and dtype.
+            Array of the output's shape and dtype, or None for a new one.
 
         Raises
         ------
@@ -257,22 +263,35 @@ class GraphModule:
         return copy_of(self._memory.array(entry), out)
 
     def output_view(self, key: str | int) -> Array:
-        """Return the memory of an output itself; it changes with the next run."""
-        return self._memory.array(self._output(key))
-
-    def set_output_zero_copy(self, key: str | int, value: Array) -> None:
-        """Have the graph write an output into the caller's memory.
+        """Return the memory of an output, which the next run overwrites.
 
         Raises
         ------
         InputError
-            If there is no such output, if no kernel writes it (it is an input or weight), or the array is not
-            of its shape and dtype, contiguous, writable and on a 64-byte line.
+            If there is no such output.
+        """
+        return self._memory.array(self._output(key))
+
+    def set_output_zero_copy(self, key: str | int, value: Array) -> None:
+        """Let the graph write an output to the caller's memory.
+
+        Parameters
+        ----------
+        key
+            Index of the output, or name of the node that computes it.
+        value
+            Array of the output's shape and dtype; contiguous, writable and aligned to 64 bytes.
+
+        Raises
+        ------
+        InputError
+            If there is no such output, it is an input or weight (which no kernel writes), or the array does
+            not have these properties.
         """
         entry = self._output(key)
         root = self._memory.root[entry]
         if root in self._load_time.constant or root in self._entries.values():
-            raise InputError(f"output {key} is an input or weight: no kernel writes it")
+            raise InputError(f"output {key} is an input or a weight: no kernel writes it")
         check_adoptable(f"output {key}", value, self._graph.spec(entry))
         self._adopt(entry, value)
 
@@ -294,15 +313,31 @@ class GraphModule:
 
         Parameters
         ----------
+        device
+            Ignored; the classic executor has it.
+        func_name
+            `run`, the only function of a graph.
         repeat, number, min_repeat_ms, limit_zero_time_iterations, cooldown_interval_ms, repeats_to_cooldown
             As in `agent.runtime.benchmark.time_calls`.
         end_to_end
-            Time copying inputs and outputs too.
+            Whether to time copying the inputs and outputs as well.
         **inputs
-            Set before; what is not given keeps its value.
+            Inputs to set first, by name; the others keep their values.
+
+        Returns
+        -------
+        BenchmarkResult
+            Seconds per run.
+
+        Raises
+        ------
+        InputError
+            If `func_name` is not `run`, there is no such input, or a value does not fit it.
+        ExecutionError
+            If a kernel fails.
         """
         if func_name != "run":
-            raise InputError(f"a graph has one function, run, not {func_name!r}")
+            raise InputError(f"func_name: expected run, got {func_name!r:.80}")
         for name, value in inputs.items():
             self._set(name, value)
         outputs = [np.empty_like(self.output_view(index)) for index in range(self.get_num_outputs())]
@@ -326,26 +361,25 @@ class GraphModule:
         self._memory.adopt(entry, value)
         self._program.rebind(self._memory.root[entry])
 
-    # -- names
-
     def _argument(self, key: str | int) -> TensorSpec:
         index = self._index.get(key, -1) if isinstance(key, str) else key
         if not 0 <= index < len(self._inputs):
             expected = ", ".join(repr(name) for name in self.get_input_info()[0]) or "none"
-            raise InputError(f"there is no input {key!r:.80}; the inputs are {expected}")
+            raise InputError(f"expected one of the inputs {expected}, got {key!r:.80}")
         return self._inputs[index]
 
     def _output(self, key: str | int) -> int:
         index = self._head_names.get(key, -1) if isinstance(key, str) else key
         if not 0 <= index < len(self._heads):
-            raise InputError(f"there is no output {key!r:.80}; there are {len(self._heads)}, from 0")
+            raise InputError(f"expected an output from 0 to {len(self._heads) - 1}, got {key!r:.80}")
         return self._heads[index]
 
     def _changeable(self, key: str | int) -> TensorSpec:
         spec = self._argument(key)
         if self._entries[spec.name] in self._load_time.consumed:
             raise InputError(
-                f"weight {spec.name!r} went into load-time nodes: give all weights to load_params again"
+                f"weight {spec.name!r} was read by load-time nodes and cannot be set",
+                hint="load all weights again with load_params",
             )
         return spec
 

@@ -1,4 +1,4 @@
-"""Arrays at the executor's boundary: what callers hand in is checked, what they get back is made."""
+"""Arrays at the executor's boundary: checks those that callers pass in, makes those that they get back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agent.runtime.storage import Array, is_aligned
 
 
 class HostTensor(np.ndarray[Any, np.dtype[Any]]):
-    """A numpy array that answers to `.numpy()` too, as what TVM's `get_output` returned did."""
+    """A numpy array that also has `.numpy()`, as TVM's `get_output` returned."""
 
     def numpy(self) -> Array:
         """Return a plain array of the same values."""
@@ -20,7 +20,7 @@ class HostTensor(np.ndarray[Any, np.dtype[Any]]):
 
 
 def copy_of(source: Array, out: Array | None) -> Array:
-    """Copy into `out`, which fits, or into a new array."""
+    """Copy an array into `out`, which must have its shape and dtype, or into a new `HostTensor`."""
     if out is None:
         return source.copy().view(HostTensor)
     np.copyto(out, source)
@@ -28,12 +28,12 @@ def copy_of(source: Array, out: Array | None) -> Array:
 
 
 def as_array(value: object, spec: TensorSpec) -> Array:
-    """Return a caller's value as an array: what speaks DLPack as it is, numbers in the spec's dtype.
+    """Return a caller's value as an array: numpy and DLPack arrays unchanged, numbers in the spec's dtype.
 
     Raises
     ------
     InputError
-        If it is neither.
+        If the value is neither an array nor numbers.
     """
     if isinstance(value, np.ndarray):
         return value
@@ -44,41 +44,51 @@ def as_array(value: object, spec: TensorSpec) -> Array:
         return np.asarray(value, dtype=spec.dtype)
     except (TypeError, ValueError, OverflowError) as error:
         raise InputError(
-            f"input {spec.name!r} expects {spec.dtype}, came {type(value).__name__}: {error}"
+            f"input {spec.name!r}: expected {spec.dtype}, got {type(value).__name__}: {error}"
         ) from error
 
 
 def check_fits(what: str, value: object, spec: TensorSpec) -> None:
-    """Check that an array has a spec's dtype and shape.
+    """Check that a value is an array of a spec's dtype and shape.
+
+    Parameters
+    ----------
+    what
+        The value's name in error messages, such as `input 'x'`.
 
     Raises
     ------
     InputError
-        If it has not.
+        If it is not.
     """
     if not isinstance(value, np.ndarray):
-        raise InputError(f"{what} is a numpy array, not {type(value).__name__}")
+        raise InputError(f"{what}: expected a numpy array, got {type(value).__name__}")
     if value.dtype != spec.dtype or value.shape != spec.shape:
         raise InputError(
-            f"{what} expects {spec.dtype}[{','.join(map(str, spec.shape))}], "
-            f"came {value.dtype}[{','.join(map(str, value.shape))}]"
+            f"{what}: expected {spec.dtype}[{','.join(map(str, spec.shape))}], "
+            f"got {value.dtype}[{','.join(map(str, value.shape))}]"
         )
 
 
 def check_adoptable(what: str, value: Array, spec: TensorSpec) -> None:
-    """Check that a kernel may be given an array's memory as it is.
+    """Check that kernels may use an array's memory as it is.
+
+    Parameters
+    ----------
+    what
+        The array's name in error messages, such as `input 'x'`.
 
     Raises
     ------
     InputError
-        If the array does not fit, is read-only, not contiguous, or not on a 64-byte line.
+        If the array does not fit, is read-only, not contiguous, or not aligned to 64 bytes.
     """
     check_fits(what, value, spec)
     if not value.flags.writeable:
-        raise InputError(f"{what} needs writable memory, a read-only array came")
+        raise InputError(f"{what}: expected writable memory, got a read-only array")
     if not is_aligned(value):
         raise InputError(
-            f"{what} needs contiguous memory on a 64-byte line, came strides {value.strides} at "
+            f"{what}: expected contiguous memory aligned to 64 bytes, got strides {value.strides} at "
             f"{value.ctypes.data:#x}",
-            hint="set_input copies from any array",
+            hint="use set_input, which copies from any array",
         )

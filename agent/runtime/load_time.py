@@ -1,8 +1,8 @@
-"""Nodes that depend on weights alone: found, run once, and their sources freed.
+"""Load-time nodes, which depend only on weights: find them, run them once, and free the weights they read.
 
 A weight transform (packing, Winograd) is such a node: the bundle carries the model's own weights, and the
-device pays for the transformed ones once, in memory and not in the file. A classic executor runs these nodes
-every time and gets the same numbers.
+device computes the transformed ones once, so they take memory but no space in the file. A classic executor
+runs these nodes every time and computes the same numbers.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from agent.runtime.memory import GraphMemory
 
 @dataclass(frozen=True, slots=True)
 class LoadTime:
-    """What is known once the weights are.
+    """The load-time nodes of a graph; `GraphMemory` explains roots.
 
     Attributes
     ----------
     nodes
-        Ids of the nodes that read nothing else, in order.
+        Ids of the nodes, in order.
     constant
-        Roots of the weights and of all that these nodes write.
+        Roots of the weights and of the nodes' outputs.
     consumed
-        Roots of the weights that these nodes' kernels read.
+        Roots of the weights that the nodes' kernels read.
     """
 
     nodes: tuple[int, ...]
@@ -39,12 +39,14 @@ class LoadTime:
 
 
 def find(graph: Graph, memory: GraphMemory, params: Iterable[int]) -> LoadTime:
-    """Find the nodes that depend on weights alone.
+    """Find the nodes that depend only on weights.
 
     Parameters
     ----------
+    graph, memory
+        The graph, and where its tensors are.
     params
-        Entries of the weights.
+        Entry ids of the weights.
     """
     nodes = []
     weights = set(params)
@@ -73,17 +75,23 @@ def fold(
 
     Parameters
     ----------
+    graph, memory
+        The graph, and where its tensors are.
+    load_time
+        The nodes to run.
     given
-        Weights to load, by entry.
+        Entry id -> weight to load.
     data
-        The parameter file that `given` points into.
+        The parameter file that `given` refers to.
     execute
         Runs a node by its id.
 
     Raises
     ------
     InputError
-        If a node needs a weight that is not given and was freed before.
+        If a node needs a weight that is not in `given` and was freed before.
+    ExecutionError
+        If a kernel fails.
     """
     steps = [i for i in load_time.nodes if graph.nodes[i].func_name != NOP]
     inputs = {i: [memory.root[graph.entry_id(entry)] for entry in graph.nodes[i].inputs] for i in steps}

@@ -1,7 +1,7 @@
-"""Where each tensor of a graph lies.
+"""The memory of a graph's tensors.
 
-Promises one allocation for each storage, made when it is first asked for; inputs, weights and what load-time
-nodes write have memory of their own, for it must survive a run. Leaves it to the planner that wrote the graph
+Promises one allocation for each storage, made when it is first used. Inputs, weights and outputs of load-time
+nodes have their own memory, since they must survive a run. Leaves it to the planner that wrote the graph
 whether two tensors may share a storage.
 """
 
@@ -19,7 +19,14 @@ _NO_ROOTS: Final[frozenset[int]] = frozenset()
 class GraphMemory:
     """The memory of one graph's entries.
 
-    A *root* is the entry whose memory an entry is: its own, or through `__nop` another's.
+    The *root* of an entry is the entry whose memory it uses: itself or, through `__nop`, another.
+
+    Attributes
+    ----------
+    root
+        Entry id -> its root.
+    freed
+        Roots whose memory was freed.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -30,7 +37,7 @@ class GraphMemory:
                 self.root[graph.node_row_ptr[i]] = self.root[graph.entry_id(node.inputs[0])]
         self._arguments = frozenset(graph.node_row_ptr[i] for i in graph.arg_nodes)
         self._constant = _NO_ROOTS
-        # By root: memory of its own, and the caller's, which goes before any other.
+        # By root: its own memory, and the caller's, which takes precedence.
         self._own: dict[int, Block] = {}
         self._adopted: dict[int, Block] = {}
         # By storage.
@@ -38,16 +45,16 @@ class GraphMemory:
         self.freed: set[int] = set()
 
     def array(self, entry: int) -> Array:
-        """Return an entry's memory as a tensor, allocating it if it has none yet."""
+        """Return an entry's memory as a tensor of its dtype and shape, and allocate it at the first use."""
         root = self.root[entry]
         return view(self._block(root), self._graph.dltype[entry], self._graph.shape[entry])
 
     def adopt(self, entry: int, value: Array) -> None:
-        """Let an entry, and what shares its memory through `__nop`, lie in the caller's aligned array."""
+        """Use the caller's aligned array as the memory of an entry's root."""
         self._adopted[self.root[entry]] = value.reshape(-1).view("uint8")
 
     def own(self, root: int) -> Block:
-        """Return a root's own memory, allocating it if need be, and let the entry lie there."""
+        """Return a root's own memory, allocated if necessary, and use it from now on."""
         self.freed.discard(root)
         self._adopted.pop(root, None)
         block = self._own.get(root)
@@ -56,12 +63,12 @@ class GraphMemory:
         return block
 
     def free(self, root: int) -> None:
-        """Give up a root's own memory."""
+        """Free a root's own memory."""
         self._own.pop(root, None)
         self.freed.add(root)
 
     def set_constant(self, roots: Iterable[int]) -> None:
-        """Say what load-time nodes write; every other kernel's output moves into its storage's pool."""
+        """Set which roots load-time nodes write; outputs of all other kernels move into their storages."""
         self._constant = frozenset(roots)
         self._pools.clear()
         for root in self._own.keys() - self._constant - self._arguments:

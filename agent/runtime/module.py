@@ -1,8 +1,8 @@
 """The kernels of one `mod.so`.
 
-Promises a kernel by its name, called without a lookup, and the control functions that the builder links into
-each `mod.so`. Loading runs the library's constructors: who calls `load` trusts the file, or is behind a
-sandbox already.
+Promises kernels by name, which are then called without a lookup, and the control functions that the builder
+links into each `mod.so`. Loading runs the library's constructors: a caller of `load` must trust the file, or
+be in a sandbox already.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from agent.errors import FormatError, IncompatibleError
 
 # A kernel takes its tensors, inputs before outputs, and returns nothing.
 Kernel = Callable[..., Any]
-# The loader is asked for by name, for `tvm_ffi.load_module` guesses it from the path's extension, and a
-# descriptor's path has none.
+# `tvm_ffi.load_module` guesses the loader from the path's extension; a descriptor's path has none, so the
+# loader is named.
 _LOADER: Final = "ffi.Module.load_from_file.so"
 
 
 class KernelModule:
     """A loaded kernel library; `load` makes one.
 
-    Kernels keep the library mapped, so it goes when the last of them and this object are gone.
+    The library stays mapped until this object and all of its kernels are deleted.
     """
 
     def __init__(self, module: tvm_ffi.Module, descriptor: int) -> None:
@@ -36,17 +36,22 @@ class KernelModule:
 
     @classmethod
     def load(cls, source: str | os.PathLike[str] | int) -> KernelModule:
-        """Load a library from its path, or from a descriptor such as a sealed memory file's.
+        """Load a library.
 
-        The library is mapped through a descriptor of its own, kept open as long as this object lives: the
-        dynamic linker takes a second library under a loaded one's name for the same, and a file that was
-        compiled again must not run as what it was before.
+        It is mapped through a new descriptor that stays open while this object lives, so each load has its
+        own path: the dynamic linker takes a second library with the path of a loaded one for the same, and
+        would run the old code of a file that was compiled again.
+
+        Parameters
+        ----------
+        source
+            Path of the library, or a descriptor of it, such as a sealed memory file's.
 
         Raises
         ------
         IncompatibleError
-            If the dynamic linker refuses the file: another architecture, a newer glibc, a library that is
-            absent.
+            If the file cannot be opened, or the dynamic linker refuses it: it is for another architecture or
+            a newer glibc, or needs a library that is missing.
         """
         try:
             descriptor = (
@@ -60,16 +65,16 @@ class KernelModule:
             module = tvm_ffi.get_global_func(_LOADER)(path, "so")
         except RuntimeError as error:
             os.close(descriptor)
-            # The message ends in the path and dlerror's reason, which may begin with the path once more.
+            # The message ends with the path and dlerror's reason, which may itself begin with the path.
             reason = str(error).strip().rpartition(f"{path} ")[2].removeprefix(f"{path}: ")
             raise IncompatibleError(
                 f"cannot load the kernel library {name}: {reason}",
-                hint="compile the bundle for this machine: its architecture and its glibc",
+                hint="compile the bundle for this machine's architecture and glibc",
             ) from error
         return cls(module, descriptor)
 
     def __getitem__(self, name: str) -> Kernel:
-        """Return the kernel called `name`.
+        """Return the kernel named `name`.
 
         Raises
         ------
@@ -78,19 +83,19 @@ class KernelModule:
         """
         function = self._find(name)
         if function is None:
-            raise FormatError(f"mod.so has no kernel {name!r}, which mod.json calls")
+            raise FormatError(f"mod.json calls kernel {name!r}, which mod.so does not have")
         return function
 
     def set_threads(self, count: int) -> bool:
-        """Have kernels use `count` threads; False if the library has no such control.
+        """Set the number of threads that kernels use; return False if the library cannot be told.
 
         Raises
         ------
         ValueError
-            If `count` is not positive.
+            If `count` is less than 1.
         """
         if count < 1:
-            raise ValueError(f"a kernel runs on 1 thread or more, not {count}")
+            raise ValueError(f"count: expected 1 thread or more, got {count}")
         function = self._find("edge_set_threads")
         if function is None:
             return False
@@ -98,7 +103,7 @@ class KernelModule:
         return True
 
     def threads(self) -> int | None:
-        """Return how many threads kernels use, or None if the library does not say."""
+        """Return the number of threads that kernels use, or None if the library cannot tell."""
         function = self._find("edge_threads")
         return None if function is None else int(function())
 
@@ -110,7 +115,7 @@ class KernelModule:
         return kernel
 
     def __del__(self) -> None:
-        # The name stays taken until the library is unmapped; kernels that outlive this object keep it mapped.
+        # The path is in use until the library is unmapped, which kernels that outlive this object prevent.
         self._module = None
         with contextlib.suppress(OSError, AttributeError, TypeError):
             os.close(self._descriptor)

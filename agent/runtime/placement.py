@@ -1,4 +1,7 @@
-"""Where an image lies in a model's input. Apart from the preprocessing, which loads image readers."""
+"""Where an image is in a model's input.
+
+A module without imports: `preprocess` loads image readers, which postprocessing does not need.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A sent image in the model's input: `input = sent * scale + offset`, in pixels.
+    """Where a sent image is in the model's input: `input = sent * scale + offset`, in pixels.
 
     Attributes
     ----------
     width, height
-        Of the image as sent, upright.
+        Size of the image as sent, upright, in pixels.
     scale_x, scale_y, offset_x, offset_y
-        Of the formula above.
+        The terms of the formula above.
     input_width, input_height
-        Of the model's input.
+        Size of the model's input in pixels.
     """
 
     width: int

@@ -1,7 +1,7 @@
-"""From a model's outputs to what is answered: the manifest's declared steps.
+"""From a model's outputs to the answer: the manifest's declared steps.
 
-Promises results by name, in a fixed order. What a top-k or a detection is made of is replaced by it; other
-outputs are answered as they are.
+Promises results by name, in a fixed order. A top-k or a detection replaces the outputs that it reads; other
+outputs are returned unchanged.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from agent.errors import ExecutionError, FormatError
 from agent.runtime.placement import Placement
 from agent.runtime.storage import Array
 
-# Candidates that enter non-maximum suppression, best first: its time grows with their square, and a model
-# that finds more than this above its threshold finds nothing.
+# Candidates for non-maximum suppression, best first: its time grows with their square, and more candidates
+# than this above the threshold are noise.
 MAX_CANDIDATES: Final = 4096
 
-# A numeric array, or for BYTES the elements.
+# A numeric array, or the elements of a BYTES tensor.
 Value = Array | tuple[bytes, ...]
 
 
@@ -31,16 +31,17 @@ class Postprocessor:
     Parameters
     ----------
     declared
-        The manifest's, or None.
+        The manifest's `postprocess`, or None.
     outputs
         The model's outputs.
     labels
-        Names of the classes, or empty.
+        Names of the classes in UTF-8, or empty.
 
     Raises
     ------
     FormatError
-        If a step does not fit its output's shape, or there are fewer labels than classes.
+        If a step reads an output that does not exist or whose shape does not fit, or there are fewer labels
+        than classes.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Postprocessor:
         self._consumed = frozenset(name for step in lists for name in _reads(step))
         for step in self._steps:
             self._check(step, specs)
-        # Names carry their output's where there are several lists to tell apart.
+        # If several steps make lists, each result's name begins with its output's name.
         self._prefixes = ["" if len(lists) == 1 else f"{_reads(step)[0]}_" for step in self._steps]
 
     def __call__(self, outputs: Mapping[str, Array], placement: Placement | None = None) -> dict[str, Value]:
@@ -62,21 +63,23 @@ class Postprocessor:
         Parameters
         ----------
         outputs
-            The model's outputs by name; they are not changed.
+            The model's outputs by name, which are not changed.
         placement
-            Where the image lay in the input, for boxes in pixels of the image as sent. Without it, they are
-            in pixels of the model's input if they are normalised and it is known, else as the model gives
-            them.
+            Where the image is in the model's input; boxes are then in pixels of the image as sent. Without
+            it, boxes keep the model's own units.
 
         Returns
         -------
         dict
-            What is answered, in order.
+            Name -> result, in the order of the answer. A top-k of an output gives `labels` (if there are
+            any), `scores` (float32, shape (k,)) and `indices` (int64, shape (k,)). A detection of m objects
+            gives `boxes` (float32, shape (m, 4), corners x0, y0, x1, y1), `scores` (float32, shape (m,)),
+            `classes` (int64, shape (m,)) and `labels`.
 
         Raises
         ------
         ExecutionError
-            If the scores that a step ranks hold NaN.
+            If the scores that a step ranks contain NaN.
         """
         values = dict(outputs)
         results: dict[str, Value] = {}
@@ -118,34 +121,36 @@ class Postprocessor:
         names = _reads(step)
         missing = [name for name in names if name not in specs]
         if missing:
-            raise FormatError(f"postprocess reads output {missing[0]!r}, which the model has not")
+            raise FormatError(f"postprocess reads output {missing[0]!r}, which the model does not have")
         shape = specs[names[-1]].shape
         if isinstance(step, Softmax):
             if not -len(shape) <= step.axis < len(shape):
-                raise FormatError(f"softmax along axis {step.axis} does not fit {specs[names[0]]}")
+                raise FormatError(f"softmax: expected an axis of {specs[names[0]]}, got {step.axis}")
             return
         if isinstance(step, TopK):
             classes = shape[-1] if shape else 0
             if specs[step.output].nbytes // specs[step.output].itemsize != classes or step.k > classes:
                 raise FormatError(
-                    f"top-k of {step.k} does not fit {specs[step.output]}: one row of at least k values"
+                    f"top-k: expected one row of at least {step.k} values, got {specs[step.output]}"
                 )
         else:
             boxes = specs[step.boxes].shape
             if len(boxes) != 3 or len(shape) != 3 or boxes[0] != 1 or boxes[:2] != shape[:2] or boxes[2] != 4:
                 raise FormatError(
-                    f"detections are of [1,n,4] boxes and [1,n,classes] scores, not {specs[step.boxes]} and "
+                    f"detect: expected boxes [1,n,4] and scores [1,n,classes], got {specs[step.boxes]} and "
                     f"{specs[step.scores]}"
                 )
             classes = shape[2]
         if self._labels and len(self._labels) < classes:
-            raise FormatError(f"labels.txt has {len(self._labels)} lines for {classes} classes")
+            raise FormatError(
+                f"labels.txt: expected a line for each of {classes} classes, got {len(self._labels)}"
+            )
 
 
 def softmax(values: Array, axis: int) -> Array:
-    """Return the softmax along an axis, in the values' own dtype.
+    """Return the softmax along an axis, in the dtype and shape of `values`.
 
-    Computed from differences to the largest value, so that nothing overflows.
+    It is computed from differences to the largest value, so that nothing overflows.
     """
     wide = values.astype(np.float64)
     exponentials = np.exp(wide - wide.max(axis=axis, keepdims=True))
@@ -154,19 +159,21 @@ def softmax(values: Array, axis: int) -> Array:
 
 
 def top_k(scores: Array, k: int) -> Array:
-    """Return the indices of the k largest scores, largest first and the lower index first among equals.
+    """Return the indices of the k largest scores, largest first; of equal scores, the lower index first.
 
     Parameters
     ----------
     scores
-        One dimension, no NaN.
+        Shape (n,), without NaN.
+    k
+        1 to n.
 
     Returns
     -------
     Array
         int64, shape (k,).
     """
-    # Partitioning finds the k-th value without sorting; all that reach it are then sorted stably.
+    # Partitioning finds the k-th value without sorting; then only the scores that reach it are sorted.
     threshold = np.partition(scores, scores.size - k)[scores.size - k]
     reached = np.flatnonzero(scores >= threshold)
     order = np.argsort(-(scores[reached].astype(np.float64)), kind="stable")[:k]
@@ -175,19 +182,21 @@ def top_k(scores: Array, k: int) -> Array:
 
 
 def detect(boxes: Array, scores: Array, step: Detect) -> tuple[Array, Array, Array]:
-    """Threshold, then suppress within each class every box that overlaps a better one.
+    """Drop scores up to the threshold, then boxes that overlap a better box of their class.
 
     Parameters
     ----------
     boxes
-        float32, shape (n, 4), as `step` declares them.
+        float32, shape (n, 4), in the format of `step`.
     scores
         float32, shape (n, classes).
+    step
+        Thresholds and limits.
 
     Returns
     -------
     boxes, scores, classes
-        float32 (m, 4) as corners in the model's own units, float32 (m,), int64 (m,), best first.
+        Best first: float32 (m, 4) as corners in the model's own units, float32 (m,), int64 (m,).
     """
     first = 1 if step.background else 0
     rows, classes = np.nonzero(scores[:, first:] > step.score_threshold)
@@ -204,7 +213,7 @@ def detect(boxes: Array, scores: Array, step: Detect) -> tuple[Array, Array, Arr
 
 
 def non_maximum_suppression(corners: Array, classes: Array, iou_threshold: float, limit: int) -> list[int]:
-    """Return which boxes stay: greedily, best first, within each class.
+    """Return the indices of the boxes to keep, chosen greedily, best first, within each class.
 
     Parameters
     ----------
@@ -213,9 +222,9 @@ def non_maximum_suppression(corners: Array, classes: Array, iou_threshold: float
     classes
         Integers, shape (n,).
     iou_threshold
-        A box goes whose intersection over union with a better one of its class is larger than this.
+        A box is dropped if its intersection over union with a better box of its class is larger than this.
     limit
-        Stop after so many.
+        Largest number of boxes to keep.
     """
     areas = (corners[:, 2] - corners[:, 0]).clip(0) * (corners[:, 3] - corners[:, 1]).clip(0)
     alive = np.ones(len(corners), dtype=bool)
@@ -229,7 +238,7 @@ def non_maximum_suppression(corners: Array, classes: Array, iou_threshold: float
         low = np.maximum(corners[i, :2], corners[i + 1 :, :2])
         high = np.minimum(corners[i, 2:], corners[i + 1 :, 2:])
         shared = (high - low).clip(0).prod(axis=1)
-        # Compared without a division, so that boxes without area are no special case.
+        # Compared without a division, so that boxes without area need no special case.
         overlaps = shared > iou_threshold * (areas[i] + areas[i + 1 :] - shared)
         alive[i + 1 :] &= ~(overlaps & (classes[i + 1 :] == classes[i]))
     return kept
@@ -249,7 +258,7 @@ def _to_sent(boxes: Array, normalised: bool, placement: Placement | None) -> Arr
 
 def _refuse_nan(scores: Array, name: str) -> None:
     if np.isnan(scores).any():
-        raise ExecutionError(f"output {name!r} holds NaN, which cannot be ranked")
+        raise ExecutionError(f"output {name!r} contains NaN, which cannot be ranked")
 
 
 def _reads(step: Step) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
 """From a JPEG or PNG to a model's input.
 
-Promises the manifest's `(pixel * scale - mean) / std` exactly, one rounding to the input's datatype, and
-that no image is decoded whose header announces more pixels than are allowed. Resizing is Pillow's, which
-filters when it shrinks, as torchvision's does for images.
+Promises exactly the manifest's `(pixel * scale - mean) / std`, rounded once to the input's datatype, and that
+an image is not decoded if its header declares too many pixels. Pillow resizes, with an antialiasing filter
+when it shrinks, as torchvision does for images.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-# Pillow's own registry is not used: `Image.open` loads every format it knows, and each is code that parses a
-# stranger's bytes. Exif needs the TIFF module, which Pillow would import on first use, behind the sandbox.
+# `Image.open` is not used: it loads every format that Pillow knows, and each is more code that parses a
+# stranger's bytes. Exif needs the TIFF module; Pillow would import it on first use, inside the sandbox.
 from PIL import Image, JpegImagePlugin, PngImagePlugin, TiffImagePlugin  # noqa: F401
 
 from agent.bundle.processing import Preprocess
@@ -30,15 +30,15 @@ from agent.runtime.storage import Array
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-# A camera of 24 megapixels fits; decoded, that is 72 MB, and Pillow holds two of them while it converts.
+# Enough for a 24-megapixel camera; decoded, its image takes 72 MB, and Pillow holds two while it converts.
 MAX_PIXELS: Final = 25_000_000
-# A resize that keeps the ratio of an image of 20000 x 1 pixels must not become 4480000 x 224.
+# A resize that keeps the aspect ratio must not turn an image of 20000 x 1 pixels into 4480000 x 224.
 MAX_RESIZED_PIXELS: Final = 4 * MAX_PIXELS
 
 IMAGE_TYPES: Final = MappingProxyType(
     {"image/jpeg": JpegImagePlugin.JpegImageFile, "image/png": PngImagePlugin.PngImageFile}
 )
-# What Pillow's readers raise for damaged files is not documented; these were seen.
+# Pillow does not document what its readers raise for damaged files; these were observed.
 _READER_ERRORS: Final = (
     OSError,
     SyntaxError,
@@ -50,7 +50,7 @@ _READER_ERRORS: Final = (
     struct.error,
     zlib.error,
 )
-# Exif 2.3, 4.6.4, tag Orientation: what turns each of its values upright.
+# Exif 2.3, 4.6.4, tag Orientation: value -> the transposition that turns the image upright.
 _ORIENTATION: Final = 0x0112
 _UPRIGHT: Final = MappingProxyType(
     {
@@ -79,16 +79,17 @@ class Preprocessor:
     Parameters
     ----------
     declared
-        The manifest's.
+        The manifest's `preprocess`.
     spec
-        The input that takes the image: one image, its channels and size where the declared layout has them.
+        The input that takes the image: shape (1, channels, height, width) or (1, height, width, channels),
+        as in the declared layout.
     max_pixels
-        Of the largest image that is decoded.
+        Largest number of pixels of an image that is decoded.
 
     Raises
     ------
     FormatError
-        If the declaration does not lead to the input's shape.
+        If the declared preprocessing does not give the input's shape.
     """
 
     def __init__(self, declared: Preprocess, spec: TensorSpec, max_pixels: int = MAX_PIXELS) -> None:
@@ -101,12 +102,14 @@ class Preprocessor:
         shape = spec.shape
         if len(shape) != 4 or shape[0] != 1 or shape[1 if nchw else 3] != self._channels:
             raise FormatError(
-                f"preprocess makes {declared.colour} images in {declared.layout}, which {spec} does not take"
+                f"preprocess: expected an input for one {declared.layout} {declared.colour} image, got {spec}"
             )
         self._size = (shape[2], shape[3]) if nchw else (shape[1], shape[2])
         leads_to = declared.crop or (declared.resize if declared.resize_mode != "shortest" else None)
         if leads_to is not None and leads_to != self._size:
-            raise FormatError(f"preprocess leads to {leads_to} pixels, and {spec} takes {self._size}")
+            raise FormatError(
+                f"preprocess: expected images of {self._size} pixels for {spec}, got {leads_to}"
+            )
         self._tables = _tables(declared, spec, self._channels)
 
     def decode(self, data: ReadableBuffer, content_type: str) -> Image.Image:
@@ -114,35 +117,37 @@ class Preprocessor:
 
         Parameters
         ----------
+        data
+            The image file, untrusted.
         content_type
             `image/jpeg` or `image/png`.
 
         Returns
         -------
         Image
-            In mode `RGB`, or `L` for models that take grey images.
+            8 bits per channel, in mode `RGB`, or `L` for models that take grey images.
 
         Raises
         ------
         MediaTypeError
-            If it is of another content type.
+            If the content type is another.
         InputError
-            If the data is not such an image, is damaged, or is larger than allowed.
+            If the data is not such an image, is damaged, or has too many pixels.
         """
         reader = IMAGE_TYPES.get(content_type)
         if reader is None:
-            raise MediaTypeError(f"an image is one of {', '.join(IMAGE_TYPES)}, not {content_type!r:.80}")
+            raise MediaTypeError(f"expected one of {', '.join(IMAGE_TYPES)}, got {content_type!r:.80}")
         try:
-            # Opening reads the header alone, so the size is known before anything is decoded.
+            # Opening reads only the header, so the size is known before anything is decoded.
             image: Image.Image = reader(io.BytesIO(data))
             if image.width * image.height > self._max_pixels:
                 size = f"{image.width} x {image.height}"
-                raise InputError(f"an image has at most {self._max_pixels} pixels, this one is {size}")
+                raise InputError(f"expected an image of at most {self._max_pixels} pixels, got {size}")
             image.load()
             return _convert(_upright(image), "L" if self._channels == 1 else "RGB")
         except _READER_ERRORS as error:
             reason = " ".join(str(error).split())
-            raise InputError(f"this {content_type} image cannot be read: {reason:.120}") from error
+            raise InputError(f"the {content_type} image cannot be read: {reason:.120}") from error
 
     def __call__(self, image: Image.Image, out: Array) -> Placement:
         """Resize, crop and normalise an image into the model's input.
@@ -150,14 +155,20 @@ class Preprocessor:
         Parameters
         ----------
         image
-            As `decode` returns it.
+            An image from `decode`.
         out
-            The input's memory, of its shape and dtype.
+            The memory of the model's input, in its shape and dtype.
+
+        Returns
+        -------
+        Placement
+            Where the image is in the input.
 
         Raises
         ------
         InputError
-            If the image is too small, or of another size where no resize is declared.
+            If the image is smaller than the crop, would be too large after the resize, or does not have the
+            input's size and no resize is declared.
         """
         width, height = image.size
         image, scale_x, scale_y, offset_x, offset_y = self._resize(image)
@@ -166,8 +177,8 @@ class Preprocessor:
             offset_x, offset_y = offset_x - left, offset_y - top
         if (image.height, image.width) != self._size:
             raise InputError(
-                f"input {self._spec.name!r} expects an image of {self._size[1]} x {self._size[0]} pixels, "
-                f"came {image.width} x {image.height}"
+                f"input {self._spec.name!r}: expected an image of {self._size[1]} x {self._size[0]} pixels, "
+                f"got {image.width} x {image.height}"
             )
         self._normalise(np.asarray(image), out)
         return Placement(width, height, scale_x, scale_y, offset_x, offset_y, self._size[1], self._size[0])
@@ -182,8 +193,7 @@ class Preprocessor:
         else:
             ratios = (width / image.width, height / image.height)
             ratio = max(ratios) if declared.resize_mode == "shortest" else min(ratios)
-            # The side that decides is met exactly; the other is cut down to whole pixels, as torchvision's
-            # Resize does.
+            # The side that sets the ratio fits exactly; the other is rounded down, as torchvision does.
             new = (
                 width if ratios[0] == ratio else max(1, math.floor(image.width * ratio)),
                 height if ratios[1] == ratio else max(1, math.floor(image.height * ratio)),
@@ -203,7 +213,7 @@ class Preprocessor:
         return box, scale_x, scale_y, float(left), float(top)
 
     def _normalise(self, pixels: Array, out: Array) -> None:
-        # There are 256 values a channel, so the formula is a table: computed once in float64, and exact.
+        # A channel has 256 possible values, so the formula is a table, computed once in float64 and exact.
         nchw = self._declared.layout == "NCHW"
         planes = pixels[..., None] if pixels.ndim == 2 else pixels
         for channel, table in enumerate(self._tables):
@@ -223,7 +233,7 @@ def _tables(declared: Preprocess, spec: TensorSpec, channels: int) -> list[Array
         values = (pixel * declared.scale - mean) / std
         dtype = np.dtype(spec.dtype)
         if dtype.kind in "iu":
-            # A quantised input: to the nearest integer, within what it holds.
+            # A quantised input: rounded to the nearest integer, clipped to the range of its dtype.
             limits = np.iinfo(dtype)
             values = np.clip(np.rint(values), limits.min, limits.max)
         tables.append(values.astype(dtype))
@@ -234,7 +244,7 @@ def _upright(image: Image.Image) -> Image.Image:
     try:
         turn = _UPRIGHT.get(image.getexif().get(_ORIENTATION, 1))
     except _READER_ERRORS:
-        # Cameras write broken Exif blocks; the picture is as good as one without.
+        # Cameras write broken Exif blocks; treat such an image as one without Exif.
         turn = None
     return image if turn is None else image.transpose(turn)
 
@@ -243,10 +253,10 @@ def _convert(image: Image.Image, mode: str) -> Image.Image:
     if image.mode == mode:
         return image
     if image.mode in {"I;16", "I;16B", "I;16L", "I"}:
-        # Sixteen bits of grey; Pillow's own conversion clips them at 255.
+        # 16-bit grey: Pillow's own conversion would clip it at 255.
         image = Image.fromarray((np.asarray(image).astype(np.uint32) >> 8).astype(np.uint8))
     if image.mode == "P":
-        # Through RGBA: a palette with transparency is else converted with a warning.
+        # Through RGBA, since Pillow warns when it converts a palette with transparency directly.
         image = image.convert("RGBA")
     return image.convert(mode)
 
@@ -255,7 +265,7 @@ def _crop(image: Image.Image, size: tuple[int, int]) -> tuple[Image.Image, int, 
     height, width = size
     if image.width < width or image.height < height:
         raise InputError(
-            f"an image of {width} x {height} pixels is cut out, and there are {image.width} x {image.height}"
+            f"expected at least {width} x {height} pixels to cut out, got {image.width} x {image.height}"
         )
     left, top = round((image.width - width) / 2), round((image.height - height) / 2)
     return image.crop((left, top, left + width, top + height)), left, top

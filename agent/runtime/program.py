@@ -1,6 +1,7 @@
 """The calls of a graph, with their arguments bound.
 
-Promises a run that is a loop over calls and allocates nothing. Trusts kernels to keep to their arguments.
+Promises that a run is a loop over calls that allocates nothing. Trusts kernels to stay within their
+arguments.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from agent.runtime.memory import GraphMemory
 from agent.runtime.module import Kernel
 from agent.runtime.storage import Array
 
-# What a kernel's own checks raise, by the kinds that tvm-ffi knows, and what kernels written in numpy do.
+# What a kernel's own checks raise (the kinds that tvm-ffi has), and what kernels written in numpy raise.
 _KERNEL_ERRORS: Final = (
     ArithmeticError,
     AssertionError,
@@ -33,19 +34,28 @@ Call = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 class Kernels(Protocol):
-    """Callables by name: a `KernelModule`, TVM's own module, or a dictionary of numpy functions."""
+    """Kernels by name: a `KernelModule`, TVM's module, or a dictionary of functions on numpy arrays."""
 
     def __getitem__(self, name: str, /) -> Kernel:
-        """Return the kernel called `name`."""
+        """Return the kernel named `name`."""
 
 
 class Program:
-    """What a graph executes.
+    """The calls of a graph.
+
+    Attributes
+    ----------
+    steps
+        Ids of the nodes that a run calls, in order.
+    calls
+        Each step's function and arguments.
+    bound
+        Whether `steps` and `calls` are up to date.
 
     Raises
     ------
     FormatError
-        If the graph calls a kernel that is not there.
+        If the graph calls a kernel that does not exist.
     """
 
     def __init__(self, graph: Graph, memory: GraphMemory, kernels: Kernels) -> None:
@@ -57,13 +67,12 @@ class Program:
             if not node.is_null and node.func_name != NOP
         }
         self._readers: dict[int, list[int]] = {}
-        # Node ids of the calls of a run, and the calls themselves.
         self.steps: list[int] = []
         self.calls: list[Call] = []
         self.bound = False
 
     def bind(self, skipped: Iterable[int]) -> None:
-        """Bind every call of a run; `skipped` are the nodes that ran at load time."""
+        """Bind the arguments of every call of a run; `skipped` are the nodes that ran at load time."""
         left_out = set(skipped)
         self.steps = [
             i
@@ -78,7 +87,7 @@ class Program:
         self.bound = True
 
     def rebind(self, root: int) -> None:
-        """Bind the calls again that touch this root, whose memory has moved."""
+        """Bind the calls that use a root again, after its memory has moved."""
         if self.bound:
             for index in self._readers.get(root, ()):
                 self.calls[index] = self.call(self.steps[index])
@@ -96,13 +105,13 @@ class Program:
             for function, arguments in self.calls:
                 function(*arguments)
         except _KERNEL_ERRORS as error:
-            # Each call has a tuple of its own: which one failed is found out afterwards, and costs a run
-            # nothing.
+            # Each call has its own tuple of arguments, so the one that failed can be found now, at no cost to
+            # other runs.
             index = next(i for i, call in enumerate(self.calls) if call[1] is arguments)
             raise self._failure(self.steps[index], error) from error
 
     def execute(self, i: int) -> None:
-        """Make one node's call, bound for this once.
+        """Bind and make the call of one node.
 
         Raises
         ------
@@ -116,18 +125,18 @@ class Program:
             raise self._failure(i, error) from error
 
     def call(self, i: int) -> Call:
-        """Bind a node's inputs, then its outputs, to its function."""
+        """Return a node's function and its arguments: inputs, then outputs."""
         node = self._graph.nodes[i]
         function = self._functions[node.func_name]
         arrays: list[Array] = [self._memory.array(entry) for entry in self.entries(i)]
         if node.flatten_data:
             arrays = [array.reshape(-1) for array in arrays]
-        # A tensor of tvm-ffi is passed in a third of the time that it takes to pass a numpy array.
+        # Passing a tvm-ffi tensor takes a third of the time that passing a numpy array takes.
         native = isinstance(function, tvm_ffi.Function)
         return function, tuple(map(tvm_ffi.from_dlpack, arrays)) if native else tuple(arrays)
 
     def entries(self, i: int) -> list[int]:
-        """Return a node's inputs and outputs, in the order of its arguments."""
+        """Return the entry ids of a node's inputs and outputs, in the order of its arguments."""
         graph = self._graph
         inputs = [graph.entry_id(entry) for entry in graph.nodes[i].inputs]
         return inputs + list(range(graph.node_row_ptr[i], graph.node_row_ptr[i + 1]))
@@ -144,7 +153,7 @@ def _resolve(kernels: Kernels, name: str) -> Kernel:
     try:
         return kernels[name]
     except (AttributeError, KeyError) as error:
-        raise FormatError(f"there is no kernel {name!r}, which mod.json calls") from error
+        raise FormatError(f"mod.json calls kernel {name!r}, which does not exist") from error
 
 
 def _copy(source: Array, target: Array) -> None:

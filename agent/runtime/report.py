@@ -1,4 +1,4 @@
-"""What a profile says, as a table, JSON or CSV; the columns are those of TVM's profiler, and GFLOP/s."""
+"""The report of a profile, as a table, JSON or CSV, with the columns of TVM's profiler and GFLOP/s."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class Row:
     Attributes
     ----------
     name
-        The kernel.
+        Name of the kernel.
     duration_us
-        Microseconds of all `count` calls in one run.
+        Time of all `count` calls in one run, in microseconds.
     flops
-        Floating-point operations of one call, or None if that is not known.
+        Floating-point operations of one call, or None if unknown.
     shapes
-        Arguments' dtypes and shapes.
+        Dtypes and shapes of the arguments, such as `float32[1, 4], float32[4]`.
     count
-        Calls in one run.
+        Number of calls in one run.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Row:
 
     @property
     def gflops(self) -> float | None:
-        """Billions of floating-point operations a second, or None if that is not known."""
+        """Billions of floating-point operations per second, or None if unknown."""
         if self.flops is None or not self.duration_us:
             return None
         return self.flops * self.count / self.duration_us / 1e3
@@ -44,21 +44,21 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Rows in the order of execution.
+    """The calls of a run and their times.
 
     Attributes
     ----------
     rows
-        One for each call.
+        One for each call, in the order of execution.
     total_us
-        Microseconds of a whole run, clock reading included.
+        Time of a whole run in microseconds, including the time to read the clock.
     """
 
     rows: tuple[Row, ...]
     total_us: float
 
     def aggregated(self) -> tuple[Row, ...]:
-        """Return calls of the same kernel on the same shapes as one row."""
+        """Return the rows, those of the same kernel on the same shapes merged into one."""
         merged: dict[tuple[str, str], Row] = {}
         for row in self.rows:
             key = (row.name, row.shapes)
@@ -67,16 +67,16 @@ class Report:
         return tuple(merged.values())
 
     def table(self, *, sort: bool = True, aggregate: bool = True, col_sums: bool = True) -> str:
-        """Return a table for people; names longer than 48 characters lose their middle.
+        """Return a table for people; names of more than 48 characters are shortened in the middle.
 
         Parameters
         ----------
         sort
-            Longest first; else in the order of execution.
+            Whether to sort by time, longest first, instead of in the order of execution.
         aggregate
-            One row for calls of the same kernel on the same shapes.
+            Whether to merge calls of the same kernel on the same shapes into one row.
         col_sums
-            Sum and total below.
+            Whether to add rows with the sum of the calls and the total of the run.
         """
         rows = self._rows(sort, aggregate)
         lines = [_HEADS, *(self._cells(row) for row in rows)]
@@ -112,7 +112,7 @@ class Report:
         )
 
     def csv(self) -> str:
-        """Return the rows as comma-separated values with a head."""
+        """Return the rows as comma-separated values with a header line."""
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(_HEADS)
@@ -143,7 +143,7 @@ class Report:
 
 
 _HEADS: Final = ("Name", "Duration (us)", "Percent", "GFLOP/s", "Device", "Count", "Argument Shapes")
-# A fused kernel's name lists its operators, up to some 180 characters: a table would not fit a terminal.
+# A fused kernel's name lists its operators, up to some 180 characters, which would not fit a terminal.
 _NAME_CHARACTERS: Final = 48
 
 
@@ -152,7 +152,7 @@ def _add(a: Row, b: Row) -> Row:
 
 
 def _elided(name: str) -> str:
-    """Return `name` with its middle left out where it is longer than `_NAME_CHARACTERS`."""
+    """Return `name`, without its middle if it is longer than `_NAME_CHARACTERS`."""
     if len(name) <= _NAME_CHARACTERS:
         return name
     kept = _NAME_CHARACTERS - len("...")
@@ -165,7 +165,7 @@ def _number(value: float) -> str:
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    # Names and shapes to the left, numbers to the right.
+    # Names and shapes are aligned left, numbers right.
     last = len(cells) - 1
     return "  ".join(
         cell.ljust(width) if column in {0, last} else cell.rjust(width)

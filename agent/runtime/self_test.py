@@ -1,7 +1,7 @@
-"""The recorded samples of a bundle, run on the machine at hand.
+"""The self-test: runs a bundle's recorded samples on this machine.
 
-Promises that a model which computes something else here than where it was built (a wrong kernel, a broken
-weight, a processor that lies about its features) does not go into service.
+Promises that a model does not go into service if it computes other results here than where it was built: a
+wrong kernel, a broken weight, or a processor that misreports its features.
 """
 
 from __future__ import annotations
@@ -30,29 +30,34 @@ def check_samples(
     recorded_inputs: ReadableBuffer,
     recorded_outputs: ReadableBuffer,
 ) -> float:
-    """Run every recorded sample and compare.
+    """Run every recorded sample and compare the outputs.
 
     Parameters
     ----------
     module
-        The model, weights loaded.
+        The model, with its weights loaded.
     outputs
-        The manifest's outputs, in the order of the graph's.
+        The manifest's outputs, in the graph's order.
     samples
-        How many samples there are, and how far off they may be.
+        Number and tolerance of the samples.
     recorded_inputs, recorded_outputs
-        `samples/inputs.params` and `samples/outputs.params`: tensors named `<k>/<tensor name>`, `k`
-        from 0.
+        The contents of `samples/inputs.params` and `samples/outputs.params`: tensors named
+        `<k>/<tensor name>`, with `k` from 0.
 
     Returns
     -------
     float
-        The largest relative error, as `relative_error` has it; 0 without samples.
+        The largest `relative_error`; 0 without samples.
 
     Raises
     ------
     SelfTestError
-        If an output is off by more than `atol + rtol * max|expected|` anywhere, or a sample is absent.
+        If an element of an output differs by more than `atol + rtol * max|expected|`, an output has another
+        shape or dtype, or a sample is missing.
+    FormatError, EndlessDataError
+        If the recorded samples are not valid parameter files.
+    InputError, ExecutionError
+        If a recorded input does not fit the model, or a kernel fails.
     """
     if not samples.count:
         return 0.0
@@ -64,35 +69,36 @@ def check_samples(
             module.set_input(name, _sample(inputs, k, name))
         module.run()
         for index, spec in enumerate(outputs):
-            wanted, came = _sample(expected, k, spec.name), module.output_view(index)
-            if wanted.shape != came.shape or wanted.dtype != came.dtype:
+            wanted, actual = _sample(expected, k, spec.name), module.output_view(index)
+            if wanted.shape != actual.shape or wanted.dtype != actual.dtype:
                 raise SelfTestError(
-                    f"sample {k}: output {spec.name!r} is {came.dtype}{came.shape}, "
-                    f"recorded as {wanted.dtype}{wanted.shape}"
+                    f"sample {k}: output {spec.name!r}: expected {wanted.dtype}{wanted.shape}, "
+                    f"got {actual.dtype}{actual.shape}"
                 )
-            error = relative_error(wanted, came)
+            error = relative_error(wanted, actual)
             largest = float(np.abs(wanted.astype(np.float64)).max(initial=0.0, where=np.isfinite(wanted)))
-            # Exactly equal is within any tolerance; an error that is not a number is within none.
+            # Equal outputs are within any tolerance, and an error of NaN is within none.
             if error and not error * largest <= samples.atol + samples.rtol * largest:
                 raise SelfTestError(
-                    f"sample {k}: output {spec.name!r} is off by {error:.3g} of its largest value, "
-                    f"expected at most {samples.rtol:.3g}",
-                    hint="the kernels compute something else on this machine than where they were built",
+                    f"sample {k}: output {spec.name!r}: expected a relative error up to {samples.rtol:.3g}, "
+                    f"got {error:.3g}",
+                    hint="the kernels give other results here than where they were built: compile the bundle "
+                    "again with the --target of this machine",
                 )
             worst = max(worst, error)
     return worst
 
 
 def relative_error(expected: Array, actual: Array) -> float:
-    """Return the largest difference of two tensors, relative to the largest value expected.
+    """Return the largest difference of two tensors, relative to the largest expected magnitude.
 
-    An infinity or NaN must stand where it was expected, else the error is infinite; so is any difference
-    where all that was expected is zero.
+    The error is infinite if an infinity or NaN is not where it is expected, or if the tensors differ and all
+    expected values are zero.
 
     Parameters
     ----------
     expected, actual
-        Arrays of one shape; integers and booleans are compared as numbers.
+        Arrays of the same shape; integers and booleans are compared as numbers.
     """
     a, b = expected.astype(np.float64), actual.astype(np.float64)
     finite = np.isfinite(a)
@@ -110,7 +116,7 @@ def _read(raw: ReadableBuffer) -> dict[str, Array]:
     tensors = {}
     with memoryview(raw) as view:
         for entry in index_params(view):
-            # A copy: the file's tensors are not aligned to their own dtype.
+            # Copied, since the file's tensors are not aligned to their dtype.
             data = bytes(view[entry.offset : entry.offset + entry.nbytes])
             tensors[entry.spec.name] = np.frombuffer(data, entry.spec.dtype).reshape(entry.spec.shape)
     return tensors

@@ -1,8 +1,8 @@
-"""Memory that kernels may be given.
+"""Memory for kernels.
 
-Promises blocks that start on a 64-byte line, are zero, and cost no physical memory until they are touched.
-Kernels assume the alignment and never check it: an unaligned buffer is a SIGSEGV in a vector load, so every
-buffer that comes from elsewhere passes `is_aligned` first.
+Promises blocks that are aligned to 64 bytes, are zero, and use no physical memory until they are touched.
+Kernels assume the alignment without a check, and a vector load from an unaligned buffer is a SIGSEGV, so
+every buffer from elsewhere must pass `is_aligned` first.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ Block = npt.NDArray[np.uint8]
 
 
 def allocate(nbytes: int) -> Block:
-    """Allocate a block of zeros that starts on a 64-byte line.
+    """Allocate a block of zeros that is aligned to 64 bytes.
 
     Parameters
     ----------
     nbytes
-        Size of the block. A block of no bytes still has an address.
+        Size of the block. An empty block has an address too.
 
     Returns
     -------
     Block
-        uint8, shape (nbytes,). A large one is calloc's, whose pages are real only once they are written.
+        uint8, shape (nbytes,). A large one comes from calloc, so its pages exist only once they are written.
 
     Raises
     ------
     MemoryError
-        If the system refuses.
+        If the system has no memory left.
     """
     raw = np.zeros(nbytes + ALIGNMENT, dtype=np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
@@ -44,7 +44,7 @@ def allocate(nbytes: int) -> Block:
 
 
 def view(block: Block, dtype: str, shape: tuple[int, ...]) -> Array:
-    """Return the first bytes of `block` as a tensor.
+    """Return the first bytes of `block` as a tensor of this dtype and shape, without copying.
 
     Raises
     ------
@@ -53,10 +53,10 @@ def view(block: Block, dtype: str, shape: tuple[int, ...]) -> Array:
     """
     nbytes = math.prod(shape) * np.dtype(dtype).itemsize
     if nbytes > block.nbytes:
-        raise ValueError(f"a view of {nbytes} bytes does not fit a block of {block.nbytes}")
+        raise ValueError(f"expected a block of at least {nbytes} bytes, got {block.nbytes}")
     return block[:nbytes].view(dtype).reshape(shape)
 
 
 def is_aligned(array: Array) -> bool:
-    """Say whether a kernel may be given this array's memory as it is: contiguous, on a 64-byte line."""
+    """Return whether kernels may use an array's memory as it is: contiguous, aligned to 64 bytes."""
     return bool(array.flags.c_contiguous) and array.ctypes.data % ALIGNMENT == 0

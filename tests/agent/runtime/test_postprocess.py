@@ -76,7 +76,7 @@ def test_other_outputs_are_answered_beside_the_lists_and_two_lists_are_told_apar
 
 
 def test_scores_that_are_not_numbers_cannot_be_ranked() -> None:
-    with pytest.raises(ExecutionError, match="'y' holds NaN"):
+    with pytest.raises(ExecutionError, match="'y' contains NaN"):
         process(TopK("y", 1), y=np.array([[np.nan, 1]], np.float32))
 
 
