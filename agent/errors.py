@@ -242,7 +242,7 @@ class UnreachableError(BrokerError):
     message, reason_code, hint
         As in `BrokerError`.
     kind
-        The cause in one word, for programs and tests; `agent.mqtt.failure` lists them.
+        The cause in one word, for programs and tests; `agent.mqtt.diagnosis` lists them.
     passing
         Whether the cause may go away by itself: the network or the clock may still come up.
     """

@@ -1,8 +1,8 @@
 """How long to wait before the next attempt to connect.
 
-A core without a clock of its own. Delays double, with jitter so that a fleet does not come back at once
-after its broker was away; a connection that did not stand for long counts as a failure too, or two agents
-with one name would throw each other out as fast as the broker lets them.
+A core without a clock. Delays double, with jitter so that a fleet does not reconnect all at once after its
+broker was away. A connection that ended soon after it came up counts as a failure too: otherwise two agents
+with one name would evict each other as fast as the broker allows.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from agent.mqtt.reason_codes import Action, Reason
 
 FIRST_S: Final = 0.1
 LONGEST_S: Final = 30.0
-# Somebody has to change something first.
+# Someone must change something first.
 LATER_S: Final = 60.0
-# After this long, what ended a connection has nothing to do with making it.
+# A connection that stood this long was good: what ended it has nothing to do with connecting.
 SETTLED_S: Final = 2.0
-# A broker that is restarted again and again is worth coming back to sooner than one that is away. Not above
-# `SETTLED_S`, or the two agents would take each other's absence for peace.
+# Retry sooner after a connection that ended than after one that was never made: the broker
+# may only be restarting. Not above `SETTLED_S`, or each of two agents with one name would
+# look settled while the other waits.
 LONGEST_UNSETTLED_S: Final = 2.0
 
 
@@ -36,13 +37,13 @@ class Backoff:
         self._longest_s = LONGEST_S
 
     def ended(self, stood_s: float) -> None:
-        """Count a connection that is gone after `stood_s`."""
+        """Count the end of a connection that was up for `stood_s`."""
         self.failures = 0 if stood_s >= SETTLED_S else self.failures + 1
         self._longest_s = LONGEST_UNSETTLED_S
 
     def delay_s(self, why: Reason) -> float:
         """Return the pause before the next attempt, given the reason of the last failure."""
         if why.connecting is Action.LATER:
-            return LATER_S * random.uniform(1.0, 1.5)  # noqa: S311 - jitter, no secret
+            return LATER_S * random.uniform(1.0, 1.5)  # noqa: S311 - jitter, not a secret
         doubled_s = FIRST_S * 2.0 ** min(self.failures, 16)
-        return min(self._longest_s, doubled_s) * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, no secret
+        return min(self._longest_s, doubled_s) * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, not a secret

@@ -1,11 +1,11 @@
 """One MQTT connection on the running event loop, kept up until it is closed.
 
-Promises: a lost connection is made again with back-off, and its subscriptions with it; what was
-published at QoS 1 is sent again until the broker acknowledges it, its expiry passes or the broker says
-never; no more of it is under way than the server's Receive Maximum allows; a received message is
-acknowledged when the owner says so. MQTT 5 first, 3.1.1 where the broker refuses 5.
+Promises: a lost connection is re-established with back-off, and its subscriptions with it; a message
+published at QoS 1 is sent again until the broker acknowledges it, it expires, or the broker refuses it for
+good; no more messages are in flight than the server's Receive Maximum allows; a received message is
+acknowledged when the owner calls `ack`. MQTT 5 first, 3.1.1 if the broker refuses 5.
 
-Left to others: what messages mean, the order of acknowledgement, and keeping anything over a restart.
+Leaves to others: what messages mean, the order of acknowledgement, and keeping anything across a restart.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import asyncio
 import contextlib
 import logging
 import ssl
-import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from agent.errors import BrokerError, ConfigError
 from agent.mqtt.backoff import Backoff
-from agent.mqtt.engine import Callbacks, Engine, Greeting
+from agent.mqtt.engine import Callbacks, Connack, Engine
 from agent.mqtt.message import Message, Receipt, Will
-from agent.mqtt.negotiation import Negotiation
+from agent.mqtt.negotiation import Negotiation, SocketOpener
 from agent.mqtt.properties import EMPTY, Properties
 from agent.mqtt.reason_codes import CLOSED, LOST, NOT_CONNECTED, RENEWED, Action, Reason, reason
-from agent.mqtt.sending import MAX_UNDER_WAY, Outgoing, Sending
+from agent.mqtt.sending import MAX_IN_FLIGHT, Outgoing, Sending
 from agent.mqtt.settings import BrokerSettings
 from agent.mqtt.subscriptions import Subscriptions
+from agent.mqtt.transport import open_socket as open_tcp_socket
 
 _log = logging.getLogger(__name__)
 
@@ -42,17 +42,19 @@ class Connection:
     settings
         The broker.
     client_id
-        Unique at the broker; two with one name take each other's place.
+        Unique at the broker: two clients with one name evict each other.
     on_message
-        Called in the event loop with each message; one received at QoS 1 must be given to `ack` once.
+        Called in the event loop with each message; each QoS 1 message must be passed to `ack` once.
     will
-        Left with the broker at each connect; it may be set until the first.
+        Sent to the broker with each CONNECT; may be changed until the first one.
     persistent
-        Keep the session at the broker while away: it then delivers again what was not acknowledged.
+        Whether the broker keeps the session while we are away, and delivers unacknowledged messages again.
     on_up
-        Called after each connect with whether the broker still had the session; subscriptions are under way.
+        Called after each connect with whether the broker still had the session; subscriptions are in flight.
     on_down
         Called with the reason when a connection that was up is gone.
+    open_socket
+        Opens a socket to the broker; tests pass their own.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Connection:
         persistent: bool = False,
         on_up: Callable[[bool], None] | None = None,
         on_down: Callable[[Reason], None] | None = None,
+        open_socket: SocketOpener = open_tcp_socket,
     ) -> None:
         self.settings = settings
         self.client_id = client_id
@@ -74,9 +77,10 @@ class Connection:
         self._persistent = persistent
         self._on_up = on_up
         self._on_down = on_down
-        self._negotiation = Negotiation(settings, self._engine_of, self._greeted)
+        self._negotiation = Negotiation(settings, self._engine_of, self._accepted, open_socket)
         self._engine: Engine | None = None
-        self._sending = Sending(self._pump)
+        self._sending = Sending(clock=_now_s, call_later=_call_later, wake=self._pump)
+        self._drained: asyncio.Future[None] | None = None
         self._up = asyncio.Event()
         self._up_s = 0.0
         self._down: asyncio.Future[Reason] | None = None
@@ -86,22 +90,22 @@ class Connection:
 
     @property
     def connected(self) -> bool:
-        """Whether the broker has greeted us and the connection stands."""
+        """Whether the broker has accepted us and the connection is up."""
         return self._up.is_set()
 
     @property
     def settled(self) -> bool:
-        """Whether the connection stands and the broker has answered for its subscriptions."""
+        """Whether the connection is up and the broker has answered its subscriptions."""
         return self.connected and self._subscriptions.settled
 
     @property
     def version(self) -> int:
-        """What is spoken, or was last: 5, or 4 for 3.1.1."""
+        """The MQTT version in use, or last used: 5, or 4 for 3.1.1."""
         return self._negotiation.first_version if self._engine is None else self._engine.version
 
     @property
     def unacknowledged(self) -> int:
-        """How many published messages of QoS 1 the broker has not acknowledged yet."""
+        """How many published QoS 1 messages the broker has not acknowledged yet."""
         return len(self._sending)
 
     def start(self) -> None:
@@ -112,10 +116,15 @@ class Connection:
     async def connect(self, timeout_s: float | None = None) -> None:
         """Connect, and stay connected from then on.
 
+        Parameters
+        ----------
+        timeout_s
+            Limit for the first connection in seconds; `connect_timeout_s` of the settings by default.
+
         Raises
         ------
         BrokerError
-            If the broker cannot be reached, or refuses, within `timeout_s` (the settings' by default).
+            If the broker cannot be reached within the limit, or refuses.
         ConfigError
             If a file with a secret or certificate cannot be used.
         """
@@ -124,12 +133,12 @@ class Connection:
             async with asyncio.timeout(limit_s):
                 why = await self._negotiation.attempt(limit_s)
         except ssl.SSLError as error:
-            from agent.mqtt.failure import explain_error
+            from agent.mqtt.diagnosis import diagnose_error
 
-            failure = explain_error(error, self.settings)
-            raise BrokerError(failure.message, LOST.code, hint=failure.hint) from error
+            diagnosis = diagnose_error(error, self.settings)
+            raise BrokerError(diagnosis.message, LOST.code, hint=diagnosis.hint) from error
         except OSError as error:  # TimeoutError is one
-            from agent.mqtt.failure import describe
+            from agent.mqtt.diagnosis import describe
 
             raise BrokerError(
                 f"cannot reach the broker at {self.settings.url}: {describe(error, self.settings)}",
@@ -141,17 +150,17 @@ class Connection:
         self.start()
 
     async def wait_connected(self) -> None:
-        """Return when the connection stands."""
+        """Return when the connection is up."""
         await self._up.wait()
 
     async def close(self, drain_s: float = 0.0) -> None:
-        """Wait up to `drain_s` for acknowledgements, say goodbye (so that there is no will), and end.
+        """Wait up to `drain_s` for acknowledgements, send DISCONNECT (so that no will is published), and end.
 
-        What has not been acknowledged by then ends with the reason `CLOSED`.
+        Messages that are not acknowledged by then are settled with `CLOSED`.
         """
-        end_s = time.monotonic() + drain_s
-        while self.connected and self._sending and time.monotonic() < end_s:
-            await asyncio.sleep(0.01)
+        if drain_s > 0 and self.connected and self._sending:
+            self._drained = asyncio.get_running_loop().create_future()
+            await asyncio.wait([self._drained], timeout=drain_s)
         self._closed = True
         if self._task is not None:
             self._task.cancel()
@@ -165,9 +174,9 @@ class Connection:
         self._subscriptions.close(CLOSED)
 
     def renew(self) -> None:
-        """Say goodbye and connect again: with the certificates and the password that are there now.
+        """Disconnect and connect again, with the certificates and the password as they are on disk now.
 
-        Nothing is lost by it: what is under way is sent again, and what the broker keeps it delivers again.
+        Nothing is lost: messages in flight are sent again, and the broker delivers again what it keeps.
         """
         if self.connected and self._engine is not None:
             engine = self._engine
@@ -188,13 +197,13 @@ class Connection:
         Returns
         -------
         asyncio.Future[Reason]
-            At QoS 1 the broker's verdict, over as many connections as it takes; at QoS 0 whether the message
-            was handed to a connection. It never holds an exception: look at `Reason.failed`.
+            At QoS 1 the broker's verdict, over as many connections as it takes; at QoS 0 whether there was a
+            connection to send the message on. It never holds an exception: check `Reason.failed`.
 
         Raises
         ------
         ValueError
-            If topic or properties do not fit into MQTT.
+            If MQTT cannot represent the topic or the properties.
         """
         done: asyncio.Future[Reason] = asyncio.get_running_loop().create_future()
 
@@ -215,12 +224,12 @@ class Connection:
         retain: bool = False,
         properties: Properties = EMPTY,
     ) -> None:
-        """Do what `publish` does, and call `settle` once with the verdict, perhaps before this returns.
+        """Send a message as `publish` does, and call `settle` once with the verdict, perhaps at once.
 
         Raises
         ------
         ValueError
-            If as in `publish`; `settle` is not called then.
+            If MQTT cannot represent the topic or the properties; `settle` is not called then.
         """
         if qos == 0:
             sent = None
@@ -230,28 +239,28 @@ class Connection:
         elif self._closed:
             settle(CLOSED)
         else:
-            deadline_s = None if properties.expiry_s is None else time.monotonic() + properties.expiry_s
+            deadline_s = None if properties.expiry_s is None else _now_s() + properties.expiry_s
             self._sending.add(Outgoing(topic, payload, retain, properties, settle, deadline_s))
             self._pump()
 
     def ack(self, message: Message | Receipt) -> None:
-        """Acknowledge a message; nothing happens for one of an earlier connection, which comes again."""
+        """Acknowledge a message; ignore one of an earlier connection, which the broker delivers again."""
         receipt = message.receipt if isinstance(message, Message) else message
         if receipt is not None and self.connected and receipt.epoch == self._negotiation.epoch:
             assert self._engine is not None
             self._engine.ack(receipt.packet_id)
 
     def want(self, topic_filter: str, qos: int = 1) -> None:
-        """Subscribe now and after each reconnection, without waiting for the broker's word."""
+        """Subscribe now and after each reconnection, without waiting for the broker's verdict."""
         self._subscriptions.add(topic_filter, qos, connected=self.connected)
 
     async def subscribe(self, topic_filter: str, qos: int = 1) -> None:
-        """Subscribe now and after each reconnection; return when the broker has granted it.
+        """Subscribe now and after each reconnection; return when the broker has granted the subscription.
 
         Raises
         ------
         BrokerError
-            If it refused.
+            If the broker refuses the subscription.
         """
         granted = self._subscriptions.wait_for(topic_filter)
         self.want(topic_filter, qos)
@@ -280,14 +289,16 @@ class Connection:
                         async with asyncio.timeout(self.settings.connect_timeout_s):
                             why = await self._negotiation.attempt(self.settings.connect_timeout_s)
                     except (OSError, ConfigError) as error:
-                        from agent.mqtt.failure import describe  # a connected agent does without this memory
+                        from agent.mqtt.diagnosis import (
+                            describe,  # a connected agent does without this memory
+                        )
 
                         detail = describe(error, self.settings)
                 if self.connected:
                     if backoff.failures:
                         _log.info("%s: connected to %s", self.client_id, self.settings.url)
-                    why = await self._stand()
-                    backoff.ended(time.monotonic() - self._up_s)
+                    why = await self._wait_for_loss()
+                    backoff.ended(_now_s() - self._up_s)
                 else:
                     if backoff.failures == 0 or why.connecting is Action.LATER:
                         _log.warning(
@@ -301,8 +312,8 @@ class Connection:
         finally:
             ticking.cancel()
 
-    async def _stand(self) -> Reason:
-        """Wait for the end of the connection, and return its reason."""
+    async def _wait_for_loss(self) -> Reason:
+        """Return the reason for the end of the connection, once it has ended."""
         assert self._down is not None
         why = await self._down
         _log.warning("%s: connection to %s ended: %s", self.client_id, self.settings.url, why)
@@ -317,39 +328,40 @@ class Connection:
     def _engine_of(self, version: int) -> Engine:
         engine = self._engine
         if engine is None or engine.version != version or not self._persistent:
-            # Without a session nothing is sent under its old identifier, but anew and after subscribing.
+            # Without a session, messages get new identifiers, and are sent after subscribing.
             engine = self._replace_engine(version)
         return engine
 
     def _replace_engine(self, version: int) -> Engine:
-        callbacks = Callbacks(self._on_message, self._acknowledged, self._granted_by_broker, self._lost)
+        callbacks = Callbacks(self._on_message, self._acknowledged, self._granted, self._lost)
         self._sending.start_over()
         self._engine = engine = Engine(
             self.client_id, version, callbacks=callbacks, persistent=self._persistent, will=self.will
         )
         return engine
 
-    def _greeted(self, engine: Engine, greeting: Greeting) -> Reason:
-        if not engine.connected:  # greeted and dropped in one breath
+    def _accepted(self, engine: Engine, connack: Connack) -> Reason:
+        if not engine.connected:  # accepted, and dropped at once
             return LOST
-        self._sending.limit = max(1, min(MAX_UNDER_WAY, greeting.receive_maximum))
+        self._sending.limit = max(1, min(MAX_IN_FLIGHT, connack.receive_maximum))
         self._down = asyncio.get_running_loop().create_future()
         self._up.set()
-        self._up_s = time.monotonic()
+        self._up_s = _now_s()
         self.connects += 1
-        # Answers to what waits here may come at once: not every broker works through packets in order, so
-        # nothing goes out before the subscriptions stand.
+        # Answers to the waiting messages may arrive at once, and not every broker handles packets in order:
+        # so nothing is sent before the subscriptions are granted.
         self._subscriptions.begin()
         self._pump()
         if self._on_up is not None:
-            self._on_up(greeting.session_present)
+            self._on_up(connack.session_present)
         return reason(0)
 
-    def _lost(self, said: Reason | None) -> None:
+    def _lost(self, given: Reason | None) -> None:
         if not self._up.is_set():
             return
-        why = LOST if said is None or not said.failed else said
+        why = LOST if given is None or not given.failed else given
         self._up.clear()
+        self._end_drain()
         self._subscriptions.lost()
         if self._down is not None and not self._down.done():
             self._down.set_result(why)
@@ -359,6 +371,12 @@ class Connection:
     def _pump(self) -> None:
         if self.connected and self._engine is not None and self._subscriptions.settled:
             self._sending.pump(self._engine)
+        if not self._sending:
+            self._end_drain()
+
+    def _end_drain(self) -> None:
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
 
     def _acknowledged(self, packet_id: int, verdict: Reason) -> None:
         self._sending.acknowledged(packet_id, verdict)
@@ -368,6 +386,14 @@ class Connection:
         assert self._engine is not None
         return self._engine.subscribe(filters)
 
-    def _granted_by_broker(self, packet_id: int, verdicts: Sequence[Reason]) -> None:
+    def _granted(self, packet_id: int, verdicts: Sequence[Reason]) -> None:
         self._subscriptions.granted(packet_id, verdicts)
         self._pump()
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _call_later(delay_s: float, function: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_later(delay_s, function)

@@ -1,7 +1,7 @@
-"""What a failed connection to a broker means: one line that says what was found, one that says what to do.
+"""Why a connection to a broker failed: one line that says what was found, one that says what to do.
 
-Promises to do no I/O: exceptions and reasons in, words out. What only a second look can tell (a plain port
-spoken to in TLS, a name that is on the broker's certificate) is for whoever looks, and is passed in.
+Does no I/O: exceptions and reasons in, words out. What only a second look at the broker can tell (whether a
+port speaks TLS, which names are on the certificate) is looked up by the caller and passed in.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _WANTS_CERTIFICATE: Final = ("CERTIFICATE_REQUIRED", "HANDSHAKE_FAILURE")
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class Diagnosis:
     """Why there is no connection.
 
     Attributes
     ----------
     kind
-        One word for programs and tests: `dns`, `refused`, `timeout`, `unreachable`, `clock`,
+        The cause in one word, for programs and tests: `dns`, `refused`, `timeout`, `unreachable`, `clock`,
         `expired`, `issuer`, `hostname`, `certificate`, `not_tls`, `tls`, `tls_only`,
         `password`, `not_authorized`, `client_id`, `silence`, `busy`, `broker`.
     message
@@ -47,7 +47,7 @@ class Failure:
     hint
         What to do about it.
     passing
-        It may mend itself: the network or the time of day may still come.
+        Whether the cause may go away by itself: the network or the clock may still come up.
     """
 
     kind: str
@@ -56,23 +56,23 @@ class Failure:
     passing: bool = False
 
 
-def explain_error(error: OSError, settings: BrokerSettings, *, names: tuple[str, ...] = ()) -> Failure:
+def diagnose_error(error: OSError, settings: BrokerSettings, *, names: tuple[str, ...] = ()) -> Diagnosis:
     """Explain why no connection could be made.
 
     Parameters
     ----------
     error
-        What `transport.open_socket` raised; ssl.SSLError is an OSError too.
+        What `transport.open_socket` raised; ssl.SSLError is an OSError.
     names
-        The names on the broker's certificate, where somebody looked.
+        The names on the broker's certificate, if they were looked up.
     """
     where = settings.url
     if isinstance(error, ssl.SSLCertVerificationError):
-        return _explain_certificate(error, settings, names)
+        return _diagnose_certificate(error, settings, names)
     if isinstance(error, ssl.SSLError):
-        return _explain_tls(error, settings)
+        return _diagnose_tls(error, settings)
     if isinstance(error, socket.gaierror):
-        return Failure(
+        return Diagnosis(
             "dns",
             f"no address is known for the broker's name {settings.host} ({error.strerror})",
             f"check the name and this device's DNS: getent hosts {settings.host}",
@@ -80,166 +80,168 @@ def explain_error(error: OSError, settings: BrokerSettings, *, names: tuple[str,
         )
     if isinstance(error, ConnectionRefusedError):
         other = 8883 if settings.tls is None else 1883
-        return Failure(
+        return Diagnosis(
             "refused",
-            f"nobody listens at {where}: connection refused",
-            f"check that the broker runs and which port it listens on ({settings.port} was tried; {other} is "
-            f"usual {'with' if other == 8883 else 'without'} TLS)",
+            f"nothing listens at {where}: connection refused",
+            f"check that the broker runs, and its port ({settings.port} was tried; {other} is usual "
+            f"{'with' if other == 8883 else 'without'} TLS)",
             passing=True,
         )
     if isinstance(error, TimeoutError) or error.errno == errno.ETIMEDOUT:
-        return Failure(
+        return Diagnosis(
             "timeout",
             f"no answer from {where} within {settings.connect_timeout_s:g} s",
             "check the address, and that no firewall is between this device and the broker",
             passing=True,
         )
     if isinstance(error, ConnectionResetError | BrokenPipeError):
-        return Failure(
+        return Diagnosis(
             "silence",
-            f"{where} ended the connection while it was being made",
-            "check the port, and the broker's own log",
+            f"{where} closed the connection during connecting",
+            "check the port and the broker's log",
         )
     words = os.strerror(error.errno) if error.errno else str(error)
-    return Failure(
-        "unreachable", f"no way to {where}: {words}", "check this device's network: ip route", passing=True
+    return Diagnosis(
+        "unreachable", f"cannot reach {where}: {words}", "check this device's network: ip route", passing=True
     )
 
 
 def describe(error: BaseException, settings: BrokerSettings) -> str:
-    """Say in a few words what an exception of a connection attempt means, and where it helps what to do."""
+    """Return in a few words what an exception of a connection attempt means, with a hint if there is one."""
     if isinstance(error, ssl.SSLError):
-        failure = explain_error(error, settings)
-        return f"{failure.message}; {failure.hint}"
+        diagnosis = diagnose_error(error, settings)
+        return f"{diagnosis.message}; {diagnosis.hint}"
     if isinstance(error, EdgeError) and error.hint is not None:
         return f"{error}; {error.hint}"
     if isinstance(error, TimeoutError) and not error.args:
         return "no answer in time"
     if isinstance(error, ConnectionError) and error.errno:
-        return os.strerror(error.errno)  # asyncio puts its own words in place of these
+        return os.strerror(error.errno)  # asyncio replaces these words with its own
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error) or type(error).__name__
 
 
-def explain_reason(why: Reason, settings: BrokerSettings) -> Failure:
-    """Explain why a broker that was reached did not take us."""
+def diagnose_refusal(why: Reason, settings: BrokerSettings) -> Diagnosis:
+    """Explain why a broker that was reached did not accept us."""
     who = "no user name" if settings.username is None else f"the user name {settings.username}"
     match why.code:
         case 0x86 | 0x87 if settings.username is None:
             own = settings.tls is not None and settings.tls.certificate is not None
-            return Failure(
+            return Diagnosis(
                 "not_authorized",
-                f"the broker at {settings.url} does not take a client with no user name: {why}",
-                "the certificate is in order, its name is unknown to the broker: see its access list"
+                f"the broker at {settings.url} does not accept a client without a user name: {why}",
+                "the certificate is valid, but the broker does not know its name: check the access list"
                 if own
-                else "give --username and --password-file, or a certificate the broker knows",
+                else "give --username and --password-file, or a certificate that the broker knows",
             )
         case 0x86 | 0x87:
-            return Failure(
+            return Diagnosis(
                 "password" if why.code == 0x86 else "not_authorized",
-                f"the broker at {settings.url} does not take {who} with this password: {why}",
-                "check user name and password against the broker's (mosquitto: mosquitto_passwd)",
+                f"the broker at {settings.url} does not accept {who} with this password: {why}",
+                "check user name and password at the broker (mosquitto: mosquitto_passwd)",
             )
         case 0x85:
-            return Failure(
-                "client_id", f"the broker refuses the name of this client: {why}", "rename the device"
+            return Diagnosis(
+                "client_id", f"the broker refuses this client's name: {why}", "rename the device"
             )
         case 0x8A:
-            return Failure(
-                "broker", f"the broker has banned this client: {why}", "ask whoever runs the broker"
+            return Diagnosis(
+                "broker", f"the broker has banned this client: {why}", "ask the broker's operator"
             )
     if why.connecting is Action.RETRY:
-        return Failure(
+        return Diagnosis(
             "busy", f"the broker at {settings.url} is not ready: {why}", "try again later", passing=True
         )
     if why.connecting is Action.FALL_BACK:
-        return Failure(
+        return Diagnosis(
             "silence",
-            f"{settings.url} does not answer as an MQTT broker does: {why}",
-            "check the port, and broker.protocol if one is set",
+            f"{settings.url} does not answer like an MQTT broker: {why}",
+            "check the port, and broker.protocol if it is set",
         )
-    return Failure("broker", f"the broker at {settings.url} refused: {why}", "see the broker's own log")
+    return Diagnosis("broker", f"the broker at {settings.url} refused: {why}", "check the broker's log")
 
 
-def not_tls(settings: BrokerSettings) -> Failure:
-    """Explain a plain port that was spoken to in TLS."""
-    return Failure(
+def not_tls(settings: BrokerSettings) -> Diagnosis:
+    """Explain a connection with TLS to a port without TLS."""
+    return Diagnosis(
         "not_tls",
-        f"port {settings.port} of {settings.host} does not speak TLS, and mqtts:// was asked for",
-        "give the broker's TLS port (usually 8883); mqtt:// would send everything in the clear",
+        f"expected TLS on port {settings.port} of {settings.host} (mqtts://), got a plain port",
+        "give the broker's TLS port (usually 8883); mqtt:// would send everything unencrypted",
     )
 
 
-def tls_only(settings: BrokerSettings) -> Failure:
-    """Explain a TLS port that was spoken to in the clear."""
-    return Failure(
+def tls_only(settings: BrokerSettings) -> Diagnosis:
+    """Explain a connection without TLS to a port with TLS."""
+    return Diagnosis(
         "tls_only",
-        f"port {settings.port} of {settings.host} speaks TLS, and mqtt:// was asked for",
+        f"expected port {settings.port} of {settings.host} without TLS (mqtt://), got a TLS port",
         f"write mqtts://{settings.host}:{settings.port}",
     )
 
 
-def _explain_certificate(
+def _diagnose_certificate(
     error: ssl.SSLCertVerificationError, settings: BrokerSettings, names: tuple[str, ...]
-) -> Failure:
+) -> Diagnosis:
     today = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC"
     if error.verify_code == _NOT_YET_VALID:
-        return Failure(
+        return Diagnosis(
             "clock",
             f"the broker's certificate is not valid yet: this device's clock says {today}",
             "set the clock (timedatectl), or wait until it is synchronised",
             passing=True,
         )
     if error.verify_code == _EXPIRED:
-        return Failure(
+        return Diagnosis(
             "expired",
-            f"the broker's certificate has expired, by this device's clock ({today})",
-            "renew it at the broker; if the date is wrong here: timedatectl",
+            f"the broker's certificate has expired: this device's clock says {today}",
+            "renew it at the broker; if this device's date is wrong: timedatectl",
         )
     if error.verify_code in _OTHER_NAME:
-        stands = f"it is for {', '.join(names)}" if names else error.verify_message.rstrip(".")
-        return Failure(
+        issued_for = f"it is for {', '.join(names)}" if names else error.verify_message.rstrip(".")
+        return Diagnosis(
             "hostname",
-            f"the broker's certificate is not for {settings.host}: {stands}",
+            f"the broker's certificate is not for {settings.host}: {issued_for}",
             f"write mqtts://{names[0]}, or give the broker a certificate for {settings.host}"
             if names
             else f"give the broker a certificate for {settings.host}",
         )
     if error.verify_code in _UNKNOWN_ISSUER:
         ca = settings.tls.ca if settings.tls is not None else None
-        return Failure(
+        return Diagnosis(
             "issuer",
-            f"the broker's certificate was not issued by {ca or 'an authority that this system knows'}: "
+            f"the broker's certificate was not issued by {ca or 'an authority that this system trusts'}: "
             f"{error.verify_message}",
-            "give the authority that issued it: --ca, or broker.ca in the configuration",
+            "give the authority that issued it with --ca, or broker.ca in the configuration",
         )
-    return Failure(
+    return Diagnosis(
         "certificate",
-        f"the broker's certificate is refused: {error.verify_message}",
-        "see it with: openssl s_client -connect " + f"{settings.host}:{settings.port}",
+        f"the broker's certificate is not accepted: {error.verify_message}",
+        f"inspect it with: openssl s_client -connect {settings.host}:{settings.port}",
     )
 
 
-def _explain_tls(error: ssl.SSLError, settings: BrokerSettings) -> Failure:
+def _diagnose_tls(error: ssl.SSLError, settings: BrokerSettings) -> Diagnosis:
     name = error.reason or ""
     own = settings.tls.certificate if settings.tls is not None else None
     if name in _PLAIN_ANSWERS:
         return not_tls(settings)
     if own is None and any(part in name for part in _WANTS_CERTIFICATE):
-        return Failure(
+        return Diagnosis(
             "certificate",
-            f"the broker at {settings.url} asks for a certificate of this device",
-            "give it one with --certificate and --key",
+            f"the broker at {settings.url} requires a client certificate",
+            "give one with --certificate and --key",
         )
     if "ALERT" in name or "CERTIFICATE" in name:
-        return Failure(
+        return Diagnosis(
             "certificate",
             f"the broker at {settings.url} refuses this device's certificate {own or ''}: {name}".replace(
                 "  ", " "
             ),
-            "check who issued it, its dates, and what the broker's cafile holds",
+            "check its issuer, its dates, and the broker's cafile",
         )
-    return Failure(
-        "tls", f"no TLS with {settings.url}: {name or error}", "check the port, and the broker's own log"
+    return Diagnosis(
+        "tls",
+        f"the TLS handshake with {settings.url} failed: {name or error}",
+        "check the port and the broker's log",
     )

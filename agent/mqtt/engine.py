@@ -1,9 +1,11 @@
-"""The MQTT library on an asyncio event loop: one session of one protocol version.
+"""paho on an asyncio event loop: one session of one protocol version.
 
-paho keeps the protocol's state (packet identifiers, what is unacknowledged, keep-alive) and sends what is
-under way again with its original identifier after a reconnection. It gets its socket connected and shaken
-hands, is called when that is readable or writable, and runs no thread. What every message goes through is
-replaced in `paho_client`, the other file that imports it.
+paho keeps the protocol's state (packet identifiers, unacknowledged messages, keep-alive) and sends messages
+in flight again with their original identifiers after a reconnection. It gets a socket that is connected and
+through its TLS handshake, is called when that socket is readable or writable, and runs no thread. The methods
+that every message passes through are replaced in `paho_client`, the only other file that imports paho.
+
+No I/O happens here: the socket passed to `connect` reads, writes and watches itself.
 """
 
 from __future__ import annotations
@@ -29,22 +31,22 @@ from agent.mqtt.transport import BrokerSocket
 
 MQTT_5: Final = 5
 MQTT_3_1_1: Final = 4
-# A packet identifier may belong to a message that has waited for 65535 others; then the next one is taken.
+# An identifier may still belong to a message sent 65535 messages ago; then the next one is tried.
 _MAX_PACKET_IDS: Final = 65535
 
 
 @dataclass(frozen=True, slots=True)
-class Greeting:
-    """The broker's CONNACK; without a reason it ended the connection and said nothing.
+class Connack:
+    """The broker's answer to CONNECT.
 
     Attributes
     ----------
     reason
-        Its verdict.
+        The broker's verdict; None if it ended the connection without a CONNACK.
     session_present
-        It kept our session.
+        Whether the broker still had our session.
     receive_maximum
-        Messages of QoS 1 it takes before it acknowledges one.
+        How many QoS 1 messages the broker accepts before it acknowledges one.
     """
 
     reason: Reason | None
@@ -54,18 +56,19 @@ class Greeting:
 
 @dataclass(frozen=True, slots=True)
 class Callbacks:
-    """Where an engine reports; all are called in the event loop and must not raise.
+    """What an engine calls, in the event loop; none may raise.
 
     Attributes
     ----------
     message
-        One came.
+        Called with each received message.
     acknowledged
-        The broker's verdict on the message of this packet identifier.
+        Called with a packet identifier and the broker's verdict on that message.
     granted
-        Its verdicts on the filters of this SUBSCRIBE.
+        Called with the packet identifier of a SUBSCRIBE and the broker's verdict on each of its filters.
     lost
-        The connection is gone: its reason, or None when nothing was said.
+        Called once when an accepted connection is gone, with the broker's reason, or None if it gave none;
+        not called after `Engine.disconnect` and `Engine.drop`.
     """
 
     message: Callable[[Message], None]
@@ -90,17 +93,17 @@ class Engine:
     Parameters
     ----------
     client_id
-        Its name at the broker.
+        The session's name at the broker.
     version
         5, or 4 for 3.1.1.
     callbacks
-        Where to report.
+        What to call.
     persistent
-        Whether the broker keeps the session while nobody is connected.
+        Whether the broker keeps the session while the client is away.
     will
-        Left with the broker at each connect.
+        Sent to the broker with each CONNECT.
     bare
-        Introduce ourselves with nothing but the version: neither properties nor credentials.
+        Send a CONNECT with only the version in it: neither properties nor credentials.
     """
 
     def __init__(
@@ -118,11 +121,10 @@ class Engine:
         self._persistent = persistent
         self._bare = bare
         self._callbacks = callbacks
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._socket: BrokerSocket | None = None
-        self._writer_added = False
         self._reading = False
-        self._greeting: asyncio.Future[Greeting] | None = None
+        self._accepted = False
+        self._connack: asyncio.Future[Connack] | None = None
         client = PahoClient(
             CallbackAPIVersion.VERSION2,
             client_id=client_id,
@@ -131,32 +133,30 @@ class Engine:
             reconnect_on_failure=False,
             manual_ack=True,
         )
-        client.max_inflight_messages = 0  # no limit and no search: the owner counts what is under way
+        client.max_inflight_messages = 0  # no limit and no search: the owner counts the messages in flight
         client.packet_received = self._received
-        client.on_connect = self._greeted
+        client.on_connect = self._connected
         client.on_disconnect = self._disconnected
-        client.packet_acknowledged = self._published
+        client.packet_acknowledged = self._acknowledged
         client.on_subscribe = self._subscribed
-        client.on_socket_close = self._closing
-        client.on_socket_register_write = self._want_write
-        client.on_socket_unregister_write = self._unwant_write
+        client.on_socket_register_write = self._write_requested
+        client.on_socket_unregister_write = self._write_done
         if will is not None:
             client.will_set(will.topic, will.payload, will.qos, will.retain)
         self._client = client
 
-    async def greet(
+    async def connect(
         self, sock: BrokerSocket, epoch: int, settings: BrokerSettings, password: str | None = None
-    ) -> Greeting:
-        """Take over a connected socket, introduce ourselves, and return the broker's answer.
+    ) -> Connack:
+        """Take over a connected socket, send CONNECT, and return the broker's answer.
 
-        Messages that come over it bear the number `epoch`. After a refusal, and when cancelled, the socket is
-        closed.
+        Messages received over this socket carry the number `epoch`. The socket is closed
+        after a refusal and on cancellation.
         """
-        self._loop = loop = asyncio.get_running_loop()
         self.drop()
         self._epoch = epoch
         self._socket = sock
-        self._greeting = loop.create_future()
+        self._connack = asyncio.get_running_loop().create_future()
         client = self._client
         client.next_socket = sock
         options: dict[str, Any] = {}
@@ -172,26 +172,28 @@ class Engine:
                 properties.SessionExpiryInterval = settings.session_expiry_s
             options = {"clean_start": not self._persistent, "properties": properties}
         client.connect_async(settings.host, settings.port, keepalive=settings.keepalive_s, **options)
-        loop.add_reader(sock.fileno(), self._readable)
+        sock.watch(self._readable)
         try:
             client.reconnect()
-            greeting = await self._greeting
+            answer = await self._connack
         except BaseException:
             self.drop()
             raise
-        if greeting.reason is None or greeting.reason.failed:
+        if answer.reason is None or answer.reason.failed:
             self.drop()
-        return greeting
+        return answer
 
     @property
     def connected(self) -> bool:
-        """Whether there is a socket."""
+        """Whether the engine has a socket."""
         return self._socket is not None
 
     def publish(
         self, topic: str, payload: bytes, *, qos: int, retain: bool, properties: Properties
     ) -> int | None:
-        """Hand one message over; return its packet identifier, or None without a connection."""
+        """Send one message; return its packet identifier, or None without a connection."""
+        if self._socket is None:
+            return None
         packed = PackedProperties(encode(properties)) if self.version == MQTT_5 else None
         for _ in range(_MAX_PACKET_IDS):
             info = self._client.publish(topic, payload, qos, retain, packed)
@@ -202,11 +204,11 @@ class Engine:
         return None
 
     def ack(self, packet_id: int) -> None:
-        """Acknowledge a received message of QoS 1."""
+        """Acknowledge a received QoS 1 message."""
         self._client.ack(packet_id, 1)
 
     def subscribe(self, filters: Sequence[tuple[str, int]]) -> int | None:
-        """Ask for filters, each with its largest QoS; return the packet's identifier."""
+        """Send a SUBSCRIBE for filters, each with its largest QoS; return its packet identifier."""
         wanted: list[tuple[str, Any]] = list(filters)
         if self.version == MQTT_5:
             wanted = [(text, SubscribeOptions(qos=qos)) for text, qos in filters]
@@ -217,35 +219,25 @@ class Engine:
         self._client.unsubscribe(topic_filter)
 
     def disconnect(self) -> None:
-        """Say goodbye, so that the will is forgotten, and close."""
+        """Send DISCONNECT, so that the broker discards the will, and close the socket."""
+        self._accepted = False  # so that this is not reported as a loss
         if self._socket is not None:
             self._client.disconnect()
             self._flush()
         self.drop()
 
     def keep_alive(self) -> None:
-        """Send a ping when one is due, and notice a broker that does not answer; to be called each second."""
+        """Send a ping if one is due, and drop a broker that does not answer; call this every second."""
         self._client.loop_misc()
 
     def drop(self) -> None:
-        """Close the socket without a word to the broker."""
+        """Close the socket without sending DISCONNECT."""
+        self._accepted = False
         sock, self._socket = self._socket, None
-        if sock is None:
-            return
-        self._unwatch(sock)
-        sock.close()
+        if sock is not None:
+            sock.close()
 
-    def _unwatch(self, sock: BrokerSocket) -> None:
-        # Before it is closed: the next socket may get its number, and the selector would take it for this
-        # one.
-        fd = sock.fileno()
-        loop = self._loop
-        if fd >= 0 and loop is not None and not loop.is_closed():
-            loop.remove_reader(fd)
-            loop.remove_writer(fd)
-        self._writer_added = False
-
-    # Called by the event loop.
+    # Called by the socket.
 
     def _readable(self) -> None:
         sock = self._socket
@@ -254,7 +246,7 @@ class Engine:
         sock.wake()
         self._reading = True
         try:
-            # What the buffers of socket and TLS hold the kernel will not wake us for.
+            # The kernel does not report bytes that are already in the buffers of the socket and of TLS.
             while self._socket is not None:
                 self._client.loop_read()
                 if self._socket is None or not self._socket.pending():
@@ -267,31 +259,25 @@ class Engine:
     def _flush(self) -> None:
         if self._socket is not None:
             self._client.loop_write()
-        if self._socket is not None and self._client.want_write() and not self._writer_added:
-            asyncio.get_running_loop().add_writer(self._socket.fileno(), self._flush)
-            self._writer_added = True
+        if self._socket is not None and self._client.want_write():
+            self._socket.watch_writing(self._flush)
 
     # Called by paho.
 
-    def _want_write(self, _client: object, _data: object, _sock: object) -> None:
-        # What answers packets that came goes out together when all of them are taken, anything else at once;
-        # the selector is only asked when the socket's buffer is full.
+    def _write_requested(self, _client: object, _data: object, _sock: object) -> None:
+        # Answers to received packets go out together once all are read; anything else goes out at once. The
+        # selector is asked only when the socket's buffer is full.
         if not self._reading:
             self._flush()
 
-    def _unwant_write(self, _client: object, _data: object, _sock: object) -> None:
-        if self._writer_added and self._socket is not None:
-            asyncio.get_running_loop().remove_writer(self._socket.fileno())
-            self._writer_added = False
-
-    def _closing(self, _client: object, _data: object, sock: object) -> None:
-        if sock is self._socket and self._socket is not None:
-            self._unwatch(self._socket)
+    def _write_done(self, _client: object, _data: object, _sock: object) -> None:
+        if self._socket is not None:
+            self._socket.unwatch_writing()
 
     def _received(self, flags: int, packet: bytes) -> None:
         self._callbacks.message(decode_publish(flags, packet, version=self.version, epoch=self._epoch))
 
-    def _greeted(
+    def _connected(
         self,
         _client: object,
         _data: object,
@@ -299,9 +285,10 @@ class Engine:
         code: ReasonCode,
         properties: PahoProperties | None,
     ) -> None:
-        if self._greeting is not None and not self._greeting.done():
+        if self._connack is not None and not self._connack.done():
+            self._accepted = not reason(code.value).failed
             limit = getattr(properties, "ReceiveMaximum", 65535)
-            self._greeting.set_result(Greeting(reason(code.value), flags.session_present, limit))
+            self._connack.set_result(Connack(reason(code.value), flags.session_present, limit))
 
     def _disconnected(
         self,
@@ -311,14 +298,15 @@ class Engine:
         code: ReasonCode,
         _properties: object,
     ) -> None:
+        was_accepted = self._accepted
         self.drop()
-        said = reason(code.value) if flags.is_disconnect_packet_from_server else None
-        if self._greeting is not None and not self._greeting.done():
-            self._greeting.set_result(Greeting(said))
-        else:
-            self._callbacks.lost(said)
+        why = reason(code.value) if flags.is_disconnect_packet_from_server else None
+        if self._connack is not None and not self._connack.done():
+            self._connack.set_result(Connack(why))
+        elif was_accepted:
+            self._callbacks.lost(why)
 
-    def _published(self, packet_id: int, code: int) -> None:
+    def _acknowledged(self, packet_id: int, code: int) -> None:
         self._callbacks.acknowledged(packet_id, reason(code))
 
     def _subscribed(

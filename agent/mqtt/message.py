@@ -1,7 +1,7 @@
-"""What arrives and what is left behind: one received message, and the will.
+"""Received messages, and the will.
 
-The decoder takes a PUBLISH packet without its fixed header and copies the payload once; the library's own
-makes four copies of it and spends 0.4 ms on a 600 KB tensor.
+The decoder takes a PUBLISH packet without its fixed header and copies the payload once; paho's own decoder
+makes four copies and spends 0.4 ms on a 600 KB tensor.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ _RETAIN: Final = 0x01
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What an acknowledgement needs of a message, without its payload.
+    """What is needed to acknowledge a message, without its payload.
 
     Attributes
     ----------
-    packet_id, epoch
-        An identifier is good for the connection it came over and no other.
+    packet_id
+        The message's identifier, valid only on the connection it came over.
+    epoch
+        The number of that connection.
     """
 
     packet_id: int
@@ -38,9 +40,9 @@ class Message:
     Attributes
     ----------
     topic, payload, qos, retain, dup, properties
-        As they came.
+        As received.
     receipt
-        For its acknowledgement; None at QoS 0.
+        For the acknowledgement; None at QoS 0.
     """
 
     topic: str
@@ -54,7 +56,13 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Will:
-    """What the broker says for a client that vanished."""
+    """The message that the broker publishes when the client vanishes.
+
+    Attributes
+    ----------
+    topic, payload, qos, retain
+        Of that message.
+    """
 
     topic: str
     payload: bytes
@@ -70,7 +78,7 @@ def decode_publish(flags: int, packet: bytes | bytearray, *, version: int, epoch
     flags
         The first byte of the fixed header.
     packet
-        Everything behind the fixed header.
+        Everything after the fixed header.
     version
         5 or 4 (for 3.1.1).
     epoch
@@ -79,6 +87,7 @@ def decode_publish(flags: int, packet: bytes | bytearray, *, version: int, epoch
     Raises
     ------
     MalformedPacketError
+        If the packet breaks the rules of MQTT.
     """
     view = memoryview(packet)
     qos = (flags & _QOS) >> 1
@@ -86,11 +95,11 @@ def decode_publish(flags: int, packet: bytes | bytearray, *, version: int, epoch
     if qos > 1:
         raise MalformedPacketError(f"expected QoS 0 or 1, as subscribed, got {qos}")
     if at + 2 * qos > len(view):
-        raise MalformedPacketError("the topic runs over the end of the packet")
+        raise MalformedPacketError("the topic runs past the end of the packet")
     try:
         topic = str(view[2:at], "utf-8")
     except UnicodeDecodeError as error:
-        raise MalformedPacketError(f"the topic is no UTF-8: {error}") from error
+        raise MalformedPacketError(f"expected a topic in UTF-8: {error}") from error
     receipt = None
     if qos:
         receipt = Receipt(int.from_bytes(view[at : at + 2], "big"), epoch)
@@ -99,7 +108,7 @@ def decode_publish(flags: int, packet: bytes | bytearray, *, version: int, epoch
     if version == 5:
         properties, at = decode(view, at)
     if not topic:
-        raise MalformedPacketError("an empty topic: no topic alias was ever granted")
+        raise MalformedPacketError("expected a topic, got none: we never grant a topic alias")
     return Message(
         topic=topic,
         payload=bytes(view[at:]),

@@ -1,23 +1,26 @@
-"""Getting to a greeting: open a socket, introduce ourselves, and find the version that the broker speaks.
+"""Connecting: open a socket, send CONNECT, and find the MQTT version that the broker speaks.
 
-MQTT 5 first. A broker that refuses it in so many words is asked in 3.1.1 and never in 5 again; one that only
-falls silent is probed, for some take MQTT 5's properties for the client's name and wait for more.
+MQTT 5 first. A broker that refuses it explicitly is asked in 3.1.1 and never in 5 again. A broker that stays
+silent is probed, because some take the properties of MQTT 5 for the client's name and wait for more bytes.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
-from agent.mqtt.engine import MQTT_3_1_1, MQTT_5, Callbacks, Engine, Greeting
+from agent.mqtt.engine import MQTT_3_1_1, MQTT_5, Callbacks, Connack, Engine
 from agent.mqtt.reason_codes import SILENCE, Action, Reason
 from agent.mqtt.settings import BrokerSettings, read_secret
-from agent.mqtt.transport import open_socket
+from agent.mqtt.transport import BrokerSocket
+
+# Opens a connected socket to a broker: `transport.open_socket`, or a test's.
+SocketOpener = Callable[[BrokerSettings], Awaitable[BrokerSocket]]
 
 _VERSIONS: Final = {"5": (MQTT_5,), "3.1.1": (MQTT_3_1_1,), "auto": (MQTT_5, MQTT_3_1_1)}
-# Longer than most brokers take to greet, short enough for somebody who waits at a command line.
-_PROBE_AFTER_S: Final = 0.3
+# Longer than most brokers take to answer, short enough for a user who waits at a command line.
+PROBE_AFTER_S: Final = 0.3
 
 
 class Negotiation:
@@ -28,36 +31,40 @@ class Negotiation:
     settings
         The broker.
     engine_of
-        Returns the session that is to introduce itself in a version.
-    greeted
-        Called with version, session and greeting when the broker has accepted; its result is the attempt's.
+        Returns the session that is to connect with a version.
+    accepted
+        Called with session and CONNACK when the broker has accepted; its result is the attempt's result.
+    open_socket
+        Opens a socket to the broker.
     """
 
     def __init__(
         self,
         settings: BrokerSettings,
         engine_of: Callable[[int], Engine],
-        greeted: Callable[[Engine, Greeting], Reason],
+        accepted: Callable[[Engine, Connack], Reason],
+        open_socket: SocketOpener,
     ) -> None:
         self.epoch = 0
         self._settings = settings
         self._engine_of = engine_of
-        self._greeted = greeted
+        self._accepted = accepted
+        self._open_socket = open_socket
         self._versions: tuple[int, ...] = _VERSIONS[settings.protocol]
         self._spoke_5 = False
 
     @property
     def first_version(self) -> int:
-        """What is tried first."""
+        """The version that is tried first."""
         return self._versions[0]
 
     async def attempt(self, limit_s: float) -> Reason:
-        """Try to connect with each version that may be tried, and return the broker's last word.
+        """Try to connect with each version that may be tried, and return the broker's last answer.
 
         Raises
         ------
         OSError
-            If it cannot be reached.
+            If the broker cannot be reached.
         ConfigError
             If a file with a secret or certificate cannot be used.
         """
@@ -67,19 +74,19 @@ class Negotiation:
             password = settings.password
             if settings.password_file is not None:
                 password = read_secret(settings.password_file)
-            sock = await open_socket(settings)
+            sock = await self._open_socket(settings)
             engine = self._engine_of(version)
             self.epoch += 1
             last = version == self._versions[-1]
-            greeting = asyncio.ensure_future(engine.greet(sock, self.epoch, settings, password))
+            answering = asyncio.ensure_future(engine.connect(sock, self.epoch, settings, password))
             try:
                 async with asyncio.timeout(limit_s if last else limit_s / 2):
                     if not last and not self._spoke_5:
-                        await asyncio.wait([greeting], timeout=_PROBE_AFTER_S)
-                        if not greeting.done() and await self._refuses_5():
+                        await asyncio.wait([answering], timeout=PROBE_AFTER_S)
+                        if not answering.done() and await self._refuses_5():
                             self._versions = (MQTT_3_1_1,)
                             continue
-                    answer = await greeting
+                    answer = await answering
                 if answer.reason is None and sock.tls_error is not None:
                     raise sock.tls_error
             except TimeoutError:
@@ -88,18 +95,18 @@ class Negotiation:
                 why = answer.reason or SILENCE
                 if not why.failed:
                     self._spoke_5 = self._spoke_5 or (version == MQTT_5 and engine.connected)
-                    return self._greeted(engine, answer)
+                    return self._accepted(engine, answer)
             finally:
-                greeting.cancel()
+                answering.cancel()
             if why.connecting is not Action.FALL_BACK or (why is SILENCE and self._spoke_5):
                 return why
             if why is not SILENCE and not last:
-                self._versions = (MQTT_3_1_1,)  # said in so many words: not asked again
+                self._versions = (MQTT_3_1_1,)  # refused explicitly: not asked again
         return why
 
     async def _refuses_5(self) -> bool:
-        """Ask with the shortest CONNECT there is whether the broker refuses MQTT 5."""
+        """Ask with the shortest possible CONNECT whether the broker refuses MQTT 5."""
         probe = Engine("", MQTT_5, callbacks=Callbacks.ignore(), bare=True)
-        greeting = await probe.greet(await open_socket(self._settings), 0, self._settings)
+        answer = await probe.connect(await self._open_socket(self._settings), 0, self._settings)
         probe.disconnect()
-        return greeting.reason is not None and greeting.reason.connecting is Action.FALL_BACK
+        return answer.reason is not None and answer.reason.connecting is Action.FALL_BACK

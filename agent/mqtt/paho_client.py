@@ -1,10 +1,13 @@
-"""paho's client, with the methods that every message goes through replaced.
+"""paho's client, with the methods that every message passes through replaced.
 
-paho reads a packet a byte at a time, makes properties and reason codes as objects that check themselves, and
-writes each packet with a system call of its own: half of what a request costs the agent. What is replaced
-here reads whole packets from what has arrived, decodes PUBLISH and PUBACK, and writes all that waits at
-once. Connecting, subscribing, packet identifiers, keep-alive and sending again after a reconnection stay
-paho's.
+paho reads a packet one byte at a time, represents properties and reason codes as objects that check
+themselves, and writes each packet with its own system call: half of what a request costs the agent.
+The replacements read whole packets from the bytes that have arrived, decode PUBLISH and PUBACK, and
+write all waiting packets at once. Connecting, subscribing, packet identifiers, keep-alive and sending
+again after a reconnection remain paho's.
+
+These methods and attributes are private to paho and may change with any release, so pyproject.toml pins
+paho's minor version (docs/decisions/0003), and tests/agent/mqtt/test_paho_client.py lists them.
 """
 
 from __future__ import annotations
@@ -29,32 +32,32 @@ _PUBLISH: Final = 0x30
 _PUBACK: Final = 0x40
 _DISCONNECT: Final = 0xE0
 _KIND: Final = 0xF0
-# What goes out with one call: small packets are joined, a large one goes alone and is not copied.
+# The most that is written with one call: small packets are joined; a large one is sent by itself, uncopied.
 _JOINED_BYTES: Final = 64 << 10
 
 
 class PackedProperties(PahoProperties):
-    """Properties that are encoded already: paho's own encoder takes 50 us for five of them."""
+    """Properties that are already encoded: paho's own encoder takes 50 us for five of them."""
 
-    def __init__(self, packed: bytes) -> None:  # the base's attributes are what makes it slow
+    def __init__(self, packed: bytes) -> None:  # skips the base class, whose attributes make it slow
         object.__setattr__(self, "packed", packed)
 
     def pack(self) -> bytes:
-        """Return them."""
+        """Return the encoded properties."""
         return cast(bytes, object.__getattribute__(self, "packed"))
 
 
 class PahoClient(paho.Client):
-    """The client; the engine sets these three before it connects.
+    """The client; the engine sets these three attributes before it connects.
 
     Attributes
     ----------
     next_socket
-        What `reconnect` takes: connected, and shaken hands.
+        The socket that `reconnect` uses: connected, and through its TLS handshake.
     packet_received
-        Called with a PUBLISH packet's first byte and all behind its fixed header.
+        Called with a PUBLISH packet's first byte and everything after its fixed header.
     packet_acknowledged
-        Called with the packet identifier and reason code of a PUBACK for what is under way.
+        Called with the packet identifier and reason code of a PUBACK for a message in flight.
     """
 
     next_socket: BrokerSocket | None = None
@@ -62,7 +65,7 @@ class PahoClient(paho.Client):
     packet_acknowledged: Callable[[int, int], None]
 
     def _create_socket(self) -> paho.SocketLike:
-        # paho's own way blocks the loop for as long as the network likes.
+        # paho's own method connects with a blocking call, however long that takes.
         assert self.next_socket is not None
         return self.next_socket
 
@@ -78,15 +81,15 @@ class PahoClient(paho.Client):
             _log.debug("receiving from the broker: %s", error)
             return MQTTErrorCode.MQTT_ERR_CONN_LOST
         if packet is None:
-            # Not all of it is there: paho collects it.
+            # The packet is incomplete: paho collects the rest.
             return super()._packet_read()
         flags, body = packet
         kind = flags & _KIND
         self._last_bytes_received = time.monotonic()
         if kind == _PUBLISH:
-            return self._publish_came(flags, body)
+            return self._publish_received(flags, body)
         if kind == _PUBACK:
-            return self._puback_came(body)
+            return self._puback_received(body)
         whole = cast(dict[str, Any], self._in_packet)
         whole |= {"command": flags, "remaining_length": len(body), "packet": bytearray(body), "pos": 0}
         try:
@@ -98,16 +101,16 @@ class PahoClient(paho.Client):
             whole |= {"command": 0, "remaining_length": 0, "packet": bytearray()}
 
     def _handle_publish(self) -> MQTTErrorCode:
-        # One that came in pieces. paho's own decoder copies the payload four times.
+        # A packet that arrived in pieces. paho's own decoder copies the payload four times.
         packet = cast(dict[str, Any], self._in_packet)
-        return self._publish_came(packet["command"], packet["packet"])
+        return self._publish_received(packet["command"], packet["packet"])
 
     def _handle_pubackcomp(self, cmd: Any) -> MQTTErrorCode:  # noqa: ANN401 - paho's own type is a Literal
         if cmd != "PUBACK":
             return super()._handle_pubackcomp(cmd)
-        return self._puback_came(cast(dict[str, Any], self._in_packet)["packet"])
+        return self._puback_received(cast(dict[str, Any], self._in_packet)["packet"])
 
-    def _publish_came(self, flags: int, body: bytes) -> MQTTErrorCode:
+    def _publish_received(self, flags: int, body: bytes) -> MQTTErrorCode:
         try:
             self.packet_received(flags, body)
         except MalformedPacketError as error:
@@ -115,10 +118,10 @@ class PahoClient(paho.Client):
             return MQTTErrorCode.MQTT_ERR_PROTOCOL
         return MQTTErrorCode.MQTT_ERR_SUCCESS
 
-    def _puback_came(self, body: bytes) -> MQTTErrorCode:
-        """Take an acknowledgement (MQTT 5.0, 3.4): identifier, perhaps a code, perhaps properties."""
+    def _puback_received(self, body: bytes) -> MQTTErrorCode:
+        """Handle a PUBACK (MQTT 5.0, 3.4): an identifier, perhaps a code, perhaps properties."""
         if len(body) < 2:
-            _log.warning("the broker sent an acknowledgement of nothing, connection dropped")
+            _log.warning("the broker sent an acknowledgement without an identifier, connection dropped")
             return MQTTErrorCode.MQTT_ERR_PROTOCOL
         packet_id = int.from_bytes(body[:2], "big")
         if self._out_messages.pop(packet_id, None) is not None:

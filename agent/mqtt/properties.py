@@ -1,8 +1,8 @@
 """The properties of a PUBLISH packet (MQTT 5.0, 3.3.2.3), decoded and encoded without copies of the payload.
 
-A core without sockets: bytes in, a frozen value out. What the agent does not use (topic aliases, subscription
-identifiers) is refused or skipped by the specification's rules: no alias is ever granted by us, so one that
-comes is a protocol error.
+A core without sockets: bytes in, a frozen value out. Properties that the agent does not use are
+treated by the rules of the specification: subscription identifiers are skipped, and a topic alias is a
+protocol error, because we never grant one.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Final
 
 from agent.errors import MalformedPacketError
 
-# What the specification allows in a two-byte length.
+# The largest value of a two-byte length.
 MAX_STRING_BYTES: Final = 65535
-# A request carries a handful of user properties; more than this many is somebody trying something.
+# A request carries a handful of user properties; more than this is an attack.
 MAX_USER_PROPERTIES: Final = 256
 MAX_EXPIRY_S: Final = 2**32 - 1
 
@@ -29,20 +29,20 @@ _USER_PROPERTY: Final = 0x26
 
 @dataclass(frozen=True, slots=True)
 class Properties:
-    """What travels beside a payload; with MQTT 3.1.1 all of it is empty.
+    """The properties of a message; all are empty with MQTT 3.1.1.
 
     Attributes
     ----------
     content_type
         The payload's media type.
     response_topic, correlation_data
-        Where an answer should go, and what it must echo.
+        The topic for an answer, and the bytes that the answer must repeat.
     expiry_s
-        Seconds until the message is worth nothing.
+        Seconds until the message expires.
     utf8
-        The payload is declared to be UTF-8 text.
+        Whether the payload is declared to be UTF-8 text.
     user
-        Pairs, in order; names may repeat.
+        User properties: pairs of name and value, in order; names may repeat.
     """
 
     content_type: str | None = None
@@ -53,11 +53,11 @@ class Properties:
     user: tuple[tuple[str, str], ...] = ()
 
     def first(self, name: str) -> str | None:
-        """Return the first user property of that name."""
+        """Return the value of the first user property of that name, or None."""
         return next((value for key, value in self.user if key == name), None)
 
     def all(self, name: str) -> tuple[str, ...]:
-        """Return every user property of that name, in order."""
+        """Return the values of all user properties of that name, in order."""
         return tuple(value for key, value in self.user if key == name)
 
 
@@ -65,7 +65,7 @@ EMPTY: Final = Properties()
 
 
 def encode(properties: Properties) -> bytes:
-    """Write properties with their length in front.
+    """Encode properties, preceded by their length.
 
     Raises
     ------
@@ -99,7 +99,7 @@ def encode(properties: Properties) -> bytes:
 
 
 def decode(packet: memoryview, start: int) -> tuple[Properties, int]:
-    """Read properties that begin at `start`, and return them with the offset behind them.
+    """Decode the properties that begin at `start`; return them and the offset after them.
 
     Raises
     ------
@@ -110,7 +110,7 @@ def decode(packet: memoryview, start: int) -> tuple[Properties, int]:
     end = at + length
     if end > len(packet):
         raise MalformedPacketError(
-            f"properties of {length} bytes in a packet that has {len(packet) - at} left"
+            f"expected properties of {length} bytes, got a packet with {len(packet) - at} left"
         )
     seen: set[int] = set()
     content_type: str | None = None
@@ -124,13 +124,15 @@ def decode(packet: memoryview, start: int) -> tuple[Properties, int]:
         at += 1
         if identifier == _USER_PROPERTY:
             if len(user) == MAX_USER_PROPERTIES:
-                raise MalformedPacketError(f"more than {MAX_USER_PROPERTIES} user properties")
+                raise MalformedPacketError(
+                    f"expected at most {MAX_USER_PROPERTIES} user properties, got more"
+                )
             name, at = _get_string(packet, at, end)
             value, at = _get_string(packet, at, end)
             user.append((name, value))
             continue
         if identifier in seen and identifier != _SUBSCRIPTION_ID:
-            raise MalformedPacketError(f"property 0x{identifier:02x} stands twice")
+            raise MalformedPacketError(f"property 0x{identifier:02x} is given twice")
         seen.add(identifier)
         if identifier == _RESPONSE_TOPIC:
             response_topic, at = _get_string(packet, at, end)
@@ -148,25 +150,27 @@ def decode(packet: memoryview, start: int) -> tuple[Properties, int]:
         elif identifier == _SUBSCRIPTION_ID:
             _, at = _decode_varint(packet, at)
         else:
-            raise MalformedPacketError(f"property 0x{identifier:02x} does not belong in a PUBLISH sent to us")
+            raise MalformedPacketError(
+                f"property 0x{identifier:02x} does not belong in a PUBLISH from a broker"
+            )
         if at > end:
-            raise MalformedPacketError("a property runs over the end of the properties")
+            raise MalformedPacketError("a property runs past the end of the properties")
     return Properties(content_type, response_topic, correlation_data, expiry_s, utf8, tuple(user)), end
 
 
 def _put(out: bytearray, value: bytes) -> None:
     if len(value) > MAX_STRING_BYTES:
-        raise ValueError(f"an MQTT string holds {MAX_STRING_BYTES} bytes, got {len(value)}")
+        raise ValueError(f"expected an MQTT string of at most {MAX_STRING_BYTES} bytes, got {len(value)}")
     out += len(value).to_bytes(2, "big")
     out += value
 
 
 def _get_bytes(packet: memoryview, at: int, end: int) -> tuple[bytes, int]:
-    behind = at + 2
-    stop = behind + int.from_bytes(packet[at:behind], "big")
-    if stop > end or behind > end:
-        raise MalformedPacketError("a string runs over the end of the properties")
-    return bytes(packet[behind:stop]), stop
+    begin = at + 2
+    stop = begin + int.from_bytes(packet[at:begin], "big")
+    if stop > end or begin > end:
+        raise MalformedPacketError("a string runs past the end of the properties")
+    return bytes(packet[begin:stop]), stop
 
 
 def _get_string(packet: memoryview, at: int, end: int) -> tuple[str, int]:
@@ -174,9 +178,9 @@ def _get_string(packet: memoryview, at: int, end: int) -> tuple[str, int]:
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:
-        raise MalformedPacketError(f"a string is no UTF-8: {error}") from error
+        raise MalformedPacketError(f"expected a string in UTF-8: {error}") from error
     if "\0" in text:  # MQTT 5.0, 1.5.4
-        raise MalformedPacketError("a string holds U+0000")
+        raise MalformedPacketError("a string contains U+0000")
     return text, stop
 
 
@@ -193,10 +197,10 @@ def _decode_varint(packet: memoryview, at: int) -> tuple[int, int]:
     value = 0
     for place in range(4):  # MQTT 5.0, 1.5.5: at most four bytes
         if at >= len(packet):
-            raise MalformedPacketError("a length runs over the end of the packet")
+            raise MalformedPacketError("a length runs past the end of the packet")
         byte = packet[at]
         at += 1
         value |= (byte & 0x7F) << (7 * place)
         if byte < 0x80:
             return value, at
-    raise MalformedPacketError("a length of more than four bytes")
+    raise MalformedPacketError("expected a length of at most four bytes, got more")

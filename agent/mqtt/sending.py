@@ -1,13 +1,14 @@
-"""What was published at QoS 1 and is not acknowledged: waiting its turn, or under way.
+"""QoS 1 messages that the broker has not acknowledged: waiting for their turn, or in flight.
 
-The library knows no Receive Maximum, so the window is kept here: no more is handed to it than the server
-takes. Both places are bounded; what does not fit is refused at once and never silently.
+paho does not know MQTT 5's Receive Maximum, so the window is kept here: paho never gets more messages than
+the server accepts. The queue is bounded; a message that does not fit is refused at once, never silently.
+
+A core without sockets, event loop or clock: `Publisher` sends, and the owner
+passes in the clock and the timer.
 """
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,19 +17,20 @@ from typing import Final, Protocol
 from agent.mqtt.properties import Properties
 from agent.mqtt.reason_codes import CLOSED, EXPIRED, QUEUE_FULL, Action, Reason
 
-# Servers that state no Receive Maximum take 65535; waiting in our own queue costs less than in theirs.
-MAX_UNDER_WAY: Final = 1000
-# What may wait while a broker is away.
+# A server that states no Receive Maximum accepts 65535; a message costs less in
+# our queue than in the server's.
+MAX_IN_FLIGHT: Final = 1000
+# Limits of the queue while the broker is away.
 MAX_WAITING_MESSAGES: Final = 10_000
 MAX_WAITING_BYTES: Final = 64 << 20
-# The broker refused a message for a passing reason (a quota, say): pause, and how often.
-_RESEND_DELAY_S: Final = 1.0
-_MAX_RESENDS: Final = 10
+# After a refusal that may pass (a quota, say): how long to pause, and how many times.
+RESEND_DELAY_S: Final = 1.0
+MAX_RESENDS: Final = 10
 
 
 @dataclass(slots=True, eq=False)
 class Outgoing:
-    """One message of QoS 1 on its way out.
+    """One QoS 1 message on its way out.
 
     Attributes
     ----------
@@ -37,9 +39,9 @@ class Outgoing:
     settle
         Called once with the broker's verdict.
     deadline_s
-        When it is not worth sending any more (`time.monotonic`).
+        When the message expires, by the clock given to `Sending`; None for never.
     resends
-        How often it was sent again because the broker refused it for a passing reason.
+        How many times it was sent again after a refusal that may pass.
     """
 
     topic: str
@@ -52,36 +54,49 @@ class Outgoing:
 
 
 class Publisher(Protocol):
-    """What sends one message: an engine, or a test."""
+    """Sends one message: an engine, or a test."""
 
     def publish(
         self, topic: str, payload: bytes, *, qos: int, retain: bool, properties: Properties
     ) -> int | None:
-        """Send it; return its packet identifier, or None when that cannot be done now."""
+        """Send it; return its packet identifier, or None if that is not possible now."""
 
 
 class Sending:
-    """The queue of waiting messages and the window of those under way.
+    """The queue of waiting messages and the window of messages in flight.
 
     Parameters
     ----------
+    clock
+        Returns the current time in seconds; never goes backwards.
+    call_later
+        Calls a function after that many seconds.
     wake
-        Called when a message waits again after a pause, so that `pump` should be.
+        Called when a message is queued again after its pause; the owner then calls `pump`.
     """
 
-    def __init__(self, wake: Callable[[], None]) -> None:
-        self.limit = MAX_UNDER_WAY
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float],
+        call_later: Callable[[float, Callable[[], None]], object],
+        wake: Callable[[], None],
+    ) -> None:
+        self.limit = MAX_IN_FLIGHT
+        self._clock = clock
+        self._call_later = call_later
         self._wake = wake
         self._waiting: deque[Outgoing] = deque()
         self._waiting_bytes = 0
-        self._under_way: dict[int, Outgoing] = {}
+        self._in_flight: dict[int, Outgoing] = {}
+        self._pausing: set[Outgoing] = set()
         self._closed = False
 
     def __len__(self) -> int:
-        return len(self._waiting) + len(self._under_way)
+        return len(self._waiting) + len(self._in_flight) + len(self._pausing)
 
     def add(self, outgoing: Outgoing) -> None:
-        """Queue a message; one that finds no room is settled at once."""
+        """Queue a message; if there is no room, settle it at once."""
         if self._closed:
             outgoing.settle(CLOSED)
         elif (
@@ -94,7 +109,7 @@ class Sending:
             self._waiting_bytes += len(outgoing.payload)
 
     def pump(self, publisher: Publisher) -> None:
-        """Send what waits, as far as the window has room."""
+        """Send waiting messages while the window has room."""
         while (outgoing := self._next()) is not None:
             packet_id = publisher.publish(
                 outgoing.topic,
@@ -106,43 +121,45 @@ class Sending:
             if packet_id is None:
                 self._put_back(outgoing)
                 return
-            self._under_way[packet_id] = outgoing
+            self._in_flight[packet_id] = outgoing
 
     def acknowledged(self, packet_id: int, verdict: Reason) -> None:
-        """Settle the message that had this identifier, or send it again when it was refused in passing."""
-        outgoing = self._under_way.pop(packet_id, None)
+        """Settle the message with this identifier, or send it again later if the refusal may pass."""
+        outgoing = self._in_flight.pop(packet_id, None)
         if outgoing is None:
             return
-        if verdict.failed and verdict.sending is Action.RETRY and outgoing.resends < _MAX_RESENDS:
+        if verdict.failed and verdict.sending is Action.RETRY and outgoing.resends < MAX_RESENDS:
             outgoing.resends += 1
-            asyncio.get_running_loop().call_later(_RESEND_DELAY_S, self._again, outgoing)
+            self._pausing.add(outgoing)
+            self._call_later(RESEND_DELAY_S, lambda: self._resend(outgoing))
         else:
             outgoing.settle(verdict)
 
     def start_over(self) -> None:
-        """Queue what was under way again, in its order: a new session knows nothing of it."""
-        for outgoing in reversed(self._under_way.values()):
+        """Queue the messages in flight again, in order: a new session knows nothing of them."""
+        for outgoing in reversed(self._in_flight.values()):
             self._put_back(outgoing)
-        self._under_way.clear()
+        self._in_flight.clear()
 
     def close(self) -> None:
-        """Settle everything."""
+        """Settle every message with `CLOSED`."""
         self._closed = True
-        for outgoing in (*self._under_way.values(), *self._waiting):
+        for outgoing in (*self._in_flight.values(), *self._waiting, *self._pausing):
             outgoing.settle(CLOSED)
-        self._under_way.clear()
+        self._in_flight.clear()
         self._waiting.clear()
+        self._pausing.clear()
         self._waiting_bytes = 0
 
     def _next(self) -> Outgoing | None:
-        while self._waiting and len(self._under_way) < self.limit:
+        while self._waiting and len(self._in_flight) < self.limit:
             outgoing = self._waiting.popleft()
             self._waiting_bytes -= len(outgoing.payload)
             if outgoing.deadline_s is None:
                 return outgoing
-            left_s = outgoing.deadline_s - time.monotonic()
+            left_s = outgoing.deadline_s - self._clock()
             if left_s > 0:
-                # The broker counts on from here (MQTT 5.0, 3.3.2.3.3); zero would mean dead on arrival.
+                # The broker counts down from here (MQTT 5.0, 3.3.2.3.3); zero would expire on arrival.
                 expiry_s = max(1, round(left_s))
                 if expiry_s != outgoing.properties.expiry_s:
                     outgoing.properties = replace(outgoing.properties, expiry_s=expiry_s)
@@ -154,6 +171,8 @@ class Sending:
         self._waiting.appendleft(outgoing)
         self._waiting_bytes += len(outgoing.payload)
 
-    def _again(self, outgoing: Outgoing) -> None:
-        self.add(outgoing)
-        self._wake()
+    def _resend(self, outgoing: Outgoing) -> None:
+        if outgoing in self._pausing:  # not closed meanwhile
+            self._pausing.remove(outgoing)
+            self.add(outgoing)
+            self._wake()

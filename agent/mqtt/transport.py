@@ -1,8 +1,8 @@
 """A TCP or TLS connection to the broker that neither blocks the event loop nor waits for delayed ACKs.
 
-Nagle's algorithm in the broker and delayed acknowledgement here would turn every QoS 1 round trip into 44 ms.
-TCP_NODELAY cures only what we send; TCP_QUICKACK, which the kernel takes back whenever it likes, is therefore
-armed again after each receive (tcp(7): "the flag is not permanent").
+Nagle's algorithm in the broker and delayed acknowledgement here would make every QoS 1 round trip take 44
+ms. TCP_NODELAY helps only with what we send. TCP_QUICKACK helps with what we receive, but the kernel may
+clear it at any time (tcp(7): "the flag is not permanent"), so it is set again after each receive.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from agent.mqtt.settings import BrokerSettings
 from agent.mqtt.tls import tls_context
 
-# The MQTT library reads headers a byte at a time; from this buffer that costs no system call.
+# paho reads headers one byte at a time; from this buffer that costs no system call.
 _READ_AHEAD_BYTES: Final = 64 << 10
-# recv() allocates what it is asked for before a byte has come: never trust a length in a header that far.
+# recv() allocates its full size before a byte arrives, so a length in a header is trusted only this far.
 _MAX_RECEIVE_BYTES: Final = 1 << 20
-# Holds a large tensor's answer, so that sending takes few turns of the loop.
+# Large enough for an answer with a large tensor, so that sending it takes few turns of the loop.
 _SEND_BUFFER_BYTES: Final = 1 << 20
 # As getaddrinfo(3) returns them.
 _Address = tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]
@@ -29,7 +29,20 @@ _TCP_QUICKACK: Final = getattr(socket, "TCP_QUICKACK", None)
 
 
 class BrokerSocket:
-    """A connected, non-blocking socket with what the MQTT library asks of one."""
+    """A connected, non-blocking socket with the methods that paho needs, watched by the running event loop.
+
+    Parameters
+    ----------
+    sock
+        The socket; TLS is through its handshake.
+    quick_ack
+        Whether to acknowledge received segments at once.
+
+    Attributes
+    ----------
+    tls_error
+        The alert that the broker sent after the handshake, if any.
+    """
 
     def __init__(self, sock: socket.socket, *, quick_ack: bool = True) -> None:
         self._sock = sock
@@ -38,18 +51,37 @@ class BrokerSocket:
         self._ahead = b""
         self._at = 0
         self._empty = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._watching_writes = False
+
+    def watch(self, on_readable: Callable[[], None]) -> None:
+        """Call a function whenever there is something to read, until the socket is closed."""
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self.fileno(), on_readable)
+
+    def watch_writing(self, on_writable: Callable[[], None]) -> None:
+        """Call a function whenever there is room to write, until `unwatch_writing`."""
+        if self._loop is not None and not self._watching_writes:
+            self._loop.add_writer(self.fileno(), on_writable)
+            self._watching_writes = True
+
+    def unwatch_writing(self) -> None:
+        """Stop what `watch_writing` started."""
+        if self._loop is not None and self._watching_writes:
+            self._loop.remove_writer(self.fileno())
+            self._watching_writes = False
 
     def wake(self) -> None:
-        """Take note that the kernel says there is something to read."""
+        """Note that the kernel reports something to read."""
         self._empty = False
 
     def take_packet(self) -> tuple[int, bytes] | None:
-        """Return an MQTT packet's first byte and what is behind its length, or None while some of it is away.
+        """Return an MQTT packet's first byte and the bytes after its length, or None if it is incomplete.
 
         Raises
         ------
         BlockingIOError, ssl.SSLWantReadError
-            If nothing at all is there.
+            If there is nothing to read.
         OSError
             If the connection is broken.
         """
@@ -58,7 +90,7 @@ class BrokerSocket:
                 raise BlockingIOError
             self._ahead = self._receive(_READ_AHEAD_BYTES)
             self._at = 0
-            # Less came than was asked for: the kernel has no more now. (TLS hands out record by record.)
+            # Fewer bytes than asked for: the kernel has no more now. (TLS returns one record at a time.)
             self._empty = 0 < len(self._ahead) < _READ_AHEAD_BYTES and not isinstance(
                 self._sock, ssl.SSLSocket
             )
@@ -81,7 +113,15 @@ class BrokerSocket:
         return None
 
     def recv(self, size: int) -> bytes:
-        """Return up to `size` bytes; raises BlockingIOError (or SSLWantReadError) when none are there."""
+        """Return up to `size` bytes.
+
+        Raises
+        ------
+        BlockingIOError, ssl.SSLWantReadError
+            If there is nothing to read.
+        OSError
+            If the connection is broken.
+        """
         held = len(self._ahead) - self._at
         if not held:
             if size >= _READ_AHEAD_BYTES:
@@ -98,7 +138,7 @@ class BrokerSocket:
         try:
             data = self._sock.recv(size)
         except ssl.SSLError as error:
-            # TLS 1.3: what a broker thinks of our certificate comes after the handshake.
+            # In TLS 1.3 a broker refuses our certificate only after the handshake.
             if "ALERT" in (error.reason or ""):
                 self.tls_error = error
             raise
@@ -107,18 +147,18 @@ class BrokerSocket:
         return data
 
     def pending(self) -> int:
-        """Return how many bytes can be had without the kernel telling us of them."""
+        """Return how many bytes are buffered here, where the kernel cannot report them."""
         held = len(self._ahead) - self._at
         if isinstance(self._sock, ssl.SSLSocket):
             held += self._sock.pending()
         return held
 
     def send(self, data: bytes | bytearray | memoryview) -> int:
-        """Send what fits."""
+        """Send as many bytes as fit; return their number."""
         try:
             return self._sock.send(data)
         except ssl.SSLEOFError:
-            # The broker has closed; why stands in what it sent before.
+            # The broker has closed the connection; the bytes it sent before may say why.
             with contextlib.suppress(OSError):
                 self._receive(1)
             raise
@@ -133,21 +173,27 @@ class BrokerSocket:
             raise ValueError("this socket never blocks")
 
     def close(self) -> None:
-        """Close it."""
+        """Stop watching the socket and close it."""
+        # In this order: the next socket may get the same descriptor, and the selector would confuse the two.
+        fd = self.fileno()
+        if fd >= 0 and self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(fd)
+            self._loop.remove_writer(fd)
+        self._watching_writes = False
         self._sock.close()
 
 
 async def open_socket(settings: BrokerSettings) -> BrokerSocket:
-    """Connect to the broker: look up, connect, TLS handshake, all without blocking the loop.
+    """Look up the broker's name, connect, and do the TLS handshake, without blocking the loop.
 
     Raises
     ------
     OSError
-        If it cannot be reached (ssl.SSLError is one).
+        If the broker cannot be reached (ssl.SSLError is an OSError).
     ConfigError
         If a file with a certificate cannot be used.
     """
-    # Made anew for each connection: a renewed certificate is in use after the next one.
+    # A new context for each connection, so that a renewed certificate is used from the next one on.
     context = None if settings.tls is None else tls_context(settings.tls)
     loop = asyncio.get_running_loop()
     addresses = await _look_up(settings.host, settings.port)
@@ -174,7 +220,7 @@ async def open_socket(settings: BrokerSettings) -> BrokerSocket:
 
 async def _look_up(host: str, port: int) -> Sequence[_Address]:
     try:
-        # An address needs nobody to ask: no thread is started for it.
+        # A numeric address needs no look-up, and so no thread.
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     except socket.gaierror:
         loop = asyncio.get_running_loop()

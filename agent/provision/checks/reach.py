@@ -1,8 +1,8 @@
 """A connection to the broker, or why there is none: name, port, TLS, certificate, credentials.
 
-Promises a `Failure` that names the cause and not the symptom: where the first attempt leaves two causes open
-(a port that hangs up may speak TLS, or not), it looks again, and sends neither credentials nor a name then.
-Leaves to `rights` what the broker allows once it has taken us.
+Promises a `Diagnosis` that names the cause and not the symptom: where the first attempt leaves two causes
+open (a port that hangs up may speak TLS, or not), it looks again, and sends neither credentials nor a name
+then. Leaves to `rights` what the broker allows once it has taken us.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from typing import Final
 from cryptography import x509
 
 from agent.errors import BrokerError, UnreachableError
-from agent.mqtt import failure
 from agent.mqtt.connection import Connection
+from agent.mqtt.diagnosis import Diagnosis, diagnose_error, diagnose_refusal, not_tls, tls_only
 from agent.mqtt.engine import MQTT_5, Callbacks, Engine
-from agent.mqtt.failure import Failure
 from agent.mqtt.message import Message
 from agent.mqtt.reason_codes import SILENCE, Reason, reason
 from agent.mqtt.settings import BrokerSettings
@@ -56,38 +55,38 @@ async def reach(
     except BrokerError as error:
         await connection.close()
         if isinstance(error.__cause__, OSError):
-            why = await _explain(error.__cause__, settings)
+            why = await _diagnose(error.__cause__, settings)
         else:
-            why = await _explain_refusal(reason(error.reason_code), settings)
+            why = await _diagnose_refusal(reason(error.reason_code), settings)
         raise UnreachableError(
             why.message, error.reason_code, hint=why.hint, kind=why.kind, passing=why.passing
         ) from error
     return connection
 
 
-async def _explain(error: OSError, settings: BrokerSettings) -> Failure:
+async def _diagnose(error: OSError, settings: BrokerSettings) -> Diagnosis:
     if isinstance(error, ssl.SSLCertVerificationError):
         names = await asyncio.to_thread(_certificate_names, settings.host, settings.port)
-        return failure.explain_error(error, settings, names=names or ())
+        return diagnose_error(error, settings, names=names or ())
     hung_up = isinstance(error, ssl.SSLEOFError | ConnectionResetError) or (
         isinstance(error, ssl.SSLError) and error.reason == "UNEXPECTED_EOF_WHILE_READING"
     )
     if hung_up and settings.tls is not None and await _speaks_plain(settings):
-        return failure.not_tls(settings)
-    return failure.explain_error(error, settings)
+        return not_tls(settings)
+    return diagnose_error(error, settings)
 
 
-async def _explain_refusal(why: Reason, settings: BrokerSettings) -> Failure:
+async def _diagnose_refusal(why: Reason, settings: BrokerSettings) -> Diagnosis:
     if why is not SILENCE:
-        return failure.explain_reason(why, settings)
+        return diagnose_refusal(why, settings)
     if settings.tls is None:
         if await asyncio.to_thread(_certificate_names, settings.host, settings.port) is not None:
-            return failure.tls_only(settings)
+            return tls_only(settings)
     else:
         alert = await _alert(settings)
         if alert is not None:
-            return failure.explain_error(alert, settings)
-    return failure.explain_reason(why, settings)
+            return diagnose_error(alert, settings)
+    return diagnose_refusal(why, settings)
 
 
 async def _speaks_plain(settings: BrokerSettings) -> bool:
@@ -96,11 +95,11 @@ async def _speaks_plain(settings: BrokerSettings) -> bool:
     probe = Engine("", MQTT_5, callbacks=Callbacks.ignore(), bare=True)
     try:
         async with asyncio.timeout(_LOOK_S):
-            greeting = await probe.greet(await open_socket(plain), 0, plain)
+            answer = await probe.connect(await open_socket(plain), 0, plain)
     except OSError:
         return False
     probe.disconnect()
-    return greeting.reason is not None
+    return answer.reason is not None
 
 
 async def _alert(settings: BrokerSettings) -> ssl.SSLError | None:

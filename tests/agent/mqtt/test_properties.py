@@ -79,10 +79,10 @@ def test_hostile_packet_is_decoded_or_refused(raw: bytes, flags: int, version: i
         (b"\x05\x23\x00\x01", "left"),
         (b"\x03\x23\x00\x01", "does not belong"),
         (b"\x06\x08\x00\x00\x08\x00\x00", "twice"),
-        (b"\x04\x03\x00\x02\xff", "over the end"),
+        (b"\x04\x03\x00\x02\xff", "past the end"),
         (b"\x05\x03\x00\x02\xff\xfe", "UTF-8"),
         (b"\x04\x03\x00\x01\x00", "U\\+0000"),
-        (b"\x02\x02\x00", "over the end"),
+        (b"\x02\x02\x00", "past the end"),
         (b"\xff\xff\xff\xff\x01", "four bytes"),
     ],
 )

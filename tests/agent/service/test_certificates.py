@@ -200,7 +200,7 @@ async def test_broker_that_refuses_our_certificate_is_named_with_what_to_check(
         assert not rig.service.online
     broker.stop()
     [line] = [text for text in caplog.messages if text.startswith("kitchen-control: no connection")]
-    expected = "asks for a certificate" if kind == "none" else "refuses this device's certificate"
+    expected = "requires a client certificate" if kind == "none" else "refuses this device's certificate"
     assert expected in line
 
 

@@ -91,7 +91,7 @@ def test_everything_that_is_wrong_is_in_one_report(tmp_path: Path, trust: Path) 
     lines = done.stdout.splitlines()
     for start, part in (
         ("fail  keyring", "expected a public key in PEM"),
-        ("fail  broker", "nobody listens at mqtt://127.0.0.1:"),
+        ("fail  broker", "nothing listens at mqtt://127.0.0.1:"),
         ("warn  configuration", "can be read or written by others (mode 0644)"),
     ):
         [line] = [line for line in lines if line.startswith(start)]

@@ -1,0 +1,307 @@
+"""One session over memory instead of sockets: what is sent, what comes back, and who is called."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.mqtt.engine import MQTT_3_1_1, MQTT_5, Callbacks, Connack, Engine
+from agent.mqtt.message import Message, Will
+from agent.mqtt.properties import EMPTY, Properties
+from agent.mqtt.reason_codes import Reason, reason
+from agent.mqtt.settings import BrokerSettings
+from tests.agent.mqtt import memory_broker
+from tests.agent.mqtt.memory_broker import (
+    ACCEPTED,
+    CONNECT,
+    DISCONNECT,
+    PINGREQ,
+    PUBACK,
+    PUBLISH,
+    SUBSCRIBE,
+    Client,
+    MemoryBroker,
+    Packet,
+)
+from tests.virtual_time import in_virtual_time, settle
+
+SETTINGS = BrokerSettings("broker", receive_maximum=17, max_packet_bytes=1 << 20)
+
+
+class Rig:
+    """An engine, what it called, and the broker's end of its latest connection."""
+
+    def __init__(
+        self, broker: MemoryBroker | None = None, *, version: int = MQTT_5, **options: object
+    ) -> None:
+        self.broker = broker or MemoryBroker()
+        self.messages: list[Message] = []
+        self.acknowledged: list[tuple[int, Reason]] = []
+        self.granted: list[tuple[int, Sequence[Reason]]] = []
+        self.lost: list[Reason | None] = []
+        callbacks = Callbacks(
+            self.messages.append,
+            lambda packet_id, why: self.acknowledged.append((packet_id, why)),
+            lambda packet_id, verdicts: self.granted.append((packet_id, verdicts)),
+            self.lost.append,
+        )
+        self.engine = Engine("me", version, callbacks=callbacks, **options)  # type: ignore[arg-type]
+
+    @property
+    def client(self) -> Client:
+        return self.broker.clients[-1]
+
+    async def connect(self, epoch: int = 1, password: str | None = None) -> Connack:
+        return await self.engine.connect(await self.broker.open_socket(SETTINGS), epoch, SETTINGS, password)
+
+    def publish(self, payload: bytes = b"x", *, qos: int = 1) -> int | None:
+        return self.engine.publish("a/b", payload, qos=qos, retain=False, properties=EMPTY)
+
+
+def silent(_client: Client, _packet: Packet) -> None:
+    """Answer nothing."""
+
+
+def answering(connack: bytes) -> MemoryBroker:
+    def answer(client: Client, packet: Packet) -> None:
+        if packet.kind == CONNECT:
+            client.send(connack)
+
+    return MemoryBroker(answer)
+
+
+@in_virtual_time
+async def test_accepted_connection_knows_the_brokers_limits() -> None:
+    rig = Rig(answering(b"\x20\x06\x01\x00\x03\x21\x00\x05"))
+    assert await rig.connect() == Connack(reason(0), session_present=True, receive_maximum=5)
+    assert rig.engine.connected
+
+
+@in_virtual_time
+async def test_connect_carries_our_limits_and_the_will() -> None:
+    rig = Rig(will=Will("gone", b"farewell"), persistent=True)
+    await rig.connect()
+    connect = rig.client.packets[0]
+    assert connect.version == MQTT_5
+    assert b"\x21\x00\x11" in connect.body  # Receive Maximum 17
+    assert b"\x27\x00\x10\x00\x00" in connect.body  # Maximum Packet Size 1 MiB
+    assert b"\x11\x00\x00\x02\x58" in connect.body  # Session Expiry 600 s
+    assert b"\x00\x04gone\x00\x08farewell" in connect.body
+
+
+@in_virtual_time
+async def test_bare_connect_has_neither_name_nor_properties() -> None:
+    engine = Engine("", MQTT_5, callbacks=Callbacks.ignore(), bare=True)
+    broker = MemoryBroker()
+    await engine.connect(await broker.open_socket(SETTINGS), 0, SETTINGS)
+    assert broker.clients[0].packets[0].body == b"\x00\x04MQTT\x05\x02\x00\x1e\x00\x00\x00"
+
+
+@in_virtual_time
+async def test_refused_connection_is_closed() -> None:
+    rig = Rig(answering(b"\x20\x03\x00\x87\x00"))
+    assert (await rig.connect()).reason == reason(0x87)
+    assert not rig.engine.connected
+    assert rig.client.closed
+    assert not rig.lost  # it was never up
+
+
+@in_virtual_time
+async def test_broker_that_hangs_up_gives_no_reason() -> None:
+    broker = MemoryBroker(lambda client, _packet: client.hang_up())
+    assert (await Rig(broker).connect()).reason is None
+
+
+@in_virtual_time
+async def test_cancelled_connect_closes_the_socket() -> None:
+    rig = Rig(MemoryBroker(silent))
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(5):
+            await rig.connect()
+    assert rig.client.closed
+
+
+@in_virtual_time
+async def test_acknowledgements_carry_identifier_and_verdict() -> None:
+    rig = Rig()
+    await rig.connect()
+    first, second = rig.publish(), rig.publish()
+    await settle()
+    assert rig.acknowledged == [(first, reason(0)), (second, reason(0))]
+
+
+@in_virtual_time
+async def test_acknowledgement_of_nothing_in_flight_is_ignored() -> None:
+    rig = Rig()
+    await rig.connect()
+    rig.client.send(memory_broker.puback(99))
+    await settle()
+    assert rig.acknowledged == []
+    assert rig.engine.connected
+
+
+@in_virtual_time
+async def test_received_message_is_numbered_with_its_connection_and_acknowledged_on_demand() -> None:
+    rig = Rig()
+    await rig.connect(epoch=3)
+    rig.client.send(memory_broker.publish("a", b"hello", packet_id=7))
+    await settle()
+    (message,) = rig.messages
+    assert message.receipt is not None
+    assert (message.payload, message.receipt.packet_id, message.receipt.epoch) == (b"hello", 7, 3)
+    assert not rig.client.of_kind(PUBACK)
+    rig.engine.ack(7)
+    assert [packet.packet_id for packet in rig.client.of_kind(PUBACK)] == [7]
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=12))
+@in_virtual_time
+async def test_packets_arrive_however_the_stream_is_cut(sizes: list[int]) -> None:
+    rig = Rig()
+    await rig.connect()
+    payloads = [bytes((65 + index,)) * index for index in range(8)]
+    stream = b"".join(
+        memory_broker.publish("a", payload, index + 1) for index, payload in enumerate(payloads)
+    )
+    while stream:
+        for size in sizes:
+            piece, stream = stream[:size], stream[size:]
+            rig.client.send(piece)
+            await settle()
+    assert [message.payload for message in rig.messages] == payloads
+
+
+@given(st.lists(st.integers(0, 60), max_size=40))
+@in_virtual_time
+async def test_packets_leave_whole_however_little_room_the_socket_has(rooms: list[int]) -> None:
+    rig = Rig(answering(ACCEPTED))
+    await rig.connect()
+    client = rig.client
+    client.room = 0
+    payloads = [bytes((65 + index,)) * 7 for index in range(9)]
+    for payload in payloads:
+        rig.publish(payload)
+    for room in (*rooms, 10_000):
+        client.room = room
+        assert client.socket.on_writable is not None or len(client.of_kind(PUBLISH)) == 9
+        if client.socket.on_writable is not None:
+            client.socket.on_writable()
+    sent = client.of_kind(PUBLISH)
+    assert [packet.body[-7:] for packet in sent] == payloads
+    assert client.socket.on_writable is None
+
+
+@pytest.mark.parametrize(
+    "poison",
+    [
+        b"\x30\x05\x00\x09abc",  # a topic longer than its packet
+        b"\x34\x08\x00\x01a\x00\x01\x00ab",  # QoS 2, which we never subscribe to
+        b"\x30\x06\x00\x01a\x02\x23\x00",  # a topic alias that was never granted
+        b"\x30\x04\x00\x02\xff\xfe",  # a topic that is not UTF-8
+        b"\xf0\x00",  # AUTH without a beginning
+        b"\x40\x01\x00",  # PUBACK without an identifier
+        b"\xff\xff\xff\xff\xff\xff",  # a length of five bytes
+    ],
+)
+@in_virtual_time
+async def test_broken_packet_ends_the_connection(poison: bytes) -> None:
+    rig = Rig()
+    await rig.connect()
+    rig.client.send(poison)
+    await settle()
+    assert rig.lost == [None]
+    assert rig.client.closed
+    assert not rig.messages
+
+
+@in_virtual_time
+async def test_loss_carries_the_brokers_reason() -> None:
+    rig = Rig()
+    await rig.connect()
+    rig.client.send(b"\xe0\x02\x8e\x00")
+    await settle()
+    assert rig.lost == [reason(0x8E)]
+
+
+@in_virtual_time
+async def test_disconnect_says_goodbye_and_is_no_loss() -> None:
+    rig = Rig()
+    await rig.connect()
+    rig.engine.disconnect()
+    await settle()
+    assert rig.client.kinds()[-1] == DISCONNECT
+    assert rig.client.closed
+    assert not rig.lost
+
+
+@in_virtual_time
+async def test_drop_says_nothing() -> None:
+    rig = Rig()
+    await rig.connect()
+    rig.engine.drop()
+    assert rig.client.kinds() == [CONNECT]
+    assert rig.client.closed
+    assert rig.publish() is None
+
+
+@in_virtual_time
+async def test_session_sends_unacknowledged_messages_again_with_their_identifiers() -> None:
+    rig = Rig(answering(b"\x20\x03\x01\x00\x00"), persistent=True)
+    await rig.connect()
+    packet_id = rig.publish(b"kept")
+    rig.client.hang_up()
+    await settle()
+    assert rig.lost == [None]
+    await rig.connect(epoch=2)
+    await settle()
+    (again,) = rig.client.of_kind(PUBLISH)
+    assert (again.packet_id, again.flags & 8) == (packet_id, 8)  # with DUP
+
+
+@in_virtual_time
+async def test_subscribe_reports_each_filters_verdict() -> None:
+    def answer(client: Client, packet: Packet) -> None:
+        if packet.kind == SUBSCRIBE:
+            client.send(memory_broker.suback(packet.packet_id, 0x01, 0x87))
+        else:
+            memory_broker.polite(client, packet)
+
+    rig = Rig(MemoryBroker(answer))
+    await rig.connect()
+    packet_id = rig.engine.subscribe([("a/#", 1), ("b", 0)])
+    await settle()
+    assert rig.client.of_kind(SUBSCRIBE)[0].filters == [("a/#", 1), ("b", 0)]
+    assert rig.granted == [(packet_id, [reason(0x01), reason(0x87)])]
+
+
+@in_virtual_time
+async def test_version_3_1_1_sends_no_properties() -> None:
+    rig = Rig(answering(memory_broker.ACCEPTED_3_1_1), version=MQTT_3_1_1)
+    assert (await rig.connect()).reason == reason(0)
+    rig.engine.publish("a", b"x", qos=0, retain=False, properties=Properties(content_type="text/plain"))
+    assert rig.client.of_kind(PUBLISH)[0].body == b"\x00\x01ax"
+
+
+@in_virtual_time
+async def test_silent_broker_gets_a_ping_and_is_dropped_without_an_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s = 1000.0
+    monkeypatch.setattr("paho.mqtt.client.time_func", lambda: now_s)
+    monkeypatch.setattr("agent.mqtt.paho_client.time.monotonic", lambda: now_s)
+
+    rig = Rig(answering(ACCEPTED))
+    await rig.connect()
+    rig.engine.keep_alive()
+    assert not rig.client.of_kind(PINGREQ)
+    now_s += SETTINGS.keepalive_s
+    rig.engine.keep_alive()
+    assert len(rig.client.of_kind(PINGREQ)) == 1
+    now_s += SETTINGS.keepalive_s
+    rig.engine.keep_alive()
+    assert rig.lost == [None]
+    assert rig.client.closed

@@ -1,0 +1,165 @@
+"""Which filters are asked for when, and where the broker's verdicts go."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.mqtt.reason_codes import CLOSED, reason
+from agent.mqtt.subscriptions import Subscriptions
+
+GRANTED = reason(0x01)
+REFUSED = reason(0x87)
+
+
+class Asked:
+    """Records SUBSCRIBE packets, and gives them identifiers."""
+
+    def __init__(self) -> None:
+        self.packets: list[list[tuple[str, int]]] = []
+        self.up = True
+
+    def __call__(self, filters: list[tuple[str, int]]) -> int | None:
+        if not self.up:
+            return None
+        self.packets.append(filters)
+        return len(self.packets)
+
+
+def test_each_connection_begins_with_every_filter() -> None:
+    asked = Asked()
+    subscriptions = Subscriptions("me", asked)
+    subscriptions.add("a/#", 1, connected=False)
+    subscriptions.add("b", 0, connected=False)
+    assert not asked.packets
+    subscriptions.begin()
+    subscriptions.lost()
+    subscriptions.begin()
+    assert asked.packets == [[("a/#", 1), ("b", 0)]] * 2
+
+
+def test_filter_added_while_connected_is_asked_for_at_once() -> None:
+    asked = Asked()
+    subscriptions = Subscriptions("me", asked)
+    subscriptions.begin()
+    subscriptions.add("a", 1, connected=True)
+    assert asked.packets == [[("a", 1)]]
+    assert subscriptions.settled
+
+
+def test_removed_filter_is_not_asked_for_again() -> None:
+    asked = Asked()
+    subscriptions = Subscriptions("me", asked)
+    subscriptions.add("a", 1, connected=False)
+    subscriptions.add("b", 1, connected=False)
+    subscriptions.remove("a")
+    subscriptions.begin()
+    assert asked.packets == [[("b", 1)]]
+
+
+def test_connection_is_settled_when_the_broker_has_answered_the_first_packet() -> None:
+    subscriptions = Subscriptions("me", Asked())
+    subscriptions.add("a", 1, connected=False)
+    subscriptions.begin()
+    assert not subscriptions.settled
+    subscriptions.add("b", 1, connected=True)
+    subscriptions.granted(2, [GRANTED])
+    assert not subscriptions.settled
+    subscriptions.granted(1, [GRANTED])
+    assert subscriptions.settled
+
+
+def test_connection_without_filters_is_settled_at_once() -> None:
+    subscriptions = Subscriptions("me", Asked())
+    subscriptions.begin()
+    assert subscriptions.settled
+
+
+def test_lost_connection_is_not_waited_for() -> None:
+    subscriptions = Subscriptions("me", Asked())
+    subscriptions.add("a", 1, connected=False)
+    subscriptions.begin()
+    subscriptions.lost()
+    assert subscriptions.settled
+
+
+async def test_verdicts_reach_who_waits_for_each_filter() -> None:
+    subscriptions = Subscriptions("me", Asked())
+    waiting = [subscriptions.wait_for(name) for name in ("a", "b")]
+    subscriptions.add("a", 1, connected=False)
+    subscriptions.add("b", 1, connected=False)
+    subscriptions.begin()
+    subscriptions.granted(1, [REFUSED, GRANTED])
+    assert await asyncio.gather(*waiting) == [REFUSED, GRANTED]
+
+
+async def test_verdict_of_a_lost_connection_counts_for_nothing() -> None:
+    subscriptions = Subscriptions("me", Asked())
+    waiting = subscriptions.wait_for("a")
+    subscriptions.add("a", 1, connected=True)
+    subscriptions.lost()
+    subscriptions.granted(1, [REFUSED])
+    assert not waiting.done()
+    subscriptions.begin()
+    subscriptions.granted(2, [GRANTED])
+    assert await waiting is GRANTED
+
+
+async def test_close_answers_everyone_who_waits() -> None:
+    subscriptions = Subscriptions("me", Asked())
+    waiting = [subscriptions.wait_for(name) for name in ("a", "b")]
+    waiting[0].cancel()
+    subscriptions.close(CLOSED)
+    assert await waiting[1] is CLOSED
+
+
+async def test_refusal_that_nobody_waits_for_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    subscriptions = Subscriptions("me", Asked())
+    verdict = subscriptions.wait_for("b")
+    subscriptions.stop_waiting("b", verdict)
+    for name in ("a", "b"):
+        subscriptions.add(name, 1, connected=False)
+    subscriptions.begin()
+    subscriptions.granted(1, [GRANTED, REFUSED])
+    assert [record.getMessage() for record in caplog.records] == [
+        "me: the broker refuses the subscription to b: Not authorized (0x87)"
+    ]
+
+
+async def test_only_the_latest_of_two_who_wait_for_one_filter_can_be_forgotten() -> None:
+    subscriptions = Subscriptions("me", Asked())
+    first, second = subscriptions.wait_for("a"), subscriptions.wait_for("a")
+    subscriptions.stop_waiting("a", first)
+    subscriptions.add("a", 1, connected=True)
+    subscriptions.granted(1, [GRANTED])
+    assert await second is GRANTED
+
+
+def test_packet_that_cannot_be_sent_does_not_block_the_connection() -> None:
+    asked = Asked()
+    asked.up = False
+    subscriptions = Subscriptions("me", asked)
+    subscriptions.add("a", 1, connected=False)
+    subscriptions.begin()
+    assert subscriptions.settled
+
+
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from("abc"), st.integers(0, 1)), max_size=30))
+def test_filters_of_a_connection_are_those_added_and_not_removed(
+    changes: list[tuple[bool, str, int]],
+) -> None:
+    asked = Asked()
+    subscriptions = Subscriptions("me", asked)
+    wanted: dict[str, int] = {}
+    for added, name, qos in changes:
+        if added:
+            subscriptions.add(name, qos, connected=False)
+            wanted[name] = qos
+        else:
+            subscriptions.remove(name)
+            wanted.pop(name, None)
+    subscriptions.begin()
+    assert dict(asked.packets[0] if asked.packets else []) == wanted
