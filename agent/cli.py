@@ -1,8 +1,9 @@
-"""The command line of the agent: run, install, enroll, check, config, version.
+"""The agent's command line: `edge-agent run`, `install`, `enroll`, `check`, `config`, `version`.
 
-Exit status: 0; 2 for wrong usage; 4 for a bundle or folder that is not taken; 78 (EX_CONFIG) for a wrong
-configuration, with which systemd does not start it again; 1 for faults of ours and of the machine. A
-user's mistake is told in a line with what was expected and what came, and a hint; never with a traceback.
+Exit status: 0 for success; 2 for wrong usage; 4 for a bundle or folder that cannot be used; 78 (EX_CONFIG)
+for a wrong configuration: systemd will not restart the unit; 1 for a bug in the agent or a failure of the
+machine; 130 after Ctrl-C. An error is one `edge-agent: error:` line on stderr, perhaps with an
+`edge-agent: hint:` line. Only a bug has a traceback, above these lines.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import logging
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -23,8 +25,11 @@ from agent.config import Config, load_config, sample_config
 from agent.errors import BundleError, ConfigError, EdgeError, StateDirectoryError
 from agent.provision.commands import DEFAULT_CONFIG, add_commands
 
+EXIT_OURS: Final = 1
 EXIT_INPUT: Final = 4
-# sd-daemon(3): the level that journald takes from the head of a line.
+EXIT_INTERRUPTED: Final = 128 + signal.SIGINT
+EXIT_BROKEN_PIPE: Final = 128 + signal.SIGPIPE
+# sd-daemon(3): journald reads a line's level from the number at its beginning.
 _JOURNAL_LEVELS: Final = {
     logging.CRITICAL: 2,
     logging.ERROR: 3,
@@ -32,7 +37,7 @@ _JOURNAL_LEVELS: Final = {
     logging.INFO: 6,
     logging.DEBUG: 7,
 }
-# A line of the log is for a person to read.
+# A line of the log is for people to read.
 _MAX_LOG_CHARACTERS: Final = 4000
 
 
@@ -41,14 +46,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         status: int = options.command(options)
+        sys.stdout.flush()  # a closed pipe must raise here, not while the interpreter shuts down
     except ConfigError as error:
-        return _complain(error, error.exit_code)
+        return _explain(error, error.exit_code)
     except (BundleError, StateDirectoryError) as error:
-        return _complain(error, EXIT_INPUT)
+        return _explain(error, EXIT_INPUT)
     except EdgeError as error:
-        return _complain(error, 1)
+        return _explain(error, EXIT_OURS)
     except KeyboardInterrupt:
-        return 130
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Whoever reads our output has closed the pipe: what is still buffered must not raise again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+    except Exception as error:  # noqa: BLE001 - the outermost loop of the process
+        traceback.print_exc()
+        _say("error", f"internal error: {type(error).__name__}: {error}")
+        _say("hint", "this is a bug in edge-agent: report it with the traceback above")
+        return EXIT_OURS
     return status
 
 
@@ -61,14 +76,14 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--log-level", metavar="LEVEL", help="debug, info, warning or error")
     run.set_defaults(command=_run)
 
-    install = commands.add_parser("install", help="hand a bundle to the agent on this machine")
-    install.add_argument("bundle", type=Path, help="the bundle's file")
+    install = commands.add_parser("install", help="give a bundle to the agent on this machine")
+    install.add_argument("bundle", type=Path, help="the bundle file")
     _add_configuration(install)
     install.set_defaults(command=_install)
 
     add_commands(commands)
 
-    config = commands.add_parser("config", help="print a configuration with every key explained")
+    config = commands.add_parser("config", help="print a sample configuration that explains every key")
     config.set_defaults(command=_config)
 
     version = commands.add_parser("version", help="print the version")
@@ -78,16 +93,19 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_configuration(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--config", type=Path, metavar="FILE", help=f"configuration; {DEFAULT_CONFIG} if it exists"
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help=f"configuration; by default {DEFAULT_CONFIG}, if it exists",
     )
-    parser.add_argument("--broker", metavar="URL", help="mqtt://HOST[:PORT], in place of broker.url")
-    parser.add_argument("--device", metavar="NAME", help="this device's name, in place of device")
-    parser.add_argument("--trust", metavar="DIR", help="folder of trusted keys, in place of trust.dir")
-    parser.add_argument("--state-dir", metavar="DIR", help="where state is kept, in place of state_dir")
+    parser.add_argument("--broker", metavar="URL", help="mqtt://HOST[:PORT]; overrides broker.url")
+    parser.add_argument("--device", metavar="NAME", help="name of this device; overrides device")
+    parser.add_argument("--trust", metavar="DIR", help="folder of trusted keys; overrides trust.dir")
+    parser.add_argument("--state-dir", metavar="DIR", help="folder for state; overrides state_dir")
 
 
 def _load(options: argparse.Namespace, *, unused: Mapping[str, str] | None = None) -> Config:
-    """Read the configuration; what is `unused` here need not be in it."""
+    """Read the configuration; `unused` has values for keys that the command does not need."""
     path: Path | None = options.config
     if path is None and DEFAULT_CONFIG.exists():
         path = DEFAULT_CONFIG
@@ -104,13 +122,13 @@ def _load(options: argparse.Namespace, *, unused: Mapping[str, str] | None = Non
 
 def _run(options: argparse.Namespace) -> int:
     config = _load(options)
-    faulthandler.enable()  # systemd ends a service whose watchdog starved with SIGABRT
+    faulthandler.enable()  # systemd sends SIGABRT to a service that misses its watchdog
     set_up_logging(config.log_level, os.environ)
     return asyncio.run(_serve(config))
 
 
 async def _serve(config: Config) -> int:
-    # paho takes dnspython where it finds it, for SRV records that no broker here has: 5 MiB of this process.
+    # paho imports dnspython if it is installed, for SRV records, which are not used here: 5 MiB of memory.
     sys.modules.setdefault("dns", None)  # type: ignore[arg-type]  # None is how an import is made to fail
     from agent.service.notify import Notifier
     from agent.service.service import Service
@@ -129,13 +147,13 @@ def _install(options: argparse.Namespace) -> int:
     from agent.deploy.local import install
 
     if not options.bundle.is_file():
-        what = "a folder" if options.bundle.is_dir() else "nothing"
+        found = "a folder" if options.bundle.is_dir() else "nothing"
         missing = BundleError(
-            f"expected a bundle at {options.bundle}, found {what}",
-            hint="give the file that edgebundle compile wrote: NAME.bundle",
+            f"expected a bundle at {options.bundle}, got {found}",
+            hint="give the file NAME.bundle that edgebundle compile wrote",
         )
-        return _complain(missing, EXIT_INPUT)
-    # The file is handed to the agent on this machine: no broker has a part in it.
+        return _explain(missing, EXIT_INPUT)
+    # The file goes to the agent on this machine: no broker is needed.
     return install(_load(options, unused={"broker.url": "mqtt://localhost"}), options.bundle)
 
 
@@ -150,7 +168,7 @@ def _version(_options: argparse.Namespace) -> int:
 
 
 class _Formatter(logging.Formatter):
-    """One bounded line a record, without control characters, whatever found its way into it."""
+    """One line a record, of bounded length and without control characters."""
 
     def __init__(self, *, journal: bool) -> None:
         super().__init__(
@@ -170,14 +188,18 @@ class _Formatter(logging.Formatter):
 
 
 def set_up_logging(level: str, environment: Mapping[str, str]) -> None:
-    """Log to standard error, in journald's form when it listens there."""
+    """Log to standard error, in journald's form if it is connected to the journal."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Formatter(journal="JOURNAL_STREAM" in environment))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 
-def _complain(error: EdgeError, status: int) -> int:
-    print(f"error: {error}", file=sys.stderr)
+def _explain(error: EdgeError, status: int) -> int:
+    _say("error", str(error))
     if error.hint is not None:
-        print(f"hint: {error.hint}", file=sys.stderr)
+        _say("hint", error.hint)
     return status
+
+
+def _say(kind: str, text: str) -> None:
+    print(f"edge-agent: {kind}: {text}", file=sys.stderr)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import json
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+import agent.cli
 from agent.bundle.manifest import Target
 from agent.bundle.tensor_spec import TensorSpec
 from agent.mqtt.connection import Connection
@@ -225,6 +225,12 @@ async def test_two_models_have_processors_of_their_own(device: Device, kernels: 
         assert not os.sched_getaffinity(first) & os.sched_getaffinity(second)
 
 
+def processor_s(pid: int) -> float:
+    """Return the processor seconds of a process in user mode; proc_pid_stat(5), field 14."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) / os.sysconf("SC_CLK_TCK")
+
+
 async def test_request_in_the_hands_of_a_killed_agent_is_answered_by_its_successor(
     device: Device, kernels: Path
 ) -> None:
@@ -232,10 +238,11 @@ async def test_request_in_the_hands_of_a_killed_agent_is_answered_by_its_success
     device.install("loop", kernels)
     await model_is_ready(device.port, "loop")
     async with connected_client(device.port) as client:
+        workers = device.children()
+        before_s = processor_s(workers[0])
         stuck = client.send(numbers(13, 0, 0, 0), model="loop")
         behind = client.send(numbers(1, 2, 3, 4), model="loop")
-        await asyncio.sleep(0.5)
-        workers = device.children()
+        await until(lambda: processor_s(workers[0]) > before_s + 0.2)  # it is in the loop
         device.end(signal.SIGKILL)
         for worker in workers:  # systemd ends what is left of a service; here nobody does
             with contextlib.suppress(ProcessLookupError):
@@ -316,9 +323,9 @@ async def test_sighup_makes_the_agent_connect_again_and_not_end(device: Device) 
     await until(lambda: len(said) == 1, START_LIMIT_S)
     assert device.process is not None
     device.process.send_signal(signal.SIGHUP)
-    await until(lambda: len(said) == 2, START_LIMIT_S)
-    # The same session says again that it is there; nothing of "offline" came between.
-    assert said[1] == said[0]
+    await until(lambda: len(said) >= 2, START_LIMIT_S)
+    # The same session says again that it is online, and nothing else came in between.
+    assert set(said) == {said[0]}
     assert device.process.poll() is None
     assert device.end() == 0
     await watcher.close()
@@ -358,11 +365,11 @@ def test_wrong_configuration_ends_with_78_and_a_line_for_each_mistake(tmp_path: 
     done = run("run", "--config", str(path))
     assert done.returncode == 78
     assert done.stderr.splitlines() == [
-        "error: the configuration has mistakes:",
+        "edge-agent: error: the configuration has mistakes:",
         "  colour: no such key",
         "  broker.port: no such key",
         "  trust.dir: expected a path, got nothing",
-        "hint: edge-agent config prints every key with an explanation",
+        "edge-agent: hint: edge-agent config prints every key with an explanation",
     ]
 
 
@@ -370,7 +377,7 @@ def test_folder_of_keys_that_is_missing_ends_with_78(tmp_path: Path) -> None:
     arguments = ("--broker", "mqtt://b", "--device", "k", "--state-dir", str(tmp_path / "s"))
     done = run("run", *arguments, "--trust", str(tmp_path / "none"))
     assert done.returncode == 78
-    assert done.stderr.startswith("error: ")
+    assert done.stderr.startswith("edge-agent: error: ")
     assert "Traceback" not in done.stderr
 
 
@@ -379,16 +386,16 @@ def test_state_directory_that_cannot_be_made_ends_with_4_and_a_hint(signer: Sign
     done = run("run", *arguments, "--state-dir", "/proc/nope")
     assert done.returncode == 4
     error, hint = done.stderr.splitlines()
-    assert error.startswith("error: cannot keep state in /proc/nope: ")
-    assert hint.startswith("hint: name a folder")
+    assert error.startswith("edge-agent: error: cannot keep state in /proc/nope: ")
+    assert hint.startswith("edge-agent: hint: name a folder")
 
 
 def test_bundle_that_is_not_there_ends_with_4_before_any_configuration_is_asked_for(tmp_path: Path) -> None:
     done = run("install", str(tmp_path / "none.bundle"))
     assert done.returncode == 4
     assert done.stderr.splitlines() == [
-        f"error: expected a bundle at {tmp_path}/none.bundle, found nothing",
-        "hint: give the file that edgebundle compile wrote: NAME.bundle",
+        f"edge-agent: error: expected a bundle at {tmp_path}/none.bundle, got nothing",
+        "edge-agent: hint: give the file NAME.bundle that edgebundle compile wrote",
     ]
 
 
@@ -398,6 +405,29 @@ def test_bundle_is_installed_without_naming_a_broker(tmp_path: Path, signer: Sig
     done = run("install", str(bundle), "--trust", str(signer.trust), "--state-dir", str(tmp_path / "state"))
     assert done.returncode == 0
     assert done.stdout == "twice 1.0.0 is in the inbox: no agent runs now, it is installed when one starts\n"
+
+
+def test_bug_is_told_with_its_traceback_and_ends_with_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> str:
+        raise KeyError("broker")
+
+    monkeypatch.setattr(agent.cli, "sample_config", fail)
+    assert agent.cli.main(["config"]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[-2:] == [
+        "edge-agent: error: internal error: KeyError: 'broker'",
+        "edge-agent: hint: this is a bug in edge-agent: report it with the traceback above",
+    ]
+
+
+def test_closed_pipe_is_no_error() -> None:
+    script = f"{sys.executable} -m agent config | true; exit ${{PIPESTATUS[0]}}"
+    for _ in range(3):
+        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) in [(141, ""), (0, "")]
 
 
 def test_wrong_usage_ends_with_2() -> None:
@@ -411,16 +441,16 @@ def test_version_and_sample_configuration_are_printed() -> None:
 
 
 def test_no_broker_is_said_in_one_line_and_the_agent_keeps_trying(device: Device, tmp_path: Path) -> None:
-    device.port = 1
-    with (tmp_path / "log").open("wb") as log:
+    with socket.create_server(("127.0.0.1", 0)) as server, (tmp_path / "log").open("wb") as log:
+        server.settimeout(START_LIMIT_S)
+        device.port = server.getsockname()[1]
         process = subprocess.Popen([sys.executable, "-m", "agent", "run", *device.arguments()], stderr=log)
-    time.sleep(2.5)
+        for _ in range(10):  # attempts of its two connections
+            server.accept()[0].close()
+    complaint = f"no connection to mqtt://127.0.0.1:{device.port} "
     assert process.poll() is None
     process.terminate()
     assert process.wait(10) == 0
     lines = (tmp_path / "log").read_text().splitlines()
-    complaints = [
-        line for line in lines if "no connection to mqtt://127.0.0.1:1 (Connection refused)" in line
-    ]
-    assert len(complaints) == 2  # one for each connection
+    assert len([line for line in lines if complaint in line]) == 2  # one for each connection
     assert json.dumps(lines).count("Traceback") == 0

@@ -44,8 +44,8 @@ def refused(done: subprocess.CompletedProcess[str]) -> str:
     assert done.returncode == 4, done
     lines = [line for line in done.stderr.splitlines() if not line.startswith("trying ")]
     assert len(lines) == 2, done.stderr
-    assert lines[1].startswith("hint: ")
-    return lines[0].removeprefix("error: ")
+    assert lines[1].startswith("edge-agent: hint: ")
+    return lines[0].removeprefix("edge-agent: error: ")
 
 
 def test_a_device_is_enrolled_with_password_and_key_and_its_configuration_keeps_its_explanations(

@@ -96,6 +96,20 @@ class Client:
     async def ask(self, payload: bytes, **options: Any) -> Message:
         return await self.answer(self.send(payload, **options))
 
+    async def settle(self) -> None:
+        """Return when everything that the broker already had for this client has arrived.
+
+        A message to itself is the last of them, because a broker keeps the order of messages.
+        """
+        marker = f"marker {next(self._numbers)}".encode()
+        properties = Properties(correlation_data=marker)
+        self.connection.publish(
+            format_topic(Reply(self.name, "answers")), marker, qos=1, properties=properties
+        )
+        while marker not in [message.payload for message in self.received]:
+            self._arrived.clear()
+            await asyncio.wait_for(self._arrived.wait(), ANSWER_LIMIT_S)
+
 
 def status_of(message: Message) -> int:
     return int(message.properties.first("__stat") or "0")
@@ -117,6 +131,17 @@ class Rig:
         await client.start()
         self.clients.append(client)
         return client
+
+    async def settle(self) -> None:
+        """Return when every accepted request is answered and all answers have arrived."""
+        await until(lambda: self.service.online and not self.service.samples()["edge_inference_in_flight"])
+        for client in self.clients:
+            await client.settle()
+
+    async def begin_to_stop(self) -> None:
+        """Ask the service to stop, and return when it accepts no more requests."""
+        self.stop.set()
+        await until(lambda: self.service._inference._closed)
 
     def cut(self) -> None:
         """Cut both of the agent's connections, without a word to either side."""

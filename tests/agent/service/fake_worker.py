@@ -1,8 +1,9 @@
 """A worker without models: it does what a request's payload says.
 
-`sleep:S` answers after S seconds, `crash` aborts, `hang` never answers, `garbage` writes what is no frame;
-anything else comes back as `<version>:<payload>`. A bundle whose version ends in `-bad` fails its self-test,
-one ending in `-dead` dies while loading.
+`hold:PATH` answers when there is a file of that name, `sleep:S` after S seconds, `hang` never; `crash`
+aborts, `garbage` writes bytes that are not a frame, `cpus` answers with the processors it runs on. Anything
+else comes back as `<version>:<payload>`. A bundle whose version ends in `-bad` fails its self-test, one that
+ends in `-dead` dies while loading.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import signal
 import socket
 import sys
 import time
+from pathlib import Path
 
 from agent.worker.channel import Answer, Channel, Failed, Load, Ready, Request, Share, Stop
 
@@ -47,6 +49,9 @@ def main() -> None:
         command, _, argument = payload.decode("latin-1").partition(":")
         if command == "cpus":
             payload = json.dumps(sorted(os.sched_getaffinity(0))).encode()
+        elif command == "hold":
+            while not Path(argument).exists():
+                time.sleep(0.005)
         elif command == "sleep":
             time.sleep(float(argument))
         elif command == "crash":

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message
 from agent.mqtt.properties import Properties
 from agent.mqtt.settings import BrokerSettings
+from agent.service import presence
 from agent.wire.topics import GroupInfer, Infer, Job, State, format_topic
 from tests.agent.service.conftest import StartService, connected_client, status_of, until
 from tests.conftest import BrokerProcess
@@ -85,11 +86,11 @@ async def test_model_that_is_taken_out_of_service_leaves_nothing_retained(
 
 
 async def test_late_will_of_an_earlier_session_does_not_leave_the_agent_offline(
-    mosquitto: BrokerProcess, start_service: StartService
+    mosquitto: BrokerProcess, start_service: StartService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(presence, "_REASSERT_INTERVAL_S", 0.0)
     async with start_service(mosquitto.port), Watcher(mosquitto.port) as watcher:
         await watcher.state("online")
-        await asyncio.sleep(1.1)
         late = b'{"state":"offline","session_seq":0}'
         watcher.connection.publish(format_topic(State("kitchen")), late, retain=True)
         await until(lambda: late in [message.payload for message in watcher.messages])
@@ -121,7 +122,6 @@ async def test_agent_without_a_broker_is_up_and_serves_when_one_comes(
     mosquitto.stop()
     port = mosquitto.port
     async with start_service(port, wait=False) as rig:
-        await asyncio.sleep(0.3)
         await rig.service.models.activate(rig.signer.bundle())
         mosquitto.start()
         await until(lambda: rig.service.online)
@@ -130,30 +130,30 @@ async def test_agent_without_a_broker_is_up_and_serves_when_one_comes(
 
 
 async def test_agent_that_is_told_to_stop_answers_what_it_accepted(
-    mosquitto: BrokerProcess, start_service: StartService
+    mosquitto: BrokerProcess, start_service: StartService, tmp_path: Path
 ) -> None:
     async with start_service(mosquitto.port, shutdown_limit_s=5) as rig:
         await rig.service.models.activate(rig.signer.bundle())
         client = await rig.client()
-        sent = [client.send(b"sleep:0.2") for _ in range(4)]
-        model = rig.service.models.get("echo")
-        assert model is not None
+        sent = [client.send(b"hold:%s" % bytes(tmp_path / "go")) for _ in range(4)]
         await until(lambda: rig.service.samples()["edge_inference_in_flight"] == 4)
-        rig.stop.set()
+        await rig.begin_to_stop()
+        (tmp_path / "go").touch()
         for correlation in sent:
             assert status_of(await client.answer(correlation)) == 200
 
 
 async def test_request_that_comes_while_the_agent_stops_is_left_to_the_next_one(
-    mosquitto: BrokerProcess, start_service: StartService
+    mosquitto: BrokerProcess, start_service: StartService, tmp_path: Path
 ) -> None:
     async with connected_client(mosquitto.port) as client:
         async with start_service(mosquitto.port, models=["echo"], shutdown_limit_s=5) as rig:
-            accepted = client.send(b"sleep:0.5")
+            accepted = client.send(b"hold:%s" % bytes(tmp_path / "go"))
             await until(lambda: rig.service.samples()["edge_inference_in_flight"] == 1)
-            rig.stop.set()
-            await asyncio.sleep(0.1)
+            await rig.begin_to_stop()
             late = client.send(b"late")
+            await client.settle()
+            (tmp_path / "go").touch()
             assert status_of(await client.answer(accepted)) == 200
         assert late not in [message.properties.correlation_data for message in client.received]
         async with start_service(mosquitto.port, models=["echo"]):
@@ -161,13 +161,15 @@ async def test_request_that_comes_while_the_agent_stops_is_left_to_the_next_one(
 
 
 async def test_answer_that_could_not_be_delivered_is_delivered_by_the_next_agent_without_its_model(
-    mosquitto: BrokerProcess, start_service: StartService
+    mosquitto: BrokerProcess, start_service: StartService, tmp_path: Path
 ) -> None:
+    held = b"hold:%s" % bytes(tmp_path / "go")
     async with connected_client(mosquitto.port) as client:
         async with start_service(mosquitto.port, models=["echo"], shutdown_limit_s=0.1) as rig:
-            correlation = client.send(b"sleep:0.5")
+            correlation = client.send(held)
             await until(lambda: rig.service.samples()["edge_inference_in_flight"] == 1)
             mosquitto.stop(signal.SIGKILL)
+            (tmp_path / "go").touch()
             counter = 'edge_inference_requests_total{model="echo",status="200"}'
             await until(lambda: counter in rig.service.samples())
         for path in mosquitto.folder.glob("mosquitto.db*"):
@@ -175,7 +177,7 @@ async def test_answer_that_could_not_be_delivered_is_delivered_by_the_next_agent
         mosquitto.start()
         await until(lambda: client.connection.settled)
         async with start_service(mosquitto.port):
-            assert (await client.answer(correlation)).payload == b"1.0.0:sleep:0.5"
+            assert (await client.answer(correlation)).payload == b"1.0.0:" + held
 
 
 async def test_request_that_a_stopped_agent_did_not_take_is_answered_by_the_next_one(
@@ -190,21 +192,24 @@ async def test_request_that_a_stopped_agent_did_not_take_is_answered_by_the_next
 
 
 async def test_request_in_the_hands_of_an_agent_that_lost_its_connection_is_answered_once(
-    mosquitto: BrokerProcess, start_service: StartService
+    mosquitto: BrokerProcess, start_service: StartService, tmp_path: Path
 ) -> None:
+    duplicates = "edge_inference_duplicates_total"
     async with start_service(mosquitto.port) as rig:
         await rig.service.models.activate(rig.signer.bundle())
         client = await rig.client()
-        slow = client.send(b"sleep:0.5")
+        slow = client.send(b"hold:%s" % bytes(tmp_path / "go"))
         await until(lambda: rig.service.samples()["edge_inference_in_flight"] == 1)
         # The broker delivers it again after this, and the answer must still be one.
         rig.cut()
+        await until(lambda: rig.service.samples().get(duplicates) == 1)
+        (tmp_path / "go").touch()
         assert status_of(await client.answer(slow)) == 200
-        await asyncio.sleep(1.0)
+        await rig.settle()
         assert len(await client.answers(slow, 1)) == 1
         samples = rig.service.samples()
         assert samples['edge_inference_requests_total{model="echo",status="200"}'] == 1
-        assert samples["edge_inference_duplicates_total"] == 1
+        assert samples[duplicates] == 1
 
 
 async def test_group_shares_requests_among_its_members(
@@ -243,8 +248,11 @@ async def test_retained_request_is_not_computed_at_each_connect(
         assert status_of(await client.answer(b"r")) == 200  # live once
         await until(lambda: rig.service.samples()["edge_inference_in_flight"] == 0)
         rig.cut()
-        await asyncio.sleep(0.5)
-        await until(lambda: rig.service.online)
+        connects = 'edge_mqtt_connects_total{connection="inference"}'
+        await until(lambda: rig.service.samples()[connects] == 2 and rig.service.online)
+        # What the broker had for the agent came before this request.
+        assert status_of(await client.ask(b"next")) == 200
+        await rig.settle()
         assert len(await client.answers(b"r", 1)) == 1
 
 
