@@ -1,8 +1,8 @@
-"""From an ONNX file to an answer over MQTT, on this machine: what `make demo` runs.
+"""`make demo`: from an ONNX file to an answer over MQTT, on this machine.
 
-A broker and an agent are started as processes of their own, with everything they write in one temporary
-folder; the rest is the commands that a user types, printed as they are run. Whatever happens, the processes
-are stopped and the folder is removed. `EDGEBUNDLE_DEMO_BROKER` chooses `mosquitto` or `amqtt`.
+The demo starts a broker and an agent as separate processes that write only to one temporary folder. Then it
+runs the commands that a user would type, and prints each of them. At the end, or after an error or Ctrl-C, it
+stops the processes and removes the folder. `EDGEBUNDLE_DEMO_BROKER` selects `mosquitto` or `amqtt`.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ import psutil
 
 EXAMPLES = Path(__file__).resolve().parent
 DEVICE = "demo"
-# Generous for a small board under load; where nothing is wrong each takes a second or two.
+# Generous for a small board under load; normally each takes a second or two.
 START_LIMIT_S = 30.0
 STOP_LIMIT_S = 10.0
 METRICS_INTERVAL_S = 2
-METRICS = "requests_total|quantile|resident|ready"  # the few that a first look is for
+METRICS = "requests_total|quantile|resident|ready"  # the most interesting ones
 
 MOSQUITTO = """\
 listener {port} 127.0.0.1
@@ -64,23 +64,25 @@ interval_s = {interval}
 
 
 class DemoFailedError(Exception):
-    """A step did not do what it should; the message says which."""
+    """A step failed; the message says which one."""
 
 
 def main() -> int:
-    """Run the demo; the exit code is 0 when a picture was recognised over MQTT."""
-    os.environ["PYTHONUNBUFFERED"] = "1"  # or what a command says on stdout and on stderr would change places
+    """Run the demo and return the exit code: 0 if the pictures were recognised over MQTT."""
+    os.environ["PYTHONUNBUFFERED"] = "1"  # keeps the order of what a command prints to stdout and stderr
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)  # stopping from outside is Ctrl-C too
+        signal.signal(number, signal.default_int_handler)  # handle these like Ctrl-C
     started = time.monotonic()
     try:
         with contextlib.ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edgebundle-demo-")))
-            stack.callback(stop_what_is_left)
+            stack.callback(stop_remaining_processes)
             run_demo(folder, stack)
-        say(f"everything is stopped and removed again; that took {time.monotonic() - started:.0f} s")
+        announce(
+            f"stopped the processes and removed the folder; the demo took {time.monotonic() - started:.0f} s"
+        )
     except KeyboardInterrupt:
-        print("\ndemo: interrupted; everything is stopped and removed", file=sys.stderr)
+        print("\ndemo: interrupted; stopped the processes and removed the folder", file=sys.stderr)
         return 130
     except DemoFailedError as error:
         print(f"demo: failed: {error}", file=sys.stderr)
@@ -89,17 +91,17 @@ def main() -> int:
 
 
 def run_demo(folder: Path, stack: contextlib.ExitStack) -> None:
-    """Show each step, in the order of a user's day."""
+    """Run all steps in the order in which a user would."""
     kind, port = choose_broker(), free_port()
     broker = ("--broker", f"mqtt://127.0.0.1:{port}")
     stack.enter_context(contextlib.chdir(folder))
     Path("examples").symlink_to(EXAMPLES)
     print(f"$ cd {folder}")
 
-    say("a key that signs bundles, and its public half that devices trust")
+    announce("make a private key that signs bundles, and a public key that devices trust")
     edgebundle("keygen", "keys")
 
-    say("compile the model for this machine, check it against the reference, sign it")
+    announce("compile the model for this machine, compare it with the reference, sign it")
     edgebundle(
         *("compile", "examples/digits/digits.onnx", "--target", "host"),
         *("--preprocess", "examples/digits/preprocess.toml", "--postprocess", "softmax,top3"),
@@ -107,7 +109,7 @@ def run_demo(folder: Path, stack: contextlib.ExitStack) -> None:
     )
     edgebundle("verify", "digits.bundle", "--trust", "keys/signing.pub")
 
-    say(f"a broker ({kind}) and an agent that trusts the key, each a process of its own")
+    announce(f"start a broker ({kind}) and an agent that trusts the key, each in its own process")
     Path("trust").mkdir()
     shutil.copy("keys/signing.pub", "trust/demo.pub")
     Path("agent.toml").write_text(AGENT.format(device=DEVICE, port=port, interval=METRICS_INTERVAL_S))
@@ -117,33 +119,33 @@ def run_demo(folder: Path, stack: contextlib.ExitStack) -> None:
     wait_until("the agent to be online", lambda: DEVICE in quietly("agents", *broker, "--json"))
     edgebundle("agents", *broker)
 
-    say("deploy: the agent pulls the bundle over MQTT, verifies it, tests it, and activates it")
+    announce("deploy: the agent downloads the bundle over MQTT, verifies, tests and activates it")
     edgebundle("deploy", "digits.bundle", "--agent", DEVICE, *broker, "--wait", "30")
 
-    say("infer: a picture goes in, what the device saw comes back")
+    announce("infer: send a picture, get the label that the model recognised")
     for name in ("seven", "zero"):
         picture = f"examples/digits/{name}.png"
         output = edgebundle("infer", "--agent", DEVICE, "--model", "digits", "--input", picture, *broker)
         if name not in output:
-            raise DemoFailedError(f"expected the device to see {name}")
+            raise DemoFailedError(f"expected the label {name}, got another answer")
 
-    say("metrics: what the agent publishes about itself")
+    announce("metrics: print what the agent publishes about itself")
     edgebundle("metrics", "--agent", DEVICE, *broker, "--match", METRICS)
 
 
-def say(text: str) -> None:
-    """Tell the user what happens now."""
+def announce(text: str) -> None:
+    """Print the heading of the next step."""
     print(f"\n== {text}", flush=True)
 
 
 def show(command: Iterable[str], end: str = "") -> None:
-    """Print a command as one would type it."""
+    """Print a command as a user would type it."""
     lines = textwrap.wrap(shlex.join(command) + end, 100, break_long_words=False, break_on_hyphens=False)
     print("$ " + " \\\n      ".join(lines), flush=True)
 
 
 def edgebundle(*arguments: str) -> str:
-    """Run one command of the user's, and give what it printed."""
+    """Print and run an `edgebundle` command, print its output, and return it."""
     show(["edgebundle", *arguments])
     with subprocess.Popen(
         [program("edgebundle"), *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -155,21 +157,21 @@ def edgebundle(*arguments: str) -> str:
                 print(f"  {line}", end="", flush=True)
                 lines.append(line)
         except BaseException:
-            command.terminate()  # what stopped the demo may not have reached its commands
+            command.terminate()  # the signal that stopped the demo may not have reached the command
             raise
     if command.returncode:
-        raise DemoFailedError(f"edgebundle {arguments[0]} gave exit code {command.returncode}")
+        raise DemoFailedError(f"edgebundle {arguments[0]}: expected exit code 0, got {command.returncode}")
     return "".join(lines)
 
 
 def quietly(*arguments: str) -> str:
-    """Run a command of the user's without showing it, and give what it printed."""
+    """Run an `edgebundle` command without printing it, and return its stdout."""
     command = [program("edgebundle"), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=START_LIMIT_S, check=False).stdout
 
 
-def stop_what_is_left() -> None:
-    """Stop commands that were being started at the very moment of an interruption: nobody held them yet."""
+def stop_remaining_processes() -> None:
+    """Stop child processes that were being started when the demo was interrupted."""
     left = psutil.Process().children(recursive=True)
     for process in left:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -180,7 +182,7 @@ def stop_what_is_left() -> None:
 
 
 def program(name: str) -> str:
-    """Find a command of this environment, or else of the system; mosquitto stands where only root looks."""
+    """Find a command in this environment, in PATH, or in /usr/sbin, where Debian installs mosquitto."""
     path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}:/usr/sbin"
     found = shutil.which(name, path=path)
     if found is None:
@@ -189,10 +191,10 @@ def program(name: str) -> str:
 
 
 def choose_broker() -> str:
-    """Give the broker that was asked for, or mosquitto where it is installed."""
+    """Return the kind of broker: the one requested, or mosquitto if installed, or amqtt."""
     wanted = os.environ.get("EDGEBUNDLE_DEMO_BROKER", "")
     if wanted not in {"", "amqtt", "mosquitto"}:
-        raise DemoFailedError(f"EDGEBUNDLE_DEMO_BROKER is amqtt or mosquitto, not {wanted}")
+        raise DemoFailedError(f"EDGEBUNDLE_DEMO_BROKER: expected amqtt or mosquitto, got {wanted}")
     if wanted:
         program(wanted)
         return wanted
@@ -204,10 +206,10 @@ def choose_broker() -> str:
 
 
 def broker_command(kind: str, port: int) -> list[str]:
-    """Write the broker's configuration, and give the command that starts it."""
+    """Write the broker's configuration and return the command that starts it."""
     config = Path(f"{kind}.conf")
     if kind == "mosquitto":
-        # As root mosquitto would become a user who cannot read this folder.
+        # Started as root, mosquitto changes to a user that cannot read this folder.
         user = "user root\n" if os.geteuid() == 0 else ""
         config.write_text(MOSQUITTO.format(port=port) + user)
     else:
@@ -216,21 +218,21 @@ def broker_command(kind: str, port: int) -> list[str]:
 
 
 def free_port() -> int:
-    """Give a port of the loopback interface that nobody listens on."""
+    """Return a free port on the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def listening(port: int) -> bool:
-    """Say whether somebody listens on the port."""
+    """Return whether a process listens on the port."""
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def wait_until(what: str, happened: Callable[[], bool]) -> None:
-    """Wait, and fail with a line when it takes too long."""
+    """Wait until `happened` returns true, at most `START_LIMIT_S`."""
     give_up = time.monotonic() + START_LIMIT_S
     while not happened():
         if time.monotonic() > give_up:
@@ -240,7 +242,7 @@ def wait_until(what: str, happened: Callable[[], bool]) -> None:
 
 @contextlib.contextmanager
 def background(command: list[str]) -> Iterator[None]:
-    """Keep a process running, in a session of its own, and stop all of it at the end."""
+    """Run a process in its own session while the block runs, then stop it and its children."""
     show(command, end=" &")
     log = Path(f"{command[0]}.log").absolute()
     with log.open("wb") as output:
@@ -254,7 +256,7 @@ def background(command: list[str]) -> Iterator[None]:
     try:
         yield
     except DemoFailedError:
-        print(f"-- the last lines of {log.name}:", file=sys.stderr)
+        print(f"-- last lines of {log.name}:", file=sys.stderr)
         print(*log.read_text(errors="replace").splitlines()[-15:], sep="\n", file=sys.stderr)
         raise
     finally:
@@ -262,9 +264,9 @@ def background(command: list[str]) -> Iterator[None]:
         try:
             running.wait(STOP_LIMIT_S)
         except subprocess.TimeoutExpired:
-            print(f"demo: {command[0]} did not stop in {STOP_LIMIT_S:.0f} s and is killed", file=sys.stderr)
+            print(f"demo: {command[0]} did not stop within {STOP_LIMIT_S:.0f} s, killing it", file=sys.stderr)
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(running.pid, signal.SIGKILL)  # what it may have left behind
+            os.killpg(running.pid, signal.SIGKILL)  # child processes that still run
         running.wait()
 
 

@@ -1,8 +1,8 @@
-"""The digits of scikit-learn as little pictures, and the split that training and tests share.
+"""scikit-learn's digits as pictures, and the split into training and held-out data.
 
-The data set has 1797 scans of 8x8 grey levels. A *picture* here is what a scanner would hand over: 64x64
-pixels, grey, white on black. Nothing downstream sees the 8x8 originals: the model learns from pictures that
-went through the declared preprocessing (`preprocess.toml`), and is judged on PNG files that did.
+The data set has 1797 scans of 8x8 grey levels. They are enlarged to what a scanner would deliver: grey
+pictures of 64x64 pixels, white on black. The model is trained on pictures that went through the declared
+preprocessing (`preprocess.toml`), and tested on PNG files that did. It never sees the 8x8 originals.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-SIDE = 64  # pixels of a picture's edge
+SIDE = 64  # width and height of a picture, in pixels
 HELD_OUT = 450  # a quarter of the data, never trained on
 SEED = 20261
-MEAN, STD = 0.3, 0.4  # of a grey level in 0..1; preprocess.toml declares the same
+MEAN, STD = 0.3, 0.4  # of grey levels from 0 to 1; preprocess.toml has the same values
 
-# Digit -> which of its held-out pictures is committed as a PNG file: ones that people read easily too.
+# Digit -> index of its held-out picture that is committed as a PNG file; chosen to be easy to read.
 SAMPLES = {7: 12, 3: 2, 4: 4, 0: 8, 5: 5}
 
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
 def enlarge(scan: NDArray[np.float64]) -> Image.Image:
-    """Make a picture of one scan (8x8, grey levels 0 to 16)."""
+    """Enlarge one scan (8x8, grey levels 0 to 16) to a picture."""
     grey = Image.fromarray(np.round(scan * (255 / 16)).astype(np.uint8))
     return grey.resize((SIDE, SIDE), Image.Resampling.BICUBIC)
 
 
 def load() -> tuple[list[Image.Image], NDArray[np.int64], list[Image.Image], NDArray[np.int64]]:
-    """Give the training pictures, their classes, the held-out pictures and theirs."""
+    """Return the training pictures and their classes, then the held-out pictures and their classes."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -43,7 +43,7 @@ def load() -> tuple[list[Image.Image], NDArray[np.int64], list[Image.Image], NDA
 
 
 def preprocess(images: list[Image.Image]) -> NDArray[np.float32]:
-    """Do what preprocess.toml declares: the mean of each 8x8 block, scaled and shifted: [n, 8, 8, 1]."""
+    """Preprocess as in preprocess.toml: the mean of each 8x8 block, scaled and shifted: [n, 8, 8, 1]."""
     pixels = np.stack([np.asarray(image, dtype=np.float32) for image in images])
     blocks = pixels.reshape(len(images), 8, SIDE // 8, 8, SIDE // 8).mean(axis=(2, 4))
     values: NDArray[np.float32] = ((blocks / 255 - MEAN) / STD)[..., None].astype(np.float32)
@@ -51,7 +51,7 @@ def preprocess(images: list[Image.Image]) -> NDArray[np.float32]:
 
 
 def jitter(image: Image.Image, rng: np.random.Generator) -> Image.Image:
-    """Turn by up to 8 degrees, scale by up to 8 per cent, shift by up to 5 pixels."""
+    """Rotate by up to 8 degrees, scale by up to 8 per cent, shift by up to 5 pixels."""
     angle, scale = np.deg2rad(rng.uniform(-8, 8)), rng.uniform(0.92, 1.08)
     cos, sin, middle = np.cos(angle) * scale, np.sin(angle) * scale, SIDE / 2
     x, y = middle + rng.uniform(-5, 5, 2)
@@ -60,7 +60,7 @@ def jitter(image: Image.Image, rng: np.random.Generator) -> Image.Image:
 
 
 def write_samples(folder: Path) -> list[Path]:
-    """Write the pictures of SAMPLES as `seven.png` and so on."""
+    """Write the pictures in `SAMPLES` as `seven.png` and so on, and return their paths."""
     _, _, images, classes = load()
     written = []
     for digit, which in SAMPLES.items():

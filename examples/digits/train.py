@@ -1,9 +1,9 @@
-"""Train a small convolutional network on scikit-learn's digits and export it to ONNX, with numpy alone.
+"""Train a small convolutional network on scikit-learn's digits and export it to ONNX, with numpy only.
 
-    python examples/digits/train.py                # writes digits.onnx and the PNG files beside this file
+    python examples/digits/train.py                # writes digits.onnx and PNG files to this folder
 
-Three 3x3 convolutions and a linear layer; stochastic gradient descent with momentum; each picture is shifted,
-turned and scaled a little every time it is seen. Seeded: the same machine gives the same file.
+Three 3x3 convolutions and a linear layer, stochastic gradient descent with momentum. Each picture is randomly
+shifted, rotated and scaled in every epoch. Training is seeded: the same machine gives the same file.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ BATCH = 32
 
 
 def unfold(x: Array) -> Array:
-    """3x3 neighbourhoods with zeros around: [n, h, w, c] -> [n, h, w, c * 9]."""
+    """Return the zero-padded 3x3 neighbourhood of each pixel: [n, h, w, c] -> [n, h, w, c * 9]."""
     padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(1, 2))
     return windows.reshape(*x.shape[:3], -1)
 
 
 def fold(slope: Array, channels: int) -> Array:
-    """The transpose of unfold: what flows back to each pixel."""
+    """Return the transpose of `unfold`: the gradient of each pixel, [n, h, w, c * 9] -> [n, h, w, c]."""
     n, h, w, _ = slope.shape
     taps = slope.reshape(n, h, w, channels, 3, 3)
     x = np.zeros((n, h + 2, w + 2, channels), np.float32)
@@ -54,7 +54,7 @@ class Network:
         self.speeds = [np.zeros_like(value) for value in self.weights + self.biases]
 
     def forward(self, x: Array) -> tuple[Array, ...]:
-        """Give the logits [n, 10], then what going backward needs."""
+        """Return the logits [n, 10], then the values that the backward pass needs."""
         (w1, w2, w3, w4), (b1, b2, b3, b4) = self.weights, self.biases
         in1 = unfold(x)
         out1 = np.maximum(in1 @ w1 + b1, 0)
@@ -66,7 +66,7 @@ class Network:
         return out3.reshape(len(x), -1) @ w4 + b4, in1, out1, in2, out2, in3, out3
 
     def step(self, x: Array, classes: NDArray[np.int64], rate: float) -> float:
-        """Take one step down the cross entropy, and return it."""
+        """Take one gradient step, and return the cross entropy before it."""
         n, (_, w2, w3, w4) = len(x), self.weights
         logits, in1, out1, in2, out2, in3, out3 = self.forward(x)
         odds = np.exp(logits - logits.max(axis=1, keepdims=True))
@@ -91,7 +91,7 @@ class Network:
 
 
 def export(network: Network) -> onnx.ModelProto:
-    """Write the network down as ONNX: image [1, 1, 8, 8] -> logits [1, 10]."""
+    """Return the network as ONNX: image [1, 1, 8, 8] -> logits [1, 10]."""
     nodes, constants, last = [], [], "image"
     for layer, (weight, bias) in enumerate(zip(network.weights, network.biases, strict=True), start=1):
         if layer < 4:
@@ -120,7 +120,7 @@ def export(network: Network) -> onnx.ModelProto:
 
 
 def main() -> int:
-    """Train, report, write."""
+    """Train, print the accuracy after each epoch, and write the model and the sample pictures."""
     arguments = argparse.ArgumentParser(description="Train on scikit-learn's digits and export ONNX.")
     arguments.add_argument("--epochs", type=int, default=40)
     arguments.add_argument("-o", "--output", type=Path, default=Path(__file__).resolve().parent)

@@ -1,4 +1,4 @@
-"""The command line, as a tutorial types it."""
+"""Run the command line as a tutorial does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Networks that users bring, generated from their architectures; real ones where their folder is named."""
+"""Typical networks: generated from their architectures, or real ones from the folder EDGEBUNDLE_MODELS."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def models() -> Path:
     """Folder of slim-320, RFB-320, yunet_n_320, mnist and two photographs, from EDGEBUNDLE_MODELS."""
     folder = os.environ.get("EDGEBUNDLE_MODELS")
     if not folder:
-        pytest.skip("EDGEBUNDLE_MODELS does not name the folder of real models")
+        pytest.skip("EDGEBUNDLE_MODELS is not set to a folder of real models")
     return Path(folder)
 
 

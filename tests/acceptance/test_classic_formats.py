@@ -1,8 +1,7 @@
-"""mod.json and mod.params as other readers take them: one written from the format's rules alone, and TVM
-itself.
+"""Other readers accept mod.json and mod.params: one written only from the rules of the format, and TVM.
 
-The reader below knows nothing of this project. It follows the loader of TVM 0.18's graph executor: which
-keys a document must have, which others are fatal, how entries are numbered, and how storages are sized.
+The reader below uses no code of this project. It follows the loader of TVM 0.18's graph executor: which keys
+a document must have, which others are errors, how entries are numbered, and how storage is sized.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ SIZES = {"float32": 4, "int64": 8, "int32": 4, "bool": 1, "float64": 8, "int8": 
 
 
 class ClassicReader:
-    """Runs a graph as the classic executor did: pools by storage id, one packed call for each node."""
+    """Runs a graph like the classic executor: one pool per storage id, one packed call per node."""
 
     def __init__(self, text: str, module: Any) -> None:
         document = json.loads(text)
@@ -85,7 +84,7 @@ def package() -> Package:
     return compile(DIGITS / "digits.onnx")
 
 
-def test_a_reader_from_the_formats_rules_gets_the_same_answer(package: Package, tmp_path: Path) -> None:
+def test_independent_reader_computes_the_same_output(package: Package, tmp_path: Path) -> None:
     (tmp_path / "mod.so").write_bytes(package.members["mod.so"])
     module = tvm.runtime.load_module(str(tmp_path / "mod.so"))
     reader = ClassicReader(package.members["mod.json"].decode(), module)
@@ -98,7 +97,9 @@ def test_a_reader_from_the_formats_rules_gets_the_same_answer(package: Package, 
 
 
 @pytest.mark.slow
-def test_the_same_for_a_network_whose_weights_are_transformed_at_load(resnet18: Path, tmp_path: Path) -> None:
+def test_independent_reader_runs_a_network_with_weights_transformed_at_load(
+    resnet18: Path, tmp_path: Path
+) -> None:
     package = compile(resnet18)
     (tmp_path / "mod.so").write_bytes(package.members["mod.so"])
     module = tvm.runtime.load_module(str(tmp_path / "mod.so"))

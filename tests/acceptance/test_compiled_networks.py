@@ -1,4 +1,4 @@
-"""What compiled networks look like and how fast they are: kernels, memory, speed against ONNX Runtime."""
+"""Compiled networks: number of kernels, memory, accuracy, and speed relative to ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def lowered_resnet18(resnet18: Path) -> LoweredModule:
 
 
 def without_load_time(main: relax.Function) -> relax.Function:
-    """The function with what depends on constants alone made parameters: planners differ on those."""
+    """Return the function with calls on constants only replaced by parameters: planners differ on those."""
     known: dict[tvm.ir.Expr, tvm.ir.Expr] = {}
     params = list(main.params)
     bindings = []
@@ -59,7 +59,7 @@ def without_load_time(main: relax.Function) -> relax.Function:
 
 
 def tvm_plan_bytes(lowered: LoweredModule) -> int:
-    """Bytes of the storages that TVM's own planner allocates for the same module."""
+    """Return the bytes of storage that TVM's own planner allocates for the same module."""
     main = without_load_time(lowered.main)
     called: dict[str, tvm.ir.GlobalVar] = {}
 
@@ -88,7 +88,7 @@ def tvm_plan_bytes(lowered: LoweredModule) -> int:
 
 
 def calls_of_a_run(graph: Graph) -> int:
-    """Kernel calls of one inference: all but those on parameters alone, which are made once at load."""
+    """Return the kernel calls of one inference, without those on parameters only, which run once at load."""
     at_load = {i for i, node in enumerate(graph.nodes) if node.is_null and node.name != "x"}
     calls = 0
     for i, node in enumerate(graph.nodes):
@@ -106,7 +106,7 @@ def test_resnet18_has_at_most_30_kernels(lowered_resnet18: LoweredModule) -> Non
     assert 20 <= calls_of_a_run(made.graph) <= 30
 
 
-def test_resnet18_arena_is_no_larger_than_tvms_own_plan(lowered_resnet18: LoweredModule) -> None:
+def test_resnet18_arena_is_at_most_as_large_as_tvms_plan(lowered_resnet18: LoweredModule) -> None:
     made = generate(lowered_resnet18.main, ["x"], ["y"])
     outputs = sum(spec.nbytes for spec in made.outputs)  # TVM allocates them beside its plan
     planned = tvm_plan_bytes(lowered_resnet18)
@@ -123,7 +123,7 @@ def test_a_real_model_agrees_with_the_reference(models: Path, name: str, target:
 
 
 def paired_speed(package: Package, model: Path, threads: int = 2, runs: int = 15) -> float:
-    """ONNX Runtime's time over ours: medians of interleaved runs on the same inputs."""
+    """Return ONNX Runtime's time divided by ours: medians of interleaved runs on the same inputs."""
     kernels = load_kernels(package.members["mod.so"])
     kernels.set_threads(threads)
     ours = create(package.members["mod.json"], kernels)
@@ -146,13 +146,13 @@ def paired_speed(package: Package, model: Path, threads: int = 2, runs: int = 15
 
 
 @pytest.mark.parametrize("name", ["slim-320", "RFB-320", "yunet_n_320"])
-def test_a_real_model_runs_at_a_tenth_of_the_reference_at_least(models: Path, name: str) -> None:
+def test_real_model_has_at_least_a_tenth_of_the_references_speed(models: Path, name: str) -> None:
     speed = paired_speed(compile(models / f"{name}.onnx"), models / f"{name}.onnx")
     print(f"{name}: {speed:.2f} of ONNX Runtime's speed")
     assert speed >= 0.1
 
 
-def test_resnet18_runs_at_a_tenth_of_the_reference_at_least(resnet18: Path) -> None:
+def test_resnet18_has_at_least_a_tenth_of_the_references_speed(resnet18: Path) -> None:
     threads = min(2, len(os.sched_getaffinity(0)))
     speed = paired_speed(compile(resnet18), resnet18, threads)
     print(f"resnet18: {speed:.2f} of ONNX Runtime's speed")

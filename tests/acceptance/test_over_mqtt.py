@@ -1,4 +1,4 @@
-"""Real networks answered by a real agent through a real broker, all of it driven by the command line."""
+"""Real networks on a real agent behind a real broker, driven by the command line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ START_LIMIT_S = 30
 
 
 class Fleet:
-    """One agent that trusts one key, and the command line pointed at its broker."""
+    """One agent that trusts one key, and the command line connected to its broker."""
 
     def __init__(self, broker: str, folder: Path) -> None:
         self.broker, self.folder = broker, folder
@@ -78,7 +78,7 @@ def fleet(mosquitto: BrokerProcess, tmp_path: Path) -> Iterator[Fleet]:
     assert fleet.stop() == 0
 
 
-# Where a person sees the middle of each face, in pixels of the photograph, left to right.
+# The centre of each face, as a person sees it, in pixels of the photograph, from left to right.
 FACES = {"faces-1.jpg": [(270, 163)], "faces-2.jpg": [(123, 60), (331, 127)]}
 HALF_A_FACE = 35
 
@@ -98,7 +98,7 @@ def test_faces_are_found_in_photographs(fleet: Fleet, models: Path, name: str) -
 
 
 def yunet_faces(outputs: dict[str, np.ndarray], size: int = 320) -> list[tuple[float, float, float]]:
-    """Score and middle of each face in YuNet's raw outputs, as its authors decode them, best first."""
+    """Return score and centre (x, y) of each face in YuNet's raw outputs, decoded as by its authors."""
     found = []
     for stride in (8, 16, 32):
         columns = size // stride

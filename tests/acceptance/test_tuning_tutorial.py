@@ -1,4 +1,4 @@
-"""The tutorial's tuning steps: tune, compile with the records, compare with untuned, by both ways in."""
+"""The tuning steps of the tutorial, on the command line and in Python: tune, compile, compare."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ def image() -> dict[str, Any]:
 def test_on_the_command_line(tmp_path: Path, image: dict[str, Any]) -> None:
     np.savez(tmp_path / "image.npz", **image)
     edgebundle("compile", "--target", "llvm", "--output", "untuned.bundle", DIGITS, cwd=tmp_path)
-    said = edgebundle(
+    summary = edgebundle(
         "tune", "--target", "llvm", "--output", "records", "--trials", "4", "--number", "1", "--repeat", "2",
         "--min-repeat-ms", "0", "--pairs", "5", DIGITS, cwd=tmp_path,
     )  # fmt: skip
-    assert re.search(r"^records: \d+ points of 4 operators; \d are faster when tuned$", said, re.MULTILINE)
-    found = re.search(r"(\d) are faster when tuned", said)
+    assert re.search(r"^records: \d+ points of 4 operators; \d are faster when tuned$", summary, re.MULTILINE)
+    found = re.search(r"(\d) are faster when tuned", summary)
     assert found
     faster = int(found[1])
-    assert ("next: edgebundle compile" in said) <= (faster > 0)
+    assert ("next: edgebundle compile" in summary) <= (faster > 0)
     assert (tmp_path / "records" / "report.html").exists()
     edgebundle(
         "compile", "--target", "llvm", "--tuning-records", "records", "--output", "tuned.bundle", DIGITS,

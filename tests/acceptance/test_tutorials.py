@@ -1,4 +1,4 @@
-"""The steps of the classic TVM tutorials, as a user types them and as a script calls them."""
+"""The steps of the classic TVM tutorials, on the command line and in Python."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def cat(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A photograph-sized JPEG with structure at every scale; the seeded network has no opinion on cats."""
+    """A JPEG of the size of a photograph with structure at every scale; the network's weights are random."""
     rng = np.random.default_rng(7)
     pixels = sum(
         np.asarray(
@@ -45,7 +45,7 @@ def synset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def prepared(cat: Path) -> np.ndarray:
-    """The tutorial's own preprocessing, written as the tutorial writes it."""
+    """Preprocess the picture with the tutorial's own code."""
     image = np.asarray(Image.open(cat).resize((224, 224), Image.Resampling.BILINEAR)).astype("float32")
     chw = np.transpose(image, (2, 0, 1)) / 255
     mean = np.array([0.485, 0.456, 0.406], "float32").reshape(3, 1, 1)
@@ -73,7 +73,7 @@ def test_resnet50_v2_on_the_command_line(resnet50_v2: Path, cat: Path, synset: P
         output = file["output_0"]
     assert np.abs(output - reference).max() <= 1e-4 * np.abs(reference).max()
 
-    # What the tutorial does by hand afterwards, the bundle declares.
+    # The bundle declares the postprocessing that the tutorial does by hand.
     scores = np.exp(reference - reference.max())[0] / np.exp(reference - reference.max()).sum()
     best = np.argsort(scores)[::-1][:5]
     from_picture = edgebundle("run", "--inputs", cat, "resnet50-v2-7-tvm.bundle", cwd=tmp_path)

@@ -1,10 +1,9 @@
-"""What the tests of the command share: how to run it, and a small bundle that takes no compiler to make."""
+"""Shared by the tests of the command line: how to run it, and a small bundle made without a compiler."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,14 +14,12 @@ from agent.bundle.tensor_spec import TensorSpec
 from builder.bundles import key_files
 from builder.bundles.package import Package
 from tests.bundles import make_manifest
-from tests.cli.terminal import Said, Terminal
-
-Edgebundle = Callable[..., "subprocess.CompletedProcess[str]"]
+from tests.cli.terminal import Edgebundle, Result, Terminal
 
 
 @pytest.fixture(scope="session")
 def edgebundle() -> Edgebundle:
-    """Run `edgebundle ARGUMENTS...` as a terminal would."""
+    """Run `edgebundle ARGUMENTS...` in a process of its own, as a shell does."""
     command = str(Path(sys.executable).parent / "edgebundle")
 
     def run(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -35,13 +32,13 @@ def edgebundle() -> Edgebundle:
 
 @pytest.fixture
 def terminal(capfd: pytest.CaptureFixture[str]) -> Terminal:
-    """Run a command within this process, where compiler and executor are loaded already."""
+    """Run a command in this process, where compiler and executor are loaded already."""
 
-    def run(*arguments: object) -> Said:
+    def run(*arguments: object) -> Result:
         capfd.readouterr()
         code = cli.main([str(argument) for argument in arguments])
         out, err = capfd.readouterr()
-        return Said(code, out, err.splitlines())
+        return Result(code, out, err.splitlines())
 
     return run
 

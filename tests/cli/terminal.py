@@ -1,13 +1,14 @@
-"""What a command said to a terminal."""
+"""The result of a command, and the types of the fixtures that run one."""
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Said:
+class Result:
     """Exit code, standard output, and the lines of standard error."""
 
     code: int
@@ -15,4 +16,6 @@ class Said:
     err: list[str]
 
 
-Terminal = Callable[..., Said]
+Terminal = Callable[..., Result]
+# Runs the installed command in a process of its own; the arguments are those of the command.
+Edgebundle = Callable[..., "subprocess.CompletedProcess[str]"]

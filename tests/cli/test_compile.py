@@ -1,4 +1,4 @@
-"""`compile` as a terminal sees it: what it writes, and the many things it can be given that do not work."""
+"""`edgebundle compile`: what it prints and writes, and how it reports unusable input."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import onnx
@@ -18,11 +17,10 @@ from onnx import TensorProto, helper
 import builder.cli as cli
 from builder.bundles.key_files import KeyPair
 from builder.bundles.package import Package
-from tests.cli.terminal import Said, Terminal
+from tests.cli.terminal import Edgebundle, Result, Terminal
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits"
 MODEL = DIGITS / "digits.onnx"
-Edgebundle = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
@@ -30,18 +28,18 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "out.bundle"
 
 
-def fails(said: Said, *words: str, hint: str | None = None) -> None:
-    assert said.code == 4, said
-    assert said.out == ""
-    errors = [line for line in said.err if line.startswith("edgebundle: error: ")]
-    hints = [line for line in said.err if line.startswith("edgebundle: hint: ")]
-    assert len(errors) == 1, said
-    assert len(hints) <= 1, said
-    assert said.err == errors + hints, said
+def fails(result: Result, *words: str, hint: str | None = None) -> None:
+    assert result.code == 4, result
+    assert result.out == ""
+    errors = [line for line in result.err if line.startswith("edgebundle: error: ")]
+    hints = [line for line in result.err if line.startswith("edgebundle: hint: ")]
+    assert len(errors) == 1, result
+    assert len(hints) <= 1, result
+    assert result.err == errors + hints, result
     for word in words:
         assert word in errors[0], errors[0]
     if hint is not None:
-        assert hint in "".join(hints), said
+        assert hint in "".join(hints), result
 
 
 def save(path: Path, *nodes: onnx.NodeProto, shape: tuple[int | str, ...] = (1, 4)) -> Path:
@@ -61,7 +59,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-# What works
+# Success
 
 
 def test_signed_bundle_is_written_and_verifies(edgebundle: Edgebundle, pair: KeyPair, tmp_path: Path) -> None:
@@ -73,40 +71,40 @@ def test_signed_bundle_is_written_and_verifies(edgebundle: Edgebundle, pair: Key
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("digits.bundle: digits 1.0.0 for ")
     assert "agrees with onnxruntime" in done.stdout
-    assert any(line.startswith("comparing") for line in done.stderr.splitlines())  # it says what it does
+    assert any(line.startswith("comparing") for line in done.stderr.splitlines())  # progress
     assert edgebundle("verify", tmp_path / "digits.bundle", "--trust", pair.public).returncode == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["digits.bundle", "keys"]
 
 
-def test_json_is_all_that_a_script_sees(terminal: Terminal, out: Path) -> None:
-    said = terminal("compile", MODEL, "-o", out, "--json")
-    assert (said.code, said.err) == (0, [])
-    document = json.loads(said.out)
+def test_json_is_the_only_output(terminal: Terminal, out: Path) -> None:
+    result = terminal("compile", MODEL, "-o", out, "--json")
+    assert (result.code, result.err) == (0, [])
+    document = json.loads(result.out)
     assert (document["bundle"], document["signed"]) == (str(out), False)
     assert document["parity_error"] < 1e-4
 
 
-def test_unsigned_bundle_says_that_no_device_takes_it(terminal: Terminal, out: Path) -> None:
-    said = terminal("compile", MODEL, "-q", "-o", out)
-    assert said.code == 0
-    assert "not signed" in said.out
+def test_unsigned_bundle_is_reported(terminal: Terminal, out: Path) -> None:
+    result = terminal("compile", MODEL, "-q", "-o", out)
+    assert result.code == 0
+    assert "not signed" in result.out
 
 
-def test_symbolic_batch_becomes_one_and_says_so(terminal: Terminal, tmp_path: Path, out: Path) -> None:
+def test_symbolic_batch_becomes_one_and_is_reported(terminal: Terminal, tmp_path: Path, out: Path) -> None:
     model = save(tmp_path / "m.onnx", helper.make_node("Relu", ["x"], ["y"]), shape=("N", 4))
-    said = terminal("compile", model, "-o", out)
-    assert said.code == 0, said
-    assert any(re.search(r"\bN\b.*\b1\b", line) for line in said.err), said.err
+    result = terminal("compile", model, "-o", out)
+    assert result.code == 0, result
+    assert any(re.search(r"\bN\b.*\b1\b", line) for line in result.err), result.err
     document = json.loads(terminal("inspect", out, "--json").out)
     assert document["manifest"]["inputs"] == [{"datatype": "FP32", "name": "x", "shape": [1, 4]}]
 
 
-def test_described_name_version_and_counter_are_in_the_bundle(terminal: Terminal, out: Path) -> None:
-    said = terminal(
+def test_given_name_version_and_counter_are_in_the_bundle(terminal: Terminal, out: Path) -> None:
+    result = terminal(
         *("compile", MODEL, "-q", "-o", out, "--name", "eyes", "--model-version", "2.1.0"),
         *("--security-counter", "7", "--compatible", "raspberrypi,4-model-b"),
     )
-    assert said.code == 0, said
+    assert result.code == 0, result
     manifest = json.loads(terminal("inspect", out, "--json").out)["manifest"]
     assert manifest["name"] == "eyes"
     assert manifest["version"] == "2.1.0"
@@ -117,15 +115,15 @@ def test_described_name_version_and_counter_are_in_the_bundle(terminal: Terminal
 # Models that cannot be read or used
 
 
-@pytest.mark.parametrize("content", [b"", b"hello, this is no model\n", bytes(4096), b"\xff" * 100])
-def test_file_that_is_no_model(terminal: Terminal, tmp_path: Path, out: Path, content: bytes) -> None:
+@pytest.mark.parametrize("content", [b"", b"hello, this is not a model\n", bytes(4096), b"\xff" * 100])
+def test_file_that_is_not_a_model(terminal: Terminal, tmp_path: Path, out: Path, content: bytes) -> None:
     (tmp_path / "no.onnx").write_bytes(content)
     fails(terminal("compile", tmp_path / "no.onnx", "-q", "-o", out), "no.onnx")
     assert not out.exists()
 
 
 @pytest.mark.parametrize("part", [0.1, 0.5, 0.9, 0.999])
-def test_model_that_was_cut_short(terminal: Terminal, tmp_path: Path, out: Path, part: float) -> None:
+def test_truncated_model(terminal: Terminal, tmp_path: Path, out: Path, part: float) -> None:
     whole = MODEL.read_bytes()
     (tmp_path / "cut.onnx").write_bytes(whole[: int(len(whole) * part)])
     fails(terminal("compile", tmp_path / "cut.onnx", "-q", "-o", out), "cut.onnx")
@@ -136,20 +134,20 @@ def test_missing_model(terminal: Terminal, tmp_path: Path, out: Path) -> None:
     fails(terminal("compile", tmp_path / "absent.onnx", "-q", "-o", out), "absent.onnx")
 
 
-def test_folder_as_model(terminal: Terminal, tmp_path: Path, out: Path) -> None:
+def test_folder_instead_of_a_model(terminal: Terminal, tmp_path: Path, out: Path) -> None:
     fails(terminal("compile", tmp_path, "-q", "-o", out), str(tmp_path))
 
 
-def test_every_unsupported_operator_is_named_at_once(terminal: Terminal, tmp_path: Path, out: Path) -> None:
+def test_all_unsupported_operators_are_named_at_once(terminal: Terminal, tmp_path: Path, out: Path) -> None:
     model = save(
         tmp_path / "m.onnx",
         helper.make_node("Frobnicate", ["x"], ["a"], name="first"),
         helper.make_node("Relu", ["a"], ["b"], name="fine"),
         helper.make_node("Defenestrate", ["b"], ["y"], name="second"),
     )
-    said = terminal("compile", model, "-q", "-o", out)
-    assert said.code == 4
-    text = "\n".join(said.err)
+    result = terminal("compile", model, "-q", "-o", out)
+    assert result.code == 4
+    text = "\n".join(result.err)
     for word in ("Frobnicate", "first", "Defenestrate", "second"):
         assert word in text
     assert "Traceback" not in text
@@ -176,22 +174,22 @@ def test_shapes_that_do_not_fit(terminal: Terminal, out: Path, shapes: str) -> N
     assert not out.exists()
 
 
-def test_wrong_input_name_lists_those_that_exist(terminal: Terminal, out: Path) -> None:
-    said = terminal("compile", MODEL, "-q", "-o", out, "--input-shapes", "picture:[1,1,8,8]")
-    fails(said, "picture")
-    assert "image" in "\n".join(said.err).replace(str(MODEL), "")
+def test_wrong_input_name_lists_the_existing_names(terminal: Terminal, out: Path) -> None:
+    result = terminal("compile", MODEL, "-q", "-o", out, "--input-shapes", "picture:[1,1,8,8]")
+    fails(result, "picture")
+    assert "image" in "\n".join(result.err).replace(str(MODEL), "")
 
 
 @pytest.mark.parametrize("target", ["pi", "llvm -mcpu=potato", '{"kind":', '{"kind":"cuda"}', ""])
-def test_target_that_is_none(terminal: Terminal, out: Path, target: str) -> None:
+def test_invalid_target(terminal: Terminal, out: Path, target: str) -> None:
     fails(terminal("compile", MODEL, "-q", "-o", out, "--target", target))
     assert not out.exists()
 
 
-def test_unknown_target_names_those_that_exist(terminal: Terminal, out: Path) -> None:
-    said = terminal("compile", MODEL, "-q", "-o", out, "--target", "rpi9")
-    fails(said, "rpi9")
-    assert "rpi4" in "\n".join(said.err)
+def test_unknown_target_lists_the_existing_targets(terminal: Terminal, out: Path) -> None:
+    result = terminal("compile", MODEL, "-q", "-o", out, "--target", "rpi9")
+    fails(result, "rpi9")
+    assert "rpi4" in "\n".join(result.err)
 
 
 @pytest.mark.parametrize(
@@ -206,9 +204,7 @@ def test_unknown_target_names_those_that_exist(terminal: Terminal, out: Path) ->
         ("--labels", "absent.txt", "absent.txt"),
     ],
 )
-def test_declaration_that_does_not_work(
-    terminal: Terminal, out: Path, flag: str, value: str, word: str
-) -> None:
+def test_invalid_declaration(terminal: Terminal, out: Path, flag: str, value: str, word: str) -> None:
     fails(terminal("compile", MODEL, "-q", "-o", out, flag, value), word)
     assert not out.exists()
 
@@ -262,8 +258,8 @@ def test_labels_that_do_not_fit(terminal: Terminal, tmp_path: Path, out: Path, c
 def test_description_that_no_manifest_allows_is_refused_before_the_model_is_read(
     terminal: Terminal, tmp_path: Path, out: Path, flag: str, value: str, word: str
 ) -> None:
-    said = terminal("compile", tmp_path / "absent.onnx", "-q", "-o", out, f"{flag}={value}")
-    fails(said, f"{word}: expected")
+    result = terminal("compile", tmp_path / "absent.onnx", "-q", "-o", out, f"{flag}={value}")
+    fails(result, f"{word}: expected")
     assert not out.exists()
 
 
@@ -272,20 +268,20 @@ def test_disagreement_with_the_reference_writes_nothing(terminal: Terminal, out:
     assert not out.exists()
 
 
-# Keys and outputs: found out before minutes of work
+# Keys and outputs are checked before minutes of work
 
 
-def test_missing_key_is_found_out_first(terminal: Terminal, tmp_path: Path, out: Path) -> None:
-    said = terminal("compile", MODEL, "-o", out, "--sign-key", tmp_path / "absent")
-    fails(said, "absent", hint="keygen")  # and no step was begun: fails() allows no other line
+def test_missing_key_is_reported_first(terminal: Terminal, tmp_path: Path, out: Path) -> None:
+    result = terminal("compile", MODEL, "-o", out, "--sign-key", tmp_path / "absent")
+    fails(result, "absent", hint="keygen")  # no step has begun: fails() allows no other line
 
 
-def test_public_key_does_not_sign(terminal: Terminal, pair: KeyPair, out: Path) -> None:
+def test_public_key_cannot_sign(terminal: Terminal, pair: KeyPair, out: Path) -> None:
     pair.public.chmod(0o600)
     fails(terminal("compile", MODEL, "-o", out, "--sign-key", pair.public), "got a public key")
 
 
-def test_output_folder_that_is_missing_is_found_out_first(terminal: Terminal, tmp_path: Path) -> None:
+def test_missing_output_folder_is_reported_first(terminal: Terminal, tmp_path: Path) -> None:
     fails(terminal("compile", MODEL, "-o", tmp_path / "no" / "o.bundle"), "no", hint="mkdir")
 
 
@@ -294,13 +290,13 @@ def test_output_that_is_a_folder(terminal: Terminal, tmp_path: Path) -> None:
     fails(terminal("compile", MODEL, "-q", "-o", tmp_path / "o.bundle"), "o.bundle")
 
 
-def test_full_disk_leaves_nothing_half_written(
+def test_full_disk_leaves_no_incomplete_file(
     terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_package = Package.save
 
     def save_on_a_full_disk(package: Package, path: str) -> None:
-        # No file may grow beyond 32 KiB: writing the bundle fails in its middle, as on a full disk.
+        # With a limit of 32 KiB per file, writing the bundle fails halfway, as on a full disk.
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (32 << 10, before[1]))
         try:
@@ -313,7 +309,7 @@ def test_full_disk_leaves_nothing_half_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_old_bundle_survives_a_compile_that_fails(terminal: Terminal, compiled: Path, tmp_path: Path) -> None:
+def test_old_bundle_survives_a_failed_compile(terminal: Terminal, compiled: Path, tmp_path: Path) -> None:
     old = tmp_path / "o.bundle"
     old.write_bytes(compiled.read_bytes())
     fails(terminal("compile", MODEL, "-q", "-o", old, "--tolerance", "1e-30"))
@@ -323,10 +319,10 @@ def test_old_bundle_survives_a_compile_that_fails(terminal: Terminal, compiled: 
 @pytest.mark.parametrize(
     "arguments", [["-O", "9"], ["--tolerance", "small"], ["--security-counter", "x"]], ids=str
 )
-def test_flags_that_cannot_be_read_are_usage_errors(terminal: Terminal, arguments: list[str]) -> None:
-    said = terminal("compile", MODEL, *arguments)
-    assert said.code == 2
-    assert said.err[-1] == "edgebundle: hint: see `edgebundle compile --help`"
+def test_unreadable_values_are_usage_errors(terminal: Terminal, arguments: list[str]) -> None:
+    result = terminal("compile", MODEL, *arguments)
+    assert result.code == 2
+    assert result.err[-1] == "edgebundle: hint: see `edgebundle compile --help`"
 
 
 def test_interrupted_compile_leaves_nothing(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`agents`, `deploy`, `infer`, `metrics` with a real broker and agent, as a terminal sees them."""
+"""`edgebundle agents`, `deploy`, `infer` and `metrics` with a real broker and agent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,11 +18,11 @@ import pytest
 
 from builder import cli
 from builder.bundles import key_files
+from tests.cli.terminal import Edgebundle
 from tests.conftest import BrokerProcess
 from tests.ports import free_port
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits"
-Edgebundle = Callable[..., "subprocess.CompletedProcess[str]"]
 START_LIMIT_S = 30
 
 
@@ -89,7 +89,7 @@ def fails(done: subprocess.CompletedProcess[str], *words: str) -> None:
         assert word in errors[0], errors[0]
 
 
-# What works
+# Success
 
 
 def test_agents_lists_the_agent_its_machine_and_its_models(edgebundle: Edgebundle, site: Site) -> None:
@@ -119,9 +119,9 @@ def test_infer_json_is_for_scripts(edgebundle: Edgebundle, site: Site) -> None:
         *("infer", "--agent", "kitchen", "--model", "digits", "--broker", site.broker, "--json"),
         *("--input", DIGITS / "zero.png"),
     )
-    said = json.loads(done.stdout)
-    assert said["status"] == 200
-    assert said["top"][0]["label"] == "zero"
+    result = json.loads(done.stdout)
+    assert result["status"] == 200
+    assert result["top"][0]["label"] == "zero"
 
 
 def test_infer_with_arrays_gives_what_run_gives(edgebundle: Edgebundle, site: Site, tmp_path: Path) -> None:
@@ -147,21 +147,21 @@ def test_metrics_are_prometheus_text(edgebundle: Edgebundle, site: Site) -> None
 
 
 def test_metrics_json(edgebundle: Edgebundle, site: Site) -> None:
-    said = json.loads(edgebundle("metrics", "--agent", "kitchen", "--broker", site.broker, "--json").stdout)
-    assert said["edge_agent_uptime_seconds"] > 0
+    result = json.loads(edgebundle("metrics", "--agent", "kitchen", "--broker", site.broker, "--json").stdout)
+    assert result["edge_agent_uptime_seconds"] > 0
 
 
-def test_newer_version_is_deployed_and_says_so(edgebundle: Edgebundle, site: Site) -> None:
+def test_newer_version_is_deployed_and_reported(edgebundle: Edgebundle, site: Site) -> None:
     path = site.compile("newer", "--security-counter", "5", "--model-version", "1.1.0")
     done = edgebundle("deploy", path, "--agent", "kitchen", "--broker", site.broker)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("digits 1.1.0 is in service on kitchen (")
     assert "verifying" in done.stderr.splitlines()
     again = edgebundle("deploy", site.folder / "first.bundle", "--agent", "kitchen", "--broker", site.broker)
-    assert again.returncode == 0, again.stderr  # an equal counter may go back
+    assert again.returncode == 0, again.stderr  # an equal counter allows the older version
 
 
-# What the agent refuses: named, and what ran before runs on
+# Refused by the agent: the code is reported, and the old version stays in service
 
 
 def refused(edgebundle: Edgebundle, site: Site, path: Path, code: str) -> None:
@@ -176,7 +176,7 @@ def test_older_counter_is_a_rollback(edgebundle: Edgebundle, site: Site) -> None
     refused(edgebundle, site, site.compile("older", "--security-counter", "4"), "ERR_ROLLBACK")
 
 
-def test_key_that_the_agent_does_not_know(edgebundle: Edgebundle, site: Site, tmp_path: Path) -> None:
+def test_bundle_signed_with_an_unknown_key(edgebundle: Edgebundle, site: Site, tmp_path: Path) -> None:
     other = key_files.generate(tmp_path / "other")
     path = site.compile("stranger", "--security-counter", "6", key=other.private)
     refused(edgebundle, site, path, "ERR_ARBITRARY_SOFTWARE")
@@ -199,10 +199,10 @@ def test_changed_byte_is_refused(edgebundle: Edgebundle, site: Site, tmp_path: P
     refused(edgebundle, site, tmp_path / "changed.bundle", "ERR_MIX_AND_MATCH")
 
 
-# What is wrong before anything is sent, or with what was asked
+# Refused before anything is sent, or wrong requests
 
 
-def test_no_broker_is_one_line(edgebundle: Edgebundle, site: Site) -> None:
+def test_missing_broker_is_one_error_line(edgebundle: Edgebundle, site: Site) -> None:
     broker = ("--broker", f"mqtt://127.0.0.1:{free_port()}")
     fails(edgebundle("agents", *broker), "127.0.0.1")
     fails(edgebundle("metrics", "--agent", "kitchen", *broker), "127.0.0.1")
@@ -214,14 +214,14 @@ def test_no_broker_is_one_line(edgebundle: Edgebundle, site: Site) -> None:
 @pytest.mark.parametrize(
     "url", ["localhost", "http://localhost", "mqtt://", "mqtt://localhost:port", "mqtt://h:99999"]
 )
-def test_broker_url_that_is_none(edgebundle: Edgebundle, url: str) -> None:
+def test_invalid_broker_url(edgebundle: Edgebundle, url: str) -> None:
     done = edgebundle("agents", "--broker", url)
     assert done.returncode in {2, 4}
     assert done.stderr.startswith("edgebundle: error: ")
     assert "internal error" not in done.stderr
 
 
-def test_agent_that_is_not_there(edgebundle: Edgebundle, site: Site) -> None:
+def test_absent_agent(edgebundle: Edgebundle, site: Site) -> None:
     where = ("--agent", "cellar", "--broker", site.broker)
     fails(edgebundle("deploy", site.folder / "first.bundle", *where, "--wait", "2"), "cellar")
     picture = ("--input", DIGITS / "seven.png", "--deadline", "2")
@@ -236,7 +236,7 @@ def test_name_that_no_agent_can_have(edgebundle: Edgebundle, site: Site, name: s
     fails(edgebundle("infer", "--model", "digits", "--input", DIGITS / "seven.png", *where))
 
 
-def test_model_that_is_not_there(edgebundle: Edgebundle, site: Site) -> None:
+def test_unknown_model(edgebundle: Edgebundle, site: Site) -> None:
     done = edgebundle(
         *("infer", "--agent", "kitchen", "--model", "faces", "--broker", site.broker),
         *("--input", DIGITS / "seven.png"),
@@ -265,14 +265,14 @@ def test_arrays_that_do_not_fit(
 
 
 @pytest.mark.parametrize("name", ["in.png", "in.npz", "in.json", "in.txt"])
-def test_input_that_cannot_be_read(edgebundle: Edgebundle, site: Site, tmp_path: Path, name: str) -> None:
+def test_unreadable_input(edgebundle: Edgebundle, site: Site, tmp_path: Path, name: str) -> None:
     where = ("--agent", "kitchen", "--model", "digits", "--broker", site.broker, "--deadline", "10")
     (tmp_path / name).write_bytes(b"what is this?")
     fails(edgebundle("infer", *where, "--input", tmp_path / name))
     fails(edgebundle("infer", *where, "--input", tmp_path / "absent" / name), name)
 
 
-def test_file_that_is_no_bundle_is_not_sent(edgebundle: Edgebundle, site: Site, tmp_path: Path) -> None:
+def test_file_that_is_not_a_bundle_is_not_sent(edgebundle: Edgebundle, site: Site, tmp_path: Path) -> None:
     (tmp_path / "no.bundle").write_bytes(b"hello")
     where = ("--agent", "kitchen", "--broker", site.broker)
     fails(edgebundle("deploy", tmp_path / "no.bundle", *where), "bundle")
@@ -280,7 +280,7 @@ def test_file_that_is_no_bundle_is_not_sent(edgebundle: Edgebundle, site: Site, 
 
 
 @pytest.mark.parametrize("text", ["(", "*"])
-def test_pattern_that_is_none_is_a_usage_error(edgebundle: Edgebundle, text: str) -> None:
+def test_invalid_pattern_is_a_usage_error(edgebundle: Edgebundle, text: str) -> None:
     done = edgebundle("metrics", "--agent", "a", "--broker", "mqtt://localhost", "--match", text)
     assert done.returncode == 2
     assert "regular expression" in done.stderr

@@ -1,4 +1,4 @@
-"""What holds for every verb: help, exit codes, the form of errors, and that help loads nothing heavy."""
+"""Rules for every verb: help texts, exit codes, the form of errors, and fast start-up."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from agent.errors import RollbackError
 from builder.errors import LinkError, ModelError
 
 EDGEBUNDLE = str(Path(sys.executable).parent / "edgebundle")
-# Each of these takes longer to import than a user waits for a help text.
 Handler = Callable[[argparse.Namespace], int]
 Only = Callable[[Handler], None]
 
+# Modules that take too long to import for a help text.
 HEAVY = {"tvm", "tvm_ffi", "numpy", "onnx", "onnxruntime", "PIL", "paho", "rich", "xgboost"}
 
 
@@ -40,7 +40,7 @@ def verbs() -> list[str]:
 
 @pytest.fixture
 def only_verb(monkeypatch: pytest.MonkeyPatch) -> Only:
-    """Replace the verbs by one, `do`, with the given handler."""
+    """Replace all verbs by one verb, `do`, with the given handler."""
 
     def install(handler: Handler) -> None:
         def add_parsers(subparsers: cli.SubParsers) -> None:
@@ -58,7 +58,7 @@ def raising(error: BaseException) -> Handler:
     return handler
 
 
-def test_no_verb_is_a_usage_error_of_two_lines() -> None:
+def test_missing_verb_is_a_usage_error_of_two_lines() -> None:
     done = run()
     assert done.returncode == 2
     assert done.stdout == ""
@@ -68,7 +68,7 @@ def test_no_verb_is_a_usage_error_of_two_lines() -> None:
     )
 
 
-def test_unknown_verb_names_those_that_exist() -> None:
+def test_unknown_verb_lists_the_existing_verbs() -> None:
     done = run("compil")
     assert done.returncode == 2
     first, second = done.stderr.splitlines()
@@ -127,8 +127,8 @@ def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
     assert HEAVY.intersection(modules) == set()
 
 
-def test_help_answers_within_three_tenths_of_a_second() -> None:
-    # The processor time of the child, the best of five: what else runs on this machine does not count.
+def test_help_takes_less_than_0_3_s_of_processor_time() -> None:
+    # The least processor time of five children: independent of other load on the machine.
     spent = []
     for _ in range(5):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -138,9 +138,7 @@ def test_help_answers_within_three_tenths_of_a_second() -> None:
     assert min(spent) < 0.3
 
 
-def test_fault_of_the_input_is_two_lines_and_exit_4(
-    only_verb: Only, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_input_fault_is_two_lines_and_exit_4(only_verb: Only, capsys: pytest.CaptureFixture[str]) -> None:
     only_verb(raising(ModelError("m.onnx is\nnot a model", hint="give an ONNX file")))
     assert cli.main(["do"]) == 4
     out, err = capsys.readouterr()
@@ -148,15 +146,13 @@ def test_fault_of_the_input_is_two_lines_and_exit_4(
     assert err == "edgebundle: error: m.onnx is not a model\nedgebundle: hint: give an ONNX file\n"
 
 
-def test_refused_bundle_carries_its_code(only_verb: Only, capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_of_the_agent_has_its_wire_code(only_verb: Only, capsys: pytest.CaptureFixture[str]) -> None:
     only_verb(raising(RollbackError("security counter 1 is older than 2")))
     assert cli.main(["do"]) == 4
     assert capsys.readouterr().err == "edgebundle: error: security counter 1 is older than 2 (ERR_ROLLBACK)\n"
 
 
-def test_fault_of_ours_that_is_explained_is_exit_1(
-    only_verb: Only, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_explained_fault_of_edgebundle_is_exit_1(only_verb: Only, capsys: pytest.CaptureFixture[str]) -> None:
     only_verb(raising(LinkError("the linker refused")))
     assert cli.main(["do"]) == 1
     assert capsys.readouterr().err == "edgebundle: error: the linker refused\n"
@@ -183,13 +179,13 @@ def test_traceback_is_shown_on_request(
     assert lines[-1] == "edgebundle: error: internal error: ZeroDivisionError: division by zero"
 
 
-def test_full_disk_is_not_called_our_fault(only_verb: Only, capsys: pytest.CaptureFixture[str]) -> None:
+def test_full_disk_is_an_input_fault(only_verb: Only, capsys: pytest.CaptureFixture[str]) -> None:
     only_verb(raising(OSError(28, "No space left on device", "out.bundle")))
     assert cli.main(["do"]) == 4
     assert capsys.readouterr().err.splitlines()[0] == "edgebundle: error: No space left on device: out.bundle"
 
 
-def test_interrupt_is_quiet() -> None:
+def test_interrupt_prints_nothing() -> None:
     script = (
         "import builder.cli as cli, time, types\n"
         "def wait(args):\n"
@@ -209,7 +205,7 @@ def test_interrupt_is_quiet() -> None:
     assert (process.returncode, err) == (130, "")
 
 
-def test_reader_that_goes_away_is_no_error() -> None:
+def test_closed_pipe_is_not_an_error() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     try:

@@ -1,4 +1,4 @@
-"""`keygen`, `sign`, `verify`, `inspect` as a terminal sees them."""
+"""`edgebundle keygen`, `sign`, `verify` and `inspect`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,12 +15,11 @@ import pytest
 from agent.bundle.archive import read_index, read_member, write_archive
 from builder.bundles.key_files import KeyPair, generate
 from builder.bundles.package import Package
-
-Edgebundle = Callable[..., "subprocess.CompletedProcess[str]"]
+from tests.cli.terminal import Edgebundle
 
 
 def fails(done: subprocess.CompletedProcess[str], *words: str, hint: str | None = None) -> None:
-    """Exit code 4, nothing on stdout, one error line with these words, perhaps one hint line."""
+    """Assert exit code 4, nothing on stdout, one error line with these words, at most one hint line."""
     assert done.returncode == 4, done
     assert done.stdout == ""
     lines = done.stderr.splitlines()
@@ -48,7 +46,7 @@ def flip(path: Path, offset: int) -> None:
 # keygen
 
 
-def test_keygen_writes_two_files_and_says_what_to_do_next(edgebundle: Edgebundle, tmp_path: Path) -> None:
+def test_keygen_writes_two_files_and_prints_the_next_steps(edgebundle: Edgebundle, tmp_path: Path) -> None:
     done = edgebundle("keygen", "keys/", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     private, public = tmp_path / "keys" / "signing.key", tmp_path / "keys" / "signing.pub"
@@ -60,9 +58,9 @@ def test_keygen_writes_two_files_and_says_what_to_do_next(edgebundle: Edgebundle
 
 
 def test_keygen_json_names_the_files(edgebundle: Edgebundle, tmp_path: Path) -> None:
-    said = json.loads(edgebundle("keygen", tmp_path / "k", "--json").stdout)
-    assert set(said) == {"private", "public", "key_id"}
-    assert Path(said["private"]).exists()
+    result = json.loads(edgebundle("keygen", tmp_path / "k", "--json").stdout)
+    assert set(result) == {"private", "public", "key_id"}
+    assert Path(result["private"]).exists()
 
 
 def test_keygen_twice_keeps_the_first_keys(edgebundle: Edgebundle, tmp_path: Path) -> None:
@@ -103,8 +101,8 @@ def test_verify_prints_name_version_digest_and_key(
 
 
 def test_verify_json(edgebundle: Edgebundle, bundle: Path, pair: KeyPair) -> None:
-    said = json.loads(edgebundle("verify", bundle, "--trust", pair.public, "--json").stdout)
-    assert (said["name"], said["version"], said["key_id"]) == ("tiny", "1.2.3", pair.key_id)
+    result = json.loads(edgebundle("verify", bundle, "--trust", pair.public, "--json").stdout)
+    assert (result["name"], result["version"], result["key_id"]) == ("tiny", "1.2.3", pair.key_id)
 
 
 def test_verify_takes_a_folder_of_keys_and_several_of_them(
@@ -133,7 +131,7 @@ def test_verify_needs_a_key(edgebundle: Edgebundle, bundle: Path) -> None:
 @pytest.mark.parametrize(
     "content", ["", "hello", "-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n"]
 )
-def test_verify_with_a_file_that_is_no_key(
+def test_verify_with_a_file_that_is_not_a_key(
     edgebundle: Edgebundle, bundle: Path, tmp_path: Path, content: str
 ) -> None:
     (tmp_path / "bad.pub").write_text(content)
@@ -161,14 +159,14 @@ def test_verify_a_folder(edgebundle: Edgebundle, pair: KeyPair, tmp_path: Path) 
     fails(edgebundle("verify", tmp_path, "--trust", pair.public))
 
 
-def test_verify_a_file_that_is_no_bundle(edgebundle: Edgebundle, pair: KeyPair, tmp_path: Path) -> None:
+def test_verify_a_file_that_is_not_a_bundle(edgebundle: Edgebundle, pair: KeyPair, tmp_path: Path) -> None:
     for content in (b"", b"hello", bytes(10240), os.urandom(10240)):
         (tmp_path / "no.bundle").write_bytes(content)
         done = edgebundle("verify", tmp_path / "no.bundle", "--trust", pair.public)
         fails(done, "no.bundle: ", "(ERR_ARBITRARY_SOFTWARE)", hint="expected the .bundle")
 
 
-def test_verify_a_bundle_that_was_cut_short(edgebundle: Edgebundle, bundle: Path, pair: KeyPair) -> None:
+def test_verify_a_truncated_bundle(edgebundle: Edgebundle, bundle: Path, pair: KeyPair) -> None:
     bundle.write_bytes(bundle.read_bytes()[:-512])
     fails(edgebundle("verify", bundle, "--trust", pair.public), "(ERR_ARBITRARY_SOFTWARE)")
 
@@ -180,7 +178,7 @@ def test_verify_a_changed_weight(edgebundle: Edgebundle, bundle: Path, pair: Key
     fails(edgebundle("verify", bundle, "--trust", pair.public), "mod.params", "(ERR_MIX_AND_MATCH)")
 
 
-def test_verify_an_unsigned_bundle_says_how_to_sign(
+def test_verify_an_unsigned_bundle_explains_how_to_sign(
     edgebundle: Edgebundle, unsigned: Package, pair: KeyPair, tmp_path: Path
 ) -> None:
     unsigned.save(tmp_path / "u.bundle")
@@ -194,7 +192,7 @@ def test_verify_an_unsigned_bundle_says_how_to_sign(
 # sign
 
 
-def test_sign_in_place_gives_the_bytes_that_signing_at_once_gives(
+def test_signing_in_place_gives_the_same_bytes_as_compiling_with_the_key(
     edgebundle: Edgebundle, unsigned: Package, bundle: Path, pair: KeyPair, tmp_path: Path
 ) -> None:
     path = tmp_path / "u.bundle"
@@ -206,7 +204,7 @@ def test_sign_in_place_gives_the_bytes_that_signing_at_once_gives(
     assert path.read_bytes() == bundle.read_bytes()
 
 
-def test_sign_by_another_key_replaces_the_signature(
+def test_signing_with_another_key_replaces_the_signature(
     edgebundle: Edgebundle, bundle: Path, pair: KeyPair, tmp_path: Path
 ) -> None:
     other, before = generate(tmp_path / "other"), bundle.read_bytes()
@@ -217,7 +215,7 @@ def test_sign_by_another_key_replaces_the_signature(
     fails(edgebundle("verify", output, "--trust", pair.public), "(ERR_ARBITRARY_SOFTWARE)")
 
 
-def test_sign_refuses_members_that_are_not_the_manifests(
+def test_sign_refuses_members_that_do_not_match_the_manifest(
     edgebundle: Edgebundle, bundle: Path, pair: KeyPair
 ) -> None:
     write_archive(bundle, members(bundle) | {"mod.so": b"something else"})
@@ -242,12 +240,12 @@ def test_sign_with_a_missing_key(edgebundle: Edgebundle, bundle: Path, tmp_path:
     fails(edgebundle("sign", bundle, "--key", tmp_path / "absent"), "absent", hint="keygen")
 
 
-def test_sign_a_file_that_is_no_bundle(edgebundle: Edgebundle, pair: KeyPair, tmp_path: Path) -> None:
+def test_sign_a_file_that_is_not_a_bundle(edgebundle: Edgebundle, pair: KeyPair, tmp_path: Path) -> None:
     (tmp_path / "no.bundle").write_text("hello")
     fails(edgebundle("sign", tmp_path / "no.bundle", "--key", pair.private), "no.bundle")
 
 
-def test_sign_into_a_folder_that_is_not_there(
+def test_sign_into_a_missing_folder(
     edgebundle: Edgebundle, bundle: Path, pair: KeyPair, tmp_path: Path
 ) -> None:
     fails(
@@ -255,10 +253,10 @@ def test_sign_into_a_folder_that_is_not_there(
     )
 
 
-def test_sign_on_a_full_disk_leaves_the_bundle_and_nothing_half_written(
+def test_sign_on_a_full_disk_keeps_the_bundle_and_leaves_no_incomplete_file(
     bundle: Path, pair: KeyPair, unsigned: Package, tmp_path: Path
 ) -> None:
-    # A limit on the size of files stands in for the full disk: writing fails in the middle with EFBIG.
+    # A limit on the size of files replaces the full disk: writing fails halfway with EFBIG.
     unsigned.save(bundle)
     before = bundle.read_bytes()
     script = (
@@ -282,7 +280,7 @@ def test_sign_on_a_full_disk_leaves_the_bundle_and_nothing_half_written(
 # inspect
 
 
-def test_inspect_says_plainly_that_it_did_not_check(edgebundle: Edgebundle, bundle: Path) -> None:
+def test_inspect_without_a_key_says_that_nothing_was_verified(edgebundle: Edgebundle, bundle: Path) -> None:
     done = edgebundle("inspect", bundle)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("tiny 1.2.3\n")
@@ -309,7 +307,7 @@ def test_inspect_shows_manifest_members_sizes_parity_and_target(
     assert [line.split() for line in out.splitlines() if "mod.so" in line] == [["mod.so", "1.5", "KiB"]]
 
 
-def test_inspect_with_the_wrong_key_shows_it_and_fails(
+def test_inspect_with_the_wrong_key_shows_the_bundle_and_fails(
     edgebundle: Edgebundle, bundle: Path, tmp_path: Path
 ) -> None:
     other = generate(tmp_path / "other")
@@ -335,7 +333,7 @@ def test_inspect_json_has_the_manifest(edgebundle: Edgebundle, bundle: Path, pai
     assert (checked["verified"], checked["key_id"]) == (True, pair.key_id)
 
 
-def test_inspect_what_is_no_bundle(edgebundle: Edgebundle, tmp_path: Path) -> None:
+def test_inspect_files_that_are_not_bundles(edgebundle: Edgebundle, tmp_path: Path) -> None:
     (tmp_path / "no.bundle").write_text("hello")
     os.mkfifo(tmp_path / "pipe.bundle")
     fails(edgebundle("inspect", tmp_path / "no.bundle"), "(ERR_ARBITRARY_SOFTWARE)")

@@ -1,31 +1,28 @@
-"""`run` and `profile` as a terminal sees them: TVMC's habits, and inputs that do not fit."""
+"""`edgebundle run` and `profile`: output as in TVMC, and inputs that do not fit."""
 
 from __future__ import annotations
 
 import json
 import re
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import builder.cli as cli
-from tests.cli.terminal import Said, Terminal
+from tests.cli.terminal import Edgebundle, Result, Terminal
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits"
-Edgebundle = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def fails(said: Said, *words: str) -> None:
-    assert said.code == 4, said
-    assert said.out == ""
-    assert said.err[0].startswith("edgebundle: error: "), said
-    assert all(line.startswith("edgebundle: hint: ") for line in said.err[1:]), said
-    assert len(said.err) <= 2
+def fails(result: Result, *words: str) -> None:
+    assert result.code == 4, result
+    assert result.out == ""
+    assert result.err[0].startswith("edgebundle: error: "), result
+    assert all(line.startswith("edgebundle: hint: ") for line in result.err[1:]), result
+    assert len(result.err) <= 2
     for word in words:
-        assert word in said.err[0]
+        assert word in result.err[0]
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +43,7 @@ def for_another_machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_picture_goes_in_and_labels_come_out(edgebundle: Edgebundle, digits: Path) -> None:
+def test_picture_gives_labels(edgebundle: Edgebundle, digits: Path) -> None:
     done = edgebundle("run", digits, "--inputs", DIGITS / "seven.png")
     assert (done.returncode, done.stderr) == (0, "")
     lines = [line.split() for line in done.stdout.splitlines()]
@@ -56,23 +53,25 @@ def test_picture_goes_in_and_labels_come_out(edgebundle: Edgebundle, digits: Pat
     assert sum(float(score) for score, _ in lines) <= 1.001
 
 
-def test_time_is_summed_up_as_tvmc_did(terminal: Terminal, digits: Path) -> None:
-    said = terminal("run", digits, "--print-time", "--repeat", "5", "--number", "2")
-    assert (said.code, said.err) == (0, [])
-    assert "Execution time summary:" in said.out
-    assert re.search(r"mean \(ms\)\s+median \(ms\)\s+max \(ms\)\s+min \(ms\)\s+std \(ms\)", said.out)
+def test_time_summary_is_that_of_tvmc(terminal: Terminal, digits: Path) -> None:
+    result = terminal("run", digits, "--print-time", "--repeat", "5", "--number", "2")
+    assert (result.code, result.err) == (0, [])
+    assert "Execution time summary:" in result.out
+    assert re.search(r"mean \(ms\)\s+median \(ms\)\s+max \(ms\)\s+min \(ms\)\s+std \(ms\)", result.out)
 
 
-def test_arrays_go_in_and_output_0_comes_out(terminal: Terminal, digits: Path, tmp_path: Path) -> None:
+def test_arrays_give_output_0(terminal: Terminal, digits: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "in.npz", image=np.zeros((1, 1, 8, 8), np.float32))
-    said = terminal("run", digits, "--inputs", tmp_path / "in.npz", "--outputs", tmp_path / "out.npz")
-    assert said.code == 0, said
+    result = terminal("run", digits, "--inputs", tmp_path / "in.npz", "--outputs", tmp_path / "out.npz")
+    assert result.code == 0, result
     with np.load(tmp_path / "out.npz") as outputs:
         assert outputs.files == ["output_0"]
         assert outputs["output_0"].shape == (1, 10)
 
 
-def test_fill_modes_differ_and_random_is_repeatable(terminal: Terminal, digits: Path, tmp_path: Path) -> None:
+def test_fill_modes_differ_and_random_is_reproducible(
+    terminal: Terminal, digits: Path, tmp_path: Path
+) -> None:
     outputs = []
     for mode in ("zeros", "ones", "random", "random"):
         path = tmp_path / "o.npz"
@@ -86,45 +85,45 @@ def test_fill_modes_differ_and_random_is_repeatable(terminal: Terminal, digits: 
 
 
 def test_print_top(terminal: Terminal, digits: Path) -> None:
-    said = terminal("run", digits, "--inputs", DIGITS / "three.png", "--print-top", "2")
-    assert said.code == 0
-    assert re.search(r"\[\[ *3\.", said.out), said.out
+    result = terminal("run", digits, "--inputs", DIGITS / "three.png", "--print-top", "2")
+    assert result.code == 0
+    assert re.search(r"\[\[ *3\.", result.out), result.out
 
 
-def test_json_is_all_that_a_script_sees(terminal: Terminal, digits: Path) -> None:
-    said = terminal("run", digits, "--inputs", DIGITS / "zero.png", "--json", "--print-time")
-    assert (said.code, said.err) == (0, [])
-    document = json.loads(said.out)
+def test_json_is_the_only_output(terminal: Terminal, digits: Path) -> None:
+    result = terminal("run", digits, "--inputs", DIGITS / "zero.png", "--json", "--print-time")
+    assert (result.code, result.err) == (0, [])
+    document = json.loads(result.out)
     assert document["outputs"]["output_0"] == {"shape": [1, 10], "dtype": "float32"}
     assert document["answers"]["labels"][0] == "zero"
     assert set(document["times_s"]) == {"mean", "median", "max", "min", "std"}
 
 
 def test_profile_has_a_row_for_each_kernel(terminal: Terminal, digits: Path) -> None:
-    said = terminal("profile", digits, "--number", "3")
-    assert said.code == 0
-    assert "conv2d" in said.out
-    assert said.out.splitlines()[0].startswith("Name")
+    result = terminal("profile", digits, "--number", "3")
+    assert result.code == 0
+    assert "conv2d" in result.out
+    assert result.out.splitlines()[0].startswith("Name")
     assert json.loads(terminal("profile", digits, "--json", "--number", "2").out)
 
 
-# What does not work
+# Unusable bundles and inputs
 
 
 def test_missing_bundle(terminal: Terminal, tmp_path: Path) -> None:
     fails(terminal("run", tmp_path / "absent.bundle"), "absent.bundle")
 
 
-@pytest.mark.parametrize("content", [b"", b"no bundle\n", bytes(2048)])
-def test_file_that_is_no_bundle(terminal: Terminal, tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize("content", [b"", b"not a bundle\n", bytes(2048)])
+def test_file_that_is_not_a_bundle(terminal: Terminal, tmp_path: Path, content: bytes) -> None:
     (tmp_path / "no.bundle").write_bytes(content)
     fails(terminal("run", tmp_path / "no.bundle"), "no.bundle")
     fails(terminal("profile", tmp_path / "no.bundle"), "no.bundle")
 
 
 def test_bundle_for_another_machine(terminal: Terminal, for_another_machine: Path) -> None:
-    said = terminal("run", for_another_machine)
-    fails(said, "aarch64")
+    result = terminal("run", for_another_machine)
+    fails(result, "aarch64")
 
 
 @pytest.mark.parametrize(
@@ -161,12 +160,12 @@ def test_input_file_that_cannot_be_read(
     fails(terminal("run", digits, "--inputs", tmp_path / name))
 
 
-def test_input_file_that_is_missing(terminal: Terminal, digits: Path, tmp_path: Path) -> None:
+def test_missing_input_file(terminal: Terminal, digits: Path, tmp_path: Path) -> None:
     for name in ("absent.npz", "absent.png"):
         fails(terminal("run", digits, "--inputs", tmp_path / name), name)
 
 
-def test_picture_that_was_cut_short(terminal: Terminal, digits: Path, tmp_path: Path) -> None:
+def test_truncated_picture(terminal: Terminal, digits: Path, tmp_path: Path) -> None:
     (tmp_path / "cut.png").write_bytes((DIGITS / "seven.png").read_bytes()[:300])
     fails(terminal("run", digits, "--inputs", tmp_path / "cut.png"))
 
@@ -177,7 +176,7 @@ def test_picture_for_a_model_that_declares_no_preprocessing(terminal: Terminal, 
     fails(terminal("run", path, "--inputs", DIGITS / "seven.png"))
 
 
-def test_outputs_into_a_folder_that_is_missing(terminal: Terminal, digits: Path, tmp_path: Path) -> None:
+def test_missing_output_folder(terminal: Terminal, digits: Path, tmp_path: Path) -> None:
     fails(terminal("run", digits, "--outputs", tmp_path / "no" / "o.npz"), "o.npz")
 
 
@@ -187,13 +186,13 @@ def test_outputs_into_a_folder_that_is_missing(terminal: Terminal, digits: Path,
     ids=" ".join,
 )
 def test_counts_below_one(terminal: Terminal, digits: Path, flags: list[str]) -> None:
-    said = terminal("run", digits, "--print-time", *flags)
-    assert said.code in {2, 4}, said
-    assert said.err[0].startswith("edgebundle: error: ")
-    assert len(said.err) <= 2
+    result = terminal("run", digits, "--print-time", *flags)
+    assert result.code in {2, 4}, result
+    assert result.err[0].startswith("edgebundle: error: ")
+    assert len(result.err) <= 2
 
 
-def test_device_that_there_is_not(terminal: Terminal, digits: Path) -> None:
-    said = terminal("run", digits, "--device", "cuda")
-    assert said.code == 2
-    assert "cuda" in said.err[0]
+def test_unknown_device(terminal: Terminal, digits: Path) -> None:
+    result = terminal("run", digits, "--device", "cuda")
+    assert result.code == 2
+    assert "cuda" in result.err[0]

@@ -1,4 +1,4 @@
-"""Who types what a TVMC tutorial says is told what to do instead; the page says the same."""
+"""A TVMC flag that edgebundle does not have is answered with what to do instead; the page agrees."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def flags() -> set[str]:
 
 
 @pytest.mark.parametrize("arguments", [["--desired-layout", "NCHW"], ["--desired-layout=NCHW"]])
-def test_a_flag_of_tvmc_is_answered_with_what_to_do(
+def test_tvmc_flag_is_answered_with_what_to_do(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["compile", "model.onnx", *arguments]) == 2
@@ -29,17 +29,17 @@ def test_a_flag_of_tvmc_is_answered_with_what_to_do(
     assert hint == f"edgebundle: hint: --desired-layout is a TVMC flag: {INSTEAD['--desired-layout']}"
 
 
-def test_other_unknown_flags_point_at_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_unknown_flags_point_to_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["compile", "model.onnx", "--fast"]) == 2
     assert capsys.readouterr().err.splitlines()[1] == "edgebundle: hint: see `edgebundle compile --help`"
     assert instead_of(["model.onnx", "--fast"]) is None
 
 
-def test_no_flag_that_exists_is_said_to_be_gone() -> None:
+def test_existing_flags_are_not_in_the_table() -> None:
     assert not flags() & set(INSTEAD)
 
 
-def test_the_page_says_what_the_command_says() -> None:
+def test_page_agrees_with_the_command() -> None:
     page = PAGE.read_text()
     for flag, advice in INSTEAD.items():
         assert f"| `{flag}` | {advice} |" in page

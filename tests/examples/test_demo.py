@@ -1,4 +1,4 @@
-"""`make demo`, run as a user runs it: it ends with a prediction that came over MQTT, and leaves nothing."""
+"""`make demo` gets a prediction over MQTT, and leaves no process and no file, however it ends."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo.py"
-# The promise is 60 s on two cores that have nothing else to do; here other tests may be running.
-PATIENCE_S = 60
+# The promise is 60 s on two idle cores; other tests may run at the same time.
+LIMIT_S = 60
 
 
 def start(tmp_path: Path, **environment: str) -> subprocess.Popen[str]:
@@ -26,7 +26,7 @@ def start(tmp_path: Path, **environment: str) -> subprocess.Popen[str]:
 
 
 def processes(tmp_path: Path) -> dict[int, str]:
-    """Those that were started by the demo, which is told to use this temporary folder."""
+    """Return the processes of the demo by id, found by their TMPDIR, each with its command line."""
     found = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -34,7 +34,7 @@ def processes(tmp_path: Path) -> dict[int, str]:
                 command = (process / "cmdline").read_bytes()
                 found[int(process.name)] = command.replace(b"\0", b" ").decode(errors="replace")
         except OSError:
-            continue  # it has just ended, or is somebody else's
+            continue  # it has ended, or belongs to another user
     return found
 
 
@@ -46,7 +46,7 @@ def left_behind(tmp_path: Path) -> list[str]:
 @pytest.mark.parametrize("broker", ["mosquitto", "amqtt"])
 def test_picture_is_recognised_over_mqtt(tmp_path: Path, broker: str) -> None:
     process = start(tmp_path, EDGEBUNDLE_DEMO_BROKER=broker)
-    out, err = process.communicate(timeout=PATIENCE_S)
+    out, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, out + err
     assert f"a broker ({broker})" in out
     commands = [line.split()[2] for line in out.splitlines() if line.startswith("$ edgebundle ")]
@@ -69,38 +69,38 @@ def test_interrupted_demo_stops_everything(tmp_path: Path, number: signal.Signal
         if line.startswith("$ edgebundle deploy"):  # by now broker and agent are running
             break
     process.send_signal(number)
-    out, err = process.communicate(timeout=PATIENCE_S)
+    out, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 130, out + err
     assert "Traceback" not in err
     assert left_behind(tmp_path) == []
 
 
 @pytest.mark.slow
-def test_failed_step_is_told_and_everything_stopped(tmp_path: Path) -> None:
+def test_failed_step_is_reported_and_everything_stopped(tmp_path: Path) -> None:
     process = start(tmp_path)
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("$ edgebundle agents"):
             break
-    # The agent dies before anything was deployed to it.
+    # Kill the agent before the deployment.
     [agent] = [pid for pid, command in processes(tmp_path).items() if "edge-agent" in command]
     os.kill(agent, signal.SIGKILL)
-    out, err = process.communicate(timeout=PATIENCE_S)
+    out, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 1, out + err
     assert "demo: failed: edgebundle" in err
     assert left_behind(tmp_path) == []
 
 
 @pytest.mark.parametrize("broker", ["kafka", "Mosquitto"])
-def test_broker_that_the_demo_does_not_know(tmp_path: Path, broker: str) -> None:
+def test_unknown_broker_is_refused(tmp_path: Path, broker: str) -> None:
     process = start(tmp_path, EDGEBUNDLE_DEMO_BROKER=broker)
-    _, err = process.communicate(timeout=PATIENCE_S)
+    _, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 1
-    assert err == f"demo: failed: EDGEBUNDLE_DEMO_BROKER is amqtt or mosquitto, not {broker}\n"
+    assert err == f"demo: failed: EDGEBUNDLE_DEMO_BROKER: expected amqtt or mosquitto, got {broker}\n"
 
 
-def test_mosquitto_that_is_not_installed(tmp_path: Path) -> None:
-    # demo.py also looks into /usr/sbin: an empty search path is not enough to hide it there.
+def test_missing_mosquitto_is_reported(tmp_path: Path) -> None:
+    # demo.py also searches /usr/sbin, so an empty PATH does not hide mosquitto.
     script = (
         "import sys; sys.path.insert(0, sys.argv.pop(1)); import demo, shutil;"
         "shutil.which = lambda *a, **k: None; sys.exit(demo.main())"
@@ -110,7 +110,7 @@ def test_mosquitto_that_is_not_installed(tmp_path: Path) -> None:
         env=os.environ | {"TMPDIR": str(tmp_path), "EDGEBUNDLE_DEMO_BROKER": "mosquitto"},
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=LIMIT_S,
         check=False,
     )
     assert done.returncode == 1

@@ -1,4 +1,4 @@
-"""The example model: what is committed is what is claimed, judged through the path a device takes."""
+"""The committed example model is as accurate as claimed, measured along the path that a device uses."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def package() -> Package:
 
 @pytest.fixture(scope="module")
 def classify(package: Package) -> Classify:
-    """A PNG's bytes -> the first label, by what the bundle declares and holds."""
+    """Return a function that maps a PNG file's bytes to the first label, using only the bundle."""
     manifest = package.manifest
     assert manifest.preprocess is not None
     assert manifest.postprocess is not None
@@ -63,23 +63,23 @@ def png(image: Image.Image) -> bytes:
     return file.getvalue()
 
 
-def test_model_is_small_and_of_an_opset_that_everybody_reads() -> None:
+def test_model_is_small_and_has_a_widely_supported_opset() -> None:
     model = onnx.load(DIGITS / "digits.onnx")
     assert (DIGITS / "digits.onnx").stat().st_size < 500_000
     assert [(opset.domain, opset.version) for opset in model.opset_import] == [("", 17)]
     assert model.ir_version <= 8
 
 
-def test_held_out_pictures_are_read_as_png_files_at_98_per_cent(classify: Classify) -> None:
+def test_held_out_png_files_are_recognised_with_98_per_cent_accuracy(classify: Classify) -> None:
     _, _, held_out, classes = pictures.load()
     assert len(held_out) == pictures.HELD_OUT
-    said = [classify(png(image)) for image in held_out]
-    right = np.mean([label == pictures.NAMES[digit] for label, digit in zip(said, classes, strict=True)])
+    labels = [classify(png(image)) for image in held_out]
+    right = np.mean([label == pictures.NAMES[digit] for label, digit in zip(labels, classes, strict=True)])
     assert right >= 0.98
 
 
 @pytest.mark.parametrize("digit", pictures.SAMPLES)
-def test_each_committed_picture_shows_what_its_name_says(classify: Classify, digit: int) -> None:
+def test_each_committed_picture_is_recognised_as_its_name(classify: Classify, digit: int) -> None:
     path = DIGITS / f"{pictures.NAMES[digit]}.png"
     with Image.open(path) as image:
         assert (image.size, image.mode) == ((pictures.SIDE, pictures.SIDE), "L")
@@ -93,14 +93,14 @@ def test_no_committed_picture_was_trained_on() -> None:
             assert image.tobytes() not in trained
 
 
-def test_declared_preprocessing_is_the_one_of_training(package: Package) -> None:
+def test_declared_preprocessing_is_that_of_training(package: Package) -> None:
     declared = package.manifest.preprocess
     assert declared is not None
     image = pictures.load()[2][0]
     before = Preprocessor(declared, package.manifest.inputs[0])
     value = np.empty((1, 1, 8, 8), np.float32)
     before(before.decode(png(image), "image/png"), value)
-    # Pillow rounds to a grey level after each direction: together one level, in units of the model's input.
+    # Pillow rounds to a grey level after each direction: at most one level in total, in units of the input.
     expected = pictures.preprocess([image]).transpose(0, 3, 1, 2)
     np.testing.assert_allclose(value, expected, atol=1.01 / 255 / pictures.STD)
 
@@ -109,7 +109,7 @@ def test_labels_are_in_the_order_of_the_classes() -> None:
     assert tuple((DIGITS / "labels.txt").read_text().split()) == pictures.NAMES
 
 
-def test_training_runs_learns_and_exports_what_it_learned(tmp_path: Path) -> None:
+def test_training_exports_a_model_with_the_accuracy_that_it_prints(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(DIGITS / "train.py"), "--epochs", "3", "-o", str(tmp_path)],
         capture_output=True,
@@ -117,13 +117,13 @@ def test_training_runs_learns_and_exports_what_it_learned(tmp_path: Path) -> Non
         timeout=300,
         check=True,
     )
-    said = float(done.stdout.split("held-out ")[-1].partition("%")[0]) / 100
-    assert said > 0.9
+    printed = float(done.stdout.split("held-out ")[-1].partition("%")[0]) / 100
+    assert printed > 0.9
     session = onnxruntime.InferenceSession(tmp_path / "digits.onnx")
     _, _, held_out, classes = pictures.load()
     values = pictures.preprocess(held_out).transpose(0, 3, 1, 2)
     answers = np.concatenate([session.run(None, {"image": value[None]})[0] for value in values])
-    assert np.mean(answers.argmax(axis=1) == classes) == pytest.approx(said, abs=0.005)
+    assert np.mean(answers.argmax(axis=1) == classes) == pytest.approx(printed, abs=0.005)
     assert sorted(path.name for path in tmp_path.glob("*.png")) == sorted(
         f"{pictures.NAMES[digit]}.png" for digit in pictures.SAMPLES
     )

@@ -1,4 +1,4 @@
-"""The way in: what `make` says before anything is installed."""
+"""What `make` prints before anything is installed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 TARGETS = {"help", "demo", "test", "test-fast", "test-arm", "lint", "deb", "install", "clean"}
 TARGETS |= {"bench", "bench-arm", "bench-agent", "soak"}
-# What the recipes need beside Python.
+# Programs that the recipes need, besides Python.
 TOOLS = ("sh", "make", "sed", "expand", "echo", "test", "touch", "id")
 
 
@@ -33,7 +33,7 @@ def make(folder: Path, *arguments: str, tools: Path) -> subprocess.CompletedProc
 
 @pytest.fixture
 def tools(tmp_path: Path) -> Path:
-    """A PATH without any Python."""
+    """A folder for PATH that has no Python."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for tool in TOOLS:
@@ -48,7 +48,7 @@ def put(tools: Path, name: str, script: str) -> None:
     (tools / name).chmod(0o755)
 
 
-def test_make_alone_lists_the_targets(tmp_path: Path, tools: Path) -> None:
+def test_make_without_a_target_lists_the_targets(tmp_path: Path, tools: Path) -> None:
     done = make(tmp_path, tools=tools)
     assert (done.returncode, done.stderr) == (0, "")
     first, *lines = done.stdout.splitlines()
@@ -66,22 +66,22 @@ def test_missing_python_is_one_clear_line(tmp_path: Path, tools: Path, target: s
     assert not (tmp_path / ".venv").exists()
 
 
-def test_older_python_is_passed_over_for_a_newer_one(tmp_path: Path, tools: Path) -> None:
-    put(tools, "python3", "exit 1")  # as 3.9 answers the question for its version
+def test_newest_python_is_used_when_the_first_is_too_old(tmp_path: Path, tools: Path) -> None:
+    put(tools, "python3", "exit 1")  # as Python 3.9 fails the version check
     put(tools, "python3.12", 'case "$*" in *venv\\ .venv*) echo "used $0" >&2; exit 3;; esac; exit 0')
     done = make(tmp_path, "install", tools=tools)
     assert f"used {tools / 'python3.12'}" in done.stderr
     assert done.returncode == 2
 
 
-def test_python_without_venv_says_which_package_has_it(tmp_path: Path, tools: Path) -> None:
+def test_python_without_venv_names_the_missing_package(tmp_path: Path, tools: Path) -> None:
     put(tools, "python3", 'case "$*" in *ensurepip*) exit 1;; esac; exit 0')
     done = make(tmp_path, "install", tools=tools)
     assert done.returncode == 2
     assert "apt-get install python3-venv" in done.stderr.splitlines()[0]
 
 
-def test_packages_are_installed_again_when_what_is_asked_for_changed(tmp_path: Path, tools: Path) -> None:
+def test_dependencies_are_installed_again_when_pyproject_changed(tmp_path: Path, tools: Path) -> None:
     put(tools, "python3", "exit 0")
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
     put(tmp_path / ".venv" / "bin", "python", f'echo "$@" >> {tmp_path}/pip.log')
@@ -90,6 +90,6 @@ def test_packages_are_installed_again_when_what_is_asked_for_changed(tmp_path: P
     assert (
         make(tmp_path, "--question", "install", tools=tools).returncode == 1
     )  # the copy of pyproject is newer
-    said = (tmp_path / "pip.log").read_text()
-    assert "-m pip install" in said
-    assert ".[builder,demo,dev]" in said
+    log = (tmp_path / "pip.log").read_text()
+    assert "-m pip install" in log
+    assert ".[builder,demo,dev]" in log

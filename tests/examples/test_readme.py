@@ -1,4 +1,4 @@
-"""The README is tried by running it."""
+"""The commands, code, links and tables in the README work."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def block(language: str) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that looks like a clone, as far as the commands go."""
+    """A folder with the parts of a clone that the commands use."""
     path = tmp_path_factory.mktemp("readme")
     (path / "examples").symlink_to(ROOT / "examples")
     return path
@@ -57,7 +57,7 @@ def test_quick_start_does_what_it_says(quick_start: subprocess.CompletedProcess[
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_start")
-def test_python_example_gives_the_same(folder: Path) -> None:
+def test_python_example_writes_the_same_bundle(folder: Path) -> None:
     before = (folder / "digits.bundle").read_bytes()
     done = subprocess.run(
         [sys.executable, "-c", block("python")],
@@ -70,25 +70,30 @@ def test_python_example_gives_the_same(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "seven" in done.stdout.splitlines()[0]
     assert "mean (ms)" in done.stdout
-    assert (folder / "digits.bundle").read_bytes() == before  # compiled twice, by two ways: the same bytes
+    assert (folder / "digits.bundle").read_bytes() == before  # compiled again from Python: the same bytes
 
 
-def test_table_of_targets_is_the_builders() -> None:
+def test_table_of_targets_has_all_presets() -> None:
     rows = re.findall(r"^\| `([a-z][a-z0-9-]*)` \| (.*) \|$", README, re.MULTILINE)
     assert {name for name, _ in rows} == set(PRESETS)
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "CONTRIBUTING.md", "docs/README.md", "examples/digits/README.md"]
+    "page",
+    [
+        str(page.relative_to(ROOT))
+        for pattern in ("*.md", "docs/**/*.md", "examples/**/*.md")
+        for page in sorted(ROOT.glob(pattern))
+    ],
 )
-def test_links_lead_somewhere(page: str) -> None:
+def test_every_relative_link_has_a_target(page: str) -> None:
     path = ROOT / page
     for link in re.findall(r"\]\(([^)#]+)", path.read_text()):
         if not link.startswith("https://"):
             assert (path.parent / link).exists(), link
 
 
-def test_every_verb_that_is_shown_exists() -> None:
+def test_every_verb_in_the_readme_exists() -> None:
     parser = cli._parser()
     for verb in set(re.findall(r"^\$? ?edgebundle ([a-z]+)", README, re.MULTILINE)):
         with pytest.raises(SystemExit) as left:
@@ -96,7 +101,7 @@ def test_every_verb_that_is_shown_exists() -> None:
         assert left.value.code == 0
 
 
-def test_every_make_target_that_is_shown_exists() -> None:
+def test_every_make_target_in_the_documentation_exists() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     pages = README + (ROOT / "CONTRIBUTING.md").read_text()
     assert set(re.findall(r"(?:^|`)make ([a-z-]+)", pages, re.MULTILINE)) <= targets
