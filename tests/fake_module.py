@@ -1,4 +1,4 @@
-"""Kernels in numpy with a compiled module's interface: `module[name](*inputs, *outputs)`."""
+"""Graphs of kernels in numpy with a compiled module's interface: `module[name](*inputs, *outputs)`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 from agent.bundle.graph import Graph, Node, NodeEntry
 from agent.bundle.params import dump_params
 from agent.bundle.tensor_spec import TensorSpec
+from agent.runtime.storage import allocate, view
 
 Array = np.ndarray[Any, Any]
 
@@ -56,7 +57,7 @@ KERNELS: dict[str, Callable[..., None]] = {
 
 
 class FakeModule:
-    """A module over `KERNELS` (or those given) that counts its calls."""
+    """A module of kernels, by default `KERNELS`, that counts their calls."""
 
     def __init__(self, kernels: dict[str, Callable[..., None]] | None = None) -> None:
         self._kernels = KERNELS if kernels is None else kernels
@@ -73,7 +74,7 @@ class FakeModule:
 
 
 class GraphBuilder:
-    """Writes a graph a node at a time, each tensor in a storage of its own unless told otherwise."""
+    """Builds a graph node by node; each tensor gets a new storage unless `storage` names one."""
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
@@ -121,8 +122,15 @@ class GraphBuilder:
 
 
 def params(**arrays: Array) -> bytes:
-    """Return a parameter file of these arrays."""
+    """Return the content of a mod.params with these arrays."""
     return dump_params(
         (TensorSpec.from_dtype(name, str(array.dtype), array.shape), np.ascontiguousarray(array).data)
         for name, array in arrays.items()
     )
+
+
+def aligned(array: Array) -> Array:
+    """Return a copy of an array in memory that kernels may use."""
+    out = view(allocate(array.nbytes), str(array.dtype), array.shape)
+    out[...] = array
+    return out

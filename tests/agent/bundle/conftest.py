@@ -1,4 +1,4 @@
-"""A small real bundle, its key, and the tools to take it apart and put it together wrongly."""
+"""A small but complete bundle, and the tools to take it apart and put it together wrongly."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def small_graph() -> Graph:
 
 @dataclass
 class Kit:
-    """Makes bundles; what a test passes replaces what a good bundle has."""
+    """Makes bundles of a model `pets`; a test passes only what differs from a good bundle."""
 
     key: ec.EllipticCurvePrivateKey = KEY
     keyring: Keyring = KEYRING

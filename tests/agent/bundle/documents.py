@@ -18,7 +18,7 @@ def put(*path: Any, to: Any) -> Callable[[Any], None]:
 
 
 def drop(*path: Any) -> Callable[[Any], None]:
-    """Return a change that removes what is at a place."""
+    """Return a change that removes the value at a place."""
 
     def change(document: Any) -> None:
         for key in path[:-1]:

@@ -1,6 +1,6 @@
-"""Flip bits of a bundle one by one and verify it each time; print what happened as JSON.
+"""Flip bits of a bundle one by one, verify it after each flip, and print the results as JSON.
 
-Run in a process of its own, so that its audit hook sees this and nothing else.
+It runs in a separate process, so that its audit hook sees nothing else.
 Usage: python flip_bits.py BUNDLE PUBLIC_KEY
 """
 
@@ -17,8 +17,8 @@ from agent.bundle.keyring import Keyring
 from agent.bundle.verify import verify
 from agent.errors import BundleError
 
-# What loading or running something would raise (Python's "Audit events table"). "import" is among them:
-# the verifier has imported what it needs by then, and a bundle is nothing that could be imported.
+# Events of loading or running something (Python's "Audit events table"). "import" is one of them: by then the
+# verifier has imported everything it needs.
 LOADS = (
     "import",
     "exec",
@@ -74,7 +74,7 @@ def main(path: str, key: str) -> None:
     for region, parts in regions(raw, fd).items():
         results[region] = collections.Counter()
         for at in (at for part in parts for at in part):
-            # Every bit of what frames the data; of the data themselves one bit a byte, another each time.
+            # Every bit of the framing, but only one bit of each byte of data, which changes with the offset.
             for bit in (at % 8,) if region == "data" else range(8):
                 os.pwrite(fd, bytes([raw[at] ^ 1 << bit]), at)
                 try:

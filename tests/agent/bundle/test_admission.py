@@ -71,7 +71,7 @@ def test_lower_security_counter_is_refused(kit: Any) -> None:
         ({}, {"abi": None}, "needs tvm-ffi-0.1, this machine has no tvm-ffi"),
         ({"runtime": runtime(glibc="2.37")}, {}, "needs glibc 2.37, this machine has 2.36"),
         ({}, {"glibc": None}, "this machine has another libc"),
-        # As numbers, and not as text: 2.4 is older than 2.28.
+        # Compared as numbers: 2.4 is older than 2.28.
         ({}, {"glibc": "2.4"}, "needs glibc 2.28, this machine has 2.4"),
         (
             {"resources": Resources(1 << 30, 1 << 20)},
@@ -90,6 +90,6 @@ def test_bundle_for_another_machine_is_refused_with_what_is_missing(
     assert "\n" not in str(error.value)
 
 
-def test_memory_that_is_unknown_is_no_reason_to_refuse(kit: Any) -> None:
+def test_unknown_memory_is_not_a_reason_to_refuse(kit: Any) -> None:
     manifest = kit.manifest(resources=Resources(1 << 38, 0), compatible=("linux-aarch64",))
     admit(manifest, replace(PI4, memory_bytes=None), deployed_as="pets", committed_counter=None)

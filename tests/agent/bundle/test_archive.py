@@ -27,7 +27,7 @@ def index(raw: bytes) -> tuple[Member, ...]:
 
 
 def header(name: bytes, size: int = 0, kind: bytes = b"0", **fields: bytes) -> bytes:
-    """A tar header with any field, and a checksum that is right all the same."""
+    """Return a tar header with any field replaced and a correct checksum."""
     places = {
         "mode": 100,
         "uid": 108,
@@ -166,7 +166,7 @@ def test_anything_but_a_regular_file_is_refused(kind: bytes, what: str) -> None:
     }.items(),
     ids=lambda item: item[0],
 )
-def test_header_that_we_would_write_otherwise_is_refused(block: tuple[str, bytes]) -> None:
+def test_header_that_we_would_write_differently_is_refused(block: tuple[str, bytes]) -> None:
     assert index(header(b"mod.so") + END) == (Member("mod.so", 512, 0),)
     with pytest.raises(FormatError):
         index(block[1] + END)
@@ -205,7 +205,7 @@ def test_arrangement_that_we_would_not_write_is_refused(change: tuple[str, Calla
         index(change[1](raw))
 
 
-def test_member_over_its_limit_is_refused_by_its_header_alone() -> None:
+def test_member_over_its_limit_is_refused_from_its_header() -> None:
     for name in (b"model.sig", b"manifest.json", b"mod.so", b"mod.json", b"labels.txt", b"samples/x.bin"):
         with pytest.raises(EndlessDataError, match=name.decode()):
             index(header(name, size_field=b"77777777777\0") + END)
@@ -216,7 +216,7 @@ def test_member_that_reaches_beyond_the_end_is_refused() -> None:
         index(header(b"mod.params", size_field=b"%011o\0" % (1 << 30)) + END)
 
 
-def test_file_over_the_limit_is_refused_by_its_size_alone(tmp_path: Path) -> None:
+def test_file_over_the_limit_is_refused_from_its_size(tmp_path: Path) -> None:
     path = tmp_path / "sparse"
     with path.open("wb") as file:
         file.truncate(archive.MAX_BUNDLE_BYTES + 512)
@@ -237,7 +237,7 @@ def test_member_over_its_limit_is_not_written() -> None:
         pack({"model.sig": bytes(65537)})
 
 
-def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
+def test_file_that_is_not_regular_is_refused(tmp_path: Path) -> None:
     folder = os.open(tmp_path, os.O_RDONLY)
     read_end, write_end = os.pipe()
     try:

@@ -38,5 +38,5 @@ def test_every_flipped_bit_is_refused_and_nothing_is_loaded(kit: Any, tmp_path: 
     assert set(results["manifest"]) == {"MixAndMatchError"}
     assert set(results["data"]) == {"MixAndMatchError"}
     assert set(results["signature"]) <= {"FormatError", "SignatureError"}
-    # A flip in a name or a size can give another that is allowed; what it frames is then wrong, or too much.
+    # A flip can turn a name or a size into another valid one; the data is then wrong, or too large.
     assert set(results["header"]) <= {"FormatError", "EndlessDataError", "MixAndMatchError"}

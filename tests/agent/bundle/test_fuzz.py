@@ -1,4 +1,4 @@
-"""Every parser under hostile input: whatever comes, only our errors go out, and memory stays bounded."""
+"""Every parser under hostile input: it raises only our errors, and its memory stays bounded."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from agent.bundle.tensor_spec import TensorSpec
 from agent.bundle.verify import verify
 from agent.errors import EdgeError, FormatError
 
-# The same inputs each time: a failure here is to be repeated, not to be lucky about.
+# The same inputs in every run, so that a failure can be reproduced.
 fuzz = settings(
     max_examples=300,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-# Far above what any input here needs, far below what a length that is believed would take.
+# Far more than any input here needs, and far less than a parser would take that trusts a declared length.
 PEAK_BYTES = 4 << 20
 
 edits = st.lists(
@@ -42,7 +42,7 @@ edits = st.lists(
     min_size=1,
     max_size=6,
 )
-# Values at the edges of what length, count and index fields hold.
+# Values at the limits of length, count and index fields.
 EDGES = [0, 1, 0xFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, (1 << 63) - 1, 1 << 63, (1 << 64) - 1]
 
 
@@ -103,7 +103,7 @@ def only_our_errors(parse: Callable[[], object]) -> None:
     try:
         parse()
     except EdgeError as error:
-        # One line, whatever was in the input.
+        # A message is one line, whatever the input contains.
         assert "\n" not in str(error)
         assert len(str(error)) < 1000
     finally:
@@ -203,7 +203,7 @@ def test_signature_of_other_values(kit: Any, seed: int, values: list[Any]) -> No
 def test_signed_statement_of_other_values(
     kit: Any, monkeypatch: pytest.MonkeyPatch, seed: int, values: list[Any], ours: bool
 ) -> None:
-    # Behind the signature: what a holder of the key could sign by mistake or malice.
+    # Past the signature: what a holder of the key could sign by mistake or malice.
     envelope = json.loads(kit.members()["model.sig"])["dsseEnvelope"]
     document = replaced(json.loads(base64.b64decode(envelope["payload"])), seed, values)
     layout: dict[str, Any] = {"sort_keys": True, "separators": (",", ":")} if ours else {"indent": 2}
@@ -224,7 +224,7 @@ def test_graph_of_other_values(kit: Any, seed: int, values: list[Any]) -> None:
 
     def parse() -> None:
         graph = Graph.from_json(raw)
-        # Whatever was taken, an executor can walk it.
+        # An executor can walk every graph that is accepted.
         for node in graph.nodes:
             for entry in node.inputs:
                 graph.spec(graph.entry_id(entry))
@@ -280,7 +280,7 @@ def test_edited_key(kit: Any, changes: list[tuple[str, float, bytes]]) -> None:
     only_our_errors(lambda: keyring.parse_public_key(raw))
 
 
-# For every depth around Python's own limit: what can be parsed must also be refused in good order.
+# Depths around Python's own limit: what can be parsed must also be refused with our errors.
 @pytest.mark.parametrize("depth", [10, 100, *range(850, 1000, 7), 60000])
 def test_depth(kit: Any, depth: int) -> None:
     nest = b"[" * depth + b"]" * depth
@@ -304,7 +304,7 @@ def test_depth(kit: Any, depth: int) -> None:
             verify_signature(raw, kit.keyring)
 
 
-def test_document_deeper_than_any_record_is_refused_as_such() -> None:
+def test_document_nested_too_deeply_is_refused() -> None:
     message = r"manifest\.json: nested more than 16 deep"
     with pytest.raises(FormatError, match=message):
         Manifest.from_bytes(b"[" * 17 + b"]" * 17)

@@ -10,7 +10,7 @@ from agent.bundle.graph import Graph, Node, NodeEntry
 from agent.errors import EndlessDataError, FormatError
 from tests.agent.bundle.documents import drop, put
 
-# As TVM 0.18's codegen writes it: keys of other codegens (hash, layout) in a call's attrs, metadata last.
+# As TVM 0.18's codegen writes it, with keys of other codegens (hash, layout) in attrs, and metadata last.
 CLASSIC = """
 {"nodes": [
   {"op": "null", "name": "data", "inputs": []},
@@ -134,7 +134,7 @@ BAD: dict[str, tuple[Callable[[Any], None], str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_graph_that_does_not_hold_together_is_refused(name: str) -> None:
+def test_inconsistent_graph_is_refused(name: str) -> None:
     change, message = BAD[name]
     document = json.loads(CLASSIC)
     change(document)
@@ -145,7 +145,7 @@ def test_graph_that_does_not_hold_together_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     "raw", [b"", b"[]", b"\xff", b"nul", b"[" * 100_000, CLASSIC.replace("[0, 1]", "[NaN]", 1).encode()]
 )
-def test_what_is_no_graph_is_refused(raw: bytes) -> None:
+def test_anything_but_a_graph_is_refused(raw: bytes) -> None:
     with pytest.raises(FormatError):
         Graph.from_json(raw)
 

@@ -107,7 +107,7 @@ def test_keyring_is_read_without_loading_cryptography(
     assert done.stdout == b"False\n"
 
 
-def test_private_key_is_no_public_key(key: ec.EllipticCurvePrivateKey, tmp_path: Path) -> None:
+def test_private_key_is_not_accepted_as_a_public_key(key: ec.EllipticCurvePrivateKey, tmp_path: Path) -> None:
     path = tmp_path / "signing.key"
     form, plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     path.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, plain))
@@ -138,11 +138,11 @@ def test_unreadable_revocation_is_an_error_and_never_an_empty_list(
 
 
 @pytest.mark.parametrize("line", ["abc", "A" * 64, "a" * 63, "a" * 65, "\xff" * 64])
-def test_revoked_line_that_is_no_key_id_is_refused(line: str) -> None:
+def test_revoked_line_that_is_not_a_key_id_is_refused(line: str) -> None:
     with pytest.raises(ConfigError, match="line 2"):
         parse_revoked(f"# comment\n{line}\n".encode("latin-1"))
 
 
-def test_key_on_another_curve_is_not_taken() -> None:
+def test_key_on_another_curve_is_refused() -> None:
     with pytest.raises(ValueError, match="secp384r1"):
         Keyring.of([ec.derive_private_key(42, ec.SECP384R1()).public_key()])

@@ -1,4 +1,4 @@
-"""Machines that are not here, from what their /proc says."""
+"""Machines other than this one, detected from copies of their /proc."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from agent.bundle.machine import Machine, abi_of, arch_of_triple
 
-# e_ident up to e_machine of the interpreter: class, little endian, ET_DYN.
+# The interpreter's ELF header from e_ident to e_machine: class, little endian, ET_DYN.
 AARCH64, ARM, X86_64, RISCV64 = (2, 183), (1, 40), (2, 62), (2, 243)
 
 PI3_64 = """\
@@ -112,7 +112,7 @@ def test_raspberry_pi_3_in_64_bit(tmp_path: Path) -> None:
     assert machine.memory_bytes == 917508 * 1024
 
 
-def test_raspberry_pi_5_has_dot_products_and_a_pi_4_has_not(tmp_path: Path) -> None:
+def test_raspberry_pi_5_has_dot_products_and_a_pi_4_does_not(tmp_path: Path) -> None:
     pi5 = machine_at(tmp_path / "5", AARCH64, f"processor: 0\nFeatures: {PI5_FEATURES}\nCPU part: 0xd0b\n")
     pi4 = machine_at(tmp_path / "4", AARCH64, PI3_64.replace("0xd03", "0xd08"))
     assert "asimddp" in pi5.features
@@ -128,14 +128,14 @@ def test_32_bit_system_on_a_raspberry_pi_4(tmp_path: Path) -> None:
 
 
 def test_32_bit_process_under_a_64_bit_kernel_is_32_bit(tmp_path: Path) -> None:
-    # Such a kernel's cpuinfo speaks of asimd; the process is told of neon (bit 12) and vfpv4 (bit 16).
+    # Such a kernel's cpuinfo lists asimd; the process's AT_HWCAP has neon (bit 12) and vfpv4 (bit 16).
     machine = machine_at(tmp_path, ARM, PI3_64, hwcap=1 << 12 | 1 << 16)
     assert machine.arch == "armv7l"
     assert {"neon", "vfpv4"} <= machine.features
 
 
 def test_emulated_process_does_not_take_the_hosts_cpu_for_its_own(tmp_path: Path) -> None:
-    # An emulator of processes shows the host's cpuinfo, and its own AT_HWCAP: fp and asimd.
+    # Under user-mode emulation, cpuinfo is the host's, and AT_HWCAP the emulator's: fp and asimd.
     machine = machine_at(tmp_path, AARCH64, X86, hwcap=0b11)
     assert (machine.arch, machine.features) == ("aarch64", frozenset({"fp", "asimd"}))
     assert machine.cpu_model == ""
@@ -160,7 +160,7 @@ def test_riscv_extensions_are_features(tmp_path: Path) -> None:
     assert machine.cpu_model == "spacemit,x60"
 
 
-def test_nothing_readable_is_a_machine_of_which_little_is_known(tmp_path: Path) -> None:
+def test_machine_without_readable_files_is_mostly_unknown(tmp_path: Path) -> None:
     machine = Machine.detect(tmp_path / "nowhere")
     assert machine.features == frozenset()
     assert machine.compatible == {f"linux-{machine.arch}"}
@@ -171,7 +171,7 @@ JUNK = [b"\0" * 4096, b"\xff" * 4096, b":\n:\n\n:", b"isa\nflags : \n", bytes(ra
 
 
 @pytest.mark.parametrize("junk", JUNK)
-def test_junk_in_proc_does_no_harm(tmp_path: Path, junk: bytes) -> None:
+def test_junk_in_proc_is_ignored(tmp_path: Path, junk: bytes) -> None:
     for path in (
         "cpuinfo",
         "meminfo",
@@ -191,7 +191,7 @@ def test_configured_name_that_no_device_tree_could_have_is_left_out(tmp_path: Pa
     assert len(Machine.detect(tmp_path, configured=["a b", "", "x\n", "good,one"]).compatible) == 2
 
 
-def test_machine_that_this_is() -> None:
+def test_this_machine_is_detected() -> None:
     machine = Machine.detect()
     assert machine.arch == platform.machine()
     assert machine.features
@@ -200,7 +200,7 @@ def test_machine_that_this_is() -> None:
     assert machine.memory_bytes
 
 
-def test_looking_at_the_machine_loads_no_kernel_library() -> None:
+def test_detecting_the_machine_loads_no_kernel_library() -> None:
     code = (
         "import sys; from agent.bundle.machine import Machine; Machine.detect();"
         "import agent.bundle.verify, agent.bundle.admission, agent.bundle.graph, agent.bundle.params;"

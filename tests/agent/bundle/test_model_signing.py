@@ -1,4 +1,4 @@
-"""The other side of the signature: the reference implementation's command, and what it leaves to us."""
+"""Our signatures and the reference implementation's: each verifies the other's, and we are stricter."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 
 def model_signing(*arguments: str | Path, seed: int = 0) -> subprocess.CompletedProcess[str]:
-    # The order in which it writes JSON keys and ignored paths follows from the hash seed, among others.
+    # Among other things, the hash seed decides in which order it writes JSON keys and ignored paths.
     environment = {**os.environ, "PYTHONHASHSEED": str(seed), "OTEL_SDK_DISABLED": "true"}
     command = [sys.executable, "-m", "model_signing", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
@@ -83,7 +83,7 @@ def test_reference_signature_that_leaves_a_member_out_is_refused(
     folder = unpack(kit.bundle(), tmp_path)
     signing = ("sign", "key", folder, "--signature", folder / "model.sig", "--private_key", keys[0])
     assert model_signing(*signing, "--ignore-paths", folder / "mod.so").returncode == 0
-    # Their own verifier is content with whatever stands where they did not look.
+    # Their own verifier accepts any content in the files that it ignores.
     (folder / "mod.so").write_bytes(b"other code")
     check = ("verify", "key", folder, "--signature", folder / "model.sig", "--public_key", keys[1])
     assert model_signing(*check).returncode == 0
@@ -101,7 +101,7 @@ def test_reference_signature_that_follows_links_is_refused(
         verify_only(packed(folder, tmp_path / "theirs.bundle"), kit.keyring)
 
 
-def test_reference_verifier_takes_loose_envelopes_and_we_do_not(
+def test_reference_verifier_accepts_loose_envelopes_and_we_do_not(
     kit: Any, keys: tuple[Path, Path], tmp_path: Path
 ) -> None:
     folder = unpack(kit.bundle(), tmp_path)

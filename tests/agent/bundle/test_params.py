@@ -57,7 +57,7 @@ def test_streaming_writes_the_same_bytes_and_counts_them() -> None:
     assert out.getvalue() == file_of(values)
 
 
-def test_no_tensors_at_all_is_a_file_too() -> None:
+def test_file_may_have_no_tensors() -> None:
     assert index_params(dump_params([])) == ()
 
 
@@ -79,12 +79,12 @@ def test_bytes_are_those_of_tvm_and_tvm_reads_ours() -> None:
 @pytest.mark.parametrize(
     "data", [bytes(23), bytes(25), np.zeros((4, 3), "float32")[::2], memoryview(bytes(24)).cast("f")[::2]]
 )
-def test_data_of_another_size_or_with_gaps_are_not_written(data: object) -> None:
+def test_data_of_another_size_or_with_gaps_is_not_written(data: object) -> None:
     with pytest.raises(ValueError, match="contiguous"):
         dump_params([(SPECS[0], data)])  # type: ignore[list-item]
 
 
-def test_name_twice_is_not_written() -> None:
+def test_duplicate_name_is_not_written() -> None:
     with pytest.raises(ValueError, match="same name"):
         dump_params([(SPECS[1], bytes(5)), (SPECS[1], bytes(5))])
 
@@ -96,7 +96,7 @@ def test_every_truncation_is_refused() -> None:
             index_params(raw[:size])
 
 
-def test_data_that_reach_beyond_the_end_are_named() -> None:
+def test_data_beyond_the_end_is_reported_with_its_tensor() -> None:
     with pytest.raises(FormatError, match=r"x INT8.* its data reaches beyond the end"):
         index_params(dump_params([(TensorSpec("x", "INT8", (9,)), bytes(9))])[:-1])
 
@@ -145,7 +145,7 @@ def test_wrong_field_is_refused(at: int, form: str, value: int, message: str) ->
         index_params(bytes(raw))
 
 
-def test_announced_tensors_over_the_limit_are_refused_before_they_are_looked_for() -> None:
+def test_declared_tensors_over_the_limit_are_refused_before_they_are_read() -> None:
     raw = bytearray(ONE)
     struct.pack_into("<Q", raw, 16, 1 << 62)
     with pytest.raises(EndlessDataError):

@@ -23,7 +23,7 @@ def canonical(statement: Any) -> bytes:
 
 
 def envelope(key: ec.EllipticCurvePrivateKey, payload: bytes, *, low: bool = True) -> bytes:
-    """A signature file over any payload, as an attacker with the key, or another writer, would make it."""
+    """Return a model.sig of any payload, as another writer or an attacker with the key would make it."""
     pae = b"DSSEv1 28 application/vnd.in-toto+json %d %s" % (len(payload), payload)
     r, s = decode_dss_signature(key.sign(pae, ec.ECDSA(hashes.SHA256())))
     s = min(s, ORDER - s) if low else max(s, ORDER - s)
@@ -96,7 +96,7 @@ def test_the_other_of_two_valid_signatures_is_refused(kit: Any) -> None:
 
 
 def _sig_bits(raw: bytes) -> bytes:
-    """The same DER under another base64: the unused bits of its last character set."""
+    """Return the same DER in another base64, with the unused bits of the last character set."""
     alphabet = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
     at = raw.rindex(b'","keyid"')
     end = at - (len(raw[:at]) - len(raw[:at].rstrip(b"=")))
@@ -160,7 +160,7 @@ LOOSE: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.parametrize("name", LOOSE)
 def test_envelope_in_another_encoding_is_refused(kit: Any, name: str) -> None:
-    # A subject whose signature's and payload's base64 are padded, for the cases about padding.
+    # Choose a subject so that both signature and payload have padded base64, for the cases about padding.
     raw = next(
         raw
         for raw in (make_signature(FILES, kit.key, name=f"pets-{i}") for i in range(64))
@@ -232,7 +232,7 @@ BAD: dict[str, tuple[type[BundleError], Callable[[Any], None]]] = {
 @pytest.mark.parametrize(
     "layout", [canonical, lambda d: json.dumps(d, indent=2).encode()], ids=["ours", "theirs"]
 )
-def test_statement_that_does_not_cover_a_whole_bundle_is_refused_though_signed(
+def test_statement_that_does_not_cover_a_whole_bundle_is_refused_even_if_signed(
     kit: Any, name: str, layout: Callable[[Any], bytes]
 ) -> None:
     expected, change = BAD[name]
@@ -256,7 +256,7 @@ def test_statement_that_does_not_cover_a_whole_bundle_is_refused_though_signed(
         lambda _: b"",
     ],
 )
-def test_statement_in_another_layout_is_refused_though_signed(
+def test_statement_in_another_layout_is_refused_even_if_signed(
     kit: Any, change: Callable[[bytes], bytes]
 ) -> None:
     payload = payload_of(make_signature(FILES, kit.key))
@@ -264,8 +264,8 @@ def test_statement_in_another_layout_is_refused_though_signed(
         verify_signature(envelope(kit.key, change(payload)), kit.keyring)
 
 
-def test_reference_writers_layout_is_taken_with_either_signature(kit: Any) -> None:
-    # It signs without a rule for s, and half of what it writes has the higher one.
+def test_reference_writers_layout_is_accepted_with_either_signature(kit: Any) -> None:
+    # The reference writer has no rule for s: half of its signatures have the higher one.
     payload = json.dumps(json.loads(payload_of(make_signature(FILES, kit.key))), indent=2).encode()
     for low in (True, False):
         assert verify_signature(envelope(kit.key, payload, low=low), kit.keyring).resources == FILES

@@ -44,7 +44,7 @@ def write(folder: Path, members: dict[str, bytes]) -> Path:
 
 
 def refuse(kit: Any, path: Path, expected: type[Exception], message: str = ".") -> None:
-    """Both ways of verifying refuse it alike, and leave no descriptor behind."""
+    """Check that `verify` and `verify_only` both refuse a bundle with this error and leak no descriptor."""
     before = open_descriptors()
     for way in (verify, verify_only):
         with pytest.raises(expected, match=message) as error:
@@ -63,7 +63,7 @@ def test_verified_bundle_holds_the_files_that_were_signed(kit: Any, tmp_path: Pa
         assert verify_only(path, kit.keyring) == (bundle.manifest, bundle.digest)
 
 
-def test_descriptor_of_the_caller_stays_open_and_where_it_was(kit: Any, tmp_path: Path) -> None:
+def test_callers_descriptor_stays_open_at_its_position(kit: Any, tmp_path: Path) -> None:
     with write(tmp_path, kit.members()).open("rb") as file:
         file.seek(7)
         verify(file.fileno(), kit.keyring).close()
@@ -80,7 +80,7 @@ def test_files_are_closed_once(kit: Any, tmp_path: Path) -> None:
     assert not bundle.files
 
 
-def test_files_cannot_be_changed_any_more(kit: Any, tmp_path: Path) -> None:
+def test_files_cannot_be_changed_after_verification(kit: Any, tmp_path: Path) -> None:
     with verify(write(tmp_path, kit.members()), kit.keyring) as bundle:
         fd = bundle.files["mod.so"]
         for change in (
@@ -91,13 +91,13 @@ def test_files_cannot_be_changed_any_more(kit: Any, tmp_path: Path) -> None:
         ):
             with pytest.raises(PermissionError):
                 change()
-        # Nor through another descriptor of the same file.
+        # It cannot be changed through another descriptor of the same file either.
         with pytest.raises(PermissionError):
             again = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
             os.pwrite(again, b"x", 0)
 
 
-def test_verified_bundle_is_made_by_verification_alone(kit: Any, tmp_path: Path) -> None:
+def test_only_verification_makes_a_verified_bundle(kit: Any, tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         VerifiedBundle(kit.manifest(), "sha256:" + "0" * 64, "0" * 64, {}, object())
     with verify(write(tmp_path, kit.members()), kit.keyring) as bundle:
@@ -108,7 +108,7 @@ def test_verified_bundle_is_made_by_verification_alone(kit: Any, tmp_path: Path)
 
 
 def test_sealed_code_can_be_loaded(kit: Any, tmp_path: Path) -> None:
-    # Any shared object will do: one of the interpreter's own.
+    # Any shared object will do: this one is the interpreter's.
     library = min(Path(sysconfig.get_config_var("DESTSHARED")).glob("_*.so"))
     members = kit.members({**kit.files, "mod.so": library.read_bytes()})
     with verify(write(tmp_path, members), kit.keyring) as bundle:
@@ -168,7 +168,7 @@ def test_parts_of_two_signed_bundles_do_not_mix(kit: Any, tmp_path: Path) -> Non
         refuse(kit, write(tmp_path, {**new, name: old[name]}), MixAndMatchError)
 
 
-def test_manifest_that_disagrees_with_the_signature_is_refused_though_signed(
+def test_manifest_that_disagrees_with_the_signature_is_refused_even_if_signed(
     kit: Any, tmp_path: Path
 ) -> None:
     other = {**kit.files, "mod.so": b"\x7fELF no code in HERE"}
@@ -185,7 +185,7 @@ def test_manifest_that_disagrees_with_the_signature_is_refused_though_signed(
     refuse(kit, write(tmp_path, missing), MixAndMatchError, "no labels.txt, which the manifest lists")
 
 
-def test_manifest_in_another_encoding_is_refused_though_signed(kit: Any, tmp_path: Path) -> None:
+def test_manifest_in_another_encoding_is_refused_even_if_signed(kit: Any, tmp_path: Path) -> None:
     raw = kit.manifest().to_bytes()
     for loose in (
         raw + b"\n",
@@ -195,7 +195,7 @@ def test_manifest_in_another_encoding_is_refused_though_signed(kit: Any, tmp_pat
         refuse(kit, write(tmp_path, kit.sign({**kit.files, "manifest.json": loose})), FormatError)
 
 
-def test_manifest_is_not_parsed_before_its_digest_was_checked(
+def test_manifest_is_not_parsed_before_its_digest_is_checked(
     kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never(raw: bytes) -> None:
@@ -205,7 +205,7 @@ def test_manifest_is_not_parsed_before_its_digest_was_checked(
     refuse(kit, write(tmp_path, {**kit.members(), "manifest.json": b"{}"}), MixAndMatchError)
 
 
-def test_no_data_are_copied_before_the_signature_was_checked(
+def test_no_data_is_copied_before_the_signature_is_checked(
     kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never(name: str) -> int:
@@ -224,7 +224,7 @@ def test_bundle_over_a_limit_is_refused(kit: Any, tmp_path: Path) -> None:
     refuse(kit, path, EndlessDataError)
 
 
-def test_what_is_no_file_is_refused(kit: Any, tmp_path: Path) -> None:
+def test_source_that_is_not_a_file_is_refused(kit: Any, tmp_path: Path) -> None:
     refuse(kit, tmp_path / "missing", StoreError, "cannot be opened")
     os.mkfifo(tmp_path / "fifo")
     refuse(kit, tmp_path / "fifo", FormatError, "regular file")
@@ -264,7 +264,7 @@ def test_file_that_changes_after_its_signature_was_checked_is_refused(
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.ENOMEM])
-def test_memory_that_runs_out_is_no_fault_of_the_bundle(
+def test_running_out_of_memory_is_not_blamed_on_the_bundle(
     kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     path = write(tmp_path, kit.members())
@@ -281,7 +281,7 @@ def test_memory_that_runs_out_is_no_fault_of_the_bundle(
     assert open_descriptors() == before
 
 
-def test_kernel_without_noexec_memory_files_will_do(
+def test_kernel_without_noexec_memory_files_is_supported(
     kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = os.memfd_create
@@ -297,14 +297,14 @@ def test_kernel_without_noexec_memory_files_will_do(
 
 
 def test_bytes_of_a_bundle_never_change(kit: Any) -> None:
-    # Devices know bundles by this digest: another one here means another format, and wants its number.
+    # Devices identify bundles by this digest: if it changes here, the format did, and needs a new number.
     assert (
         hashlib.sha256(kit.bundle()).hexdigest()
         == "3f83d97238334c1b20942de3488321691b406ef2261a1c2445c755ba95ee00dd"
     )
 
 
-def test_large_bundle_is_verified_without_holding_it(kit: Any, tmp_path: Path) -> None:
+def test_large_bundle_is_verified_without_holding_it_in_memory(kit: Any, tmp_path: Path) -> None:
     weights = tmp_path / "mod.params"
     with weights.open("wb") as file:
         file.truncate(64 << 20)

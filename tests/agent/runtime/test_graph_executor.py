@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import gc
-import weakref
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,7 +9,7 @@ from agent.bundle.graph import Graph, NodeEntry
 from agent.errors import ExecutionError, FormatError, IncompatibleError, InputError
 from agent.runtime import graph_executor
 from agent.runtime.storage import allocate, view
-from tests.fake_module import KERNELS, FakeModule, GraphBuilder, params
+from tests.fake_module import KERNELS, FakeModule, GraphBuilder, aligned, params
 
 RNG = np.random.default_rng(7)
 X = RNG.standard_normal((2, 3), dtype=np.float32)
@@ -44,14 +41,14 @@ def test_a_graph_computes_what_its_kernels_compute() -> None:
     np.testing.assert_allclose(module.get_output(0), EXPECTED, rtol=1e-6)
 
 
-def test_the_answer_is_the_same_where_weights_are_set_as_inputs() -> None:
+def test_the_result_is_the_same_if_weights_are_set_as_inputs() -> None:
     module = graph_executor.create(dense_relu().to_json(), FakeModule())
     module.set_input(x=X, w=W, b=B)
     module.run()
     np.testing.assert_allclose(module.get_output(0), EXPECTED, rtol=1e-6)
 
 
-def test_outputs_answer_as_the_classics_did() -> None:
+def test_outputs_behave_as_in_the_classic_executor() -> None:
     module = ready()
     module.run(x=X)
     first: Any = module.get_output(0)
@@ -64,7 +61,7 @@ def test_outputs_answer_as_the_classics_did() -> None:
     np.testing.assert_allclose(out, EXPECTED, rtol=1e-6)
 
 
-def test_inputs_are_counted_and_described_as_the_classic_did() -> None:
+def test_inputs_are_counted_and_described_as_in_the_classic_executor() -> None:
     module = ready()
     assert (module.get_num_inputs(), module.get_num_outputs()) == (3, 1)
     assert [module.get_input_index(name) for name in ("x", "w", "b", "y")] == [0, 1, 2, -1]
@@ -101,7 +98,7 @@ def test_an_input_that_does_not_fit_is_refused(name: str | int, value: object, w
     np.testing.assert_array_equal(module.get_input("x"), X)
 
 
-def test_an_output_that_is_not_there_or_does_not_fit_is_refused() -> None:
+def test_an_output_that_does_not_exist_or_does_not_fit_is_refused() -> None:
     module = ready()
     with pytest.raises(InputError, match="expected an output from 0 to 0, got 1"):
         module.get_output(1)
@@ -115,14 +112,14 @@ def test_weights_that_do_not_fit_the_graph_are_refused() -> None:
         module.load_params(params(w=W.T.copy()))
 
 
-def test_weights_the_graph_does_not_know_are_skipped() -> None:
+def test_weights_that_the_graph_does_not_have_are_skipped() -> None:
     module = graph_executor.create(dense_relu(), FakeModule())
     module.load_params(params(w=W, b=B, unknown=X))
     module.run(x=X)
     np.testing.assert_allclose(module.get_output(0), EXPECTED, rtol=1e-6)
 
 
-def test_a_kernel_that_is_not_there_is_named_before_anything_runs() -> None:
+def test_a_missing_kernel_is_named_before_anything_runs() -> None:
     g = GraphBuilder()
     graph = g.graph(g.call("absent", [g.input("x", (1,))], (1,)))
     with pytest.raises(FormatError, match="kernel 'absent', which does not exist"):
@@ -213,15 +210,6 @@ def test_flattened_arguments_and_copies_between_devices_work_as_in_the_classic()
     assert dims == [(1, 1)]
 
 
-# -- zero copy
-
-
-def aligned(array: np.ndarray) -> np.ndarray:
-    out = view(allocate(array.nbytes), str(array.dtype), array.shape)
-    out[...] = array
-    return out
-
-
 def test_zero_copy_inputs_and_outputs_use_the_callers_memory() -> None:
     module = ready()
     module.run(x=X)
@@ -268,138 +256,10 @@ def _read_only() -> np.ndarray:
         (_read_only(), "writable"),
     ],
 )
-def test_memory_that_a_kernel_cannot_take_is_refused(value: np.ndarray, words: str) -> None:
+def test_memory_that_a_kernel_cannot_use_is_refused(value: np.ndarray, words: str) -> None:
     module = ready()
     with pytest.raises(InputError, match=words):
         module.set_input_zero_copy("x", value)
-
-
-# -- load-time nodes
-
-
-def with_transform() -> tuple[Graph, FakeModule]:
-    """x @ relu(double(w)) + b, where the weight's part can be known at load time."""
-    g = GraphBuilder()
-    w, x, b = g.input("w", (3, 4)), g.input("x", (2, 3)), g.input("b", (2, 4))
-    doubled = g.call("double", [w], (3, 4))
-    packed = g.call("relu", [g.reshape(doubled, (12,))], (12,))
-    dense = g.call("dense", [x, g.reshape(packed, (3, 4))], (2, 4))
-    # A planner that knows nothing of load time may well reuse the transform's storage.
-    return g.graph(g.call("add", [dense, b], (2, 4), storage=g.storage_of(doubled))), FakeModule()
-
-
-TRANSFORMED = X @ np.maximum(W * 2, 0) + B
-
-
-def test_nodes_that_read_only_weights_run_once() -> None:
-    graph, fake = with_transform()
-    module = graph_executor.create(graph, fake)
-    module.load_params(params(w=W, b=B))
-    assert fake.calls == {"double": 1, "relu": 1}
-    for _ in range(3):
-        module.run(x=X)
-        np.testing.assert_allclose(module.get_output(0), TRANSFORMED, rtol=1e-6)
-    assert fake.calls == {"double": 1, "relu": 1, "dense": 3, "add": 3}
-
-
-def test_without_load_params_they_run_every_time_with_the_same_answer() -> None:
-    graph, fake = with_transform()
-    module = graph_executor.create(graph, fake)
-    module.set_input(w=W, b=B, x=X)
-    module.run()
-    module.run()
-    np.testing.assert_allclose(module.get_output(0), TRANSFORMED, rtol=1e-6)
-    assert fake.calls["double"] == 2
-
-
-def test_memory_of_load_time_is_no_part_of_a_runs_storage() -> None:
-    blocks: dict[str, int] = {}
-
-    def remember(name: str) -> Callable[..., None]:
-        def kernel(*arrays: Any) -> None:
-            blocks[name] = arrays[-1].base.nbytes
-            KERNELS[name](*arrays)
-
-        return kernel
-
-    g = GraphBuilder()
-    large, x = g.input("large", (1000,)), g.input("x", (3,))
-    doubled = g.call("double", [large], (1000,))
-    total = g.call("sum", [doubled], (1,), storage=g.storage_of(doubled))
-    graph = g.graph(g.call("relu", [x], (3,), storage=g.storage_of(doubled)), total)
-    module = graph_executor.create(graph, {name: remember(name) for name in KERNELS})
-    module.load_params(params(large=np.ones(1000, np.float32)))
-    module.run(x=np.ones(3, np.float32))
-    assert module.get_output(1) == 2000
-    assert blocks["double"] >= 4000
-    assert blocks["relu"] < 100
-
-
-def test_weights_that_only_load_time_nodes_read_are_freed() -> None:
-    blocks: list[weakref.ref[np.ndarray]] = []
-
-    def double(a: Any, out: Any) -> None:
-        blocks.extend((weakref.ref(a.base), weakref.ref(out.base)))
-        KERNELS["double"](a, out)
-
-    graph, _ = with_transform()
-    module = graph_executor.create(graph, KERNELS | {"double": double})
-    module.load_params(params(w=W, b=B))
-    gc.collect()
-    assert [block() for block in blocks] == [None, None]
-    with pytest.raises(InputError, match="weight 'w' was freed"):
-        module.get_input("w")
-    with pytest.raises(InputError, match="'w' was read by load-time nodes"):
-        module.set_input("w", W)
-    with pytest.raises(InputError, match="'w' was read by load-time nodes"):
-        module.set_input_zero_copy("w", aligned(W))
-    with pytest.raises(InputError, match="'w' was freed before"):
-        module.load_params(params(b=B))
-
-
-def test_a_weight_that_the_run_reads_too_stays() -> None:
-    g = GraphBuilder()
-    w, x = g.input("w", (3,)), g.input("x", (3,))
-    once = g.call("double", [w], (3,))
-    module = graph_executor.create(
-        g.graph(g.call("add", [g.call("add", [once, x], (3,)), w], (3,))), FakeModule()
-    )
-    value, other = np.arange(3, dtype=np.float32), np.ones(3, np.float32)
-    module.load_params(params(w=value))
-    module.run(x=other)
-    np.testing.assert_array_equal(module.get_output(0), value * 3 + 1)
-    np.testing.assert_array_equal(module.get_input("w"), value)
-
-
-def test_an_output_known_at_load_time_is_there_without_a_run() -> None:
-    g = GraphBuilder()
-    w = g.input("w", (3,))
-    module = graph_executor.create(g.graph(g.call("double", [w], (3,)), w), FakeModule())
-    module.load_params(params(w=np.ones(3, np.float32)))
-    np.testing.assert_array_equal(module.get_output(0), 2 * np.ones(3))
-    np.testing.assert_array_equal(module.get_output(1), np.ones(3))
-    with pytest.raises(InputError, match="no kernel writes it"):
-        module.set_output_zero_copy(0, aligned(np.zeros(3, np.float32)))
-
-
-def test_weights_loaded_again_replace_the_first() -> None:
-    graph, fake = with_transform()
-    module = graph_executor.create(graph, fake)
-    module.load_params(params(w=W, b=B))
-    module.run(x=X)
-    module.load_params(params(w=-W, b=B))
-    module.run()
-    np.testing.assert_allclose(module.get_output(0), X @ np.maximum(-W * 2, 0) + B, rtol=1e-6)
-
-
-def test_a_failing_load_time_node_is_named() -> None:
-    g = GraphBuilder()
-    graph = g.graph(g.call("fail", [g.input("w", (3,))], (3,)))
-    with pytest.raises(ExecutionError, match="kernel fail"):
-        graph_executor.create(graph, FakeModule()).load_params(params(w=np.ones(3, np.float32)))
-
-
-# -- timing
 
 
 def test_benchmark_runs_and_prints_the_classic_summary() -> None:

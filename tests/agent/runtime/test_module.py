@@ -1,4 +1,4 @@
-"""Kernels that a C compiler made, with the packed calling convention of tvm-ffi."""
+"""Kernels compiled from C, with the packed calling convention of tvm-ffi."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_library_is_loaded_from_a_descriptor_without_a_name(tmp_path: Path) ->
     assert scaled(module) == [2, 4, 6]
 
 
-def test_a_library_that_was_compiled_again_is_not_taken_for_the_loaded_one(tmp_path: Path) -> None:
+def test_a_recompiled_library_is_not_mistaken_for_the_loaded_one(tmp_path: Path) -> None:
     first = KernelModule.load(compile_library(tmp_path / "mod.so", 2))
     second = KernelModule.load(compile_library(tmp_path / "mod.so", 5))
     assert scaled(second) == [5, 10, 15]
@@ -92,7 +92,7 @@ def test_a_library_is_unmapped_with_its_module(tmp_path: Path) -> None:
     assert str(path) not in Path("/proc/self/maps").read_text()
 
 
-def test_threads_are_asked_for_and_told_where_the_library_can(tmp_path: Path) -> None:
+def test_threads_are_set_and_read_if_the_library_supports_it(tmp_path: Path) -> None:
     module = KernelModule.load(compile_library(tmp_path / "mod.so"))
     assert module.threads() == 4
     assert module.set_threads(2)
@@ -104,7 +104,7 @@ def test_threads_are_asked_for_and_told_where_the_library_can(tmp_path: Path) ->
     assert not bare.set_threads(2)
 
 
-def test_a_kernel_that_is_absent_or_fails_is_named(tmp_path: Path) -> None:
+def test_a_missing_or_failing_kernel_is_named(tmp_path: Path) -> None:
     module = KernelModule.load(compile_library(tmp_path / "mod.so"))
     with pytest.raises(FormatError, match=r"kernel 'other', which mod\.so does not have"):
         module["other"]
@@ -114,7 +114,7 @@ def test_a_kernel_that_is_absent_or_fails_is_named(tmp_path: Path) -> None:
         graph_executor.create(graph, module).run()
 
 
-def test_what_is_no_library_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_library_is_refused_in_one_line(tmp_path: Path) -> None:
     bad = tmp_path / "mod.so"
     bad.write_bytes(b"no library")
     for source, words in (
@@ -132,10 +132,10 @@ def test_what_is_no_library_is_refused_in_one_line(tmp_path: Path) -> None:
     assert raised.value.hint is not None
 
 
-def test_the_executor_adds_less_than_a_microsecond_a_node() -> None:
+def test_the_executor_adds_less_than_a_microsecond_per_node() -> None:
     from benchmarks.executor_overhead import LIMIT_US, chain, overhead_us
 
     each_us, count = overhead_us(chain(), repeat=5)
     assert count == 200
-    # About 0.1 here: the rest is for slower machines and noisy neighbours.
+    # Typically about 0.1 us; the rest allows for slower and busy machines.
     assert each_us <= LIMIT_US

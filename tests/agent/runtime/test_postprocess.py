@@ -24,7 +24,7 @@ def process(
     return Postprocessor(Postprocess(steps) if steps else None, specs, labels)(outputs, placement)
 
 
-def test_without_steps_outputs_pass_as_they_are() -> None:
+def test_without_steps_outputs_are_unchanged() -> None:
     y = np.ones((1, 3), np.float32)
     assert process(y=y) == {"y": y}
 
@@ -67,7 +67,7 @@ def test_labels_and_probabilities_of_a_classifier() -> None:
     assert (result["scores"].dtype, result["indices"].dtype) == (np.float32, np.int64)
 
 
-def test_other_outputs_are_answered_beside_the_lists_and_two_lists_are_told_apart() -> None:
+def test_other_outputs_are_kept_and_two_lists_have_distinct_names() -> None:
     a, b, c = (np.arange(3, dtype=np.float32)[None] + i for i in range(3))
     result = process(TopK("a", 1), a=a, c=c)
     assert list(result) == ["scores", "indices", "c"]
@@ -101,9 +101,6 @@ def test_a_declaration_that_does_not_fit_is_refused(steps: Any, outputs: Any, la
         process(*steps, labels=labels, **outputs)
 
 
-# -- detections
-
-
 def iou(a: np.ndarray, b: np.ndarray) -> float:
     width = max(0.0, min(a[2], b[2]) - max(a[0], b[0]))
     height = max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
@@ -112,7 +109,7 @@ def iou(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def brute_force(boxes: np.ndarray, scores: np.ndarray, step: Detect) -> list[tuple[int, int]]:
-    """Non-maximum suppression written from its definition, one pair at a time."""
+    """Non-maximum suppression as it is defined, one pair at a time."""
     first = 1 if step.background else 0
     candidates = [
         (float(scores[i, c]), i, c)
@@ -141,7 +138,7 @@ def test_detections_are_those_of_the_definition(
     seed: int, count: int, classes: int, iou_threshold: float, limit: int, background: bool
 ) -> None:
     rng = np.random.default_rng(seed)
-    # On a coarse grid, so that boxes coincide, touch and contain each other.
+    # On a coarse grid, boxes often coincide, touch and contain each other.
     low = rng.integers(0, 8, (count, 2))
     boxes = np.concatenate((low, low + rng.integers(0, 6, (count, 2))), axis=1).astype(np.float32)
     scores = rng.permutation(count * (classes + background)).astype(np.float32)
@@ -154,7 +151,7 @@ def test_detections_are_those_of_the_definition(
     np.testing.assert_allclose(best, [scores[i, c] / scores.size for i, c in expected], rtol=1e-6)
 
 
-def test_boxes_given_by_their_centre_are_turned_into_corners() -> None:
+def test_boxes_given_by_their_centre_become_corners() -> None:
     step = Detect("b", "s", 0.5, 0.5, 10, "centre", False)
     boxes, _, _ = detect(np.array([[10, 20, 4, 6]], np.float32), np.array([[0.9]], np.float32), step)
     assert boxes.tolist() == [[8, 17, 12, 23]]
@@ -164,7 +161,7 @@ def test_boxes_are_in_pixels_of_the_image_as_sent() -> None:
     boxes = np.array([[[0.25, 0.25, 0.75, 0.75], [0, 0, 1, 1]]], np.float32)
     scores = np.array([[[0.1, 0.9], [0.2, 0.8]]], np.float32)
     step = Detect("b", "s", 0.5, 0.5, 10, "corners", True, True)
-    # 200x100, fitted into 64x64: 0.32 times, 16 rows below the top.
+    # 200 x 100 pixels fitted into 64 x 64: scaled by 0.32, 16 rows below the top.
     placement = Placement(200, 100, 0.32, 0.32, 0, 16, 64, 64)
     result = process(step, labels=(b"nothing", b"face"), placement=placement, b=boxes, s=scores)
     assert list(result) == ["boxes", "scores", "classes", "labels"]
@@ -178,7 +175,7 @@ def test_boxes_are_in_pixels_of_the_image_as_sent() -> None:
     np.testing.assert_array_equal(raw["boxes"], boxes[0])
 
 
-def test_nothing_found_is_an_empty_answer() -> None:
+def test_no_detections_give_empty_arrays() -> None:
     result = process(
         Detect("b", "s", 0.5, 0.5, 10, "corners", True),
         labels=(b"x",),

@@ -55,7 +55,7 @@ def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
 
 
 def photograph(width: int = 320, height: int = 240) -> Image.Image:
-    """A picture with edges and gradients, so that a wrong order, filter or corner shows."""
+    """A picture with edges and gradients, which shows a wrong order, filter or corner."""
     y, x = np.mgrid[0:height, 0:width]
     red = 255 * x / width
     green = 127 + 127 * np.sin(y / 9)
@@ -128,7 +128,7 @@ def test_quantised_inputs_are_rounded_and_bounded() -> None:
     assert plain.ravel().tolist() == [0, 127, 128, 255]
 
 
-def test_a_letterbox_keeps_the_ratio_and_tells_where_the_image_lies() -> None:
+def test_a_letterbox_keeps_the_ratio_and_reports_where_the_image_is() -> None:
     out, placement = run(
         Image.new("RGB", (200, 100), "white"),
         (1, 3, 64, 64),
@@ -142,7 +142,7 @@ def test_a_letterbox_keeps_the_ratio_and_tells_where_the_image_lies() -> None:
     assert placement == Placement(200, 100, 0.32, 0.32, 0, 16, 64, 64)
 
 
-def test_a_crop_tells_where_the_image_lies() -> None:
+def test_a_crop_reports_where_the_image_is() -> None:
     _, placement = run(
         photograph(400, 200), (1, 3, 80, 60), resize=(100, 100), resize_mode="shortest", crop=(80, 60)
     )
@@ -152,7 +152,7 @@ def test_a_crop_tells_where_the_image_lies() -> None:
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_a_photograph_is_turned_upright(orientation: int) -> None:
     upright = photograph(64, 48)
-    # What a camera stores, so that the turn of Exif 2.3, 4.6.4 brings `upright` back.
+    # The image that a camera stores, from which the rule of Exif 2.3, 4.6.4 restores `upright`.
     stored = {
         1: upright,
         2: upright.transpose(Image.Transpose.FLIP_LEFT_RIGHT),
@@ -175,7 +175,7 @@ def test_a_photograph_is_turned_upright(orientation: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF")
-def test_broken_exif_does_no_harm() -> None:
+def test_broken_exif_is_ignored() -> None:
     data = encoded(photograph(8, 8), "JPEG")
     segment = b"Exif\0\0II*\0\xff\xff\xff\xff"
     broken = data[:2] + b"\xff\xe1" + struct.pack(">H", len(segment) + 2) + segment + data[2:]
@@ -197,9 +197,6 @@ def test_a_cmyk_jpeg_is_read() -> None:
     assert (out > 250).all()
 
 
-# -- hostile input
-
-
 def chunk(name: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
 
@@ -214,12 +211,12 @@ def png_of(width: int, height: int) -> bytes:
     )
 
 
-def test_an_image_that_announces_too_many_pixels_is_not_decoded() -> None:
+def test_an_image_that_declares_too_many_pixels_is_not_decoded() -> None:
     with pytest.raises(InputError, match="at most 25000000 pixels, got 100000 x 100000"):
         run(png_of(100_000, 100_000), (1, 3, 8, 8), resize=(8, 8))
 
 
-def test_a_narrow_image_is_not_blown_up() -> None:
+def test_a_narrow_image_is_not_enlarged_without_limit() -> None:
     with pytest.raises(InputError, match="cannot be resized"):
         run(
             Image.new("L", (1, 20_000)),
@@ -256,14 +253,14 @@ def test_any_damage_is_read_or_refused(kind: str, flips: list[tuple[int, int]]) 
         assert "\n" not in str(error)
 
 
-def test_one_format_is_not_read_under_the_others_name() -> None:
+def test_an_image_of_another_format_than_its_content_type_is_refused() -> None:
     with pytest.raises(InputError, match="cannot be read"):
         run(encoded(photograph(8, 8), "PNG"), (1, 3, 8, 8), kind="JPEG")
     with pytest.raises(MediaTypeError, match="image/gif"):
         run(b"GIF89a", (1, 3, 8, 8), kind="GIF")
 
 
-def test_an_image_of_another_size_is_refused_where_no_resize_is_declared() -> None:
+def test_an_image_of_another_size_is_refused_if_no_resize_is_declared() -> None:
     with pytest.raises(InputError, match="expected an image of 8 x 8 pixels, got 9 x 8"):
         run(Image.new("L", (9, 8)), (1, 1, 8, 8), colour="GRAY")
     with pytest.raises(InputError, match="8 x 8 pixels to cut out"):
@@ -281,7 +278,7 @@ def test_an_image_of_another_size_is_refused_where_no_resize_is_declared() -> No
         ((1, 3, 8, 8), {"resize": (8, 8), "crop": (4, 4)}),
     ],
 )
-def test_a_declaration_that_does_not_lead_to_the_input_is_refused(
+def test_a_declaration_that_does_not_give_the_inputs_shape_is_refused(
     shape: tuple[int, ...], changes: Any
 ) -> None:
     with pytest.raises(FormatError):

@@ -27,9 +27,9 @@ def check(expected: dict[str, np.ndarray], count: int = 1, **inputs: np.ndarray)
     return check_samples(module(), OUTPUTS, samples, params(**inputs), params(**expected))
 
 
-def test_samples_that_come_out_pass_with_their_error() -> None:
+def test_matching_samples_pass_and_their_error_is_returned() -> None:
     assert check({"0/y": X * 2}) == 0
-    # 1e-3 of the largest value is 8e-3, wherever the difference is.
+    # 1e-3 of the largest value is 8e-3, for every element.
     assert check({"0/y": X * 2 + np.array([0.007, 0, 0], np.float32)}) == pytest.approx(0.007 / 8, rel=1e-3)
     two = {"0/x": X, "1/x": -X}
     assert check({"0/y": X * 2, "1/y": -X * 2}, 2, **two) == 0
@@ -50,7 +50,7 @@ def test_without_samples_nothing_is_read() -> None:
         ({"0/y": (X * 2).astype(np.float64)}, "expected float64"),
     ],
 )
-def test_samples_that_do_not_come_out_are_refused(expected: dict[str, np.ndarray], words: str) -> None:
+def test_mismatching_samples_are_refused(expected: dict[str, np.ndarray], words: str) -> None:
     with pytest.raises(SelfTestError, match=words):
         check(expected)
 
