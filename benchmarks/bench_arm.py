@@ -75,7 +75,7 @@ def prepare(name: str, folder: Path, target: str, records: str | None) -> Prepar
     if not path.exists():
         onnx.save(source(name), path)
     model = import_onnx(path, input_shapes=fixed_shapes(name))
-    inputs = make_inputs(model.inputs, model.onnx)
+    inputs: dict[str, Any] = make_inputs(model.inputs, model.onnx)
     np.savez(place / "inputs.npz", **inputs)
     package = compile(model, target, tuning_records=records)
     _lay_out(package.members, place)

@@ -135,13 +135,12 @@ def main(name: str, model: Path, threads: int) -> None:
         inputs = {key: file[key] for key in file.files}
     try:
         run = ENGINES[name](model, inputs, threads)
-        outputs = run()
+        results = run()
     except Exception as error:  # noqa: BLE001 - whatever an engine raises is why it is missing
         print(json.dumps({"problem": _one_line(error)}), file=say, flush=True)
         return
-    np.savez(
-        model.with_name(f"outputs-{name}.npz"), **{f"{i:03}": np.asarray(o) for i, o in enumerate(outputs)}
-    )
+    outputs: dict[str, Any] = {f"{i:03}": np.asarray(o) for i, o in enumerate(results)}
+    np.savez(model.with_name(f"outputs-{name}.npz"), **outputs)
     print(json.dumps({}), file=say, flush=True)
     clock = time.perf_counter
     for line in sys.stdin:

@@ -19,7 +19,7 @@ def write_out(network: fx.GraphModule, inputs: tuple[torch.Tensor, ...]) -> fx.G
     """Return the same network for inputs of these shapes; it is changed in place."""
     seen: dict[str, Any] = {}
 
-    class Recorder(fx.Interpreter):
+    class Recorder(fx.Interpreter):  # type: ignore[misc]  # torch is not followed
         def run_node(self, n: fx.Node) -> object:
             seen[n.name] = super().run_node(n)
             return seen[n.name]

@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -94,7 +95,8 @@ def prepare(model: str, core: str, folder: Path) -> Path:
     onnx.save(MODELS[model](), path)
     shapes = {name: [1, SEQUENCE] for name in IDS} if model == "attention" else None
     imported = import_onnx(path, input_shapes=shapes)
-    np.savez(folder / "inputs.npz", **make_inputs(imported.inputs, imported.onnx))
+    inputs: dict[str, Any] = make_inputs(imported.inputs, imported.onnx)
+    np.savez(folder / "inputs.npz", **inputs)
     for member, data in compile(imported, TARGETS[core], tuning_records="none").members.items():
         if "/" not in member:
             (folder / member).write_bytes(data)

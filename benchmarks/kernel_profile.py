@@ -122,7 +122,8 @@ def peak_gflops(lanes: int, threads: int) -> float:
     library = tvm.compile(sch.mod, resolve("host").tvm_target)
     arguments = [tvm.runtime.tensor(np.zeros(tuple(map(int, p.shape)), "f4")) for p in func.params]
     result = library.mod.time_evaluator("main", tvm.cpu(), number=2000, repeat=20)(*arguments)
-    return 2 * rows * depth * panel * threads / min(result.results) / 1e9
+    seconds: float = min(result.results)
+    return 2 * rows * depth * panel * threads / seconds / 1e9
 
 
 def by_kernel(rows: list[Row]) -> list[Row]:
@@ -146,8 +147,8 @@ def table(rows: list[Row], peak: float) -> str:
             f"{r.time_us:10.1f} {100 * r.time_us / total:5.1f} {r.calls:3d} {speed:>8} {share:>5}  "
             f"{r.schedule:<16} {r.kernel[:60]} {r.shapes[:90]}"
         )
-    speed = sum(r.flops for r in rows) / total / 1e3
-    lines.append(f"{total / 1e3:.2f} ms in {len(rows)} rows, {speed:.0f} of {peak:.0f} GFLOP/s at most")
+    reached = sum(r.flops for r in rows) / total / 1e3
+    lines.append(f"{total / 1e3:.2f} ms in {len(rows)} rows, {reached:.0f} of {peak:.0f} GFLOP/s at most")
     return "\n".join(lines)
 
 

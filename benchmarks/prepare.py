@@ -94,7 +94,7 @@ def prepare(name: str, folder: Path, records: str | None = None, *, keep: bool =
         if shipped is not None or records is not None:
             compile(model, tuning_records=NO_RECORDS).save(bundle_of(path, UNTUNED))
     onnx.save(model.onnx, simplified_of(path))
-    inputs = make_inputs(model.inputs, model.onnx)
+    inputs: dict[str, Any] = make_inputs(model.inputs, model.onnx)
     np.savez(place / "inputs.npz", **inputs)
     return Prepared(
         path, reference_outputs(model.onnx, inputs), shipped.kernels if shipped is not None else 0, compile_s

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import socket
 import sys
+from typing import Any
 
 from paho.mqtt import client as paho
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
@@ -21,22 +22,31 @@ TOPIC = "bench/echo"
 class _Client(paho.Client):
     def _sock_recv(self, bufsize: int) -> bytes:
         data = super()._sock_recv(bufsize)
-        assert self._sock is not None
+        assert isinstance(self._sock, socket.socket)
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
         return data
 
 
 def _answer(client: paho.Client, _data: object, message: paho.MQTTMessage) -> None:
-    properties = Properties(PacketTypes.PUBLISH)
-    properties.CorrelationData = message.properties.CorrelationData
-    client.publish(message.properties.ResponseTopic, message.payload, message.qos, properties=properties)
+    asked: Any = message.properties  # paho sets its attributes when it reads a packet
+    properties: Any = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+    properties.CorrelationData = asked.CorrelationData
+    client.publish(asked.ResponseTopic, message.payload, message.qos, properties=properties)
+
+
+def _subscribe(client: paho.Client, *_: object) -> None:
+    client.subscribe(TOPIC, 1)
+
+
+def _say_ready(*_: object) -> None:
+    print("ready", flush=True)
 
 
 def main() -> None:
     client = _Client(CallbackAPIVersion.VERSION2, client_id="echo", protocol=MQTTProtocolVersion.MQTTv5)
     client.on_message = _answer
-    client.on_connect = lambda *_: client.subscribe(TOPIC, 1)
-    client.on_subscribe = lambda *_: print("ready", flush=True)
+    client.on_connect = _subscribe
+    client.on_subscribe = _say_ready
     client.connect("127.0.0.1", int(sys.argv[1]))
     sock = client.socket()
     assert isinstance(sock, socket.socket)

@@ -7,7 +7,7 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 
 from benchmarks.agent.figures import Figure, quantile
 from benchmarks.agent.models import Progress, input_bytes
@@ -52,7 +52,7 @@ async def measure(stage: Stage, seconds: float, progress: Progress) -> list[Figu
 
 
 # Asks for so many seconds; latencies in order of size, and how many were not answered 200.
-Bystander = Callable[[float], Awaitable[tuple[list[float], int]]]
+Bystander = Callable[[float], Coroutine[None, None, tuple[list[float], int]]]
 
 
 @contextlib.asynccontextmanager

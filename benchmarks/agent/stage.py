@@ -139,7 +139,7 @@ class Stage:
         return agent.pid
 
     def _start(self, command: list[str], **options: object) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(command, **options)  # type: ignore[call-overload]
+        process: subprocess.Popen[bytes] = subprocess.Popen(command, **options)  # type: ignore[call-overload]
         self._processes.append(process)
         return process
 

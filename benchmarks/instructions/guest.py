@@ -88,7 +88,8 @@ def main(name: str, place: Path) -> None:
     system_call(MARK, 0)
     result = run()
     system_call(MARK, 1)
-    np.savez(place / f"outputs-arm-{name}.npz", **{f"{i:03}": np.asarray(o) for i, o in enumerate(result)})
+    outputs: dict[str, Any] = {f"{i:03}": np.asarray(o) for i, o in enumerate(result)}
+    np.savez(place / f"outputs-arm-{name}.npz", **outputs)
 
 
 main(sys.argv[1], Path(sys.argv[2]))

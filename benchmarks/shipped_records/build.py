@@ -56,7 +56,9 @@ def job(
     task: Task, decisions: Sequence[Decisions], *, linked: bool
 ) -> tuple[Job, tuple[Decisions, ...], tuple[tuple[int, ...], ...]]:
     """The points of a task that apply, ready to be compiled."""
-    kernels, made, launches = {}, [], []
+    kernels: dict[str, tirx.PrimFunc] = {}
+    made: list[Decisions] = []
+    launches: list[tuple[int, ...]] = []
     for point in decisions:
         found = task.space.point(point)
         if found is None:
