@@ -1,1 +1,1 @@
-"""`make soak`: the agent for hours, whole and torn down, with every answer counted."""
+"""`make soak`: the agent for hours, with and without faults, with every answer counted."""

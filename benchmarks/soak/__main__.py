@@ -1,6 +1,6 @@
 """`make soak`: every fault with a hundred thousand requests each, and half an hour of even load.
 
-Prints a table; writes `soak.json`, `soak.png` and the logs. Ends with status 1 where a promise was not kept.
+Prints a table, and writes `soak.json`, `soak.png` and the logs. Ends with status 1 if a promise was not kept.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from benchmarks.soak.steady import SteadyResult, run_steady
 from benchmarks.soak.trials import FAULTS, FULL_REQUESTS, TrialResult, row_of, run_trial
 from tests.agent.faults import Trial
 
-TELL_EVERY_S = 30.0
+PROGRESS_EVERY_S = 30.0
 STEADY = "steady"
 EXAMPLE = """example:
   python -m benchmarks.soak --requests 2000 --minutes 2       # everything, in ten minutes
@@ -33,11 +33,11 @@ EXAMPLE = """example:
 
 
 def main() -> int:
-    """Run, and return the exit status."""
+    """Run the soak; return the exit status."""
     options = _parser().parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     logging.basicConfig(filename=options.out / "clients.log", level="INFO", format="%(asctime)s %(message)s")
-    # A file or a pipe has no width of its own.
+    # A file or a pipe has no width.
     console = Console() if sys.stdout.isatty() else Console(width=130)
     return asyncio.run(_run(options, console))
 
@@ -51,12 +51,22 @@ def _parser() -> argparse.ArgumentParser:
     )
     names = [fault.name for fault in FAULTS]
     parser.add_argument(
-        "--requests", type=int, default=FULL_REQUESTS, metavar="N", help="with each fault (%(default)s)"
+        "--requests",
+        type=int,
+        default=FULL_REQUESTS,
+        metavar="N",
+        help="requests with each fault (default: %(default)s)",
     )
-    parser.add_argument("--minutes", type=float, default=30.0, metavar="M", help="of even load (%(default)s)")
-    parser.add_argument("--only", nargs="+", choices=[*names, STEADY], help="some of it")
     parser.add_argument(
-        "--out", type=Path, default=Path("build/soak"), metavar="DIR", help="for the report (%(default)s)"
+        "--minutes", type=float, default=30.0, metavar="M", help="minutes of even load (default: %(default)s)"
+    )
+    parser.add_argument("--only", nargs="+", choices=[*names, STEADY], help="run only these")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("build/soak"),
+        metavar="DIR",
+        help="folder for the report (default: %(default)s)",
     )
     return parser
 
@@ -70,11 +80,11 @@ async def _run(options: argparse.Namespace, console: Console) -> int:
     for fault in FAULTS:
         if fault.name not in chosen:
             continue
-        telling = None
+        reporting = None
 
         def begin(trial: Trial, name: str = fault.name) -> None:
-            nonlocal telling
-            telling = asyncio.create_task(_tell_trial(console, name, trial))
+            nonlocal reporting
+            reporting = asyncio.create_task(_report_trial(console, name, trial))
 
         console.print(f"{time.strftime('%X')} {fault.what}: {options.requests:,} requests", highlight=False)
         try:
@@ -84,14 +94,14 @@ async def _run(options: argparse.Namespace, console: Console) -> int:
             console.print(f"  broken off: {error}", style="red", highlight=False)
             continue
         finally:
-            if telling is not None:
-                telling.cancel()
+            if reporting is not None:
+                reporting.cancel()
         for complaint in results[-1].wrong[:10]:
             console.print(f"  {complaint}", style="red", highlight=False)
         _write(options.out, results, steady)
     if STEADY in chosen:
         console.print(f"{time.strftime('%X')} even load: {options.minutes:g} minutes", highlight=False)
-        steady = await run_steady(options.minutes, log, _SteadyTeller(console))
+        steady = await run_steady(options.minutes, log, _SteadyProgress(console))
         _write(options.out, results, steady)
         draw(steady, options.out / "soak.png")
     _print(console, results, steady)
@@ -100,9 +110,9 @@ async def _run(options: argparse.Namespace, console: Console) -> int:
     return int(failed or bool(broken_off))
 
 
-async def _tell_trial(console: Console, name: str, trial: Trial) -> None:
+async def _report_trial(console: Console, name: str, trial: Trial) -> None:
     while True:
-        await asyncio.sleep(TELL_EVERY_S)
+        await asyncio.sleep(PROGRESS_EVERY_S)
         line = f"{name}: {trial.load.done:,} of {trial.load.requests:,} requests, {trial.happened} of"
         console.print(
             f"{time.strftime('%X')}   {line} {trial.times} faults, {len(trial.load.wrong)} wrong",
@@ -110,15 +120,15 @@ async def _tell_trial(console: Console, name: str, trial: Trial) -> None:
         )
 
 
-class _SteadyTeller:
+class _SteadyProgress:
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._told_s = time.monotonic()
+        self._reported_s = time.monotonic()
 
     def __call__(self, result: SteadyResult) -> None:
-        if time.monotonic() - self._told_s < TELL_EVERY_S:
+        if time.monotonic() - self._reported_s < PROGRESS_EVERY_S:
             return
-        self._told_s = time.monotonic()
+        self._reported_s = time.monotonic()
         rss = {sample.process: sample.rss_bytes / (1 << 20) for sample in result.samples[-2:]}
         line = f"{result.seconds / 60:.1f} min, {result.requests:,} requests, MiB: "
         line += ", ".join(f"{process} {size:.1f}" for process, size in rss.items())

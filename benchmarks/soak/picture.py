@@ -1,4 +1,4 @@
-"""Memory, threads and file descriptors over time, as a picture."""
+"""Draws memory, threads and file descriptors over time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PANELS = (
 
 
 def draw(result: SteadyResult, path: Path) -> None:
-    """Write the picture as a PNG."""
+    """Draw the samples of `result` as a PNG."""
     image = Image.new("RGB", (WIDTH, PANEL * len(PANELS)), "white")
     pen = ImageDraw.Draw(image)
     font = ImageFont.load_default(15)

@@ -1,4 +1,4 @@
-"""An agent under an even load for a long time: memory, threads and file descriptors are to stay flat."""
+"""An agent under even load for a long time: memory, threads and file descriptors must stay flat."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from statistics import median
 from agent.mqtt.message import Message
 from agent.mqtt.properties import Properties
 from agent.wire.topics import Infer, Reply, format_topic
-from benchmarks.soak.bench import device_and_broker
+from benchmarks.soak.rig import device_and_broker
 from tests.agent.faults import MODEL
 from tests.agent.service.conftest import Client, connected_client, status_of
 from tests.agent.test_agent_process import model_is_ready
 
 RATE = 40.0
 SAMPLE_S = 2.0
-# Below a model's queue: how an agent sheds what is too much is another test's.
+# Fewer than a model's queue holds: shedding load is not tested here.
 MAX_WAITING = 32
 ANSWER_LIMIT_S = 10.0
-# Arenas, caches and the store of answers fill up in the beginning.
+# The share of the time at the beginning in which arenas, caches and the store of answers fill up.
 WARM_UP = 0.2
-# Flat: the last third's median is at most so much above the first third's, after the warm-up.
+# Flat means: after the warm-up, the median of the last third exceeds that of the first third by at most this.
 MAX_GROWTH, MAX_GROWTH_BYTES = 0.03, 1 << 20
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What one process holds at one moment."""
+    """Memory, threads and file descriptors of one process at one moment, `at_s` seconds after the start."""
 
     at_s: float
     process: str
@@ -46,7 +46,19 @@ class Sample:
 
 @dataclass
 class SteadyResult:
-    """What was seen."""
+    """What was measured.
+
+    Attributes
+    ----------
+    seconds
+        How long the load lasted.
+    requests, unanswered
+        Requests, and those without an answer in time.
+    statuses
+        Status -> number of answers.
+    samples
+        Of agent and worker, in order of time.
+    """
 
     seconds: float = 0.0
     requests: int = 0
@@ -65,7 +77,7 @@ class SteadyResult:
         return not self.unanswered and all(verdict.flat for verdict in self.verdicts())
 
     def verdicts(self) -> Iterator[Verdict]:
-        """Compare the beginning with the end."""
+        """Compare the first third of each series with its last."""
         for process in ("agent", "worker"):
             samples = self.of(process)
             third = max(1, len(samples) // 3)
@@ -75,7 +87,7 @@ class SteadyResult:
                     yield Verdict(process, what, median(values[:third]), median(values[-third:]), max(values))
 
     def to_json(self) -> dict[str, object]:
-        """Return what is written into the report."""
+        """Return the report's JSON document."""
         return {
             "seconds": round(self.seconds, 1),
             "requests": self.requests,
@@ -88,7 +100,7 @@ class SteadyResult:
 
 @dataclass(frozen=True)
 class Verdict:
-    """One number of one process: medians of the first and the last third, and the highest."""
+    """How one series of one process developed: medians of its first and last third, and its maximum."""
 
     process: str
     what: str
@@ -98,7 +110,7 @@ class Verdict:
 
     @property
     def flat(self) -> bool:
-        """Whether it did not grow."""
+        """Whether it stayed within the allowed growth."""
         grown = self.last - self.first
         if self.what == "rss_bytes":
             return grown <= max(MAX_GROWTH_BYTES, MAX_GROWTH * self.first)
@@ -106,7 +118,7 @@ class Verdict:
 
 
 def measure(process: str, pid: int, at_s: float) -> Sample:
-    """Look at a process."""
+    """Read a process's memory, threads and file descriptors from `/proc`."""
     folder = Path(f"/proc/{pid}")
     return Sample(
         at_s=round(at_s, 1),
@@ -118,7 +130,7 @@ def measure(process: str, pid: int, at_s: float) -> Sample:
 
 
 def requests() -> Iterator[tuple[str, bytes, str]]:
-    """Yield model, payload and content type: what clients send, and what they send by mistake."""
+    """Yield requests (model, payload, content type), both valid ones and typical mistakes."""
     for number in itertools.count():
         values = [number % 1000, 1.0, 2.0, 3.0]
         document = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [4], "data": values}]}
@@ -138,15 +150,17 @@ def requests() -> Iterator[tuple[str, bytes, str]]:
                 yield MODEL, struct.pack("<4f", *values), "application/octet-stream"
 
 
-async def run_steady(minutes: float, log: Path, tell: Callable[[SteadyResult], None]) -> SteadyResult:
-    """Serve for so long, and look every two seconds.
+async def run_steady(minutes: float, log: Path, progress: Callable[[SteadyResult], None]) -> SteadyResult:
+    """Put an agent under even load, and take samples every two seconds.
 
     Parameters
     ----------
+    minutes
+        How long.
     log
-        Where the agent's log is added.
-    tell
-        Called with the result as it grows.
+        The file that the agent's log is appended to.
+    progress
+        Called with the result so far, after each sample.
     """
     result = SteadyResult()
     with device_and_broker(log) as (device, _broker, library):
@@ -162,7 +176,7 @@ async def run_steady(minutes: float, log: Path, tell: Callable[[SteadyResult], N
                     result.samples.append(measure("agent", agent, at_s))
                     result.samples += [measure("worker", pid, at_s) for pid in device.children()]
                     result.seconds = at_s
-                    tell(result)
+                    progress(result)
                     if asking.done():
                         asking.result()
                     await asyncio.sleep(SAMPLE_S)
@@ -173,7 +187,7 @@ async def run_steady(minutes: float, log: Path, tell: Callable[[SteadyResult], N
 
 
 async def _ask(client: Client, result: SteadyResult) -> None:
-    """Ask at an even rate, or as fast as a busy machine answers."""
+    """Send requests at an even rate, or as fast as a busy machine answers."""
     waiting: dict[bytes, float] = {}
     reply = format_topic(Reply(client.name, "answers"))
     clock_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""The faults: what happens, how often, and what came of every request meanwhile."""
+"""The faults: what happens, how often, and what became of every request meanwhile."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.soak.bench import device_and_broker
+from benchmarks.soak.rig import device_and_broker
 from tests.agent.cutting_proxy import CuttingProxy
 from tests.agent.faults import (
     CONFIG,
@@ -23,7 +23,7 @@ from tests.agent.faults import (
 from tests.agent.test_agent_process import Device, model_is_ready
 
 AT_ONCE = 16
-# The slowest fault takes ten seconds on a busy board, a request a hundredth.
+# On a busy board the slowest fault takes ten seconds, and a request a hundredth of a second.
 FAULT_LIMIT_S, REQUEST_LIMIT_S = 60.0, 0.2
 
 
@@ -34,13 +34,13 @@ class Fault:
     Attributes
     ----------
     name, what
-        On the command line, and for people.
+        Its name on the command line, and its description.
     times
-        How often with all requests; fewer requests get fewer faults.
+        How often it happens during `FULL_REQUESTS` requests; fewer requests get fewer faults.
     happen
-        The fault; None for connections that a proxy cuts.
+        Causes the fault; None for connections that a proxy cuts.
     persistent
-        Whether the broker keeps its sessions in a file.
+        Whether the broker stores its sessions in a file.
     """
 
     name: str
@@ -63,7 +63,7 @@ FULL_REQUESTS = 100_000
 
 @dataclass(frozen=True)
 class TrialResult:
-    """What came of it; `statuses` is requests by the status of their one answer."""
+    """The result of a fault's trial; `statuses` counts requests by the status of their only answer."""
 
     fault: str
     what: str
@@ -77,20 +77,20 @@ class TrialResult:
 
     @property
     def passed(self) -> bool:
-        """Whether each request got one distinct answer, and the right one."""
+        """Whether each request got exactly one answer, and the right one."""
         answered = sum(self.statuses.values()) == self.requests
         failed = self.requests - self.statuses.get(200, 0)
-        # A worker's death costs the request that it computed.
+        # A worker that dies loses the request that it is computing.
         return answered and not self.wrong and failed <= (self.faults if self.fault == "worker" else 0)
 
 
 def times_for(fault: Fault, requests: int) -> int:
-    """Return how often a fault happens among so many requests."""
+    """Return how often a fault happens during `requests` requests."""
     return max(2, round(fault.times * requests / FULL_REQUESTS))
 
 
 def row_of(result: TrialResult) -> Iterator[str]:
-    """Write the cells of the table."""
+    """Yield the cells of a result's row in the table."""
     yield result.what
     yield f"{result.requests:,}"
     yield f"{result.faults:,}"
@@ -102,14 +102,18 @@ def row_of(result: TrialResult) -> Iterator[str]:
     yield "yes" if result.passed else "NO"
 
 
-async def run_trial(fault: Fault, requests: int, log: Path, tell: Callable[[Trial], None]) -> TrialResult:
-    """Ask, while the fault happens.
+async def run_trial(fault: Fault, requests: int, log: Path, begin: Callable[[Trial], None]) -> TrialResult:
+    """Send requests while a fault happens, and check every answer.
 
     Parameters
     ----------
+    fault
+        What happens.
+    requests
+        How many requests are sent.
     log
-        Where the agent's log is added.
-    tell
+        The file that the agent's log is appended to.
+    begin
         Called with the trial when it begins.
     """
     with device_and_broker(log, persistent=fault.persistent) as (device, broker, library):
@@ -124,7 +128,7 @@ async def run_trial(fault: Fault, requests: int, log: Path, tell: Callable[[Tria
         await model_is_ready(device.port, MODEL)
         load = Load(device.port, requests, AT_ONCE)
         trial = Trial(device, load, happen, times_for(fault, requests))
-        tell(trial)
+        begin(trial)
         started_s = time.monotonic()
         try:
             await trial.run(trial.times * FAULT_LIMIT_S + requests * REQUEST_LIMIT_S)

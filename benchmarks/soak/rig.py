@@ -1,4 +1,4 @@
-"""Where a soak runs: a broker, an agent with one model, and a folder for both."""
+"""What a soak runs against: a broker, an agent with one model, and a folder for both."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.conftest import BrokerProcess
 
 @contextmanager
 def device_and_broker(log: Path, *, persistent: bool = True) -> Iterator[tuple[Device, BrokerProcess, Path]]:
-    """Start a broker; yield an agent that is not started, the broker, and the model's library.
+    """Start a broker; yield an agent that is not started yet, the broker, and the model's library.
 
     Parameters
     ----------
     log
-        Where the agent's log is added.
+        The file that the agent's log is appended to.
     persistent
-        Whether the broker keeps its sessions in a file.
+        Whether the broker stores its sessions in a file.
     """
     with tempfile.TemporaryDirectory(prefix="edgebundle-soak-") as name:
         folder = Path(name)
