@@ -1,1 +1,1 @@
-"""Makes the tuning records that come with the compiler (docs/shipped-records.md)."""
+"""Makes the tuning records that ship with the compiler (docs/shipped-records.md)."""

@@ -1,10 +1,11 @@
-"""Find shipped records: what is better than the heuristic, operator by operator.
+"""Search for shipped records: decisions that are better than the heuristic's, operator by operator.
 
     python -m benchmarks.shipped_records x86-avx512 --minutes 20 --timing-prefix 'nice -n -20'
     python -m benchmarks.shipped_records cortex-a72 --models resnet50 --kinds conv2d
 
-Goes through the operators of the benchmark's models, the costliest first, and writes what holds to
-builder/records/CORE.json after each few; entries of operators that were not visited stay as they are.
+Visits the operators of the benchmark's models, the costliest first, and after every few
+writes those decisions that proved better to builder/records/CORE.json. Entries of operators
+that were not visited stay as they are.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from pathlib import Path
 from benchmarks.shipped_records.cores import MODELS, TARGETS
 from benchmarks.shipped_records.descent import Descent
 from benchmarks.shipped_records.measure import LEAST_GAIN, Measure
-from benchmarks.shipped_records.wanted import Wanted, wanted
+from benchmarks.shipped_records.operators import Operator, operators_of
 from builder.kernels.design_space import Decisions
 from builder.records.shipped import CoreRecords, ShippedEntry, name_for, point_of
 from builder.records.task import Task
 from builder.target.device_target import DeviceTarget, resolve
 
 FOLDER = Path(__file__).parents[2] / "builder" / "records"
-AT_ONCE = 8  # signatures that are searched beside each other: they share a timing process
+AT_ONCE = 8  # signatures that are searched together, and share a timing process
 MOST_POINTS = 48
 
 
@@ -39,27 +40,29 @@ def main() -> int:
     parser.add_argument("core", choices=list(TARGETS))
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--kinds", nargs="+", metavar="KIND", help="design spaces to visit (default: all)")
-    parser.add_argument("--minutes", type=float, default=60.0, help="stop after these (default: 60)")
+    parser.add_argument(
+        "--minutes", type=float, default=60.0, help="stop after so many minutes (default: 60)"
+    )
     parser.add_argument("--points", type=int, default=MOST_POINTS, help="most points of an operator")
     parser.add_argument(
         "--like",
         choices=list(TARGETS),
-        help="begin with what was found for another core, and look no further",
+        help="only try what was found for another core",
     )
     parser.add_argument(
         "--timing-prefix", default="", metavar="CMD", help="run the last comparisons under this command"
     )
-    parser.add_argument("--steps", type=int, default=8, help="most steps of a walk (default: 8)")
-    parser.add_argument("--niceness", type=int, default=5, help="of compiling (default: 5)")
+    parser.add_argument("--steps", type=int, default=8, help="most steps of a search (default: 8)")
+    parser.add_argument("--niceness", type=int, default=5, help="niceness of compiling (default: 5)")
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that compiling processes are ended too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the compiling processes too
     target = resolve(TARGETS[args.core])
     if name_for(target) != args.core:
-        parser.error(f"{args.core} cannot be timed on this machine, whose cores are {name_for(target)}")
+        parser.error(f"expected a machine with cores of {args.core}, got {name_for(target)}")
     measure = measure_for(target, shlex.split(args.timing_prefix), args.niceness)
     deadline = time.monotonic() + 60 * args.minutes
     try:
-        todo = wanted(args.models, target, args.kinds)
+        todo = operators_of(args.models, target, args.kinds)
         print(f"{len(todo)} operators, {sum(w.tasks[0].space.size for w in todo)} points", flush=True)
         other = CoreRecords.read(args.like) if args.like else None
         if other is not None:
@@ -75,7 +78,7 @@ def main() -> int:
 
 
 def measure_for(target: DeviceTarget, prefix: Sequence[str], niceness: int) -> Measure:
-    """By the clock where this machine runs the code, else by counting."""
+    """Return a measure for `target`: cycles if this machine runs its code, else counts under emulation."""
     if target.arch == "x86_64":
         from benchmarks.shipped_records.cycles import Cycles
 
@@ -86,14 +89,28 @@ def measure_for(target: DeviceTarget, prefix: Sequence[str], niceness: int) -> M
 
 
 def visit(
-    todo: Sequence[Wanted],
+    todo: Sequence[Operator],
     core: str,
     measure: Measure,
     most: int,
     steps: int,
     other: CoreRecords | None,
 ) -> None:
-    """Search a few operators beside each other, and write what holds."""
+    """Search a few operators together, and write the decisions that proved better.
+
+    Parameters
+    ----------
+    todo
+        The operators.
+    core
+        Whose records are written.
+    measure
+        Measures points.
+    most, steps
+        Limits of each search: points, and steps.
+    other
+        Records of another core: only their points are tried. None for a search.
+    """
     known = CoreRecords.read(core)
     walks = [Descent(w.tasks[0].space, most, seeds(w, (known, other))) for w in todo]
     for _ in range(steps):
@@ -110,11 +127,11 @@ def visit(
     better = [(w, walk) for w, walk in zip(todo, walks, strict=True) if is_promising(walk)]
     verdicts = measure.verdicts([(w.tasks, walk.best) for w, walk in better])
     entries = dict(known.entries)
-    said = {}
+    summaries = {}
     for w in todo:
         entries.pop(w.signature, None)
     for (w, walk), verdict in zip(better, verdicts, strict=True):
-        said[w.signature] = f"{walk.space.describe(walk.best)}: {verdict.says}"
+        summaries[w.signature] = f"{walk.space.describe(walk.best)}: {verdict.summary}"
         if verdict.holds:
             entries[w.signature] = ShippedEntry(
                 named(w.tasks[0], walk.best),
@@ -124,7 +141,7 @@ def visit(
             )
     for w, walk in zip(todo, walks, strict=True):
         kept = "kept" if w.signature in entries else "-"
-        text = said.get(w.signature, "nothing better")
+        text = summaries.get(w.signature, "nothing better")
         print(
             f"{100 * w.share:5.1f}% {kept:4} {walk.space.describe(walk.space.default):>9} -> {text} "
             f"[{len(walk.costs)} points] {w.signature}",
@@ -137,22 +154,22 @@ def visit(
 
 
 def next_points(walk: Descent, other: CoreRecords | None) -> list[Decisions]:
-    """What the walk proposes; where another core leads, its point and the heuristic's alone."""
+    """Return what the search proposes; with records of another core, only their point and the heuristic's."""
     if other is None:
         return walk.propose()
     return [] if walk.costs else [d for d in walk.seeds if d not in walk.costs]
 
 
 def is_promising(walk: Descent) -> bool:
-    """Whether the walk's best is so much better that comparing again is worth it."""
+    """Whether the best point is so much better that a second comparison is worth its time."""
     best, default = walk.costs.get(walk.best), walk.costs.get(walk.space.default)
     return bool(
         best and default and walk.best != walk.space.default and default >= best * (LEAST_GAIN - 0.01)
     )
 
 
-def seeds(w: Wanted, sources: Sequence[CoreRecords | None]) -> list[Decisions]:
-    """Points that records have for this signature."""
+def seeds(w: Operator, sources: Sequence[CoreRecords | None]) -> list[Decisions]:
+    """Return the points that `sources` have for an operator."""
     space, found = w.tasks[0].space, list[Decisions]()
     for records in sources:
         entry = records.entries.get(w.signature) if records is not None else None
@@ -163,7 +180,7 @@ def seeds(w: Wanted, sources: Sequence[CoreRecords | None]) -> list[Decisions]:
 
 
 def named(task: Task, decisions: Decisions) -> dict[str, int]:
-    """A point by its decisions' names and values."""
+    """Return a point as its decisions' names and values."""
     space = task.space
     return {n: v[i] for n, v, i in zip(space.names, space.values, decisions, strict=True)}
 

@@ -1,4 +1,4 @@
-"""Processes that compile candidates beside each other, at low priority."""
+"""Compiles candidates of tasks, each task's as one object file, in processes of low priority."""
 
 from __future__ import annotations
 
@@ -8,24 +8,113 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures import TimeoutError as LateError
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
 
-from benchmarks.shipped_records.build import Candidates, arguments_of, build, job
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.ir import load_json, save_json
+
+from builder.boards.measuring_process import KERNEL
+from builder.codegen.kernel_object import compile_object
+from builder.codegen.link.linker import link
 from builder.errors import BuildError
 from builder.kernels.design_space import Decisions
 from builder.records.task import Task
+from builder.target.device_target import DeviceTarget
+from builder.tuning.candidates.candidate_builder import arguments_of, kernel_of
 
 BUILD_TIMEOUT_S = 300.0
+Arguments = tuple[tuple[str, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Points of a task that were compiled together; kernel `k3` is the fourth.
+
+    Attributes
+    ----------
+    decisions
+        The points.
+    code
+        An object file, or a shared object if it was linked.
+    arguments
+        Dtypes and shapes of the kernels' arguments.
+    launches
+        For each point, the extents of its parallel loops, in the order in which they run.
+    """
+
+    decisions: tuple[Decisions, ...]
+    code: bytes
+    arguments: Arguments
+    launches: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a building process gets.
+
+    Attributes
+    ----------
+    module
+        TVM's serialised module.
+    target
+        The device.
+    linked
+        Whether to link the object file.
+    """
+
+    module: str
+    target: DeviceTarget
+    linked: bool
+
+
+def job(
+    task: Task, decisions: Sequence[Decisions], *, linked: bool
+) -> tuple[Job, tuple[Decisions, ...], tuple[tuple[int, ...], ...]]:
+    """Return a job for the points of a task that apply, those points, and their parallel extents."""
+    kernels: dict[str, tirx.PrimFunc] = {}
+    made: list[Decisions] = []
+    launches: list[tuple[int, ...]] = []
+    for point in decisions:
+        found = task.space.point(point)
+        if found is None:
+            continue
+        func = kernel_of(found.schedule, task.space.target)[KERNEL]
+        name = f"k{len(made)}"
+        kernels[name] = func.with_attr("global_symbol", name)
+        made.append(point)
+        launches.append(parallel_extents(func))
+    return Job(save_json(tvm.IRModule(kernels)), task.space.target, linked), tuple(made), tuple(launches)
+
+
+def build(work: Job) -> bytes:
+    """Compile a job, in a building process; return the code."""
+    code = compile_object(load_json(work.module), work.target)
+    return link(code, work.target) if work.linked else code
+
+
+def parallel_extents(func: tirx.PrimFunc) -> tuple[int, ...]:
+    """Return the extents of the parallel loops, in order."""
+    found: list[int] = []
+
+    def loop(stmt: tirx.For) -> None:
+        if stmt.kind == tirx.ForKind.PARALLEL:
+            found.append(int(stmt.extent))
+
+    tvm_ffi.structural_walk(func.body, ((tirx.For, loop),), order="pre")
+    return tuple(found)
 
 
 class Builders:
-    """A pool of them.
+    """A pool of processes that compile candidates.
 
     Parameters
     ----------
     niceness
-        Priority is given up for others by so much.
+        The niceness of the processes.
     processes
-        How many.
+        The number of processes.
     """
 
     def __init__(self, niceness: int, processes: int = 2) -> None:
@@ -36,7 +125,7 @@ class Builders:
     def build(
         self, asked: Sequence[tuple[Task, Sequence[Decisions]]], *, linked: bool
     ) -> list[Candidates | None]:
-        """The candidates of each task that can be built; None where none can."""
+        """Build the points of each task that can be built; None for a task without any."""
         open_jobs: list[
             tuple[Task, tuple[Decisions, ...], tuple[tuple[int, ...], ...], Future[bytes] | None]
         ] = []
@@ -53,5 +142,5 @@ class Builders:
         return results
 
     def close(self) -> None:
-        """End them."""
+        """End the processes."""
         self._pool.shutdown(wait=False, cancel_futures=True)

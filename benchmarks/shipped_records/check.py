@@ -1,9 +1,9 @@
-"""Which shipped records still mean something to the design spaces of today.
+"""Checks which shipped records still apply to the current design spaces.
 
     python -m benchmarks.shipped_records.check [CORE ...]
 
-An entry does when a model that had its operator still has it, when the space offers what was chosen, and when
-the heuristic is the one it was compared with. Others are ignored by compiling, and are to be found anew.
+An entry applies if a model still has its operator, if the space offers what was chosen, and if the heuristic
+still chooses what the entry was compared with. The compiler ignores the others; search for them again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from tvm import s_tir as st
 
 from benchmarks.shipped_records.cores import MODELS, TARGETS
-from benchmarks.shipped_records.wanted import wanted
+from benchmarks.shipped_records.operators import operators_of
 from builder.kernels.schedule import SCHEDULE_FAULTS, apply_space
 from builder.records.shipped import CoreRecords, EntryChooser, ShippedEntry
 from builder.records.task import Task
@@ -25,14 +25,14 @@ from builder.target.device_target import resolve
 
 @dataclass(frozen=True)
 class Applicability:
-    """Of one core's entries that some models had.
+    """How many of one core's entries apply.
 
     Attributes
     ----------
     fit
-        How many apply.
+        The number of entries that apply.
     stale
-        The others: signature and why.
+        The others, as (signature, reason).
     """
 
     fit: int
@@ -40,25 +40,31 @@ class Applicability:
 
     @property
     def share(self) -> float:
-        """The part that applies; one where there are none."""
+        """The share of entries that apply; 1 if there are none."""
         total = self.fit + len(self.stale)
         return self.fit / total if total else 1.0
 
 
 def applicability(records: CoreRecords, models: Sequence[str]) -> Applicability:
-    """Look at the entries that come from `models`."""
+    """Check the entries of `records` that were found in `models`."""
     ours = {s: e for s, e in records.entries.items() if set(e.models) & set(models)}
-    there = {w.signature: w for w in wanted(models, resolve(TARGETS[records.name]), None)} if ours else {}
+    there = (
+        {w.signature: w for w in operators_of(models, resolve(TARGETS[records.name]), None)} if ours else {}
+    )
     stale = []
     for signature, entry in ours.items():
-        why = fault(there[signature].tasks[0], entry) if signature in there else "no model has it any more"
+        why = (
+            fault(there[signature].tasks[0], entry)
+            if signature in there
+            else "no model has this operator any more"
+        )
         if why is not None:
             stale.append((signature, why))
     return Applicability(len(ours) - len(stale), tuple(stale))
 
 
 def fault(task: Task, entry: ShippedEntry) -> str | None:
-    """Why an entry does not apply, None where it does."""
+    """Return why an entry does not apply to a task, None if it does."""
     choose = EntryChooser(entry)
     try:
         with task.space.target.tvm_target:

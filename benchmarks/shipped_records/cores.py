@@ -1,4 +1,4 @@
-"""The cores that records are shipped for, and the models that they are found in."""
+"""The cores that records are shipped for, and the models whose operators are searched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A measure for this machine: user cycles of one thread, and time on two."""
+"""Measures points on this machine: user cycles on one thread, and time on two."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.shipped_records.build import Candidates
-from benchmarks.shipped_records.builders import Builders
+from benchmarks.shipped_records.builders import Builders, Candidates
 from benchmarks.shipped_records.measure import LEAST_GAIN, Verdict
 from builder.kernels.design_space import Decisions
 from builder.records.task import Task
@@ -21,21 +20,21 @@ from builder.target.device_target import DeviceTarget
 
 ROUNDS, PAIRS = 5, 21
 TIMEOUT_S = 300
-# On two threads the clock is all there is; within this it is the same.
+# Two threads are measured by the clock; a smaller difference than this counts as none.
 NOT_SLOWER = 0.98
 
 
 class Cycles:
-    """Cycles on this machine's own core.
+    """Measures in cycles of this machine's cores.
 
     Parameters
     ----------
     target
-        What to compile for.
+        The device, which must be this machine.
     prefix
-        A command to run the last comparisons under, such as one that waits for a quiet machine.
+        A command that runs the last comparisons, such as one that waits for a quiet machine.
     niceness
-        Of compiling.
+        The niceness of compiling.
     """
 
     def __init__(self, target: DeviceTarget, prefix: Sequence[str], niceness: int = 5) -> None:
@@ -48,9 +47,9 @@ class Cycles:
         )
 
     def costs(self, asked: Sequence[tuple[Task, Sequence[Decisions]]]) -> list[dict[Decisions, float | None]]:
-        """The least cycles of a few measurements, all points of a task in turn."""
+        """Return the least cycles of a few measurements of each point; the points of a task take turns."""
         built = self._builders.build(asked, linked=True)
-        # Whatever else runs: cycles are the thread's own, and what matters is compared again.
+        # The machine may be busy: cycles are counted per thread, and promising points are compared again.
         jobs = [_Job(c, ROUNDS, 1) for c in built if c is not None]
         rounds = iter(self._time(jobs, prefix=()))
         results: list[dict[Decisions, float | None]] = []
@@ -62,7 +61,7 @@ class Cycles:
         return results
 
     def verdicts(self, asked: Sequence[tuple[Sequence[Task], Decisions]]) -> list[Verdict]:
-        """Pairs, on one thread by cycles and on two by the clock."""
+        """Compare pairs: on one thread by cycles, on two by the clock."""
         flat = [(task, (task.space.default, point)) for tasks, point in asked for task in tasks]
         built = self._builders.build(flat, linked=True)
         both = [c for c in built if c is not None and len(c.decisions) == 2]
@@ -81,7 +80,7 @@ class Cycles:
         self._builders.close()
 
     def _time(self, jobs: Sequence[_Job], prefix: Sequence[str]) -> list[list[list[float]]]:
-        """For each job and each of its kernels, what the rounds gave."""
+        """Return the measurements of each round, for each job and each of its kernels."""
         if not jobs:
             return []
         with tempfile.TemporaryDirectory() as folder:
@@ -108,7 +107,7 @@ class Cycles:
 
 @dataclass(frozen=True)
 class _Job:
-    """Candidates of a task, how often each is measured, and on how many threads."""
+    """Candidates of a task, which of them to measure, how often, and on how many threads."""
 
     candidates: Candidates
     rounds: int
@@ -116,7 +115,7 @@ class _Job:
 
 
 def _verdict(pairs: Sequence[tuple[list[list[float]], list[list[float]]]], *, whole: bool) -> Verdict:
-    """One verdict over a signature's kernels: the weakest of them decides."""
+    """Return the verdict over a signature's kernels: the one with the smallest gain decides."""
     gains, lows, twos = [], [], []
     for (old, new), (old2, new2) in pairs:
         ratios = sorted(a / b for a, b in zip(old, new, strict=True))
@@ -132,6 +131,6 @@ def _verdict(pairs: Sequence[tuple[list[list[float]], list[list[float]]]], *, wh
 
 
 def _cpu() -> str:
-    """What the machine calls its CPU."""
+    """Return the name of this machine's CPU."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "this CPU")

@@ -1,7 +1,7 @@
-"""The search: from the heuristic's point to neighbours, until none is better.
+"""The search: from the heuristic's point to neighbouring points, until none is better.
 
-The spaces are small and the heuristic is near their best, so a walk finds what an evolution would, with a
-tenth of the candidates. It knows nothing of what a cost is: time, cycles, instructions.
+The spaces are small and the heuristic is near their best point, so a descent finds what an evolutionary
+search would, with a tenth of the candidates. It works with any cost: time, cycles, instructions.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from collections.abc import Iterator
 
 from builder.kernels.design_space import Decisions, DesignSpace
 
-# A tile that is unrolled further than this keeps LLVM busy for minutes, and no register file holds it.
+# LLVM takes minutes to compile a tile that is unrolled further than this, and no register file holds it.
 MAX_UNROLLED = 1024
 TILE, UNROLLED = {"oc", "ow", "tiles", "rows"}, {"ii", "k"}
-LEAST_STEP = 0.99  # a neighbour must be so much cheaper for the walk to go on from it
+LEAST_STEP = 0.99  # the search moves to a neighbour if it is at least this much cheaper
 
 
 class Descent:
-    """One walk.
+    """One search, from the heuristic's point and from `seeds`.
 
     Parameters
     ----------
     space
-        Where.
+        The design space.
     most
-        Points that may be measured.
+        The most points that may be measured.
     seeds
-        Points to begin with, besides the heuristic's: decision's name -> value.
+        Points to begin with, besides the heuristic's.
     """
 
     def __init__(self, space: DesignSpace, most: int, seeds: list[Decisions] | None = None) -> None:
@@ -40,12 +40,12 @@ class Descent:
 
     @property
     def best(self) -> Decisions:
-        """The cheapest point; the heuristic's while nothing ran."""
+        """The cheapest point so far; the heuristic's while there is none."""
         ran = {d: c for d, c in self.costs.items() if c is not None}
         return min(ran, key=lambda d: ran[d]) if ran else self.space.default
 
     def propose(self) -> list[Decisions]:
-        """Points to measure next; none when the walk is over."""
+        """Return the points to measure next; none when the search is over."""
         if not self.costs:
             around = [*self.seeds, *self._neighbours(self.space.default)]
             self._from = self.space.default
@@ -60,14 +60,14 @@ class Descent:
         return new[: self._most - len(self.costs)]
 
     def learn(self, costs: dict[Decisions, float | None]) -> None:
-        """Take in what points cost, None for one that does not run."""
+        """Record the costs of points; None for one that does not run."""
         self.costs.update(costs)
 
     def _cost(self, decisions: Decisions) -> float:
         return self.costs.get(decisions) or float("inf")
 
     def _neighbours(self, at: Decisions) -> Iterator[Decisions]:
-        """One decision up or down, or two sides of the register tile in opposite directions."""
+        """Iterate over neighbours: one decision moved, or two of a register tile in opposite directions."""
         moves = [{i: s} for i in range(len(at)) for s in (1, -1)]
         sides = [i for i, name in enumerate(self.space.names) if name in TILE]
         moves += [{i: 1, j: -1} for i, j in itertools.permutations(sides, 2)]
@@ -77,7 +77,7 @@ class Descent:
                 yield there
 
     def _is_sane(self, at: Decisions) -> bool:
-        """Whether the point's register tile fits, and is not so small that nothing could make it good."""
+        """Whether the point's register tile may fit the registers, and is not hopelessly small."""
         chosen = {n: v[i] for n, v, i in zip(self.space.names, self.space.values, at, strict=True)}
         default = dict(zip(self.space.names, self.space.default, strict=True))
         usual = {n: v[default[n]] for n, v in zip(self.space.names, self.space.values, strict=True)}

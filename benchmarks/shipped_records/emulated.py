@@ -1,8 +1,9 @@
-"""A measure without a board: executed instructions under qemu, and llvm-mca's cycles of their blocks.
+"""Measures points without a board: instructions executed under qemu, and llvm-mca's cycles of their blocks.
 
-The cost of a block is the mean of the cycles in which the core could issue so many instructions and of those
-that llvm-mca sees in it, with its latencies, pipes and window, all loads served by the first cache. What
-caches and branches add is not in it. Needs Debian's `qemu-user`, `llvm` and gcc.
+The cost of a block is the mean of two numbers of cycles: those in which the core could issue its
+instructions, and those that llvm-mca estimates from latencies, pipes and window, with all loads
+served by the first cache. Cache misses and mispredicted branches are not included. Needs
+Debian's `qemu-user`, `llvm` and gcc.
 """
 
 from __future__ import annotations
@@ -19,8 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.hot_loops import CORES, TRIPLE, tool
-from benchmarks.shipped_records.build import Arguments, Candidates
-from benchmarks.shipped_records.builders import Builders
+from benchmarks.shipped_records.builders import Arguments, Builders, Candidates
 from benchmarks.shipped_records.measure import LEAST_GAIN, Verdict
 from builder.codegen.link.linker import include_paths
 from builder.kernels.design_space import Decisions
@@ -30,7 +30,7 @@ from builder.target.device_target import DeviceTarget
 HERE = Path(__file__).parent
 TIMEOUT_S = 300
 ISSUE_WIDTH = {"cortex-a53": 2, "cortex-a72": 3, "cortex-a76": 4}
-SEEN = 0.98  # of the instructions: blocks beyond are so rare that their latencies hardly matter
+SEEN = 0.98  # the share of executed instructions whose blocks are analysed; the rest hardly matters
 ITERATIONS = 50
 SAMPLES = 8
 
@@ -41,16 +41,16 @@ _LINE = re.compile(r"^\s*([0-9a-f]+):\s+(?:[0-9a-f]{8}\s+)?(.*?)(?:\s*(?://|;).*
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one call.
+    """The cost of one call.
 
     Attributes
     ----------
     instructions
-        Executed.
+        Executed instructions.
     cycles
-        Of llvm-mca.
+        Cycles by llvm-mca.
     total
-        What is compared.
+        The mean that is compared, in cycles.
     """
 
     instructions: float
@@ -59,16 +59,16 @@ class Cost:
 
 
 class Emulated:
-    """Instructions and cycles of a core that is not here.
+    """Measures in instructions and cycles of an emulated core.
 
     Parameters
     ----------
     target
-        The core.
+        The device, whose core is emulated.
     samples
-        Iterations of a parallel loop that run and count for all.
+        Iterations of a parallel loop that run, and count for all of its iterations.
     niceness
-        Of compiling.
+        The niceness of compiling.
     """
 
     def __init__(self, target: DeviceTarget, samples: int = SAMPLES, niceness: int = 5) -> None:
@@ -91,7 +91,7 @@ class Emulated:
         )  # fmt: skip
 
     def costs(self, asked: Sequence[tuple[Task, Sequence[Decisions]]]) -> list[dict[Decisions, float | None]]:
-        """Count; the same every time."""
+        """Return the cost of each point; it is the same every time."""
         built = self._builders.build(asked, linked=False)
         with ThreadPoolExecutor(2) as pool:
             counted = list(pool.map(lambda c: {} if c is None else self._count(c), built))
@@ -102,7 +102,7 @@ class Emulated:
         return results
 
     def verdicts(self, asked: Sequence[tuple[Sequence[Task], Decisions]]) -> list[Verdict]:
-        """Both halves of the cost, in each kernel of a signature."""
+        """Compare both halves of the cost, in each kernel of a signature."""
         missing = [
             (task, [d for d in (task.space.default, point) if (task.key, d) not in self.found])
             for tasks, point in asked
@@ -172,7 +172,7 @@ class Emulated:
         return Cost(instructions, cycles, (instructions / self._width + cycles) / 2)
 
     def _analyse(self, blocks: Sequence[tuple[int, int]], lines: dict[int, str]) -> None:
-        """Ask llvm-mca about blocks that it was not asked about before."""
+        """Let llvm-mca analyse the blocks that it has not analysed yet."""
         texts = [t for t in dict.fromkeys(text_of(b, lines) for b in blocks) if t and t not in self._cycles]
         if not texts:
             return
@@ -189,7 +189,7 @@ class Emulated:
 
 
 def table(arguments: Arguments, launches: Sequence[Sequence[int]]) -> str:
-    """What runner.c includes."""
+    """Return the header file that runner.c includes."""
     lines = [
         f"extern int __tvm_ffi_k{i}(void *, const TVMFFIAny *, int32_t, TVMFFIAny *);"
         for i in range(len(launches))
@@ -210,7 +210,7 @@ def table(arguments: Arguments, launches: Sequence[Sequence[int]]) -> str:
 
 
 def read_blocks(text: str) -> dict[int, Counter[tuple[int, int]]]:
-    """Kernel's number -> (address, instructions) of a block -> times, samples counted for all."""
+    """Return: kernel's number -> (address, instructions) of a block -> executions, scaled up from samples."""
     found: dict[int, Counter[tuple[int, int]]] = {}
     for line in text.splitlines():
         label, every, run, *blocks = line.split()
@@ -222,7 +222,7 @@ def read_blocks(text: str) -> dict[int, Counter[tuple[int, int]]]:
 
 
 def frequent(blocks: Counter[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The blocks that nearly all executed instructions are in."""
+    """Return the blocks that contain nearly all executed instructions."""
     left = SEEN * sum(count * size for (_, size), count in blocks.items())
     chosen = []
     for (address, size), count in sorted(blocks.items(), key=lambda b: -b[1] * b[0][1]):
@@ -234,7 +234,7 @@ def frequent(blocks: Counter[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def disassemble(program: Path) -> dict[int, str]:
-    """Address -> instruction."""
+    """Return: address -> instruction."""
     done = subprocess.run(
         ["llvm-objdump", "-d", "--no-show-raw-insn", str(program)],
         capture_output=True, text=True, check=True, timeout=TIMEOUT_S,
@@ -244,7 +244,7 @@ def disassemble(program: Path) -> dict[int, str]:
 
 
 def text_of(block: tuple[int, int], lines: dict[int, str]) -> str:
-    """A block's instructions without its branches and addresses, which llvm-mca does not take."""
+    """Return a block's instructions without branches and addresses, which llvm-mca cannot read."""
     address, size = block
     words = (lines.get(address + 4 * i, "") for i in range(size))
     return "\n".join(word for word in words if word and not _BRANCH.match(word))

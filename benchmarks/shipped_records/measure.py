@@ -1,4 +1,4 @@
-"""What a candidate costs, whichever way it is measured."""
+"""What a point costs, however it is measured."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from typing import Protocol
 from builder.kernels.design_space import Decisions
 from builder.records.task import Task
 
-LEAST_GAIN = 1.03  # below this an entry is not worth its line, and may be luck
+LEAST_GAIN = 1.03  # a smaller gain is not worth an entry, and may be chance
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a point compares with the heuristic's, over all kernels of a signature.
+    """How a point compares with the heuristic's, for all kernels of a signature.
 
     Attributes
     ----------
     gain
-        Cost of the heuristic's over that of the point, in the kernel where it is smallest.
+        The heuristic's cost over that of the point, in the kernel where that is smallest.
     holds
-        Whether the point is used.
-    says
-        For the maintainer, in a line.
+        Whether the point proved better, and gets an entry.
+    summary
+        The verdict in one line, for the maintainer.
     """
 
     gain: float
     holds: bool
-    says: str
+    summary: str
 
 
 class Measure(Protocol):
-    """Costs of points, in a unit of its own."""
+    """Measures the cost of points, in any unit."""
 
-    sentence: str  # what is measured, for the records
+    sentence: str  # describes what is measured, in the records
 
     def costs(self, asked: Sequence[tuple[Task, Sequence[Decisions]]]) -> list[dict[Decisions, float | None]]:
-        """The cost of each point of each task, None where it does not run."""
+        """Return the cost of each point of each task; None for one that does not run."""
 
     def verdicts(self, asked: Sequence[tuple[Sequence[Task], Decisions]]) -> list[Verdict]:
-        """Compare points with the heuristic's, once more and more carefully."""
+        """Compare points with the heuristic's again, more carefully."""
 
     def close(self) -> None:
-        """End what was started."""
+        """End the processes that were started."""

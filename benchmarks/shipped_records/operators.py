@@ -1,4 +1,4 @@
-"""What to search: the operators of common models, each signature once, the costliest first."""
+"""The operators of common models that are searched: each signature once, the costliest first."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ TOKENS = (1, 128)
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """A signature, with the kernels that have it.
+class Operator:
+    """An operator: a signature, and the kernels that have it.
 
     Attributes
     ----------
     signature
         As `builder.kernels.signature` writes it.
     tasks
-        Kernels that differ in what is fused around the anchor; the one that models call most comes first.
+        Kernels that differ in what is fused around the anchor; the one with the most work comes first.
     models
-        That have it.
+        Models that have it.
     share
-        Sum over the models of the operator's part in the model's floating-point operations.
+        Its share of a model's floating-point operations, summed over the models.
     """
 
     signature: str
@@ -38,8 +38,8 @@ class Wanted:
     models: tuple[str, ...]
 
 
-def wanted(models: Sequence[str], target: DeviceTarget, kinds: Sequence[str] | None) -> list[Wanted]:
-    """The signatures of `models`, largest share first."""
+def operators_of(models: Sequence[str], target: DeviceTarget, kinds: Sequence[str] | None) -> list[Operator]:
+    """Return the operators of `models`, of the design spaces `kinds` (None for all), largest share first."""
     found: dict[str, list[Task]] = {}
     shares: dict[str, float] = {}
     origins: dict[str, list[str]] = {}
@@ -63,6 +63,6 @@ def wanted(models: Sequence[str], target: DeviceTarget, kinds: Sequence[str] | N
                 known.append(task)
     order = sorted(found, key=lambda signature: -shares[signature])
     return [
-        Wanted(s, tuple(sorted(found[s], key=lambda t: -t.calls * t.flops)), shares[s], tuple(origins[s]))
+        Operator(s, tuple(sorted(found[s], key=lambda t: -t.calls * t.flops)), shares[s], tuple(origins[s]))
         for s in order
     ]

@@ -1,10 +1,10 @@
-"""Runs in a process of its own: user cycles of kernels, by the CPU's own counter, in turn.
+"""Counts user cycles of kernels that run in turn, by the CPU's counter; runs in a separate process.
 
     timer.py JOBS.json
 
-Imports nothing but what calls kernels. The counter stops while others have the core, so that a busy machine
-disturbs little; where there is no counter it is the clock's nanoseconds. With more than one thread it is
-always the clock: the counter sees one thread.
+It imports only what calls kernels. The counter stops while other processes have the core, so that a busy
+machine disturbs little. Without a counter, or with more than one thread (the counter counts only one), it
+reads the clock's nanoseconds instead.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-PERF_EVENT_OPEN = 298  # x86-64's number of the call
+PERF_EVENT_OPEN = 298  # the system call's number on x86-64
 WARM_CALLS = 2
-LEAST_S = 0.0015  # of one measurement
+LEAST_S = 0.0015  # seconds of one measurement
 
 
 def counter() -> Callable[[], int]:
-    """Reads user cycles of this thread, or nanoseconds where the machine has no counter for us."""
-    # struct perf_event_attr: type 0 (hardware), size, config 0 (cycles), and at byte 40 the flags: without
-    # kernel and hypervisor.
+    """Return a function that reads this thread's user cycles, or nanoseconds if there is no counter."""
+    # struct perf_event_attr: type 0 (hardware), size, config 0 (cycles), and at byte 40 the flags that
+    # exclude kernel and hypervisor.
     attributes = struct.pack("<IIQQQQQ", 0, 64, 0, 0, 0, 0, 1 << 5 | 1 << 6) + bytes(16)
     libc = ctypes.CDLL(None, use_errno=True)
     fd = libc.syscall(PERF_EVENT_OPEN, attributes, 0, -1, -1, 0)
@@ -72,7 +72,7 @@ def main() -> None:
         rounds: list[list[float]] = [[] for _ in functions]
         for _ in range(job["rounds"]):
             for function, number, results in zip(functions, calls, rounds, strict=True):
-                function(*arrays)  # brings its own weights and code back
+                function(*arrays)  # bring this kernel's weights and code back into the caches
                 began = read()
                 for _ in range(number):
                     function(*arrays)

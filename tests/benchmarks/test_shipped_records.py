@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.shipped_records.build import parallel_extents
+from benchmarks.shipped_records.builders import parallel_extents
 from benchmarks.shipped_records.descent import Descent
 from benchmarks.shipped_records.emulated import Emulated, read_blocks, text_of
 from builder import load, resolve

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.shipped_records.check import applicability
 from benchmarks.shipped_records.cores import TARGETS
-from benchmarks.shipped_records.wanted import wanted
+from benchmarks.shipped_records.operators import operators_of
 from builder.kernels.design_space import DesignSpace
 from builder.records.shipped import CoreRecords, ShippedEntry
 from builder.target.device_target import resolve
@@ -27,7 +27,7 @@ def test_nine_of_ten_entries_apply(name: str) -> None:
 
 def test_what_does_not_fit_any_more_is_seen() -> None:
     """One entry of three fits, one met another heuristic, one is of an operator that is gone."""
-    fits, other, *_ = wanted(["resnet18"], resolve("rpi4"), ["conv2d"])
+    fits, other, *_ = operators_of(["resnet18"], resolve("rpi4"), ["conv2d"])
     entries = {
         fits.signature: entry(fits.tasks[0].space, 0),
         other.signature: entry(other.tasks[0].space, 1),
