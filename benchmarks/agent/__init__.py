@@ -1,1 +1,1 @@
-"""What the agent costs and holds as a service, against a real broker on the loopback: `make bench-agent`."""
+"""What the agent costs and withstands as a service, with a real broker: `make bench-agent`."""

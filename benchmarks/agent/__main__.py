@@ -1,7 +1,8 @@
-"""What the agent costs and holds as a service: `python -m benchmarks.agent` (or `make bench-agent`).
+"""What the agent costs and withstands as a service: `python -m benchmarks.agent` (or `make bench-agent`).
 
-A real mosquitto as Debian configures it, on the loopback; the agent, the echo that it is compared with, and
-the executor alone each in a process of their own; models made here from seeded weights.
+It runs against a real mosquitto on the loopback, configured as on Debian. The agent, the echo
+that it is compared with, and the bare executor each run in a separate process. Models are
+made here, from seeded weights.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ EXAMPLE = """example:
   python -m benchmarks.agent --quick
   python -m benchmarks.agent latency throughput --picture build/latency.png
 """
-# Models that each part asks.
+# The models that each part needs.
 NEEDS = {
     "idle": set[str](),
     "latency": {"nothing", "picture"},
@@ -39,7 +40,19 @@ CONFIG = "[worker]\nthreads = 1\n"
 
 @dataclass(frozen=True)
 class Size:
-    """How much of everything."""
+    """How much each part measures.
+
+    Attributes
+    ----------
+    requests, large
+        Small requests, and requests of 600 KB.
+    seconds, rounds
+        Of the throughput: length of a measurement, and how often it is repeated.
+    overload_s
+        Seconds of overload.
+    swaps
+        Deployments in a row.
+    """
 
     requests: int = 5000
     large: int = 500
@@ -53,19 +66,19 @@ QUICK = Size(requests=500, large=50, seconds=1.0, rounds=2, overload_s=8.0, swap
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print, write; 0 when every figure is as it should be."""
+    """Measure, print and write the figures; return 0 if every one is within its limits."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.agent",
         description="Measure the agent as a service, beside a bare responder, against a real broker.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"some of {', '.join(NEEDS)}; all if none")
-    parser.add_argument("--quick", action="store_true", help="a minute in all, for a first look")
-    parser.add_argument("--overload-s", type=float, metavar="S", help="seconds of overload (60)")
-    parser.add_argument("--swaps", type=int, metavar="N", help="how many swaps (200)")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"some of {', '.join(NEEDS)} (default: all)")
+    parser.add_argument("--quick", action="store_true", help="take about a minute, for a first look")
+    parser.add_argument("--overload-s", type=float, metavar="S", help="seconds of overload (default: 60)")
+    parser.add_argument("--swaps", type=int, metavar="N", help="number of swaps (default: 200)")
     parser.add_argument("--output", type=Path, default=Path("build/bench-agent.json"), metavar="FILE")
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="PNG of the latencies")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="write a picture of the latencies (PNG)")
     options = parser.parse_args(arguments)
     unknown = [part for part in options.parts if part not in NEEDS]
     if unknown:
@@ -90,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(parts: Sequence[str], size: Size) -> tuple[list[Figure], dict[str, list[float]]]:
-    """Measure some parts; return their figures, and latencies in seconds by what was asked."""
+    """Measure some parts; return their figures, and latencies in seconds by what was requested."""
     from rich.console import Console
 
     console = Console(stderr=True)
@@ -110,32 +123,32 @@ def measure(parts: Sequence[str], size: Size) -> tuple[list[Figure], dict[str, l
         wanted = set[str]().union(*(NEEDS[part] for part in parts))
         if not wanted:
             return figures, series
-        bench = models.make(folder, wanted, progress)
+        bundles = models.make(folder, wanted, progress)
         for part in parts:
             if not NEEDS[part]:
                 continue
             progress(f"{part}: starting broker and agent")
             with Stage(folder / part, folder / "trust", CONFIG) as stage:
                 for model in sorted(NEEDS[part] | ({"thirty-b"} if "thirty" in NEEDS[part] else set())):
-                    stage.install(bench.bundle(model))
+                    stage.install(bundles.path(model))
                 if part == "latency":
                     stage.start_echo()
-                    result = asyncio.run(latency.measure(stage, bench, size.requests, size.large, progress))
+                    result = asyncio.run(latency.measure(stage, bundles, size.requests, size.large, progress))
                     figures += result.figures
                     series = result.series
                 elif part == "throughput":
                     figures += asyncio.run(
-                        throughput.measure(stage, bench, size.seconds, size.rounds, progress)
+                        throughput.measure(stage, bundles, size.seconds, size.rounds, progress)
                     )
                 elif part == "overload":
                     figures += asyncio.run(overload.measure(stage, size.overload_s, progress))
                 else:
-                    figures += asyncio.run(swaps.measure(stage, bench, size.swaps, progress))
+                    figures += asyncio.run(swaps.measure(stage, bundles, size.swaps, progress))
     return figures, series
 
 
 def document(figures: Sequence[Figure], size: Size) -> dict[str, object]:
-    """Return what is written as JSON."""
+    """Return the document that is written as JSON."""
     return {
         "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "machine": {"cpu": _cpu(), "cores": len(models.cores()), "kernel": platform.release()},

@@ -1,4 +1,8 @@
-"""An executor alone, `python -m benchmarks.agent.alone BUNDLE THREADS`: runs for the seconds it reads."""
+"""A model in an executor, without agent or broker: `python -m benchmarks.agent.bare_executor BUNDLE THREADS`.
+
+It prints `ready`. Then, for each number of seconds that it reads, it runs the model for that long and prints
+the seconds of each run as JSON.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Another model's client, `python -m benchmarks.agent.bystander PORT MODEL PER_S`, in a process of its own.
+"""A client of another model during overload: `python -m benchmarks.agent.bystander PORT MODEL PER_S`.
 
-It asks at a rate for the seconds that it reads, and prints latencies and how many were not answered 200: what
-the flood's client is busy with must not be taken for the agent's.
+For each number of seconds that it reads, it sends requests at a rate for that long, and prints their
+latencies and how many were not answered with 200. It is a separate process, so that the flooding client does
+not delay it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A bare paho responder, `python -m benchmarks.agent.echo PORT`: what any answer over MQTT costs at least.
+"""A bare paho responder, `python -m benchmarks.agent.echo PORT`: the least that an answer over MQTT can cost.
 
-It says `ready`, and then gives each message's payload back to its Response Topic with its Correlation Data,
-on the thread that received it. TCP_NODELAY and, after each receive, TCP_QUICKACK are set as in the agent:
+It prints `ready`. Then it publishes each message's payload to its Response Topic, with its Correlation Data,
+on the thread that received it. It sets TCP_NODELAY and, after each receive, TCP_QUICKACK, as the agent does:
 without them each round trip takes 44 ms at QoS 1, and the comparison would flatter us.
 """
 

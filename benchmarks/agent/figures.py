@@ -1,4 +1,4 @@
-"""Figures, what they should be, and how they are told."""
+"""Measured figures with their limits, and how they are printed."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class Figure:
     Attributes
     ----------
     part, name
-        Which measurement, and what of it.
+        The part of the benchmark, and what was measured in it.
     value, unit
-        The number.
+        The number and its unit.
     most, least
-        What it should be, where something is asked of it.
+        The limits, None where there is none.
     note
-        What it was taken from.
+        How it was measured.
     """
 
     part: str
@@ -33,7 +33,7 @@ class Figure:
 
     @property
     def good(self) -> bool | None:
-        """Whether it is as it should be; None where nothing is asked of it."""
+        """Whether it is within its limits; None if it has none."""
         if self.most is None and self.least is None:
             return None
         above = self.most is None or self.value <= self.most
@@ -41,21 +41,21 @@ class Figure:
 
     @property
     def wanted(self) -> str:
-        """What is asked of it."""
+        """The limits as text, such as `<= 0.4`."""
         parts = [f"<= {self.most:g}"] if self.most is not None else []
         parts += [f">= {self.least:g}"] if self.least is not None else []
         return ", ".join(parts)
 
 
 def quantile(ordered: Sequence[float], q: float) -> float:
-    """Return the smallest value that a share of `q` of all does not exceed; they are in order of size."""
+    """Return the `q` quantile of values in ascending order, by the nearest rank; NaN if there are none."""
     if not ordered:
         return math.nan
     return ordered[min(len(ordered) - 1, max(0, math.ceil(q * len(ordered)) - 1))]
 
 
 def show(figures: Sequence[Figure]) -> None:
-    """Print a table."""
+    """Print the figures as a table."""
     from rich.console import Console
     from rich.table import Table
 
@@ -79,5 +79,5 @@ def show(figures: Sequence[Figure]) -> None:
         )
         part = figure.part
     console = Console()
-    # A log is no terminal: there the lines may be as long as they are.
+    # A log has no width: let its lines be long.
     (console if console.is_terminal else Console(width=150)).print(table)

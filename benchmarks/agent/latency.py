@@ -1,4 +1,4 @@
-"""Round trips at QoS 1, agent and echo in turn, and the processor time that a request takes."""
+"""Round trips at QoS 1, to the agent and to the echo in turn, and the processor time of a request."""
 
 from __future__ import annotations
 
@@ -8,33 +8,45 @@ import numpy as np
 
 from benchmarks.agent.echo import TOPIC as ECHO
 from benchmarks.agent.figures import Figure, quantile
-from benchmarks.agent.models import Bench, Progress, input_bytes
+from benchmarks.agent.models import Bundles, Progress, input_bytes
 from benchmarks.agent.requester import Requester, topic_of
-from benchmarks.agent.stage import Alone, Stage, cpu_s
+from benchmarks.agent.stage import BareExecutor, Stage, cpu_s
 
 _BLOCK = 50
 _WARM_UP = 200
-# Latencies between these bounds would be a delayed acknowledgement's.
+# A latency between these bounds would come from a delayed TCP acknowledgement.
 _DELAYED_MS = (30.0, 60.0)
-# So many of ten thousand may fall there by chance: a busy machine pauses anybody.
+# This share may fall there by chance: a busy machine pauses every process.
 _DELAYED_SHARE = 0.005
 
 
 @dataclass
 class Latencies:
-    """Figures, and the series of the picture."""
+    """What was measured.
+
+    Attributes
+    ----------
+    figures
+        For the table.
+    series
+        For the picture: label -> latencies in seconds.
+    """
 
     figures: list[Figure] = field(default_factory=list)
     series: dict[str, list[float]] = field(default_factory=dict)
 
 
-async def measure(stage: Stage, bench: Bench, requests: int, large: int, progress: Progress) -> Latencies:
+async def measure(stage: Stage, bundles: Bundles, requests: int, large: int, progress: Progress) -> Latencies:
     """Measure small and large requests.
 
     Parameters
     ----------
+    stage, bundles
+        The running agent and echo, and the models.
     requests, large
-        How many small ones, and of 600 KB, to the agent and as many to the echo.
+        The number of small requests, and of requests of 600 KB, to the agent and to the echo each.
+    progress
+        Called with what is being measured.
     """
     out = Latencies()
     async with Requester(stage.port) as requester:
@@ -51,9 +63,9 @@ async def measure(stage: Stage, bench: Bench, requests: int, large: int, progres
         picture = np.random.default_rng(0).random(input_bytes("picture") // 4, np.float32).tobytes()
         agent_s, echo_s, _ = await _alternate(stage, requester, "picture", picture, large, progress)
         out.series["agent, 600 KB"], out.series["echo, 600 KB"] = agent_s, echo_s
-    alone = Alone(bench.bundle("picture"))
-    run_s = sorted(alone.times_s(0.5))
-    alone.stop()
+    bare_executor = BareExecutor(bundles.path("picture"))
+    run_s = sorted(bare_executor.times_s(0.5))
+    bare_executor.stop()
     _large(out, agent_s, echo_s, quantile(run_s, 0.5))
     return out
 

@@ -1,8 +1,8 @@
-"""The models that are asked: made here, from seeded weights, in the sizes that the questions need.
+"""The models that are requested, made here from seeded weights, in the sizes that the measurements need.
 
-`nothing` adds a number to four others: its kernels take a microsecond, so that what a request costs is the
-agent's. `picture` takes a tensor of 600 KB and returns four numbers. The others are convolutions repeated
-until one run takes the wanted time on one thread of this machine.
+`nothing` adds a number to four others: its kernels take a microsecond, so that a request costs only the
+agent's work. `picture` takes a tensor of 600 KB and returns four numbers. The others are convolutions,
+repeated until one run takes the wanted time on one thread of this machine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from builder.bundles.package import Package
 
 OPSET, IR_VERSION = 17, 8
 SIDE, CHANNELS = 56, 64
-# What `nothing` adds, by version: an answer tells which version computed it.
+# Version of `nothing` -> what it adds: so an answer shows which version computed it.
 VERSIONS = {"1.0.0": 1.0, "1.1.0": 2.0}
 WANTED_MS = {"three": 3.0, "ten": 10.0, "thirty": 30.0}
 _PROBE_LAYERS = 6
@@ -29,24 +29,24 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Bench:
-    """Bundles of one run.
+class Bundles:
+    """The signed bundles of one run.
 
     Attributes
     ----------
     folder
-        Where they lie, with the key's public half in `trust`.
+        The folder with the bundles; its folder `trust` holds the public key.
     """
 
     folder: Path
 
-    def bundle(self, name: str, version: str = "1.0.0") -> Path:
+    def path(self, name: str, version: str = "1.0.0") -> Path:
         """Return a bundle's path."""
         return self.folder / f"{name}-{version}.bundle"
 
 
-def make(folder: Path, wanted: set[str], progress: Progress) -> Bench:
-    """Compile and sign what is wanted, for this machine."""
+def make(folder: Path, wanted: set[str], progress: Progress) -> Bundles:
+    """Compile and sign the models named in `wanted` for this machine."""
     from builder.bundles import key_files
 
     pair = key_files.generate(folder / "keys")
@@ -54,11 +54,11 @@ def make(folder: Path, wanted: set[str], progress: Progress) -> Bench:
     trust.mkdir()
     (trust / "signing.pub").write_bytes(pair.public.read_bytes())
     key = key_files.read_private(pair.private)
-    bench = Bench(folder)
+    bundles = Bundles(folder)
 
     def save(package: Package, name: str, version: str = "1.0.0") -> None:
         named = replace(package, manifest=replace(package.manifest, name=name, version=version))
-        named.sign(key).save(bench.bundle(name, version))
+        named.sign(key).save(bundles.path(name, version))
 
     if "nothing" in wanted:
         for version, number in VERSIONS.items():
@@ -78,7 +78,7 @@ def make(folder: Path, wanted: set[str], progress: Progress) -> Bench:
             save(package, name)
             if name == "thirty":
                 save(package, "thirty-b")
-    return bench
+    return bundles
 
 
 def _compile(network: Network, folder: Path) -> Package:
@@ -122,12 +122,13 @@ def _picture() -> Network:
 
 def _layers(count: int) -> Network:
     network = Network(f"layers{count}", seed=3)
-    # A small request: what a queue of large ones holds has a limit of its own, and is not the question here.
+    # A small request: queues of large ones have a separate limit, which is not measured here.
     x = network.input("x", (1, CHANNELS, 1, 1))
     first = network.weight("first.weight", network.normal(1, CHANNELS, SIDE, SIDE, deviation=1.0))
     value = network.node("Add", x, first)
     for index in range(count):
-        # Each adds a little to what it was given, so that rounding does not grow over a hundred of them.
+        # Each layer changes its input only a little, so that rounding errors do not
+        # grow over a hundred layers.
         drawn = network.normal(CHANNELS, CHANNELS, 3, 3, deviation=0.05 / (9 * CHANNELS) ** 0.5)
         weight = network.weight(f"layer{index}.weight", drawn)
         added = network.node("Conv", value, weight, kernel_shape=[3, 3], pads=[1] * 4, strides=[1, 1])
@@ -137,10 +138,10 @@ def _layers(count: int) -> Network:
 
 
 def input_bytes(name: str) -> int:
-    """Return how many bytes a model's one input takes."""
+    """Return the size of a model's only input in bytes."""
     return {"nothing": 16, "picture": 4 * 3 * 224 * 224}.get(name, 4 * CHANNELS)
 
 
 def cores() -> list[int]:
-    """Return the processors of this process."""
+    """Return the numbers of the processors that this process may use."""
     return sorted(os.sched_getaffinity(0))

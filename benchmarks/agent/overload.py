@@ -1,4 +1,4 @@
-"""Ten times the requests that a model can compute: memory, answers, the other model, and the time after."""
+"""Ten times the load that a model can serve: memory, answers, another model's latency, and recovery."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MODEL, OTHER = "ten", "nothing"
 
 
 async def measure(stage: Stage, seconds: float, progress: Progress) -> list[Figure]:
-    """Offer ten times the capacity for so many seconds."""
+    """Offer ten times the capacity for `seconds`, and return the figures."""
     payload = bytes(input_bytes(MODEL))
     async with Requester(stage.port) as requester, bystander(stage.port) as other:
         await requester.ready(MODEL)
@@ -51,16 +51,17 @@ async def measure(stage: Stage, seconds: float, progress: Progress) -> list[Figu
     return _figures(tally, during, calm, memory, offered_s, capacity, recovered_s)
 
 
-# Asks for so many seconds; latencies in order of size, and how many were not answered 200.
+# Sends requests for so many seconds; returns latencies in ascending order, and how
+# many were not answered 200.
 Bystander = Callable[[float], Coroutine[None, None, tuple[list[float], int]]]
 
 
 @contextlib.asynccontextmanager
 async def bystander(port: int) -> AsyncIterator[Bystander]:
-    """Run the other model's client, and ask it to ask."""
+    """Run the other model's client; yield a function that makes it send requests."""
     command = [sys.executable, "-m", "benchmarks.agent.bystander", str(port), OTHER, str(_OTHER_PER_S)]
     pipe = asyncio.subprocess.PIPE
-    # A line has every latency of a minute.
+    # A line holds every latency of a minute.
     process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, limit=_MOST_LINE_BYTES)
     assert process.stdin is not None
     assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""The distribution of latencies as a picture: how many requests took how long, both axes logarithmic."""
+"""Draws the distribution of latencies: how many requests took how long, on logarithmic axes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ COLOURS = ("#30638e", "#d1495b", "#7fb069", "#edae49")
 FIRST_MS, LAST_MS = 0.1, 200.0
 BINS_PER_DECADE = 40
 TICKS_MS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200)
-# Where Nagle's algorithm and delayed acknowledgement would put a mode.
+# Nagle's algorithm with delayed acknowledgements would cause a peak here.
 DELAYED_MS = 40.0
 
 
 def draw(series: Mapping[str, Sequence[float]], path: Path, title: str) -> None:
-    """Write a PNG.
+    """Draw the latencies as a PNG.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ def draw(series: Mapping[str, Sequence[float]], path: Path, title: str) -> None:
         return LEFT + (WIDTH - LEFT - RIGHT) * math.log10(ms / FIRST_MS) / decades
 
     def y_of(count: float) -> float:
-        # A single request stands a little above the axis: outliers are what this picture is for.
+        # Draw a single request a little above the axis: this picture is there to show outliers.
         share = math.log10(max(count, 0.5) / 0.5) / math.log10(top / 0.5)
         return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * share
 

@@ -1,4 +1,4 @@
-"""Asks over MQTT and takes the time, in one event loop: in turn, several at once, or at a given rate."""
+"""Sends requests over MQTT and times their answers: one after the other, several at once, or at a rate."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Answered:
     Attributes
     ----------
     sent_s, latency_s
-        When it was asked, and until the answer was here.
+        When the request was sent (`time.perf_counter`), and the seconds until the answer arrived.
     status, version, payload
-        The answer; the echo has neither status nor version.
+        The answer; the echo's has neither status nor version.
     """
 
     sent_s: float
@@ -40,30 +40,30 @@ class Answered:
 
 @dataclass
 class Tally:
-    """What became of many requests."""
+    """The results of many requests."""
 
     answers: list[Answered] = field(default_factory=list)
     unanswered: int = 0
 
     @property
     def statuses(self) -> Counter[int]:
-        """How many had which status."""
+        """Status -> number of answers."""
         return Counter(answer.status for answer in self.answers)
 
     def latencies_s(self, status: int | None = None) -> list[float]:
-        """Return latencies in order of size."""
+        """Return the latencies of answers, in ascending order."""
         return sorted(a.latency_s for a in self.answers if status is None or a.status == status)
 
 
 class Requester:
-    """One client.
+    """An MQTT client that sends requests.
 
     Parameters
     ----------
     port
-        The broker's.
+        The broker's port.
     name
-        Its name there; two with one name take each other's place.
+        The client id; a second client with the same one would disconnect the first.
     """
 
     def __init__(self, port: int, name: str = NAME) -> None:
@@ -83,7 +83,7 @@ class Requester:
         await self._connection.close()
 
     async def ready(self, model: str, limit_s: float = 60.0) -> None:
-        """Wait until a model is in service."""
+        """Wait until the agent serves a model."""
         topic = format_topic(ModelState(DEVICE, model))
         await self._connection.subscribe(topic, 0)
         async with asyncio.timeout(limit_s):
@@ -91,7 +91,7 @@ class Requester:
                 await asyncio.sleep(0.01)
 
     def send(self, topic: str, payload: bytes, qos: int = 1) -> asyncio.Future[Answered]:
-        """Ask; the future has the answer."""
+        """Send a request; the future gets the answer."""
         name = b"%d" % next(self._numbers)
         answer: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
         properties = Properties(
@@ -105,14 +105,14 @@ class Requester:
         return answer
 
     async def in_turn(self, topic: str, payload: bytes, count: int) -> Tally:
-        """Ask so many times, each when the last is answered."""
+        """Send `count` requests, each when the one before is answered."""
         tally = Tally()
         for _ in range(count):
             tally.answers.append(await asyncio.wait_for(self.send(topic, payload), ANSWER_LIMIT_S))
         return tally
 
     async def at_once(self, topic: str, payload: bytes, width: int, seconds: float) -> tuple[Tally, float]:
-        """Keep `width` requests under way for so many seconds; return the answers and the exact time."""
+        """Keep `width` requests in flight for `seconds`; return the answers and the exact time."""
         tally = Tally()
         start_s = time.perf_counter()
         end_s = start_s + seconds
@@ -131,7 +131,7 @@ class Requester:
         return tally, last_s - start_s
 
     async def at_rate(self, topic: str, payload: bytes, per_s: float, stop: asyncio.Event) -> Tally:
-        """Ask at a rate, whatever is answered, until `stop`; then wait for what is under way."""
+        """Send requests at a rate, regardless of answers, until `stop`; then wait for the answers."""
         under_way: list[asyncio.Future[Answered]] = []
         start_s = time.perf_counter()
         while not stop.is_set():
@@ -156,5 +156,5 @@ class Requester:
 
 
 def topic_of(model: str) -> str:
-    """Return where a model is asked."""
+    """Return the topic of a model's requests."""
     return format_topic(Infer(DEVICE, model))

@@ -1,6 +1,7 @@
-"""What is measured, each in a process of its own: the broker, the agent, the echo, and an executor alone.
+"""Starts what is measured, each in a separate process: the broker, the agent, the echo, and a bare executor.
 
-The broker is mosquitto as Debian configures it: persistence, no `set_tcp_nodelay`, no other setting.
+The broker is mosquitto, configured as on Debian: with persistence, without
+`set_tcp_nodelay`, all else default.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class StageError(Exception):
-    """Something that is measured could not be started."""
+    """A process that is measured could not be started."""
 
 
 class Stage:
-    """A broker and an agent, from entering to leaving.
+    """A context manager that runs a broker and an agent.
 
     Parameters
     ----------
     folder
-        For state, configuration and logs.
+        Gets state, configuration and logs.
     trust
-        Folder with the public key.
+        The folder with the public key.
     config
-        Further lines of the agent's configuration.
+        More lines for the agent's configuration.
     """
 
     def __init__(self, folder: Path, trust: Path, config: str = "") -> None:
@@ -76,7 +77,7 @@ class Stage:
         return [int(pid) for pid in path.read_text().split()]
 
     def log(self) -> str:
-        """Return what the agent has logged."""
+        """Return the agent's log."""
         return (self._folder / "agent.log").read_text()
 
     def start_echo(self) -> None:
@@ -85,10 +86,10 @@ class Stage:
         echo = self._start(command, stdout=subprocess.PIPE)
         assert echo.stdout is not None
         if not select.select([echo.stdout], [], [], _START_LIMIT_S)[0] or not echo.stdout.readline():
-            raise StageError("the echo does not start")
+            raise StageError("the echo did not start")
 
     def install(self, bundle: Path) -> None:
-        """Give the agent a bundle, as its owner would on the device."""
+        """Install a bundle with `edge-agent install`, as on a device."""
         command = [*_AGENT, "install", str(bundle), "--config", str(self._folder / "agent.toml")]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         if done.returncode:
@@ -97,7 +98,7 @@ class Stage:
     def _start_broker(self) -> None:
         program = shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
         if program is None:
-            raise StageError("mosquitto is not installed (apt-get install mosquitto)")
+            raise StageError("mosquitto not found: apt-get install mosquitto")
         path = self._folder / "mosquitto.conf"
         user = "user root\n" if os.geteuid() == 0 else ""
         path.write_text(
@@ -111,7 +112,7 @@ class Stage:
                 if sock.connect_ex(("127.0.0.1", self.port)) == 0:
                     return
             time.sleep(0.02)
-        raise StageError("mosquitto does not listen")
+        raise StageError("mosquitto did not open its port")
 
     def _start_agent(self) -> int:
         config = self._folder / "agent.toml"
@@ -134,7 +135,7 @@ class Stage:
                 while b"READY=1" not in notify.recv(4096):
                     pass
             except TimeoutError:
-                raise StageError(f"the agent is not ready: {self.log()}") from None
+                raise StageError(f"the agent did not become ready: {self.log()}") from None
             self.ready_s = time.perf_counter() - start_s
         return agent.pid
 
@@ -147,29 +148,29 @@ class Stage:
 _AGENT = (sys.executable, "-m", "agent")
 
 
-class Alone:
-    """A model in an executor without agent, broker or channel, in a process of its own.
+class BareExecutor:
+    """A model in an executor without agent, broker or channel, in a separate process.
 
     Parameters
     ----------
     bundle
-        The model.
+        The model's bundle.
     threads
-        Of its kernels.
+        Threads of its kernels.
     """
 
     def __init__(self, bundle: Path, threads: int = 1) -> None:
-        command = [sys.executable, "-m", "benchmarks.agent.alone", str(bundle), str(threads)]
+        command = [sys.executable, "-m", "benchmarks.agent.bare_executor", str(bundle), str(threads)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._read()
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The process id."""
         return self._process.pid
 
     def times_s(self, seconds: float) -> list[float]:
-        """Run for so many seconds, and return what each run took."""
+        """Run the model for `seconds`; return the seconds of each run."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{seconds}\n".encode())
         self._process.stdin.flush()
@@ -177,7 +178,7 @@ class Alone:
         return times
 
     def stop(self) -> None:
-        """End it."""
+        """End the process."""
         self._process.kill()
         self._process.wait()
 
@@ -185,12 +186,12 @@ class Alone:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise StageError("the executor alone has ended")
+            raise StageError("the bare executor ended")
         return line
 
 
 def cpu_s(pid: int) -> float:
-    """Return the processor time that a process has used, over all its threads, to the nanosecond."""
+    """Return the processor seconds that the threads of a process have used, to the nanosecond."""
     total = 0
     for task in Path(f"/proc/{pid}/task").iterdir():
         try:
@@ -201,7 +202,7 @@ def cpu_s(pid: int) -> float:
 
 
 def rss_bytes(pid: int) -> int:
-    """Return a process's resident memory."""
+    """Return the resident memory of a process in bytes."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
 
 

@@ -1,4 +1,4 @@
-"""One version takes the other's place, again and again: no request fails, no answer bears the wrong label."""
+"""Two versions replace each other repeatedly: no request fails, no answer has the wrong version's label."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 import numpy as np
 
 from benchmarks.agent.figures import Figure, quantile
-from benchmarks.agent.models import VERSIONS, Bench, Progress
+from benchmarks.agent.models import VERSIONS, Bundles, Progress
 from benchmarks.agent.requester import Answered, Requester, topic_of
 from benchmarks.agent.stage import DEVICE, Stage
 from builder.fleet.broker import Broker
@@ -18,8 +18,8 @@ MODEL = "nothing"
 _PER_S = 50
 
 
-async def measure(stage: Stage, bench: Bench, swaps: int, progress: Progress) -> list[Figure]:
-    """Deploy the two versions in turn, as `edgebundle deploy` does."""
+async def measure(stage: Stage, bundles: Bundles, swaps: int, progress: Progress) -> list[Figure]:
+    """Deploy the two versions in turn, as `edgebundle deploy` does, during requests; return the figures."""
     values = np.arange(4, dtype=np.float32)
     broker = Broker(stage.url)
     versions = list(VERSIONS)
@@ -32,7 +32,7 @@ async def measure(stage: Stage, bench: Bench, swaps: int, progress: Progress) ->
         for number in range(swaps):
             progress(f"swap {number + 1} of {swaps}")
             version = versions[(number + 1) % len(versions)]
-            result = await deploy_async(bench.bundle(MODEL, version), DEVICE, broker, wait_s=60)
+            result = await deploy_async(bundles.path(MODEL, version), DEVICE, broker, wait_s=60)
             failed_deployments += not result.ok
         took_s = time.perf_counter() - start_s
         stop.set()

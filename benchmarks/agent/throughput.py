@@ -1,32 +1,36 @@
-"""How much of an executor's speed is left when it serves, and what two models leave each other."""
+"""How fast a served model is compared with a bare executor, and how much two models slow each other down."""
 
 from __future__ import annotations
 
 import asyncio
 
 from benchmarks.agent.figures import Figure
-from benchmarks.agent.models import Bench, Progress, input_bytes
+from benchmarks.agent.models import Bundles, Progress, input_bytes
 from benchmarks.agent.requester import Requester, Tally, topic_of
-from benchmarks.agent.stage import Alone, Stage, cpu_s
+from benchmarks.agent.stage import BareExecutor, Stage, cpu_s
 
-# Requests under way at once: one computes, one waits in the worker, the others are on their way.
+# Requests in flight: one is computed, one waits in the worker, the others are in transit.
 _WIDTH = 6
 _WARM_UP_S = 0.5
 
 
 async def measure(
-    stage: Stage, bench: Bench, seconds: float, rounds: int, progress: Progress
+    stage: Stage, bundles: Bundles, seconds: float, rounds: int, progress: Progress
 ) -> list[Figure]:
-    """Measure in rounds, so that a busy moment of the machine meets all of them.
+    """Measure in rounds, so that a busy moment of the machine affects all measurements alike.
 
     Parameters
     ----------
-    seconds
-        Of each measurement.
+    stage, bundles
+        The running agent, and the models.
+    seconds, rounds
+        The length of a measurement, and how often it is repeated.
+    progress
+        Called with the number of the round.
     """
-    alone = Alone(bench.bundle("three"))
+    bare_executor = BareExecutor(bundles.path("three"))
     served, bare = 0.0, 0.0
-    # Processor time of a request and of a run: what a busy machine takes from either does not show in it.
+    # Processor time of a request and of a run: other work on the machine does not add to it.
     worker_s, run_s = 0.0, 0.0
     each = {"thirty": 0.0, "thirty-b": 0.0}
     both = dict(each)
@@ -39,9 +43,9 @@ async def measure(
             three = max(before, key=lambda pid: cpu_s(pid) - before[pid])
             for turn in range(rounds):
                 progress(f"throughput, round {turn + 1} of {rounds}")
-                before_s = cpu_s(alone.pid)
-                times = await asyncio.to_thread(alone.times_s, seconds)
-                run_s += (cpu_s(alone.pid) - before_s) / len(times) / rounds
+                before_s = cpu_s(bare_executor.pid)
+                times = await asyncio.to_thread(bare_executor.times_s, seconds)
+                run_s += (cpu_s(bare_executor.pid) - before_s) / len(times) / rounds
                 bare += len(times) / sum(times)
                 before_s = cpu_s(three)
                 tally, took_s = await requester.at_once(topic_of("three"), _payload("three"), _WIDTH, seconds)
@@ -53,7 +57,7 @@ async def measure(
                 for model, per_s in zip(each, pair, strict=True):
                     both[model] += per_s
     finally:
-        alone.stop()
+        bare_executor.stop()
     worst = min(both[model] / each[model] for model in each)
     note = f"{rounds} rounds of {seconds:g} s, one thread each"
     return [
@@ -77,7 +81,7 @@ def _rate(model: str, tally: Tally, took_s: float) -> float:
     refused = [answer for answer in tally.answers if answer.status != 200]
     if refused:
         raise RuntimeError(f"{model} answered {refused[0].status}")
-    # The first answers fill the pipe.
+    # Do not count the time until the first answer.
     return (len(tally.answers) - 1) / (took_s - min(a.latency_s for a in tally.answers))
 
 
