@@ -1,7 +1,7 @@
-"""`make bench`: ours against the engines that people use, on the same models, inputs and threads.
+"""`make bench`: our engine against those that people use, on the same models, inputs and threads.
 
-Engines take turns, so that a machine whose speed drifts drifts for all of them; medians over all turns are
-compared. What is printed is written as JSON, as Markdown and as pictures too.
+Engines take turns, so that a drift in the machine's speed affects all of them alike; medians over all turns
+are compared. The results are printed, and written as JSON, Markdown and pictures.
 
     python -m benchmarks.bench --models resnet18 bert --threads 1 --rounds 5
     python -m benchmarks.bench --markdown          # the tables of the last run, for the README
@@ -32,7 +32,7 @@ COSTS_MODEL = "resnet50"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark."""
+    """Run the benchmark; return the exit status."""
     args = _parser().parse_args(arguments)
     if args.markdown:
         return tables.print_file(args.output / MARKDOWN)
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _layers(paths: Mapping[str, Path], threads: int, output: Path) -> dict[str, layers.Layers]:
-    """Measure the headline models' layers, and draw them."""
+    """Measure the layers of the headline models, and draw their rooflines."""
     names = [name for name in paths if name in HEADLINE]
     if not names:
         return {}
@@ -97,7 +97,7 @@ def _layers(paths: Mapping[str, Path], threads: int, output: Path) -> dict[str, 
 
 
 def _costs(paths: Mapping[str, Path]) -> list[tuple[str, float, float]]:
-    """Figures beside kernels: what, how much, and the most that is allowed (0 where nothing is said)."""
+    """Return costs besides kernels: name, value, and the limit (0 if there is none)."""
     figures: list[tuple[str, float, float]] = []
     if COSTS_MODEL in paths:
         cost = costs.measured(paths[COSTS_MODEL])
@@ -130,7 +130,7 @@ def _written(folder: Path) -> list[str]:
 
 
 def machine() -> dict[str, Any]:
-    """What figures are worth nothing without."""
+    """Describe this machine: figures mean nothing without it."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     flags = next((line.split(":", 1)[1].split() for line in lines if line.startswith("flags")), [])
@@ -154,24 +154,22 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=9, help="turns of each engine (default: 9)")
     parser.add_argument("--turn", type=float, default=0.15, help="seconds of a turn (default: 0.15)")
     parser.add_argument(
-        "--tuning-records", metavar="DIR", help="compile with these instead of the shipped ones"
+        "--tuning-records", metavar="DIR", help="compile with these records instead of the shipped ones"
     )
-    parser.add_argument(
-        "--keep-bundles", action="store_true", help="measure the bundles of an earlier run again"
-    )
-    parser.add_argument("--times-only", action="store_true", help="without layers and costs")
+    parser.add_argument("--keep-bundles", action="store_true", help="measure the bundles of an earlier run")
+    parser.add_argument("--times-only", action="store_true", help="skip layers and costs")
     parser.add_argument("--output", type=Path, default=Path("build/bench"), help="where results go")
     parser.add_argument(
         "--pictures", type=Path, metavar="DIR", help="copy the pictures there, such as docs/pictures"
     )
-    parser.add_argument("--markdown", action="store_true", help="print the tables of the last run, and end")
+    parser.add_argument("--markdown", action="store_true", help="print the tables of the last run and exit")
     return parser
 
 
 def _records(model: Prepared, args: argparse.Namespace) -> str:
     if args.tuning_records:
         return f"with the records of {args.tuning_records}"
-    return f"shipped records decide {model.shipped_kernels} kernels"
+    return f"shipped records schedule {model.shipped_kernels} kernels"
 
 
 def _report(console: Console, result: Measured) -> None:

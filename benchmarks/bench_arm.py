@@ -1,8 +1,8 @@
-"""`make bench-arm`: executed instructions of an inference on an emulated Cortex-A72, ours against others.
+"""`make bench-arm`: instructions of an inference on an emulated Cortex-A72, our engine against others.
 
-Time under an emulator means nothing; the number of instructions is exact and the same every time. No board
-was timed: a core may take more or fewer cycles for the same instructions. What a core could make of our hot
-loops is llvm-mca's estimate. Counts of the other engines are kept from run to run, for they do not change.
+Time under an emulator means nothing; the number of executed instructions is exact and the same every time. No
+board is timed: cores take different numbers of cycles for the same instructions. How fast a core could run
+our hot loops is estimated by llvm-mca. Counts of the other engines do not change, and are kept between runs.
 
     python -m benchmarks.bench_arm --models mobilenetv2
     python -m benchmarks.bench_arm --markdown      # the tables of the last run, for the README
@@ -41,18 +41,18 @@ MARKDOWN = "bench-arm.md"
 
 @dataclass(frozen=True)
 class Prepared:
-    """A model laid out for the guest.
+    """A model, with the files that the guest reads.
 
     Attributes
     ----------
     place
-        The folder that it reads.
+        The folder with the files.
     reference
-        The reference's outputs.
+        The outputs of the reference implementation.
     shipped_kernels
-        How many kernels shipped records decide.
+        The number of kernels whose schedule comes from shipped records.
     flops
-        Kernel -> operations in an inference.
+        Kernel -> floating-point operations in an inference.
     """
 
     place: Path
@@ -62,7 +62,7 @@ class Prepared:
 
 
 def prepare(name: str, folder: Path, target: str, records: str | None) -> Prepared:
-    """Lay out what the guest reads: the ONNX file, ncnn's files, our members, the inputs."""
+    """Write what the guest reads: the ONNX file, ncnn's files, the members of our bundle, the inputs."""
     from agent.bundle.graph import Graph
     from builder import compile
     from builder.compiling.parity import reference_outputs
@@ -78,11 +78,11 @@ def prepare(name: str, folder: Path, target: str, records: str | None) -> Prepar
     inputs: dict[str, Any] = make_inputs(model.inputs, model.onnx)
     np.savez(place / "inputs.npz", **inputs)
     package = compile(model, target, tuning_records=records)
-    _lay_out(package.members, place)
+    _write_members(package.members, place)
     shipped = package.manifest.provenance.shipped_records
     shutil.rmtree(place / UNTUNED, ignore_errors=True)
     if shipped is not None or records is not None:
-        _lay_out(compile(model, target, tuning_records=NO_RECORDS).members, place / UNTUNED)
+        _write_members(compile(model, target, tuning_records=NO_RECORDS).members, place / UNTUNED)
     if len(inputs) == 1:
         _convert(path, next(iter(inputs.values())).shape)
     flops: dict[str, float] = {}
@@ -93,7 +93,7 @@ def prepare(name: str, folder: Path, target: str, records: str | None) -> Prepar
     return Prepared(place, reference_outputs(model.onnx, inputs), kernels, flops)
 
 
-def _lay_out(members: Mapping[str, bytes], place: Path) -> None:
+def _write_members(members: Mapping[str, bytes], place: Path) -> None:
     place.mkdir(exist_ok=True)
     for member, data in members.items():
         if "/" not in member:
@@ -113,7 +113,7 @@ def _convert(path: Path, shape: tuple[int, ...]) -> None:
 
 
 def count(emulator: Emulator, engine: str, prepared: Prepared, cpu: str) -> float | None:
-    """Millions of instructions, None where the engine does not take the model; others' are counted once."""
+    """Return millions of instructions, None if the engine cannot run the model; keep others' counts."""
     place = prepared.place
     kept = place / f"count-{engine}-{emulator.version(engine)}-{cpu}.json"
     if engine in (OURS, UNTUNED):
@@ -129,16 +129,19 @@ def count(emulator: Emulator, engine: str, prepared: Prepared, cpu: str) -> floa
         kept.write_text(json.dumps({"instructions": counted, "difference": error}) + "\n")
     document = json.loads(kept.read_text())
     if not document["difference"] <= LARGEST_DIFFERENCE:
-        raise RuntimeError(f"{engine} under qemu is {document['difference']:.1e} off, relatively")
+        raise RuntimeError(
+            f"{engine} under qemu: expected a relative difference of at most {LARGEST_DIFFERENCE:.0e}, "
+            f"got {document['difference']:.1e}"
+        )
     return float(document["instructions"]) / 1e6
 
 
-# Engines sum in other orders, and Winograd's transforms add to it; more is another network.
+# Engines add in different orders, and Winograd's transforms lose precision. More means another network.
 LARGEST_DIFFERENCE = 1e-2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Count, compare and print."""
+    """Count instructions, compare engines, print and write the results; return the exit status."""
     args = _parser().parse_args(arguments)
     if args.markdown:
         return tables.print_file(args.output / MARKDOWN)
@@ -158,9 +161,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             asked = [pool.submit(count, emulator, engine, model, args.cpu) for engine in args.engines]
             found = {engine: each.result() for engine, each in zip(args.engines, asked, strict=True)}
         counts[name] = {engine: value for engine, value in found.items() if value is not None}
-        told = ", ".join(f"{engine} {value:.1f}" for engine, value in counts[name].items())
-        shipped = f"shipped records decide {model.shipped_kernels} kernels"
-        console.print(f"{name}: {told} million instructions; {shipped}", highlight=False)
+        summary = ", ".join(f"{engine} {value:.1f}" for engine, value in counts[name].items())
+        shipped = f"shipped records schedule {model.shipped_kernels} kernels"
+        console.print(f"{name}: {summary} million instructions; {shipped}", highlight=False)
         try:
             code = hot_loops.kernels_object(model.place / "model.onnx", fixed_shapes(name), target)
             loops[name] = hot_loops.of_model(code, model.flops)
@@ -216,18 +219,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
     parser.add_argument("--cpu", choices=list(TARGETS), default="cortex-a72")
     parser.add_argument(
-        "--tuning-records", metavar="DIR", help="compile with these instead of the shipped ones"
+        "--tuning-records", metavar="DIR", help="compile with these records instead of the shipped ones"
     )
     parser.add_argument("--output", type=Path, default=Path("build/bench-arm"), help="where results go")
     parser.add_argument(
         "--pictures", type=Path, metavar="DIR", help="copy the pictures there, such as docs/pictures"
     )
-    parser.add_argument("--markdown", action="store_true", help="print the tables of the last run, and end")
+    parser.add_argument("--markdown", action="store_true", help="print the tables of the last run and exit")
     return parser
 
 
 def ratios(counts: Mapping[str, Mapping[str, float]], ours: str) -> dict[str, float]:
-    """Ours over the best other engine, by model."""
+    """Return our instructions over those of the best other engine, by model."""
     found = {}
     for model, by_engine in counts.items():
         others = [value for engine, value in by_engine.items() if engine not in (OURS, UNTUNED)]
@@ -238,7 +241,7 @@ def ratios(counts: Mapping[str, Mapping[str, float]], ours: str) -> dict[str, fl
 
 
 def rows(counts: Mapping[str, Mapping[str, float]]) -> tuple[list[str], list[list[str]]]:
-    """Heads and cells: a row for a model."""
+    """Return the table's headings and cells: one row for each model."""
     heads = ["model", TITLES[UNTUNED], *(TITLES[name] for name in ENGINES if name != UNTUNED)]
     heads += ["over the best, untuned", "over the best"]
     body = []
@@ -257,7 +260,7 @@ def rows(counts: Mapping[str, Mapping[str, float]]) -> tuple[list[str], list[lis
 def loop_rows(
     loops: Mapping[str, Mapping[str, Sequence[hot_loops.Loop]]],
 ) -> tuple[list[str], list[list[str]]]:
-    """Heads and cells: a row for a model, loops weighed by the operations in them."""
+    """Return headings and cells: one row for each model, its loops weighted by their operations."""
     cores = list(hot_loops.CORES)
     body = []
     for model, by_core in loops.items():

@@ -1,4 +1,4 @@
-"""What builder and agent cost beside kernels: a cold compilation, a node of the graph, a first answer.
+"""What builder and agent cost besides kernels: a cold compilation, a node of the graph, a first answer.
 
     python -m benchmarks.costs MODEL.onnx
 
@@ -22,7 +22,7 @@ import numpy as np
 
 from benchmarks.noise import prefer_this_process
 
-# What the issue of speed allows; shown beside what was measured.
+# Limits that are printed next to the measured values.
 COMPILE_LIMIT_S, COMPILE_LIMIT_BYTES = 90.0, 4 << 30
 NODE_LIMIT_US = 1.0
 ANSWER_LIMIT_S = 1.5
@@ -38,14 +38,15 @@ class Costs:
     Attributes
     ----------
     compile_s, compile_bytes
-        `edgebundle compile` for a target whose C library the linker has not built yet: seconds, and the
-        most memory that it and its children held together.
+        `edgebundle compile` for a target whose C library the linker has not built yet: seconds, and the peak
+        memory of the process and its children together.
     node_us
-        What the executor adds to a node, over kernels that return at once.
+        The executor's overhead for a node, measured with kernels that return at once.
     nodes
         Nodes of that graph.
     answer_s
-        From the start of a bundle's verification to its worker's first answer: the least of `ATTEMPTS`.
+        Seconds from the start of a bundle's verification to its worker's first
+        answer, the least of `ATTEMPTS`.
     """
 
     compile_s: float
@@ -56,14 +57,14 @@ class Costs:
 
 
 def measured(model: Path) -> Costs:
-    """Measure in a process of its own."""
+    """Measure in a separate process."""
     command = [sys.executable, "-m", "benchmarks.costs", str(model)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, start_new_session=True)
     return Costs(**json.loads(done.stdout.splitlines()[-1]))
 
 
 def cold_compile(model: Path, folder: Path) -> tuple[float, int]:
-    """Compile with the command line, with nothing in the linker's cache; return seconds and bytes."""
+    """Run `edgebundle compile` with an empty linker cache; return seconds and bytes."""
     import psutil
 
     command = [sys.executable, "-m", "builder", "compile", str(model), "--target", COLD_TARGET]
@@ -84,7 +85,7 @@ def cold_compile(model: Path, folder: Path) -> tuple[float, int]:
 
 
 def first_answer_s(bundle: Path, folder: Path) -> float:
-    """Verify a bundle and have a worker answer one request, as the agent does."""
+    """Verify a bundle and let a worker answer one request, as the agent does; return the seconds it took."""
     from agent.bundle.keyring import Keyring
     from agent.bundle.verify import verify
     from agent.service.models.worker_process import worker_command
@@ -126,7 +127,7 @@ def first_answer_s(bundle: Path, folder: Path) -> float:
 
 
 def main(model: Path) -> None:
-    """Measure, and print JSON."""
+    """Measure the costs, and print them as JSON."""
     from agent.bundle.graph import Graph
     from benchmarks.engines import OURS, bundle_of
     from benchmarks.executor_overhead import overhead_us

@@ -1,7 +1,7 @@
-"""One engine in a process of its own, and the handle that asks it to run.
+"""One engine in a separate process, and the handle that makes it run.
 
-Engines keep threads that spin for milliseconds after a run, so two in one process disturb each other. Here
-each sleeps on its standard input while another runs, and warms up before the runs that count.
+Engines keep threads that spin for milliseconds after a run, so two engines in one process disturb each other.
+Here each process sleeps on its standard input while another runs, and warms up before the runs that count.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 
 from benchmarks.noise import busy_s, prefer_this_process
 
-# Loading converts a model the first time; nothing may wait for ever.
+# The first load converts the model, which is slow; but nothing may wait for ever.
 LOAD_LIMIT_S, TURN_LIMIT_S = 600, 120
 WARM_S, WARM_RUNS = 0.02, 2
 LEAST_RUNS, MOST_RUNS = 3, 400
@@ -30,18 +30,18 @@ LEAST_RUNS, MOST_RUNS = 3, 400
 
 @dataclass(frozen=True)
 class Turn:
-    """What one engine did when it was its turn.
+    """One engine's turn.
 
     Attributes
     ----------
     times_s
         Seconds of each run.
     others_s
-        Processor seconds that anybody else used meanwhile, the hypervisor included.
+        Processor seconds that other processes and the hypervisor used meanwhile.
     wall_s
-        Length of the turn.
+        Seconds of the turn.
     preempted
-        How often a thread of the engine was made to wait for a processor.
+        How often a thread of the engine was preempted.
     """
 
     times_s: list[float]
@@ -51,20 +51,20 @@ class Turn:
 
 
 class EngineGoneError(Exception):
-    """An engine's process ended while it was measured; the message says how."""
+    """An engine's process ended during measurement; the message says how."""
 
 
 class EngineProcess:
-    """A running engine; loading goes on until `ready` is called.
+    """An engine in its process. Loading begins at once; `ready` waits for it.
 
     Parameters
     ----------
     name
         One of `benchmarks.engines.ENGINES`.
     model
-        The ONNX file; `inputs.npz` and the bundles lie beside it.
+        The ONNX file; its folder also holds `inputs.npz` and our bundles.
     threads
-        Threads it may use.
+        Threads that the engine may use.
     """
 
     def __init__(self, name: str, model: Path, threads: int) -> None:
@@ -80,17 +80,17 @@ class EngineProcess:
         )
 
     def ready(self) -> str | None:
-        """Wait until it has run once; return why it does not run this model, or None."""
+        """Wait until the engine has run once; return why it cannot run this model, or None if it can."""
         problem: str | None = self._read(LOAD_LIMIT_S).get("problem")
         return problem
 
     def turn(self, seconds: float) -> Turn:
-        """Run for about so long.
+        """Run the model for about `seconds`.
 
         Raises
         ------
         EngineGoneError
-            If it crashed, or took too long.
+            If the engine crashed, or took too long.
         """
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
@@ -102,7 +102,7 @@ class EngineProcess:
         return Turn(**document)
 
     def outputs(self) -> list[np.ndarray[Any, Any]]:
-        """What the first run gave."""
+        """Return the outputs of the first run."""
         with np.load(self.outputs_path) as file:
             return [file[name] for name in file.files]
 
@@ -129,19 +129,19 @@ def main(name: str, model: Path, threads: int) -> None:
 
     limit_threads(threads)
     prefer_this_process()  # before an engine starts threads, which inherit it
-    say = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what engines print is not ours
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # engines print; standard output is only for our answers
     with np.load(model.with_name("inputs.npz")) as file:
         inputs = {key: file[key] for key in file.files}
     try:
         run = ENGINES[name](model, inputs, threads)
         results = run()
-    except Exception as error:  # noqa: BLE001 - whatever an engine raises is why it is missing
-        print(json.dumps({"problem": _one_line(error)}), file=say, flush=True)
+    except Exception as error:  # noqa: BLE001 - the process ends, and reports why
+        print(json.dumps({"problem": _one_line(error)}), file=answers, flush=True)
         return
     outputs: dict[str, Any] = {f"{i:03}": np.asarray(o) for i, o in enumerate(results)}
     np.savez(model.with_name(f"outputs-{name}.npz"), **outputs)
-    print(json.dumps({}), file=say, flush=True)
+    print(json.dumps({}), file=answers, flush=True)
     clock = time.perf_counter
     for line in sys.stdin:
         start, runs = clock(), 0
@@ -164,7 +164,7 @@ def main(name: str, model: Path, threads: int) -> None:
             "wall_s": wall,
             "preempted": after.ru_nivcsw - before.ru_nivcsw,
         }
-        print(json.dumps(document), file=say, flush=True)
+        print(json.dumps(document), file=answers, flush=True)
 
 
 def _one_line(error: Exception) -> str:

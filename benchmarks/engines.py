@@ -1,8 +1,8 @@
 """The engines that are compared, each behind the same two calls: load a model once, run it on fixed inputs.
 
-Every engine gets float32, a batch of 1, fixed shapes and the same number of threads, and is asked for its
-fastest documented settings for that; none is allowed to change the numbers (no bfloat16, no fast math).
-Engines with a converter of their own get the file that converts best, and conversion is not timed.
+Every engine gets float32, a batch of 1, fixed shapes and the same number of threads, with its fastest
+documented settings for that; none may change the numbers (no bfloat16, no fast math). An engine that has its
+own converter gets the file that converts best, and conversion is not timed.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ import numpy as np
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 Run = Callable[[], list[np.ndarray[Any, Any]]]
-# Ours with the heuristic's schedules alone, and with the records that are shipped.
+# Our engine, with the heuristic's schedules only, and with shipped records.
 UNTUNED, OURS = "untuned", "edgebundle"
 CONVERSION_LIMIT_S = 300
 
 
 class UnavailableError(Exception):
-    """The engine is not installed, or does not take this model; the message says which."""
+    """The engine is not installed or cannot run this model; the message says which."""
 
 
 def bundle_of(model: Path, engine: str) -> Path:
-    """The bundle of `engine`, which is one of ours, beside `model`."""
+    """Return the path of the bundle of `engine`, one of ours, in the folder of `model`."""
     return model.with_suffix(".bundle" if engine == OURS else f".{UNTUNED}.bundle")
 
 
 def simplified_of(model: Path) -> Path:
-    """The model with fixed shapes and constants folded, for converters that take no dynamic ones."""
+    """Return the path of the model with fixed shapes and folded constants, which some converters need."""
     return model.with_suffix(".simplified.onnx")
 
 
 def load_edgebundle(model: Path, inputs: Arrays, threads: int) -> Run:
-    """Ours as `compile` gives it: with shipped records."""
+    """Load our bundle as `compile` makes it, with shipped records."""
     return _load_bundle(bundle_of(model, OURS), inputs, threads)
 
 
 def load_untuned(model: Path, inputs: Arrays, threads: int) -> Run:
-    """Ours without any record."""
+    """Load our bundle that was compiled without records."""
     return _load_bundle(bundle_of(model, UNTUNED), inputs, threads)
 
 
@@ -53,7 +53,7 @@ def _load_bundle(path: Path, inputs: Arrays, threads: int) -> Run:
     from builder.running.in_memory import load_kernels
 
     if not path.exists():
-        raise UnavailableError("no shipped record applies: it is the same bundle")
+        raise UnavailableError("no shipped record applies, so both bundles are the same")
     package = Package.load(path)
     kernels = load_kernels(package.members["mod.so"])
     kernels.set_threads(threads)
@@ -71,7 +71,7 @@ def _load_bundle(path: Path, inputs: Arrays, threads: int) -> Run:
 
 
 def load_onnxruntime(model: Path, inputs: Arrays, threads: int) -> Run:
-    """ONNX Runtime with all optimisations, on its CPU provider, symbolic dimensions fixed."""
+    """Load the model in ONNX Runtime: all optimisations, the CPU provider, symbolic dimensions fixed."""
     import onnx
     import onnxruntime as ort
 
@@ -90,7 +90,7 @@ def load_onnxruntime(model: Path, inputs: Arrays, threads: int) -> Run:
 
 
 def load_openvino(model: Path, inputs: Arrays, threads: int) -> Run:
-    """OpenVINO tuned for latency, at float32: it would take bfloat16 where the CPU has it."""
+    """Load the model in OpenVINO, for latency and in float32: its default is bfloat16 if the CPU has it."""
     import openvino as ov
 
     core = ov.Core()
@@ -113,11 +113,11 @@ def load_openvino(model: Path, inputs: Arrays, threads: int) -> Run:
 
 
 def load_ncnn(model: Path, inputs: Arrays, threads: int) -> Run:
-    """ncnn after pnnx; one image of float32, any number of outputs."""
+    """Load the model in ncnn, converted by pnnx: one float32 image as input, any number of outputs."""
     import ncnn
 
     if len(inputs) != 1 or next(iter(inputs.values())).ndim != 4:
-        raise UnavailableError("ncnn takes images; token ids of 64 bits it does not")
+        raise UnavailableError("expected one image as input, got other inputs: ncnn has no 64-bit token ids")
     (value,) = inputs.values()
     stem = convert_for_ncnn(model, value.shape)
     net = ncnn.Net()
@@ -125,7 +125,7 @@ def load_ncnn(model: Path, inputs: Arrays, threads: int) -> Run:
     for name in ("use_fp16_packed", "use_fp16_storage", "use_fp16_arithmetic", "use_bf16_storage"):
         setattr(net.opt, name, False)
     if net.load_param(f"{stem}.ncnn.param") or net.load_model(f"{stem}.ncnn.bin"):
-        raise UnavailableError("ncnn does not load what pnnx made")
+        raise UnavailableError("ncnn cannot load the files that pnnx wrote")
     # A copy: a first layer that works in place would write into the array.
     image = ncnn.Mat(np.ascontiguousarray(value[0])).clone()
     outputs = net.output_names()
@@ -139,12 +139,12 @@ def load_ncnn(model: Path, inputs: Arrays, threads: int) -> Run:
 
 
 def convert_for_ncnn(model: Path, shape: tuple[int, ...]) -> Path:
-    """Convert once; return the stem of ncnn's two files.
+    """Convert a model for ncnn, unless that was done before; return the stem of ncnn's two files.
 
     Raises
     ------
     UnavailableError
-        If pnnx does not take the model, or leaves operators that ncnn does not have.
+        If pnnx cannot convert the model, or leaves operators that ncnn does not have.
     """
     for source in (simplified_of(model), model):
         stem = source.with_suffix("")
@@ -158,11 +158,11 @@ def convert_for_ncnn(model: Path, shape: tuple[int, ...]) -> Path:
         param = Path(f"{stem}.ncnn.param")
         if param.exists() and "pnnx." not in param.read_text() and "aten::" not in param.read_text():
             return stem
-    raise UnavailableError("pnnx does not convert it to operators of ncnn")
+    raise UnavailableError("pnnx cannot convert it to operators of ncnn")
 
 
 def load_pytorch(model: Path, inputs: Arrays, threads: int) -> Run:
-    """PyTorch in eval mode, without compilation, the model read back from ONNX, its shapes written out."""
+    """Load the model in PyTorch: converted from ONNX with its shapes written out, eval mode, not compiled."""
     import torch
 
     torch.set_num_threads(threads)
@@ -192,11 +192,11 @@ def _torch_module(model: Path, inputs: Arrays) -> tuple[Any, tuple[Any, ...]]:
             continue
         tensors = tuple(torch.from_numpy(value) for value in inputs.values())
         return write_out(network, tensors), tensors
-    raise UnavailableError(f"onnx2torch does not convert it: {reasons[0]}")
+    raise UnavailableError(f"onnx2torch cannot convert it: {reasons[0]}")
 
 
 def load_litert(model: Path, inputs: Arrays, threads: int) -> Run:
-    """LiteRT with its XNNPACK delegate, after litert-torch."""
+    """Load the model in LiteRT with its XNNPACK delegate, converted by litert-torch."""
     from ai_edge_litert.interpreter import Interpreter
 
     path = model.with_suffix(".tflite")
@@ -218,23 +218,29 @@ def load_litert(model: Path, inputs: Arrays, threads: int) -> Run:
 
 
 def convert_for_litert(model: Path, inputs: Arrays, path: Path) -> None:
-    """Convert through PyTorch.
+    """Convert a model for LiteRT, by way of PyTorch, and write it to `path`.
 
     Raises
     ------
     UnavailableError
-        If it does not convert.
+        If litert-torch refuses the model. Any other failure is left to the engine's
+        process, which reports it.
     """
     import litert_torch
 
     network, tensors = _torch_module(model, inputs)
     try:
         converted = litert_torch.convert(network, tensors)
-    except Exception as error:  # whatever a compiler of that size raises is its refusal
-        raise UnavailableError(f"litert-torch does not convert it: {type(error).__name__}") from error
+    except _LITERT_REFUSALS as error:
+        raise UnavailableError(f"litert-torch cannot convert it: {type(error).__name__}") from error
     part = path.with_suffix(".part.tflite")
     converted.export(str(part))
     part.rename(path)
+
+
+# What torch.export and the converter's passes raise for a model that they cannot express; exceptions of
+# Dynamo and of MLIR's bindings derive from RuntimeError.
+_LITERT_REFUSALS = (RuntimeError, ValueError, TypeError, KeyError, AttributeError, AssertionError)
 
 
 ENGINES: Mapping[str, Callable[[Path, Arrays, int], Run]] = {
@@ -247,7 +253,7 @@ ENGINES: Mapping[str, Callable[[Path, Arrays, int], Run]] = {
     "litert": load_litert,
 }
 OTHERS = tuple(name for name in ENGINES if name not in (OURS, UNTUNED))
-# How a table and a picture call them.
+# Names in tables and pictures.
 TITLES: Mapping[str, str] = {
     OURS: "edgebundle",
     UNTUNED: "edgebundle, untuned",
@@ -260,7 +266,7 @@ TITLES: Mapping[str, str] = {
 
 
 def versions() -> dict[str, str]:
-    """What is installed of each of the others."""
+    """Return the versions of the other engines that are installed."""
     from importlib import metadata
 
     packages = {"litert": "ai-edge-litert", "pytorch": "torch"}
@@ -274,6 +280,6 @@ def versions() -> dict[str, str]:
 
 
 def limit_threads(threads: int) -> None:
-    """Tell the OpenMP runtimes, before any of them is loaded."""
+    """Set the number of threads of our engine and of OpenMP runtimes, which must not be loaded yet."""
     os.environ["OMP_NUM_THREADS"] = str(threads)
     os.environ["EDGE_NUM_THREADS"] = str(threads)

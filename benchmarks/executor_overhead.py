@@ -1,8 +1,8 @@
-"""What the graph executor costs beside its kernels: the time of a run over kernels that return at once.
+"""The overhead of the graph executor: the time of a run whose kernels return at once.
 
     python benchmarks/executor_overhead.py [MOD.JSON]
 
-takes a compiled model's graph, or a chain of 200 nodes with two inputs each, and prints nanoseconds a node.
+takes a compiled model's graph, or a chain of 200 nodes with two inputs each, and prints nanoseconds per node.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LIMIT_US = 1.0
 
 
 def chain(length: int = 200) -> Graph:
-    """Each node reads its predecessor and the one before it, as residual networks do."""
+    """Return a graph in which each node reads the two nodes before it, as in residual networks."""
     nodes = [Node.null("x"), Node.null("y")]
     nodes.extend(
         Node.call(f"n{i}", f"kernel_{i % 20}", [NodeEntry(i), NodeEntry(i + 1)]) for i in range(length)
@@ -31,7 +31,7 @@ def chain(length: int = 200) -> Graph:
 
 
 def empty_kernels(graph: Graph, folder: Path) -> Path:
-    """Compile a library with the graph's kernels, each returning at once."""
+    """Compile a library with the graph's kernels, each of which returns at once; return its path."""
     names = sorted({node.func_name for node in graph.nodes if not node.is_null} - {NOP})
     source = folder / "empty.c"
     source.write_text(
@@ -45,7 +45,7 @@ def empty_kernels(graph: Graph, folder: Path) -> Path:
 
 
 def overhead_us(graph: Graph, repeat: int = 15) -> tuple[float, int]:
-    """Return microseconds a node (the median of `repeat` results of 50 runs) and how many nodes run."""
+    """Return microseconds per node (the median of `repeat` results of 50 runs), and how many nodes run."""
     with tempfile.TemporaryDirectory() as folder:
         module = graph_executor.create(graph, empty_kernels(graph, Path(folder)))
         count = sum(1 for node in graph.nodes if not node.is_null and node.func_name != NOP)
@@ -61,10 +61,9 @@ def main() -> int:
     path = parser.parse_args().graph
     graph = chain() if path is None else Graph.from_json(path.read_bytes())
     each_us, count = overhead_us(graph)
-    print(
-        f"executor overhead: {each_us * 1e3:.0f} ns a node over {count} nodes, {each_us * count:.1f} us a run"
-    )
-    print(f"limit: {LIMIT_US * 1e3:.0f} ns a node")
+    run_us = each_us * count
+    print(f"executor overhead: {each_us * 1e3:.0f} ns per node with {count} nodes, {run_us:.1f} us per run")
+    print(f"limit: {LIMIT_US * 1e3:.0f} ns per node")
     return 0 if each_us <= LIMIT_US else 1
 
 

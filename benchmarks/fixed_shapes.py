@@ -1,7 +1,7 @@
-"""onnx2torch's graphs with every shape written out, which torch.export, and so LiteRT's converter, can trace.
+"""Writes out the shapes in onnx2torch's graphs, so that torch.export, and LiteRT's converter, can trace them.
 
-onnx2torch computes shapes from tensors while it runs, and looks at their values. With fixed inputs they are
-always the same: one run tells them, and the nodes become plain reshapes, expansions and slices.
+onnx2torch computes shapes from the values of tensors at run time. With fixed inputs they are always the same:
+one run records them, and the nodes become plain reshapes, expansions and slices.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ RESHAPING = frozenset({"OnnxReshape", "OnnxSqueezeDynamicAxes", "OnnxUnsqueezeDy
 
 
 def write_out(network: fx.GraphModule, inputs: tuple[torch.Tensor, ...]) -> fx.GraphModule:
-    """Return the same network for inputs of these shapes; it is changed in place."""
+    """Change `network` in place, so that it only takes inputs of these shapes, and return it."""
     seen: dict[str, Any] = {}
 
     class Recorder(fx.Interpreter):  # type: ignore[misc]  # torch is not followed

@@ -1,6 +1,6 @@
-"""What the agent costs a device: installed size, start time, idle memory of the agent and of a worker.
+"""What the agent costs a device: installed size, start time, and idle memory.
 
-The agent is started against a broker that is not there, which is the first minute of many a device's life.
+The agent is started with a broker that cannot be reached: many devices start before their network is up.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-# What a device installs, and nothing of the builder; sizes are read from what pip recorded.
+# Packages that a device needs, without the builder; pip has recorded their files.
 DEVICE_PACKAGES = (
     "edgebundle",
     "apache-tvm-ffi",
@@ -35,11 +35,11 @@ class Footprint:
     Attributes
     ----------
     installed_bytes
-        Files of the agent and of what it depends on, as installed here.
+        Size of the agent's files and of its dependencies, as installed here.
     ready_s
-        From exec to READY.
+        Seconds from exec to READY.
     idle_bytes
-        Resident set of the agent that has no model.
+        Resident memory of the agent without a model.
     """
 
     installed_bytes: int
@@ -48,7 +48,7 @@ class Footprint:
 
 
 def measure() -> Footprint:
-    """Start an agent, wait for READY on the notify socket, and look at it."""
+    """Start an agent, wait for READY on the notify socket, and measure it a second later."""
     import socket
 
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:

@@ -1,12 +1,13 @@
-"""A small version of both benchmarks, which fails where kernels got worse: executed steps, exactly.
+"""A small version of both benchmarks, which fails if kernels got slower, by exact counts of executed steps.
 
 Small networks are compiled without records for an x86-64 core with AVX2 and for a Cortex-A72, and one
-inference of each is counted under qemu: the whole over ONNX Runtime's count of the same network, and each
-kind of kernel over what it took when `guard.json` was recorded. How busy a machine is changes no count. Steps
-are instructions; on x86-64, where an instruction may hold a load, accesses to memory count beside them.
+inference of each is counted under qemu. The total is compared as a ratio to ONNX Runtime's count for the same
+network, and each kind of kernel with its count when `guard.json` was recorded. A busy machine does not change
+the counts. A step is an instruction; on x86-64, where an instruction may include a load, an access to memory
+is a step too.
 
     python -m benchmarks.guard              # compare
-    python -m benchmarks.guard --record     # after a change that is meant; as root, in .venv
+    python -m benchmarks.guard --record     # after an intended change; as root, in .venv
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ WORST = 1.15
 X86, ARM = "x86-64-v3", "cortex-a72"
 TARGETS = {X86: "x86-64-v3", ARM: "rpi4"}
 SEQUENCE = 32
-# Kinds with less of the whole are noise of what is fused where.
+# A kind with a smaller share of the total changes with what is fused where.
 LEAST_SHARE = 0.02
 
 
 def convolutions() -> onnx.ModelProto:
-    """One of each kind: a stem, 3x3 with a residual, 1x1, depthwise, strided, pooling, a classifier."""
+    """Return a network with each kind of layer: stem, 3x3, 1x1, depthwise, strided, pooling, classifier."""
     net = Network("small-convolutions", 0)
     x = net.input("input", (1, 3, 64, 64))
     x = net.node("Relu", net.batch_norm(net.conv(x, "stem", (3, 32), 7, stride=2), "stem.bn", 32))
@@ -57,7 +58,7 @@ def convolutions() -> onnx.ModelProto:
 
 
 def attention() -> onnx.ModelProto:
-    """A layer of BERT, embeddings and mask included."""
+    """Return one layer of BERT, with embeddings and mask."""
     return bert(0, layers=1, hidden=192, heads=4, vocabulary=200, positions=64)
 
 
@@ -72,9 +73,9 @@ class Count:
     Attributes
     ----------
     kinds
-        By kind of kernel.
+        Kind of kernel -> steps.
     onnxruntime
-        Of ONNX Runtime, 0 where it was not counted.
+        Steps of ONNX Runtime, 0 if it was not counted.
     """
 
     kinds: Mapping[str, int]
@@ -86,7 +87,7 @@ class Count:
 
 
 def prepare(model: str, core: str, folder: Path) -> Path:
-    """Compile a network for a core; return the folder that the guest reads."""
+    """Compile a network for a core into `folder`, which the guest reads; return the folder."""
     from builder import compile
     from builder.compiling.sample_inputs import make_inputs
     from builder.importer import import_onnx
@@ -104,7 +105,19 @@ def prepare(model: str, core: str, folder: Path) -> Path:
 
 
 def count(place: Path, core: str, emulator: Emulator | None, *, others: bool) -> Count:
-    """Count a prepared network; `emulator` is for ARM alone."""
+    """Count the steps of a prepared network.
+
+    Parameters
+    ----------
+    place
+        The folder that `prepare` returned.
+    core
+        One of `TARGETS`.
+    emulator
+        For ARM; None for x86-64.
+    others
+        Count ONNX Runtime too.
+    """
 
     def marks(engine: str) -> list[int]:
         if emulator is None:
@@ -122,18 +135,18 @@ def count(place: Path, core: str, emulator: Emulator | None, *, others: bool) ->
     return Count(kinds, after - before)
 
 
-def complaints(name: str, now: Count, recorded: Count) -> list[str]:
+def regressions(name: str, now: Count, recorded: Count) -> list[str]:
     """What got worse by more than `WORST`, a line each.
 
-    The whole is compared as a ratio over ONNX Runtime where it was counted now, so that another version of it
-    counts too.
+    The total is compared as a ratio to ONNX Runtime's, so that a faster version of
+    ONNX Runtime is noticed too.
     """
     found = []
     reference = now.onnxruntime or recorded.onnxruntime
     ratio, before = now.total / reference, recorded.total / recorded.onnxruntime
     if ratio > WORST * before:
         found.append(f"{name}: {ratio:.3f} of ONNX Runtime's steps, {before:.3f} when it was recorded")
-    # A kind that came or went is another choice of kernels: the whole says whether it was a good one.
+    # If kinds appeared or vanished, other kernels were chosen: only the total says whether they are better.
     for kind in recorded.kinds.keys() & now.kinds.keys():
         was, is_now = recorded.kinds[kind], now.kinds[kind]
         if (
@@ -146,7 +159,7 @@ def complaints(name: str, now: Count, recorded: Count) -> list[str]:
 
 
 def recorded() -> dict[tuple[str, str], Count]:
-    """What `guard.json` holds, by model and core."""
+    """Read `guard.json`; return the counts by model and core."""
     document = json.loads(RECORDED.read_text())
     return {
         (model, core): Count(entry["kinds"], entry["onnxruntime"])
@@ -156,11 +169,11 @@ def recorded() -> dict[tuple[str, str], Count]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compare, or record."""
+    """Compare with `guard.json`, or record it; return the exit status."""
     parser = argparse.ArgumentParser(
         prog="benchmarks.guard", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--record", action="store_true", help="write what is counted to guard.json")
+    parser.add_argument("--record", action="store_true", help="write the counts to guard.json")
     parser.add_argument("--cores", nargs="+", choices=list(TARGETS), default=list(TARGETS))
     args = parser.parse_args(arguments)
     try:
@@ -168,8 +181,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RequirementError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    for complaint in found:
-        print(f"worse: {complaint}", file=sys.stderr)
+    for regression in found:
+        print(f"worse: {regression}", file=sys.stderr)
     return 1 if found else 0
 
 
@@ -191,7 +204,7 @@ def _compared(cores: Sequence[str], *, record: bool) -> list[str]:
             if record:
                 known[model, core] = now
             else:
-                found += complaints(f"{model}, {core}", now, known[model, core])
+                found += regressions(f"{model}, {core}", now, known[model, core])
     if record:
         document: dict[str, dict[str, object]] = {}
         for (model, core), each in sorted(known.items()):

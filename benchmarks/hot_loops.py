@@ -1,8 +1,8 @@
-"""What a core could make of the hot loops of our kernels: llvm-mca's cycles of each, against the core's peak.
+"""How fast a core could run the hot loops of our kernels: llvm-mca's cycles of each, as a share of the peak.
 
 The hot loop of a kernel is the basic block that ends in a branch to its own start and has the most vector
-multiply-adds. Its cycles are a model's: out of order as that core is, all loads served by the first cache. No
-board was timed. The peak is what the same model gives for multiply-adds that wait for nothing.
+multiply-adds. Its cycles come from a model of the core: out of order if the core is, with all loads served by
+the first cache. No board is timed. The peak is what the same model gives for independent multiply-adds.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pathlib import Path
 from benchmarks.requirements import RequirementError
 
 TRIPLE = "aarch64-linux-gnu"
-# LLVM's description of each core: it has none of the A76, whose server variant is the Neoverse N1.
+# LLVM's model of each core. It has none of the A76, whose server variant is the Neoverse N1.
 CORES = {"cortex-a72": "cortex-a72", "cortex-a76": "neoverse-n1"}
-# From here on LLVM describes the N1; before, it took it for an A57, which does half as many multiply-adds.
+# Older versions model the N1 as an A57, which does half as many multiply-adds per cycle.
 LEAST_LLVM = 17
 NEWEST_LLVM = 24
 ITERATIONS = 100
@@ -41,9 +41,9 @@ class HotLoop:
     Attributes
     ----------
     function
-        The symbol that it is in.
+        The symbol of the function that contains it.
     instructions
-        Without the branch.
+        Its instructions without the branch.
     """
 
     function: str
@@ -61,10 +61,12 @@ class Loop:
 
     Attributes
     ----------
+    kernel
+        The kernel's name.
     share
-        Of the core's peak, at most.
+        The share of the core's peak that it can reach.
     flops
-        Of all calls of the kernel in an inference: its weight.
+        Operations of all calls of the kernel in an inference: its weight.
     """
 
     kernel: str
@@ -73,14 +75,14 @@ class Loop:
 
 
 def of_model(code: bytes, flops: Mapping[str, float]) -> dict[str, list[Loop]]:
-    """The hot loops of a model's kernels by core.
+    """Return the hot loops of a model's kernels by core.
 
     Parameters
     ----------
     code
         The kernels' object file.
     flops
-        Kernel -> floating-point operations in an inference; what is not in it runs while loading.
+        Kernel -> floating-point operations in an inference; kernels that run at load are left out.
     """
     found = [
         (kernel, loop)
@@ -123,7 +125,7 @@ def tool(name: str) -> str:
 
 
 def hot_loops(code: bytes) -> list[HotLoop]:
-    """The hot loop of every function of an object file that has one, in the file's order."""
+    """Return the hot loop of every function in an object file that has one, in the file's order."""
     with tempfile.NamedTemporaryFile(suffix=".o") as file:
         file.write(code)
         file.flush()
@@ -153,7 +155,7 @@ def _functions(text: str) -> Iterator[tuple[str, list[tuple[int, str]]]]:
 
 
 def _loops(lines: Sequence[tuple[int, str]]) -> Iterator[tuple[str, ...]]:
-    """Basic blocks that end in a branch to their own start."""
+    """Iterate over basic blocks that end in a branch to their own start."""
     place = {address: i for i, (address, _) in enumerate(lines)}
     jumps = {}
     for i, (_, text) in enumerate(lines):
@@ -172,7 +174,7 @@ def _loops(lines: Sequence[tuple[int, str]]) -> Iterator[tuple[str, ...]]:
 
 
 def shares_of_peak(loops: Sequence[HotLoop], core: str) -> list[float]:
-    """Multiply-adds a cycle of each loop, over those of the core at most."""
+    """Return the multiply-adds per cycle of each loop, as a share of the core's peak."""
     flat = tuple(f"fmla v{i}.4s, v30.4s, v31.s[0]" for i in range(24))
     peak = HotLoop("peak", flat)
     cycles = _cycles([peak.instructions, *(loop.instructions for loop in loops)], CORES[core])
@@ -181,19 +183,20 @@ def shares_of_peak(loops: Sequence[HotLoop], core: str) -> list[float]:
 
 
 def _cycles(blocks: Sequence[Sequence[str]], cpu: str) -> list[float]:
-    """llvm-mca's cycles of an iteration of each block."""
+    """Return the cycles that llvm-mca estimates for an iteration of each block."""
     source = "".join("# LLVM-MCA-BEGIN\n" + "\n".join(block) + "\n# LLVM-MCA-END\n" for block in blocks)
     command = [tool("llvm-mca"), f"--mtriple={TRIPLE}", f"--mcpu={cpu}", f"--iterations={ITERATIONS}"]
     command += ["--instruction-info=0", "--resource-pressure=0"]
     done = subprocess.run(command, input=source, capture_output=True, text=True, check=False, timeout=LIMIT_S)
     totals = re.findall(r"^Total Cycles:\s+(\d+)", done.stdout, re.MULTILINE)
     if len(totals) != len(blocks):
-        raise RuntimeError(f"llvm-mca: {len(blocks)} blocks, {len(totals)} answers: {done.stderr[:300]}")
+        found = f"expected {len(blocks)} answers, got {len(totals)}"
+        raise RuntimeError(f"llvm-mca: {found}: {done.stderr[:300]}")
     return [int(total) / ITERATIONS for total in totals]
 
 
 def kernels_object(path: Path, shapes: dict[str, list[int]] | None, target: str) -> bytes:
-    """The kernels of a model as an object file, with the names that `mod.so` lacks; records decide."""
+    """Compile a model's kernels, with shipped records, to an object file, which has names unlike `mod.so`."""
     from builder.codegen.kernel_object import compile_object
     from builder.compiling.lower import lower
     from builder.importer import import_onnx

@@ -1,7 +1,7 @@
-"""Runs a lowered module node by node on this machine: what tests compare, and what the profile measures.
+"""Runs a lowered module node by node on this machine, for tests of kernels and for the kernel profile.
 
-The executor that ships is `agent.runtime`; this one needs no link and no graph, and knows every kernel's
-time.
+The executor that ships is in `agent.runtime`; this one needs neither a link nor a
+graph, and times every kernel.
 """
 
 from __future__ import annotations
@@ -21,7 +21,15 @@ from builder.kernels.rewriter import op_name, shape_of
 
 @dataclass(frozen=True)
 class Step:
-    """One node: its kernel's name (empty for a reshape), arguments as positions in the table, and results."""
+    """One call of a kernel.
+
+    Attributes
+    ----------
+    kernel
+        Its name.
+    arguments, results
+        Positions in the interpreter's table of tensors.
+    """
 
     kernel: str
     arguments: tuple[int, ...]
@@ -34,9 +42,9 @@ class Interpreter:
     Parameters
     ----------
     lowered
-        What to run.
+        The module to run.
     target
-        What to compile for; must be executable here.
+        The target to compile for; its code must run on this machine.
     """
 
     def __init__(self, lowered: LoweredModule, target: tvm.target.Target) -> None:
@@ -88,7 +96,7 @@ class Interpreter:
             self._index[binding.var] = self._of(value)
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> Sequence[np.ndarray]:
-        """Compute the outputs for `inputs`, by name."""
+        """Return the outputs, in order, for `inputs` by name."""
         for index, name in enumerate(self.inputs):
             self.tensors[index].copyfrom(inputs[name])
         for step in self.steps:
@@ -99,17 +107,17 @@ class Interpreter:
         self.library[step.kernel](*(self.tensors[i] for i in step.arguments + step.results))
 
     def _split_load_steps(self) -> list[Step]:
-        """Take the steps that read constants alone out of `steps`: they run once."""
+        """Remove the steps that read only constants from `steps`, and return them: they run once."""
         computed = {i for indices in self._index.values() for i in indices}
         load = [step for step in self.steps if not computed.intersection(step.arguments)]
         self.steps = [step for step in self.steps if step not in load]
         return load
 
     def times_us(self, repeat: int = 20) -> list[float]:
-        """The least time of each step, in microseconds, over `repeat` runs of the whole model.
+        """Return the least time of each step, in microseconds, over `repeat` runs of the whole model.
 
-        Steps run in the model's order, so that each finds the caches as it does in service: a kernel measured
-        alone would find its weights in a cache that the other layers' weights have long filled.
+        Steps run in the model's order, so that each finds the caches as it would in service: a kernel that is
+        measured by itself finds its weights in a cache that other layers' weights would have filled.
         """
         functions = [self.library[step.kernel] for step in self.steps]
         arguments = [[self.tensors[i] for i in step.arguments + step.results] for step in self.steps]

@@ -1,11 +1,11 @@
-"""Where a model's time goes, kernel by kernel, against what the cores could do at most.
+"""Where a model's time goes, kernel by kernel, compared with the peak of the cores.
 
     python -m benchmarks.kernel_profile resnet50 --threads 1
     python -m benchmarks.kernel_profile model.onnx --by-kernel
 
-For each node: its time (the least over many runs of the model, so that a busy machine disturbs little),
-GFLOP/s, the share of the machine's multiply-add peak, and the design space its loops come from. Winograd's
-GFLOP/s are of the convolution it replaces, which may exceed the peak.
+Prints for each node its time (the least over many runs of the model, so that a busy machine disturbs little),
+its GFLOP/s, its share of the machine's multiply-add peak, and the design space that its loops come from.
+Winograd's GFLOP/s count the operations of the convolution that it replaces, and may exceed the peak.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Row:
-    """One node, or all nodes of one kernel."""
+    """One node, or all nodes that call one kernel."""
 
     kernel: str
     schedule: str
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def profile(model: str, threads: int, repeat: int) -> tuple[list[Row], float]:
-    """The rows of `model` in order, and the machine's peak in GFLOP/s."""
+    """Profile `model`; return its rows in order of execution, and the machine's peak in GFLOP/s."""
     from benchmarks.architectures import ARCHITECTURES, generate
     from benchmarks.interpreter import Interpreter
     from builder.compiling.lower import lower
@@ -89,7 +89,7 @@ def profile(model: str, threads: int, repeat: int) -> tuple[list[Row], float]:
 
 
 def flops_of(kernel: str, shapes: list[tuple[int, ...]]) -> float:
-    """Floating-point operations of a product, told from its arguments' shapes; 0 for any other kernel."""
+    """Return the floating-point operations of a product, from its arguments' shapes; 0 for other kernels."""
     out = float(np.prod(shapes[-1]))
     if "winograd" in kernel:
         return 2 * 9 * out * shapes[1][2] * shapes[1][3]
@@ -104,7 +104,7 @@ def flops_of(kernel: str, shapes: list[tuple[int, ...]]) -> float:
 
 
 def peak_gflops(lanes: int, threads: int) -> float:
-    """What `threads` cores do at most: products of matrices that stay in the first cache."""
+    """Measure the peak of `threads` cores: matrix products whose operands stay in the first cache."""
     import tvm
     from tvm import s_tir, te
 

@@ -3,8 +3,8 @@
     python -m benchmarks.layers THREADS BUNDLE...
 
 Prints JSON. A layer's time is the least over many runs of the whole model, so its caches are as they are in
-use; its operations are those that its kernel executes (Winograd's fewer ones, not the convolution's; what is
-fused into it too, by TVM's estimate); its bytes are those of its arguments, each once.
+use. Its operations are those that its kernel executes, with what is fused into it, by TVM's estimate (for
+Winograd the fewer ones, not the convolution's). Its bytes are those of its arguments, each counted once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from benchmarks.noise import prefer_this_process
 
 RUNS_S = 3.0
 LEAST_RUNS = 8
-# Bytes of a thread's arrays: within a core's second cache, within the shared one, beyond all.
+# Bytes of a thread's arrays: they fit a core's second cache, the shared cache, or none.
 LEVELS: Mapping[str, int] = {"L2": 384 << 10, "L3": 4 << 20, "memory": 192 << 20}
 KINDS = ("winograd", "depthwise", "conv2d", "attention", "matmul")
 
@@ -37,8 +37,14 @@ class Layer:
 
     Attributes
     ----------
+    name
+        The kernel's name.
     kind
-        Of `KINDS`, or "other".
+        One of `KINDS`, or "other".
+    time_us
+        Microseconds of a call.
+    flops, bytes
+        Operations of a call, and bytes of its arguments.
     """
 
     name: str
@@ -49,7 +55,7 @@ class Layer:
 
     @property
     def is_product(self) -> bool:
-        """Whether multiply-adds are what it does; for others the peak is no measure."""
+        """Whether it consists of multiply-adds; for other layers the peak means nothing."""
         return self.kind in KINDS
 
     @property
@@ -58,20 +64,20 @@ class Layer:
 
     @property
     def intensity(self) -> float:
-        """Operations a byte."""
+        """Operations per byte."""
         return self.flops / self.bytes
 
 
 @dataclass(frozen=True)
 class Roof:
-    """What the machine does at most with so many threads.
+    """The machine's limits with a number of threads.
 
     Attributes
     ----------
     gflops
-        Multiply-adds that wait for nothing, two operations each.
+        Independent multiply-adds, two operations each.
     gbytes_per_s
-        Of a triad, by the level of memory that holds its arrays.
+        The bandwidth of a triad, by the level of memory that holds its arrays.
     """
 
     gflops: float
@@ -88,7 +94,7 @@ class Layers:
 
     @property
     def share_of_peak(self) -> float:
-        """Operations of the layers that are products, over what the peak would do in the time of all."""
+        """Operations of the products, over those that the peak would allow in the time of all layers."""
         time_us = sum(layer.time_us for layer in self.layers)
         return (
             sum(layer.flops for layer in self.layers if layer.is_product) / time_us / 1e3 / self.roof.gflops
@@ -96,20 +102,20 @@ class Layers:
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Layers:
-        """Read what a process printed."""
+        """Read the JSON that a measuring process printed."""
         layers = tuple(Layer(**layer) for layer in document["layers"])
         return cls(document["threads"], Roof(**document["roof"]), layers)
 
 
 def measured(bundles: Sequence[Path], threads: int) -> list[Layers]:
-    """Measure in a process of its own, under one roof."""
+    """Measure bundles in one separate process, and so under one roof."""
     command = [sys.executable, "-m", "benchmarks.layers", str(threads), *map(str, bundles)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, start_new_session=True)
     return [Layers.of(each) for each in json.loads(done.stdout.splitlines()[-1])]
 
 
 def roof(threads: int) -> Roof:
-    """Measure the machine."""
+    """Measure the machine's peak and its bandwidths."""
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder, "machine_peak")
         source = Path(__file__).with_name("machine_peak.c")
@@ -125,7 +131,7 @@ def roof(threads: int) -> Roof:
 
 
 def profile(bundle: Path, threads: int) -> tuple[Layer, ...]:
-    """Time every layer of a bundle."""
+    """Time every layer of a bundle, in order of execution."""
     from agent.bundle.graph import Graph
     from agent.runtime import debug_executor
     from builder.bundles.package import Package
@@ -158,7 +164,7 @@ def profile(bundle: Path, threads: int) -> tuple[Layer, ...]:
 
 
 def kind_of(kernel: str) -> str:
-    """What a kernel does, told from its name."""
+    """Return the kind of a kernel, which its name tells: one of `KINDS`, or "other"."""
     return next((kind for kind in KINDS if kind in kernel), "other")
 
 
@@ -169,7 +175,7 @@ def _bytes(argument: str) -> float:
 
 
 def main(threads: int, bundles: Sequence[Path]) -> None:
-    """Measure, and print JSON."""
+    """Measure the layers of bundles, and print them as JSON."""
     prefer_this_process()
     os.environ["EDGE_NUM_THREADS"] = str(threads)
     top = roof(threads)

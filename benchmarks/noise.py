@@ -1,4 +1,4 @@
-"""How busy a machine was with anything else while it was measured."""
+"""How busy the machine was with other work during a measurement."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _TICKS = os.sysconf("SC_CLK_TCK")
-# Share of the processors that others may use before figures are called disturbed.
+# If others use more than this share of the processors, figures are called disturbed.
 LIMIT = 0.05
 HIGHEST_PRIORITY = -20
 
 
 def busy_s() -> float:
-    """Processor seconds that this machine has spent on anything since it started, stolen ones included."""
+    """Return the processor seconds that this machine has been busy since boot, with stolen ones."""
     fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
     user, nice, system, _, _, irq, softirq, steal = map(int, fields)
     return (user + nice + system + irq + softirq + steal) / _TICKS
 
 
 def prefer_this_process() -> None:
-    """Have the scheduler prefer this process, which leads a session of its own, to all others where it may.
+    """Give this process, which leads a session, the highest priority if it may.
 
-    A nice value counts within a session alone where sessions are scheduled as groups (sched_autogroup), so
-    the session's own is set too.
+    Where sessions are scheduled as groups (sched_autogroup), a nice value counts only within its session. So
+    the session's priority is set too.
     """
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, HIGHEST_PRIORITY)
@@ -38,11 +38,11 @@ class Noise:
     Attributes
     ----------
     others
-        Share of this machine's processors that others used meanwhile.
+        The share of this machine's processors that other processes used meanwhile.
     preempted_per_s
-        How often a second a measured thread had to wait for a processor.
+        How often per second a measured thread was preempted.
     load
-        The load average over the last minute, at the end.
+        The load average of the last minute, at the end.
     """
 
     others: float
@@ -51,7 +51,7 @@ class Noise:
 
     @classmethod
     def over(cls, turns: list[tuple[float, float, int]]) -> Noise:
-        """Sum up turns of (wall seconds, others' processor seconds, preemptions)."""
+        """Sum up turns, each as (wall seconds, others' processor seconds, preemptions)."""
         wall = sum(turn[0] for turn in turns) or 1.0
         others = sum(turn[1] for turn in turns) / wall / (os.cpu_count() or 1)
         return cls(others, sum(turn[2] for turn in turns) / wall, os.getloadavg()[0])

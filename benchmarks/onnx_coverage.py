@@ -1,9 +1,9 @@
 """How much of ONNX can be imported: the node tests of the onnx package, each imported, built and run.
 
-`python -m benchmarks.onnx_coverage` counts the cases whose inputs and outputs are plain tensors: those that
-pass as they are, and those that pass once inputs that say a shape, an axis or a count are fixed with input
-values. With `--plain` TVM's front end is given the models as they are, for comparison. Takes some ten
-minutes; cases run in child processes, so that a crash costs one case.
+`python -m benchmarks.onnx_coverage` tries the cases whose inputs and outputs are plain tensors. It counts
+those that pass as they are, and those that pass once inputs that hold a shape, an axis or a count are fixed
+with input values. With `--plain`, TVM's front end gets the models as they are, for comparison. It takes about
+ten minutes; cases run in child processes, so that a crash costs only one case.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from builder.importer.silence import FOREIGN_FAILURES, quiet
 
 CHUNK = 40
 CHUNK_TIMEOUT_S = 900
-# Looser than the cases' own 1e-7: ours are float32 sums in another order.
+# Looser than the cases' 1e-7: our float32 sums add in another order.
 ATOL = 1e-5
 ATOL_HALF = 2e-3
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a case: `passed`, `passed with values`, or the stage where it failed and why."""
+    """The result of a case: `passed`, `passed with values`, or the stage at which it failed, and why."""
 
     name: str
     operator: str
@@ -46,7 +46,7 @@ class Outcome:
 
 
 def plain_cases(pattern: str = "") -> list[test_case.TestCase]:
-    """Node tests whose inputs and outputs are all tensors of numbers."""
+    """Return the node tests whose inputs and outputs are all tensors of numbers."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         cases = collect_testcases(None)
@@ -143,7 +143,7 @@ def _child(start: int, stop: int, pattern: str, *, plain: bool) -> None:
 
 
 def _chunk(start: int, stop: int, pattern: str, *, plain: bool) -> tuple[list[Outcome], int]:
-    """Outcomes of a chunk, and where to go on: behind a case that killed its process."""
+    """Run a chunk in a child; return its outcomes, and where to go on: after a case that killed the child."""
     command = [
         sys.executable,
         "-m",
@@ -180,8 +180,8 @@ def _chunk(start: int, stop: int, pattern: str, *, plain: bool) -> tuple[list[Ou
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.onnx_coverage", description=__doc__)
-    parser.add_argument("--filter", default="", help="only cases whose name this regular expression finds")
-    parser.add_argument("--plain", action="store_true", help="TVM's front end alone")
+    parser.add_argument("--filter", default="", help="only cases whose name matches this regular expression")
+    parser.add_argument("--plain", action="store_true", help="only TVM's front end")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("-o", "--output", type=Path, help="write all outcomes here (JSON)")
     arguments = parser.parse_args()

@@ -29,13 +29,13 @@ COLOURS: Mapping[str, str] = {
 }
 KIND_COLOURS = ("#0072B2", "#009E73", "#D55E00", "#CC79A7", "#E69F00", "#8A8A8A")
 DPI = 110
-# A bar longer than so many of our times is cut, or it would press all others to the axis.
+# A bar longer than this multiple of our time is cut, or all other bars would be too short to compare.
 LONGEST = 4.0
 MANY_LAYERS = 80
 
 
 def latency(times: Mapping[str, Mapping[int, Mapping[str, float]]], path: Path, title: str) -> None:
-    """Bars of latency: a panel for a model and a number of threads, each with a scale of its own.
+    """Draw bars of latency: a panel for each model and number of threads, each with its own scale.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ def _bars(panel: Axes, times: Mapping[str, float], unit: str = "ms") -> None:
 
 
 def roofline(models: Mapping[str, Layers], path: Path, title: str) -> None:
-    """Each layer under the machine's roof, and the share of the peak that each reaches, in their order."""
+    """Draw each layer under the machine's roofline, and in order the share of the peak that each reaches."""
     figure, axes = _figure(len(models), 2, (13, 3.3 * len(models) + 0.5), width_ratios=(1, 1.25))
     for (left, right), (name, model) in zip(axes, models.items(), strict=True):
         _under_the_roof(left, name, model)
@@ -166,7 +166,7 @@ def _colour(kind: str) -> str:
 
 
 def instructions(counts: Mapping[str, Mapping[str, float]], path: Path, title: str) -> None:
-    """Bars of executed instructions, a panel for each model.
+    """Draw bars of executed instructions, a panel for each model.
 
     Parameters
     ----------
@@ -182,7 +182,7 @@ def instructions(counts: Mapping[str, Mapping[str, float]], path: Path, title: s
 
 
 def hot_loops(models: Mapping[str, Mapping[str, Sequence[Loop]]], path: Path, title: str) -> None:
-    """The share of the core's multiply-add peak that each hot loop may reach; as wide as its work.
+    """Draw the share of the core's peak that each hot loop can reach, as wide as its share of the work.
 
     Parameters
     ----------
@@ -217,7 +217,7 @@ def hot_loops(models: Mapping[str, Mapping[str, Sequence[Loop]]], path: Path, ti
 
 
 def publish(paths: Sequence[Path], folder: Path | None) -> None:
-    """Copy the pictures that were drawn to a folder, where one is given."""
+    """Copy the pictures that were drawn to `folder`, if one is given."""
     for path in paths:
         if folder is not None and path.exists():
             shutil.copy(path, folder / path.name)

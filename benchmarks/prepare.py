@@ -1,4 +1,4 @@
-"""What an engine reads: a model's file, its inputs, our bundles, laid out in a folder."""
+"""Writes what engines read to a folder: a model's file, its inputs, and our bundles."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from benchmarks.architectures import ARCHITECTURES, generate
 from benchmarks.engines import OURS, UNTUNED, bundle_of, simplified_of
 
 PROJECT = Path(__file__).parents[1]
-# The demo's classifier is trained; the others are generated with seeded weights, which no kernel's work
-# depends on.
+# The demo's classifier is trained. The others are generated with seeded weights: the work of kernels does not
+# depend on the values.
 DIGITS = PROJECT / "examples" / "digits" / "digits.onnx"
 MODELS = ("resnet18", "resnet50", "resnet50-v2", "mobilenetv2", "bert", "slim-320", "digits")
-# The four whose eight ratios (1 and 2 threads) the geometric mean is of.
+# The geometric mean is taken over the ratios of these four, with 1 and 2 threads.
 HEADLINE = ("resnet18", "resnet50", "mobilenetv2", "bert")
 SEQUENCE = 128
 NO_RECORDS = "none"
@@ -33,11 +33,11 @@ class Prepared:
     path
         The ONNX file.
     reference
-        The reference's outputs.
+        The outputs of the reference implementation.
     shipped_kernels
-        How many kernels shipped records decide.
+        The number of kernels whose schedule comes from shipped records.
     compile_s
-        Seconds of one compilation, import included; None where a bundle was kept.
+        Seconds of one compilation with its import; None if a bundle was kept.
     """
 
     path: Path
@@ -47,26 +47,30 @@ class Prepared:
 
 
 def source(name: str) -> onnx.ModelProto:
-    """The model as its users have it."""
+    """Return the model as its users have it, generated or read."""
     return generate(name) if name in ARCHITECTURES else onnx.load(DIGITS)
 
 
 def fixed_shapes(name: str) -> dict[str, list[int]] | None:
-    """Shapes of inputs whose dimensions are symbolic."""
+    """Return the shapes of inputs that have symbolic dimensions, None if there are none."""
     if name == "bert":
         return {key: [1, SEQUENCE] for key in ("input_ids", "attention_mask", "token_type_ids")}
     return None
 
 
 def prepare(name: str, folder: Path, records: str | None = None, *, keep: bool = False) -> Prepared:
-    """Write model, inputs and bundles; a generated model that is there already is kept.
+    """Write model, inputs and bundles; a model that exists already is kept.
 
     Parameters
     ----------
+    name
+        One of `MODELS`.
+    folder
+        The model gets a folder in it.
     records
-        Tuning records in place of the shipped ones.
+        Tuning records to use instead of the shipped ones.
     keep
-        Keep bundles that are there, too.
+        Also keep bundles that exist already.
     """
     from builder import compile
     from builder.bundles.package import Package

@@ -1,7 +1,7 @@
-"""Engines in rounds: in each round every engine has a turn, so that a machine that drifts drifts for all.
+"""Measures engines in rounds: each engine has a turn in every round, so that drift affects all engines alike.
 
-A turn gives the median of its runs; an engine's time is the median of its turns, and a ratio's spread is that
-of the ratios within a round.
+A turn yields the median of its runs, and an engine's time is the median of its turns. The spread of a ratio
+is that of the ratios within a round.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from benchmarks.engine_process import EngineGoneError, EngineProcess
 from benchmarks.engines import OURS, UNTUNED
 from benchmarks.noise import Noise
 
-# Threads of an engine that has just run spin for a few milliseconds; OpenMP's for up to 20 here.
+# Threads of an engine that has just run spin for a few milliseconds; OpenMP's for up to 20 on this machine.
 PAUSE_S = 0.03
 
 
@@ -30,11 +30,11 @@ class Ratio:
     Attributes
     ----------
     value
-        Of the medians.
+        The ratio of the medians.
     low, high
-        Quartiles of the ratios within each round.
+        The quartiles of the ratios within each round.
     least
-        Of the fastest turns: what is left of the ratio where others disturbed most turns.
+        The ratio of the fastest turns: the one to trust if other work disturbed most turns.
     """
 
     value: float
@@ -45,16 +45,20 @@ class Ratio:
 
 @dataclass
 class Measured:
-    """Times of one model with so many threads.
+    """Times of one model with one number of threads.
 
     Attributes
     ----------
+    model, threads
+        What was measured.
     turns_ms
-        By engine, the median of each of its turns, round by round.
+        Engine -> median of each of its turns, round by round.
     problems
-        Why an engine is missing, by engine.
+        Engine -> why it is missing.
     parity
-        By engine, the largest relative difference to the reference.
+        Engine -> largest relative difference to the reference.
+    noise
+        What disturbed the measurement.
     """
 
     model: str
@@ -66,19 +70,19 @@ class Measured:
 
     @property
     def median_ms(self) -> dict[str, float]:
-        """Time of an inference by engine."""
+        """Engine -> milliseconds of an inference."""
         return {engine: statistics.median(turns) for engine, turns in self.turns_ms.items()}
 
     @property
     def best_other(self) -> str | None:
-        """The fastest engine that is not ours."""
+        """The fastest engine other than ours, None if there is none."""
         others = {name: ms for name, ms in self.median_ms.items() if name not in (OURS, UNTUNED)}
         return min(others, key=others.__getitem__) if others else None
 
     def ratio(self, ours: str = OURS, other: str | None = None) -> Ratio | None:
-        """Our time over another engine's, the best one's unless it is named; None where either is missing."""
+        """Return our time over that of `other`, by default the best; None if either is missing."""
         other = other or self.best_other
-        # Without a record that applies there is one bundle, which is both.
+        # If no record applies there is only one bundle, which counts as both.
         mine = self.turns_ms.get(ours) or self.turns_ms.get(OURS)
         if mine is None or other is None or other not in self.turns_ms:
             return None
@@ -99,16 +103,20 @@ def measure(
     rounds: int,
     turn_s: float,
 ) -> Measured:
-    """Start the engines, and let them take turns in an order that is another one in each round.
+    """Start the engines, and let them take turns, in another order in each round.
 
     Parameters
     ----------
+    name
+        The model's name in the result.
+    model, threads, engines
+        What to measure.
     reference
-        What the outputs are compared with.
+        The outputs to compare with.
     rounds
         Turns of each engine.
     turn_s
-        Length of a turn; a run that is longer than a third of it makes the turn longer.
+        Seconds of a turn; it is longer if a run takes more than a third of it.
     """
     result = Measured(name, threads)
     started = [EngineProcess(engine, model, threads) for engine in engines]
@@ -143,9 +151,9 @@ def measure(
 
 
 def difference(outputs: Sequence[np.ndarray], reference: Sequence[np.ndarray]) -> float:
-    """The largest absolute difference over the reference's largest magnitude, the worst output's.
+    """Return the largest absolute difference over the reference's largest magnitude, of the worst output.
 
-    Engines name and order outputs as they like and drop a batch of 1, so outputs are told by their size.
+    Engines name and order outputs differently, and drop a batch of 1, so outputs are matched by size.
     """
     worst = 0.0
     for expected in reference:

@@ -19,21 +19,21 @@ BUSY = "*"
 
 
 def milliseconds(ms: float | None) -> str:
-    """Three digits that count."""
+    """Format a time with three significant digits, or as missing."""
     if ms is None:
         return MISSING
     return f"{ms:.1f}" if ms >= 10 else f"{ms:.2f}" if ms >= 1 else f"{ms:.3f}"
 
 
 def geometric_mean(results: Sequence[Measured], ours: str) -> float | None:
-    """Of the headline models' ratios over the best engine; None unless all that were measured have one."""
+    """Return the geometric mean of the headline models' ratios; None unless every one of them has a ratio."""
     ratios = [r.ratio(ours) for r in results if r.model in HEADLINE]
     values = [ratio.value for ratio in ratios if ratio is not None]
     return statistics.geometric_mean(values) if values and len(values) == len(ratios) else None
 
 
 def rows(results: Sequence[Measured]) -> tuple[list[str], list[list[str]]]:
-    """Heads and cells: a row for a model and a number of threads."""
+    """Return headings and cells: one row for each model and number of threads."""
     others = [name for name in OTHERS if any(name in r.turns_ms for r in results)]
     heads = ["model", "threads", TITLES[UNTUNED], TITLES[OURS], *(TITLES[name] for name in others)]
     heads += ["over the best, untuned", "over the best"]
@@ -41,7 +41,7 @@ def rows(results: Sequence[Measured]) -> tuple[list[str], list[list[str]]]:
     for r in results:
         ms = r.median_ms
         cells = [r.model, str(r.threads) + (BUSY if r.noise.disturbed else "")]
-        # Where no record applies one bundle is both.
+        # If no record applies, one bundle counts as both.
         cells.append(milliseconds(ms.get(UNTUNED, ms.get(OURS))))
         cells += [milliseconds(ms.get(name)) for name in (OURS, *others)]
         cells += [
@@ -63,7 +63,7 @@ def markdown(heads: Sequence[str], body: Sequence[Sequence[str]]) -> str:
 
 
 def show(console: Console, title: str, heads: Sequence[str], body: Sequence[Sequence[str]]) -> None:
-    """Print a table."""
+    """Print a table on `console`."""
     table = Table(title=title, title_justify="left")
     for i, head in enumerate(heads):
         table.add_column(head, justify="right" if i else "left")
@@ -73,7 +73,7 @@ def show(console: Console, title: str, heads: Sequence[str], body: Sequence[Sequ
 
 
 def spreads(results: Sequence[Measured]) -> tuple[list[str], list[list[str]]]:
-    """How far apart rounds are, and who else was at work: what a ratio may be trusted for."""
+    """Return headings and cells: the spread of the ratios, and what disturbed the measurement."""
     heads = ["model", "threads", "over the best", "quartiles of the rounds", "of the least", "meanwhile"]
     body = []
     for r in results:
@@ -85,7 +85,7 @@ def spreads(results: Sequence[Measured]) -> tuple[list[str], list[list[str]]]:
 
 
 def parities(results: Sequence[Measured]) -> tuple[list[str], list[list[str]]]:
-    """Largest relative difference to the reference, by model and engine."""
+    """Return headings and cells: largest relative differences to the reference, by model and engine."""
     names = [name for name in (OURS, UNTUNED, *OTHERS) if any(name in r.parity for r in results)]
     worst: dict[str, dict[str, float]] = {}
     for r in results:
@@ -99,13 +99,13 @@ def parities(results: Sequence[Measured]) -> tuple[list[str], list[list[str]]]:
 
 
 def costs(figures: Sequence[tuple[str, float, float]]) -> tuple[list[str], list[list[str]]]:
-    """What it costs, and the most that is allowed, where something is."""
+    """Return headings and cells: costs, and their limits if they have one."""
     body = [[what, f"{value:.3g}", f"{most:g}" if most else ""] for what, value, most in figures]
     return ["what", "measured", "at most"], body
 
 
 def headline(results: Sequence[Measured]) -> Mapping[str, float]:
-    """Figures that stand for all: geometric means over the best engine, and what a tutorial compared."""
+    """Return the headline figures: geometric means over the best engine, and MobileNetV2 over PyTorch."""
     found = {}
     for ours, key in (
         (UNTUNED, "geometric mean over the best, untuned"),
@@ -122,7 +122,7 @@ def headline(results: Sequence[Measured]) -> Mapping[str, float]:
 
 
 def print_file(path: Path) -> int:
-    """Print what an earlier run wrote; return the exit status."""
+    """Print the file that an earlier run wrote; return the exit status."""
     if not path.exists():
         print(f"error: {path}: no run has written it\nhint: run the benchmark first", file=sys.stderr)
         return 2

@@ -1,8 +1,8 @@
 """ONNX models generated from their architectures, with seeded weights.
 
-Benchmarks and tests need the real shapes and the real export forms, not the trained values: what is generated
-here has the operators, attributes, names and quirks of the usual export of each network, and weights whose
-activations keep a sane scale through all layers, so that a comparison of logits means something.
+Benchmarks and tests need the real shapes and export forms, not the trained values. These models have the
+operators, attributes, names and quirks of the usual export of each network. Their weights keep activations at
+a sane scale through all layers, so that comparing logits means something.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ def generate(name: str, seed: int = 0, **parameters: int) -> onnx.ModelProto:
     seed
         Seed of the weights: the same seed gives the same bytes.
     parameters
-        What the architecture lets one choose: `bert` has `layers`, `hidden`, `heads`, `vocabulary` and
+        The parameters of the architecture: `bert` has `layers`, `hidden`, `heads`, `vocabulary` and
         `positions`; `slim-320` has `height` and `width` (pixels); the other image networks have `size`
         (pixels) and `classes`.
 
     Raises
     ------
     KeyError
-        If there is no architecture of that name.
+        If there is no architecture called `name`.
     """
     if name not in ARCHITECTURES:
         raise KeyError(f"expected one of {', '.join(ARCHITECTURES)}, got '{name}'")

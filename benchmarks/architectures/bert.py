@@ -1,8 +1,8 @@
 """BERT (Devlin et al. 2018), in the form of the usual `transformers` export at opset 13.
 
 Everything that makes such a file hard to compile is here: INT64 inputs, dynamic batch and sequence, shapes
-computed by Shape/Gather/Unsqueeze/Concat in front of each Reshape, positions cut from a constant by a dynamic
-Slice, the mask expanded through ConstantOfShape/Equal/Where/Expand, LayerNorm and GELU taken apart.
+computed by Shape/Gather/Unsqueeze/Concat before each Reshape, positions sliced from a constant by a dynamic
+Slice, the mask expanded through ConstantOfShape/Equal/Where/Expand, LayerNorm and GELU decomposed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from benchmarks.architectures.network import Network
 LAYER_NORM_EPSILON = 1e-12
 TOKEN_TYPES = 2
 FEED_FORWARD = 4
-# torch.finfo(float32).min: what masked scores are set to.
+# torch.finfo(float32).min, which masked scores are set to.
 MASKED = float(np.finfo(np.float32).min)
 
 
@@ -73,7 +73,7 @@ def _dim(net: Network, x: str, axis: int, scope: str) -> str:
 
 
 def _mask_bias(net: Network, ids: str, mask: str) -> str:
-    """[batch, 1, sequence, sequence]: 0 where a token may be seen, the lowest float where not."""
+    """Append the mask, [batch, 1, sequence, sequence]: 0 for a visible token, else the lowest float."""
     scope = "/mask"
     x = net.node("Unsqueeze", mask, net.constant([1], np.int64, scope), scope=scope)
     x = net.node("Unsqueeze", x, net.constant([2], np.int64, scope), scope=scope)

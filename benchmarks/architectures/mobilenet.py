@@ -19,7 +19,7 @@ BLOCKS = (
 )
 STEM_CHANNELS = 32
 LAST_CHANNELS = 1280
-# The linear bottleneck has no ReLU after it, whose halving He's scale would have made up for.
+# No ReLU follows the linear bottleneck, so nothing halves the variance as He's scale assumes.
 PROJECTION_GAIN = 0.7
 LOGIT_GAIN = 3.0
 

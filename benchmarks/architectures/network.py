@@ -1,4 +1,4 @@
-"""A network under construction: nodes in order, weights drawn from one seeded generator."""
+"""Builds an ONNX network: nodes in order, and weights drawn from one seeded generator."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CENTRED_GAIN = (2.0 / (1.0 - 1.0 / np.pi)) ** 0.5
 
 
 class Network:
-    """Collects nodes and weights; every method adds one layer and returns the name of its output.
+    """Collects nodes and weights. A method that adds a layer returns the name of its output.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ class Network:
         return name
 
     def output(self, name: str, source: str, shape: Sequence[Dim], dtype: int = TensorProto.FLOAT) -> None:
-        """Give a value its public name, by renaming it where it is made."""
+        """Make a value an output of the graph, renamed to `name`."""
         for node in self._nodes:
             node.output[:] = [name if value == source else value for value in node.output]
             node.input[:] = [name if value == source else value for value in node.input]
@@ -65,7 +65,7 @@ class Network:
         return name
 
     def constant(self, values: ArrayLike, dtype: type[np.generic], scope: str = "") -> str:
-        """Append a Constant node, the way exporters write shapes and scalars."""
+        """Append a Constant node, as exporters write shapes and scalars."""
         return self.node("Constant", scope=scope, value=numpy_helper.from_array(np.array(values, dtype)))
 
     def normal(self, *shape: int, deviation: float, mean: float = 0.0) -> NDArray[np.float32]:
@@ -87,7 +87,7 @@ class Network:
         bias: bool = False,
         gain: float | None = None,
     ) -> str:
-        """Convolution, whose output has the variance that its input had before the ReLU, or `gain` of it."""
+        """Append a convolution that keeps the variance from before the ReLU, unless `gain` is given."""
         inward, outward = channels
         fan_in = inward // groups * kernel * kernel
         gain = gain or (CENTRED_GAIN if groups == 1 else HE_GAIN)
@@ -110,7 +110,7 @@ class Network:
         )
 
     def batch_norm(self, x: str, name: str, channels: int, gain: float = 1.0, **attributes: Attribute) -> str:
-        """Batch normalisation with statistics near the identity; `gain` scales what it lets through."""
+        """Append a batch normalisation with statistics near the identity; `gain` scales its output."""
         parameters = [
             self.weight(f"{name}.weight", self.uniform(channels, low=0.9 * gain, high=1.1 * gain)),
             self.weight(f"{name}.bias", self.normal(channels, deviation=0.1 * gain)),
@@ -135,7 +135,7 @@ class Network:
         return self.node("Gemm", x, weight, bias, scope=f"/{name}", alpha=1.0, beta=1.0, transB=1)
 
     def model(self, opset: int, ir_version: int, *, weights_are_inputs: bool = False) -> onnx.ModelProto:
-        """Close the network.
+        """Return the model.
 
         Parameters
         ----------

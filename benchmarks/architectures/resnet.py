@@ -12,7 +12,7 @@ from benchmarks.architectures.network import Network
 STEM_CHANNELS = 64
 STAGE_WIDTHS = (64, 128, 256, 512)
 EXPANSION = 4
-# A residual branch adds a tenth of its input's variance, so that sixteen of them do not blow up the sum.
+# A residual branch adds a tenth of its input's variance: sixteen of them keep the sum at a sane scale.
 BRANCH_GAIN = 0.3
 # Spread of the last weights, relative to 1/sqrt(inputs): logits differ by a few units, and by picture.
 LOGIT_GAIN = 12.0
@@ -110,7 +110,9 @@ def resnet50_v2(seed: int = 0, *, size: int = 224, classes: int = 1000) -> onnx.
             inward = outward
     x = net.node("Relu", net.batch_norm(x, "batchnorm2", inward))
     x = net.node("GlobalAveragePool", x)
-    shape = net.weight("flatten0_shape", np.array([0, -1], np.int64))  # Constant was for floats alone then
+    shape = net.weight(
+        "flatten0_shape", np.array([0, -1], np.int64)
+    )  # at that opset Constant could hold only floats
     x = net.node("Reshape", x, shape)
     x = net.gemm(x, "dense0", (inward, classes), PRE_ACTIVATION_LOGIT_GAIN / inward**0.5)
     net.output("dense0_fwd", x, ("N", classes))

@@ -77,7 +77,7 @@ def slim320(seed: int = 0, *, height: int = 240, width: int = 320) -> onnx.Model
 
 
 def priors(height: int, width: int) -> NDArray[np.float32]:
-    """Centre and size of every box that a head may shift, in fractions of the picture: [n, 4]."""
+    """Return centre and size of every prior box, [n, 4], in fractions of the picture."""
     found = []
     for stride, sizes in zip(STRIDES, BOX_SIZES, strict=True):
         rows, columns = math.ceil(height / stride), math.ceil(width / stride)
@@ -109,7 +109,7 @@ def _head(net: Network, x: str, scope: str, inward: int, outward: int, size: int
 
 
 def _rows(net: Network, x: str, size: int) -> str:
-    """What a head says, a row for each box; the shape is computed in the graph, as exporters do."""
+    """Append a head's result as one row for each box; the graph computes its shape, as exporters do."""
     x = net.node("Transpose", x, perm=[0, 2, 3, 1])
     batch = net.node("Gather", net.node("Shape", x), net.constant(0, np.int64), axis=0)
     parts = [batch, net.constant(-1, np.int64), net.constant(size, np.int64)]
@@ -118,7 +118,7 @@ def _rows(net: Network, x: str, size: int) -> str:
 
 
 def _decoded(net: Network, x: str, prior: NDArray[np.float32]) -> str:
-    """Corners of the boxes, from what the heads say of the priors' centres and sizes."""
+    """Append the corners of the boxes: the priors, shifted and scaled by the heads' results."""
     centres, sizes = prior[None, :, :2], prior[None, :, 2:]
     shift = net.node("Mul", _first(net, x), net.constant(CENTRE_VARIANCE, np.float32))
     shift = net.node("Mul", shift, net.constant(sizes, np.float32))

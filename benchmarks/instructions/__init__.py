@@ -1,1 +1,1 @@
-"""Executed instructions of one inference on an ARM core that is emulated."""
+"""Counts the instructions of one inference on an emulated core."""

@@ -1,8 +1,8 @@
-"""Runs inside the emulated machine: one engine, one inference that counts, marked for the counter.
+"""Runs inside the emulated machine: one engine, one inference, marked for the counter.
 
     guest.py ENGINE FOLDER
 
-Imports nothing of this project but the agent's runtime: what a device has. Writes the outputs to
+Of this project it imports only the agent's runtime, as a device does. It writes the outputs to
 `outputs-arm-ENGINE.npz` in the folder.
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 
 Arrays = dict[str, "np.ndarray[Any, Any]"]
 Run = Callable[[], "list[np.ndarray[Any, Any]]"]
-MARK = 24302  # counter.c's system call, which no kernel has
+MARK = 24302  # the system call that counter.c watches; no kernel has it
 WARM_RUNS = 1
 
 

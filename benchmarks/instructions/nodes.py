@@ -2,8 +2,8 @@
 
     nodes.py edgebundle|onnxruntime FOLDER
 
-A mark before a node has its number, so that the difference of two marks is a node's instructions. The
-kernels' names are written to `nodes.json` in the folder, in that order.
+The mark before each node has the node's number, so that the difference of two marks is the node's
+instructions. The kernels' names are written to `nodes.json` in the folder, in that order.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-MARK = 24302  # counter.c's system call, which no kernel has
+MARK = 24302  # the system call that counter.c watches; no kernel has it
 
 
 def edgebundle(folder: Path, inputs: dict[str, np.ndarray]) -> None:
@@ -27,7 +27,7 @@ def edgebundle(folder: Path, inputs: dict[str, np.ndarray]) -> None:
     for name, value in inputs.items():
         module.set_input(name, value)
     module.run()
-    program = module._program  # nothing public calls one node alone, as often as it is asked to
+    program = module._program  # the public interface cannot call a single node
     calls = program.calls
     nodes = json.loads((folder / "mod.json").read_text())["nodes"]
     names = [nodes[step]["attrs"]["func_name"] for step in program.steps]

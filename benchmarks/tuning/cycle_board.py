@@ -1,7 +1,7 @@
-"""This machine as a board that counts user cycles, for figures on a machine that others use too.
+"""This machine as a board that counts user cycles, for exact figures on a machine that is shared.
 
-The CPU's counter stops while another process has the core. It sees one thread, so kernels run on one. Cycles
-are given as seconds at the frequency that was seen when the session was opened.
+The CPU's counter stops while another process has the core. It counts one thread, so kernels run on one.
+Cycles are reported as seconds, at the frequency that was measured when the session was opened.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ SPIN = 200_000
 
 
 def cycle_board(options: RunnerOptions) -> LocalBoard:
-    """The board; `options` must ask for one thread."""
+    """Return the board; `options` must ask for one thread."""
     assert options.threads == 1
     return LocalBoard(options, MeasuringProcess("benchmarks.tuning.cycle_board"))
 
 
 class CycleSession(MeasuringSession):
-    """Counts where `MeasuringSession` times."""
+    """A measuring session that counts cycles, where `MeasuringSession` reads the clock."""
 
     def __init__(self, address: BoardAddress) -> None:
         super().__init__(address)
@@ -46,11 +46,11 @@ class CycleSession(MeasuringSession):
         self._hertz = max(_hertz(self._read) for _ in range(5))
 
     def clock(self) -> float:
-        """Cycles so far, as seconds."""
+        """Return the cycles so far, as seconds."""
         return self._read() / self._hertz
 
     def arguments(self, code: BuiltKernel) -> list[Any]:
-        """Tensors of this process, kept for the kernels that take the same."""
+        """Return tensors of this process; kernels with the same arguments share them."""
         if code.arguments not in self._kept:
             import numpy as np
             import tvm
@@ -84,7 +84,7 @@ class CycleSession(MeasuringSession):
         return (self.clock() - start) / number
 
     def measure(self, code: BuiltKernel, options: RunnerOptions) -> Timing:
-        """Cycles of a kernel."""
+        """Return the cycles of a kernel, as seconds, for each repetition."""
         kernel, arguments = self._kernel(code), self.arguments(code)
         seconds = tuple(self._seconds(kernel, arguments, options) for _ in range(options.repeat))
         return Timing(seconds, BoardState())
@@ -92,7 +92,7 @@ class CycleSession(MeasuringSession):
     def compare(
         self, untuned: BuiltKernel, tuned: BuiltKernel, pairs: int, options: RunnerOptions
     ) -> tuple[tuple[float, float], ...]:
-        """Cycles of two kernels in turn, each with arguments of its own."""
+        """Return the cycles of two kernels that run in turn, each with its own arguments."""
         kernels = [self._kernel(code) for code in (untuned, tuned)]
         result = []
         for index in range(pairs):

@@ -1,4 +1,4 @@
-"""MetaSchedule's own default space on a plain computation, for comparison."""
+"""Searches MetaSchedule's default space for a plain computation, for comparison."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from builder.tuning.candidates.candidate_builder import build_module
 
 @dataclass(frozen=True)
 class Tuned:
-    """The best that was found, how many points that took, and how long."""
+    """The best kernel that was found, the number of points that were measured, and the seconds it took."""
 
     code: BuiltKernel | None
     trials: int

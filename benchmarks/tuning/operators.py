@@ -1,4 +1,4 @@
-"""Four operators that networks are made of, as one-operator models and as TVM's own computations."""
+"""Four operators of common networks, as one-operator models and as TVM's plain computations."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ KERNEL = "kernel"
 
 @dataclass(frozen=True)
 class Operator:
-    """A convolution with bias and ReLU, or a product with a matrix of weights and a bias.
+    """A convolution with bias and ReLU, or a matrix product with weights and a bias.
 
     Attributes
     ----------
+    name
+        The operator's name on the command line.
     shape
-        Of the input: NCHW, or rows and columns.
+        The shape of the input: NCHW, or rows and columns.
     outputs
-        Channels or columns.
+        Output channels or columns.
     window, stride
-        Of a convolution; 0 for a product.
+        Of a convolution; the window is 0 for a product.
     """
 
     name: str
@@ -35,7 +37,7 @@ class Operator:
     stride: int = 1
 
     def model(self) -> onnx.ModelProto:
-        """The operator as a model."""
+        """Return the operator as an ONNX model."""
         rng = np.random.default_rng(0)
         inputs = self.shape[1]
         if self.window:
@@ -73,7 +75,7 @@ class Operator:
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
     def plain(self) -> tuple[tvm.IRModule, tuple[tuple[str, tuple[int, ...]], ...]]:
-        """What TVM's users give to MetaSchedule: NHWC or row-major, unscheduled; and its arguments."""
+        """Return the computation that TVM's users would tune, NHWC or row-major, and its arguments."""
         if self.window:
             _, channels, height, width = self.shape
             pad = self.window // 2

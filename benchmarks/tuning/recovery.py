@@ -1,7 +1,7 @@
-"""How much of what a device can do a search finds again when nobody tells it where to start.
+"""How much of the best known speed a search finds without the heuristic.
 
-Every space starts at the middle of its values instead of at the heuristic's point. After the given time, the
-operators' kernels at the middle, as found, and as best known (what compiling uses, or a folder of records)
+Every search starts at the middle of its space instead of at the heuristic's point. After the given time, each
+operator's kernels at the middle, as found, and as best known (what compiling uses, or a folder of records)
 are measured in turn. `recovered` is the share of the way from the middle to the best known.
 """
 
@@ -26,7 +26,17 @@ from builder.tuning.verdicts.paired_timing import compare_kernels
 
 @dataclass(frozen=True)
 class Row:
-    """An operator, and seconds of all its calls in one inference."""
+    """An operator's times.
+
+    Attributes
+    ----------
+    name
+        Its kernel.
+    points
+        The number of points that the search measured.
+    middle_s, found_s, best_s
+        Seconds of all its calls in one inference, at each of the three points.
+    """
 
     name: str
     points: int
@@ -37,20 +47,20 @@ class Row:
 
 @dataclass(frozen=True)
 class Recovery:
-    """What came out."""
+    """The times of all operators of a model."""
 
     rows: tuple[Row, ...]
 
     @property
     def recovered(self) -> float:
-        """1 when what was found is as fast as the best known, 0 when it is the middle."""
+        """1 if the found kernels are as fast as the best known, 0 if they are as slow as the middle."""
         middle_s, found_s, best_s = (
             math.fsum(getattr(row, name) for row in self.rows) for name in ("middle_s", "found_s", "best_s")
         )
         return (middle_s - found_s) / (middle_s - best_s)
 
     def table(self) -> str:
-        """A line an operator, slowest at the middle first, and the sum."""
+        """Return a line for each operator, the slowest at the middle first, and their sum."""
         lines = ["   middle us    found us     best us  points  operator"]
         rows = sorted(self.rows, key=lambda r: -r.middle_s)
         lines += [
@@ -66,7 +76,23 @@ class Recovery:
 def recover(
     path: Path, folder: Path, minutes: float, runner: RunnerOptions, known: Path | None, pairs: int
 ) -> Recovery:
-    """Search from the middle for some minutes, into `folder`, and compare."""
+    """Search from the middle, and compare what was found.
+
+    Parameters
+    ----------
+    path
+        The model.
+    folder
+        Gets the search's records.
+    minutes
+        How long to search.
+    runner
+        How kernels are measured.
+    known
+        A folder with the best known records; None for what compiling uses.
+    pairs
+        Pairs of measurements in a comparison.
+    """
     model, device = load(path), resolve("host")
     options = TuneOptions(time_limit_s=minutes * 60, trials=1000, pairs=0)
     records = tune(
@@ -103,7 +129,7 @@ def _times(
     runner: RunnerOptions,
     pairs: int,
 ) -> list[float]:
-    """Seconds of a call at each point; the first meets each of the others in turn."""
+    """Return the seconds of a call at each point; the first is measured in turn with each of the others."""
     candidates = [task.space.point(decisions) for decisions in points]
     codes = builder.build([(task, point) for point in candidates if point is not None])
     first, *others = [code for code in codes if isinstance(code, BuiltKernel)]

@@ -1,8 +1,8 @@
-"""Our design spaces and our search, against all points of the space and against MetaSchedule's default space.
+"""Compares our search with all points of its space, and our spaces with MetaSchedule's default space.
 
-Up to a thousand points of an operator's space are measured once, and the search is replayed over those
-measurements: 60 trials, several seeds, as if it had measured them itself. Then the best is measured in turn
-with the best that MetaSchedule found.
+Up to a thousand points of an operator's space are measured once. The search is then replayed on these
+measurements: 60 trials, several seeds, as if it measured them itself. Finally the best point is measured in
+turn with the best that MetaSchedule finds.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Times = dict[Decisions, float | None]
 def compare_spaces(
     names: Sequence[str] | None, metaschedule_trials: int, runner: RunnerOptions, rounds: int
 ) -> None:
-    """Print a line an operator, as they come."""
+    """Compare operators one after the other, and print a line for each."""
     os.environ["TVM_NUM_THREADS"] = "1"
     board, builder = cycle_board(runner), CandidateBuilder(resolve("host"))
     try:
@@ -84,7 +84,7 @@ def _measure_all(task: Task, board: LocalBoard, builder: CandidateBuilder) -> Ti
 
 
 def _replay(task: Task, times: Times, tuner: str, seed: int) -> float:
-    """The best time that a search finds in `TRIALS` trials."""
+    """Return the best time, in seconds, that a search finds in `TRIALS` trials."""
     default = task.space.default
     known: Times = {default: times[default]}
     run = strategies.start(tuner, task, known, TRIALS, BATCH, seed)

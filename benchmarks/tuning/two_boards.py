@@ -1,4 +1,4 @@
-"""One RPC server against two, each a process of this machine, with a fixed cooldown a candidate."""
+"""Compares one RPC server with two, all processes of this machine, with a fixed cooldown per candidate."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from builder.tuning.views.progress import Progress
 KEY = "bench"
 START_S = 120.0
 COOLDOWN_MS = 200.0
-TASKS = "0-3"  # enough of them for batches to go to one while another is measured
+TASKS = "0-3"  # enough tasks to build one's batch while another's is measured
 
 
 def trials_a_minute(model: Path, boards: int, trials: int) -> float:
-    """Of the search proper: the opening of the first sessions and the heuristic's points are not in it."""
+    """Return the trials per minute of a search, without opening sessions and without the first points."""
     with _lab(boards) as tracker, tempfile.TemporaryDirectory() as work:
         watch = _Watch()
         options = TuneOptions(trials=trials, pairs=0, tasks=TASKS)

@@ -108,8 +108,8 @@ class DesignSpace:
 
     def point(self, decisions: Decisions) -> Point | None:
         """Return the candidate at `decisions`, None if the schedule does not apply there."""
-        # Keep the module: a schedule that is its only owner writes into the function's body, which others
-        # share.
+        # Keep the module: a schedule that is its only owner writes into the
+        # function's body, which others share.
         workload, _ = workload_of(self.func)
         sch = st.Schedule(workload)
         try:

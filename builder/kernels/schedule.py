@@ -48,8 +48,8 @@ SPACES: Mapping[str, Schedule] = {
 }
 
 SCHEDULE: Final = "edge.schedule"  # a kernel's attribute: the kind of space that its loops come from
-# What a space raises where it does not apply. Degenerate shapes (no axes, no elements) surface as any of the
-# last four.
+# What a space raises where it does not apply. Degenerate shapes (no axes, no elements)
+# surface as any of the last four.
 SCHEDULE_FAULTS: Final = (
     st.ScheduleError,
     tvm.error.InternalError,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import guard
-from benchmarks.guard import ARM, MODELS, X86, Count, complaints, count, prepare, recorded
+from benchmarks.guard import ARM, MODELS, X86, Count, count, prepare, recorded, regressions
 from benchmarks.instructions.emulator import AGENT_PACKAGES, Emulator
 
 BEFORE = Count({"conv2d": 1_000_000, "depthwise": 100_000, "other": 1_000}, 2_000_000)
@@ -24,29 +24,29 @@ def test_every_network_is_recorded_for_every_core() -> None:
 
 def test_a_kind_that_got_16_percent_worse_is_named() -> None:
     worse = Count({**BEFORE.kinds, "depthwise": 116_000}, BEFORE.onnxruntime)
-    assert complaints("small", worse, BEFORE) == [
+    assert regressions("small", worse, BEFORE) == [
         "small: depthwise takes 116000 steps, 100000 when it was recorded"
     ]
 
 
 def test_14_percent_are_allowed() -> None:
     worse = Count({kind: int(number * 1.14) for kind, number in BEFORE.kinds.items()}, BEFORE.onnxruntime)
-    assert complaints("small", worse, BEFORE) == []
+    assert regressions("small", worse, BEFORE) == []
 
 
 def test_the_whole_is_compared_where_other_kinds_of_kernels_were_chosen() -> None:
     other = Count({"winograd": 1_300_000, "depthwise": 200_000}, BEFORE.onnxruntime)
-    (complaint,) = complaints("small", other, BEFORE)
-    assert complaint == "small: 0.750 of ONNX Runtime's steps, 0.550 when it was recorded"
+    (regression,) = regressions("small", other, BEFORE)
+    assert regression == "small: 0.750 of ONNX Runtime's steps, 0.550 when it was recorded"
 
 
 def test_a_kind_that_hardly_counts_may_change() -> None:
-    assert complaints("small", Count({**BEFORE.kinds, "other": 5_000}, BEFORE.onnxruntime), BEFORE) == []
+    assert regressions("small", Count({**BEFORE.kinds, "other": 5_000}, BEFORE.onnxruntime), BEFORE) == []
 
 
 def test_an_onnx_runtime_that_got_better_is_told_too() -> None:
-    (complaint,) = complaints("small", Count(BEFORE.kinds, 1_000_000), BEFORE)
-    assert complaint.startswith("small: 1.101 of ONNX Runtime's")
+    (regression,) = regressions("small", Count(BEFORE.kinds, 1_000_000), BEFORE)
+    assert regression.startswith("small: 1.101 of ONNX Runtime's")
 
 
 @pytest.mark.slow
@@ -55,7 +55,7 @@ def test_an_onnx_runtime_that_got_better_is_told_too() -> None:
 @pytest.mark.parametrize("model", MODELS)
 def test_kernels_for_avx2_are_as_good_as_recorded(model: str, tmp_path: Path) -> None:
     now = count(prepare(model, X86, tmp_path), X86, None, others=True)
-    assert complaints(model, now, recorded()[model, X86]) == []
+    assert regressions(model, now, recorded()[model, X86]) == []
 
 
 @pytest.mark.arm
@@ -63,4 +63,4 @@ def test_kernels_for_avx2_are_as_good_as_recorded(model: str, tmp_path: Path) ->
 def test_kernels_for_a_cortex_a72_are_as_good_as_recorded(model: str, tmp_path: Path) -> None:
     emulator = Emulator.prepare(AGENT_PACKAGES)
     now = count(prepare(model, ARM, tmp_path), ARM, emulator, others=False)
-    assert complaints(model, now, recorded()[model, ARM]) == []
+    assert regressions(model, now, recorded()[model, ARM]) == []

@@ -1,9 +1,9 @@
 """Recognises what exporters decompose: layer norm in nine operators, products of flattened rows.
 
-Runs before layouts are chosen. A layer norm becomes one operator, which is computed in one pass over each
-row. A reshape that keeps the last axis moves after the products and element-wise operators that follow it,
-where it usually meets its inverse and both vanish: the operators that it separated are then fused into one
-kernel.
+Runs before layouts are chosen. A layer norm becomes one operator, which is computed in one pass
+over each row. A reshape that keeps the last axis moves after the products and element-wise
+operators that follow it, where it usually meets its inverse and both vanish: the operators that it
+separated are then fused into one kernel.
 """
 
 from __future__ import annotations

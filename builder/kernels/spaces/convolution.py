@@ -208,15 +208,15 @@ class ConvolutionTiles:
     ow
         Output columns held in registers.
     oh
-        Output rows that are computed for all channels before the next ones: their input stays in the second
-        cache.
+        Output rows that are computed for all channels before the next ones: their
+        input stays in the second cache.
     ii
         Input channels unrolled in the innermost reduction.
     held
         Whether these input values are held in vector registers; see `register_tile.hold_operand`.
     row_held
-        Whether, for an input of single channels, the input row that a row of the window reads is held
-        instead.
+        Whether, for an input of single channels, the input row that a row of the
+        window reads is held instead.
     """
 
     oc: Decision
@@ -288,9 +288,9 @@ def space(
 ) -> ConvolutionSpace:
     """Return the design space of a packed convolution.
 
-    The heuristic takes the tile of `register_tile.best_tile` and unrolls the reduction by four, which is one
-    vector of a held operand. It takes as many rows as keep their input in the second cache while all weights
-    pass.
+    The heuristic takes the tile of `register_tile.best_tile` and unrolls the reduction by four,
+    which is one vector of a held operand. It takes as many rows as keep their input in the
+    second cache while all weights pass.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
 """What is fused after an anchor: bias, activation, residual add.
 
-The blocks after the anchor are inlined into the last of them, which is computed while the anchor's tile is
-still in registers. An anchor with no block after it gets a copy instead, so that it accumulates in a separate
-buffer.
+The blocks after the anchor are inlined into the last of them, which is computed while the anchor's
+tile is still in registers. An anchor with no block after it gets a copy instead, so that it
+accumulates in a separate buffer.
 """
 
 from __future__ import annotations

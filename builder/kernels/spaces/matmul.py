@@ -1,8 +1,8 @@
 """Matrix products: with constant weights packed in panels, and of two computed matrices.
 
-Weights become `[N/nb, K, nb]`, where a panel of `nb` columns is one to four vectors wide. A tile of `rows` x
-one panel is kept in registers while K runs. Panels are the outer, parallel loop, so each weight is read by
-one core.
+Weights become `[N/nb, K, nb]`, where a panel of `nb` columns is one to four vectors wide. A tile
+of `rows` x one panel is kept in registers while K runs. Panels are the outer, parallel loop, so
+each weight is read by one core.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ class MatmulSpace:
 def space(rows: int, depth: int, vectors: int, target: DeviceTarget) -> MatmulSpace:
     """Return the design space of a product.
 
-    The heuristic takes the most rows whose accumulators fit the registers, beside a row of the panel and one
-    broadcast.
+    The heuristic takes the most rows whose accumulators fit the registers, beside a row
+    of the panel and one broadcast.
 
     Parameters
     ----------

@@ -85,8 +85,8 @@ def _marked(body: tirx.Stmt, outside: tuple[tirx.For, ...]) -> tuple[tirx.For, t
 def _prefetches(outer: tirx.For, between: tuple[tirx.For, ...], inner: tirx.For) -> tuple[tirx.Stmt, ...]:
     """Return the prefetches of a round of `inner`: its share of the next panel, in whole cache lines.
 
-    A share of less than half a line is none: the panel then serves so many tiles that waiting for it hardly
-    matters.
+    A share of less than half a line is none: the panel then serves so many tiles that
+    waiting for it hardly matters.
     """
     weights = _second_factor(inner.body)
     if weights is None:

@@ -1,8 +1,8 @@
 """Operators on rows, that is on the last axis: softmax and layer norm.
 
-One core computes a row from start to end while it is in the first cache; each stage is a pass over the row. A
-sum is kept as one partial sum for each lane of a vector, because LLVM may not reorder floating-point
-additions.
+One core computes a row from start to end while it is in the first cache; each stage is a pass
+over the row. A sum is kept as one partial sum for each lane of a vector, because LLVM may not
+reorder floating-point additions.
 """
 
 from __future__ import annotations
