@@ -15,13 +15,13 @@ import io
 import os
 import re
 import stat
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO, Final
 
+from agent.durable import replacing
 from agent.errors import EndlessDataError, FormatError, StoreError
 
 BLOCK_BYTES: Final = 512
@@ -260,23 +260,9 @@ def write_archive(target: str | os.PathLike[str] | BinaryIO, members: Mapping[st
     if not isinstance(target, str | os.PathLike):
         _write(target, members)
         return
-    path = Path(target)
-    fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(fd, "wb") as file:
-            _write(file, members)
-            file.flush()
-            os.fchmod(fd, 0o644)
-            os.fsync(fd)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    with replacing(Path(target)) as file:
+        os.fchmod(file.fileno(), 0o644)
+        _write(file, members)
 
 
 def _write(out: BinaryIO, members: Mapping[str, bytes | Path]) -> None:

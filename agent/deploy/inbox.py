@@ -24,7 +24,7 @@ from agent.bundle.keyring import Keyring
 from agent.bundle.names import SHA256
 from agent.bundle.verify import verify_only
 from agent.deploy.jobs import Job, Request
-from agent.deploy.store.state_file import write_durably
+from agent.durable import write_durably
 from agent.errors import BundleError, EdgeError, EndlessDataError, FormatError, StoreError
 from agent.wire.job import JobState, Result, Status
 from agent.wire.reported import Origin

@@ -20,14 +20,15 @@ from agent.bundle.machine import Machine
 from agent.bundle.names import hex_digest
 from agent.bundle.verify import verify_only
 from agent.deploy.inbox import Inbox
-from agent.deploy.store.state_file import store_error, sync_directory
 from agent.deploy.store.store import Store
+from agent.durable import replacing, store_error
 from agent.errors import StoreError
 from agent.wire.job import Status
 
 # An agent looks once a second; what is left is for hashing a large bundle twice on a small board.
 WAIT_S: Final = 120.0
 _POLL_S: Final = 0.1
+_COPY_BYTES: Final = 1024 * 1024
 EXIT_REFUSED: Final = 4
 
 
@@ -103,17 +104,11 @@ def install(config: Settings, path: Path, *, wait_s: float = WAIT_S) -> int:
 
 def _drop(source: Path, target: Path) -> None:
     """Copy the bundle under its final name, whole and durable, readable for the agent whoever runs this."""
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        with source.open("rb") as reading, temporary.open("wb") as writing:
-            shutil.copyfileobj(reading, writing, 1024 * 1024)
-            writing.flush()
+        with source.open("rb") as reading, replacing(target) as writing:
             os.fchmod(writing.fileno(), 0o644)
-            os.fsync(writing.fileno())
-        temporary.replace(target)
-        sync_directory(target.parent)
+            shutil.copyfileobj(reading, writing, _COPY_BYTES)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise store_error(f"copying {source} into the inbox", error) from error
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from agent.deploy.store.state_file import sync_directory
+from agent.durable import replacing
 from agent.errors import ConfigError
 
 SERVICE_GROUP: Final = "edge-agent"
@@ -97,22 +97,12 @@ def put(path: Path, data: bytes, owner: Owner, mode: int) -> None:
     ConfigError
         If it cannot be written; what was there is untouched.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(descriptor, view) :]
-            os.fchown(descriptor, owner.uid, owner.gid)
-            os.fchmod(descriptor, mode)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        temporary.replace(path)
-        sync_directory(path.parent)
+        with replacing(path, mode=0o600) as file:
+            file.write(data)
+            os.fchown(file.fileno(), owner.uid, owner.gid)
+            os.fchmod(file.fileno(), mode)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise _refused(path, error) from error
 
 

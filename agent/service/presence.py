@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from agent.deploy.store.state_file import write_durably
+from agent.durable import write_durably
 from agent.mqtt.connection import Connection
 from agent.mqtt.message import Will
 from agent.wire.document import MAX_SAFE_INTEGER

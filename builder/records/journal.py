@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from agent.durable import replacing, sync_folder
 from builder.errors import RecordsError
 
 MAX_BYTES: Final = 4 << 30  # two million records of about 2 KB
@@ -84,23 +85,10 @@ def append_lines(path: Path, lines: Sequence[Any]) -> None:
         file.flush()
         os.fsync(file.fileno())
     if is_new:
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
 
 
 def replace_file(path: Path, data: bytes) -> None:
     """Replace a file's content; after a crash, the file holds the old content or the new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("wb") as file:
+    with replacing(path) as file:
         file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

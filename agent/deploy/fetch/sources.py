@@ -19,8 +19,8 @@ from agent.deploy.fetch.block_source import BlockSource
 from agent.deploy.fetch.https import HttpsSource
 from agent.deploy.jobs import Request
 from agent.deploy.store.part import Part
-from agent.deploy.store.state_file import store_error
 from agent.deploy.store.store import Store
+from agent.durable import store_error
 from agent.errors import BundleError, MixAndMatchError, NoSpaceError, SourceError
 from agent.wire.desired import MQTT_SOURCE
 from agent.wire.reported import Origin

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from agent.deploy.store.state_file import store_error, write_durably
+from agent.durable import store_error, write_durably
 from agent.errors import EndlessDataError, StoreError
 
 _CHUNK_BYTES: Final = 1024 * 1024

@@ -8,21 +8,18 @@ Leaves to others: what the document means, and when it is written.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from agent.errors import NoSpaceError, StoreError
+from agent.durable import write_durably
+from agent.errors import StoreError
 
 # Far above anything the store writes (64 models, 64 jobs), far below what a small board can parse.
 MAX_STATE_BYTES: Final = 4 * 1024 * 1024
-# What a full disk, a full quota, and a file-size limit say.
-_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 Checkpoint = Callable[[str], None]
 """Called with the name of a step that has just been made durable; tests kill the process there."""
@@ -32,60 +29,6 @@ _log = logging.getLogger(__name__)
 
 def no_checkpoint(_name: str) -> None:
     """Do nothing: what production code passes as its checkpoint."""
-
-
-def store_error(doing: str, error: OSError) -> StoreError:
-    """Turn what the file system said into the error that a job reports.
-
-    Parameters
-    ----------
-    doing
-        What was being done, as in "writing active.json".
-    error
-        What the system call raised.
-    """
-    if error.errno in _FULL:
-        return NoSpaceError(f"{doing}: {error.strerror}", hint="free some space in the state directory")
-    return StoreError(f"{doing}: {error.strerror or error}")
-
-
-def sync_directory(directory: Path) -> None:
-    """Make renames and removals in `directory` durable.
-
-    A rename without this can be undone by a power cut, and the file is lost with it.
-    """
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_durably(path: Path, data: bytes, *, mode: int = 0o640) -> None:
-    """Replace `path` by `data`, durably and all at once.
-
-    Raises
-    ------
-    NoSpaceError
-        If the disk is full; what was there before is untouched and nothing is left behind.
-    StoreError
-        If any other failure of the file system, with the same promise.
-    """
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
-        try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(descriptor, view) :]
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        temporary.replace(path)
-        sync_directory(path.parent)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise store_error(f"writing {path.name}", error) from error
 
 
 class StateFile:

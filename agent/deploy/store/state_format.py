@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from agent.deploy.store.state_file import store_error, write_durably
+from agent.durable import store_error, write_durably
 from agent.errors import StoreError
 
 # Raised when an older agent could not read, or would damage, what this one writes.

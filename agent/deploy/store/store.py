@@ -36,7 +36,8 @@ from agent.deploy.store import state_format
 from agent.deploy.store.active import ActiveModel, parse_active
 from agent.deploy.store.counters import Counters
 from agent.deploy.store.part import Part
-from agent.deploy.store.state_file import Checkpoint, StateFile, no_checkpoint, store_error, sync_directory
+from agent.deploy.store.state_file import Checkpoint, StateFile, no_checkpoint
+from agent.durable import store_error, sync_folder
 from agent.errors import NoSpaceError, StateDirectoryError, StoreError
 from agent.wire.reported import Origin
 
@@ -170,8 +171,8 @@ class Store:
         source, target = self.part_path(digest), self.bundle_path(digest)
         try:
             source.replace(target)
-            sync_directory(self._bundles)
-            sync_directory(self._parts)
+            sync_folder(self._bundles)
+            sync_folder(self._parts)
             source.with_name(source.name + ".origin").unlink(missing_ok=True)
         except OSError as error:
             raise store_error(f"moving {target.name} into the store", error) from error
@@ -182,7 +183,7 @@ class Store:
         path = self.bundle_path(digest)
         try:
             path.replace(path.with_suffix(".corrupt"))
-            sync_directory(self._bundles)
+            sync_folder(self._bundles)
         except FileNotFoundError:
             return
         except OSError as error:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from agent.deploy.interfaces import Control
-from agent.deploy.store.state_file import write_durably
+from agent.durable import write_durably
 from agent.errors import StoreError
 from agent.mqtt.reason_codes import Reason
 from agent.service.metrics.metrics import sample_key

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from agent.bundle.names import hex_digest
 from agent.deploy.store.active import ActiveModel, read_active
 from agent.deploy.store.part import Part, UrlVersion
-from agent.deploy.store.state_file import MAX_STATE_BYTES, StateFile, write_durably
+from agent.deploy.store.state_file import MAX_STATE_BYTES, StateFile
 from agent.deploy.store.store import PART_LIFETIME_S, Store
-from agent.errors import EndlessDataError, NoSpaceError, StoreError
+from agent.errors import EndlessDataError, StoreError
 from agent.wire.reported import Origin
 
 A, B, C = (f"sha256:{letter * 64}" for letter in "abc")
@@ -212,21 +212,6 @@ def test_any_note_of_an_origin_is_survived(raw: bytes) -> None:
         with Part(path, 10) as part:
             origin = part.origin()
             assert origin is None or isinstance(origin.url, str)
-
-
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_durably(tmp_path / "a", b"old")
-
-    def full(_descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(NoSpaceError, match="writing a: No space left on device"):
-        write_durably(tmp_path / "a", b"new")
-    monkeypatch.undo()
-    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("a", b"old")]
 
 
 def test_a_state_that_grows_without_end_is_refused_before_it_is_written(tmp_path: Path) -> None:

@@ -1,0 +1,100 @@
+"""Replace a file so that a crash or a power cut leaves the old content or the new one, and nothing between.
+
+The order is: write a temporary file in the same folder, fsync it, rename it, fsync the folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from agent.errors import NoSpaceError, StoreError
+
+# A process that is killed leaves `.*.tmp` behind; the store removes its own at the next start.
+TEMPORARY_SUFFIX: Final = ".tmp"
+# What a full disk, a full quota and a file-size limit report.
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@contextlib.contextmanager
+def replacing(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """Open a new file that replaces `path`, durably, when the block ends.
+
+    If the block raises, `path` holds what it held before and no temporary file is left behind.
+
+    Parameters
+    ----------
+    mode
+        Permission bits, subject to the umask; the block may change them with `os.fchmod`.
+
+    Raises
+    ------
+    OSError
+        If the file system refuses.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames and removals in a folder durable; without this a power cut can undo them.
+
+    Raises
+    ------
+    OSError
+        If the file system refuses.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_durably(path: Path, data: bytes, *, mode: int = 0o640) -> None:
+    """Replace `path` by `data`.
+
+    Raises
+    ------
+    NoSpaceError
+        If the disk is full; `path` holds what it held before.
+    StoreError
+        If the file system refuses otherwise, with the same promise.
+    """
+    try:
+        with replacing(path, mode=mode) as file:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(file.fileno(), view) :]
+    except OSError as error:
+        raise store_error(f"writing {path.name}", error) from error
+
+
+def store_error(doing: str, error: OSError) -> StoreError:
+    """Turn an error of the file system into the agent's.
+
+    Parameters
+    ----------
+    doing
+        What failed, as in "writing active.json".
+    error
+        What the system call raised.
+    """
+    if error.errno in _FULL:
+        return NoSpaceError(f"{doing}: {error.strerror}", hint="free some space in the state directory")
+    return StoreError(f"{doing}: {error.strerror or error}")
