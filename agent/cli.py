@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Final
 
 import agent
-from agent.config import Config, load_config, sample_config
+from agent.config import DEFAULT_CONFIG, Config, load_config, sample_config
 from agent.errors import BundleError, ConfigError, EdgeError, StateDirectoryError
-from agent.provision.commands import DEFAULT_CONFIG, add_commands
+from agent.provision.commands import add_commands
 
 EXIT_OURS: Final = 1
 EXIT_INPUT: Final = 4

@@ -18,6 +18,7 @@ from agent.errors import ConfigError, PermissionDeniedError
 from agent.mqtt.settings import PROTOCOLS, BrokerSettings, TlsSettings, parse_broker_url
 from agent.wire.topics import is_device_name
 
+DEFAULT_CONFIG: Final = Path("/etc/edge-agent/agent.toml")
 # A configuration has about fifty lines; a file of a megabyte is something else.
 MAX_CONFIG_BYTES: Final = 1 << 20
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")

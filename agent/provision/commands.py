@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from agent.config import DEFAULT_CONFIG
 from agent.errors import ConfigError, EnrollmentError
 
 if TYPE_CHECKING:
     from agent.provision.enrollment import Enrollment
 
-DEFAULT_CONFIG: Final = Path("/etc/edge-agent/agent.toml")
 EXIT_FAILED: Final = 1
 
 _ENROLL_EXAMPLE: Final = """\
@@ -22,19 +22,19 @@ example:
   sudo edge-agent enroll --device kitchen --broker mqtts://broker.lan \\
        --ca ca.pem --certificate kitchen.pem --key kitchen.key --trust signing.pub --start
 
-On a terminal it asks for what is missing. Exit status: 0 enrolled; 4 what was given is wrong, does not
-work, or would replace another enrollment; then nothing has changed.
+On a terminal it asks for missing values. Exit status: 0 if the device is enrolled; 4 if the values are wrong,
+do not work, or would replace another enrollment. In that case nothing has changed.
 """
 _CHECK_EXAMPLE: Final = """\
 example:
   sudo edge-agent check
 
-Exit status: 0 when nothing fails (warnings may stand), 1 when something does.
+Exit status: 0 if nothing fails (there may be warnings), 1 if something fails.
 """
 
 
 def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add both to the command line."""
+    """Add `enroll` and `check` to the command line."""
     form = argparse.RawDescriptionHelpFormatter
     enroll = commands.add_parser(
         "enroll",
@@ -42,41 +42,47 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog=_ENROLL_EXAMPLE,
         formatter_class=form,
     )
-    enroll.add_argument("--device", metavar="NAME", help="this device's name; the host's name without it")
-    enroll.add_argument("--broker", metavar="URL", help="mqtts://HOST[:PORT], or mqtt:// without TLS")
+    enroll.add_argument("--device", metavar="NAME", help="this device's name (default: the host's name)")
+    enroll.add_argument("--broker", metavar="URL", help="mqtts://HOST[:PORT], or mqtt:// for no TLS")
     enroll.add_argument(
-        "--trust", action="append", metavar="FILE", help="public key of whoever signs bundles"
+        "--trust", action="append", metavar="FILE", help="public key that your bundles are signed with"
     )
-    enroll.add_argument("--username", metavar="NAME", help="who this device is to the broker")
-    enroll.add_argument("--password-file", metavar="FILE", help="file whose first line is the password")
+    enroll.add_argument("--username", metavar="NAME", help="user name at the broker")
+    enroll.add_argument("--password-file", metavar="FILE", help="file with the password on its first line")
     enroll.add_argument(
-        "--ca", metavar="FILE", help="authority of the broker's certificate, if no public one"
+        "--ca", metavar="FILE", help="authority that issued the broker's certificate, if not a public one"
     )
     enroll.add_argument("--certificate", metavar="FILE", help="this device's own certificate")
-    enroll.add_argument("--key", metavar="FILE", help="the key of that certificate")
-    enroll.add_argument("--group", action="append", metavar="NAME", help="group whose requests it shares")
-    enroll.add_argument("--state-dir", metavar="DIR", help="where bundles are kept")
+    enroll.add_argument("--key", metavar="FILE", help="private key of that certificate")
     enroll.add_argument(
-        "--from", dest="source", type=Path, metavar="FILE", help="all this from a TOML or JSON file"
+        "--group", action="append", metavar="NAME", help="group whose requests this device shares"
+    )
+    enroll.add_argument("--state-dir", metavar="DIR", help="folder for bundles")
+    enroll.add_argument(
+        "--from", dest="source", type=Path, metavar="FILE", help="read all this from a TOML or JSON file"
     )
     _add_config(enroll)
     enroll.add_argument("--force", action="store_true", help="replace another enrollment")
-    enroll.add_argument("--no-connect", action="store_true", help="do not try the broker")
+    enroll.add_argument("--no-connect", action="store_true", help="do not connect to the broker")
     enroll.add_argument(
-        "--wait", type=float, default=0.0, metavar="S", help="wait so long for network, names, clock, broker"
+        "--wait",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="wait up to S seconds for network, clock and broker",
     )
-    enroll.add_argument("--start", action="store_true", help="start the service")
+    enroll.add_argument("--start", action="store_true", help="start the service afterwards")
     enroll.set_defaults(command=_enroll)
 
     check = commands.add_parser(
         "check",
-        help="look this device over and say what is wrong",
+        help="check this device and report what is wrong",
         epilog=_CHECK_EXAMPLE,
         formatter_class=form,
     )
     _add_config(check)
     check.add_argument("--json", action="store_true", help="print one JSON object")
-    check.add_argument("--no-connect", action="store_true", help="do not try the broker")
+    check.add_argument("--no-connect", action="store_true", help="do not connect to the broker")
     check.set_defaults(command=_check)
 
 
@@ -86,7 +92,7 @@ def _add_config(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=DEFAULT_CONFIG,
         metavar="PATH",
-        help=f"configuration file, or the folder it is in; {DEFAULT_CONFIG}",
+        help=f"configuration file, or its folder (default: {DEFAULT_CONFIG})",
     )
 
 
@@ -96,9 +102,9 @@ def _config_path(options: argparse.Namespace) -> Path:
 
 
 def _enroll(options: argparse.Namespace) -> int:
-    from agent.provision import enroll
     from agent.provision.checks import service
-    from agent.provision.placing import require_writable
+    from agent.provision.enroll import EnrollOptions, enroll, has_trusted_key
+    from agent.provision.files import require_writable
     from agent.provision.questions import ask
 
     path = _config_path(options)
@@ -106,29 +112,29 @@ def _enroll(options: argparse.Namespace) -> int:
         require_writable(path)
         enrollment = _given(options)
         if sys.stdin.isatty() and sys.stdout.isatty() and options.source is None:
-            enrollment = ask(enrollment, trusts=enroll.trusts(path))
-        outcome = enroll.enroll(
+            enrollment = ask(enrollment, trusts=has_trusted_key(path))
+        result = enroll(
             enrollment,
-            enroll.Options(path, options.force, not options.no_connect, options.wait),
+            EnrollOptions(path, options.force, not options.no_connect, options.wait),
             lambda line: print(line, file=sys.stderr, flush=True),
         )
-        for finding in outcome.findings:
+        for finding in result.findings:
             print(finding)
-        did = "is enrolled" if outcome.changed else "was enrolled so already, nothing changed"
-        print(f"{outcome.config.device} {did}: {path}")
+        did = "is enrolled" if result.changed else "is already enrolled like this, nothing changed"
+        print(f"{result.config.device} {did}: {path}")
         if options.start:
             service.restart()
-            print("the service runs: journalctl -u edge-agent")
+            print("the service is running: journalctl -u edge-agent")
         elif path == DEFAULT_CONFIG and service.systemd_runs():
             print("start it: sudo systemctl restart edge-agent")
         else:
-            print(f"start it: edge-agent run --config {path}")  # a folder of one's own, or a container
+            print(f"start it: edge-agent run --config {path}")  # the user's own folder, or a container
     except EnrollmentError:
         raise
     except ConfigError as error:
         raise EnrollmentError(str(error), hint=error.hint) from error
     except EOFError as error:
-        raise EnrollmentError("an answer was expected, and the input ended") from error
+        raise EnrollmentError("expected an answer, got the end of the input") from error
     return 0
 
 
@@ -143,8 +149,8 @@ def _given(options: argparse.Namespace) -> Enrollment:
         "state_dir": options.state_dir,
         "trust": _paths(options.trust),
         "groups": None if options.group is None else tuple(options.group),
-        # A name on the command line begins where the user stands, one in a file where the file lies.
-        **{name: _here(getattr(options, name)) for name in ("password_file", "ca", "certificate", "key")},
+        # A path on the command line is relative to the current folder, a path in a file to that file.
+        **{name: _absolute(getattr(options, name)) for name in ("password_file", "ca", "certificate", "key")},
     }
     return replace(enrollment, **{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
 
@@ -153,7 +159,7 @@ def _paths(names: list[str] | None) -> tuple[str, ...] | None:
     return None if names is None else tuple(str(Path(name).absolute()) for name in names)
 
 
-def _here(name: str | None) -> str | None:
+def _absolute(name: str | None) -> str | None:
     return None if name is None else str(Path(name).absolute())
 
 
@@ -167,7 +173,7 @@ def _check(options: argparse.Namespace) -> int:
     for finding in doctor.examine(
         path,
         connect=not options.no_connect,
-        say=lambda line: print(line, file=sys.stderr, flush=True),
+        progress=lambda line: print(line, file=sys.stderr, flush=True),
     ):
         levels.append(finding.level)
         documents.append(finding.document())

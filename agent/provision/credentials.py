@@ -1,7 +1,7 @@
-"""What a key to trust, a certificate, its key and a password must be, before they are put anywhere.
+"""Checks trusted keys, certificates and their private keys before they are stored.
 
-Promises values that were looked into: a certificate's own key belongs to it, dates are in force, a key to
-trust is a P-256 public key. Reads files, changes none.
+Promises: a private key belongs to its certificate, a certificate can be parsed and its dates are known, and a
+trusted key is a P-256 public key. Reads files, changes none.
 """
 
 from __future__ import annotations
@@ -19,50 +19,56 @@ from agent.bundle.keyring import key_id, parse_public_key
 from agent.errors import ConfigError
 from agent.provision.checks.finding import Finding, fail, ok, warn
 
-# A system's bundle of authorities takes a quarter of it.
+# A system's bundle of authorities takes a quarter of this.
 MAX_CREDENTIAL_BYTES: Final = 1 << 20
-# Long enough to notice and to get another one.
+# Long enough to notice, and to get a new one.
 WARN_BEFORE: Final = datetime.timedelta(days=30)
 _PEM: Final = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Dates:
-    """When a certificate holds, and whose it is."""
+    """When a certificate is valid, and whose it is.
+
+    Attributes
+    ----------
+    name
+        The common name, or else the whole subject.
+    since, until
+        The first and the last moment of its validity, in UTC.
+    """
 
     name: str
     since: datetime.datetime
     until: datetime.datetime
 
     def finding(self, subject: str, now: datetime.datetime) -> Finding:
-        """Say whether it holds now."""
+        """Return a finding on whether the certificate is valid now, and for how long."""
         until = f"{self.until:%Y-%m-%d}"
         if now < self.since:
             return fail(
                 subject,
                 f"{self.name} is not valid before {self.since:%Y-%m-%d %H:%M} UTC, "
-                f"the clock says {now:%Y-%m-%d %H:%M}",
+                f"and the clock says {now:%Y-%m-%d %H:%M}",
                 "set the clock (timedatectl), or get another certificate",
             )
         if now > self.until:
-            return fail(
-                subject, f"{self.name} has expired on {until}", "get another certificate, and enroll again"
-            )
+            return fail(subject, f"{self.name} expired on {until}", "get a new certificate, and enroll again")
         if now > self.until - WARN_BEFORE:
             days = (self.until - now).days
             return warn(
-                subject, f"{self.name} expires on {until}, in {days} days", "get another certificate soon"
+                subject, f"{self.name} expires on {until}, in {days} days", "get a new certificate soon"
             )
         return ok(subject, f"{self.name} is valid until {until}")
 
 
 def read_credential(given: str, folder: Path, what: str) -> bytes:
-    """Return the bytes of a credential that is given as a file's name, or is the PEM text itself.
+    """Return the bytes of a credential that is given as a path, or as the PEM text itself.
 
     Raises
     ------
     ConfigError
-        If the file cannot be read, or is far too long.
+        If the file cannot be read, or is too long.
     """
     if given.lstrip().startswith("-----BEGIN "):
         return given.strip().encode() + b"\n"
@@ -72,25 +78,25 @@ def read_credential(given: str, folder: Path, what: str) -> bytes:
             raw = file.read(MAX_CREDENTIAL_BYTES + 1)
     except OSError as error:
         raise ConfigError(
-            f"{what}: cannot read {path}: {error.strerror}", hint="name a file that is there"
+            f"{what}: cannot read {path}: {error.strerror}", hint="give the path of an existing file"
         ) from error
     if len(raw) > MAX_CREDENTIAL_BYTES:
-        raise ConfigError(f"{what}: {path} has more than {MAX_CREDENTIAL_BYTES} bytes")
+        raise ConfigError(f"{what}: expected at most {MAX_CREDENTIAL_BYTES} bytes in {path}, got more")
     return raw
 
 
 def trusted_key_id(raw: bytes, what: str) -> str:
-    """Return the id of a key to trust.
+    """Return the key id of a public key in PEM.
 
     Raises
     ------
     ConfigError
-        If it is none; where it is the secret half, that is said.
+        If it is not a public key; the message says so if it is the private half.
     """
     if b"PRIVATE KEY" in raw:
         raise ConfigError(
-            f"{what}: this is the private half of a key, which must never be on a device",
-            hint="give signing.pub, which edgebundle keygen wrote beside signing.key",
+            f"{what}: expected a public key, got the private half, which must never be on a device",
+            hint="give signing.pub, which edgebundle keygen wrote next to signing.key",
         )
     try:
         return key_id(parse_public_key(raw))
@@ -99,52 +105,53 @@ def trusted_key_id(raw: bytes, what: str) -> str:
 
 
 def certificates(raw: bytes, what: str) -> tuple[Dates, ...]:
-    """Return whose the certificates in a PEM file are, and when they hold.
+    """Return the owner and the dates of each certificate in a PEM file.
 
     Raises
     ------
     ConfigError
-        If there is none, or one is damaged.
+        If there is no certificate, or one is damaged.
     """
     blocks = _PEM.findall(raw)
     if not blocks:
         raise ConfigError(
-            f"{what}: expected a certificate in PEM, found none", hint="-----BEGIN CERTIFICATE-----"
+            f"{what}: expected a certificate in PEM, got none",
+            hint="give a file that contains -----BEGIN CERTIFICATE-----",
         )
     try:
         return tuple(_dates(x509.load_pem_x509_certificate(block)) for block in blocks)
     except ValueError as error:
-        raise ConfigError(f"{what}: a certificate in it is damaged: {error}") from error
+        raise ConfigError(f"{what}: a certificate is damaged: {error}") from error
 
 
 def check_pair(certificate: bytes, key: bytes) -> None:
-    """Return if a key is the certificate's.
+    """Check that a private key belongs to a certificate.
 
     Raises
     ------
     ConfigError
-        If it is another's, is locked by a passphrase, or is none.
+        If it belongs to another certificate, is encrypted, or is not a private key.
     """
     certificates(certificate, "certificate")
     try:
         private = serialization.load_pem_private_key(key, password=None)
     except TypeError as error:
         raise ConfigError(
-            "key: it is locked by a passphrase, and nobody is there to type it",
+            "key: expected an unencrypted key, got one with a passphrase, which a service cannot type",
             hint="openssl pkey -in locked.key -out device.key",
         ) from error
     except ValueError as error:
-        raise ConfigError("key: expected a private key in PEM, found none") from error
+        raise ConfigError("key: expected a private key in PEM, got none") from error
     form = (serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     leaf = x509.load_pem_x509_certificate(_PEM.findall(certificate)[0])
     if private.public_key().public_bytes(*form) != leaf.public_key().public_bytes(*form):
         raise ConfigError(
-            "key: it does not belong to the certificate", hint="give the pair that was made together"
+            "key: it does not belong to the certificate", hint="give a key and a certificate that match"
         )
 
 
 def _dates(certificate: x509.Certificate) -> Dates:
-    # Debian 12's cryptography on 32-bit ARM has only the names without a time zone.
+    # Debian 12's cryptography on 32-bit ARM has only the attributes without a time zone.
     since = getattr(certificate, "not_valid_before_utc", None)
     until = getattr(certificate, "not_valid_after_utc", None)
     if since is None or until is None:

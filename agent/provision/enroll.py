@@ -1,9 +1,9 @@
-"""A device's configuration, credentials and key to trust: checked by really connecting, then put in place.
+"""Enrolling a device: check its credentials with a real connection, then write them and its configuration.
 
-Promises: until the connection stood nothing that the agent reads has changed; the configuration is replaced
-last and all at once, and names files of its own, so that a device that loses power in between is enrolled as
-before or as told, never half. Told the same twice, it changes nothing. Told something else, it refuses unless
-it may (`force`). Leaves the asking to `questions` and the broker to `reach` and `rights`.
+Promises: nothing that the agent reads changes before the connection has worked. The configuration is replaced
+last, in one step, and names newly written files, so that after a power failure the device has either its old
+enrollment or the new one. The same enrollment again changes nothing; another one is refused without `force`.
+Leaves the questions to `questions`, and the broker to `reach` and `rights`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from agent.provision import credentials
 from agent.provision.checks.finding import Finding, failed
 from agent.provision.checks.rights import check_broker
 from agent.provision.enrollment import Enrollment, check_enrollment
-from agent.provision.placing import Owner, free_name, make_folder, put
+from agent.provision.files import Owner, free_name, make_folder, write_file
 from agent.provision.template import Value, fill
 
 SYSTEM_FOLDER: Final = Path("/etc/edge-agent")
@@ -35,19 +35,19 @@ _CREDENTIALS: Final = ("broker.password_file", "broker.ca", "broker.certificate"
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class EnrollOptions:
     """How to enroll.
 
     Attributes
     ----------
     config
-        The configuration file; credentials and keys go beside it.
+        The configuration file; credentials and keys go into the same folder.
     force
         Replace another enrollment.
     connect
-        Try the broker first.
+        Connect to the broker before anything is written.
     wait_s
-        How long to wait for a network, a name, a clock: a device that has just booted has none of them.
+        How long to wait for network, name service and clock: a device that has just booted has none of them.
     """
 
     config: Path
@@ -58,7 +58,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class _Credential:
-    """A file of the enrollment, and the key of the configuration that names it."""
+    """A file to write, and the configuration key that names it."""
 
     key: str
     name: str
@@ -67,32 +67,48 @@ class _Credential:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of it: whether anything changed, the configuration in force, what the broker said."""
+class EnrollmentResult:
+    """What an enrollment did.
+
+    Attributes
+    ----------
+    changed
+        Whether anything on the device changed.
+    config
+        The configuration in force.
+    findings
+        What the connection to the broker showed; empty if it was not tried.
+    """
 
     changed: bool
     config: Config
     findings: tuple[Finding, ...]
 
 
-def enroll(enrollment: Enrollment, options: Options, say: Callable[[str], None]) -> Outcome:
+def enroll(
+    enrollment: Enrollment, options: EnrollOptions, progress: Callable[[str], None]
+) -> EnrollmentResult:
     """Enroll this device.
 
     Parameters
     ----------
-    say
-        Called with each line on the way.
+    enrollment
+        The values to enroll with.
+    options
+        How to enroll.
+    progress
+        Called with a line of text before each slow step.
 
     Raises
     ------
     EnrollmentError
-        If what was given cannot be used, does not work, or would replace another enrollment.
+        If the values cannot be used, do not work, or would replace another enrollment.
     ConfigError
         If a file cannot be read or written.
     """
     folder, owner = options.config.parent, Owner.of_service()
     text = _existing(options.config)
-    check_enrollment(enrollment, enrolled=trusts(options.config))
+    check_enrollment(enrollment, enrolled=has_trusted_key(options.config))
     files = _credentials(enrollment)
     keys = [
         (credentials.trusted_key_id(raw, f"--trust {_shown(given)}"), _key_name(given), raw)
@@ -106,28 +122,28 @@ def enroll(enrollment: Enrollment, options: Options, say: Callable[[str], None])
             path = free_name(folder / Path(file.name).parent, Path(file.name).name, file.data)
             if not path.exists():
                 make_folder(path.parent, owner)
-                put(path, file.data, owner, owner.mode(secret=file.secret))
+                write_file(path, file.data, owner, owner.mode(secret=file.secret))
                 created.append(path)
             values[file.key] = str(path.relative_to(folder))
         filled = fill(text or sample_config(), values)
-        _refuse_another(text, filled, options)
+        _refuse_replacement(text, filled, options)
         config = parse_config(tomllib.loads(filled), {}, os.environ, folder=folder)
-        findings = _try(config, options, say) if options.connect else ()
+        findings = _check_connection(config, options, progress) if options.connect else ()
         if failed(findings):
             worst = next(finding for finding in findings if failed([finding]))
             raise EnrollmentError(worst.message, hint=worst.hint)
-        changed = _trust(keys, config.trust_dir, owner)
+        changed = _add_keys(keys, config.trust_dir, owner)
         if filled != text:
-            put(options.config, filled.encode(), owner, owner.mode(secret=True))
+            write_file(options.config, filled.encode(), owner, owner.mode(secret=True))
             changed = True
         created.clear()
     if text is not None:
         _remove_superseded(text, filled, folder)
-    return Outcome(changed, config, tuple(findings))
+    return EnrollmentResult(changed, config, tuple(findings))
 
 
-def trusts(config: Path) -> bool:
-    """Return whether the keyring beside a configuration, or that it names, has a key already."""
+def has_trusted_key(config: Path) -> bool:
+    """Return whether the keyring that belongs to a configuration has a key."""
     folder = config.parent / "keyring"
     try:
         text = _existing(config)
@@ -151,7 +167,7 @@ def _existing(path: Path) -> str | None:
 
 
 def _credentials(enrollment: Enrollment) -> list[_Credential]:
-    """Read and look into everything but the keys to trust."""
+    """Read and check all credentials except the trusted keys."""
     folder = enrollment.folder
     found: list[_Credential] = []
 
@@ -163,7 +179,7 @@ def _credentials(enrollment: Enrollment) -> list[_Credential]:
         password = read_secret(folder / Path(enrollment.password_file).expanduser())
     if password is not None:
         if not password.isprintable():
-            raise EnrollmentError("password: expected one line of text, got something else")
+            raise EnrollmentError("password: expected one line of printable text, got other characters")
         add("password_file", "broker.password", password.encode() + b"\n", secret=True)
     try:
         if enrollment.ca is not None:
@@ -184,7 +200,7 @@ def _credentials(enrollment: Enrollment) -> list[_Credential]:
 def _values(enrollment: Enrollment, folder: Path, text: str | None, force: bool) -> dict[str, Value | None]:
     stated = {} if text is None else tomllib.loads(text)
     values: dict[str, Value | None] = {}
-    if force:  # another identity takes nothing over from the last one
+    if force:  # the new identity inherits nothing from the old one
         values |= dict.fromkeys((*_CREDENTIALS, "broker.username"))
     values["broker.url"] = enrollment.broker
     for name, value in (("device", enrollment.device), ("broker.username", enrollment.username)):
@@ -195,27 +211,31 @@ def _values(enrollment: Enrollment, folder: Path, text: str | None, force: bool)
     if enrollment.state_dir is not None:
         values["state_dir"] = enrollment.state_dir
     elif "state_dir" not in stated and folder.resolve() != SYSTEM_FOLDER:
-        values["state_dir"] = "state"  # beside a configuration of one's own; the service has its own place
+        values["state_dir"] = (
+            "state"  # next to a configuration in the user's own folder; the service has a fixed place
+        )
     if "dir" not in stated.get("trust", {}):
         values["trust.dir"] = "keyring"
     return values
 
 
-def _refuse_another(text: str | None, filled: str, options: Options) -> None:
+def _refuse_replacement(text: str | None, filled: str, options: EnrollOptions) -> None:
     if text is None or options.force or filled == text:
         return
     url = tomllib.loads(text).get("broker", {}).get("url")
     if url is not None:
         raise EnrollmentError(
-            f"this device is enrolled already, with {url} ({options.config}), and differently",
-            hint="--force replaces that",
+            f"this device is enrolled already, with other values ({options.config}, {url})",
+            hint="replace that enrollment with --force",
         )
 
 
-def _try(config: Config, options: Options, say: Callable[[str], None]) -> tuple[Finding, ...]:
-    """Connect, and try again until it works or the time is up, as far as waiting can help."""
+def _check_connection(
+    config: Config, options: EnrollOptions, progress: Callable[[str], None]
+) -> tuple[Finding, ...]:
+    """Connect as the device, and retry until the time is up if the cause of the failure may pass."""
     end_s = time.monotonic() + options.wait_s
-    say(f"trying {config.broker.url} as {config.device} ...")
+    progress(f"trying {config.broker.url} as {config.device} ...")
     logged: str | None = None
     while True:
         try:
@@ -225,13 +245,13 @@ def _try(config: Config, options: Options, say: Callable[[str], None]) -> tuple[
             if not error.passing or time.monotonic() + _RETRY_S > end_s:
                 raise EnrollmentError(why, hint=error.hint) from error
             if why != logged:
-                say(f"{why}; trying again for {end_s - time.monotonic():.0f} s")
+                progress(f"{why}; trying again for {end_s - time.monotonic():.0f} s")
                 logged = why
         time.sleep(_RETRY_S)
 
 
-def _trust(keys: list[tuple[str, str, bytes]], folder: Path, owner: Owner) -> bool:
-    """Put keys into the keyring; return whether one was not there before."""
+def _add_keys(keys: list[tuple[str, str, bytes]], folder: Path, owner: Owner) -> bool:
+    """Add keys (id, file name, PEM) to the keyring; return whether any was new."""
     make_folder(folder, owner)
     present: set[str] = set()
     if any(path.suffix in (".pub", ".pem") for path in folder.iterdir()):
@@ -239,13 +259,13 @@ def _trust(keys: list[tuple[str, str, bytes]], folder: Path, owner: Owner) -> bo
     added = False
     for key_id, name, raw in keys:
         if key_id not in present:
-            put(free_name(folder, name, raw), raw, owner, owner.mode(secret=False))
+            write_file(free_name(folder, name, raw), raw, owner, owner.mode(secret=False))
             added = True
     return added
 
 
 def _remove_superseded(before: str, after: str, folder: Path) -> None:
-    """Remove the credentials that only the last configuration named, where enroll had put them."""
+    """Remove credentials that `enroll` wrote and only the old configuration names."""
     named = [
         {folder / value for key in _CREDENTIALS if isinstance(value := broker.get(key[7:]), str)}
         for broker in (tomllib.loads(text).get("broker", {}) for text in (before, after))
@@ -257,7 +277,7 @@ def _remove_superseded(before: str, after: str, folder: Path) -> None:
 
 @contextmanager
 def _created() -> Iterator[list[Path]]:
-    """Collect files that are removed again unless all went well."""
+    """Collect new files; they are removed again unless the list is cleared."""
     created: list[Path] = []
     try:
         yield created

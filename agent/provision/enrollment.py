@@ -1,8 +1,8 @@
-"""What a device is to be told: its name, its broker, who it is there, and whose bundles it trusts.
+"""The values that a device is enrolled with: its name, its broker, its credentials, and the keys it trusts.
 
-One value, from three places: flags, a file (TOML or JSON, for a first boot, where PEM text may stand in place
-of files' names so that one file is enough), and answers on a terminal. Flags go before the file. Read
-strictly: everything that is wrong is told at once.
+They come from flags, from a file, and from answers on a terminal; flags take precedence over the file. The
+file is TOML or JSON, for a first boot; it may contain PEM text in place of paths, so that one file is
+enough. All mistakes in it are reported at once.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from agent.errors import ConfigError, EnrollmentError
 from agent.mqtt.settings import parse_broker_url
 from agent.wire.topics import is_device_name
 
-# A file with a few certificates in it; the configuration's own limit.
+# Enough for a file with a few certificates; the configuration has the same limit.
 MAX_FILE_BYTES: Final = 1 << 20
 _LISTS: Final = ("trust", "groups")
 
 
 @dataclass(frozen=True, slots=True)
 class Enrollment:
-    """What a device is told.
+    """The values that a device is enrolled with.
 
     Attributes
     ----------
     device
-        Its name; None for the host's.
+        The device's name; None for the host's name.
     broker
-        URL.
+        The broker's URL.
     username, password, password_file
-        Who it is to the broker, if the broker asks for that.
+        Credentials for the broker, if it asks for them.
     ca
-        Authorities that may vouch for the broker, beside none of the system's.
+        Authorities for the broker's certificate, in place of the system's.
     certificate, key
-        The device's own.
+        The device's own certificate and private key.
     trust
         Public keys that bundles may be signed with.
     groups
-        Groups whose requests it shares.
+        Groups whose requests the device shares.
     state_dir
-        Where it keeps bundles; None for the usual place.
+        The folder for bundles; None for the default.
     folder
-        Where relative names of files begin.
+        The folder that relative paths start from.
     """
 
     device: str | None = None
@@ -63,17 +63,17 @@ class Enrollment:
     folder: Path = Path()
 
 
-# What a file may hold.
+# The keys of a file.
 KEYS: Final = tuple(entry.name for entry in fields(Enrollment) if entry.name != "folder")
 
 
 def read_enrollment(path: Path) -> Enrollment:
-    """Read a file.
+    """Read an enrollment from a TOML or JSON file.
 
     Raises
     ------
     EnrollmentError
-        If naming everything that is wrong with it.
+        If the file cannot be read, or has mistakes; the message names all of them.
     """
     try:
         with path.open("rb") as file:
@@ -91,45 +91,47 @@ def read_enrollment(path: Path) -> Enrollment:
 
 
 def parse_enrollment(document: Mapping[str, object], path: Path) -> Enrollment:
-    """Read what `read_enrollment` has parsed; relative names of files begin where `path` lies.
+    """Read an enrollment from a parsed document; relative paths start from the folder of `path`.
 
     Raises
     ------
     EnrollmentError
-        If naming everything that is wrong with it.
+        If the document has mistakes; the message names all of them.
     """
     mistakes: list[str] = []
     values: dict[str, Any] = {}
     for name, value in document.items():
         if name not in KEYS:
-            mistakes.append(f"{name}: no such key; expected are {', '.join(KEYS)}")
+            mistakes.append(f"{name}: unknown key, expected one of {', '.join(KEYS)}")
         elif name in _LISTS:
             items = [value] if isinstance(value, str) else value
             if isinstance(items, list) and all(isinstance(item, str) and item for item in items):
                 values[name] = tuple(items)
             else:
-                mistakes.append(f"{name}: expected a list of texts")
+                mistakes.append(f"{name}: expected a list of non-empty strings")
         elif isinstance(value, str) and value:
             values[name] = value
         else:
-            mistakes.append(f"{name}: expected a text")
+            mistakes.append(f"{name}: expected a non-empty string")
     if mistakes:
         raise EnrollmentError(f"{path} has mistakes:\n  " + "\n  ".join(mistakes))
     return Enrollment(**values, folder=path.parent)
 
 
 def check_enrollment(enrollment: Enrollment, *, enrolled: bool) -> None:
-    """Return if there is enough of it, and nothing contradicts.
+    """Check that the values are complete and do not contradict each other.
 
     Parameters
     ----------
+    enrollment
+        The values.
     enrolled
-        The device trusts a key already.
+        Whether the device already trusts a key.
 
     Raises
     ------
     EnrollmentError
-        If naming everything that is wrong.
+        If they are not; the message names all mistakes.
     """
     mistakes: list[str] = []
     tls = True
@@ -141,7 +143,7 @@ def check_enrollment(enrollment: Enrollment, *, enrolled: bool) -> None:
         except ConfigError as error:
             mistakes.append(f"--broker: {str(error).removeprefix('broker: ')}")
     if not enrollment.trust and not enrolled:
-        mistakes.append("--trust: expected the public key of whoever signs your bundles, got nothing")
+        mistakes.append("--trust: expected the public key that your bundles are signed with, got nothing")
     named = [("--device", enrollment.device)] if enrollment.device is not None else []
     mistakes += [
         f"{flag}: expected 1 to 64 letters, digits, '.', '_' or '-', got {name!r:.80}"
@@ -152,13 +154,13 @@ def check_enrollment(enrollment: Enrollment, *, enrolled: bool) -> None:
         mistakes.append("--certificate and --key: expected both, got one of them")
     secret = enrollment.password is not None or enrollment.password_file is not None
     if enrollment.password is not None and enrollment.password_file is not None:
-        mistakes.append("password: expected it, or the file that holds it, got both")
+        mistakes.append("password: expected password or password_file, got both")
     if secret and enrollment.username is None:
-        mistakes.append("--username: expected one beside the password, got nothing")
+        mistakes.append("--username: expected a user name with the password, got nothing")
     if not tls and (enrollment.ca or enrollment.certificate or enrollment.key):
-        mistakes.append("--broker: expected mqtts:// beside certificates, got mqtt://")
+        mistakes.append("--broker: expected mqtts:// with certificates, got mqtt://")
     if mistakes:
         raise EnrollmentError(
-            mistakes[0] if len(mistakes) == 1 else "this is not enough:\n  " + "\n  ".join(mistakes),
-            hint="edge-agent enroll --help has an example; on a terminal it asks for what is missing",
+            mistakes[0] if len(mistakes) == 1 else "the enrollment has mistakes:\n  " + "\n  ".join(mistakes),
+            hint="see the example in edge-agent enroll --help; on a terminal it asks for missing values",
         )

@@ -1,4 +1,4 @@
-"""What `enroll` asks for on a terminal: only what was not given, each with what an empty answer means."""
+"""The questions of `enroll` on a terminal: only for missing values, each with what an empty answer means."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agent.mqtt.settings import parse_broker_url
 from agent.provision.enrollment import Enrollment
 from agent.wire.topics import is_device_name
 
-# Somebody leans on the Enter key.
+# More wrong answers than this mean that nobody reads the questions.
 _MAX_TRIES: Final = 5
 
 
@@ -24,21 +24,21 @@ def ask(
     read: Callable[[str], str] = input,
     read_secret: Callable[[str], str] = getpass.getpass,
 ) -> Enrollment:
-    """Ask for what is missing.
+    """Ask for missing values, and return the enrollment with them.
 
     Parameters
     ----------
     enrollment
-        What was given.
+        The values given so far.
     trusts
-        The device trusts a key already.
+        Whether the device already trusts a key.
     read, read_secret
-        How an answer is had; the second shows nothing of it.
+        Show a question and return the answer; the second does not echo it.
 
     Raises
     ------
     ConfigError
-        If there were only wrong answers.
+        If all answers to a question were wrong.
     """
     host = socket.gethostname().partition(".")[0]
     if enrollment.device is None:
@@ -49,7 +49,7 @@ def ask(
         enrollment = replace(enrollment, broker=url)
     tls = parse_broker_url(enrollment.broker or "").tls
     if tls and enrollment.ca is None:
-        ca = read("File with the authority of the broker's certificate [the system's]: ").strip()
+        ca = read("File with the authority of the broker's certificate [use the system's]: ").strip()
         enrollment = replace(enrollment, ca=ca or None)
     if tls and enrollment.certificate is None and enrollment.key is None:
         certificate = read("File with this device's own certificate [none]: ").strip()
@@ -74,15 +74,15 @@ def _ask(read: Callable[[str], str], question: str, check: Callable[[str], str |
         if complaint is None:
             return answer
         question = f"{complaint}\n{question.rpartition(chr(10))[2]}"
-    raise ConfigError("no usable answer was given")
+    raise ConfigError(f"expected a valid answer, got {_MAX_TRIES} invalid ones")
 
 
 def _check_device(answer: str) -> str | None:
-    return None if is_device_name(answer) else "Expected are 1 to 64 letters, digits, '.', '_' or '-'."
+    return None if is_device_name(answer) else "Expected 1 to 64 letters, digits, '.', '_' or '-'."
 
 
 def _check_given(answer: str) -> str | None:
-    return None if answer else "Without it no bundle could ever be trusted."
+    return None if answer else "Without a key, the device cannot trust any bundle."
 
 
 def _check_url(answer: str) -> str | None:

@@ -1,7 +1,7 @@
-"""Values into the explained configuration file: its comments, and what else its owner wrote, stay.
+"""Writing values into the commented configuration file; comments and everything else in it are kept.
 
-Promises that the result says what the file said before, and the given values, and nothing else: it is parsed
-and compared. Does no I/O.
+Promises: the result has the old values and the given ones, and nothing else; it is
+parsed and compared. Does no I/O.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ def fill(text: str, values: Mapping[str, Value | None]) -> str:
     Parameters
     ----------
     text
-        A configuration file, as `sample_config` writes it or as its owner changed it.
+        A configuration file, as `sample_config` writes it or as edited since.
     values
-        By key, with the section in front: `broker.url`. None takes the key out.
+        By key with its section, as in `broker.url`. None removes the key.
 
     Returns
     -------
     str
-        Each value where its key stood, or stood in a comment; else at the end of its section.
+        The text with each value at its key, or at its commented-out key, or else at the end of its section.
 
     Raises
     ------
     ConfigError
-        If the text is no TOML, or written in a way that this cannot edit.
+        If the text is not TOML, or has a layout that cannot be edited.
     """
     before = _parse(text)
-    lines = text.removesuffix("\n").split("\n")  # splitlines() would also split inside of texts
+    lines = text.removesuffix("\n").split("\n")  # splitlines() would also split inside strings
     for name, value in values.items():
         section, _, key = name.rpartition(".")
         lines = _set(lines, section, key, None if value is None else f"{key} = {_toml(value)}")
@@ -48,8 +48,8 @@ def fill(text: str, values: Mapping[str, Value | None]) -> str:
     wanted = {**_flatten(before), **{name: _plain(value) for name, value in values.items()}}
     if _flatten(_parse(filled)) != {name: value for name, value in wanted.items() if value is not None}:
         raise ConfigError(
-            f"cannot write {', '.join(values)} into the configuration as it is laid out",
-            hint="write each key on a line of its own below its [section], or start from edge-agent config",
+            f"cannot write {', '.join(values)} into a configuration with this layout",
+            hint="put each key on its own line under its [section], or start from edge-agent config",
         )
     return filled
 
@@ -75,7 +75,7 @@ def _set(lines: list[str], section: str, key: str, statement: str | None) -> lis
 
 
 def _range(lines: list[str], section: str) -> tuple[int, int]:
-    """Return the lines of a section, (-1, -1) without one; those before the first section are `""`'s."""
+    """Return the range of a section's lines, or (-1, -1); lines before the first section belong to `""`."""
     first = 0 if not section else -1
     for at, line in enumerate(lines):
         match = _SECTION.fullmatch(line)
@@ -89,7 +89,7 @@ def _range(lines: list[str], section: str) -> tuple[int, int]:
 
 
 def _statement_end(lines: list[str], at: int, end: int) -> int:
-    """Return the line behind a statement, which may be an array of several lines."""
+    """Return the line after a statement, which may be an array over several lines."""
     for last in range(at + 1, end + 1):
         try:
             tomllib.loads("\n".join(lines[at:last]))
@@ -103,7 +103,7 @@ def _parse(text: str) -> dict[str, object]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"expected TOML: {error}", hint="mend it, or move it away") from error
+        raise ConfigError(f"expected TOML: {error}", hint="correct the file, or move it away") from error
 
 
 def _flatten(document: Mapping[str, object]) -> dict[str, object]:
@@ -124,7 +124,7 @@ def _toml(value: Value) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        # A basic string of TOML 1.0 escapes as JSON does, and DEL besides.
+        # A basic string of TOML 1.0 is escaped as in JSON; DEL must be escaped too.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, tuple):
         return "[" + ", ".join(_toml(item) for item in value) + "]"

@@ -1,1 +1,10 @@
-"""`edge-agent check`: one file for each thing that is looked at, from the clock to the broker."""
+"""The report of `edge-agent check`.
+
+::
+
+    finding.py       one line of the report
+    machine.py, identity.py, models.py, service.py    what is on the device
+    reach.py         a connection to the broker, or why there is none
+    rights.py        what the broker lets this device do, and how long a message takes
+    doctor.py        runs all of them
+"""

@@ -1,7 +1,7 @@
-"""A report on a device: everything that must be so for it to serve, each thing looked at for real.
+"""A report on a device: checks for real everything that it needs to serve.
 
-Promises to change nothing on the device, and on the broker nothing that stays; to go on after whatever is
-wrong, so that one report names all of it; and to yield each finding as soon as it is made.
+Promises: nothing changes on the device, and nothing lasting at the broker; a failure does not end the
+report, so that one report names everything that is wrong; each finding is yielded as soon as it is made.
 """
 
 from __future__ import annotations
@@ -20,58 +20,58 @@ from agent.provision.checks.finding import Finding, fail
 from agent.provision.checks.rights import check_broker
 
 
-def examine(path: Path | None, *, connect: bool, say: Callable[[str], None]) -> Iterator[Finding]:
-    """Look at everything.
+def examine(path: Path | None, *, connect: bool, progress: Callable[[str], None]) -> Iterator[Finding]:
+    """Check the machine, the service, the configuration, the models and the broker, and yield the findings.
 
     Parameters
     ----------
     path
-        The configuration; None where there is none.
+        The configuration file; None if there is none.
     connect
-        Try the broker too.
-    say
-        Called with what is being done, where it takes a while.
+        Connect to the broker too.
+    progress
+        Called with a line of text before each slow step.
     """
-    say("loading the libraries ...")
-    yield from machine.look_at_python()
+    progress("loading the libraries ...")
+    yield from machine.check_python()
     config: Config | None = None
     try:
-        # The unit's own environment, of which the configuration's defaults are made, is not ours.
+        # Some defaults come from the environment: here it is ours, not the unit's.
         config = load_config(path, {}, os.environ)
     except PermissionDeniedError as error:
         yield fail("configuration", str(error), "run it with sudo")
     except ConfigError as error:
         yield fail("configuration", " ".join(str(error).split()), error.hint or "edge-agent enroll")
     this = Machine.detect(configured=() if config is None else config.compatible)
-    yield from machine.look_at_processor(this)
-    yield from machine.look_at_clock()
-    yield from machine.look_at_memory()
-    yield from machine.look_at_heat()
-    yield from machine.look_at_sandbox(required=config is not None and config.worker.require_sandbox)
-    yield from service.look_at_service()
+    yield from machine.check_processor(this)
+    yield from machine.check_clock()
+    yield from machine.check_memory()
+    yield from machine.check_heat()
+    yield from machine.check_sandbox(required=config is not None and config.worker.require_sandbox)
+    yield from service.check_service()
     if config is not None:
-        yield from machine.look_at_disk(config.state_dir)
-        yield from _look_at_enrollment(path, config, this, connect, say)
+        yield from machine.check_disk(config.state_dir)
+        yield from _check_enrollment(path, config, this, connect, progress)
 
 
-def _look_at_enrollment(
-    path: Path | None, config: Config, this: Machine, connect: bool, say: Callable[[str], None]
+def _check_enrollment(
+    path: Path | None, config: Config, this: Machine, connect: bool, progress: Callable[[str], None]
 ) -> Iterator[Finding]:
-    yield from identity.look_at_configuration(path, config)
-    yield from identity.look_at_certificates(config)
-    yield from identity.look_at_keyring(config)
+    yield from identity.check_configuration(path, config)
+    yield from identity.check_certificates(config)
+    yield from identity.check_keyring(config)
     try:
         keyring = Keyring.from_dir(config.trust_dir)
     except ConfigError:
-        pass  # said already; nothing could be verified
+        pass  # reported above; nothing can be verified without a keyring
     else:
-        yield from models.look_at_models(config.state_dir, keyring, this, say)
+        yield from models.check_models(config.state_dir, keyring, this, progress)
     if connect:
-        say(f"trying {config.broker.url} ...")
-        yield from _look_at_broker(config)
+        progress(f"trying {config.broker.url} ...")
+        yield from _check_broker(config)
 
 
-def _look_at_broker(config: Config) -> list[Finding]:
+def _check_broker(config: Config) -> list[Finding]:
     serving = service.state().get("ActiveState") == "active"
     try:
         return asyncio.run(check_broker(config.broker, config.device, config.groups, serving=serving))

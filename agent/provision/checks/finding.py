@@ -1,4 +1,4 @@
-"""One line of a report on a device: what was looked at, what was found, what to do about it."""
+"""One line of a report on a device: what was checked, what was found, what to do about it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Level(StrEnum):
-    """How much a finding weighs."""
+    """How serious a finding is."""
 
     OK = "ok"
     WARN = "warn"
@@ -17,14 +17,14 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at.
+    """One thing that was checked.
 
     Attributes
     ----------
     level
-        `FAIL` where the device cannot do its work, `WARN` where it can and somebody should look.
+        `FAIL` if the device cannot do its work, `WARN` if it can but needs attention.
     subject
-        What was looked at, in a word or two.
+        What was checked, in a word or two.
     message
         What was found.
     hint
@@ -51,17 +51,17 @@ class Finding:
 
 
 def ok(subject: str, message: str) -> Finding:
-    """Return a finding that nothing follows from."""
+    """Return a finding that needs no action."""
     return Finding(Level.OK, subject, message)
 
 
 def warn(subject: str, message: str, hint: str) -> Finding:
-    """Return a finding that somebody should look at."""
+    """Return a finding that needs attention."""
     return Finding(Level.WARN, subject, message, hint)
 
 
 def fail(subject: str, message: str, hint: str) -> Finding:
-    """Return a finding that keeps the device from its work."""
+    """Return a finding that stops the device from doing its work."""
     return Finding(Level.FAIL, subject, message, hint)
 
 

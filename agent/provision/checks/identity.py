@@ -1,4 +1,4 @@
-"""Who a device is, in a report: its configuration, who may read it, its certificates, the keys it trusts."""
+"""A device's identity in a report: configuration, file permissions, certificates, trusted keys."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from agent.errors import ConfigError
 from agent.mqtt.settings import read_secret
 from agent.provision.checks.finding import Finding, fail, ok, warn
 from agent.provision.credentials import certificates, check_pair, read_credential
-from agent.provision.placing import SERVICE_GROUP
+from agent.provision.files import SERVICE_GROUP
 
 
-def look_at_configuration(path: Path | None, config: Config) -> Iterator[Finding]:
-    """Look at the configuration and at who may read it and what it names."""
+def check_configuration(path: Path | None, config: Config) -> Iterator[Finding]:
+    """Check the configuration, and who may read it and the secrets that it names."""
     broker, tls = config.broker, config.broker.tls
     yield ok("configuration", f"{path or 'no file'}: {config.device}, {broker.url}")
     if broker.tls is None and broker.host not in ("localhost", "127.0.0.1", "::1"):
         yield warn(
             "configuration",
-            "the connection is in the clear: names, pictures and passwords can be read on the way",
-            "give the broker TLS (docs/mosquitto/) and enroll again with mqtts://",
+            "the connection is not encrypted: others on the network can read names, images and passwords",
+            "set up TLS at the broker (docs/mosquitto/) and enroll again with mqtts://",
         )
     secrets = [path, broker.password_file, None if tls is None else tls.key]
     for secret in secrets:
         if secret is not None:
-            yield from _look_at_mode(secret)
+            yield from _check_mode(secret)
 
 
-def look_at_certificates(config: Config) -> Iterator[Finding]:
-    """Look at the dates of certificates, and whether they and the password can be used."""
+def check_certificates(config: Config) -> Iterator[Finding]:
+    """Check the dates of the certificates, and that they and the password can be used."""
     now = datetime.datetime.now(datetime.UTC)
     tls = config.broker.tls
     try:
         if tls is not None and tls.ca is not None:
             dates = certificates(read_credential(str(tls.ca), Path(), "broker.ca"), f"broker.ca {tls.ca}")
-            # Of several authorities one may have expired for good reasons: the latest counts.
+            # One of several authorities may have expired already: the one that lasts longest counts.
             yield max(dates, key=lambda one: one.until).finding("authority", now)
         if tls is not None and tls.certificate is not None and tls.key is not None:
             raw = read_credential(str(tls.certificate), Path(), "broker.certificate")
@@ -54,8 +54,8 @@ def look_at_certificates(config: Config) -> Iterator[Finding]:
         yield fail("certificate", str(error), error.hint or "enroll again, with --force")
 
 
-def look_at_keyring(config: Config) -> Iterator[Finding]:
-    """Look at the keys that bundles may be signed with."""
+def check_keyring(config: Config) -> Iterator[Finding]:
+    """Check the keys that bundles may be signed with."""
     folder = config.trust_dir
     try:
         keyring = Keyring.from_dir(folder)
@@ -72,10 +72,10 @@ def look_at_keyring(config: Config) -> Iterator[Finding]:
     for path in (folder, *sorted(folder.iterdir())):
         mode = path.stat().st_mode
         if mode & (stat.S_IWGRP | stat.S_IWOTH):
-            yield fail("keyring", f"{path} can be written by others than its owner", f"chmod go-w {path}")
+            yield fail("keyring", f"{path} is writable by users other than its owner", f"chmod go-w {path}")
 
 
-def _look_at_mode(path: Path) -> Iterator[Finding]:
+def _check_mode(path: Path) -> Iterator[Finding]:
     try:
         status = path.stat()
     except OSError as error:
@@ -84,17 +84,15 @@ def _look_at_mode(path: Path) -> Iterator[Finding]:
     if status.st_mode & (stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP):
         yield warn(
             "configuration",
-            f"{path} can be read or written by others (mode {stat.S_IMODE(status.st_mode):04o})",
+            f"{path} is readable or writable by others (mode {stat.S_IMODE(status.st_mode):04o})",
             f"chmod 0640 {path}; chown root:{SERVICE_GROUP} {path}",
         )
     if os.geteuid() == 0 and not _service_reads(status):
-        yield fail(
-            "configuration", f"{path} cannot be read by the service", f"chown root:{SERVICE_GROUP} {path}"
-        )
+        yield fail("configuration", f"the service cannot read {path}", f"chown root:{SERVICE_GROUP} {path}")
 
 
 def _service_reads(status: os.stat_result) -> bool:
-    """Return whether the service's user may read a file; true where there is no such user."""
+    """Return whether the service's user may read a file; True if there is no such user."""
     try:
         uid, gid = pwd.getpwnam(SERVICE_GROUP).pw_uid, grp.getgrnam(SERVICE_GROUP).gr_gid
     except KeyError:

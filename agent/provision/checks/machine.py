@@ -1,7 +1,7 @@
 """The machine in a report: Python and its libraries, processor, clock, disk, memory, heat, sandbox.
 
-Promises to change nothing. What could crash this process (a library of another processor) or cannot be
-undone (a sandbox) is tried in a process of its own.
+Promises to change nothing. A check that could crash this process (a library for another processor) or cannot
+be undone (a sandbox) runs in a separate process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from agent.provision.checks.finding import Finding, fail, ok, warn
 
 _MIB: Final = 1 << 20
 _PROBE_LIMIT_S: Final = 120
-# Under an emulator and on a first Pi importing takes seconds.
+# Importing takes seconds under an emulator and on a first-generation Pi.
 _IMPORTS: Final = """
 import importlib.metadata as m
 import cryptography, numpy, paho.mqtt, PIL.Image, tvm_ffi
@@ -43,22 +43,22 @@ from agent.worker import sandbox
 status = sandbox.close_files(sandbox.Limits())
 print(int(status.complete), status)
 """
-# adjtimex(2): what it returns for a clock that nobody keeps right.
+# adjtimex(2): returned for a clock that is not synchronised.
 _TIME_ERROR: Final = 5
-# As a worker or two take; below it the kernel looks for somebody to end.
+# What one or two workers take; with less, the kernel starts to kill processes.
 _LOW_MEMORY_BYTES: Final = 64 * _MIB
-# Raspberry Pi's firmware, "get_throttled": bits now, and the same 16 higher since it booted.
+# Raspberry Pi's firmware, "get_throttled": these bits for now, and 16 bits higher for "since boot".
 _THROTTLED: Final = {
     0: "the supply voltage is too low",
-    1: "the processor is held at a lower frequency",
-    2: "it is throttled",
+    1: "the processor's frequency is capped",
+    2: "the processor is throttled",
     3: "the soft temperature limit is reached",
 }
 _HOT_C: Final = 80.0
 
 
-def look_at_python() -> Iterator[Finding]:
-    """Look at the interpreter and load every library that serving needs."""
+def check_python() -> Iterator[Finding]:
+    """Check the interpreter, and load every library that serving needs."""
     mine = f"edge-agent {agent.__version__}, Python {platform.python_version()}"
     done = _run(_IMPORTS)
     if done.returncode == 0:
@@ -67,15 +67,15 @@ def look_at_python() -> Iterator[Finding]:
         yield fail(
             "python",
             f"{mine}: loading its libraries ended with signal {-done.returncode}",
-            "the package may be for another processor: dpkg --print-architecture",
+            "check that the package is for this processor: dpkg --print-architecture",
         )
     else:
-        last = (done.stderr.strip().splitlines() or ["nothing was said"])[-1]
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         yield fail("python", f"{mine}: a library cannot be loaded: {last}", "install the package again")
 
 
-def look_at_processor(machine: Machine) -> Iterator[Finding]:
-    """Name the processor and what kernels may use of it."""
+def check_processor(machine: Machine) -> Iterator[Finding]:
+    """Name the processor and the features that kernels may use."""
     name = ", ".join(part for part in (machine.board, machine.cpu_model) if part) or machine.arch
     needed = {"aarch64": "asimd", "armv7l": "neon", "x86_64": "avx2"}.get(machine.arch)
     text = f"{name}: {machine.arch}, {os.cpu_count()} cores, glibc {machine.glibc}"
@@ -83,20 +83,22 @@ def look_at_processor(machine: Machine) -> Iterator[Finding]:
     known = ("asimd", "asimddp", "asimdhp", "i8mm", "neon", "vfpv4", "avx2", "fma", "avx512f", "avx512_vnni")
     text += f"; {' '.join(word for word in known if word in machine.features) or 'no vector units known'}"
     if needed is not None and needed not in machine.features:
-        yield warn("processor", text, f"most bundles need {needed}; compile with a --target that does not")
+        yield warn(
+            "processor", text, f"most bundles need {needed}; compile with a --target that does without it"
+        )
     else:
         yield ok("processor", text)
 
 
-def look_at_clock(*, now_s: float | None = None, state: int | None = None) -> Iterator[Finding]:
-    """Compare the clock with what it cannot be before, and ask the kernel whether somebody keeps it right.
+def check_clock(*, now_s: float | None = None, state: int | None = None) -> Iterator[Finding]:
+    """Check that the clock is later than the agent's build, and that the kernel reports it synchronised.
 
     Parameters
     ----------
     now_s
-        Seconds since 1970; the clock's own by default.
+        Seconds since 1970; by default the clock's time.
     state
-        What adjtimex(2) returns; asked by default.
+        The result of adjtimex(2); by default it is called.
     """
     now_s = time.time() if now_s is None else now_s
     state = _clock_state() if state is None else state
@@ -105,32 +107,36 @@ def look_at_clock(*, now_s: float | None = None, state: int | None = None) -> It
     if now_s < built_s - 86_400:
         yield fail(
             "clock",
-            f"it says {today}, which is before this agent was made",
-            "no certificate holds in the past: timedatectl set-ntp true, or set it by hand",
+            f"it says {today}, which is before this agent was built",
+            "set it, or no certificate is valid: timedatectl set-ntp true",
         )
     elif state == _TIME_ERROR:
-        yield warn("clock", f"it says {today}, and nothing keeps it right", "timedatectl set-ntp true")
+        yield warn(
+            "clock", f"it says {today}, and is not synchronised", "synchronise it: timedatectl set-ntp true"
+        )
     else:
         yield ok("clock", f"{today}, synchronised")
 
 
-def look_at_disk(state_dir: Path) -> Iterator[Finding]:
-    """Look at the space for bundles."""
-    there = state_dir
-    while not there.exists() and there != there.parent:
-        there = there.parent
-    usage = shutil.disk_usage(there)
-    text = f"{usage.free / 1e9:.1f} GB of {usage.total / 1e9:.1f} GB are free where {state_dir} is"
+def check_disk(state_dir: Path) -> Iterator[Finding]:
+    """Check the free space for bundles."""
+    existing = state_dir
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    usage = shutil.disk_usage(existing)
+    text = f"{usage.free / 1e9:.1f} GB of {usage.total / 1e9:.1f} GB are free for {state_dir}"
     if usage.free < SPACE_MARGIN_BYTES:
-        yield fail("disk", text, "no bundle is taken below 16 MiB: free some (journalctl --vacuum-size=50M)")
+        yield fail(
+            "disk", text, "free at least 16 MiB, or no bundle is accepted: journalctl --vacuum-size=50M"
+        )
     elif usage.free < 8 * SPACE_MARGIN_BYTES:
-        yield warn("disk", text, "a larger bundle will not fit: journalctl --vacuum-size=50M, apt clean")
+        yield warn("disk", text, "free some for larger bundles: journalctl --vacuum-size=50M, apt clean")
     else:
         yield ok("disk", text)
 
 
-def look_at_memory(root: Path = Path("/")) -> Iterator[Finding]:
-    """Look at the memory that is left, and whether the service's limit on it means anything."""
+def check_memory(root: Path = Path("/")) -> Iterator[Finding]:
+    """Check the available memory, and whether the kernel can enforce the service's limit on it."""
     found = {
         key: int(value.split()[0]) * 1024
         for key, _, value in (line.partition(":") for line in _text(root / "proc/meminfo").splitlines())
@@ -139,7 +145,7 @@ def look_at_memory(root: Path = Path("/")) -> Iterator[Finding]:
     available, total = found.get("MemAvailable", 0), found.get("MemTotal", 0)
     text = f"{available / _MIB:.0f} MiB of {total / _MIB:.0f} MiB are available"
     if available < _LOW_MEMORY_BYTES:
-        yield warn("memory", text, "a model may not start: stop something else, or run smaller models")
+        yield warn("memory", text, "stop other programs or run smaller models, or a model may not start")
     else:
         yield ok("memory", text)
     controllers = _text(root / "sys/fs/cgroup/cgroup.controllers")
@@ -147,13 +153,13 @@ def look_at_memory(root: Path = Path("/")) -> Iterator[Finding]:
     if booted and controllers and "memory" not in controllers.split():
         yield warn(
             "memory",
-            "the kernel counts no memory for services: MemoryMax= of the unit has no effect",
-            "add cgroup_enable=memory to the line in /boot/firmware/cmdline.txt, and restart",
+            "the kernel does not account memory for services: MemoryMax= of the unit has no effect",
+            "add cgroup_enable=memory to the line in /boot/firmware/cmdline.txt, and reboot",
         )
 
 
-def look_at_heat(root: Path = Path("/")) -> Iterator[Finding]:
-    """Look at the temperature, and whether the processor is slowed down for it or for its supply."""
+def check_heat(root: Path = Path("/")) -> Iterator[Finding]:
+    """Check the temperature, and whether heat or a weak power supply slows the processor down."""
     read = [_text(zone) for zone in sorted((root / "sys/class/thermal").glob("thermal_zone*/temp"))]
     degrees = [int(text) / 1000 for text in read if text.strip().lstrip("-").isdigit()]
     firmware = sorted((root / "sys/devices/platform").glob("soc*/*firmware*/get_throttled"))
@@ -162,35 +168,35 @@ def look_at_heat(root: Path = Path("/")) -> Iterator[Finding]:
     now = [words for bit, words in _THROTTLED.items() if bits >> bit & 1]
     before = [words for bit, words in _THROTTLED.items() if bits >> bit + 16 & 1]
     text = f"{max(degrees):.0f} °C" if degrees else "no sensor"
-    hint = "a larger heat sink or a fan; for the voltage the maker's own power supply"
+    hint = "add a heat sink or a fan; for low voltage, use the manufacturer's power supply"
     if now:
         yield warn("heat", f"{text}; {', '.join(now)}", hint)
     elif before:
-        yield warn("heat", f"{text}; since it booted: {', '.join(before)}", hint)
+        yield warn("heat", f"{text}; since boot: {', '.join(before)}", hint)
     elif degrees and max(degrees) >= _HOT_C:
         yield warn("heat", text, hint)
     else:
         yield ok("heat", text)
 
 
-def look_at_sandbox(*, required: bool) -> Iterator[Finding]:
-    """Close a worker's sandbox in a process of its own, and say what the kernel gave."""
+def check_sandbox(*, required: bool) -> Iterator[Finding]:
+    """Enter a worker's sandbox in a separate process, and report what the kernel supports."""
     done = _run(_SANDBOX)
     complete, _, status = done.stdout.strip().partition(" ")
     if done.returncode == 0 and complete == "1":
         yield ok("sandbox", f"workers get {status}")
         return
-    text = f"workers get {status}" if status else f"it cannot be closed: {done.stderr.strip()[-200:]}"
-    hint = "Landlock needs Linux 5.13 and lsm=landlock,... in /boot/firmware/cmdline.txt (docs/sandbox.md)"
+    text = f"workers get {status}" if status else f"it cannot be set up: {done.stderr.strip()[-200:]}"
+    hint = "use Linux 5.13 or later, with lsm=landlock,... in /boot/firmware/cmdline.txt (docs/sandbox.md)"
     yield (
-        fail("sandbox", f"{text}, and worker.require_sandbox asks for all", hint)
+        fail("sandbox", f"{text}, but worker.require_sandbox demands a complete one", hint)
         if required
         else warn("sandbox", text, hint)
     )
 
 
 def _run(program: str) -> subprocess.CompletedProcess[str]:
-    # Where our own modules are found has to be said only where this is no installed environment.
+    # The path of our own modules matters only when they are not installed.
     path = os.pathsep.join([str(Path(agent.__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
     try:
         return subprocess.run(  # noqa: S603 - our own interpreter and text
@@ -207,7 +213,7 @@ def _run(program: str) -> subprocess.CompletedProcess[str]:
 
 
 def _clock_state() -> int:
-    # struct timex with modes = 0 only asks; 512 bytes hold it on every architecture.
+    # struct timex with modes = 0 changes nothing; it fits into 512 bytes on every architecture.
     try:
         return int(ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512)))
     except (OSError, AttributeError):

@@ -1,8 +1,8 @@
 """A connection to the broker, or why there is none: name, port, TLS, certificate, credentials.
 
-Promises a `Diagnosis` that names the cause and not the symptom: where the first attempt leaves two causes
-open (a port that hangs up may speak TLS, or not), it looks again, and sends neither credentials nor a name
-then. Leaves to `rights` what the broker allows once it has taken us.
+Promises an error that names the cause and not the symptom: if the first attempt leaves two causes open (a
+port that hangs up may or may not speak TLS), it looks a second time, then without credentials or a client
+name. Leaves to `rights` what the broker allows once we are connected.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from agent.mqtt.reason_codes import SILENCE, Reason, reason
 from agent.mqtt.settings import BrokerSettings
 from agent.mqtt.transport import open_socket
 
-# For a second look: the broker has answered something before, so it is not far.
+# For the second look: the broker has answered once, so it is near.
 _LOOK_S: Final = 5.0
-# An alert follows a refused handshake at once (RFC 8446, 4.4.2.4: after the client thinks that it is done).
+# An alert follows a refused handshake at once, but only after the client believes
+# it is done (RFC 8446, 4.4.2.4).
 _ALERT_S: Final = 2.0
 
 
@@ -40,12 +41,12 @@ async def reach(
     Returns
     -------
     Connection
-        It stands, and is the caller's to close.
+        An open connection, which the caller closes.
 
     Raises
     ------
     UnreachableError
-        If there is none.
+        If there is no connection; the error says why.
     ConfigError
         If a file with a password or certificate cannot be used.
     """
@@ -90,7 +91,7 @@ async def _diagnose_refusal(why: Reason, settings: BrokerSettings) -> Diagnosis:
 
 
 async def _speaks_plain(settings: BrokerSettings) -> bool:
-    """Return whether a CONNECT without anything in it is answered in the clear."""
+    """Return whether the broker answers an empty CONNECT without TLS."""
     plain = replace(settings, tls=None, username=None, password_file=None, password=None)
     probe = Engine("", MQTT_5, callbacks=Callbacks.ignore(), bare=True)
     try:
@@ -103,7 +104,7 @@ async def _speaks_plain(settings: BrokerSettings) -> bool:
 
 
 async def _alert(settings: BrokerSettings) -> ssl.SSLError | None:
-    """Return what the broker says after a handshake that only it takes for failed (TLS 1.3)."""
+    """Return the alert that a broker of TLS 1.3 sends after the client believes the handshake is done."""
     sock = await open_socket(settings)
     try:
         end_s = asyncio.get_running_loop().time() + _ALERT_S
@@ -123,9 +124,9 @@ async def _alert(settings: BrokerSettings) -> ssl.SSLError | None:
 
 
 def _certificate_names(host: str, port: int) -> tuple[str, ...] | None:
-    """Return the names on the certificate that is shown at a port; None where no TLS is spoken.
+    """Return the names on the certificate that a port presents; None if it does not speak TLS.
 
-    Nothing is sent there but the hello, and what comes is only shown: so nothing needs to be trusted.
+    Only a TLS hello is sent, and the names are only shown to the user, so nothing needs to be trusted.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
@@ -137,7 +138,7 @@ def _certificate_names(host: str, port: int) -> tuple[str, ...] | None:
         ):
             raw = wrapped.getpeercert(binary_form=True)
     except ssl.SSLError as error:
-        # An alert is TLS; a hang-up is not.
+        # An alert proves TLS; a closed connection does not.
         return () if "ALERT" in (error.reason or "") else None
     except OSError:
         return None

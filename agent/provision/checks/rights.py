@@ -1,11 +1,11 @@
 """What the broker lets this device do, and how long a message takes there and back.
 
-Promises to try each kind of topic that the agent writes and reads, under names that no model and no job has,
-with empty messages that nobody keeps: a running agent of this name, and whoever watches it, see nothing of
-consequence. Leaves making the connection to `reach`.
+Promises to try each kind of topic that the agent writes and reads, under names that no model and no job
+has, and with empty messages that are not kept: a running agent of this name and its clients see nothing
+that matters. Leaves connecting to `reach`.
 
-A refusal to publish is told by MQTT 5 alone; a broker of 3.1.1 drops the message without a word. So there is
-one message that has to come back, on the topic where requests come from.
+Only MQTT 5 reports that a publication was refused; a broker of 3.1.1 silently drops the message. Therefore
+one message must come back, on the topic where requests arrive.
 """
 
 from __future__ import annotations
@@ -41,37 +41,37 @@ from agent.wire.topics import (
     infer_filter,
 )
 
-# Of no model, job or bundle; a valid name of each.
+# Valid names that no model, job or bundle has.
 _PROBE: Final = "edge-agent-check"
 _ECHO: Final = "edge-agent-check-echo"
 _NO_DIGEST: Final = "0" * 64
-# An answer from a broker that has just greeted us.
+# Time for an answer from a broker that has just accepted us.
 _ANSWER_S: Final = 5.0
 _SHORT_LIVED: Final = Properties(expiry_s=5)
 _ROUND_TRIPS: Final = 9
-# Delayed acknowledgement is 40 ms in Linux (TCP_DELACK_MIN); half of it is no coincidence of a slow network.
+# Linux delays acknowledgements by 40 ms (TCP_DELACK_MIN); a slow network alone rarely adds half of that.
 _DELAY_S: Final = 0.020
 _SLOW_S: Final = 0.250
 
-_ACCESS_HINT: Final = "give the device its topics; docs/mosquitto/edge.acl has an access list"
+_ACCESS_HINT: Final = "allow the device its topics: docs/mosquitto/edge.acl has an access list"
 
 
 async def check_broker(
     settings: BrokerSettings, device: str, groups: Sequence[str], *, serving: bool = False
 ) -> list[Finding]:
-    """Connect as the device and try what it will do.
+    """Connect as the device, and try everything it will do there.
 
     Parameters
     ----------
     settings, device, groups
         As configured.
     serving
-        An agent is known to serve on this machine: it may be online under this name.
+        Whether an agent serves on this machine, so that this name may be online.
 
     Raises
     ------
     UnreachableError
-        If there is no connection.
+        If there is no connection; the error says why.
     ConfigError
         If a file with a password or certificate cannot be used.
     """
@@ -82,7 +82,7 @@ async def check_broker(
     try:
         version = "5" if connection.version == MQTT_5 else "3.1.1"
         tls = "TLS" if settings.tls is not None else "no TLS"
-        findings = [ok("broker", f"{settings.url} took us in {took_ms:.0f} ms: MQTT {version}, {tls}")]
+        findings = [ok("broker", f"{settings.url} accepted us in {took_ms:.0f} ms: MQTT {version}, {tls}")]
         findings += await _subscriptions(connection, device, groups)
         findings += await _publications(connection, device)
         findings += await _requests(connection, probe)
@@ -95,7 +95,7 @@ async def check_broker(
 
 
 class _Probe:
-    """What has come to the check's connection."""
+    """The messages that the check's connection has received."""
 
     def __init__(self, device: str) -> None:
         self.device = device
@@ -118,12 +118,12 @@ class _Probe:
             self._state = message.payload
 
     async def ask(self, connection: Connection) -> bool:
-        """Send one request to ourselves; return whether we may, once it has come.
+        """Send one request to ourselves and wait for it; return False if we may not send it.
 
         Raises
         ------
         TimeoutError
-            If it was taken, and did not come.
+            If the broker accepted the request and it did not arrive.
         """
         async with asyncio.timeout(_ANSWER_S):
             if (await connection.publish(self.topic, b"", properties=_SHORT_LIVED)).failed:
@@ -132,14 +132,14 @@ class _Probe:
         return True
 
     def presence(self, *, serving: bool) -> list[Finding]:
-        """Say whether somebody of this name is there already."""
+        """Return a warning if a device of this name is already online."""
         with contextlib.suppress(ValueError, AttributeError):
             if json.loads(self._state).get("state") == "online" and not serving:
                 return [
                     warn(
                         "device",
-                        f"a device called {self.device} is online at this broker already",
-                        "two devices with one name throw each other out: give this one another --device",
+                        f"a device named {self.device} is already online at this broker",
+                        "give this one another --device: two devices with one name evict each other",
                     )
                 ]
         return []
@@ -163,7 +163,7 @@ async def _subscriptions(connection: Connection, device: str, groups: Sequence[s
 
 
 async def _publications(connection: Connection, device: str) -> list[Finding]:
-    # Empty and retained: such a message takes away what is retained there, and there is nothing.
+    # An empty retained message removes the retained message of its topic, and these topics have none.
     topics = [
         (format_topic(ModelState(device, _PROBE)), True),
         (format_topic(Job(device, _PROBE)), True),
@@ -177,8 +177,8 @@ async def _publications(connection: Connection, device: str) -> list[Finding]:
             return [fail("rights", f"the broker did not acknowledge a message on {topic}", _ACCESS_HINT)]
         if sent.result().failed:
             return [fail("rights", f"{device} may not write {topic}: {sent.result()}", _ACCESS_HINT)]
-    said = "" if connection.version == MQTT_5 else " (as far as MQTT 3.1.1 tells)"
-    return [ok("rights", f"{device} may write its states, jobs and answers{said}")]
+    caveat = "" if connection.version == MQTT_5 else " (as far as MQTT 3.1.1 reports it)"
+    return [ok("rights", f"{device} may write its states, jobs and answers{caveat}")]
 
 
 async def _requests(connection: Connection, probe: _Probe) -> list[Finding]:
@@ -188,33 +188,33 @@ async def _requests(connection: Connection, probe: _Probe) -> list[Finding]:
         return [
             fail(
                 "rights",
-                f"a request for {probe.device} was taken by the broker and did not reach the device",
+                f"the broker accepted a request for {probe.device}, but it did not reach the device",
                 _ACCESS_HINT,
             )
         ]
     if not allowed:
-        return [ok("rights", "requests may be sent by others alone, so that their way was not tried")]
+        return [ok("rights", "only other clients may send requests, so none was tried")]
     return [ok("rights", "a request for this device reaches it")]
 
 
 async def _delay(echo: Connection, settings: BrokerSettings, probe: _Probe) -> Finding:
-    """Measure QoS 1 there and back: as the agent has it, and as a client has it that acknowledges late.
+    """Measure a QoS 1 round trip, first as the agent does it, then with delayed acknowledgements.
 
-    `echo` answers what a second connection asks, for the delay needs both: Nagle's algorithm holds an answer
-    back until the acknowledgement of the question has itself been acknowledged.
+    `echo` answers a second connection, because the delay needs two: Nagle's algorithm holds an answer back
+    until the acknowledgement of the question has itself been acknowledged.
     """
     probe.echo = echo
     ours_s = await _median_round_trip(settings, probe.device)
     others_s = await _median_round_trip(replace(settings, quick_ack=False), probe.device)
-    took = f"a message takes {ours_s * 1000:.1f} ms there and back at QoS 1"
+    took = f"a round trip at QoS 1 takes {ours_s * 1000:.1f} ms"
     if others_s - ours_s > _DELAY_S:
         return warn(
             "delay",
-            f"{took}; for clients of other makes {others_s * 1000:.0f} ms: the broker delays small ones",
-            "mosquitto: set_tcp_nodelay true (Nagle's algorithm; agents and edgebundle do not wait for it)",
+            f"{took}; other client libraries take {others_s * 1000:.0f} ms: the broker delays small messages",
+            "mosquitto: set_tcp_nodelay true (only other clients wait for Nagle's algorithm)",
         )
     if ours_s > _SLOW_S:
-        return warn("delay", took, "the way to the broker is long, or it is busy: ping it, see its load")
+        return warn("delay", took, "check the network (ping) and the broker's load")
     return ok("delay", took)
 
 

@@ -1,4 +1,4 @@
-"""The service of a device, as systemd sees it."""
+"""A device's service, as systemd reports it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agent.errors import ConfigError
 from agent.provision.checks.finding import Finding, fail, ok, warn
 
 UNIT: Final = "edge-agent.service"
-# Starting takes as long as loading the models does; systemd itself gives up after TimeoutStartSec.
+# Starting takes as long as loading the models; systemd itself gives up after TimeoutStartSec.
 _START_LIMIT_S: Final = 300
 _ASK_LIMIT_S: Final = 20
 
@@ -23,7 +23,7 @@ def systemd_runs() -> bool:
 
 
 def state() -> dict[str, str]:
-    """Return what systemd says of the unit; empty without systemd or without the unit."""
+    """Return the unit's properties by name; empty without systemd or without the unit."""
     if not systemd_runs():
         return {}
     names = "LoadState,ActiveState,SubState,UnitFileState,NRestarts,Result,ConditionResult,ExecMainStatus"
@@ -32,14 +32,18 @@ def state() -> dict[str, str]:
     return found if found.get("LoadState") == "loaded" else {}
 
 
-def look_at_service() -> Iterator[Finding]:
-    """Look at the unit's state."""
+def check_service() -> Iterator[Finding]:
+    """Check the state of the unit."""
     if not systemd_runs():
-        yield ok("service", "no systemd runs here: whoever started the agent looks after it")
+        yield ok(
+            "service", "systemd is not running here: the agent must be started and restarted by other means"
+        )
         return
     found = state()
     if not found:
-        yield warn("service", f"{UNIT} is not installed", "install the package, or run edge-agent by hand")
+        yield warn(
+            "service", f"{UNIT} is not installed", "install the package, or run edge-agent run yourself"
+        )
         return
     active, restarts = found.get("ActiveState", ""), found.get("NRestarts", "0")
     text = f"{active} ({found.get('SubState', '')}), {found.get('UnitFileState', '')}"
@@ -53,13 +57,13 @@ def look_at_service() -> Iterator[Finding]:
             "service", f"{text}: the configuration is wrong", f"journalctl -u {UNIT} -n 20 names the key"
         )
     elif found.get("ConditionResult") == "no":
-        yield fail("service", f"{text}: no key to trust", f"edge-agent enroll, then systemctl start {UNIT}")
+        yield fail("service", f"{text}: no trusted key", f"edge-agent enroll, then systemctl start {UNIT}")
     else:
         yield fail("service", f"{text}, result {found.get('Result', '')}", f"sudo systemctl start {UNIT}")
 
 
 def restart() -> None:
-    """Start the service, or start it again with its new configuration; return when it serves.
+    """Start or restart the service, and return when it serves.
 
     Raises
     ------
@@ -67,10 +71,10 @@ def restart() -> None:
         If it did not start.
     """
     if not systemd_runs():
-        raise ConfigError("--start: no systemd runs here", hint="edge-agent run starts it by hand")
+        raise ConfigError("--start: systemd is not running here", hint="start the agent with edge-agent run")
     done = _systemctl("restart", UNIT, limit_s=_START_LIMIT_S)
     if done.returncode or state().get("ActiveState") != "active":
-        last = (done.stderr.strip().splitlines() or ["it is not active"])[-1]
+        last = (done.stderr.strip().splitlines() or ["the unit is not active"])[-1]
         raise ConfigError(f"{UNIT} did not start: {last}", hint=f"journalctl -u {UNIT} -n 20")
 
 

@@ -305,13 +305,13 @@ if os.geteuid() == 0:
     os.setgid(65534); os.setuid(65534)
 from pathlib import Path
 from agent.errors import ConfigError
-from agent.provision.placing import require_writable
+from agent.provision.files import require_writable
 try:
     require_writable(Path({str(folder)!r}) / "agent.toml")
 except ConfigError as error:
     print(error, "|", error.hint)
 """
-    preload = "import agent.errors, agent.provision.placing\n"
+    preload = "import agent.errors, agent.provision.files\n"
     for parent in (folder, *folder.parents[:3]):
         if parent.stat().st_uid == os.geteuid() and parent != folder:
             parent.chmod(parent.stat().st_mode | 0o111)
@@ -320,5 +320,5 @@ except ConfigError as error:
     )
     assert done.stdout == (
         f"cannot write {folder}/agent.toml: Permission denied | "
-        "run it with sudo, or name a folder of your own with --config\n"
+        "run it with sudo, or give a folder of your own with --config\n"
     )

@@ -35,8 +35,8 @@ def test_all_mistakes_of_a_file_are_told_at_once(tmp_path: Path) -> None:
     message = str(caught.value)
     assert caught.value.exit_code == 4
     for expected in (
-        "colour: no such key",
-        "broker: expected a text",
+        "colour: unknown key",
+        "broker: expected a non-empty string",
         "trust: expected a list",
         "device: exp",
     ):
@@ -61,9 +61,9 @@ def test_a_file_that_is_none_is_refused_in_a_line(tmp_path: Path, content: bytes
         ({"device": "a/b"}, "--device: expected 1 to 64"),
         ({"groups": ("replies",)}, "--group: expected 1 to 64"),
         ({"certificate": "c"}, "--certificate and --key: expected both"),
-        ({"password": "x"}, "--username: expected one"),
+        ({"password": "x"}, "--username: expected a user name"),
         ({"username": "u", "password": "x", "password_file": "y"}, "got both"),
-        ({"broker": "mqtt://b", "ca": "c"}, "expected mqtts:// beside certificates"),
+        ({"broker": "mqtt://b", "ca": "c"}, "expected mqtts:// with certificates"),
     ],
 )
 def test_what_is_missing_or_contradicts_is_told(changes: dict[str, object], expected: str) -> None:
@@ -111,5 +111,5 @@ def test_wrong_answers_are_asked_again_and_empty_ones_take_the_default() -> None
 
 
 def test_somebody_who_never_answers_is_not_asked_for_ever() -> None:
-    with pytest.raises(ConfigError, match="no usable answer"):
+    with pytest.raises(ConfigError, match="expected a valid answer"):
         ask(Enrollment(device="k"), trusts=True, read=answers(*["nonsense"] * 9), read_secret=answers())

@@ -92,7 +92,7 @@ def test_everything_that_is_wrong_is_in_one_report(tmp_path: Path, trust: Path) 
     for start, part in (
         ("fail  keyring", "expected a public key in PEM"),
         ("fail  broker", "nothing listens at mqtt://127.0.0.1:"),
-        ("warn  configuration", "can be read or written by others (mode 0644)"),
+        ("warn  configuration", "is readable or writable by others (mode 0644)"),
     ):
         [line] = [line for line in lines if line.startswith(start)]
         assert part in line
@@ -110,28 +110,28 @@ def test_without_a_configuration_the_machine_is_looked_at_all_the_same(tmp_path:
 @pytest.mark.parametrize(
     ("year", "state", "level", "part"),
     [
-        (1970, 0, "fail", "before this agent was made"),
-        (2031, 5, "warn", "nothing keeps"),
+        (1970, 0, "fail", "before this agent was built"),
+        (2031, 5, "warn", "not synchronised"),
         (2031, 0, "ok", ""),
     ],
 )
 def test_a_clock_that_is_wrong_is_found(year: int, state: int, level: str, part: str) -> None:
     now_s = datetime.datetime(year, 6, 1, tzinfo=datetime.UTC).timestamp()
-    found = one(machine.look_at_clock(now_s=now_s, state=state))
+    found = one(machine.check_clock(now_s=now_s, state=state))
     assert (found.level.value, part in found.message) == (level, True)
     assert str(year) in found.message
 
 
 def test_this_machines_clock_is_asked() -> None:
-    assert one(machine.look_at_clock()).message.count(f"{time.gmtime().tm_year}") == 1
+    assert one(machine.check_clock()).message.count(f"{time.gmtime().tm_year}") == 1
 
 
 @pytest.mark.parametrize(
     ("bits", "millidegrees", "level", "part"),
     [
         ("0", "48312", "ok", "48 °C"),
-        ("50005", "62000", "warn", "voltage is too low, it is throttled"),
-        ("50000", "62000", "warn", "since it booted: the supply voltage is too low, it is throttled"),
+        ("50005", "62000", "warn", "voltage is too low, the processor is throttled"),
+        ("50000", "62000", "warn", "since boot: the supply voltage is too low, the processor is throttled"),
         ("0", "84000", "warn", "84 °C"),
         (None, None, "ok", "no sensor"),
     ],
@@ -148,7 +148,7 @@ def test_heat_and_a_weak_supply_are_found(
         firmware.mkdir(parents=True)
         (zone / "temp").write_text(millidegrees + "\n")
         (firmware / "get_throttled").write_text(bits + "\n")
-    found = one(machine.look_at_heat(tmp_path))
+    found = one(machine.check_heat(tmp_path))
     assert (found.level.value, part in found.message) == (level, True), found
 
 
@@ -158,17 +158,17 @@ def test_little_memory_and_a_kernel_that_does_not_count_it_are_found(tmp_path: P
     (tmp_path / "run/systemd/system").mkdir(parents=True)
     (tmp_path / "proc/meminfo").write_text("MemTotal: 931000 kB\nMemAvailable: 40000 kB\n")
     (tmp_path / "sys/fs/cgroup/cgroup.controllers").write_text("cpuset cpu io pids\n")
-    low, uncounted = machine.look_at_memory(tmp_path)
+    low, uncounted = machine.check_memory(tmp_path)
     assert (low.level, low.message) == (Level.WARN, "39 MiB of 909 MiB are available")
     assert (uncounted.level, "cmdline.txt" in (uncounted.hint or "")) == (Level.WARN, True)
     (tmp_path / "proc/meminfo").write_text("MemTotal: 931000 kB\nMemAvailable: 400000 kB\n")
     (tmp_path / "sys/fs/cgroup/cgroup.controllers").write_text("cpuset cpu io memory pids\n")
-    assert one(machine.look_at_memory(tmp_path)).level is Level.OK
+    assert one(machine.check_memory(tmp_path)).level is Level.OK
 
 
 def test_a_processor_without_the_vectors_that_kernels_need_is_found() -> None:
-    assert one(machine.look_at_processor(HERE)).level is Level.OK
-    assert one(machine.look_at_processor(replace(HERE, features=frozenset()))).level is Level.WARN
+    assert one(machine.check_processor(HERE)).level is Level.OK
+    assert one(machine.check_processor(replace(HERE, features=frozenset()))).level is Level.WARN
 
 
 @pytest.fixture
@@ -186,7 +186,7 @@ def installed(state: Path, raw: bytes, name: str = "echo") -> Path:
 
 
 def look(state: Path, signer: Signer, this: Machine = HERE) -> Finding:
-    return one(models.look_at_models(state, Keyring.from_dir(signer.trust), this, lambda _line: None))
+    return one(models.check_models(state, Keyring.from_dir(signer.trust), this, lambda _line: None))
 
 
 def test_a_bundle_is_verified_to_its_last_byte(tmp_path: Path, signer: Signer) -> None:
@@ -200,7 +200,7 @@ def test_a_bundle_is_verified_to_its_last_byte(tmp_path: Path, signer: Signer) -
     assert (found.level, "ERR_MIX_AND_MATCH" in found.message) == (Level.FAIL, True)
 
     path.unlink()
-    assert "its bundle is gone" in look(tmp_path / "state", signer).message
+    assert "its bundle is missing" in look(tmp_path / "state", signer).message
 
 
 def test_a_bundle_of_a_stranger_another_machine_or_an_older_counter_is_found(
@@ -229,7 +229,7 @@ def test_state_of_a_newer_agent_is_found_and_an_empty_one_is_well(tmp_path: Path
     [
         (-1, 90, "ok", "is valid until"),
         (-60, 20, "warn", "in 19 days"),
-        (-60, -1, "fail", "has expired on"),
+        (-60, -1, "fail", "expired on"),
         (1, 90, "fail", "is not valid before"),
     ],
 )
@@ -248,10 +248,10 @@ def test_a_keyring_that_others_can_write_or_whose_keys_are_revoked_is_found(
 
     path = configuration(tmp_path / "etc", trust, 1)
     config = load_config(path, {}, {})
-    assert one(identity.look_at_keyring(config)).level is Level.OK
+    assert one(identity.check_keyring(config)).level is Level.OK
     (tmp_path / "etc/keyring/signing.pub").chmod(0o664)
-    assert [found.level for found in identity.look_at_keyring(config)] == [Level.OK, Level.FAIL]
+    assert [found.level for found in identity.check_keyring(config)] == [Level.OK, Level.FAIL]
     (tmp_path / "etc/keyring/signing.pub").chmod(0o644)
     [key_id] = [key.key_id for key in Keyring.from_dir(config.trust_dir).keys.values()]
     (tmp_path / "etc/keyring/revoked").write_text(key_id + "\n")
-    assert "is revoked" in one(identity.look_at_keyring(config)).message
+    assert "is revoked" in one(identity.check_keyring(config)).message

@@ -1,7 +1,7 @@
-"""Files into their places: whole or not at all, with the owner and the mode that each needs.
+"""Writing files whole or not at all, with the right owner and mode.
 
-Promises: what stands at a path is the old file or the new one; a file with a secret is never readable for
-others, not even while it is written. Leaves what goes where to `enroll`.
+Promises: a path holds either the old file or the new one; a file with a secret is never readable by others,
+not even while it is being written. Leaves what goes where to `enroll`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _SECRET_OF_ONE: Final = 0o600
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Whose the files are.
+    """The owner of written files.
 
     Attributes
     ----------
     uid, gid
-        As in chown(2); -1 leaves them as they come.
+        As in chown(2); -1 leaves the owner as created.
     """
 
     uid: int
@@ -37,7 +37,7 @@ class Owner:
 
     @classmethod
     def of_service(cls) -> Owner:
-        """Return root with the service's group where that exists and we are root; else whoever runs this."""
+        """Return root and the service's group if we are root and that group exists, else the current user."""
         if os.geteuid() == 0:
             try:
                 return cls(0, grp.getgrnam(SERVICE_GROUP).gr_gid)
@@ -46,37 +46,37 @@ class Owner:
         return cls(-1, -1)
 
     def mode(self, *, secret: bool) -> int:
-        """Return the mode of a file: the service reads secrets through its group."""
+        """Return the mode for a file; the service reads secrets through its group."""
         if not secret:
             return _PUBLIC
         return _SECRET_OF_ONE if self.gid == -1 else _SECRET
 
 
 def require_writable(path: Path) -> None:
-    """Return if a file can be written, as far as that can be told before; nobody is asked for nothing.
+    """Check that a file can be written, before the user is asked any questions.
 
     Raises
     ------
     ConfigError
-        If it cannot.
+        If it cannot be written.
     """
-    there = path
+    existing = path
     try:
-        while not there.exists() and there != there.parent:
-            there = there.parent
+        while not existing.exists() and existing != existing.parent:
+            existing = existing.parent
     except OSError as error:
         raise _refused(path, error) from error
-    if not os.access(there, os.W_OK):
+    if not os.access(existing, os.W_OK):
         raise _refused(path, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
 
 
 def make_folder(path: Path, owner: Owner) -> None:
-    """Make a folder, and its parents, where there is none; one that is there stays as it is.
+    """Create a folder and its parents; an existing folder is not changed.
 
     Raises
     ------
     ConfigError
-        If it cannot be made.
+        If it cannot be created.
     """
     if path.is_dir():
         return
@@ -89,13 +89,13 @@ def make_folder(path: Path, owner: Owner) -> None:
         raise _refused(path, error) from error
 
 
-def put(path: Path, data: bytes, owner: Owner, mode: int) -> None:
-    """Write a file, durably and all at once.
+def write_file(path: Path, data: bytes, owner: Owner, mode: int) -> None:
+    """Replace a file in one step, durably.
 
     Raises
     ------
     ConfigError
-        If it cannot be written; what was there is untouched.
+        If it cannot be written; the old file is then unchanged.
     """
     try:
         with replacing(path, mode=0o600) as file:
@@ -107,9 +107,9 @@ def put(path: Path, data: bytes, owner: Owner, mode: int) -> None:
 
 
 def free_name(folder: Path, name: str, data: bytes) -> Path:
-    """Return where `data` can be put as `name` without touching another file: `key.pem`, or `key-2.pem`.
+    """Return a path for `data` that overwrites no other file: `key.pem`, or `key-2.pem`, and so on.
 
-    A file that holds just these bytes already is its own place.
+    A file that already holds exactly these bytes is returned as it is.
     """
     stem, suffix = Path(name).stem, Path(name).suffix
     number = 1
@@ -128,7 +128,7 @@ def free_name(folder: Path, name: str, data: bytes) -> Path:
 def _refused(path: Path, error: OSError) -> ConfigError:
     return ConfigError(
         f"cannot write {path}: {error.strerror}",
-        hint="run it with sudo, or name a folder of your own with --config"
+        hint="run it with sudo, or give a folder of your own with --config"
         if isinstance(error, PermissionError)
         else None,
     )
