@@ -47,7 +47,7 @@ def edgebundle(*words: str) -> list[str]:
 
 @dataclass
 class Lab:
-    """A tracker and its boards, each a process of its own."""
+    """A tracker and its boards, each in its own process."""
 
     port: int
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)

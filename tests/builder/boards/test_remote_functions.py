@@ -26,7 +26,7 @@ def test_frequencies_and_temperature_come_from_sysfs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("bits", "throttled"), [("0", False), ("50000", False), ("50005", True), ("4", True)]
 )
-def test_throttling_now_is_told_from_throttling_once(
+def test_present_throttling_is_distinguished_from_past(
     tmp_path: Path, bits: str, throttled: bool | None
 ) -> None:
     put(tmp_path, "sys/devices/platform/soc/soc:firmware/get_throttled", bits + "\n")
@@ -36,7 +36,7 @@ def test_throttling_now_is_told_from_throttling_once(
 @pytest.mark.parametrize(
     ("answer", "throttled"), [("throttled=0x0", False), ("throttled=0x4", True), ("what?", None)]
 )
-def test_vcgencmd_is_asked_where_sysfs_does_not_tell(
+def test_vcgencmd_is_used_where_sysfs_has_no_answer(
     tmp_path: Path, answer: str, throttled: bool | None
 ) -> None:
     put(tmp_path, "usr/bin/vcgencmd", f'#!/bin/sh\n[ "$1" = get_throttled ] && echo "{answer}"\n')
@@ -44,11 +44,11 @@ def test_vcgencmd_is_asked_where_sysfs_does_not_tell(
     assert state(str(tmp_path)).throttled is throttled
 
 
-def test_a_machine_that_tells_nothing_is_no_error(tmp_path: Path) -> None:
+def test_a_machine_without_sensors_has_an_unknown_state(tmp_path: Path) -> None:
     found = state(str(tmp_path))
     assert (found.frequencies_khz, found.throttled, found.temperature_c) == ((), None, None)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"frequencies_khz": 3}', '{"frequencies_khz": ["x"]}'])
-def test_nonsense_about_a_board_counts_as_unknown(text: str) -> None:
+def test_malformed_states_count_as_unknown(text: str) -> None:
     assert BoardState.from_json(text) == BoardState()

@@ -5,9 +5,7 @@ import socket
 import pytest
 
 from builder.boards.rpc_servers import is_loopback, require_free
-from builder.boards.tracker_client import Tracker
 from builder.cli import main
-from builder.errors import FleetError
 
 
 @pytest.mark.parametrize(
@@ -21,7 +19,7 @@ from builder.errors import FleetError
         ("lab", False),
     ],
 )
-def test_loopback_is_known(host: str, loopback: bool) -> None:
+def test_loopback_addresses_are_recognised(host: str, loopback: bool) -> None:
     assert is_loopback(host) is loopback
 
 
@@ -31,7 +29,7 @@ def test_the_defaults_are_loopback(verb: str, capsys: pytest.CaptureFixture[str]
     assert "127.0.0.1" in capsys.readouterr().out
 
 
-def test_listening_to_all_is_warned_about(
+def test_listening_on_all_addresses_prints_a_warning(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("builder.boards.rpc_servers.serve_tracker", lambda *_: 0)
@@ -51,19 +49,3 @@ def test_a_port_that_is_taken_is_an_error() -> None:
         with pytest.raises(OSError, match="in use"):
             require_free("127.0.0.1", taken.getsockname()[1])
         assert main(["rpc-tracker", "--port", str(taken.getsockname()[1])]) in (1, 4)
-
-
-@pytest.mark.parametrize(
-    ("text", "host", "port"),
-    [("lab:9190", "lab", 9190), ("lab", "lab", 9190), ("[::1]:99", "::1", 99), ("10.0.0.1:1", "10.0.0.1", 1)],
-)
-def test_tracker_addresses_are_read(text: str, host: str, port: int) -> None:
-    assert Tracker.parse(text) == Tracker(host, port)
-
-
-@pytest.mark.parametrize(
-    "text", ["", ":9190", "lab:", "lab:0", "lab:99999", "a:b:c", "lab:9190/x", "http://lab:9190"]
-)
-def test_what_is_no_tracker_address_is_refused(text: str) -> None:
-    with pytest.raises(FleetError, match="host:port"):
-        Tracker.parse(text)

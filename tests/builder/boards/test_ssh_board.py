@@ -1,4 +1,4 @@
-"""A board behind a real ssh: sshd in a network namespace of its own, met over its standard input."""
+"""A board behind a real ssh: sshd in its own network namespace, reached over its standard input."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from tests.ports import free_port
 PROJECT = Path(__file__).resolve().parents[3]
 KEY = "testboard"
 SSHD = "/usr/sbin/sshd"
-# Its loopback is its own, as a board's is: ports that are taken here are free there. The kernel gives it up
-# with its last process.
+# It has its own loopback, as a board has: a port that is in use here is free there. The kernel removes the
+# namespace with its last process.
 BOARD = """
 import ctypes, fcntl, os, socket, struct, sys
 CLONE_NEWNET, SIOCSIFFLAGS, IFF_UP = 0x40000000, 0x8914, 1
@@ -42,7 +42,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 """
 
 
-def test_the_tunnel_leads_both_ways_and_listens_to_loopback_alone() -> None:
+def test_the_tunnel_works_both_ways_and_listens_on_loopback_only() -> None:
     command = ssh_tunnel("pi@kitchen", 9190, 9091, ["-p", "2222"])
     assert command[0] == "ssh"
     assert command[command.index("-R") + 1] == "127.0.0.1:9190:127.0.0.1:9190"
@@ -52,12 +52,12 @@ def test_the_tunnel_leads_both_ways_and_listens_to_loopback_alone() -> None:
 
 
 @pytest.mark.parametrize("board", ["", " ", "-oProxyCommand=evil"])
-def test_an_option_is_no_board(board: str) -> None:
+def test_an_option_is_refused_as_a_board(board: str) -> None:
     with pytest.raises(FleetError, match="user@host"):
         ssh_tunnel(board, 9190, 9091)
 
 
-def test_the_boards_shell_finds_its_home() -> None:
+def test_the_boards_shell_expands_the_home_folder() -> None:
     command = server_command("~/edgebundle/bin/edgebundle", 9190, 9091, "rpi 4")
     assert command.startswith("~/edgebundle/bin/edgebundle rpc-server ")
     assert shlex.split(command)[5] == "rpi 4"
@@ -76,7 +76,7 @@ def test_the_boards_shell_finds_its_home() -> None:
          "edgebundle: error: no tracker", None),
     ],
 )  # fmt: skip
-def test_why_there_is_no_board_is_said_in_one_line(
+def test_a_failed_connection_is_explained_in_one_line(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -98,7 +98,7 @@ def test_why_there_is_no_board_is_said_in_one_line(
 
 @dataclass(frozen=True)
 class Board:
-    """What ssh needs to meet the board, and what it leaves running there."""
+    """The ssh options and the command that reach the board, and the processes running there."""
 
     options: str
     command: str
@@ -109,7 +109,7 @@ class Board:
         return [*words, "--ssh-options", self.options, "--ssh-command", self.command]
 
     def processes(self) -> list[int]:
-        """Those that were started over ssh."""
+        """Return the ids of the processes that were started over ssh."""
         found = []
         for path in Path("/proc").glob("[0-9]*/environ"):
             try:
@@ -125,7 +125,7 @@ def board(tmp_path: Path) -> Iterator[Board]:
     if "CI" not in os.environ and (not Path(SSHD).exists() or shutil.which("ssh") is None):
         pytest.skip("sshd is not installed (apt-get install openssh-server)")
     if "CI" not in os.environ and os.geteuid() != 0:
-        pytest.skip("sshd needs root for a network namespace of its own")
+        pytest.skip("sshd needs root to create a network namespace")
     for name in ("host", "user"):
         subprocess.run(
             ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / name)], check=True
@@ -156,7 +156,7 @@ def board(tmp_path: Path) -> Iterator[Board]:
         os.kill(pid, signal.SIGKILL)
 
 
-def test_a_board_behind_ssh_measures_and_nothing_of_it_stays(
+def test_a_board_behind_ssh_measures_and_leaves_no_process(
     lab: Any, board: Board, tasks: tuple[Task, ...], device: Any
 ) -> None:
     port = free_port()
@@ -166,20 +166,23 @@ def test_a_board_behind_ssh_measures_and_nothing_of_it_stays(
         text=True,
         start_new_session=True,
     )
+    assert process.stderr is not None
     try:
         lab.wait(lambda: process.poll() is not None or lab.tracker.servers(KEY) != ())
         assert process.poll() is None, process.stderr.read()
         assert board.processes()
         builder = CandidateBuilder(device, 1)
         task = tasks[0]
-        code = builder.build([(task, task.space.point(task.space.default))])[0]
+        point = task.space.point(task.space.default)
+        assert point is not None
+        (kernel,) = builder.build([(task, point)])
         builder.close()
-        assert isinstance(code, BuiltKernel)
+        assert isinstance(kernel, BuiltKernel)
         boards = RpcBoards(lab.tracker, KEY, RunnerOptions(number=1, repeat=2, min_repeat_ms=0, timeout_s=60))
-        (outcome,) = boards.measure([code])
+        (measurement,) = boards.measure([kernel])
         boards.close()
-        assert outcome.error is None
-        assert outcome.board == f"127.0.0.1:{port}"
+        assert measurement.error is None
+        assert measurement.board == f"127.0.0.1:{port}"
     finally:
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does at Ctrl-C, to ssh too
         process.wait(30)
@@ -191,7 +194,7 @@ def test_a_board_behind_ssh_measures_and_nothing_of_it_stays(
     assert lab.tracker.servers(KEY) == ()
 
 
-def test_a_key_that_the_board_does_not_know_is_said(
+def test_a_key_that_the_board_does_not_accept_is_explained(
     board: Board, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "authorized").write_text("")
@@ -201,7 +204,9 @@ def test_a_key_that_the_board_does_not_know_is_said(
     assert "hint: make sure that `ssh root@board true` works" in error
 
 
-def test_a_program_that_is_not_there_is_said(board: Board, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_program_on_the_board_is_explained(
+    board: Board, capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments = board.arguments(f"127.0.0.1:{free_port()}", free_port())
     arguments[-1] = "~/nowhere/edgebundle"
     assert main(arguments) == 4

@@ -1,7 +1,8 @@
-"""What comes with the compiler is used where it still fits, loses to the user's own, and can be left out."""
+"""Shipped records are used where they still fit; the user's own records win; both can be switched off."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +12,7 @@ from builder import compile, load, resolve
 from builder.compiling.lower import lower
 from builder.errors import BuildError
 from builder.importer import ImportedModel
-from builder.kernels.decisions import Schedules, heuristic
-from builder.records import shipped
+from builder.kernels.decisions import UNTUNED, Schedules, heuristic
 from builder.records.best_records import BestRecords
 from builder.records.folder import Records
 from builder.records.shipped import (
@@ -26,6 +26,7 @@ from builder.records.shipped import (
 from builder.records.task import Task
 from builder.target.device_target import DeviceTarget
 from builder.tuning.tasks.extraction import extract_tasks
+from tests.builder.records.conftest import point_at
 
 DIGITS = Path(__file__).resolve().parents[3] / "examples" / "digits" / "digits.onnx"
 NAMES = ("x86-avx512", "x86-avx2", "cortex-a53", "cortex-a72", "cortex-a76")
@@ -53,7 +54,7 @@ def signature(task: Task) -> str:
 
 
 def entry(task: Task) -> ShippedEntry:
-    """Another point than the heuristic's."""
+    """Return an entry whose point is not the heuristic's."""
     names, default = task.space.names, task.space.default
     other = next(d for d in task.space.all_decisions() if d != default and task.space.point(d) is not None)
     return ShippedEntry(
@@ -68,13 +69,14 @@ def choices(*found: tuple[str, ShippedEntry]) -> ShippedChoices:
     return ShippedChoices(CoreRecords(1, "x86-avx512", "znver5", True, "a test", "2026-11-21", dict(found)))
 
 
-def kernel(digits: ImportedModel, device: DeviceTarget, task: Task, **known: object) -> str:
-    return str(lower(digits.mod, device, Schedules(**known)).kernels[task.name].script())
+def kernel(digits: ImportedModel, device: DeviceTarget, task: Task, schedules: Schedules = UNTUNED) -> str:
+    """Return the lowered kernel of `task` as a script."""
+    return str(lower(digits.mod, device, schedules).kernels[task.name].script())
 
 
 def test_an_entry_takes_the_heuristics_place(digits: ImportedModel, device: DeviceTarget, task: Task) -> None:
     chosen = choices((signature(task), entry(task)))
-    assert kernel(digits, device, task, shipped=chosen) != kernel(digits, device, task)
+    assert kernel(digits, device, task, Schedules(shipped=chosen)) != kernel(digits, device, task)
     assert chosen.used == {signature(task)}
 
 
@@ -86,13 +88,13 @@ def test_an_entry_takes_the_heuristics_place(digits: ImportedModel, device: Devi
         lambda e: replace(e, chosen={"renamed": 1, **e.chosen}),
         lambda e: replace(e, chosen=dict(list(e.chosen.items())[1:])),
     ],
-    ids=["a value that is offered no more", "another heuristic", "a decision too many", "one too few"],
+    ids=["a value no longer offered", "another heuristic", "one decision too many", "one too few"],
 )
 def test_an_entry_that_does_not_fit_is_ignored(
-    digits: ImportedModel, device: DeviceTarget, task: Task, change: object
+    digits: ImportedModel, device: DeviceTarget, task: Task, change: Callable[[ShippedEntry], ShippedEntry]
 ) -> None:
     chosen = choices((signature(task), change(entry(task))))
-    assert kernel(digits, device, task, shipped=chosen) == kernel(digits, device, task)
+    assert kernel(digits, device, task, Schedules(shipped=chosen)) == kernel(digits, device, task)
     assert chosen.used == set()
     assert chosen.stale == {signature(task)}
 
@@ -118,15 +120,16 @@ def test_the_users_own_records_win(
     }
     fastest = next(d for d, values in of.items() if values not in (known.chosen, known.instead))
     with Records.write(tmp_path, device) as records:
-        records.append(task, [(task.space.point(task.space.default), [2e-6])])
-        records.append(task, [(task.space.point(fastest), [1e-6])])
+        records.append(task, [(point_at(task, task.space.default), [2e-6])])
+        records.append(task, [(point_at(task, fastest), [1e-6])])
     chosen = choices((signature(task), known))
     best = BestRecords(Records.read(tmp_path, device))
-    assert kernel(digits, device, task, best=best, shipped=chosen) == kernel(digits, device, task, best=best)
+    with_both = kernel(digits, device, task, Schedules(best, chosen))
+    assert with_both == kernel(digits, device, task, Schedules(best))
     assert not chosen.used
 
 
-def test_a_manifest_says_what_was_used_and_none_uses_nothing(
+def test_the_manifest_names_the_records_used_and_none_uses_nothing(
     digits: ImportedModel, task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = choices((signature(task), entry(task)))
@@ -176,9 +179,9 @@ def test_shipped_records_are_small() -> None:
     assert sum(len(CoreRecords.read(name).to_text()) for name in NAMES) <= 300_000
 
 
-def test_a_broken_installation_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_installation_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "cortex-a72.json").write_text('{"format": 1}')
-    monkeypatch.setattr(shipped.resources, "files", lambda _: tmp_path)
+    monkeypatch.setattr("importlib.resources.files", lambda _: tmp_path)
     with pytest.raises(BuildError, match=r"cortex-a72\.json"):
         CoreRecords.read("cortex-a72")
     with pytest.raises(BuildError, match=r"x86-avx2\.json"):

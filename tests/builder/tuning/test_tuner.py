@@ -1,16 +1,17 @@
-"""Whole runs on the digits model: small, real, and interrupted in every way."""
+"""Whole runs with the small digits model: complete, continued, killed and interrupted."""
 
 from __future__ import annotations
 
 import io
 import json
-import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from builder import RunnerOptions, TuneOptions, compile, run, tune
@@ -47,7 +48,7 @@ class Seen:
 def tuned(
     tmp_path_factory: pytest.TempPathFactory, digits: ImportedModel, device: DeviceTarget
 ) -> tuple[Records, Any]:
-    """A finished run and what it said."""
+    """A finished run, and the view that saw its progress."""
     path = tmp_path_factory.mktemp("tuned") / "records"
     seen = Seen()
     records = tune(
@@ -56,8 +57,8 @@ def tuned(
     return records, seen
 
 
-def lines(path: Path) -> list[str]:
-    """Each record's workload and decisions, as text."""
+def recorded(path: Path) -> list[str]:
+    """Return workload and decisions of each record as text."""
     found = []
     for line in (path / RECORDS).read_text().splitlines():
         index, (trace, *_) = json.loads(line)
@@ -79,10 +80,10 @@ def test_every_task_gets_its_trials_the_heuristics_first(
 
 def test_no_point_is_measured_twice(tuned: tuple[Records, Any]) -> None:
     records, _ = tuned
-    assert len(set(lines(records.path))) == len(lines(records.path)) == len(records.all)
+    assert len(set(recorded(records.path))) == len(recorded(records.path)) == len(records.all)
 
 
-def test_an_operator_is_used_only_when_it_is_faster_beyond_doubt(tuned: tuple[Records, Any]) -> None:
+def test_a_point_is_used_only_if_it_is_faster_beyond_doubt(tuned: tuple[Records, Any]) -> None:
     records, _ = tuned
     for verdict in records.meta.verdicts.values():
         assert verdict.use == (verdict.ratio.low > 1.0)
@@ -97,28 +98,28 @@ def test_a_model_compiled_with_its_records_gives_the_same_answers(
     plain, package = compile(digits), compile(digits, tuning_records=records)
     assert package.manifest.provenance.tuning_records_sha256 == records.digest()
     ours, theirs = run(package).get_output("output_0"), run(plain).get_output("output_0")
-    assert abs(ours - theirs).max() < 1e-4
+    assert np.allclose(ours, theirs, rtol=0, atol=1e-4)
 
 
 def test_the_same_command_again_measures_nothing(
     tuned: tuple[Records, Any], digits: ImportedModel, device: DeviceTarget
 ) -> None:
     records, _ = tuned
-    before = lines(records.path)
+    before = recorded(records.path)
     tune(digits, device, records.path, options=TuneOptions(trials=6, pairs=0), runner=FAST)
-    assert lines(records.path) == before
+    assert recorded(records.path) == before
 
 
-def test_more_trials_go_on_from_the_records(
+def test_more_trials_continue_from_the_records(
     tuned: tuple[Records, Any], digits: ImportedModel, device: DeviceTarget, tmp_path: Path
 ) -> None:
     import shutil
 
     records, _ = tuned
     shutil.copytree(records.path, tmp_path / "more")
-    before = lines(records.path)
+    before = recorded(records.path)
     more = tune(digits, device, tmp_path / "more", options=TuneOptions(trials=9, pairs=0), runner=FAST)
-    after = lines(tmp_path / "more")
+    after = recorded(tmp_path / "more")
     assert after[: len(before)] == before
     assert len(set(after)) == len(after) > len(before)
     assert len(more.all) == len(after)
@@ -145,7 +146,7 @@ def test_other_records_best_points_are_measured_early(
     assert set(list(fresh.measured(task.key))[1:3]) <= set(wanted)
 
 
-def test_early_stopping_leaves_a_task_alone(
+def test_early_stopping_ends_a_task(
     digits: ImportedModel, device: DeviceTarget, tmp_path: Path, tasks: tuple[Task, ...]
 ) -> None:
     task = max(tasks, key=lambda t: t.space.size)
@@ -159,7 +160,7 @@ def test_early_stopping_leaves_a_task_alone(
     assert 4 <= len(times) - 1 - best < 6
 
 
-def test_the_models_comparison_stands_in_the_manifest(
+def test_the_manifest_has_the_comparison_of_the_model(
     tuned: tuple[Records, Any], digits: ImportedModel, device: DeviceTarget, tmp_path: Path
 ) -> None:
     import shutil
@@ -173,28 +174,30 @@ def test_the_models_comparison_stands_in_the_manifest(
         better = replace(result, board="pi:9091", ratio=ratio, use=True)
         copy.update(replace(copy.meta, models={digits.source_sha256: better}))
     tuning = compile(digits, tuning_records=tmp_path / "r").manifest.provenance.tuning
+    assert tuning is not None
     assert (tuning.board, tuning.untuned_ms, tuning.tuned_ms, tuning.speedup) == ("pi:9091", 0.12, 0.1, 1.2)
     with Records.write(tmp_path / "r", device) as copy:
         copy.update(replace(copy.meta, models={digits.source_sha256: replace(better, use=False)}))
-    said = []
-    package = compile(digits, tuning_records=tmp_path / "r", progress=said.append)
+    lines: list[str] = []
+    package = compile(digits, tuning_records=tmp_path / "r", progress=lines.append)
     assert package.manifest.provenance.tuning is None
-    assert any("slower as a whole" in line for line in said)
+    assert any("slower as a whole" in line for line in lines)
     assert package.members["mod.so"] == compile(digits).members["mod.so"]
 
 
-def test_a_killed_run_loses_a_batch_at_most_and_goes_on(
+def test_a_killed_run_loses_at_most_a_batch_and_continues(
     digits: ImportedModel, device: DeviceTarget, tmp_path: Path
 ) -> None:
     command = [
-        *(os.sys.executable, "-m", "builder", "tune", str(DIGITS), "-o", str(tmp_path / "r")),
+        *(sys.executable, "-m", "builder", "tune", str(DIGITS), "-o", str(tmp_path / "r")),
         *("--trials", "30", "--number", "1", "--repeat", "1", "--min-repeat-ms", "0", "--pairs", "0"),
     ]
     for number in (signal.SIGKILL, signal.SIGINT):
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        already = len(lines(tmp_path / "r")) if (tmp_path / "r" / RECORDS).exists() else 0
+        assert process.stderr is not None
+        already = len(recorded(tmp_path / "r")) if (tmp_path / "r" / RECORDS).exists() else 0
         deadline = time.monotonic() + 120
-        while not (tmp_path / "r" / RECORDS).exists() or len(lines(tmp_path / "r")) < already + 10:
+        while not (tmp_path / "r" / RECORDS).exists() or len(recorded(tmp_path / "r")) < already + 10:
             assert process.poll() is None, process.stderr.read()
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -203,19 +206,19 @@ def test_a_killed_run_loses_a_batch_at_most_and_goes_on(
         assert process.returncode == (130 if number == signal.SIGINT else -signal.SIGKILL)
         if number == signal.SIGINT:
             assert "repeat the command to continue" in process.stderr.read()
-    found = lines(tmp_path / "r")
+    found = recorded(tmp_path / "r")
     assert len(found) >= 20
     assert len(set(found)) == len(found)
     options = TuneOptions(trials=30, pairs=0)
     tune(digits, device, tmp_path / "r", options=options, runner=FAST)
-    assert lines(tmp_path / "r")[: len(found)] == found
-    assert len(set(lines(tmp_path / "r"))) == len(lines(tmp_path / "r"))
+    assert recorded(tmp_path / "r")[: len(found)] == found
+    assert len(set(recorded(tmp_path / "r"))) == len(recorded(tmp_path / "r"))
 
 
 def test_another_machines_target_needs_boards(digits: ImportedModel, tmp_path: Path) -> None:
     with pytest.raises(FleetError, match="cannot measure for aarch64") as caught:
         tune(digits, "rpi4", tmp_path)
-    assert "--rpc-tracker" in caught.value.hint
+    assert "--rpc-tracker" in (caught.value.hint or "")
 
 
 def test_the_report_shows_every_operator_and_fetches_nothing(
@@ -230,7 +233,7 @@ def test_the_report_shows_every_operator_and_fetches_nothing(
     assert write_report(records, digits.source_sha256).read_text() == page
 
 
-def test_lines_say_what_is_done_and_how_fast_it_got(tuned: tuple[Records, Any], tmp_path: Path) -> None:
+def test_lines_show_the_phase_and_the_rate(tuned: tuple[Records, Any], tmp_path: Path) -> None:
     _, seen = tuned
     out = io.StringIO()
     view = Lines(out)
@@ -266,9 +269,9 @@ def test_the_live_table_shows_tasks_boards_and_time_left(tuned: tuple[Records, A
     assert all(t.point in text for t in seen.progress[-1].tasks)
 
 
-def test_quiet_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+def test_quiet_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with watch(quiet=True, as_json=False) as view:
-        view.note("nobody hears this")
+        view.note("a remark")
     assert capsys.readouterr() == ("", "")
 
 

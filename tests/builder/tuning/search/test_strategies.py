@@ -16,7 +16,7 @@ from builder.tuning.search.unvisited import Unvisited
 
 
 def _cost(decisions: Any) -> float:
-    return 1e-5 * (1 + sum((a - b) ** 2 for a, b in zip(decisions, (1, 2, 1), strict=False)))
+    return 1e-5 * float(1 + sum((a - b) ** 2 for a, b in zip(decisions, (1, 2, 1), strict=False)))
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_unknown_tuner_is_refused(task: Task) -> None:
 
 
 class Tiles:
-    """A space of 1440 points in which neither a decision alone nor its neighbours tell where the best is."""
+    """A space of 1440 points, whose best one follows neither from single decisions nor from neighbours."""
 
     values = ((1, 2, 3, 4, 6, 8), (1, 2, 4, 7, 8, 14), (1, 2, 4, 8), (0, 1), (1, 2, 4, 8, 16))
     default = (0, 0, 0, 0, 0)
@@ -84,10 +84,10 @@ class Tiles:
         return itertools.product(*(range(len(v)) for v in self.values))
 
     def point(self, decisions: Any) -> Point | None:
-        return Point(decisions, None) if self.cost(decisions) else None  # type: ignore[arg-type]
+        return Point(decisions, None) if self.cost(decisions) else None
 
     def cost(self, decisions: Any) -> float | None:
-        """As kernels behave: registers fill up and then spill, and what is left over at an edge is waste."""
+        """Like a real kernel: registers fill up and then spill, and partial tiles at the edges are wasted."""
         rows, columns, unroll, packed, block = (v[d] for v, d in zip(self.values, decisions, strict=True))
         registers = rows * columns
         if registers > 64:
@@ -98,7 +98,7 @@ class Tiles:
         rate *= 1 - 0.08 * abs(math.log2(unroll) - 2)
         rate *= 1 - 0.06 * abs(math.log2(block) - 2)
         rate *= 0.85 if packed == (block > 4) else 1.0
-        return 1e-5 / rate
+        return float(1e-5 / rate)
 
 
 def test_the_cost_model_comes_within_five_percent_in_sixty_of_1440_points() -> None:
@@ -109,7 +109,7 @@ def test_the_cost_model_comes_within_five_percent_in_sixty_of_1440_points() -> N
         known = {space.default: space.cost(space.default)}
         search = RankedSearch(Unvisited(space, known, seed), dict(known), seed)  # type: ignore[arg-type]
         found: list[float] = []
-        ahead = search.propose(8)  # as a pipeline does: the next ones are asked for before these are known
+        ahead = search.propose(8)  # like the pipeline, ask for the next points before these are known
         while len(found) < 60:
             points, ahead = ahead, search.propose(8)
             times = [space.cost(p.decisions) for p in points]

@@ -35,7 +35,7 @@ def test_tasks_are_selected_by_number_and_range(tasks: tuple[Task, ...], spec: s
 
 
 @pytest.mark.parametrize("spec", ["", "x", "0,", "3-1", "99", "0-99", "-1", "1;2"])
-def test_nonsense_for_tasks_is_refused(tasks: tuple[Task, ...], spec: str) -> None:
+def test_malformed_task_selections_are_refused(tasks: tuple[Task, ...], spec: str) -> None:
     with pytest.raises(RecordsError, match="--tasks"):
         select(tasks, spec)
 

@@ -6,7 +6,7 @@ import pytest
 from builder.tuning.verdicts.paired_timing import ratio_of
 
 
-def test_a_gain_that_is_there_is_seen_through_noise_that_both_share() -> None:
+def test_a_real_gain_is_seen_despite_shared_noise() -> None:
     noise = np.random.default_rng(1).uniform(1, 3, 21)
     ratio = ratio_of([(1.2 * n, 1.0 * n) for n in noise])
     assert ratio.speedup == pytest.approx(1.2, rel=1e-5)
@@ -30,6 +30,6 @@ def test_the_same_pairs_give_the_same_interval() -> None:
     assert ratio_of(pairs) == ratio_of(pairs)
 
 
-def test_no_pairs_are_no_ratio() -> None:
+def test_no_pairs_are_refused() -> None:
     with pytest.raises(ValueError, match="pair"):
         ratio_of([])

@@ -1,4 +1,4 @@
-"""What is shipped fits the design spaces that are shipped beside it."""
+"""The shipped records fit the design spaces of the same version."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from builder.kernels.design_space import DesignSpace
 from builder.records.shipped import CoreRecords, ShippedEntry
 from builder.target.device_target import resolve
 
-# The smaller models: `python -m benchmarks.shipped_records.check` looks at all.
+# The smaller models; `python -m benchmarks.shipped_records.check` checks all of them.
 MODELS = ("resnet18", "mobilenetv2")
 
 
@@ -21,12 +21,12 @@ MODELS = ("resnet18", "mobilenetv2")
 def test_nine_of_ten_entries_apply(name: str) -> None:
     result = applicability(CoreRecords.read(name), MODELS)
     assert result.share >= 0.9, (
-        f"find them anew with `python -m benchmarks.shipped_records {name}`: {result.stale}"
+        f"search again with `python -m benchmarks.shipped_records {name}`: {result.stale}"
     )
 
 
-def test_what_does_not_fit_any_more_is_seen() -> None:
-    """One entry of three fits, one met another heuristic, one is of an operator that is gone."""
+def test_entries_that_no_longer_fit_are_counted() -> None:
+    """Of three entries, one fits, one has another heuristic, and one is for an operator that is gone."""
     fits, other, *_ = operators_of(["resnet18"], resolve("rpi4"), ["conv2d"])
     entries = {
         fits.signature: entry(fits.tasks[0].space, 0),
@@ -40,7 +40,7 @@ def test_what_does_not_fit_any_more_is_seen() -> None:
 
 
 def entry(space: DesignSpace, shift: int) -> ShippedEntry:
-    """The heuristic's own point, compared with a heuristic that chose otherwise."""
+    """Return the heuristic's own point, compared with a heuristic whose values differ by `shift`."""
     values = zip(space.names, space.values, space.default, strict=True)
     default = {name: options[index] for name, options, index in values}
     return ShippedEntry(default, {name: value + shift for name, value in default.items()}, 1.1, ("resnet18",))
