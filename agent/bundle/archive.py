@@ -1,9 +1,8 @@
 """The bundle file: a USTAR archive with exactly one encoding for the same members.
 
 Promises that a file it reads is, byte for byte, what `write_archive` would have written: every header is
-encoded again and compared, padding is zero, members are sorted, and nothing follows the end. Tar's links,
-devices, folders and absolute paths are therefore refused. Leaves to `verify` whether the members belong
-together.
+encoded again and compared, padding is zero, members are sorted, and nothing follows the end. So tar's links,
+devices, folders and absolute paths are refused. Leaves it to `verify` whether the members belong together.
 
 The headers are those of POSIX.1-1988 (IEEE Std 1003.1, pax, "ustar Interchange Format").
 """
@@ -36,8 +35,7 @@ SIGNATURE: Final = "model.sig"
 MAX_BUNDLE_BYTES: Final = 1 << 31
 # Today's eight are manifest, code, graph, weights, labels, signature and two files of samples.
 MAX_MEMBERS: Final = 64
-# Largest size of each member. Manifest and signature are small: they are read whole before they can be
-# checked.
+# Manifest and signature are small, since they are read whole before they can be checked.
 MAX_MEMBER_BYTES: Final = MappingProxyType(
     {
         MANIFEST: 512 << 10,
@@ -49,8 +47,7 @@ MAX_MEMBER_BYTES: Final = MappingProxyType(
     }
 )
 MAX_SAMPLE_BYTES: Final = 256 << 20
-# An ASCII name without "..", which cannot lead out of a folder. It has at most 73 characters; ustar's field
-# holds 100.
+# An ASCII name without "..", which cannot lead out of a folder; at most 73 of ustar's 100 characters.
 _SAMPLE: Final = re.compile(r"samples/[a-z0-9][a-z0-9_-]{0,47}\.[a-z0-9]{1,16}")
 
 _NAME_FIELD: Final = 100
@@ -166,7 +163,7 @@ def read_index(fd: int) -> tuple[Member, ...]:
     with _reading():
         status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
-        raise FormatError("expected a regular file as bundle")
+        raise FormatError("expected a bundle, got something that is not a regular file")
     if status.st_size > MAX_BUNDLE_BYTES:
         raise EndlessDataError(f"expected a bundle of at most {MAX_BUNDLE_BYTES} bytes, got {status.st_size}")
     if status.st_size % BLOCK_BYTES or status.st_size < BLOCK_BYTES + END_BYTES:
@@ -278,7 +275,7 @@ def _write(out: BinaryIO, members: Mapping[str, bytes | Path]) -> None:
                 out.write(chunk)
                 left -= len(chunk)
             if left or source.read(1):
-                raise FormatError(f"{name}: changed while it was packed")
+                raise FormatError(f"{name} changed while it was being packed")
         out.write(_ZEROS[: -size % BLOCK_BYTES])
         total += BLOCK_BYTES + size + -size % BLOCK_BYTES
         if total > MAX_BUNDLE_BYTES:

@@ -20,8 +20,7 @@ from agent.errors import FormatError
 
 Record = TypeVar("Record")
 
-# Our records are at most 6 deep. Python can parse deeper JSON than it can print or encode, which takes more
-# stack.
+# Our records are at most 6 deep. Python can parse deeper JSON than it can print, which takes more stack.
 _MAX_DEPTH: Final = 16
 
 # Metadata of a field that was added after the first bundles were made: its key is left out if it is None.

@@ -21,8 +21,7 @@ from typing import Final
 
 from agent.bundle.names import COMPATIBLE
 
-# On a machine with hundreds of cores, cpuinfo takes some 500 KiB; a property of the device tree takes a few
-# hundred bytes.
+# With hundreds of cores, cpuinfo takes some 500 KiB; a property of the device tree takes far less.
 _MAX_FILE_BYTES: Final = 4 << 20
 # PyPA's "Recording installed projects": NAME-VERSION.dist-info, the name normalised.
 _TVM_FFI: Final = re.compile(r"apache_tvm_ffi-([0-9][^-]*)\.dist-info")

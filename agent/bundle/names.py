@@ -1,6 +1,6 @@
 """Names, versions and digests that manifests, topics and desired documents share: one pattern for each.
 
-Promises: no other module of the agent or the builder writes one of these patterns or limits down. Leaves the
+Promises that no other module of the agent or the builder defines one of these patterns or limits. Leaves the
 error messages to the readers (`manifest.check_model_name` and others).
 """
 

@@ -105,8 +105,7 @@ class Program:
             for function, arguments in self.calls:
                 function(*arguments)
         except _KERNEL_ERRORS as error:
-            # Each call has its own tuple of arguments, so the one that failed can be found now, at no cost to
-            # other runs.
+            # Each call has its own tuple of arguments, so the one that failed is found without slowing runs.
             index = next(i for i, call in enumerate(self.calls) if call[1] is arguments)
             raise self._failure(self.steps[index], error) from error
 

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from agent.bundle.machine import Machine
 from agent.deploy import local
 from agent.errors import EdgeError, IncompatibleError, RollbackError, SignatureError
 from tests.agent.deploy.rig import MACHINE, Agent, Bundle, make_bundle
-from tests.bundles import KEY
+from tests.bundles import public_pem
 
 
 @dataclass(frozen=True)
@@ -28,10 +27,7 @@ class Settings:
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     trust = tmp_path / "trust"
     trust.mkdir()
-    pem = KEY.public_key().public_bytes(
-        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
-    (trust / "signing.pub").write_bytes(pem)
+    (trust / "signing.pub").write_bytes(public_pem())
     monkeypatch.setattr(Machine, "detect", classmethod(lambda _cls, **_options: MACHINE))
     return Settings(tmp_path / "state", trust)
 

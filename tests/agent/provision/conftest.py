@@ -8,10 +8,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from tests.agent.provision.authority import Authority
+from tests.bundles import public_pem
 from tests.conftest import BrokerProcess
 
 StartBroker = Callable[[str], BrokerProcess]
@@ -22,10 +21,7 @@ def trust(tmp_path: Path) -> Path:
     """The public half of a key, as keygen writes it."""
     path = tmp_path / "keys/signing.pub"
     path.parent.mkdir()
-    public = ec.generate_private_key(ec.SECP256R1()).public_key()
-    path.write_bytes(
-        public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-    )
+    path.write_bytes(public_pem())
     return path
 
 
