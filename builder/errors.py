@@ -104,7 +104,19 @@ class BoardError(MeasureFault):
 
 
 class FrontEndError(Exception):
-    """TVM's front end refused a model; the message is its reason."""
+    """TVM's front end refused a model.
+
+    Parameters
+    ----------
+    reason
+        The front end's reason, in one line.
+    depends_on_values
+        Whether it refused because a shape, an axis or the like is only known at run time.
+    """
+
+    def __init__(self, reason: str, *, depends_on_values: bool = False) -> None:
+        super().__init__(reason)
+        self.depends_on_values = depends_on_values
 
 
 class StaleEntryError(ValueError):

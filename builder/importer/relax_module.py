@@ -1,4 +1,4 @@
-"""The normalised ONNX model as a Relax module, by TVM's own front end."""
+"""Convert the normalised ONNX model to a Relax module with TVM's own front end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from builder.errors import FrontEndError, ModelError
 from builder.importer.relax_cleanup import clean_up
 from builder.importer.silence import FOREIGN_FAILURES, first_line, quiet_native
 
-# The front end makes tuples of these, or crashes; a graph executor has tensors alone.
+# The front end turns these into tuples or crashes; a graph executor has only tensors.
 _NOT_TENSORS: Final = frozenset(
     {
         "Optional",
@@ -37,14 +37,16 @@ _NOT_TENSORS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class RelaxModel:
-    """A static Relax module and what its inputs and outputs are called.
+    """A static Relax module with the specs of its inputs and outputs.
 
     Attributes
     ----------
     mod
         Holds `main`, whose parameters are the inputs in the order of `inputs`; weights are constants.
-    inputs, outputs
-        In the order of the parameters, and of the returned tuple (a single output is returned bare).
+    inputs
+        In the order of the parameters.
+    outputs
+        In the order of the returned tuple; a single output is returned without a tuple.
     """
 
     mod: IRModule
@@ -54,27 +56,28 @@ class RelaxModel:
 
 def supported_operators() -> frozenset[str]:
     """Operators of ONNX's own domain that TVM's front end has a converter for."""
-    # The list has no public name; nothing else says what the front end knows.
+    # TVM has no public name for this list.
     return frozenset(onnx_frontend._get_convert_map()) - _NOT_TENSORS
 
 
 def convert(model: onnx.ModelProto) -> IRModule:
-    """Run the front end, silently.
+    """Run the front end with its output suppressed.
 
     Raises
     ------
     FrontEndError
-        If it refused.
+        If it refused the model.
     """
     with quiet_native():
         try:
             return clean_up(from_onnx(model, keep_params_in_input=False))
         except FOREIGN_FAILURES as error:
             reason = first_line(error)
-        # What is left half built complains when it is destroyed, which must be now: its frames hang on the
-        # error.
+        # A half-built function complains when it is destroyed. The error's frames keep it alive: collect it
+        # now, while output is suppressed.
         gc.collect()
-    raise FrontEndError(reason)
+    # Its messages are all that says why: "Dynamic pads are not supported", "Slice with dynamic parameters".
+    raise FrontEndError(reason, depends_on_values="dynamic" in reason.lower())
 
 
 def to_relax(model: onnx.ModelProto) -> RelaxModel:
@@ -83,7 +86,7 @@ def to_relax(model: onnx.ModelProto) -> RelaxModel:
     Raises
     ------
     FrontEndError
-        If the front end refused the model, or made shapes that are not static.
+        If the front end refused the model, or produced a type other than ONNX's.
     ModelError
         If an input's or output's name or datatype cannot be served.
     """
@@ -110,15 +113,13 @@ def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
 
 
 def _check(kind: str, specs: tuple[TensorSpec, ...], types: list[relax.TensorType]) -> None:
-    """The front end's types must be ONNX's: a difference means a wrong converter."""
+    """Check that the front end's types are ONNX's: a difference means that a converter is wrong."""
     if len(specs) != len(types):
-        raise FrontEndError(f"{len(types)} {kind}s came out of {len(specs)}")
+        raise FrontEndError(f"expected {len(specs)} {kind}s, got {len(types)}")
     for spec, found in zip(specs, types, strict=True):
         dims = getattr(getattr(found, "shape", None), "values", None)
         shape = None if dims is None else tuple(getattr(dim, "value", None) for dim in dims)
         dtype = str(getattr(getattr(found, "dtype", None), "dtype", ""))
         if shape != spec.shape or dtype != spec.dtype:
-            came = "of unknown shape" if shape is None or None in shape else f"{list(shape)} {dtype}"
-            raise FrontEndError(
-                f"{kind} '{spec.name}' should be {list(spec.shape)} {spec.dtype}, became {came}"
-            )
+            got = "an unknown shape" if shape is None or None in shape else f"{list(shape)} {dtype}"
+            raise FrontEndError(f"{kind} '{spec.name}': expected {list(spec.shape)} {spec.dtype}, got {got}")

@@ -1,4 +1,4 @@
-"""Why a model cannot be imported: every operator at fault, with the names of its nodes, in one pass."""
+"""Explain why a model cannot be imported: list every operator at fault, with the names of its nodes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,33 @@ from builder.errors import FrontEndError, ModelError, UnsupportedOperatorError
 from builder.importer.onnx_graph import OnnxGraph, copy_node, describe, subgraphs
 from builder.importer.relax_module import supported_operators, to_relax
 
-# Each trial is one run of the front end on one node. Nodes that differ in name alone are tried once; in a
-# graph with more different ones than this, those found by then are named.
+# Each trial runs the front end on one node. Nodes that differ only in name are tried once. In a graph with
+# more different nodes than this, only the first ones are tried.
 MAX_TRIALS: Final = 2000
 
 _HINTS: Final[Mapping[str, str]] = {
-    "NonMaxSuppression": "export without it, and let --postprocess detect do its work",
+    "NonMaxSuppression": "export without it, and use a --postprocess file with a `detect` step",
     "Loop": "export with a fixed number of steps, unrolled",
     "Scan": "export with a fixed number of steps, unrolled",
     "If": "if the condition is an input, fix it with --input-values NAME=VALUE",
 }
-_VALUE_HINT: Final = "if a shape or an axis arrives as an input, fix it with --input-values NAME=VALUE"
+_VALUE_HINT: Final = "if a shape or an axis is an input, fix it with --input-values NAME=VALUE"
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a node cannot be imported.
+
+    Attributes
+    ----------
+    text
+        The reason, in one line.
+    depends_on_values
+        Whether the cause is a value that is only known at run time, which the user may be able to fix.
+    """
+
+    text: str
+    depends_on_values: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,25 +50,25 @@ class Obstacle:
     Attributes
     ----------
     operator
-        Its type, with its domain where it is not ONNX's.
+        Its type, preceded by its domain if that is not ONNX's.
     reason
-        Why, in one line.
+        Why not.
     nodes
-        The nodes concerned.
+        The nodes of that operator that are refused for that reason.
     """
 
     operator: str
-    reason: str
+    reason: Reason
     nodes: tuple[onnx.NodeProto, ...]
 
 
 def refuse_unsupported(model: onnx.ModelProto) -> None:
-    """Find operators that the front end does not know, before it is asked.
+    """Refuse a model with operators that the front end does not know, before it is run.
 
     Raises
     ------
     UnsupportedOperatorError
-        If there are some. Those that it knows but refuses in the form at hand are listed along with them.
+        If there are any; the message also lists operators that the front end knows but refuses as they are.
     """
     known = supported_operators()
     graph = OnnxGraph(model)
@@ -62,36 +78,36 @@ def refuse_unsupported(model: onnx.ModelProto) -> None:
 
 
 def explain(model: onnx.ModelProto, reason: str) -> ModelError:
-    """Find every node that the front end refuses.
+    """Find every node that the front end refuses, and return the error that names them.
 
     Parameters
     ----------
     model
-        The normalised model, all types and shapes recorded.
+        The normalised model, with all types and shapes recorded.
     reason
-        What the front end said of the whole, for when no node alone is at fault.
+        The front end's reason for refusing the whole model, used if no single node is at fault.
     """
     found = list(_obstacles(model))
     if not found:
         return ModelError(f"the model cannot be imported: {reason or 'TVM gave no reason'}", hint=_VALUE_HINT)
-    listed = "; ".join(f"{o.operator} ({describe(o.nodes)}): {o.reason}" for o in found)
+    listed = "; ".join(f"{o.operator} ({describe(o.nodes)}): {o.reason.text}" for o in found)
     hint = next((_HINTS[o.operator] for o in found if o.operator in _HINTS), None)
-    if hint is None and any("depends on values" in o.reason or "ynamic" in o.reason for o in found):
+    if hint is None and any(o.reason.depends_on_values for o in found):
         hint = _VALUE_HINT
     noun = "operator" if len(found) == 1 else "operators"
     return UnsupportedOperatorError(f"{len(found)} {noun} cannot be imported: {listed}", hint=hint)
 
 
 def refused_operators(model: onnx.ModelProto) -> set[str]:
-    """Operators of ONNX's own domain that have a converter, which refuses some node at hand."""
+    """Operators with a node that the front end refuses."""
     return {obstacle.operator for obstacle in _obstacles(model)}
 
 
 def _obstacles(model: onnx.ModelProto) -> list[Obstacle]:
     graph = OnnxGraph(model)
     known = supported_operators()
-    groups: dict[tuple[str, str], list[onnx.NodeProto]] = {}
-    tried: dict[bytes, str | None] = {}
+    groups: dict[tuple[str, Reason], list[onnx.NodeProto]] = {}
+    tried: dict[bytes, Reason | None] = {}
     for node in model.graph.node:
         reason = _first_obstacle(node, graph, known)
         if reason is None:
@@ -102,30 +118,37 @@ def _obstacles(model: onnx.ModelProto) -> list[Obstacle]:
         if reason is not None:
             operator = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
             groups.setdefault((operator, reason), []).append(node)
-    return [Obstacle(op, reason, tuple(nodes)) for (op, reason), nodes in sorted(groups.items())]
+    ordered = sorted(groups.items(), key=lambda group: (group[0][0], group[0][1].text))
+    return [Obstacle(operator, reason, tuple(nodes)) for (operator, reason), nodes in ordered]
 
 
-def _first_obstacle(node: onnx.NodeProto, graph: OnnxGraph, known: frozenset[str]) -> str | None:
-    """What can be said without running the front end."""
+def _first_obstacle(node: onnx.NodeProto, graph: OnnxGraph, known: frozenset[str]) -> Reason | None:
+    """Find what stands in the way without running the front end."""
     if node.domain:
-        return f"domain '{node.domain}' is not ONNX's"
+        return Reason(f"domain '{node.domain}' is not ONNX's")
     if any(subgraphs(node)):
-        return "its condition or length depends on values that are only known at run time"
+        return Reason(
+            "its condition or length depends on values that are only known at run time",
+            depends_on_values=True,
+        )
     if node.op_type not in known:
-        return "there is no converter"
+        return Reason("there is no converter")
     for name in node.output:
         if not name:
             continue
         found = graph.type_of(name)
         if found is None:
-            return "it makes a sequence or an optional, not a tensor"
+            return Reason("expected a tensor as output, got a sequence or an optional")
         if found.static_shape is None:
-            return "the shape of its output depends on values that are only known at run time"
+            return Reason(
+                "the shape of its output depends on values that are only known at run time",
+                depends_on_values=True,
+            )
     return None
 
 
 def _likeness(node: onnx.NodeProto, graph: OnnxGraph) -> bytes:
-    """Equal for nodes that the front end must treat alike."""
+    """A key that is equal for nodes that the front end treats alike."""
     copy = copy_node(node)
     copy.ClearField("name")
     copy.ClearField("doc_string")
@@ -140,8 +163,8 @@ def _likeness(node: onnx.NodeProto, graph: OnnxGraph) -> bytes:
     return key
 
 
-def _try(node: onnx.NodeProto, graph: OnnxGraph) -> str | None:
-    """Run the front end on a model of this node alone; its reason when it refuses."""
+def _try(node: onnx.NodeProto, graph: OnnxGraph) -> Reason | None:
+    """Run the front end on a model of only this node; return its reason if it refuses."""
     inputs, weights = [], []
     for name in dict.fromkeys(name for name in node.input if name):
         found = graph.type_of(name)
@@ -164,6 +187,8 @@ def _try(node: onnx.NodeProto, graph: OnnxGraph) -> str | None:
     )
     try:
         to_relax(single)
-    except (FrontEndError, ModelError) as error:
-        return str(error).removesuffix(".")
+    except FrontEndError as error:
+        return Reason(str(error).removesuffix("."), error.depends_on_values)
+    except ModelError as error:
+        return Reason(str(error))
     return None

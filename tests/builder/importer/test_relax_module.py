@@ -1,0 +1,42 @@
+"""TVM's front end: its refusals, and the types of what it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from builder.errors import FrontEndError
+from builder.importer.relax_module import to_relax
+
+ModelMaker = Callable[..., onnx.ModelProto]
+INT64 = TensorProto.INT64
+
+
+def test_specs_are_the_models_own(relu: onnx.ModelProto) -> None:
+    made = to_relax(relu)
+    assert [(spec.name, spec.dtype, spec.shape) for spec in made.inputs] == [("x", "float32", (2, 3))]
+    assert [(spec.name, spec.dtype, spec.shape) for spec in made.outputs] == [("y", "float32", (2, 3))]
+
+
+def test_a_refusal_says_whether_it_depends_on_values(make_model: ModelMaker) -> None:
+    pad = helper.make_node("Pad", ["x", "pads"], ["y"])
+    dynamic = make_model([pad], {"x": [2], "pads": ([2], INT64)}, {"y": [4]})
+    with pytest.raises(FrontEndError) as caught:
+        to_relax(dynamic)
+    assert caught.value.depends_on_values
+
+    top = helper.make_node("TopK", ["x", "k"], ["y", "i"], sorted=0)
+    unsorted = make_model([top], {"x": [2, 3]}, {"y": [2, 1], "i": ([2, 1], INT64)}, {"k": np.array([1])})
+    with pytest.raises(FrontEndError) as caught:
+        to_relax(unsorted)
+    assert not caught.value.depends_on_values
+
+
+def test_a_shape_other_than_onnx_says_is_refused(relu: onnx.ModelProto) -> None:
+    relu.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.FLOAT, [3, 2]))
+    with pytest.raises(FrontEndError, match=r"output 'y': expected \[3, 2\] float32, got \[2, 3\] float32"):
+        to_relax(relu)
