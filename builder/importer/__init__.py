@@ -1,4 +1,4 @@
-"""Models in, static Relax out: `load` takes a file of any format, `import_onnx` ONNX, also in memory."""
+"""Import models as static Relax modules: `load` for any supported file, `import_onnx` for ONNX."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What does not depend on the inputs, computed now: shape sub-graphs above all.
+"""Constant folding: compute what does not depend on the inputs, mostly shapes.
 
-Promises the same values as ONNX Runtime computes, since it computes them. Weights in int8 stay int8:
-dequantising them here would quadruple the bundle.
+Promises the values that ONNX Runtime computes, because it computes them. Weights in int8 stay int8:
+dequantising them here would make the bundle four times as large.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from builder.importer.shapes import infer_shapes
 from builder.importer.silence import FOREIGN_FAILURES, quiet
 from builder.importer.weights import is_large
 
-# A constant may be folded when it does not grow the model by more than this beyond what it was computed from
-# (Expand, Tile and ConstantOfShape make large tensors of little).
+# A constant is folded only if it is at most this much larger than what it was computed from: Expand, Tile and
+# ConstantOfShape make large tensors from small ones.
 MAX_GROWTH_BYTES: Final = 1 << 20
 _CONSTANT_VALUES: Final = frozenset({"value", "value_float", "value_floats", "value_int", "value_ints"})
 _NEVER: Final = frozenset({"QuantizeLinear", "DequantizeLinear", "If", "Loop", "Scan"})
@@ -31,15 +31,22 @@ _RANDOM: Final = frozenset(
 
 
 def fold_constants(model: onnx.ModelProto, *, strict: bool = True) -> None:
-    """Fold until nothing changes, in place; types and shapes are recorded at the end.
+    """Fold constants until nothing changes, in place, and record all types and shapes.
+
+    Parameters
+    ----------
+    model
+        The model.
+    strict
+        Whether to refuse shapes that contradict each other.
 
     Raises
     ------
     ModelError
-        If with `strict`: the model's shapes contradict one another.
+        If `strict` is true and the model's shapes contradict each other.
     """
-    # A round folds everything that is constant at its beginning, and the shapes this reveals feed the next
-    # one: a transformer needs two for each layer. Every round but the last takes a node away, so this ends.
+    # A round folds everything that is constant at its start; the shapes it reveals feed the next round. A
+    # transformer needs two rounds per layer. Every round but the last removes a node, so the loop ends.
     while True:
         infer_shapes(model, strict=strict)
         folded = _fold_once(model)
@@ -68,7 +75,7 @@ def _fold_once(model: onnx.ModelProto) -> int:
         if not made or not all(name in done for name in made):
             return None
         if kept & set(made):
-            # An output must be made by a node: no front end takes a weight for one.
+            # An output must be made by a node: front ends do not accept a weight as an output.
             if node.op_type == "Identity" and all(graph.is_constant(name) for name in node.input):
                 return None
             result = []
@@ -118,7 +125,7 @@ def _is_foldable(graph: OnnxGraph, node: onnx.NodeProto) -> bool:
             continue
         found = graph.type_of(name)
         if found is None:
-            # Sequences and optionals. A size that depends on values is let through: it is small in practice.
+            # A sequence or an optional. Tensors of unknown size pass: they are small in practice.
             return False
         if found.elem_type == onnx.TensorProto.STRING:
             return False
@@ -132,7 +139,7 @@ def _is_foldable(graph: OnnxGraph, node: onnx.NodeProto) -> bool:
 
 
 def _evaluate(graph: OnnxGraph, nodes: list[onnx.NodeProto]) -> dict[str, NDArray[Any]]:
-    """Values of constant nodes: all at once, or one by one where ONNX Runtime lacks some kernel."""
+    """Values of constant nodes: computed together, or one by one if ONNX Runtime lacks a kernel for some."""
     try:
         return _run(graph, nodes, {})
     except FOREIGN_FAILURES:
@@ -153,7 +160,7 @@ def _run(
     made = [name for node in nodes for name in node.output if name]
     needed = {name for node in nodes for name in node.input if name} - set(made)
     tensors = [tensor for tensor in graph.proto.initializer if tensor.name in needed]
-    # Large weights are fed, so that the model stays a small message.
+    # Large weights are fed as inputs to keep the model's message small.
     fed = {t.name: np.asarray(numpy_helper.to_array(t)) for t in tensors if is_large(t)}
     fed |= {name: known[name] for name in needed if name in known}
     small = [tensor for tensor in tensors if tensor.name not in fed]

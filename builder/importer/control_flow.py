@@ -1,4 +1,4 @@
-"""Control flow that is none: an `If` whose condition is a constant becomes the branch that it takes."""
+"""Resolve constant control flow: replace an `If` on a constant by the branch that it takes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def inline_constant_ifs(model: onnx.ModelProto) -> int:
     Returns
     -------
     int
-        How many were replaced. Branches may hold further ones: fold constants and call again.
+        How many were replaced. Branches may contain more: fold constants and call this again.
     """
     graph = OnnxGraph(model)
 
@@ -33,20 +33,20 @@ def inline_constant_ifs(model: onnx.ModelProto) -> int:
 def inline_body(
     graph: OnnxGraph, body: onnx.GraphProto, scope: str, inputs: list[str], outputs: list[str]
 ) -> list[onnx.NodeProto]:
-    """Nodes of a subgraph, to stand in the graph around it.
+    """Copy the nodes of a subgraph for insertion into the graph around it.
 
     Parameters
     ----------
     graph
-        The graph around it; gets the subgraph's weights.
+        The graph around it; the subgraph's weights are added to it.
     body
         The subgraph. Every value in it gets a name that is new in `graph`.
     scope
-        Prefix of the new names of nodes.
+        Prefix of the nodes' new names.
     inputs
         Names in `graph` of the values for the subgraph's inputs.
     outputs
-        Names in `graph` that the subgraph's outputs shall have.
+        Names in `graph` for the subgraph's outputs; an empty one is not needed.
     """
     names = dict(zip((value.name for value in body.input), inputs, strict=True))
     for tensor in body.initializer:
@@ -62,8 +62,8 @@ def inline_body(
         copy.name = f"{scope}/{node.name or f'{node.op_type}_{index}'}"
         rename(copy, names)
         nodes.append(copy)
-    # One value may leave through two outputs, or pass through untouched: an Identity serves all cases, and
-    # folds.
+    # A value may be returned twice, or an input may be returned unchanged. An Identity covers all cases and
+    # is folded later.
     for inner, outer in zip(body.output, outputs, strict=True):
         if outer:
             source = names.get(inner.name, inner.name)
@@ -72,7 +72,7 @@ def inline_body(
 
 
 def rename(node: onnx.NodeProto, names: dict[str, str]) -> None:
-    """Rename the values that a node reads and makes, and those its subgraphs read from outside."""
+    """Rename the values that a node reads and makes, also those that its subgraphs read from outside."""
     node.input[:] = [names.get(name, name) for name in node.input]
     node.output[:] = [names.get(name, name) for name in node.output]
     for subgraph in subgraphs(node):
@@ -83,12 +83,12 @@ def rename(node: onnx.NodeProto, names: dict[str, str]) -> None:
             rename(inner, visible)
         for output in subgraph.output:
             if output.name in visible:
-                # An outer value handed out: graph outputs need a maker inside.
+                # The subgraph returns an outer value, but its outputs must be made inside it.
                 inner_name = f"{visible[output.name]}__out"
                 subgraph.node.append(helper.make_node("Identity", [visible[output.name]], [inner_name]))
                 output.name = inner_name
 
 
 def has_control_flow(model: onnx.ModelProto) -> bool:
-    """Whether any operator still holds a subgraph."""
+    """Whether any operator contains a subgraph."""
     return any(any(subgraphs(node)) for node in walk_nodes(model.graph))

@@ -1,7 +1,6 @@
-"""A model file of any format that can be imported.
+"""Load a model file of any supported format.
 
-All of them pass through ONNX: what is compiled is then checked against ONNX Runtime, whatever it was
-written in.
+Every format is converted to ONNX first, so every compiled model can be compared with ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from builder.importer.model_file import file_sha256
 from builder.importer.onnx_import import ImportedModel, import_onnx
 from builder.importer.silence import FOREIGN_FAILURES, first_line, quiet
 
-# How to come from what people have to what can be imported.
+# Suffix -> how to convert a file of that format.
 _CONVERSIONS: Final = MappingProxyType(
     {
         ".tflite": "convert it: python -m tf2onnx.convert --tflite MODEL.tflite --output MODEL.onnx",
@@ -29,7 +28,7 @@ _CONVERSIONS: Final = MappingProxyType(
         ".h5": "export it: keras.saving.load_model(...).export('MODEL.onnx', format='onnx')",
         ".pt": "export it: torch.onnx.export(model, inputs, 'MODEL.onnx')",
         ".pth": "export it: torch.onnx.export(model, inputs, 'MODEL.onnx')",
-        ".safetensors": "it holds weights without a network: export the model to ONNX",
+        ".safetensors": "it holds only weights: export the model to ONNX",
     }
 )
 
@@ -41,29 +40,30 @@ def load(
     input_values: Mapping[str, ArrayLike] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> ImportedModel:
-    """Import a model file by its suffix.
+    """Import a model file; its suffix decides the format.
 
     Parameters
     ----------
     path
-        An ONNX model (`.onnx`, or any other suffix that is not named here), or a program saved by
-        `torch.export.save` (`.pt2`, which needs `torch` and `onnxscript`).
+        A program saved by `torch.export.save` (`.pt2`; needs `torch` and `onnxscript`), or an ONNX model
+        (any other suffix).
     input_shapes, input_values, progress
-        As `import_onnx` takes them.
+        As in `import_onnx`.
 
     Raises
     ------
     ModelError
-        If the file cannot be read, is of a format that needs conversion, or needs a package that is not
-        installed.
-    ShapeError, UnsupportedOperatorError
-        If as `import_onnx` raises them.
+        If the file cannot be read, must be converted first, or needs a package that is not installed.
+    ShapeError
+        If names, shapes or values do not fit the model, or some are missing.
+    UnsupportedOperatorError
+        If operators cannot be imported.
     """
     path = Path(path)
     suffix = path.suffix.lower()
     if suffix in _CONVERSIONS:
         raise ModelError(
-            f"expected an ONNX or PyTorch export (.pt2) file, got {path}", hint=_CONVERSIONS[suffix]
+            f"expected an ONNX model or a PyTorch export (.pt2), got {path}", hint=_CONVERSIONS[suffix]
         )
     if suffix != ".pt2":
         return import_onnx(path, input_shapes=input_shapes, input_values=input_values, progress=progress)
@@ -83,7 +83,7 @@ def _load_exported_program(
     except ImportError as error:
         raise ModelError(
             f"importing {path} needs the package {error.name}, which is not installed",
-            hint="pip install torch onnxscript; or export to ONNX where PyTorch is",
+            hint="pip install torch onnxscript, or export the model to ONNX on a machine with PyTorch",
         ) from error
     del onnxscript
     try:

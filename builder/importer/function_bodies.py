@@ -1,4 +1,4 @@
-"""Operators that ONNX itself defines by others, replaced by their definition where there is no converter."""
+"""Replace operators that ONNX defines by others with their definitions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from builder.importer.weights import put_back, without_large_weights
 
 
 def has_body(operator: str, opset: int) -> bool:
-    """Whether ONNX defines an operator of its own domain by a function."""
+    """Whether ONNX defines an operator of its own domain as a function of other operators."""
     if not defs.has(operator, opset, ""):
         return False
     schema = defs.get_schema(operator, opset, "")
@@ -25,12 +25,12 @@ def expand(model: onnx.ModelProto, operators: Collection[str]) -> onnx.ModelProt
     Returns
     -------
     onnx.ModelProto
-        The expanded model, or the model itself where ONNX cannot build a definition for the nodes at hand.
+        The expanded model, or the model itself if ONNX cannot build a definition for its nodes.
     """
     if not operators:
         return model
     shell = without_large_weights(model)
-    # A definition may depend on the types of the inputs, weights included.
+    # A definition may depend on the types of its inputs, including weights.
     shell.graph.value_info.extend(model.graph.value_info)
     shell.graph.value_info.extend(
         helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))

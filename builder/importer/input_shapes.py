@@ -1,6 +1,7 @@
-"""What `--input-shapes` and `--input-values` say.
+"""Parse `--input-shapes` and `--input-values`.
 
-Promises exact values or a ShapeError that points at the place. Whether they fit a model is decided elsewhere.
+Promises exact values or a ShapeError that quotes the faulty part. Leaves checking them against a model to
+`static_inputs`.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from typing import Final
 
 from builder.errors import ShapeError
 
-# A name may hold nearly anything ("serving_default_x:0", "/model/input.1"): it ends at the last colon before
-# a bracket. As TVMC's documentation writes it, "data:[1,3,224,224] mask:[1,128]"; a comma may stand between.
+# TVMC's syntax: "data:[1,3,224,224] mask:[1,128]", also separated by commas. A name may contain nearly
+# anything ("serving_default_x:0", "/model/input.1"), so it ends at the last colon before a bracket.
 _ENTRY: Final = re.compile(r"\s*,?\s*(?P<name>[^\s\[\]]+?)\s*:\s*\[(?P<dims>[^\[\]]*)\]")
 _DIM: Final = re.compile(r"[0-9]{1,10}")
-# A tensor of a byte an element with this extent alone would fill the memory of any board.
+# One dimension of this extent, at one byte per element, fills the memory of any board.
 MAX_DIM: Final = 1 << 31
-# NumPy's limit, and far more than a model has.
+# NumPy's limit; models have far fewer dimensions.
 MAX_RANK: Final = 32
 
 SHAPES_HINT: Final = 'write --input-shapes "data:[1,3,224,224] mask:[1,128]"'
@@ -36,17 +37,17 @@ def parse_input_shapes(text: str) -> dict[str, tuple[int, ...]]:
     Parameters
     ----------
     text
-        One or more `NAME:[DIM,...]`, separated by white space or a comma. `NAME:[]` is a scalar.
+        One or more `NAME:[DIM,...]`, separated by white space or commas. `NAME:[]` is a scalar.
 
     Returns
     -------
     dict
-        The shapes by input name, in the order of the text.
+        Input name -> shape, in the order of the text.
 
     Raises
     ------
     ShapeError
-        If the text is malformed, a name comes twice, or a dimension is not a positive integer.
+        If the text is malformed, a name is repeated, or a dimension is not a positive integer.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     position = 0
@@ -54,9 +55,9 @@ def parse_input_shapes(text: str) -> dict[str, tuple[int, ...]]:
     while position < end:
         match = _ENTRY.match(text, position)
         if match is None:
-            came = text[position:end].strip()
+            rest = text[position:end].strip()
             raise ShapeError(
-                f"expected NAME:[DIM,...] in the input shapes, got {_quote(came)}", hint=SHAPES_HINT
+                f"expected NAME:[DIM,...] in the input shapes, got {_quote(rest)}", hint=SHAPES_HINT
             )
         name = match["name"]
         if name in shapes:
@@ -84,22 +85,27 @@ def _dims(name: str, text: str) -> tuple[int, ...]:
 
 
 def parse_input_values(texts: str | Iterable[str]) -> dict[str, Value]:
-    """Read `"sr=16000"`, or several such texts: inputs that become constants of the compiled model.
+    """Read `"sr=16000"`, or several such texts: values for inputs that become constants.
 
     Parameters
     ----------
     texts
-        `NAME=VALUE`, where VALUE is an integer, a float, `true`, `false`, or `[VALUE,...]` of one dimension.
-        One text may hold several, separated by white space.
+        `NAME=VALUE`, where VALUE is an integer, a float, `true`, `false`, or a list `[VALUE,...]`. A text may
+        hold several, separated by white space.
+
+    Returns
+    -------
+    dict
+        Input name -> value, in the order of the texts.
 
     Raises
     ------
     ShapeError
-        If a text is malformed, or a name comes twice.
+        If a text is malformed or a name is repeated.
     """
     values: dict[str, Value] = {}
     for text in [texts] if isinstance(texts, str) else texts:
-        # White space inside brackets belongs to the list, elsewhere it separates.
+        # White space separates entries, except inside brackets.
         for entry in re.sub(r"\[[^\]]*\]", lambda m: re.sub(r"\s", "", m[0]), text).split():
             name, equals, value = entry.rpartition("=")
             if not equals or not name or not value:
@@ -132,6 +138,6 @@ def _scalar(name: str, text: str) -> Scalar:
 
 
 def _quote(text: str) -> str:
-    """What came, kept to one short line."""
+    """The text in quotes, shortened to one line."""
     flat = re.sub(r"\s+", " ", text)
     return repr(flat if len(flat) <= 60 else flat[:57] + "...")

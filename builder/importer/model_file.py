@@ -1,7 +1,7 @@
-"""A model file, read safely.
+"""Read a model file safely.
 
-Promises a decoded model whose weights are all in memory, within limits, and from nowhere but the model's own
-folder. Whether the graph makes sense is checked elsewhere (`structure`).
+Promises a decoded model with all weights in memory, within limits, and read only from the model's own folder.
+Leaves checking the graph to `structure`.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from onnx.external_data_helper import load_external_data_for_tensor, uses_extern
 
 from builder.errors import ModelError
 
-# A protobuf message ends at 2 GiB; every tool that works on the model holds it as one, shapes and all.
+# A protobuf message is limited to 2 GiB, and every tool holds the model, with its shapes, as one message.
 MAX_MODEL_BYTES: Final = (1 << 31) - (1 << 20)
 
 _BEGINNINGS: Final = {
-    b"version https://git-lfs": "it is a Git LFS pointer: fetch the file itself with git lfs pull",
-    b"PK\x03\x04": "it is a zip archive, as PyTorch and Keras save them: export the model to ONNX",
+    b"version https://git-lfs": "it is a Git LFS pointer: fetch the file with git lfs pull",
+    b"PK\x03\x04": "it is a zip archive, probably saved by PyTorch or Keras: export the model to ONNX",
     b"\x89HDF": "it is an HDF5 file: export the model to ONNX with tf2onnx",
     b"<!DOCTYPE": "it is a web page: download the file itself",
     b"<html": "it is a web page: download the file itself",
 }
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
-# Fields whose strings nobody looks up: exporters put stack traces and whole configuration files there.
+# Fields that are never used as names: exporters put stack traces and whole configuration files there.
 _FREE_TEXT: Final = frozenset({"doc_string", "value", "producer_name", "producer_version"})
 _EXPORT_HINT: Final = "download or export the model again"
 _SUFFIXES: Final = frozenset({".onnx", ".pt2"})
-_LISTED: Final = 6  # models that a hint names
+_LISTED: Final = 6  # how many models a hint names
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +46,10 @@ class ModelFile:
     Attributes
     ----------
     model
-        The model; no tensor of it is external any more.
+        The model, with external tensors loaded.
     sha256
-        Digest, in hexadecimal, of the file; where weights stood in files of their own, of the digests of all
-        files, the model's first and the others in the order of their names.
+        SHA-256 of the file, in hexadecimal. With external weights, it is the digest of all files' digests,
+        the model's first and the others sorted by name.
     """
 
     model: onnx.ModelProto
@@ -62,7 +62,7 @@ def read_model(path: Path | str) -> ModelFile:
     Raises
     ------
     ModelError
-        If there is no such file, it is too large, is no ONNX file, or names weights outside its folder.
+        If the file does not exist, is too large, is not an ONNX file, or names weights outside its folder.
     """
     path = Path(path)
     raw = _read(path)
@@ -81,7 +81,13 @@ def read_model(path: Path | str) -> ModelFile:
 
 
 def file_sha256(path: Path) -> str:
-    """Digest of a model file that another library will read."""
+    """SHA-256, in hexadecimal, of a model file that another library will read.
+
+    Raises
+    ------
+    ModelError
+        If the file cannot be read.
+    """
     try:
         with path.open("rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()
@@ -90,7 +96,20 @@ def file_sha256(path: Path) -> str:
 
 
 def decode(raw: bytes, source: str) -> onnx.ModelProto:
-    """Decode a model; `source` says in messages where it came from."""
+    """Decode a model.
+
+    Parameters
+    ----------
+    raw
+        The file's content.
+    source
+        What messages call it, such as its path.
+
+    Raises
+    ------
+    ModelError
+        If the content is not an ONNX model.
+    """
     hint = next((text for start, text in _BEGINNINGS.items() if raw.startswith(start)), _EXPORT_HINT)
     if not raw:
         raise ModelError(f"expected an ONNX model, got an empty file: {source}", hint=_EXPORT_HINT)
@@ -98,21 +117,26 @@ def decode(raw: bytes, source: str) -> onnx.ModelProto:
     try:
         model.ParseFromString(raw)
     except DecodeError as error:
-        raise ModelError(f"not an ONNX model, or a part of one: {source}", hint=hint) from error
+        raise ModelError(
+            f"expected an ONNX model, got another or a truncated file: {source}", hint=hint
+        ) from error
     if not _are_names_text(model):
         raise ModelError(
-            f"not an ONNX model, or a damaged one: a name in it is not text: {source}", hint=hint
+            f"expected an ONNX model, got a file with a name that is not text: {source}",
+            hint=hint,
         )
     if not model.HasField("graph") or not model.opset_import or not model.graph.output:
-        raise ModelError(f"expected an ONNX model with a graph, outputs and an opset: {source}", hint=hint)
+        raise ModelError(
+            f"expected an ONNX model with graph, outputs and opset, got less: {source}",
+            hint=hint,
+        )
     return model
 
 
 def _are_names_text(message: Message) -> bool:
     """Whether every name is UTF-8 without control characters.
 
-    Protobuf lets other bytes pass, and libraries trip over them; a line break would forge lines of our
-    messages.
+    Protobuf accepts other bytes, on which libraries fail; a line break would forge lines of our messages.
     """
     if isinstance(message, onnx.TensorProto):
         return _is_name(message.name) and all(_are_names_text(entry) for entry in message.external_data)
@@ -141,18 +165,17 @@ def _read(path: Path) -> bytes:
             status = path.stat()
             if not stat.S_ISREG(status.st_mode):
                 raise ModelError(
-                    f"expected an ONNX file, got something that is no regular file: {path}", hint=_EXPORT_HINT
+                    f"expected a regular file, got a device or a pipe: {path}",
+                    hint=_EXPORT_HINT,
                 )
             if status.st_size > MAX_MODEL_BYTES:
                 raise ModelError(
                     f"expected a model of at most {MAX_MODEL_BYTES} bytes, got {status.st_size}: {path}",
-                    hint="larger models do not fit the devices this is for; quantise or prune it",
+                    hint="larger models do not fit the supported devices: quantise or prune it",
                 )
             return stream.read(MAX_MODEL_BYTES)
     except FileNotFoundError as error:
-        raise ModelError(
-            f"expected a model, found no such file: {path}", hint=_models_in(path.parent)
-        ) from error
+        raise ModelError(f"no such file: {path}", hint=_models_in(path.parent)) from error
     except IsADirectoryError as error:
         raise ModelError(f"expected an ONNX file, got a folder: {path}", hint=_models_in(path)) from error
     except OSError as error:
@@ -160,7 +183,7 @@ def _read(path: Path) -> bytes:
 
 
 def _models_in(folder: Path) -> str:
-    """Name the models of a folder, for someone who mistyped one."""
+    """A hint that names the models in a folder, for a user who mistyped one."""
     try:
         names = sorted(file.name for file in folder.iterdir() if file.suffix in _SUFFIXES)
     except OSError:
@@ -171,7 +194,7 @@ def _models_in(folder: Path) -> str:
 
 
 def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Every tensor of a model: weights, those of subgraphs and functions, and those in attributes."""
+    """Every tensor of a model: weights, also of subgraphs and functions, and tensors in attributes."""
     yield from _graph_tensors(model.graph)
     for function in model.functions:
         for node in function.node:
@@ -196,7 +219,7 @@ def _node_tensors(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
 
 
 def _external_files(model: onnx.ModelProto, folder: Path, source: Path) -> list[Path]:
-    """Files that hold weights; each lies in the model's folder, and together they are small enough."""
+    """The files that hold weights, checked: each in the model's folder, and within the limit together."""
     found: set[Path] = set()
     total = 0
     for tensor in tensors(model):
@@ -211,15 +234,15 @@ def _external_files(model: onnx.ModelProto, folder: Path, source: Path) -> list[
         length = max(size - offset, 0) if length is None else length
         if offset + length > size:
             raise ModelError(
-                f"weight '{tensor.name}' expects bytes {offset} to {offset + length} of {file.name}, "
-                f"which has {size}",
+                f"weight '{tensor.name}': expected bytes {offset} to {offset + length} of {file.name}, "
+                f"got a file of {size} bytes",
                 hint=_EXPORT_HINT,
             )
         total += length
         if total > MAX_MODEL_BYTES:
             raise ModelError(
                 f"expected at most {MAX_MODEL_BYTES} bytes of weights, got more: {source}",
-                hint="larger models do not fit the devices this is for; quantise or prune it",
+                hint="larger models do not fit the supported devices: quantise or prune it",
             )
         found.add(file)
     return sorted(found)
@@ -229,17 +252,18 @@ def _confined(location: str, folder: Path, name: str, source: Path) -> Path:
     pure = PurePosixPath(location)
     if not location or pure.is_absolute() or ".." in pure.parts or "\\" in location or "\0" in location:
         raise ModelError(
-            f"weight '{name}' of {source} expects a file in the model's own folder, got {location!r:.80}"
+            f"weight '{name}' of {source}: expected a file in the model's own folder, got {location!r:.80}"
         )
     file = (folder / location).resolve()
     if not file.is_relative_to(folder):
         raise ModelError(
-            f"weight '{name}' of {source} lies outside the model's folder, through a link: {location}"
+            f"weight '{name}' of {source}: expected a file in the model's own folder, "
+            f"got a link out of it: {location}"
         )
     if not file.is_file():
         raise ModelError(
-            f"weight '{name}' of {source} expects the file {location} beside the model, which is not there",
-            hint="copy the weights' file along with the model",
+            f"weight '{name}' of {source}: expected the file {location} beside the model, got no such file",
+            hint="copy the file of weights along with the model",
         )
     return file
 
@@ -247,9 +271,9 @@ def _confined(location: str, folder: Path, name: str, source: Path) -> Path:
 def _count(text: str, key: str, name: str) -> int | None:
     if not text:
         return None
-    # 19 digits and no sign: at most 2**63, so that the sum below stays exact and small.
+    # At most 19 digits and no sign: no file offset has more.
     if not (text.isascii() and text.isdecimal() and len(text) <= 19):
-        raise ModelError(f"weight '{name}' expects a number as the {key} of its data, got {text!r:.40}")
+        raise ModelError(f"weight '{name}': expected a number as the {key} of its data, got {text!r:.40}")
     return int(text)
 
 

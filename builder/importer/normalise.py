@@ -1,6 +1,6 @@
-"""Any ONNX model made one that TVM's front end takes: static, folded, of operators and forms that it knows.
+"""Normalise an ONNX model for TVM's front end: static shapes, folded constants, operators that it supports.
 
-Promises the same numbers as the original. ONNX and onnxslim do what they do well; the rest is in `rewrites`.
+Promises the same results as the original. ONNX and onnxslim do part of the work; the rest is in `rewrites`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from builder.importer.rewrites import apply_rewrites
 from builder.importer.silence import FOREIGN_FAILURES, quiet
 from builder.importer.static_inputs import Shapes, Values, fix_inputs
 
-# A rewrite may make what another takes apart, and unrolled bodies hold more of both; known chains end after
-# 3.
+# One rewrite may produce what another one replaces, also inside unrolled bodies; known chains end after 3.
 MAX_PASSES: Final = 12
 
 
@@ -34,21 +33,21 @@ def normalise(
     Parameters
     ----------
     model
-        A model that `structure.prepare` returned.
+        What `structure.prepare` returned.
     shapes, values, progress
         As `fix_inputs` takes them.
 
     Returns
     -------
     onnx.ModelProto
-        A model of static shapes with the same inputs (but for those in `values`) and outputs.
+        A model with static shapes and the same inputs and outputs, except inputs in `values`.
 
     Raises
     ------
     ShapeError
-        If the inputs do not fit.
+        If shapes or values do not fit the inputs, or some are missing.
     ModelError
-        If the shapes inside do not fit one another.
+        If shapes inside the model contradict each other.
     """
     fix_inputs(model, shapes, values, progress)
     fold_constants(model, strict=False)
@@ -58,9 +57,9 @@ def normalise(
 
 
 def simplify(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Rewrite, expand and fold a model of static inputs until nothing changes, then tidy it up."""
+    """Rewrite, expand and fold a model with static inputs until nothing changes, then run onnxslim."""
     for _ in range(MAX_PASSES):
-        # Not strict yet: ONNX's inference fails on some operators that are about to be taken apart.
+        # Not strict yet: ONNX's inference fails on some operators that are about to be rewritten.
         fold_constants(model, strict=False)
         changed = apply_rewrites(model) + inline_constant_ifs(model)
         if not changed:
@@ -75,7 +74,7 @@ def simplify(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _defined_by_others(model: onnx.ModelProto) -> set[str]:
-    """Operators defined by others that have no converter, or whose shapes ONNX cannot infer as they are."""
+    """Operators that ONNX defines by others, and that have no converter or no inferred output shape."""
     graph = OnnxGraph(model)
     known = supported_operators()
     return {
@@ -88,7 +87,7 @@ def _defined_by_others(model: onnx.ModelProto) -> set[str]:
 
 
 def _slim(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Let onnxslim fuse and tidy up; where it stumbles, or changes more than it may, do without."""
+    """Run onnxslim; keep the model as it is if onnxslim fails or changes the inputs or outputs."""
     original = onnx.ModelProto()
     original.CopyFrom(model)
     try:
@@ -102,7 +101,7 @@ def _slim(model: onnx.ModelProto) -> onnx.ModelProto:
         return model
     if [output.name for output in model.graph.output] != [output.name for output in slimmed.graph.output]:
         return model
-    # Inputs that nothing reads are dropped there; whoever runs the model still sets them.
+    # onnxslim drops unused inputs, but callers still set them.
     del slimmed.graph.input[:]
     slimmed.graph.input.extend(model.graph.input)
     return slimmed

@@ -1,6 +1,6 @@
-"""One ONNX graph, read and edited: who makes a value, what is constant, which type and shape a value has.
+"""Read and edit an ONNX graph: makers of values, constants, types and shapes.
 
-Works in place on the graph it was given. Subgraphs of control flow are left to those who fold them.
+Works in place. Leaves subgraphs of control flow to `control_flow` and `rewrites.loops`.
 """
 
 from __future__ import annotations
@@ -14,15 +14,20 @@ import onnx
 from numpy.typing import NDArray
 from onnx import defs, helper, numpy_helper
 
-# Domain names that all mean ONNX's own operators.
+# Both names mean the domain of ONNX's own operators.
 DEFAULT_DOMAINS: Final = ("", "ai.onnx")
 
 
 @dataclass(frozen=True, slots=True)
 class ValueType:
-    """Element type (a TensorProto.DataType) and shape of a value; an unknown dimension is None.
+    """Element type and shape of a value.
 
-    `shape` itself is None where even the rank is unknown.
+    Attributes
+    ----------
+    elem_type
+        A TensorProto.DataType.
+    shape
+        The dimensions, None for an unknown one; None if the rank is unknown.
     """
 
     elem_type: int
@@ -30,7 +35,7 @@ class ValueType:
 
     @property
     def static_shape(self) -> tuple[int, ...] | None:
-        """The shape where all of it is known, else None."""
+        """The shape if all of it is known, else None."""
         if self.shape is None or any(dim is None for dim in self.shape):
             return None
         return tuple(dim for dim in self.shape if dim is not None)
@@ -43,24 +48,24 @@ class ValueType:
 
 
 def is_known_type(elem_type: int) -> bool:
-    """Whether a number stands for a TensorProto.DataType."""
+    """Whether a number is a TensorProto.DataType other than UNDEFINED."""
     return elem_type != onnx.TensorProto.UNDEFINED and elem_type in onnx.TensorProto.DataType.values()
 
 
 def value_type(info: onnx.ValueInfoProto) -> ValueType | None:
-    """Type of a value, or None where it is no tensor or its element type is unknown."""
+    """Type of a value, or None if it is not a tensor or its element type is unknown."""
     tensor = info.type.tensor_type
     if info.type.WhichOneof("value") != "tensor_type" or not is_known_type(tensor.elem_type):
         return None
     if not tensor.HasField("shape"):
         return ValueType(tensor.elem_type, None)
-    # Some exporters write an unknown dimension as -1 or 0; a dimension of 0 has no use in a model.
+    # Some exporters write an unknown dimension as -1.
     dims = (dim.dim_value if dim.WhichOneof("value") == "dim_value" else None for dim in tensor.shape.dim)
     return ValueType(tensor.elem_type, tuple(dim if dim is None or dim >= 0 else None for dim in dims))
 
 
 def attributes(node: onnx.NodeProto) -> dict[str, Any]:
-    """Attributes of a node as Python values; strings are decoded."""
+    """Attributes of a node as name -> Python value; strings are decoded."""
     result: dict[str, Any] = {}
     for attribute in node.attribute:
         value = helper.get_attribute_value(attribute)
@@ -69,7 +74,7 @@ def attributes(node: onnx.NodeProto) -> dict[str, Any]:
 
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """Graphs in the attributes of a node (branches and bodies), one level deep."""
+    """Graphs in the attributes of a node (branches and bodies), without those nested in them."""
     for attribute in node.attribute:
         if attribute.type == onnx.AttributeProto.GRAPH:
             yield attribute.g
@@ -78,7 +83,7 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 
 def walk_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """All nodes of a graph, those in subgraphs included."""
+    """All nodes of a graph, including those in subgraphs."""
     for node in graph.node:
         yield node
         for subgraph in subgraphs(node):
@@ -96,7 +101,7 @@ def outer_values(graph: onnx.GraphProto) -> set[str]:
 
 
 def reads(node: onnx.NodeProto) -> set[str]:
-    """Names of values that a node needs, those of its subgraphs included."""
+    """Names of values that a node reads, including those that its subgraphs read from outside."""
     names = {name for name in node.input if name}
     for subgraph in subgraphs(node):
         names |= outer_values(subgraph)
@@ -104,7 +109,7 @@ def reads(node: onnx.NodeProto) -> set[str]:
 
 
 class OnnxGraph:
-    """An index over the graph of a model, kept right while nodes are replaced.
+    """An index over the graph of a model, kept up to date while nodes are replaced.
 
     Parameters
     ----------
@@ -129,14 +134,14 @@ class OnnxGraph:
         return next((o.version for o in self.model.opset_import if o.domain in DEFAULT_DOMAINS), 1)
 
     def type_of(self, name: str) -> ValueType | None:
-        """Type of a value as far as it is known."""
+        """Type of a value, or None if it is unknown."""
         tensor = self._initializers.get(name)
         if tensor is not None:
             return ValueType(tensor.data_type, tuple(tensor.dims))
         return self._types.get(name)
 
     def shape_of(self, name: str) -> tuple[int, ...] | None:
-        """Shape of a value where all of it is known."""
+        """Shape of a value, or None if not all of it is known."""
         found = self.type_of(name)
         return found.static_shape if found else None
 
@@ -150,7 +155,7 @@ class OnnxGraph:
         return name in self._initializers or (maker is not None and maker.op_type == "Constant")
 
     def constant(self, name: str) -> NDArray[Any] | None:
-        """A constant's value, or None where it is not constant (or no tensor)."""
+        """A constant's value, or None if the value is not a constant tensor of numbers."""
         tensor = self._initializers.get(name)
         if tensor is not None:
             return np.asarray(numpy_helper.to_array(tensor))
@@ -160,7 +165,7 @@ class OnnxGraph:
         return constant_node_value(maker)
 
     def fresh(self, stem: str) -> str:
-        """A name that no value has yet."""
+        """A new name that begins with `stem`."""
         while True:
             self._counter += 1
             name = f"{stem}__{self._counter}"
@@ -175,22 +180,22 @@ class OnnxGraph:
         return str(tensor.name)
 
     def set_initializer(self, tensor: onnx.TensorProto) -> None:
-        """Add a weight under its own name."""
+        """Add a weight under the name it has."""
         self.proto.initializer.append(tensor)
         self._initializers[tensor.name] = self.proto.initializer[-1]
         self._names.add(tensor.name)
 
     def set_type(self, name: str, elem_type: int, shape: Sequence[int] | None) -> None:
-        """Remember the type of a value that a rewrite has made."""
+        """Record the type of a value that a rewrite made."""
         self._types[name] = ValueType(elem_type, None if shape is None else tuple(shape))
 
     def rewrite(self, replace: Callable[[onnx.NodeProto], Sequence[onnx.NodeProto] | None]) -> int:
-        """Offer every node to `replace`, in order.
+        """Call `replace` for every node, in order, and put what it returns in the node's place.
 
         Parameters
         ----------
         replace
-            Returns the nodes to stand in a node's place (possibly none), or None to keep it.
+            Returns the nodes that replace a node (possibly an empty list), or None to keep it.
 
         Returns
         -------
@@ -209,7 +214,7 @@ class OnnxGraph:
                 nodes.append(fresh)
                 self._makers.update({name: fresh for name in fresh.output if name})
         if replaced:
-            # The list holds references into the repeated field: copy before the field is cleared.
+            # The list refers to elements of the repeated field: copy them before it is cleared.
             kept = [copy_node(node) for node in nodes]
             del self.proto.node[:]
             self.proto.node.extend(kept)
@@ -218,14 +223,14 @@ class OnnxGraph:
 
 
 def copy_node(node: onnx.NodeProto) -> onnx.NodeProto:
-    """A copy that does not belong to any graph."""
+    """A copy of a node that belongs to no graph."""
     copy = onnx.NodeProto()
     copy.CopyFrom(node)
     return copy
 
 
 def constant_node_value(node: onnx.NodeProto) -> NDArray[Any] | None:
-    """Value of a Constant node, or None for strings and sparse tensors."""
+    """Value of a Constant node, or None if it is a string or a sparse tensor."""
     attribute = node.attribute[0]
     match attribute.name:
         case "value":
@@ -242,7 +247,7 @@ def constant_node_value(node: onnx.NodeProto) -> NDArray[Any] | None:
 
 
 def name_nodes(graph: onnx.GraphProto) -> None:
-    """Give every node a name of its own: messages need one, and ONNX Runtime refuses one that comes twice."""
+    """Give every node a unique name: messages need one, and ONNX Runtime refuses duplicates."""
     taken: set[str] = set()
     for index, node in enumerate(graph.node):
         name = node.name or f"{node.op_type}_{index}"
@@ -253,7 +258,7 @@ def name_nodes(graph: onnx.GraphProto) -> None:
 
 
 def remove_dead_nodes(graph: onnx.GraphProto) -> None:
-    """Drop nodes and weights whose values nobody reads."""
+    """Drop nodes and weights whose values are not used."""
     needed = {output.name for output in graph.output}
     alive: list[onnx.NodeProto] = []
     changed = False
@@ -271,7 +276,7 @@ def remove_dead_nodes(graph: onnx.GraphProto) -> None:
 
 
 def _drop_unread_outputs(node: onnx.NodeProto, needed: set[str]) -> bool:
-    """Drop optional outputs at the end that nobody reads: converters that lack them need not know."""
+    """Drop unused optional outputs at the end: some converters do not support them."""
     dropped = False
     while len(node.output) > 1 and node.output[-1] not in needed and _is_optional_output(node):
         del node.output[-1]
@@ -294,7 +299,7 @@ def _keep(field: Any, wanted: Callable[[Any], bool]) -> None:  # noqa: ANN401 - 
 
 
 def describe(nodes: Iterable[onnx.NodeProto], limit: int = 3) -> str:
-    """Names of nodes, the first few of them, as they stand in a message."""
+    """Names of nodes for a message; only the first `limit` are listed."""
     names = [node.name or f"(makes {', '.join(node.output)})" for node in nodes]
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more

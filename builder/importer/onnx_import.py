@@ -1,4 +1,4 @@
-"""ONNX file or model -> `ImportedModel`: read, check, normalise, convert, and say what stands in the way."""
+"""Import an ONNX file or model: read, check, normalise, convert, and explain what cannot be imported."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from builder.importer.unsupported import explain, refuse_unsupported, refused_op
 
 @dataclass(frozen=True, slots=True)
 class ImportedModel:
-    """A model as the compiler takes it.
+    """A model in the form that the compiler takes.
 
     Attributes
     ----------
     mod
-        Relax module: `main` takes the inputs in the order of `inputs` (the names of its parameters are made
-        valid identifiers and may differ) and returns one tensor, or a tuple in the order of `outputs`.
-        Static; weights are constants.
+        Static Relax module with weights as constants. Its `main` takes the inputs in the order of `inputs`
+        (parameter names are made valid identifiers and may differ) and returns one tensor, or a tuple in the
+        order of `outputs`.
     inputs, outputs
-        Names, datatypes and shapes, as the model file calls them.
+        Names, datatypes and shapes; names as in the model file.
     onnx
-        The normalised model, which computes the same as the original and which the reference runs.
+        The normalised model: it computes the same as the original, and the reference runs it.
     source_sha256
-        Digest of what was imported, in hexadecimal.
+        SHA-256 of what was imported, in hexadecimal.
     notes
-        What was chosen or dropped without being asked for, a line each.
+        What was chosen or dropped without asking the user, one line each.
     name
-        The file's name without its suffix; the graph's name for a model in memory.
+        The file's name without its suffix; for a model in memory, the graph's name.
     """
 
     mod: IRModule
@@ -64,23 +64,23 @@ def import_onnx(
     Parameters
     ----------
     source
-        Path of a file, or a model in memory (which is left as it is).
+        Path of a file, or a model in memory, which is not changed.
     input_shapes
-        Shapes of inputs, by name; needed where the model leaves dimensions open, but for a batch alone, of
-        which one is chosen.
+        Input name -> shape. Required for inputs with unknown dimensions, unless only the batch is unknown:
+        then it is 1.
     input_values
-        Inputs that become constants: a number fills the input, a list must have its shape.
+        Inputs to turn into constants: a number fills the input, a list must have its shape.
     progress
-        Called with each note as it arises.
+        Called with each of `ImportedModel.notes` as it arises.
 
     Raises
     ------
     ModelError
-        If the file cannot be read, or is no valid model.
+        If the file cannot be read or is not a valid model.
     ShapeError
         If names, shapes or values do not fit the model, or some are missing.
     UnsupportedOperatorError
-        If operators cannot be imported; all of them are named, with their nodes.
+        If operators cannot be imported; the message names all of them with their nodes.
     """
     collected: list[str] = []
     name = source.graph.name if isinstance(source, onnx.ModelProto) else Path(source).stem
@@ -99,7 +99,7 @@ def import_onnx(
 
 
 def _convert(model: onnx.ModelProto) -> tuple[onnx.ModelProto, RelaxModel]:
-    """Convert; operators refused in the form at hand are expanded, where ONNX defines them by others."""
+    """Convert; operators that the front end refuses are expanded if ONNX defines them by others."""
     tried: set[str] = set()
     while True:
         try:

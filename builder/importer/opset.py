@@ -1,4 +1,4 @@
-"""The opset, brought into a range: TVM's front end wants new forms, ONNX Runtime lacks the newest."""
+"""Convert the opset: TVM's front end wants new forms of operators, ONNX Runtime lacks the newest ones."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from builder.importer.onnx_graph import walk_nodes
 from builder.importer.silence import FOREIGN_FAILURES, quiet
 from builder.importer.weights import put_back, without_large_weights
 
-# The oldest opset whose operators all have the form that the front end and our rewrites expect.
+# The oldest opset whose operators all have the form that the front end and the rewrites expect.
 OLDEST: Final = 17
-# The newest that ONNX Runtime promises to run (1.31: 26).
+# The newest opset that ONNX Runtime promises to run (26 in version 1.31).
 NEWEST: Final = 26
 
 
 def convert_opset(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Bring the operators of a model to an opset from `OLDEST` to `NEWEST`.
+    """Convert the operators of a model to an opset from `OLDEST` to `NEWEST`.
 
     Returns
     -------
     onnx.ModelProto
-        The converted model; the model itself where it is in the range, or where ONNX has no adapter for an
-        operator: the import may succeed all the same, and says which node is at fault if it does not.
+        The converted model. The model itself if it is in that range, or if ONNX cannot convert an operator:
+        the import may still succeed, and otherwise names the node at fault.
     """
     version = model.opset_import[0].version
     if version > NEWEST and _means_the_same(model, NEWEST):
@@ -41,7 +41,7 @@ def convert_opset(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _means_the_same(model: onnx.ModelProto, version: int) -> bool:
-    """Whether no operator of the model has changed since another opset."""
+    """Whether every operator of the model is the same in an older opset."""
     current = model.opset_import[0].version
     operators = {node.op_type for node in walk_nodes(model.graph) if not node.domain}
     return all(

@@ -1,10 +1,9 @@
-"""What TVM's front end writes in a roundabout or unsafe way, said directly.
+"""Replace what TVM's front end writes in a slow or unsafe way.
 
-- The shape of a static tensor arrives as code that computes it.
-- Max and Min of two tensors arrive as a reduction over their stack, five kernels for one instruction.
-- A gather arrives in `fast` mode, which reads wherever an index points. An index comes from whoever sends a
-request
-  (a token id beyond the vocabulary, say): in `clip` mode a wrong one gives a wrong number instead of other
+- It writes the shape of a static tensor as code that computes it; it becomes a constant.
+- It writes Max and Min of tensors as a reduction over their stack, five kernels instead of one instruction.
+- It writes a gather in `fast` mode, which reads wherever an index points. Indices come with requests (a token
+  id beyond the vocabulary, for example). In `clip` mode a wrong index gives a wrong number and never other
   memory.
 """
 
@@ -21,7 +20,7 @@ _BINARY: Final = {"relax.max": relax.op.maximum, "relax.min": relax.op.minimum}
 
 
 def clean_up(mod: IRModule) -> IRModule:
-    """Rewrite `main` of a module that the front end has made; what is left unused goes."""
+    """Rewrite `main` of a module from the front end and remove what is then unused."""
     rewriter = _Rewriter(mod)
     rewriter.builder_.update_func(mod.get_global_var("main"), rewriter.visit_expr(mod["main"]))
     return relax.transform.DeadCodeElimination()(rewriter.builder_.get())
@@ -29,7 +28,7 @@ def clean_up(mod: IRModule) -> IRModule:
 
 @mutator
 class _Rewriter(PyExprMutator):  # type: ignore[misc]
-    """Visits every call once, operands before users."""
+    """Visits every call once, operands first."""
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = super().visit_call_(call)
@@ -51,7 +50,7 @@ class _Rewriter(PyExprMutator):  # type: ignore[misc]
         return call
 
     def _stacked(self, call: relax.Call) -> list[relax.Expr] | None:
-        """The tensors over whose stack a reduction goes, where it goes over nothing else."""
+        """The tensors that a reduction stacks first, or None if it reduces anything but that new axis."""
         stack = self._value(call.args[0])
         if not _is_call(stack, "relax.stack") or call.attrs.axis is None or call.attrs.keepdims:
             return None
@@ -65,7 +64,7 @@ class _Rewriter(PyExprMutator):  # type: ignore[misc]
         )
 
     def _without_broadcast(self, expr: relax.Expr) -> relax.Expr:
-        """A broadcast to the common shape: the element-wise operator does that by itself."""
+        """The operand of a broadcast: the element-wise operator broadcasts by itself."""
         value = self._value(expr)
         return value.args[0] if _is_call(value, "relax.broadcast_to") else expr
 

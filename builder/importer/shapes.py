@@ -1,4 +1,4 @@
-"""Types and shapes of all values, by ONNX's own inference."""
+"""Infer the types and shapes of all values with ONNX's own inference."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def infer_shapes(model: onnx.ModelProto, *, strict: bool = True) -> None:
     Parameters
     ----------
     model
-        The model; the shapes of its inputs are known.
+        The model, with known input shapes.
     strict
-        Refuse a graph whose operators contradict one another; else leave unknown what cannot be inferred.
+        Whether to refuse a graph whose shapes contradict each other; otherwise they stay unknown.
 
     Raises
     ------
     ModelError
-        If with `strict`: a node cannot take the types and shapes that it gets.
+        If `strict` is true and a node cannot take the types and shapes that it gets.
     """
     shell = without_large_weights(model)
     try:
@@ -31,8 +31,8 @@ def infer_shapes(model: onnx.ModelProto, *, strict: bool = True) -> None:
     except FOREIGN_FAILURES as error:
         reason = first_line(error).removeprefix("[ShapeInferenceError] ").removeprefix("Inference error(s): ")
         raise ModelError(
-            f"the model's shapes do not fit one another: {reason}",
-            hint="check --input-shapes: the model may only take some sizes",
+            f"the model's shapes contradict each other: {reason}",
+            hint="check --input-shapes: the model may accept only some sizes",
         ) from error
     del model.graph.value_info[:]
     model.graph.value_info.extend(inferred.graph.value_info)

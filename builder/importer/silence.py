@@ -1,4 +1,4 @@
-"""Foreign libraries, kept quiet: what they print, warn of and log does not reach the user's terminal."""
+"""Keep foreign libraries from printing, warning and logging to the user's terminal."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ import onnx.version_converter
 from google.protobuf.message import DecodeError
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
-# TVM's front end raises whatever Python raised first, and the others have classes of their own without a
-# common base. Each call into them is wrapped with this tuple where it is made.
+# TVM's front end lets any Python error through; the other libraries have classes without a common base. Each
+# call into them catches this tuple.
 FOREIGN_FAILURES: Final = (
     onnx.checker.ValidationError,
     onnx.shape_inference.InferenceError,
@@ -51,7 +51,7 @@ _LOGGERS: Final = ("onnxslim", "onnx", "tvm", "root")
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Swallow what libraries print to Python's streams, warn of and log, while the block runs."""
+    """Suppress warnings, logs and output to Python's streams while the block runs."""
     levels = {name: logging.getLogger(name).level for name in _LOGGERS}
     sink = io.StringIO()
     with warnings.catch_warnings(), contextlib.redirect_stdout(sink), contextlib.redirect_stderr(sink):
@@ -67,9 +67,9 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet_native() -> Iterator[None]:
-    """Swallow as well what native code writes to the process's standard error, in every thread.
+    """Also suppress what native code writes to the process's standard error, in every thread.
 
-    For short calls alone: whoever else writes there meanwhile is not heard either.
+    Only for short calls: everything else that the process writes there meanwhile is lost too.
     """
     sys.stderr.flush()
     saved = os.dup(_STDERR)
@@ -84,9 +84,9 @@ def quiet_native() -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """The reason, in one line, without a traceback's decoration."""
+    """An error's reason in one line of at most 240 characters, without traceback or location."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    # TVM's C++ errors come with a traceback; the reason is the last line, after a location in brackets.
+    # TVM's C++ errors include a traceback; the reason is the last line, after a location in brackets.
     chosen = lines[-1] if lines and lines[0].startswith("Traceback") else (lines[0] if lines else "")
     chosen = re.sub(r"^\[\d\d:\d\d:\d\d\] \S+:\d+:\s*", "", chosen)
     return (chosen or type(error).__name__)[:240]

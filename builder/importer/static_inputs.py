@@ -1,6 +1,7 @@
-"""The model's inputs, made static: shapes given, symbols solved, a batch of one chosen, values folded in.
+"""Make a model's inputs static: set given shapes, solve symbols, choose a batch of one, fold in values.
 
-Promises that each remaining input has a known type and shape, or a ShapeError that says what is missing.
+Promises that each remaining input has a known type and shape, or raises a ShapeError that says what is
+missing.
 """
 
 from __future__ import annotations
@@ -21,8 +22,7 @@ Dim = int | str | None
 Shapes = Mapping[str, Sequence[int]]
 Values = Mapping[str, ArrayLike]
 
-# A model that reads pictures in a batch of symbolic size, and nothing else symbolic, is meant for one
-# picture.
+# On a device, a model whose only symbolic dimension is the batch gets one picture at a time.
 CHOSEN_BATCH: Final = 1
 
 
@@ -34,20 +34,20 @@ def fix_inputs(
     Parameters
     ----------
     model
-        The model, its weights not among its inputs.
+        The model, without its weights among its inputs.
     shapes
-        What the user gave for some inputs, or for all.
+        Input name -> shape, for some or all inputs.
     values
-        Inputs that become constants.
+        Input name -> value, for inputs that become constants.
     progress
-        Called with a line for each choice that the user was not asked about.
+        Called with a line for each choice made without asking the user.
 
     Raises
     ------
     ShapeError
-        If a name is no input's, a shape or value does not fit, or a dimension is left unknown.
+        If a name is not an input's, a shape or value does not fit, or a dimension stays unknown.
     ModelError
-        If an input is no tensor.
+        If an input is not a tensor of numbers.
     """
     graph = model.graph
     declared = {value.name: _declared_dims(value) for value in graph.input}
@@ -72,7 +72,7 @@ def fix_inputs(
 
 
 def forget_shapes(graph: onnx.GraphProto) -> None:
-    """Drop recorded shapes of all but the inputs: they may be stale, or name what is a number now."""
+    """Drop all recorded shapes except the inputs': they may be stale or name symbols that are now numbers."""
     del graph.value_info[:]
     for output in graph.output:
         if output.type.WhichOneof("value") == "tensor_type":
@@ -80,17 +80,17 @@ def forget_shapes(graph: onnx.GraphProto) -> None:
 
 
 def _declared_dims(value: onnx.ValueInfoProto) -> tuple[Dim, ...] | None:
-    """Dimensions as the file has them: a number, a symbol, or None; None for all where there is no rank."""
+    """Dimensions as in the file: each a number, a symbol or None if unknown; None if the rank is unknown."""
     kind = value.type.WhichOneof("value")
     if kind != "tensor_type":
         raise ModelError(
-            f"expected tensors as inputs, '{value.name}' is a {(kind or 'value without a type')}"
+            f"expected tensors as inputs, got '{value.name}', a {(kind or 'value without a type')}"
         )
     tensor = value.type.tensor_type
     if tensor.elem_type == TensorProto.STRING:
         raise ModelError(
-            f"expected numbers as inputs, '{value.name}' is a tensor of strings",
-            hint="export the model from behind its tokenizer or vocabulary",
+            f"expected numbers as inputs, got '{value.name}', a tensor of strings",
+            hint="export only the part of the model after its tokenizer or vocabulary",
         )
     if not is_known_type(tensor.elem_type):
         raise ModelError(f"input '{value.name}' has no known datatype")
@@ -112,7 +112,7 @@ def _text(dims: Sequence[Dim] | None) -> str:
 
 
 def signature(model: onnx.ModelProto) -> str:
-    """The inputs as they stand in a message: `data [N,3,224,224] float32`."""
+    """The inputs as messages show them: `data [N,3,224,224] float32`."""
     parts = []
     for value in model.graph.input:
         dtype = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
@@ -127,7 +127,7 @@ def _check_names(model: onnx.ModelProto, names: Sequence[str]) -> None:
     if wrong is not None:
         raise ShapeError(f"the model has no input '{wrong}'; its inputs are {signature(model)}")
     if twice is not None and twice not in known:
-        raise ShapeError(f"expected one shape or value for input '{twice}', got both")
+        raise ShapeError(f"expected a shape or a value for input '{twice}', got both")
 
 
 def _check_given(
@@ -139,30 +139,30 @@ def _check_given(
         return
     if len(shape) != len(declared):
         raise ShapeError(
-            f"input '{name}' expects {len(declared)} dimensions, {_text(declared)}, "
+            f"input '{name}': expected {len(declared)} dimensions, {_text(declared)}, "
             f"got {len(shape)}, {_text(shape)}",
             hint=f"the model's inputs are {signature(model)}",
         )
-    for axis, (expected, came) in enumerate(zip(declared, shape, strict=True)):
-        if isinstance(expected, int) and expected != came:
+    for axis, (expected, got) in enumerate(zip(declared, shape, strict=True)):
+        if isinstance(expected, int) and expected != got:
             raise ShapeError(
-                f"input '{name}' expects {_text(declared)}, got {_text(shape)}: "
+                f"input '{name}': expected {_text(declared)}, got {_text(shape)}: "
                 f"dimension {axis} is fixed at {expected}",
-                hint="dimensions that the file fixes cannot be changed; export the model with them dynamic",
+                hint="dimensions fixed in the file cannot be changed: export the model with dynamic ones",
             )
 
 
 def _solve(
     name: str, shape: tuple[int, ...], declared: tuple[Dim, ...] | None, solved: dict[str, tuple[int, str]]
 ) -> None:
-    """Learn what the symbols stand for, and that they stand for one number each."""
+    """Record the number that each symbol stands for; refuse a symbol that would stand for two."""
     for symbol, size in zip(declared or (), shape, strict=declared is not None):
         if not isinstance(symbol, str):
             continue
         known, source = solved.setdefault(symbol, (size, name))
         if known != size:
             raise ShapeError(
-                f"dimension '{symbol}' expects one size, "
+                f"dimension '{symbol}': expected one size, "
                 f"got {known} from input '{source}' and {size} from '{name}'"
             )
 
@@ -180,11 +180,11 @@ def _choose_batch(
     declared: Mapping[str, tuple[Dim, ...] | None],
     progress: Callable[[str], None],
 ) -> None:
-    """A batch of one, where the first dimension alone is unknown."""
+    """Choose a batch of one if only first dimensions are unknown."""
     open_inputs = {name: found for name, found in dims.items() if found is None or not _is_static(found)}
     if not open_inputs or not all(found and _is_static(found[1:]) for found in open_inputs.values()):
         return
-    # A vector's only dimension may as well be a length, unless it is the same symbol as a batch.
+    # A vector's only dimension may be a length instead, unless its symbol is also a batch's.
     batches = {(declared[name] or (None,))[0] for name, found in open_inputs.items() if len(found or ()) > 1}
     for name, found in open_inputs.items():
         if len(found or ()) == 1 and (
@@ -195,8 +195,8 @@ def _choose_batch(
         assert found is not None
         dims[name] = (CHOSEN_BATCH, *found[1:])
         progress(
-            f"input '{name}' {_text(declared[name])}: the batch is symbolic, {CHOSEN_BATCH} chosen "
-            f"(another with --input-shapes)"
+            f"input '{name}' {_text(declared[name])}: the batch is symbolic and is set to {CHOSEN_BATCH} "
+            f"(--input-shapes sets another)"
         )
 
 
@@ -212,13 +212,13 @@ def _refuse_unknown(
     if not unknown:
         return
     listed = ", ".join(f"'{name}' {_text(declared[name])}" for name in unknown)
-    # What is known stands as a number, so that the example is only wrong where the user must decide.
+    # Known dimensions are shown as numbers, so the user only has to replace the others.
     example = " ".join(
         f"{name}:{_text(dims[name]) if dims[name] is not None else '[...]'}" for name in unknown
     )
     raise ShapeError(
-        f"the shapes of these inputs are needed: {listed}",
-        hint=f'give --input-shapes "{example}" with numbers',
+        f"expected a shape for each of these inputs: {listed}",
+        hint=f'use --input-shapes "{example}" with numbers',
     )
 
 
@@ -238,25 +238,25 @@ def _fold_value(model: onnx.ModelProto, name: str, value: ArrayLike, shape: tupl
 def _as_dtype(name: str, value: ArrayLike, dtype: np.dtype[Any]) -> NDArray[Any]:
     array = np.asarray(value)
     if array.dtype.kind not in "biuf":
-        raise ShapeError(f"input '{name}' expects {dtype}, got {value!r:.60}")
+        raise ShapeError(f"input '{name}': expected {dtype}, got {value!r:.60}")
     with np.errstate(all="ignore"):
         cast = array.astype(dtype)
-        # Integers must arrive exactly; a float may be rounded to the model's precision.
+        # Integers must be exact; a float may be rounded to the model's precision.
         same = np.isclose(cast.astype(np.float64), array.astype(np.float64), rtol=1e-2, equal_nan=True)
         exact = cast.astype(np.float64) == array.astype(np.float64)
     if not np.all(same if dtype.kind not in "biu" else exact):
-        raise ShapeError(f"input '{name}' expects {dtype}, got {value!r:.60}")
+        raise ShapeError(f"input '{name}': expected {dtype}, got {value!r:.60}")
     return np.asarray(cast)
 
 
 def _as_shape(name: str, array: NDArray[Any], declared: Sequence[Dim]) -> NDArray[Any]:
     if array.ndim == 0:
-        # One number for a tensor of one element, whatever its rank; of several, for each of them.
+        # A single number fills the tensor; unknown dimensions become 1.
         known = [dim if isinstance(dim, int) else 1 for dim in declared]
         return np.full(known, array)
     fits = array.ndim == len(declared) and all(
         not isinstance(dim, int) or dim == size for dim, size in zip(declared, array.shape, strict=False)
     )
     if not fits:
-        raise ShapeError(f"input '{name}' expects {_text(declared)}, got a value of {_text(array.shape)}")
+        raise ShapeError(f"input '{name}': expected {_text(declared)}, got a value of {_text(array.shape)}")
     return array

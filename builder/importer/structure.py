@@ -1,7 +1,7 @@
-"""Whether a graph is one: every value made once, before it is read, by operators that exist.
+"""Check that a graph is valid: every value is made once, before it is read, by an operator that exists.
 
-`prepare` repairs what is harmless and common (nodes out of order, weights among the inputs, empty names) and
-refuses the rest with the name of the node at fault. ONNX's own checker has the last word.
+`prepare` repairs common and harmless faults (nodes out of order, weights among the inputs, missing names) and
+refuses the rest, naming the node at fault. ONNX's own checker runs last.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from builder.importer.onnx_graph import (
 )
 from builder.importer.silence import FOREIGN_FAILURES, first_line
 
-# Before IR version 4 weights had to be graph inputs too, and files mix the rules; ONNX Runtime is some
-# versions behind the newest. What differs does not concern a graph of tensors, so all files get this one.
+# All files are given this IR version. Before version 4 weights had to be graph inputs too, and files mix the
+# rules; ONNX Runtime is a few versions behind the newest. The differences do not concern graphs of tensors.
 MODERN_IR: Final = 10
-# The first release whose files anybody still has; older ones lack `opset_import`.
+# Older files lack `opset_import`.
 OLDEST_IR: Final = 3
-# Sanity bound on the work that passes over the graph do; the largest known exports have some ten thousand.
+# Bounds the work of passes over the graph; the largest known exports have some ten thousand nodes.
 MAX_NODES: Final = 200_000
 MAX_SUBGRAPH_DEPTH: Final = 16
 
 
 def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Check a decoded model and bring it into one form.
+    """Check a decoded model and bring it into a standard form.
 
     Returns
     -------
     onnx.ModelProto
-        The model with functions inlined, weights not among the inputs, nodes sorted and named, at one IR
-        version.
+        The model with functions inlined, weights removed from the inputs, nodes sorted and named, and the IR
+        version set.
 
     Raises
     ------
     ModelError
-        If the graph is no valid one.
+        If the graph is not valid.
     UnsupportedOperatorError
         If it has operators that ONNX does not define.
     """
@@ -60,7 +60,7 @@ def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
     _use_default_domain(model)
     _check_operators(model)
     graph = model.graph
-    _weights_are_no_inputs(graph)
+    _remove_weights_from_inputs(graph)
     _check_values(graph)
     _sort(graph)
     name_nodes(graph)
@@ -88,13 +88,13 @@ def _check_versions(model: onnx.ModelProto) -> None:
         if not 1 <= version <= newest:
             raise ModelError(
                 f"expected an opset from 1 to {newest}, got {version}",
-                hint="export with an older opset, 17 say",
+                hint="export with an older opset, such as 17",
             )
 
 
 def _check_depth(graph: onnx.GraphProto, depth: int) -> None:
     if depth > MAX_SUBGRAPH_DEPTH:
-        raise ModelError(f"expected at most {MAX_SUBGRAPH_DEPTH} graphs inside one another, got more")
+        raise ModelError(f"expected at most {MAX_SUBGRAPH_DEPTH} levels of nested graphs, got more")
     for node in graph.node:
         for attribute in node.attribute:
             for inner in (attribute.g, *attribute.graphs):
@@ -103,7 +103,7 @@ def _check_depth(graph: onnx.GraphProto, depth: int) -> None:
 
 
 def _inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Functions that the file itself defines (PyTorch's newer exporter makes many)."""
+    """Inline the functions that the file defines (PyTorch's newer exporter writes many)."""
     if not model.functions:
         return model
     try:
@@ -113,7 +113,7 @@ def _inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _use_default_domain(model: onnx.ModelProto) -> None:
-    """Write ONNX's own domain in one way: empty."""
+    """Replace every spelling of ONNX's own domain by the empty string."""
     for node in walk_nodes(model.graph):
         if node.domain in DEFAULT_DOMAINS:
             node.domain = ""
@@ -135,12 +135,12 @@ def _check_operators(model: onnx.ModelProto) -> None:
     if unknown:
         listed = "; ".join(f"{op} ({describe(nodes)})" for op, nodes in sorted(unknown.items()))
         raise UnsupportedOperatorError(
-            f"ONNX has no such operators at opset {opset}: {listed}",
-            hint="the exporter used operators of its own, or wrote the wrong opset",
+            f"unknown operators in ONNX opset {opset}: {listed}",
+            hint="the exporter used operators of its own or wrote the wrong opset: export the model again",
         )
 
 
-def _weights_are_no_inputs(graph: onnx.GraphProto) -> None:
+def _remove_weights_from_inputs(graph: onnx.GraphProto) -> None:
     weights = {tensor.name for tensor in graph.initializer}
     inputs = [value for value in graph.input if value.name not in weights]
     if len(inputs) != len(graph.input):
@@ -150,7 +150,7 @@ def _weights_are_no_inputs(graph: onnx.GraphProto) -> None:
 
 
 def _check_values(graph: onnx.GraphProto) -> None:
-    """Every value has one maker, and what is read exists."""
+    """Check that every value is made once, and that every value that is read exists."""
     if graph.sparse_initializer:
         raise ModelError(
             f"expected dense weights, got the sparse '{graph.sparse_initializer[0].values.name}'"
@@ -160,24 +160,24 @@ def _check_values(graph: onnx.GraphProto) -> None:
     made.update(name for node in graph.node for name in node.output if name)
     twice = next((name for name, count in made.items() if count > 1), None)
     if twice is not None:
-        raise ModelError(f"expected every value to be made once, '{twice}' is made {made[twice]} times")
+        raise ModelError(f"expected every value to be made once, got '{twice}' made {made[twice]} times")
     for node in graph.node:
         missing = sorted(name for name in reads(node) if name not in made)
         if missing:
             raise ModelError(
                 f"node '{node.name}' ({node.op_type}) reads '{missing[0]}', "
-                "which is neither an input, a weight nor made by a node",
+                "which is not an input, a weight or the output of a node",
                 hint="export the model again, with its weights",
             )
     for output in graph.output:
         if output.name not in made:
-            raise ModelError(f"nothing makes the output '{output.name}'")
+            raise ModelError(f"no node makes the output '{output.name}'")
     for tensor in graph.initializer:
         _check_weight(tensor)
 
 
 def _check_weight(tensor: onnx.TensorProto) -> None:
-    """A weight that is cut short would be refused by NumPy, far from here and in other words."""
+    """Check a weight's datatype and size: NumPy would refuse it much later, with an unrelated message."""
     if not is_known_type(tensor.data_type):
         raise ModelError(f"weight '{tensor.name}' has no known datatype")
     if tensor.data_type == TensorProto.STRING:
@@ -192,9 +192,9 @@ def _check_weight(tensor: onnx.TensorProto) -> None:
         expected = (count * bits + 7) // 8
         if len(tensor.raw_data) != expected:
             raise ModelError(
-                f"weight '{tensor.name}' of shape {list(tensor.dims)} expects {expected} bytes, "
+                f"weight '{tensor.name}' of shape {list(tensor.dims)}: expected {expected} bytes, "
                 f"got {len(tensor.raw_data)}",
-                hint="the file is cut short or damaged: download or export it again",
+                hint="the file is truncated or damaged: download or export it again",
             )
 
 
@@ -206,7 +206,7 @@ _BITS: Final = {
 
 
 def _sort(graph: onnx.GraphProto) -> None:
-    """Put nodes in an order in which each comes after those it reads from."""
+    """Sort the nodes so that each comes after those it reads from."""
     maker = {name: index for index, node in enumerate(graph.node) for name in node.output if name}
     sorter = TopologicalSorter(
         {
@@ -219,14 +219,14 @@ def _sort(graph: onnx.GraphProto) -> None:
     except CycleError as error:
         cycle = [graph.node[index] for index in error.args[1][:-1]]
         raise ModelError(
-            f"expected a graph without cycles, these nodes wait for one another: {describe(cycle)}"
+            f"expected a graph without cycles, got nodes that depend on one another: {describe(cycle)}"
         ) from error
     if all(
         maker_index < index
         for index, node in enumerate(graph.node)
         for maker_index in (maker[name] for name in reads(node) if name in maker)
     ):
-        return  # the exporter's own order reads best
+        return  # keep the exporter's order
     nodes = [copy_node(graph.node[index]) for index in order]
     del graph.node[:]
     graph.node.extend(nodes)

@@ -1,7 +1,7 @@
-"""A model without its large weights, for libraries that only look at the graph.
+"""Remove a model's large weights for libraries that only need the graph, and put them back.
 
-Shape inference and opset conversion copy the whole model through a byte string, twice; neither reads large
-weights.
+Shape inference and opset conversion copy the whole model through a byte string, twice, and neither reads
+large weights.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from typing import Final
 import onnx
 from onnx import helper
 
-# Shapes, axes, scales and other values that inference looks into stay far below.
+# Shapes, axes, scales and other values that inference reads are far smaller.
 LARGE_BYTES: Final = 1 << 14
 
 
 def is_large(tensor: onnx.TensorProto) -> bool:
-    """Whether a weight is worth leaving out."""
+    """Whether a weight is larger than `LARGE_BYTES`."""
     return bool(tensor.ByteSize() > LARGE_BYTES)
 
 
 def without_large_weights(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of a model in which inputs stand for the large weights; it has no recorded value types."""
+    """A copy of a model with inputs in place of large weights, and without recorded value types."""
     shell = onnx.ModelProto(ir_version=model.ir_version)
     shell.opset_import.extend(model.opset_import)
     shell.graph.name = model.graph.name or "graph"
     shell.graph.node.extend(model.graph.node)
     shell.graph.input.extend(model.graph.input)
     for output in model.graph.output:
-        # Without the shape that an earlier inference found: it may have been rougher than this one.
+        # Without a shape from an earlier inference, which may be less precise.
         kind = onnx.TypeProto(tensor_type=onnx.TypeProto.Tensor(elem_type=output.type.tensor_type.elem_type))
         shell.graph.output.append(onnx.ValueInfoProto(name=output.name, type=kind))
     for tensor in model.graph.initializer:
@@ -41,7 +41,7 @@ def without_large_weights(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def put_back(shell: onnx.ModelProto, model: onnx.ModelProto) -> None:
-    """Give a model that was made from a shell the large weights of the original again."""
+    """Put the large weights of `model` back into `shell`, which was made by `without_large_weights`."""
     large = {tensor.name: tensor for tensor in model.graph.initializer if is_large(tensor)}
     for index in range(len(shell.graph.input) - 1, -1, -1):
         if shell.graph.input[index].name in large:

@@ -46,7 +46,7 @@ def test_a_missing_weight_is_named(make_model: ModelMaker) -> None:
 
 def test_a_value_made_twice_is_refused(make_model: ModelMaker) -> None:
     nodes = [node("Relu", ["x"], ["y"]), node("Abs", ["x"], ["y"])]
-    assert "'y' is made 2 times" in refused(make_model(nodes, VECTOR, {"y": [3]}))
+    assert "'y' made 2 times" in refused(make_model(nodes, VECTOR, {"y": [3]}))
 
 
 def test_an_output_that_nothing_makes_is_refused(make_model: ModelMaker) -> None:
@@ -129,7 +129,7 @@ def test_a_datatype_that_is_none_is_refused(relu: onnx.ModelProto, dtype: int) -
 def test_a_weight_cut_short_is_named(make_model: ModelMaker) -> None:
     model = make_model([node("Add", ["x", "w"], ["y"])], VECTOR, {"y": [3]}, {"w": np.ones(3, np.float32)})
     model.graph.initializer[0].raw_data = bytes(8)
-    assert "weight 'w' of shape [3] expects 12 bytes, got 8" in refused(model)
+    assert "weight 'w' of shape [3]: expected 12 bytes, got 8" in refused(model)
 
 
 @pytest.mark.parametrize("dims", [[-3], [2**62, 2**62], [4]])
@@ -184,7 +184,7 @@ def test_graphs_nested_too_deep_are_refused(make_model: ModelMaker) -> None:
         {"x": [3], "c": ([], TensorProto.BOOL)},
         {"y": [3]},
     )
-    assert "inside one another" in refused(model)
+    assert "levels of nested graphs" in refused(model)
 
 
 def test_nodes_out_of_order_are_sorted(make_model: ModelMaker) -> None:
