@@ -47,7 +47,7 @@ bench: .venv-bench/.installed ## compare speed with ONNX Runtime, OpenVINO, ncnn
 	.venv-bench/bin/python -m benchmarks.bench $(BENCH_ARGS)
 
 .PHONY: bench-arm
-bench-arm: .venv-bench/.installed ## count instructions on an emulated Cortex-A72, beside ONNX Runtime and ncnn (needs root)
+bench-arm: .venv-bench/.installed ## count instructions on an emulated Cortex-A72, for ONNX Runtime and ncnn too (needs root)
 	.venv-bench/bin/python -m benchmarks.bench_arm $(BENCH_ARGS)
 
 .PHONY: soak
@@ -55,7 +55,7 @@ soak: $(STAMP) broker ## inject faults under 100,000 requests each, then half an
 	$(BIN)/python -m benchmarks.soak $(SOAK_ARGS)
 
 .PHONY: bench-agent
-bench-agent: $(STAMP) broker ## measure latency, throughput, overload and version changes of the agent, beside a bare echo
+bench-agent: $(STAMP) broker ## measure latency, throughput, overload and version changes of the agent and a bare echo
 	$(BIN)/python -m benchmarks.agent --picture docs/pictures/agent-latency.png $(BENCH_ARGS)
 
 .PHONY: deb

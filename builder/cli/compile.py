@@ -43,7 +43,12 @@ def add_parsers(subparsers: SubParsers) -> None:
     parser.add_argument("-O", "--opt-level", type=int, choices=range(4), default=3, help=argparse.SUPPRESS)
     manifest = parser.add_argument_group("manifest")
     manifest.add_argument("--name", help="the model's name on devices (default: from the file's name)")
-    manifest.add_argument("--model-version", default="1.0.0", metavar="SEMVER", help="default: %(default)s")
+    manifest.add_argument(
+        "--model-version",
+        default="1.0.0",
+        metavar="SEMVER",
+        help="the model's version (default: %(default)s)",
+    )
     manifest.add_argument(
         "--security-counter",
         type=integer,

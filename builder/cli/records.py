@@ -33,26 +33,49 @@ def add_parsers(subparsers: SubParsers) -> None:
     )
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", dest="records_verb", required=True)
 
-    merge = verbs.add_parser("merge", help="merge the records of several folders")
+    merge = verbs.add_parser(
+        "merge",
+        help="merge the records of several folders",
+        description="Merge the records of several folders, all for the same target.",
+        epilog="example:\n  edgebundle records merge monday/ tuesday/ -o records/",
+    )
     merge.add_argument("folders", nargs="+", metavar="FOLDER", help="records, all for the same target")
     merge.add_argument(
         "-o", "--output", required=True, metavar="FOLDER", help="a new folder, or one to add to"
     )
     merge.set_defaults(handler=_merge)
 
-    best = verbs.add_parser("best", help="keep only the schedules that compile uses")
+    best = verbs.add_parser(
+        "best",
+        help="keep only the schedules that compile uses",
+        description="Copy only the schedules that compile uses to a new folder.",
+        epilog="example:\n  edgebundle records best records/ -o best/",
+    )
     best.add_argument("folder", metavar="FOLDER", help="records")
     best.add_argument("-o", "--output", required=True, metavar="FOLDER", help="a new folder")
     best.set_defaults(handler=_best)
 
-    show = verbs.add_parser("show", help="print the operators, their times, and which schedules are used")
+    show = verbs.add_parser(
+        "show",
+        help="print the operators, their times, and which schedules are used",
+        description="Print a table of the operators: measured points, untuned and best time, and whether\n"
+        "compile uses the best schedule.",
+        epilog="example:\n  edgebundle records show records/",
+    )
     show.add_argument("folder", metavar="FOLDER", help="records")
     add_json(show)
     show.set_defaults(handler=_show)
 
-    export = verbs.add_parser("export", help="print every measured point as JSON or CSV")
+    export = verbs.add_parser(
+        "export",
+        help="print every measured point as JSON or CSV",
+        description="Print every measured point as JSON or CSV, for other programs.",
+        epilog="example:\n  edgebundle records export records/ --format csv > points.csv",
+    )
     export.add_argument("folder", metavar="FOLDER", help="records")
-    export.add_argument("--format", choices=["json", "csv"], default="json", help="default: %(default)s")
+    export.add_argument(
+        "--format", choices=["json", "csv"], default="json", help="output format (default: %(default)s)"
+    )
     export.set_defaults(handler=_export)
 
 

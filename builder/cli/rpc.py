@@ -23,7 +23,11 @@ def add_parsers(subparsers: SubParsers) -> None:
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument(
-        "--port", type=positive, default=TRACKER_PORT, metavar="N", help="default: %(default)s"
+        "--port",
+        type=positive,
+        default=TRACKER_PORT,
+        metavar="N",
+        help="port to listen on (default: %(default)s)",
     )
     parser.set_defaults(handler=_tracker)
 
@@ -39,7 +43,10 @@ def add_parsers(subparsers: SubParsers) -> None:
         "  edgebundle rpc-server --tracker lab:9190 --key rpi4 --host 0.0.0.0   # on a trusted network",
     )
     parser.add_argument(
-        "--tracker", default=f"127.0.0.1:{TRACKER_PORT}", metavar="HOST:PORT", help="default: %(default)s"
+        "--tracker",
+        default=f"127.0.0.1:{TRACKER_PORT}",
+        metavar="HOST:PORT",
+        help="address of the tracker (default: %(default)s)",
     )
     parser.add_argument(
         "--key",
@@ -48,7 +55,11 @@ def add_parsers(subparsers: SubParsers) -> None:
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument(
-        "--port", type=positive, default=SERVER_PORT, metavar="N", help="default: %(default)s"
+        "--port",
+        type=positive,
+        default=SERVER_PORT,
+        metavar="N",
+        help="port to listen on (default: %(default)s)",
     )
     parser.add_argument(
         "--custom-address",

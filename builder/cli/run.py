@@ -33,7 +33,9 @@ def add_parsers(subparsers: SubParsers) -> None:
         epilog=RUN_EXAMPLES,
     )
     parser.add_argument("bundle", metavar="FILE", help="the bundle")
-    parser.add_argument("--device", default="cpu", choices=["cpu"], help="default: %(default)s")
+    parser.add_argument(
+        "--device", default="cpu", choices=["cpu"], help="device to run on (default: %(default)s)"
+    )
     parser.add_argument(
         "-i", "--inputs", metavar="FILE", help="an .npz file of arrays, or a JPEG or PNG picture"
     )
