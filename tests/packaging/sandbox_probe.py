@@ -114,7 +114,7 @@ ACTIONS: dict[str, Callable[[], object]] = {
     "io_uring": lambda: call(libc.syscall(SYS_IO_URING_SETUP, 1, ctypes.create_string_buffer(120))),
     "writable and executable memory": write_and_execute_memory,
     "memory made executable": make_memory_executable,
-    "run what it wrote": run_own_program,
+    "run a written program": run_own_program,
     "write the state": lambda: write("/var/lib/edge-agent/probe"),
     "write the runtime folder": lambda: write("/run/edge-agent/probe"),
     "write /tmp": lambda: write("/tmp/probe"),

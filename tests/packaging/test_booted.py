@@ -83,13 +83,13 @@ def device(
         boot.mkdir(parents=True)
         (boot / "cmdline.txt").write_text("console=tty1 root=PARTUUID=1\n")
         (boot / "user-data").write_text("#cloud-config\nhostname: board\n")
-        told = tmp_path_factory.mktemp("card") / "told.toml"
-        told.write_text(
+        enrollment = tmp_path_factory.mktemp("card") / "enrollment.toml"
+        enrollment.write_text(
             f'device = "board"\nbroker = "{own_broker.url}"\nusername = "board"\npassword = "hunter2"\n'
             f'trust = """\n{(keys / "signing.pub").read_text()}"""\n'
         )
         prepare = [str(PROJECT / "packaging/sd-card/prepare-card.sh"), str(boot)]
-        subprocess.run([*prepare, str(build_deb("bookworm", "amd64")), str(told)], check=True)
+        subprocess.run([*prepare, str(build_deb("bookworm", "amd64")), str(enrollment)], check=True)
         assert "first-boot.sh" in (boot / "user-data").read_text()
         system.run("sh", "/boot/firmware/edge-agent/first-boot.sh")
         wait_for(
@@ -258,7 +258,7 @@ REFUSED = (
     "io_uring",
     "writable and executable memory",
     "memory made executable",
-    "run what it wrote",
+    "run a written program",
 )
 
 

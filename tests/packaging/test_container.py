@@ -107,9 +107,9 @@ def test_a_container_enrolls_serves_and_is_confined(
     assert engine.run(IMAGE, "version").startswith("edge-agent ")
     assert engine.run("--entrypoint=id", IMAGE).startswith("uid=10001(edge-agent) gid=10001(edge-agent)")
     enroll = ("enroll", "--device", "box", "--broker", own_broker.url, "--trust", "/signing.pub")
-    said = engine.run("-v", f"{keys}/signing.pub:/signing.pub:ro", IMAGE, *enroll)
-    assert "box is enrolled: /etc/edge-agent/agent.toml" in said
-    assert "systemctl" not in said
+    output = engine.run("-v", f"{keys}/signing.pub:/signing.pub:ro", IMAGE, *enroll)
+    assert "box is enrolled: /etc/edge-agent/agent.toml" in output
+    assert "systemctl" not in output
 
     process = subprocess.Popen(
         engine.container("--name=box", IMAGE), stdout=subprocess.DEVNULL, stderr=(tmp_path / "log").open("wb")

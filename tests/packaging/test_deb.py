@@ -128,7 +128,7 @@ def test_the_configuration_explains_every_key(build_deb: Callable[..., Path]) ->
 
 
 @pytest.mark.parametrize(
-    ("machine", "found", "status", "said"),
+    ("machine", "found", "status", "output"),
     [
         (
             "armv6l",
@@ -149,7 +149,7 @@ def test_an_unsupported_processor_or_state_is_refused_before_unpacking(
     machine: str,
     found: str | None,
     status: int,
-    said: str,
+    output: str,
 ) -> None:
     control = subprocess.run(
         ["dpkg-deb", "--ctrl-tarfile", build_deb("bookworm", "armhf")], check=True, capture_output=True
@@ -172,4 +172,4 @@ def test_an_unsupported_processor_or_state_is_refused_before_unpacking(
         text=True,
         check=False,
     )
-    assert (done.returncode, said in done.stderr) == (status, True), done.stderr
+    assert (done.returncode, output in done.stderr) == (status, True), done.stderr

@@ -108,9 +108,9 @@ def test_install_enroll_serve_upgrade_downgrade_remove_purge(
     )
 
     # Not configured yet: one line says what is missing, and systemd does not retry on that exit status.
-    said = root.run("edge-agent", "run", "--config", CONFIG, ok=False)
-    assert "broker.url" in said
-    assert "Traceback" not in said
+    output = root.run("edge-agent", "run", "--config", CONFIG, ok=False)
+    assert "broker.url" in output
+    assert "Traceback" not in output
 
     # Enroll: name, broker, credentials and a trusted key; each file readable only for those who need it.
     shutil.copy(keys / "signing.pub", root.path / "tmp")
@@ -165,9 +165,9 @@ def test_install_enroll_serve_upgrade_downgrade_remove_purge(
     assert root.run("dpkg-query", "--show", "--showformat=${Version} ${Status}", "edge-agent").endswith(
         "u1 install ok installed"
     )
-    said = root.run("edge-agent", "run", "--config", CONFIG, ok=False)
-    assert "written by a newer agent" in said
-    assert "Traceback" not in said
+    output = root.run("edge-agent", "run", "--config", CONFIG, ok=False)
+    assert "written by a newer agent" in output
+    assert "Traceback" not in output
     marker.write_text(known)
     root.run(*down)
     assert config.read_bytes() == configured

@@ -101,12 +101,12 @@ def test_an_installed_wheel_compiles_runs_and_enrolls_without_the_repository(
         folder=work,
         site=site,
     )
-    said = run(
+    output = run(
         *("-P", "-m", "builder", "run", "digits.bundle", "--inputs", DIGITS / "seven.png"),
         folder=work,
         site=site,
     )
-    assert "seven" in said
+    assert "seven" in output
     enroll = (
         "enroll",
         "--config",

@@ -142,7 +142,7 @@ def render(progress: Progress) -> RenderableType:
     gain_text = f" ({progress.default_s / progress.best_s:.2f}x)" if progress.best_s else ""
     total = Text(
         f"operators of one inference: {progress.best_s * 1e3:.3f} ms, untuned "
-        f"{progress.default_s * 1e3:.3f} ms{gain_text}; at most {progress.peak_gflops or 0:.0f} GFLOP/s"
+        f"{progress.default_s * 1e3:.3f} ms{gain_text}; peak {progress.peak_gflops or 0:.0f} GFLOP/s"
     )
     colours = {"measuring": "green", "idle": "", "dropped": "red"}
     boards = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import signal
 import subprocess
@@ -25,7 +24,6 @@ from builder.records.task import Task
 from builder.target.device_target import DeviceTarget
 from builder.tuning.views.html_report import render as render_report
 from builder.tuning.views.html_report import write_report
-from builder.tuning.views.live import JsonLines, Lines, render, watch
 from builder.tuning.views.progress import Progress
 
 DIGITS = Path(__file__).resolve().parents[3] / "examples" / "digits" / "digits.onnx"
@@ -231,48 +229,6 @@ def test_the_report_shows_every_operator_and_fetches_nothing(
     assert "http" not in page
     assert "src=" not in page
     assert write_report(records, digits.source_sha256).read_text() == page
-
-
-def test_lines_show_the_phase_and_the_rate(tuned: tuple[Records, Any], tmp_path: Path) -> None:
-    _, seen = tuned
-    out = io.StringIO()
-    view = Lines(out)
-    for progress in seen.progress:
-        view.update(progress)
-    view.note("a remark")
-    text = out.getvalue()
-    assert "searching" in text
-    assert "GFLOP/s" in text
-    assert text.endswith("a remark\n")
-
-
-def test_json_lines_are_objects(tuned: tuple[Records, Any]) -> None:
-    _, seen = tuned
-    out = io.StringIO()
-    view = JsonLines(out)
-    view.update(seen.progress[-1])
-    view.note("x")
-    first, second = map(json.loads, out.getvalue().splitlines())
-    assert len(first["progress"]["tasks"]) == len(seen.progress[-1].tasks)
-    assert second == {"note": "x"}
-
-
-def test_the_live_table_shows_tasks_boards_and_time_left(tuned: tuple[Records, Any]) -> None:
-    from rich.console import Console
-
-    _, seen = tuned
-    console = Console(width=160, record=True, file=io.StringIO())
-    console.print(render(seen.progress[-1]))
-    text = console.export_text()
-    assert "board local" in text
-    assert "GFLOP/s" in text
-    assert all(t.point in text for t in seen.progress[-1].tasks)
-
-
-def test_quiet_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    with watch(quiet=True, as_json=False) as view:
-        view.note("a remark")
-    assert capsys.readouterr() == ("", "")
 
 
 def test_traces_of_a_run_are_points_of_the_space(tuned: tuple[Records, Any], tasks: tuple[Task, ...]) -> None:

@@ -146,13 +146,6 @@ def test_after_ctrl_c_the_candidate_being_measured_is_the_last() -> None:
     assert [index for _, index, _ in pipeline.drain(LIMIT_S)] == [1, 2]
 
 
-def test_a_second_ctrl_c_is_not_deferred() -> None:
-    interruption = Interruption()
-    interruption.on_signal(2, None)
-    with pytest.raises(KeyboardInterrupt):
-        interruption.on_signal(2, None)
-
-
 def test_boards_that_are_gone_end_the_run() -> None:
     class Gone(Boards):
         def measure(self, kernels: Any, done: Any = None) -> list[Any]:
