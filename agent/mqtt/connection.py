@@ -289,9 +289,8 @@ class Connection:
                         async with asyncio.timeout(self.settings.connect_timeout_s):
                             why = await self._negotiation.attempt(self.settings.connect_timeout_s)
                     except (OSError, ConfigError) as error:
-                        from agent.mqtt.diagnosis import (
-                            describe,  # a connected agent does without this memory
-                        )
+                        # Imported late: a connected agent does without this memory.
+                        from agent.mqtt.diagnosis import describe
 
                         detail = describe(error, self.settings)
                 if self.connected:

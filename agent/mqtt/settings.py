@@ -1,4 +1,4 @@
-"""How a broker is reached: address, protocol version, credentials, TLS."""
+"""How to connect to a broker: address, protocol version, credentials, TLS."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from agent.errors import ConfigError
 
 _DEFAULT_PORTS: Final = {"mqtt": 1883, "mqtts": 8883}
 PROTOCOLS: Final = ("auto", "5", "3.1.1")
-# A file with a password holds a line; more than this is the wrong file.
+# A password file has one line; a longer file is the wrong one.
 MAX_SECRET_BYTES: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class TlsSettings:
-    """Transport security; the broker's certificate and host name are always checked.
+    """Settings for TLS; the broker's certificate and host name are always checked.
 
     Attributes
     ----------
     ca
-        Certificates that the broker's must lead to; None is the system's.
+        Authorities that may have issued the broker's certificate; None for the system's.
     certificate, key
-        This client's own, PEM, for brokers that ask for it.
+        This client's own certificate and private key in PEM, for brokers that ask for them.
     """
 
     ca: Path | None = None
@@ -34,33 +34,33 @@ class TlsSettings:
 
 @dataclass(frozen=True, slots=True)
 class BrokerSettings:
-    """One broker and how to talk to it.
+    """One broker, and how to connect to it.
 
     Attributes
     ----------
     host, port
-        Where it listens.
+        Where the broker listens.
     tls
         None for a plain connection.
     username, password_file
-        Credentials; the password stands in a file, and is read at each connect.
+        Credentials; the password is read from the file at each connect.
     password
-        The same for whoever was given it and not a file: a client verb whose user wrote it into the URL.
+        The password itself, for client commands that were not given a file.
     protocol
-        "5", "3.1.1", or "auto": 5 first, 3.1.1 when the broker refuses it.
+        "5", "3.1.1", or "auto": 5 first, 3.1.1 if the broker refuses 5.
     keepalive_s
         A silent connection is given up after 1.5 times this.
     connect_timeout_s
-        For the name look-up, the connection, TLS and the broker's greeting together.
+        Limit for name look-up, connection, TLS handshake and CONNACK together.
     session_expiry_s
         How long the broker keeps a persistent session's messages for a client that is away.
     receive_maximum
-        Messages of QoS 1 that the broker may have sent and we not have acknowledged.
+        How many QoS 1 messages the broker may send before we acknowledge one.
     max_packet_bytes
         The largest packet the broker may send (MQTT 5).
     quick_ack
-        Acknowledge what comes at once (see transport.py). False is for measuring what a client that does
-        not do so has to wait for.
+        Whether to acknowledge TCP segments at once (see transport.py). False is for measuring how long
+        clients wait that do not.
     """
 
     host: str
@@ -79,7 +79,7 @@ class BrokerSettings:
 
     @property
     def url(self) -> str:
-        """The address as a URL, without any secret."""
+        """The address as a URL, without secrets."""
         scheme = "mqtts" if self.tls is not None else "mqtt"
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{scheme}://{host}:{self.port}"
@@ -87,7 +87,7 @@ class BrokerSettings:
 
 @dataclass(frozen=True, slots=True)
 class BrokerUrl:
-    """What a broker's URL says."""
+    """The parts of a broker's URL."""
 
     host: str
     port: int
@@ -96,12 +96,12 @@ class BrokerUrl:
 
 
 def parse_broker_url(url: str) -> BrokerUrl:
-    """Read `mqtt://host[:port]` or `mqtts://[user@]host[:port]`.
+    """Parse `mqtt://[user@]host[:port]` or `mqtts://[user@]host[:port]`.
 
     Raises
     ------
     ConfigError
-        If it is none, or holds a password.
+        If it is not such a URL, or contains a password.
     """
     hint = "write mqtt://HOST, mqtts://HOST or mqtts://HOST:PORT"
     try:
@@ -113,11 +113,11 @@ def parse_broker_url(url: str) -> BrokerUrl:
         raise ConfigError(f"broker: expected a URL with mqtt:// or mqtts://, got {url!r}", hint=hint)
     if parts.password is not None:
         raise ConfigError(
-            "broker: a password in a URL can be read by everybody on this machine",
-            hint="put it into a file and name that with password_file",
+            "broker: a password in a URL is visible to every user of this machine",
+            hint="put the password into a file, and name the file in password_file",
         )
     if parts.path not in ("", "/") or parts.query or parts.fragment:
-        raise ConfigError(f"broker: expected nothing behind host and port, got {url!r}", hint=hint)
+        raise ConfigError(f"broker: expected nothing after host and port, got {url!r}", hint=hint)
     return BrokerUrl(
         host=parts.hostname,
         port=port or _DEFAULT_PORTS[parts.scheme],

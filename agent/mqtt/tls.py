@@ -1,8 +1,8 @@
-"""Certificates for the connection to the broker: read anew for each connection, and watched meanwhile.
+"""Certificates for the connection to the broker: read again for each connection, and watched for changes.
 
-Promises: the broker's certificate and host name are always checked, TLS is 1.2 at least, and no key's
-password is ever asked for on a terminal; a file that cannot be used is named, with what to do about it.
-Leaves to others: when to look (`service`), and making connections (`transport`).
+Promises: the broker's certificate and host name are always checked, TLS is at least 1.2, and OpenSSL never
+asks for a password on a terminal; an error names the unusable file and what to do about it. Leaves to
+others: when to check the files (`service`), and connecting (`transport`).
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# A chain of certificates has a few kilobytes, the system's authorities a quarter of a megabyte.
+# A certificate chain has a few kilobytes, the system's authorities a quarter of a megabyte.
 MAX_PEM_BYTES: Final = 4 << 20
 _CERTIFICATE: Final = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
 
 def tls_context(settings: TlsSettings) -> ssl.SSLContext:
-    """Make a context of what is in the files now.
+    """Return a context with the current contents of the files.
 
     Raises
     ------
@@ -52,7 +52,7 @@ def tls_context(settings: TlsSettings) -> ssl.SSLContext:
 
 
 def _no_password() -> bytes:
-    # Without this OpenSSL asks on the terminal, and a service stands still.
+    # Without this, OpenSSL asks on the terminal, and a service hangs.
     return b""
 
 
@@ -72,13 +72,13 @@ def _wrong_pair(settings: TlsSettings, reason: OSError) -> ConfigError:
             return _unusable(what, path, reason)
         if path == key and b"ENCRYPTED" in text:
             return ConfigError(
-                f"the key in {path} is encrypted, and nobody is there to type its password",
-                hint=f"decrypt it: openssl pkey -in {path} -out KEY, and keep that to mode 0640",
+                f"expected an unencrypted key in {path}, got one with a password",
+                hint=f"a service cannot type passwords; decrypt it: openssl pkey -in {path} -out KEY",
             )
     if isinstance(reason, ssl.SSLError) and reason.reason == "KEY_VALUES_MISMATCH":
         return ConfigError(
-            f"the key in {key} is not that of the certificate in {settings.certificate}",
-            hint="copy both from the same request, the certificate last",
+            f"the key in {key} does not belong to the certificate in {settings.certificate}",
+            hint="copy both files of one pair, the certificate last",
         )
     return _unusable("certificate and key", settings.certificate, reason)
 
@@ -92,7 +92,7 @@ def _unusable(what: str, path: Path | None, error: OSError) -> ConfigError:
     why = error.strerror if not isinstance(error, ssl.SSLError) else None
     return ConfigError(
         f"cannot use {what} in {path}: {why or 'no certificate or key in PEM form'}",
-        hint="give a PEM file: -----BEGIN CERTIFICATE----- and the like",
+        hint="give a PEM file, which contains a line such as -----BEGIN CERTIFICATE-----",
     )
 
 
@@ -105,12 +105,12 @@ class _Stamp:
 
 
 class CertificateFiles:
-    """The files behind TLS settings, as they were when they were last looked at.
+    """The files that TLS settings name, as they were when last checked.
 
     Parameters
     ----------
     settings
-        Which files.
+        The settings that name the files.
     """
 
     def __init__(self, settings: TlsSettings) -> None:
@@ -119,34 +119,34 @@ class CertificateFiles:
         self._expiries: dict[str, float] | None = None
 
     def changed(self) -> bool:
-        """Whether a file is another than when this was last asked."""
+        """Return whether any file has changed since the last call."""
         before, self._seen = self._seen, self._stamps()
         if self._seen != before:
             self._expiries = None
         return self._seen != before
 
     def check(self) -> None:
-        """Check that the files can be used as they are now, and warn of a key that everybody can read.
+        """Check that the files can be used as they are now, and warn about a key that everyone can read.
 
         Raises
         ------
         ConfigError
-            If they cannot.
+            If they cannot be used.
         """
         tls_context(self._settings)
         key = self._settings.key
         if key is not None and key.stat().st_mode & (stat.S_IROTH | stat.S_IWOTH):
             _log.warning(
-                "everybody on this machine can read the key in %s: chgrp edge-agent %s && chmod 0640 %s",
+                "every user of this machine can read the key in %s: chgrp edge-agent %s && chmod 0640 %s",
                 key,
                 key,
                 key,
             )
 
     def expiries(self) -> dict[str, float]:
-        """Return when the first certificate of each file ends, in seconds since the epoch.
+        """Return by file when its first certificate expires, in seconds since the epoch.
 
-        What cannot be read is left out: `check` and the next connection say why.
+        Files that cannot be read are omitted: `check` and the next connection say why.
         """
         if self._expiries is None:
             files = {"ca": self._settings.ca, "certificate": self._settings.certificate}
@@ -167,12 +167,13 @@ class CertificateFiles:
 
 
 def _first_end_s(path: Path) -> float | None:
-    from cryptography import x509  # for agents with certificates alone: 0.7 MiB
+    from cryptography import x509  # imported only by agents with certificates: 0.7 MiB
 
     try:
         with path.open("rb") as file:
             text = file.read(MAX_PEM_BYTES)
-        # Debian 12's own library, which the armhf package uses, reads one at a time and knows no time zones.
+        # Debian 12's cryptography, used by the armhf package, reads one certificate at
+        # a time, without time zones.
         ends = [_end(x509.load_pem_x509_certificate(block)) for block in _CERTIFICATE.findall(text)]
     except (OSError, ValueError):
         return None

@@ -137,8 +137,8 @@ def check_pair(certificate: bytes, key: bytes) -> None:
         private = serialization.load_pem_private_key(key, password=None)
     except TypeError as error:
         raise ConfigError(
-            "key: expected an unencrypted key, got one with a passphrase, which a service cannot type",
-            hint="openssl pkey -in locked.key -out device.key",
+            "key: expected an unencrypted key, got one with a passphrase",
+            hint="decrypt it: openssl pkey -in locked.key -out device.key",
         ) from error
     except ValueError as error:
         raise ConfigError("key: expected a private key in PEM, got none") from error

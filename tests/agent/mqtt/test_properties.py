@@ -1,4 +1,4 @@
-"""The properties of a PUBLISH packet, against the library's own encoder and against hostile bytes."""
+"""The properties of a PUBLISH packet, against paho's own encoder and against hostile bytes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def library_form(value: Properties) -> PahoProperties:
 
 
 @given(properties)
-def test_encoding_is_the_librarys(value: Properties) -> None:
+def test_encoding_is_pahos(value: Properties) -> None:
     assert encode(value) == library_form(value).pack()
 
 

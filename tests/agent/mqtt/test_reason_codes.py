@@ -1,4 +1,4 @@
-"""Every reason code of the specification has a row, and the rows say what they must."""
+"""Every reason code of the specification has a row, and the rows have the right actions."""
 
 from __future__ import annotations
 
@@ -35,5 +35,5 @@ def test_failures_never_count_as_done_when_connecting() -> None:
         (0xFE, Action.RETRY, Action.RETRY),
     ],
 )
-def test_what_follows_from_a_code(code: int, connecting: Action, sending: Action) -> None:
+def test_actions_of_a_code(code: int, connecting: Action, sending: Action) -> None:
     assert (reason(code).connecting, reason(code).sending) == (connecting, sending)

@@ -1,4 +1,4 @@
-"""Addresses of brokers and files with secrets."""
+"""URLs of brokers, and files with secrets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from agent.mqtt.settings import BrokerSettings, BrokerUrl, parse_broker_url, rea
         ("mqtt://[::1]:1883", BrokerUrl("::1", 1883, False, None)),
     ],
 )
-def test_url_is_read(url: str, expected: BrokerUrl) -> None:
+def test_url_is_parsed(url: str, expected: BrokerUrl) -> None:
     assert parse_broker_url(url) == expected
 
 
@@ -38,7 +38,7 @@ def test_password_in_a_url_is_refused_and_not_repeated() -> None:
     assert "hunter2" not in str(caught.value)
 
 
-def test_url_of_settings_is_read_again() -> None:
+def test_url_of_settings_is_parsed_again() -> None:
     settings = BrokerSettings("::1", 1884)
     assert parse_broker_url(settings.url) == BrokerUrl("::1", 1884, False, None)
 
@@ -50,13 +50,13 @@ def test_secret_is_the_first_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"x" * 5000])
-def test_file_that_is_no_secret_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_file_without_a_secret_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "secret"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match="secret"):
         read_secret(path)
 
 
-def test_missing_secret_is_told(tmp_path: Path) -> None:
+def test_missing_secret_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         read_secret(tmp_path / "none")

@@ -109,8 +109,8 @@ async def test_certificates_that_do_not_fit_leave_the_connection_alone_and_are_t
         await asyncio.sleep(0.2)
         assert rig.service.online
         assert len(front.serials) == before
-    assert "is not that of the certificate in" in caplog.text
-    assert "copy both from the same request" in caplog.text
+    assert "does not belong to the certificate in" in caplog.text
+    assert "copy both files of one pair" in caplog.text
     await front.stop()
 
 
@@ -219,7 +219,7 @@ def test_encrypted_key_is_refused_and_nobody_is_asked_for_its_password(folder: P
             serialization.BestAvailableEncryption(b"secret"),
         )
     )
-    with pytest.raises(ConfigError, match="is encrypted") as caught:
+    with pytest.raises(ConfigError, match="expected an unencrypted key") as caught:
         tls_context(settings_of(folder))
     assert "openssl pkey" in str(caught.value.hint)
 
@@ -259,7 +259,7 @@ def test_key_that_everybody_can_read_is_warned_of(
     (folder / "client.key").chmod(mode)
     with caplog.at_level(logging.WARNING):
         CertificateFiles(settings_of(folder)).check()
-    assert ("everybody on this machine can read the key" in caplog.text) is warned
+    assert ("every user of this machine can read the key" in caplog.text) is warned
 
 
 def test_end_of_certificates_is_known_and_known_anew(folder: Path) -> None:
