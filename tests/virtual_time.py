@@ -17,7 +17,7 @@ P = ParamSpec("P")
 START_S = 1000.0
 
 
-class _Selector(selectors.DefaultSelector):  # type: ignore[misc, valid-type]
+class _Selector(selectors.DefaultSelector):
     """Returns at once, and tells the loop how long it would have waited."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +37,7 @@ from builder.running.inputs import Inputs, Picture, read_inputs
 FillMode = Literal["zeros", "ones", "random"]
 SEED: Final = 0  # of inputs that are filled with random values
 
-Array = npt.NDArray[np.generic]
+Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,4 +111,4 @@ def test_independent_reader_runs_a_network_with_weights_transformed_at_load(
     reader.set_input(spec.name, image)
     (output,) = reader.run()
     ours = run(package, {spec.name: image}).get_output("output_0")
-    np.testing.assert_allclose(output, ours, rtol=0, atol=1e-6 * float(np.abs(ours).max()))
+    np.testing.assert_allclose(output, ours, rtol=0, atol=1e-6 * np.abs(ours).max())

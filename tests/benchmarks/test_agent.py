@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -66,7 +67,7 @@ def test_picture_shows_every_series(tmp_path: Path) -> None:
     picture.draw({"fast": [0.0005] * 90 + [0.04], "slow": [0.01] * 50}, path, "title")
     with Image.open(path) as image:
         assert image.size == (picture.WIDTH, picture.HEIGHT)
-        colours = {colour for _, colour in image.convert("RGB").getcolors(1 << 20) or ()}
+        colours: Any = {colour for _, colour in image.convert("RGB").getcolors(1 << 20) or ()}
     legend = [tuple(bytes.fromhex(colour[1:])) for colour in picture.COLOURS[:2]]
     assert all(
         any(max(abs(a - b) for a, b in zip(one, two, strict=True)) < 8 for two in colours) for one in legend

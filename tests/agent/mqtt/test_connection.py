@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,7 +77,7 @@ async def connected(port: int, client_id: str = "me", **options: object) -> Asyn
 
 
 @contextlib.asynccontextmanager
-async def in_memory(broker: MemoryBroker, **options: object) -> AsyncIterator[Peer]:
+async def in_memory(broker: MemoryBroker, **options: Any) -> AsyncIterator[Peer]:
     """A connection to a broker in memory, for `virtual_time.run`."""
     peer = Peer(SETTINGS, open_socket=broker.open_socket, **options)
     await peer.connect()
@@ -437,7 +438,8 @@ async def test_nothing_is_published_before_the_subscriptions_are_granted() -> No
     sent = peer.publish(TOPIC, b"x")
     await peer.connect()
     await settle()
-    assert not peer.settled
+    settled = peer.settled
+    assert not settled
     assert broker.clients[0].kinds() == [CONNECT, SUBSCRIBE]
     broker.clients[0].send(memory_broker.suback(asked[0], 1))
     assert await sent == reason(0)

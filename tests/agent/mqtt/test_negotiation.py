@@ -39,7 +39,11 @@ class Rig:
     """A negotiation with a broker in memory."""
 
     def __init__(self, answer: Answer, settings: BrokerSettings = SETTINGS) -> None:
-        self.broker = MemoryBroker(lambda client, packet: packet.kind == CONNECT and answer(client, packet))
+        def answer_connect(client: Client, packet: Packet) -> None:
+            if packet.kind == CONNECT:
+                answer(client, packet)
+
+        self.broker = MemoryBroker(answer_connect)
         self.engines: list[Engine] = []
         self.accepted: list[Connack] = []
         self.negotiation = Negotiation(settings, self._engine_of, self._accept, self.broker.open_socket)

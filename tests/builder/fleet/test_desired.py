@@ -122,7 +122,8 @@ def test_document_in_force_without_our_model_is_a_loss() -> None:
 
 def test_document_is_published_again_only_while_no_other_replaced_it() -> None:
     state = DesiredState(DIGITS)
-    assert state.published is None
+    before = state.published
+    assert before is None
     written = state.write(online=True)
     assert state.published == written
     state.on_desired(written)

@@ -10,13 +10,14 @@ from builder.kernels.schedule import schedule
 from builder.records.task import Task
 from builder.target.device_target import DeviceTarget
 from builder.tuning.candidates.candidate_builder import kernel_of
+from tests.builder.points import existing_point
 
 
 def test_the_heuristics_point_is_the_heuristics_schedule(
     tasks: tuple[Task, ...], device: DeviceTarget
 ) -> None:
     for task in tasks:
-        point = task.space.point(task.space.default)
+        point = existing_point(task)
         with device.tvm_target:
             expected = schedule(task.space.func, device)
             found = kernel_of(point.schedule, device)["kernel"]
@@ -34,7 +35,7 @@ def test_a_points_decisions_come_back_from_its_trace(tasks: tuple[Task, ...]) ->
 
 def test_points_differ_in_their_loops(tasks: tuple[Task, ...]) -> None:
     task = max(tasks, key=lambda t: t.space.size)
-    seen = {task.space.point(d).schedule.mod.script() for d in list(task.space.all_decisions())[:6]}
+    seen = {existing_point(task, d).schedule.mod.script() for d in list(task.space.all_decisions())[:6]}
     assert len(seen) == 6
 
 

@@ -30,7 +30,7 @@ def convolve(x: np.ndarray, w: np.ndarray, target: DeviceTarget, **how: Any) -> 
     return result
 
 
-CASES = {
+CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
     "1x1": ((1, 32, 7, 7), (48, 32, 1, 1), {}),
     "3x3 at stride 2": ((1, 16, 15, 15), (32, 16, 3, 3), {"strides": (2, 2), "padding": (1, 1, 1, 1)}),
     "first layer of three channels": (
@@ -123,7 +123,8 @@ def test_what_fills_the_last_block_up_is_never_read(
     channels: int, target: DeviceTarget, randn: Randn
 ) -> None:
     x, first, last = randn(1, 8, 9, 9), randn(channels, 8, 3, 3), randn(19, channels, 3, 3)
-    bias, how = randn(1, channels, 1, 1), {"padding": (1, 1, 1, 1)}
+    bias = randn(1, channels, 1, 1)
+    how: dict[str, Any] = {"padding": (1, 1, 1, 1)}
 
     def build(v: relax.Expr) -> relax.Expr:
         y = relax.op.add(relax.op.nn.conv2d(v, relax.const(first), **how), relax.const(bias))

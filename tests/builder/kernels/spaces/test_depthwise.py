@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from tvm import relax
@@ -15,7 +17,7 @@ def test_depthwise_agrees_with_its_definition(
     channels: int, size: int, kernel: int, stride: int, target: DeviceTarget, randn: Randn
 ) -> None:
     x, w = randn(1, channels, size, size), randn(channels, 1, kernel, kernel)
-    how = {"strides": (stride, stride), "padding": (kernel // 2,) * 4, "groups": channels}
+    how: dict[str, Any] = {"strides": (stride, stride), "padding": (kernel // 2,) * 4, "groups": channels}
     result = run(
         lambda v: relax.op.clip(relax.op.nn.conv2d(v, relax.const(w), **how), 0, 6), {"x": x}, target
     )
@@ -25,6 +27,6 @@ def test_depthwise_agrees_with_its_definition(
 
 def test_several_filters_for_each_channel(target: DeviceTarget, randn: Randn) -> None:
     x, w = randn(1, 8, 6, 6), randn(16, 1, 3, 3)
-    how = {"padding": (1, 1, 1, 1), "groups": 8}
+    how: dict[str, Any] = {"padding": (1, 1, 1, 1), "groups": 8}
     result = run(lambda v: relax.op.nn.conv2d(v, relax.const(w), **how), {"x": x}, target)
     close(result.outputs[0], conv2d(x, w, **how))

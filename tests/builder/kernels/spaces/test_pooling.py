@@ -35,7 +35,7 @@ def test_window(
     kind: str, counted: int, size: int, kernel: int, stride: int, pad: int, target: DeviceTarget, randn: Randn
 ) -> None:
     x = randn(1, 20, size, size)
-    attributes = {"kernel_shape": [kernel] * 2, "strides": [stride] * 2, "pads": [pad] * 4}
+    attributes: dict[str, Any] = {"kernel_shape": [kernel] * 2, "strides": [stride] * 2, "pads": [pad] * 4}
     how = {"pool_size": (kernel, kernel), "strides": (stride, stride), "padding": (pad,) * 4}
     if kind == "MaxPool":
         operator = lambda v: relax.op.nn.max_pool2d(v, **how)  # noqa: E731
