@@ -19,7 +19,7 @@ def write_out(network: fx.GraphModule, inputs: tuple[torch.Tensor, ...]) -> fx.G
     """Change `network` in place, so that it only takes inputs of these shapes, and return it."""
     seen: dict[str, Any] = {}
 
-    class Recorder(fx.Interpreter):  # type: ignore[misc]  # torch is not followed
+    class Recorder(fx.Interpreter):
         def run_node(self, n: fx.Node) -> object:
             seen[n.name] = super().run_node(n)
             return seen[n.name]

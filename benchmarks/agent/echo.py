@@ -29,7 +29,7 @@ class _Client(paho.Client):
 
 def _answer(client: paho.Client, _data: object, message: paho.MQTTMessage) -> None:
     asked: Any = message.properties  # paho sets its attributes when it reads a packet
-    properties: Any = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+    properties: Any = Properties(PacketTypes.PUBLISH)
     properties.CorrelationData = asked.CorrelationData
     client.publish(asked.ResponseTopic, message.payload, message.qos, properties=properties)
 

@@ -70,7 +70,7 @@ class CycleSession(MeasuringSession):
             Path(file.name).write_bytes(code.content)
             module = tvm_ffi.load_module(file.name)
         module["edge_set_threads"](1)
-        return module[KERNEL]  # type: ignore[no-any-return]
+        return module[KERNEL]
 
     def _seconds(self, kernel: Callable[..., Any], arguments: Sequence[Any], options: RunnerOptions) -> float:
         kernel(*arguments)

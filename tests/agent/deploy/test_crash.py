@@ -221,7 +221,7 @@ def test_killed_during_a_first_installation_it_is_completed(tmp_path: Path) -> N
 
 
 def counters_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    write = state_file.write_durably
+    write = state_file.write_durably  # type: ignore[attr-defined] # the name that state_file looks up
 
     def full(path: Path, data: bytes, **options: Any) -> None:
         if path.name == "counters.json" and b'"digits":2' in data:
