@@ -121,7 +121,7 @@ class Node:
         for key, value in self.attrs.items():
             if key in _CALL_ATTRS or not isinstance(value, str):
                 raise FormatError(
-                    f"{self.name}: expected further attributes of strings, got {key!r:.80}: {value!s:.80}"
+                    f"{self.name}: expected further attributes of strings, got {key!r:.80}: {value!r:.80}"
                 )
 
     @classmethod
@@ -142,7 +142,7 @@ class Node:
         return self.op == "null"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the node as it stands in mod.json."""
+        """Return the node as an object of mod.json."""
         inputs = [[entry.node_id, entry.index, entry.version] for entry in self.inputs]
         if self.is_null:
             return {"op": self.op, "name": self.name, "inputs": inputs}
@@ -172,7 +172,7 @@ class Node:
             If a key is missing or unknown, or a value has the wrong type.
         """
         if not isinstance(value, dict):
-            raise FormatError(f"{where}: expected an object, got {value!s:.80}")
+            raise FormatError(f"{where}: expected an object, got {value!r:.80}")
         if missing := {"op", "name", "inputs"} - value.keys():
             raise FormatError(f"{where} has no {min(missing)}")
         # Graphs older than the graph executor say "attr"; control_deps are checked and ignored.
@@ -182,14 +182,14 @@ class Node:
             raise FormatError(f"{where} has both attr and attrs")
         op, name = _string(value["op"], f"{where}.op"), _string(value["name"], f"{where}.name")
         if not isinstance(value["inputs"], list):
-            raise FormatError(f"{where}.inputs: expected an array, got {value['inputs']!s:.80}")
+            raise FormatError(f"{where}.inputs: expected an array, got {value['inputs']!r:.80}")
         inputs = tuple(_entry(entry, f"{where}.inputs") for entry in value["inputs"])
         deps = value.get("control_deps", [])
         if not isinstance(deps, list) or any(type(dep) is not int for dep in deps):
-            raise FormatError(f"{where}.control_deps: expected an array of integers, got {deps!s:.80}")
+            raise FormatError(f"{where}.control_deps: expected an array of integers, got {deps!r:.80}")
         attrs = value.get("attrs", value.get("attr", {}))
         if not isinstance(attrs, dict) or any(not isinstance(v, str) for v in attrs.values()):
-            raise FormatError(f"{where}.attrs: expected an object of strings, got {attrs!s:.80}")
+            raise FormatError(f"{where}.attrs: expected an object of strings, got {attrs!r:.80}")
         if op == "null":
             # Old codegen wrote attributes of inputs too, which every reader ignores.
             return cls(op, name, inputs)
@@ -382,7 +382,7 @@ class Graph:
         nulls = [i for i, node in enumerate(self.nodes) if node.is_null]
         if sorted(self.arg_nodes) != nulls:
             raise FormatError(
-                f"arg_nodes: expected each of the {len(nulls)} null nodes once, got {self.arg_nodes!s:.80}"
+                f"arg_nodes: expected each of the {len(nulls)} null nodes once, got {self.arg_nodes!r:.80}"
             )
         if not 1 <= len(self.heads) <= MAX_ARGUMENTS:
             raise FormatError(f"heads: expected 1 to {MAX_ARGUMENTS} outputs, got {len(self.heads)}")
@@ -468,19 +468,19 @@ def _entry(value: object, where: str) -> NodeEntry:
         or len(value) not in (2, 3)
         or any(type(number) is not int for number in value)
     ):
-        raise FormatError(f"{where}: expected [node, index, version], got {value!s:.80}")
+        raise FormatError(f"{where}: expected [node, index, version], got {value!r:.80}")
     return NodeEntry(*value)
 
 
 def _table(key: str, value: object) -> tuple[Any, ...]:
-    where = f"attrs.{key:.80}"
     if key not in _TABLES:
         # Some codegens write tables that no reader uses: [tag, list], or a number with the tag size_t.
         if isinstance(value, list) and len(value) == 2 and value[0] in ("list_int", "size_t"):
             return ()
-        raise FormatError(f"{where} is neither a known table nor one that may be skipped")
+        raise FormatError(f"attrs has {key!r:.80}, neither a known table nor one that may be skipped")
+    where = f"attrs.{key}"
     if not isinstance(value, list) or len(value) != 2 or value[0] != _TABLES[key]:
-        raise FormatError(f'{where}: expected ["{_TABLES[key]}", [...]], got {value!s:.80}')
+        raise FormatError(f'{where}: expected ["{_TABLES[key]}", [...]], got {value!r:.80}')
     rows = _list(value[1], where)
     if _TABLES[key] == "list_int":
         return _integers(rows, where)
@@ -493,19 +493,19 @@ def _table(key: str, value: object) -> tuple[Any, ...]:
 
 def _list(value: object, where: str) -> list[Any]:
     if not isinstance(value, list):
-        raise FormatError(f"{where}: expected an array, got {value!s:.80}")
+        raise FormatError(f"{where}: expected an array, got {value!r:.80}")
     return value
 
 
 def _integers(value: object, where: str) -> tuple[int, ...]:
     if not isinstance(value, list) or any(type(number) is not int for number in value):
-        raise FormatError(f"{where}: expected an array of integers, got {value!s:.80}")
+        raise FormatError(f"{where}: expected an array of integers, got {value!r:.80}")
     return tuple(value)
 
 
 def _string(value: object, where: str) -> str:
     if not isinstance(value, str):
-        raise FormatError(f"{where}: expected a string, got {value!s:.80}")
+        raise FormatError(f"{where}: expected a string, got {value!r:.80}")
     return value
 
 

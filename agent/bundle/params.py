@@ -212,14 +212,14 @@ def _index(view: memoryview) -> tuple[ParamEntry, ...]:
 def _entry(view: memoryview, at: int, name: str) -> ParamEntry:
     magic, reserved, device, device_id, ndim, code, bits, lanes = _TENSOR_HEAD.unpack_from(view, at)
     if magic != _TENSOR_MAGIC or reserved:
-        raise FormatError(f"mod.params: expected tensor {name} at {at}, got something else")
+        raise FormatError(f"mod.params: expected tensor {name!r} at {at}, got something else")
     if (device, device_id) != (_CPU, 0):
-        raise FormatError(f"{name}: expected device 1:0, the CPU, got {device}:{device_id}")
+        raise FormatError(f"{name!r}: expected device 1:0, the CPU, got {device}:{device_id}")
     datatype = _DATATYPES.get((code, bits)) if lanes == 1 else None
     if datatype is None:
-        raise FormatError(f"{name}: no datatype has type code {code}, {bits} bits and {lanes} lanes")
+        raise FormatError(f"{name!r}: no datatype has type code {code}, {bits} bits and {lanes} lanes")
     if not 0 <= ndim <= MAX_DIMENSIONS:
-        raise FormatError(f"{name}: expected at most {MAX_DIMENSIONS} dimensions, got {ndim}")
+        raise FormatError(f"{name!r}: expected at most {MAX_DIMENSIONS} dimensions, got {ndim}")
     at += _TENSOR_HEAD.size
     shape = struct.unpack_from(f"<{ndim}q", view, at)
     at += ndim * _I64.size

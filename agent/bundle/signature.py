@@ -234,10 +234,10 @@ def _resources(statement: object) -> Mapping[str, str]:
     links = serialization.pop("allow_symlinks", None)
     if serialization != {"method": "files", "hash_type": "sha256"} or links is not False:
         raise FormatError(
-            f"signed statement: expected files, sha256 and no links, got {serialization!s:.120}"
+            f"signed statement: expected files, sha256 and no links, got {serialization!r:.120}"
         )
     if not isinstance(ignored, list):
-        raise FormatError(f"signed statement: expected a list of paths as ignore_paths, got {ignored!s:.80}")
+        raise FormatError(f"signed statement: expected a list of paths as ignore_paths, got {ignored!r:.80}")
     for path in ignored:
         if not isinstance(path, str) or path not in _IGNORABLE:
             raise SignatureError(
@@ -270,7 +270,7 @@ def _predicate(statement: object) -> tuple[Mapping[str, object], object]:
         raise FormatError("signed statement: expected exactly the keys of in-toto v1")
     if (fields["_type"], fields["predicateType"]) != (_STATEMENT_TYPE, _PREDICATE_TYPE):
         raise FormatError(
-            f"signed statement: expected predicateType {_PREDICATE_TYPE}, got {fields['predicateType']!s:.80}"
+            f"signed statement: expected predicateType {_PREDICATE_TYPE}, got {fields['predicateType']!r:.80}"
         )
     subjects = fields["subject"]
     if not isinstance(subjects, list) or len(subjects) != 1:
@@ -291,16 +291,16 @@ def _entries(resources: object) -> list[tuple[str, str]]:
         fields = _object(resource)
         if fields.keys() != {"name", "algorithm", "digest"} or fields["algorithm"] != "sha256":
             raise FormatError(
-                f"signed statement: expected a resource of name and sha256, got {fields!s:.120}"
+                f"signed statement: expected a resource of name and sha256, got {fields!r:.120}"
             )
         name, digest = fields["name"], fields["digest"]
         if not isinstance(name, str) or not isinstance(digest, str):
-            raise FormatError(f"signed statement: expected a resource of strings, got {fields!s:.120}")
+            raise FormatError(f"signed statement: expected a resource of strings, got {fields!r:.120}")
         entries.append((name, digest))
     return entries
 
 
 def _object(value: object) -> Mapping[str, object]:
     if not isinstance(value, dict):
-        raise FormatError(f"signed statement: expected an object, got {value!s:.80}")
+        raise FormatError(f"signed statement: expected an object, got {value!r:.80}")
     return value

@@ -78,7 +78,7 @@ BAD: dict[str, tuple[Callable[[Any], None], str]] = {
     "no heads key": (drop("heads"), "no heads"),
     "no nodes": (put("nodes", to=[]), "nodes"),
     "heads empty": (put("heads", to=[]), "heads"),
-    "node no object": (put("nodes", 0, to=1), "object"),
+    "node not an object": (put("nodes", 0, to=1), "object"),
     "node of another op": (put("nodes", 2, "op", to="tir_op"), "null or tvm_op"),
     "node with another key": (put("nodes", 2, "shell", to="rm"), "unknown key"),
     "node without name": (drop("nodes", 2, "name"), "no name"),
@@ -90,14 +90,14 @@ BAD: dict[str, tuple[Callable[[Any], None], str]] = {
     "num_outputs enormous": (put("nodes", 2, "attrs", "num_outputs", to="999999"), "outputs"),
     "num_outputs signed": (put("nodes", 2, "attrs", "num_outputs", to="+2"), "number"),
     "flatten_data neither": (put("nodes", 2, "attrs", "flatten_data", to="2"), "flatten_data"),
-    "func_name no symbol": (put("nodes", 2, "attrs", "func_name", to="a b"), "symbol"),
+    "func_name not a symbol": (put("nodes", 2, "attrs", "func_name", to="a b"), "symbol"),
     "func_name empty": (put("nodes", 2, "attrs", "func_name", to=""), "symbol"),
     "input with inputs": (put("nodes", 1, "inputs", to=[[0, 0, 0]]), "fields of a call"),
     "two inputs of one name": (put("nodes", 1, "name", to="data"), "two inputs"),
     "reads itself": (put("nodes", 2, "inputs", 0, to=[2, 0, 0]), "before 2"),
     "reads a later node": (put("nodes", 2, "inputs", 0, to=[3, 0, 0]), "before 2"),
     "reads node -1": (put("nodes", 2, "inputs", 0, to=[-1, 0, 0]), "before 2"),
-    "reads an output that is not there": (put("nodes", 3, "inputs", 0, to=[2, 2, 0]), "output 2"),
+    "reads an output that does not exist": (put("nodes", 3, "inputs", 0, to=[2, 2, 0]), "output 2"),
     "reads output -1": (put("nodes", 3, "inputs", 0, to=[2, -1, 0]), "output -1"),
     "entry of one number": (put("nodes", 3, "inputs", 0, to=[2]), "node, index, version"),
     "entry of booleans": (put("nodes", 3, "inputs", 0, to=[True, False, False]), "node, index, version"),
@@ -116,7 +116,7 @@ BAD: dict[str, tuple[Callable[[Any], None], str]] = {
     "table of another tag": (put("attrs", "shape", 0, to="list_int"), "list_shape"),
     "unknown table": (put("attrs", "x", to=["list_shape", []]), "neither"),
     "dtype unknown": (put("attrs", "dltype", 1, 0, to="float31"), "dtype"),
-    "dtype no string": (put("attrs", "dltype", 1, 0, to=7), "strings"),
+    "dtype not a string": (put("attrs", "dltype", 1, 0, to=7), "strings"),
     "shape negative": (put("attrs", "shape", 1, 0, to=[-1]), "dimension"),
     "shape over 4 GiB": (put("attrs", "shape", 1, 0, to=[1 << 31]), "bytes"),
     "shape overflows": (put("attrs", "shape", 1, 0, to=[1 << 32] * 16), "bytes"),
@@ -124,7 +124,7 @@ BAD: dict[str, tuple[Callable[[Any], None], str]] = {
     "storage negative": (put("attrs", "storage_id", 1, 0, to=-1), "storage_id"),
     "storage enormous": (put("attrs", "storage_id", 1, 0, to=1 << 40), "storage_id"),
     "storage on two devices": (put("attrs", "device_index", 1, 3, to=2), "two devices"),
-    "nop elsewhere": (put("attrs", "storage_id", 1, 4, to=4), "storage"),
+    "nop in another storage": (put("attrs", "storage_id", 1, 4, to=4), "storage"),
     "nop of another size": (put("attrs", "shape", 1, 4, to=[5]), "size"),
     "scope of another device": (
         put("attrs", "storage_scope", to=["list_str", ["global.texture"]]),
@@ -140,6 +140,24 @@ def test_inconsistent_graph_is_refused(name: str) -> None:
     change(document)
     with pytest.raises(FormatError, match=message):
         Graph.from_json(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    "path", [("nodes",), ("nodes", 0), ("nodes", 2, "inputs"), ("heads",), ("heads", 0), ("attrs", "shape")]
+)
+def test_message_is_one_line_even_if_the_value_is_not(path: tuple[str | int, ...]) -> None:
+    document = json.loads(CLASSIC)
+    put(*path, to="two\nlines")(document)
+    with pytest.raises(FormatError, match=r"^.*expected .*, got 'two\\nlines'$"):
+        Graph.from_json(json.dumps(document))
+
+
+def test_message_is_one_line_even_if_a_key_is_not() -> None:
+    for path in (("two\nlines",), ("nodes", 0, "two\nlines"), ("attrs", "two\nlines")):
+        document = json.loads(CLASSIC)
+        put(*path, to="x")(document)
+        with pytest.raises(FormatError, match=r"^.*'two\\nlines'.*$"):
+            Graph.from_json(json.dumps(document))
 
 
 @pytest.mark.parametrize(

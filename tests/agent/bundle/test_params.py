@@ -121,8 +121,8 @@ ONE = dump_params([(TensorSpec("x", "INT8", (2,)), b"ab")])
         (32, "<B", 0x3B, "name"),
         (32, "<B", 0xFF, "ascii"),
         (33, "<Q", 2, "tensors"),
-        (41, "<Q", 1, "expected tensor x"),
-        (49, "<Q", 1, "expected tensor x"),
+        (41, "<Q", 1, "expected tensor 'x'"),
+        (49, "<Q", 1, "expected tensor 'x'"),
         (57, "<i", 2, "device"),
         (61, "<i", 1, "device"),
         (65, "<i", -1, "dimensions"),
@@ -142,6 +142,13 @@ def test_wrong_field_is_refused(at: int, form: str, value: int, message: str) ->
     raw = bytearray(ONE)
     struct.pack_into(form, raw, at, value)
     with pytest.raises(FormatError, match=message):
+        index_params(bytes(raw))
+
+
+def test_message_is_one_line_even_if_a_name_is_not() -> None:
+    raw = bytearray(ONE.replace(b"x", b"\n", 1))
+    raw[57] = 2  # a device that is not the CPU
+    with pytest.raises(FormatError, match=r"^'\\n': expected device 1:0"):
         index_params(bytes(raw))
 
 
