@@ -87,7 +87,7 @@ class KernelModule:
         return function
 
     def set_threads(self, count: int) -> bool:
-        """Set the number of threads that kernels use; return False if the library cannot be told.
+        """Set the number of threads that kernels use; return False if the library does not allow it.
 
         Raises
         ------
@@ -103,7 +103,7 @@ class KernelModule:
         return True
 
     def threads(self) -> int | None:
-        """Return the number of threads that kernels use, or None if the library cannot tell."""
+        """Return the number of threads that kernels use, or None if the library does not tell."""
         function = self._find("edge_threads")
         return None if function is None else int(function())
 

@@ -209,7 +209,7 @@ def test_no_data_is_copied_before_the_signature_is_checked(
     kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never(name: str) -> int:
-        raise AssertionError("memory was taken for an unsigned bundle")
+        raise AssertionError("memory was allocated for an unsigned bundle")
 
     monkeypatch.setattr(verify_module, "_memory_file", never)
     members = kit.members()
