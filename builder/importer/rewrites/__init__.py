@@ -1,6 +1,6 @@
-"""Operators that TVM's front end lacks or gets wrong, written with operators that it gets right.
+"""Rewrite operators that TVM's front end lacks or gets wrong in terms of operators that it gets right.
 
-`REWRITES` is the table: an operator of ONNX's own domain, and the function that replaces a node of it.
+`REWRITES` is the table: each operator of ONNX's own domain with the function that replaces its nodes.
 Operators that ONNX defines by others need no entry: `function_bodies` expands them.
 """
 
@@ -62,18 +62,18 @@ REWRITES: Final[Mapping[str, Rewrite]] = {
 }
 
 
-# What a rewrite runs into on a node whose inputs or attributes contradict the specification. The node
-# stays, and ONNX's own inference, strict at the end, says what is wrong with it.
+# Raised by a rewrite of a node whose inputs or attributes contradict the specification. The node stays, and
+# ONNX's own strict inference explains what is wrong with it.
 _MALFORMED: Final = (ArithmeticError, LookupError, TypeError, ValueError)
 
 
 def apply_rewrites(model: onnx.ModelProto) -> int:
-    """Rewrite every node that the table has an entry for, once, in place.
+    """Rewrite every node whose operator is in the table, once, in place.
 
     Returns
     -------
     int
-        How many nodes were replaced; what replaced them may hold further ones.
+        How many nodes were replaced; their replacements may need rewriting too.
     """
     graph = OnnxGraph(model)
 

@@ -1,4 +1,4 @@
-"""Convolutions whose padding follows from a wish about the output."""
+"""Transposed convolutions whose padding follows from the requested output shape."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from builder.importer.onnx_graph import OnnxGraph, attributes, copy_node
 
 
 def conv_transpose(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
-    """ConvTranspose with `output_shape` or `auto_pad`: the padding worked out.
+    """ConvTranspose with `output_shape` or `auto_pad`: compute the padding.
 
-    ONNX operator specification, ConvTranspose-11: total = stride (in - 1) + output_padding
-    + (kernel - 1) dilation + 1 - out; an odd one stands at the beginning, but for SAME_UPPER.
+    ONNX operator specification, ConvTranspose-11: total padding = stride (in - 1) + output_padding
+    + (kernel - 1) dilation + 1 - out. If the total is odd, the larger half is at the beginning, or at the end
+    for SAME_UPPER.
     """
     options = attributes(node)
     shape, weight = graph.shape_of(node.input[0]), graph.shape_of(node.input[1])
@@ -33,7 +34,7 @@ def conv_transpose(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.Node
         full = strides[axis] * (shape[2 + axis] - 1) + (weight[2 + axis] - 1) * dilations[axis] + 1
         total = full + extra[axis] - wanted[axis]
         if total < 0:
-            # More is wanted than the convolution makes: zeros at the end.
+            # The requested output is larger than the convolution's: add zeros at the end.
             extra[axis] -= total
             total = 0
         small, large = total // 2, total - total // 2

@@ -1,4 +1,4 @@
-"""Operators on elements whose attributes or types the front end overlooks."""
+"""Element-wise operators with attributes or types that the front end ignores."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from builder.importer.onnx_graph import OnnxGraph, attributes
 from builder.importer.rewrites.replacement import Replacement, input_name, output_name
 
 _FLOATS: Final = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16})
-# Integers below stay exact in float32.
+# Integers of these types are exact in float32.
 _SMALL_INTEGERS: Final = frozenset(
     {TensorProto.INT8, TensorProto.UINT8, TensorProto.INT16, TensorProto.UINT16}
 )
 
 
 def dropout(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
-    """Dropout does nothing where it is not training; its mask is all true."""
+    """Dropout outside of training: an Identity, and a mask that is all true."""
     training = input_name(node, 2)
     if training:
         value = graph.constant(training)
@@ -37,7 +37,7 @@ def dropout(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] 
 
 
 def power(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
-    """Pow of integers, or of two types: the front end wants two floats of one type."""
+    """Pow of integers or of two types: cast, because the front end wants floats of one type."""
     base, exponent = (graph.type_of(name) for name in node.input)
     if base is None or exponent is None:
         return None
@@ -54,21 +54,21 @@ def power(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | 
 
 
 def is_inf(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
-    """IsInf of one sign only."""
+    """IsInf for only one sign: a comparison with that infinity."""
     options = attributes(node)
     positive, negative = (bool(options.get(f"detect_{sign}", 1)) for sign in ("positive", "negative"))
     found = graph.type_of(node.input[0])
     if found is None or (positive and negative):
         return None
     new = Replacement(node, graph)
-    # Where neither sign is asked for, a comparison that is never true.
+    # With neither sign, a comparison that is never true.
     bound = np.inf if positive else -np.inf if negative else np.nan
     new.op("Equal", node.input[0], new.constant(bound, found.dtype), to=node.output[0])
     return new.nodes
 
 
 def eye_like(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
-    """EyeLike depends on a shape alone."""
+    """EyeLike: a constant, because it depends only on a shape."""
     found = graph.type_of(node.input[0])
     shape = graph.shape_of(node.input[0])
     if found is None or shape is None or len(shape) != 2:
@@ -84,7 +84,7 @@ def eye_like(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto]
 
 
 def optional_has_element(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
-    """OptionalHasElement: a tensor is there, an absent input is not."""
+    """OptionalHasElement: true for a tensor, false for an absent input."""
     name = input_name(node, 0)
     if name and graph.type_of(name) is None:
         return None
@@ -93,7 +93,7 @@ def optional_has_element(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onn
 
 
 def optional_get_element(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
-    """OptionalGetElement of a tensor is that tensor."""
+    """OptionalGetElement of a tensor: that tensor."""
     if graph.type_of(node.input[0]) is None:
         return None
     return [helper.make_node("Identity", list(node.input), list(node.output), name=node.name)]

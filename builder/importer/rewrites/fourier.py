@@ -1,4 +1,4 @@
-"""Fourier transforms of known length, as products with constant matrices.
+"""Fourier transforms of known length as products with constant matrices.
 
 Source: ONNX operator specification, DFT-20 and STFT-17.
 """
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from builder.importer.onnx_graph import OnnxGraph, attributes
 from builder.importer.rewrites.replacement import Replacement, input_name
 
-# A matrix of 2048 x 2048 floats has 16 MiB: beyond, a product is no longer a sensible way to transform.
+# A matrix of 2048 x 2048 floats has 16 MiB; for longer transforms a product is too slow and too large.
 MAX_LENGTH: Final = 2048
 _AXIS_IS_INPUT: Final = 20
 
@@ -56,7 +56,7 @@ def dft(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | No
 
 
 def stft(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
-    """STFT of a signal [batch, length(, 1 or 2)] by frames of a known length."""
+    """STFT of a signal [batch, length] or [batch, length, 1 or 2] in frames of known length."""
     found = graph.type_of(node.input[0])
     shape = graph.shape_of(node.input[0])
     step = _integer(node, graph, 1, None)
@@ -107,9 +107,32 @@ def _transform(
     onesided: bool,
     inverse: bool,
 ) -> list[str]:
-    """Real and imaginary part of the transform along the last axis; `parts` are one or both of the input."""
+    """Transform along the last axis.
+
+    Parameters
+    ----------
+    new
+        Gets the new nodes.
+    parts
+        Values of the input's real part, or of its real and imaginary parts, [..., rows].
+    rows
+        Samples that the input has.
+    length
+        Length of the transform, at least `rows`.
+    dtype
+        Of the input.
+    onesided
+        Whether to compute only the first `length // 2 + 1` frequencies.
+    inverse
+        Whether to compute the inverse transform.
+
+    Returns
+    -------
+    list
+        Values of the real and the imaginary part.
+    """
     columns = length // 2 + 1 if onesided else length
-    # Reduce the product of indices before it becomes an angle: cos of a large number loses digits.
+    # Reduce the product of indices before computing the angle: the cosine of a large number loses digits.
     turns: NDArray[np.float64] = np.outer(np.arange(rows), np.arange(columns)) % length / length
     scale = 1 / length if inverse else 1.0
     cosine = new.constant(np.cos(2 * np.pi * turns) * scale, dtype)

@@ -1,8 +1,8 @@
-"""Gather and scatter: constant places become slices, and those that come with a request stay in bounds.
+"""Gather and scatter: constant indices become slices, other indices are kept in bounds.
 
-TVM's gathers and scatters read and write wherever the indices say. An index comes from whoever sends a
-request, so every index that is no constant is clipped to the tensor first: a wrong one then gives a wrong
-number instead of somebody else's memory. Plain Gather has a mode for that, see `relax_cleanup`.
+TVM's gathers and scatters read and write wherever the indices point. Indices come with requests, so every
+index that is not constant is clipped to the tensor first: a wrong index then gives a wrong number and never
+reaches other memory. Gather itself has a mode for that, see `relax_cleanup`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from builder.importer.rewrites.replacement import Replacement
 
 
 def gather(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
-    """Gather."""
+    """Gather by one constant index, or several consecutive ones: a Slice."""
     shape = graph.shape_of(node.input[0])
     if shape is None or 0 in shape:
         return None
@@ -31,7 +31,7 @@ def gather(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] |
 def _slice(
     node: onnx.NodeProto, graph: OnnxGraph, axis: int, extent: int, places: NDArray[Any]
 ) -> Sequence[onnx.NodeProto] | None:
-    """One place, or several in a row, by a Slice."""
+    """The Slice for one index or several consecutive ones; None for other indices."""
     if places.ndim > 1 or not places.size:
         return None
     rows = places.astype(np.int64).reshape(-1) % extent
@@ -48,7 +48,7 @@ def _slice(
 
 
 def gather_elements(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
-    """GatherElements and ScatterElements: indices along one axis."""
+    """GatherElements and ScatterElements: clip indices along one axis."""
     shape = graph.shape_of(node.input[0])
     if shape is None or 0 in shape:
         return None
@@ -56,7 +56,7 @@ def gather_elements(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.Nod
 
 
 def gather_nd(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
-    """GatherND and ScatterND: indices [..., coordinates]."""
+    """GatherND and ScatterND: clip indices [..., coordinates]."""
     shape, places = graph.shape_of(node.input[0]), graph.shape_of(node.input[1])
     if shape is None or not places or 0 in shape:
         return None
@@ -65,7 +65,7 @@ def gather_nd(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto
 
 
 def _clipped(node: onnx.NodeProto, graph: OnnxGraph, extents: list[int]) -> Sequence[onnx.NodeProto] | None:
-    """The node with its indices (input 1) kept between -extent and extent - 1."""
+    """The node with its indices (input 1) clipped to -extent to extent - 1 for each coordinate."""
     found = graph.type_of(node.input[1])
     maker = graph.maker_of(node.input[1])
     if found is None or graph.is_constant(node.input[1]) or (maker is not None and _is_clip(maker)):
@@ -73,7 +73,7 @@ def _clipped(node: onnx.NodeProto, graph: OnnxGraph, extents: list[int]) -> Sequ
     new = Replacement(node, graph)
     highest = new.constant(np.array(extents) - 1, found.dtype)
     lowest = new.constant(-np.array(extents), found.dtype)
-    # Max and Min, for Clip has no bounds a coordinate.
+    # Max and Min, because Clip has the same bounds for all coordinates.
     clipped = new.op("Min", new.op("Max", node.input[1], lowest), highest)
     new.nodes[-1].name += _MARK
     copy = copy_node(node)

@@ -1,4 +1,4 @@
-"""Operators that move elements about, in the forms that the front end lacks."""
+"""Operators that only move elements, in the forms that the front end lacks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from builder.importer.rewrites.replacement import Replacement
 
 
 def space_to_depth(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
-    """SpaceToDepth in CRD order."""
+    """SpaceToDepth in CRD order: a reshape and a transposition."""
     options = attributes(node)
     shape = graph.shape_of(node.input[0])
     if options.get("mode", "DCR") != "CRD" or shape is None:
@@ -28,7 +28,7 @@ def space_to_depth(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.Node
 
 
 def reverse_sequence(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
-    """ReverseSequence by constant lengths: a GatherND."""
+    """ReverseSequence with constant lengths: a GatherND."""
     options = attributes(node)
     shape = graph.shape_of(node.input[0])
     lengths = graph.constant(node.input[1])
@@ -53,7 +53,7 @@ def reverse_sequence(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.No
 
 
 def split_without_empty(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
-    """Split into parts some of which have no elements: a Slice for each of the others."""
+    """Split with empty parts: a Slice for each of the other parts."""
     shapes = [graph.shape_of(name) for name in node.output if name]
     if not any(shape is not None and 0 in shape for shape in shapes) or any(
         shape is None for shape in shapes
@@ -75,7 +75,7 @@ def split_without_empty(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx
 
 
 def concat_without_empty(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
-    """Concat of parts some of which have no elements."""
+    """Concat with empty parts: a Concat of the other parts."""
     parts = [name for name in node.input if 0 not in (graph.shape_of(name) or (1,))]
     if len(parts) == len(node.input) or not parts:
         return None

@@ -1,4 +1,4 @@
-"""Loop and Scan of a known number of steps, unrolled."""
+"""Unroll Loop and Scan with a known number of steps."""
 
 from __future__ import annotations
 
@@ -13,20 +13,28 @@ from builder.importer.control_flow import inline_body
 from builder.importer.onnx_graph import OnnxGraph, attributes
 from builder.importer.rewrites.replacement import Replacement, input_name
 
-# Bounds the work behind an unrolled loop; a body of 20 nodes may run 500 times.
+# Bounds the nodes of an unrolled loop: a body of 20 nodes may run 500 times.
 MAX_UNROLLED_NODES: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """What every step made for one output, and the axis along which it is stacked."""
+    """A stacked output of a loop.
+
+    Attributes
+    ----------
+    values
+        What each step made.
+    axis
+        The axis along which they are stacked.
+    """
 
     values: list[str]
     axis: int
 
 
 def unroll_loop(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
-    """Unroll a Loop whose trip count is a constant and which nothing ends early."""
+    """Unroll a Loop with a constant trip count that never ends early."""
     body: onnx.GraphProto = attributes(node)["body"]
     trips = graph.constant(node.input[0]) if node.input[0] else None
     if trips is None or trips.size != 1 or not _always_goes_on(node, graph, body):
@@ -51,7 +59,7 @@ def unroll_loop(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodePro
 
 
 def _always_goes_on(node: onnx.NodeProto, graph: OnnxGraph, body: onnx.GraphProto) -> bool:
-    """Whether the condition is true at the start, and handed on or set true by the body."""
+    """Whether the condition is true at the start, and the body passes it on or sets it to true."""
     if name := input_name(node, 1):
         start = graph.constant(name)
         if start is None or not bool(start.reshape(())):
@@ -114,7 +122,7 @@ def _hand_out(
     carried: list[str],
     rows: list[_Row],
 ) -> None:
-    """The loop's outputs: last states, and what each step made, stacked."""
+    """Make the loop's outputs: its final states, then its stacked rows."""
     for name, value in zip(names, carried, strict=False):
         if name:
             new.op("Identity", value, to=name)

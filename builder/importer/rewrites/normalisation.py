@@ -1,4 +1,4 @@
-"""Normalisations that the front end lacks, or has for the usual axes alone."""
+"""Normalisations that the front end lacks, or supports only along the usual axes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from builder.importer.rewrites.replacement import Replacement, output_name
 
 
 def lp_normalization(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
-    """LpNormalization: x divided by its norm along an axis, 0 where the norm is 0."""
+    """LpNormalization: x divided by its norm along an axis, or 0 if the norm is 0."""
     options = attributes(node)
     found = graph.type_of(node.input[0])
     if found is None or found.shape is None:
@@ -30,7 +30,7 @@ def lp_normalization(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.No
 
 
 def mean_variance_normalization(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
-    """MeanVarianceNormalization-13, whose definition by a function ONNX's own inference refuses."""
+    """MeanVarianceNormalization-13, because ONNX's own inference refuses its definition."""
     found = graph.type_of(node.input[0])
     if found is None:
         return None
@@ -67,7 +67,7 @@ def rms_normalization(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.N
 
 
 def batch_normalization(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
-    """BatchNormalization in training mode, which the front end would take for the usual one."""
+    """BatchNormalization in training mode, which the front end would treat as inference mode."""
     options = attributes(node)
     found = graph.type_of(node.input[0])
     if not options.get("training_mode", 0) or found is None or found.shape is None:

@@ -1,7 +1,7 @@
-"""Operators on quantised tensors, written as dequantise - operate - quantise.
+"""Operators on quantised tensors, rewritten as dequantise, operate, quantise.
 
-That is their definition (ONNX operator specification, QLinearConv-10 and its kin); the sums are float32
-instead of int32, and may differ from them by one step of the output's scale where a value lies between two.
+That is their definition (ONNX operator specification, QLinearConv-10 and similar operators). The sums are
+float32 instead of int32: a value between two steps of the output's scale may be rounded to the other step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from builder.importer.rewrites.replacement import Replacement, input_name
 
 
 def qlinear_conv(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
-    """QLinearConv: x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias."""
+    """QLinearConv of x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero, bias."""
     new = Replacement(node, graph)
     x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero = node.input[:8]
     data = new.op("DequantizeLinear", x, x_scale, x_zero)
@@ -31,7 +31,7 @@ def qlinear_conv(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodePr
 def _conv(
     node: onnx.NodeProto, inputs: list[str], graph: OnnxGraph, quantise: list[str]
 ) -> list[onnx.NodeProto]:
-    """A Conv with the attributes of the node, quantised at the end."""
+    """A Conv with the node's attributes, followed by QuantizeLinear."""
     conv = helper.make_node("Conv", inputs, [graph.fresh(f"{node.name}/Conv")], name=f"{node.name}/Conv")
     conv.attribute.extend(node.attribute)
     last = helper.make_node(
@@ -41,13 +41,13 @@ def _conv(
 
 
 def qlinear_matmul(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
-    """QLinearMatMul: a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero."""
+    """QLinearMatMul of a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero."""
     ranks = [len(shape) if (shape := graph.shape_of(node.input[i])) is not None else None for i in (0, 3)]
     if None in ranks:
         return None
     new = Replacement(node, graph)
     a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = node.input
-    # A vector of scales goes along the rows of a, and along the columns of b.
+    # A vector of scales applies to the rows of a, or to the columns of b.
     left = new.op("DequantizeLinear", a, a_scale, a_zero, axis=max((ranks[0] or 0) - 2, 0))
     right = new.op("DequantizeLinear", b, b_scale, b_zero, axis=max((ranks[1] or 0) - 1, 0))
     new.op("QuantizeLinear", new.op("MatMul", left, right), y_scale, y_zero, to=node.output[0])
@@ -55,7 +55,7 @@ def qlinear_matmul(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.Node
 
 
 def conv_integer(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
-    """ConvInteger: x, w, x_zero, w_zero. The sums are exact up to 2**24, and rounded beyond."""
+    """ConvInteger of x, w, x_zero, w_zero. Sums are exact up to 2**24 and rounded above."""
     new = Replacement(node, graph)
     data = new.cast(node.input[0], TensorProto.FLOAT)
     weight = new.cast(node.input[1], TensorProto.FLOAT)

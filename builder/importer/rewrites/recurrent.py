@@ -1,7 +1,7 @@
-"""LSTM, GRU and RNN over a sequence of known length, unrolled.
+"""Unroll LSTM, GRU and RNN over a sequence of known length.
 
-Formulas and the order of the gates: ONNX operator specification, LSTM-14, GRU-14 and RNN-14. The products
-with the inputs do not depend on the state and are made for all steps at once.
+Formulas and the order of the gates: ONNX operator specification, LSTM-14, GRU-14 and RNN-14. Products with
+the inputs do not depend on the state, so they are computed for all steps at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from builder.importer.onnx_graph import OnnxGraph, attributes
 from builder.importer.rewrites.replacement import Replacement, input_name, output_name
 
-# A step is a dozen kernels: beyond this, compiling takes minutes and the code outgrows caches.
+# A step is a dozen kernels: with more steps, compiling takes minutes and the code outgrows the caches.
 MAX_STEPS: Final = 512
 _PLAIN_ACTIVATIONS: Final = frozenset({"Sigmoid", "Tanh", "Relu", "Softsign", "Softplus"})
 _GATES: Final[Mapping[str, int]] = {"LSTM": 4, "GRU": 3, "RNN": 1}
@@ -30,7 +30,21 @@ _ACTIVATIONS: Final[Mapping[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """A recurrent node, its sizes and attributes, and the nodes that will replace it."""
+    """A recurrent node, its sizes and attributes, and the nodes that will replace it.
+
+    Attributes
+    ----------
+    node
+        The LSTM, GRU or RNN.
+    new
+        Collects the new nodes.
+    options
+        The node's attributes.
+    batch, steps, hidden
+        Sizes.
+    dtype
+        Of the input, the weights and the states.
+    """
 
     node: onnx.NodeProto
     new: Replacement
@@ -52,7 +66,7 @@ class _Layer:
         return self.new.constant(values, self.dtype)
 
     def of_direction(self, tensor: str, direction: int, axis: int = 0) -> str:
-        """One direction of a weight or state."""
+        """One direction's part of a weight or state."""
         return self.new.op("Gather", tensor, self.new.constant(direction, np.int64), axis=axis)
 
     def split(self, x: str, sizes: Sequence[int], axis: int) -> list[str]:
@@ -66,19 +80,28 @@ class _Layer:
 
 @dataclass(frozen=True, slots=True)
 class _Cell:
-    """The weights of one direction, by the names of their values."""
+    """The weights of one direction, as names of values, and its activations.
 
-    # R^T [hidden, gates * hidden]; a GRU's candidate, which comes later, apart.
+    Attributes
+    ----------
+    recurrent
+        R^T, [hidden, gates * hidden]. For a GRU, the update and reset gates, then the candidate.
+    candidate_bias
+        A GRU's Rbh, [hidden], if it is applied before the reset gate; else empty.
+    peepholes
+        An LSTM's weights for i, o and f, [hidden] each; empty if it has none.
+    activations
+        Names of ONNX operators, in the order of the specification.
+    """
+
     recurrent: tuple[str, ...]
-    # A GRU's Rbh [hidden] where it lies inside the reset; else empty.
     candidate_bias: str
-    # An LSTM's for i, o, f; else empty.
     peepholes: tuple[str, ...]
     activations: tuple[str, ...]
 
 
 def unroll(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
-    """Unroll a recurrent layer; None where its length is unknown or its activations are uncommon."""
+    """Unroll a recurrent layer; None if its length is unknown or an activation has parameters."""
     options = attributes(node)
     shape, weights = graph.shape_of(node.input[0]), graph.shape_of(node.input[2])
     found = graph.type_of(node.input[0])
@@ -115,7 +138,7 @@ def _activations(node: onnx.NodeProto, options: Mapping[str, Any], directions: i
 
 
 def _runs_to_the_end(node: onnx.NodeProto, graph: OnnxGraph, steps: int) -> bool:
-    """Whether every sequence of the batch has the full length."""
+    """Whether every sequence in the batch has the full length."""
     lengths = input_name(node, 4)
     if not lengths:
         return True
@@ -124,7 +147,7 @@ def _runs_to_the_end(node: onnx.NodeProto, graph: OnnxGraph, steps: int) -> bool
 
 
 def _prepare(layer: _Layer, x: str, direction: int, activations: tuple[str, ...]) -> tuple[_Cell, str]:
-    """Weights of a direction, and the inputs' part of all gates, [steps, batch, gates * hidden]."""
+    """The weights of one direction, and its inputs' share of all gates, [steps, batch, gates * hidden]."""
     node, new, hidden = layer.node, layer.new, layer.hidden
     size = _GATES[layer.kind] * hidden
     weight = new.op("Transpose", layer.of_direction(node.input[1], direction), perm=[1, 0])
@@ -147,7 +170,7 @@ def _prepare(layer: _Layer, x: str, direction: int, activations: tuple[str, ...]
 def _run(
     layer: _Layer, cell: _Cell, projected: str, direction: int, *, backwards: bool
 ) -> tuple[list[str], tuple[str, str]]:
-    """All steps: the outputs, [1, batch, hidden] each in the order of time, and the last states."""
+    """Run all steps: outputs in the order of time, [1, batch, hidden] each, and the final states."""
     new = layer.new
     state, memory = (_initial_state(layer, index, direction) for index in (5, 6))
     outputs = [""] * layer.steps
@@ -165,7 +188,7 @@ def _run(
 
 
 def _initial_state(layer: _Layer, index: int, direction: int) -> str:
-    """Hidden (input 5) or cell state (input 6) before the first step, [batch, hidden]."""
+    """Hidden state (input 5) or cell state (input 6) before the first step, [batch, hidden]."""
     given = input_name(layer.node, index) if index == 5 or layer.kind == "LSTM" else ""
     if not given:
         return layer.constant(np.zeros((layer.batch, layer.hidden)))
@@ -185,7 +208,7 @@ def _gru_step(layer: _Layer, cell: _Cell, gates: str, state: str) -> str:
     else:
         recurring = new.op("MatMul", new.op("Mul", reset, state), cell.recurrent[1])
     candidate = layer.activate(cell, 1, new.op("Add", inward_candidate, recurring))
-    # (1 - z) * candidate + z * state, with one product less.
+    # (1 - z) * candidate + z * state with one product fewer.
     return new.op("Add", candidate, new.op("Mul", update, new.op("Sub", state, candidate)))
 
 
@@ -206,12 +229,15 @@ def _lstm_step(layer: _Layer, cell: _Cell, gates: str, state: str, memory: str) 
     if cell.peepholes:
         outward = new.op("Add", outward, new.op("Mul", cell.peepholes[1], memory))
     outward = layer.activate(cell, 0, outward)
-    # The specification clips what enters a gate; the cell state is not among that.
+    # The specification clips inputs of gates; the cell state is not one.
     return new.op("Mul", outward, new.op(cell.activations[2], memory)), memory
 
 
 def _join(layer: _Layer, sequences: list[str], finals: list[str], cells: list[str]) -> None:
-    """Y [steps, directions, batch, hidden], Y_h and Y_c [directions, batch, hidden]; or batch first."""
+    """Make the outputs Y [steps, directions, batch, hidden], Y_h and Y_c [directions, batch, hidden].
+
+    With the attribute `layout` = 1 the batch is the first axis.
+    """
     new, node = layer.new, layer.node
     if name := output_name(node, 0):
         parts = [new.op("Unsqueeze", sequence, new.ints(1)) for sequence in sequences]

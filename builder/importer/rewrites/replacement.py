@@ -1,4 +1,4 @@
-"""The nodes that take the place of one: written in the order in which they run."""
+"""Build the nodes that replace a node, in the order in which they run."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from onnx import helper
 from builder.importer.onnx_graph import OnnxGraph
 
 Attribute: TypeAlias = int | float | str | Sequence[int]
-# Gives the nodes to stand in a node's place, or None where it should stay.
+# Returns the nodes that replace a node, or None to keep it.
 Rewrite: TypeAlias = Callable[[onnx.NodeProto, OnnxGraph], Sequence[onnx.NodeProto] | None]
 
-# From this opset on, every reduction takes its axes as an input; ReduceSum does from 13.
+# From this opset on, all reductions take their axes as an input; ReduceSum has done so since 13.
 _AXES_ARE_INPUT: Final = 18
 
 
 class Replacement:
-    """Collects nodes that replace a node.
+    """Collects the nodes that replace a node.
 
     Parameters
     ----------
     node
-        The node to be replaced: new nodes carry its name, so that messages still point at it.
+        The node to be replaced. New nodes contain its name, so messages still point to it.
     graph
-        The graph that it stands in.
+        The graph of the node.
     """
 
     def __init__(self, node: onnx.NodeProto, graph: OnnxGraph) -> None:
@@ -37,13 +37,13 @@ class Replacement:
         self.nodes: list[onnx.NodeProto] = []
 
     def op(self, op_type: str, *inputs: str, to: str = "", **attributes: Attribute) -> str:
-        """Add a node of one output; `to` names the output, which is new otherwise."""
+        """Add a node with one output and return the output's name: `to`, or a new one."""
         output = to or self._graph.fresh(f"{self._node.name}/{op_type}")
         self._add(op_type, inputs, [output], **attributes)
         return output
 
     def op_many(self, op_type: str, count: int, *inputs: str, **attributes: Attribute) -> list[str]:
-        """Add a node of several outputs."""
+        """Add a node with `count` outputs and return their names."""
         outputs = [self._graph.fresh(f"{self._node.name}/{op_type}") for _ in range(count)]
         self._add(op_type, inputs, outputs, **attributes)
         return outputs
@@ -53,32 +53,32 @@ class Replacement:
         self.nodes.append(helper.make_node(op_type, list(inputs), outputs, name=name, **attributes))
 
     def cast(self, x: str, elem_type: int, to: str = "") -> str:
-        """Add a Cast, whose attribute has the name of this class's `to`."""
+        """Add a Cast; `op` cannot, because Cast has an attribute called `to`."""
         output = to or self._graph.fresh(f"{self._node.name}/Cast")
         name = f"{self._node.name}/Cast_{len(self.nodes)}"
         self.nodes.append(helper.make_node("Cast", [x], [output], name=name, to=elem_type))
         return output
 
     def constant(self, values: ArrayLike, dtype: DTypeLike) -> str:
-        """Add a weight."""
+        """Add a weight and return its name."""
         return self._graph.add_constant(np.asarray(values, dtype), f"{self._node.name}/constant")
 
     def ints(self, *values: int) -> str:
-        """Add a vector of INT64, as shapes and axes are given."""
+        """Add a weight of INT64, the type of shapes and axes, and return its name."""
         return self.constant(values, np.int64)
 
     def reduce(self, op_type: str, x: str, axes: Sequence[int], *, keep: bool, to: str = "") -> str:
-        """Add a reduction, in the form of the model's opset."""
+        """Add a reduction in the form of the model's opset; `keep` keeps reduced axes with extent 1."""
         if self._graph.opset >= _AXES_ARE_INPUT or op_type == "ReduceSum":
             return self.op(op_type, x, self.ints(*axes), to=to, keepdims=int(keep))
         return self.op(op_type, x, to=to, axes=list(axes), keepdims=int(keep))
 
 
 def input_name(node: onnx.NodeProto, index: int) -> str:
-    """Name of an optional input, empty where it is absent."""
+    """Name of an optional input, empty if it is absent."""
     return node.input[index] if index < len(node.input) else ""
 
 
 def output_name(node: onnx.NodeProto, index: int) -> str:
-    """Name of an optional output, empty where it is absent."""
+    """Name of an optional output, empty if it is absent."""
     return node.output[index] if index < len(node.output) else ""

@@ -1,9 +1,9 @@
-"""Resize, where TVM's front end differs from ONNX: along each axis, a product with a constant matrix.
+"""Resize, where TVM's front end differs from ONNX: a product with a constant matrix along each axis.
 
-TVM derives the scale from the sizes, where ONNX uses the scale it was given (they differ when the size is
-rounded down), and lacks antialiasing, `exclude_outside`, `axes` and some coordinate transformations. Every
-mode of Resize is separable and linear in the picture, so one small matrix an axis says it all; nearest is a
-Gather. Formulas: ONNX operator specification, Resize-19; Keys 1981 for the cubic kernel.
+TVM derives the scale from the sizes; ONNX uses the given scale, which differs if the size was rounded down.
+TVM also lacks antialiasing, `exclude_outside`, `axes` and some coordinate transformations. Every mode of
+Resize is separable and linear in the picture, so one small matrix per axis is enough; nearest is a Gather.
+Formulas: ONNX operator specification, Resize-19; Keys 1981 for the cubic kernel.
 """
 
 from __future__ import annotations
@@ -21,13 +21,25 @@ from builder.importer.onnx_graph import OnnxGraph, attributes
 from builder.importer.rewrites.replacement import Replacement, input_name
 
 _KEPT_COORDINATES: Final = frozenset({"half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners"})
-# The matrices of one Resize, in elements; a picture of 4096 pixels a side needs 16 million an axis at most.
+# Elements of all matrices of one Resize: 4096 to 4096 pixels along one axis take 16 million.
 MAX_ELEMENTS: Final = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """One axis to be resized: its place, the sizes, and the scale as ONNX counts it."""
+    """An axis that is resized.
+
+    Attributes
+    ----------
+    axis
+        Its index.
+    before, after
+        Its extents.
+    scale
+        The scale as ONNX counts it: `after / before` before rounding.
+    start, end
+        The region of `tf_crop_and_resize`, from 0 to 1.
+    """
 
     axis: int
     before: int
@@ -38,7 +50,7 @@ class _Axis:
 
 
 def resize(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
-    """Rewrite a Resize that the front end gets wrong; None where it does it right, or sizes are unknown."""
+    """Rewrite a Resize that the front end gets wrong; None if it gets it right or sizes are unknown."""
     options = attributes(node)
     shape = graph.shape_of(node.input[0])
     found = graph.type_of(node.input[0])
@@ -67,7 +79,7 @@ def resize(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] |
 def _axes(
     node: onnx.NodeProto, graph: OnnxGraph, options: dict[str, Any], shape: tuple[int, ...]
 ) -> list[_Axis] | None:
-    """The axes that Resize names, all of them where it names none."""
+    """The axes that Resize names, or all of them if it names none."""
     after = graph.shape_of(node.output[0])
     places = [int(axis) % len(shape) for axis in options.get("axes", range(len(shape)))]
     if after is None:
@@ -105,7 +117,7 @@ def _axes(
 
 
 def _is_kept(options: dict[str, Any], axes: list[_Axis], shape: tuple[int, ...]) -> bool:
-    """Whether the front end's own Resize does what ONNX asks for: NCHW, the last two axes, exact scales."""
+    """Whether the front end's own Resize is right: NCHW, only the last two axes, exact scales."""
     if len(shape) != 4 or "axes" in options or len(axes) != 4:
         return False
     if options.get("antialias", 0) or options.get("exclude_outside", 0):
@@ -114,7 +126,7 @@ def _is_kept(options: dict[str, Any], axes: list[_Axis], shape: tuple[int, ...])
     if coordinates not in _KEPT_COORDINATES or any(axis.before != axis.after for axis in axes[:2]):
         return False
     exact = all(math.isclose(axis.before * axis.scale, axis.after, rel_tol=1e-6) for axis in axes)
-    # One pixel has no two corners to align: the front end divides by zero.
+    # A single pixel does not have two corners to align: the front end divides by zero.
     return exact and not (coordinates == "align_corners" and any(axis.after == 1 for axis in axes[2:]))
 
 
@@ -124,9 +136,9 @@ def _is_identity(axis: _Axis, options: dict[str, Any]) -> bool:
 
 
 def _coordinates(axis: _Axis, options: dict[str, Any]) -> NDArray[np.float32]:
-    """Where each output element lies among the inputs.
+    """The input coordinate of each output element, [after].
 
-    In float32, as ONNX Runtime has it: half way between two pixels, the last bit decides which is nearest.
+    In float32, like ONNX Runtime: half way between two pixels, the last bit decides which one is nearest.
     """
     out = np.arange(axis.after, dtype=np.float32)
     last = axis.before - 1
@@ -140,7 +152,7 @@ def _coordinates(axis: _Axis, options: dict[str, Any]) -> NDArray[np.float32]:
         case "pytorch_half_pixel":
             where = (out + 0.5) / axis.scale - 0.5 if axis.after > 1 else np.full_like(out, -0.5)
         case "align_corners":
-            # Of the size as it is, like ONNX Runtime; ONNX's reference takes it before it is rounded down.
+            # Based on the rounded size, like ONNX Runtime; ONNX's reference uses the size before rounding.
             where = out * last / (axis.after - 1) if axis.after > 1 else np.zeros_like(out)
         case "tf_crop_and_resize" if axis.after > 1:
             where = axis.start * last + out * (axis.end - axis.start) * last / (axis.after - 1)
@@ -164,9 +176,9 @@ def _nearest(axis: _Axis, options: dict[str, Any]) -> list[int]:
 
 
 def _matrix(axis: _Axis, options: dict[str, Any]) -> NDArray[np.float64]:
-    """Weights [after, before]."""
+    """Weights of the input's elements for each output element, [after, before]."""
     cubic = options.get("mode") == "cubic"
-    # Antialiasing widens the kernel by the factor that the picture shrinks by.
+    # Antialiasing widens the kernel by the factor by which the picture shrinks.
     stretch = min(axis.scale, 1.0) if options.get("antialias", 0) else 1.0
     reach = (2.0 if cubic else 1.0) / stretch
     coefficient = float(options.get("cubic_coeff_a", -0.75))
@@ -191,7 +203,7 @@ def _cubic(distance: NDArray[np.float64], a: float) -> NDArray[np.float64]:
 
 
 def _multiply(new: Replacement, x: str, rank: int, matrices: list[tuple[int, NDArray[Any]]]) -> str:
-    """Multiply each axis by its matrix; an axis before the last two is brought to the end and back."""
+    """Multiply each axis by its matrix; an axis before the last two is moved to the end and back."""
     for axis, matrix in matrices:
         if axis == rank - 2:
             x = new.op("MatMul", new.constant(matrix, matrix.dtype), x)
@@ -207,7 +219,7 @@ def _multiply(new: Replacement, x: str, rank: int, matrices: list[tuple[int, NDA
 
 
 def _inside(axes: list[_Axis], options: dict[str, Any], rank: int) -> NDArray[np.bool_]:
-    """Which elements lie within the picture: outside stands one value."""
+    """Which output elements lie within the picture; the others get the extrapolation value."""
     inside: NDArray[np.bool_] = np.ones([1] * rank, np.bool_)
     for axis in axes:
         where = _coordinates(axis, options)

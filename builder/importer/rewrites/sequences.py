@@ -1,6 +1,6 @@
-"""Sequences of tensors whose length is known: each element becomes a value of its own.
+"""Resolve sequences of known length: each element becomes a separate tensor.
 
-PyTorch's exporters write `torch.split`, `torch.stack` and lists of tensors this way.
+PyTorch's exporters use sequences for `torch.split`, `torch.stack` and lists of tensors.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from onnx import helper, numpy_helper
 from builder.importer.onnx_graph import OnnxGraph, attributes
 from builder.importer.rewrites.replacement import Replacement, input_name
 
-# A sequence longer than this is data, not structure.
+# Longer sequences are data rather than structure.
 MAX_ELEMENTS: Final = 1024
 
 _Sequences = dict[str, list[str]]
@@ -27,7 +27,7 @@ def resolve_sequences(graph: OnnxGraph) -> int:
     Returns
     -------
     int
-        How many nodes were replaced. Those whose positions or lengths are unknown stay.
+        How many nodes were replaced. Nodes with unknown positions or lengths stay.
     """
     known: _Sequences = {}
 
@@ -36,7 +36,7 @@ def resolve_sequences(graph: OnnxGraph) -> int:
         return handler(node, graph, known) if handler else None
 
     def drop(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
-        # What makes a sequence may only go once nobody reads it any more.
+        # A node that makes a sequence can only be dropped when the sequence is no longer read.
         made = any(name in known for name in node.output)
         return [] if made and not any(name in needed for name in node.output) else None
 
