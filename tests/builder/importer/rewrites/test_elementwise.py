@@ -1,0 +1,32 @@
+"""Element-wise operators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.builder.importer.rewrites.cases import BOOL, INT64, Case, ModelMaker, check_case, one
+
+CASES: dict[str, Case] = {
+    "dropout": (one("Dropout", ["x"]), {}, [2, 3, 4]),
+    "infinity of one sign": (one("IsInf", ["x"], detect_negative=0), {}, ([2, 3, 4], BOOL)),
+    "eye": (one("EyeLike", ["w"], k=1, dtype=1), {"w": np.zeros((3, 4), np.int32)}, [3, 4]),
+    "power of another type": (one("Pow", ["x", "e"]), {"e": np.array(2, np.int64)}, [2, 3, 4]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_single_operators(make_model: ModelMaker, noise: Any, agrees: Any, case: str) -> None:
+    check_case(make_model, noise, agrees, *CASES[case])
+
+
+INTEGERS = np.arange(24, dtype=np.int64).reshape(2, 3, 4) % 7
+
+
+def test_integer_powers(make_model: ModelMaker, agrees: Any) -> None:
+    model = make_model(
+        [one("Pow", ["x", "e"])], {"x": ([2, 3, 4], INT64)}, {"y": ([2, 3, 4], INT64)}, {"e": np.array(3)}
+    )
+    agrees(model, INTEGERS)

@@ -1,0 +1,52 @@
+"""Gather and scatter: constant indices, and indices that come with a request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from builder.importer import import_onnx
+from tests.builder.importer.rewrites.cases import INT64, Case, ModelMaker, check_case, one
+
+CASES: dict[str, Case] = {
+    "gather one": (one("Gather", ["x", "i"], axis=1), {"i": np.array(-1)}, [2, 4]),
+    "gather a run": (one("Gather", ["x", "i"], axis=2), {"i": np.array([1, 2])}, [2, 3, 2]),
+    "gather others": (one("Gather", ["x", "i"], axis=2), {"i": np.array([[3, 0], [1, 1]])}, [2, 3, 2, 2]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_single_operators(make_model: ModelMaker, noise: Any, agrees: Any, case: str) -> None:
+    check_case(make_model, noise, agrees, *CASES[case])
+
+
+@pytest.mark.parametrize(
+    ("op", "indices", "shape"),
+    [
+        ("Gather", [[0, 2], [-1, 1]], [2, 2, 4]),
+        ("GatherElements", [[0, 2, 1, -3]], [1, 4]),
+        ("GatherND", [[0, 3], [-1, -4]], [2]),
+    ],
+)
+def test_indices_that_come_with_a_request_select_and_stay_in_bounds(
+    make_model: ModelMaker, noise: Any, agrees: Any, run_relax: Any, op: str, indices: Any, shape: list[int]
+) -> None:
+    table, places = noise(3, 4), np.array(indices)
+    model = make_model([one(op, ["t", "i"])], {"i": (list(places.shape), INT64)}, {"y": shape}, {"t": table})
+    agrees(model, places)
+    far = np.full_like(places, 2**40)
+    found = run_relax(import_onnx(model).mod, [far])[0]
+    assert np.isin(found, table).all()
+
+
+def test_scattering_beyond_the_tensor_stays_inside(
+    make_model: ModelMaker, noise: Any, run_relax: Any
+) -> None:
+    node = one("ScatterElements", ["x", "i", "u"], axis=0)
+    model = make_model(
+        [node], {"x": [3, 2], "i": ([1, 2], INT64)}, {"y": [3, 2]}, {"u": np.full((1, 2), 9, np.float32)}
+    )
+    found = run_relax(import_onnx(model).mod, [noise(3, 2), np.array([[2**40, -(2**40)]])])[0]
+    assert found[2, 0] == found[0, 1] == 9

@@ -1,0 +1,63 @@
+"""Loop and Scan, unrolled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from tests.builder.importer.rewrites.cases import BOOL, INT64, ModelMaker, operators
+
+
+def test_a_loop_that_collects_rows(make_model: ModelMaker, noise: Any, agrees: Any) -> None:
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["go"], ["on"]),
+            helper.make_node("Mul", ["s", "factor"], ["scaled"]),
+            helper.make_node("Gather", ["x", "i"], ["row"], axis=0),
+            helper.make_node("Add", ["scaled", "row"], ["t"]),
+            helper.make_node("Add", ["t", "t"], ["seen"]),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("i", INT64, []),
+            helper.make_tensor_value_info("go", BOOL, []),
+            helper.make_tensor_value_info("s", TensorProto.FLOAT, [3]),
+        ],
+        [
+            helper.make_tensor_value_info("on", BOOL, []),
+            helper.make_tensor_value_info("t", TensorProto.FLOAT, [3]),
+            helper.make_tensor_value_info("seen", TensorProto.FLOAT, [3]),
+        ],
+        initializer=[numpy_helper.from_array(np.float32(0.5), "factor")],
+    )
+    node = helper.make_node("Loop", ["count", "go_on", "start"], ["last", "rows"], body=body)
+    weights = {"count": np.array(4), "go_on": np.array(True), "start": np.ones(3, np.float32)}
+    model = make_model([node], {"x": [4, 3]}, {"last": [3], "rows": [4, 3]}, weights)
+    assert "Loop" not in operators(agrees(model, noise(4, 3)))
+
+
+@pytest.mark.parametrize("backwards", [0, 1])
+def test_a_scan(make_model: ModelMaker, noise: Any, agrees: Any, backwards: int) -> None:
+    body = helper.make_graph(
+        [helper.make_node("Add", ["s", "e"], ["t"]), helper.make_node("Identity", ["t"], ["o"])],
+        "body",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [3]) for name in "se"],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [3]) for name in "to"],
+    )
+    node = helper.make_node(
+        "Scan",
+        ["start", "x"],
+        ["last", "rows"],
+        body=body,
+        num_scan_inputs=1,
+        scan_input_axes=[1],
+        scan_input_directions=[backwards],
+        scan_output_directions=[backwards],
+    )
+    model = make_model(
+        [node], {"x": [3, 4]}, {"last": [3], "rows": [4, 3]}, {"start": np.zeros(3, np.float32)}
+    )
+    agrees(model, noise(3, 4))

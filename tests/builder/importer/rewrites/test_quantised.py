@@ -1,0 +1,69 @@
+"""Operators on quantised tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto, helper
+
+from tests.builder.importer.rewrites.cases import ModelMaker, operators
+
+
+def test_quantised_convolution(make_model: ModelMaker, agrees: Any) -> None:
+    random = np.random.default_rng(3)
+    weights = {
+        "xs": np.float32(0.02),
+        "xz": np.uint8(120),
+        "w": random.integers(-127, 127, (4, 3, 3, 3)).astype(np.int8),
+        "ws": np.array([0.01, 0.02, 0.03, 0.015], np.float32),
+        "wz": np.zeros(4, np.int8),
+        "ys": np.float32(0.1),
+        "yz": np.uint8(130),
+        "b": random.integers(-500, 500, 4).astype(np.int32),
+    }
+    node = helper.make_node(
+        "QLinearConv", ["x", "xs", "xz", "w", "ws", "wz", "ys", "yz", "b"], ["y"], pads=[1] * 4
+    )
+    model = make_model(
+        [node], {"x": ([1, 3, 6, 6], TensorProto.UINT8)}, {"y": ([1, 4, 6, 6], TensorProto.UINT8)}, weights
+    )
+    agrees(model, random.integers(0, 255, (1, 3, 6, 6)).astype(np.uint8), atol=1.01)
+
+
+def test_quantised_matmul(make_model: ModelMaker, agrees: Any) -> None:
+    random = np.random.default_rng(4)
+    weights = {
+        "as": np.float32(0.02),
+        "az": np.uint8(113),
+        "b": random.integers(0, 255, (5, 3)).astype(np.uint8),
+        "bs": np.float32(0.01),
+        "bz": np.uint8(114),
+        "ys": np.float32(0.02),
+        "yz": np.uint8(118),
+    }
+    node = helper.make_node("QLinearMatMul", ["a", "as", "az", "b", "bs", "bz", "ys", "yz"], ["y"])
+    types = {"a": ([2, 5], TensorProto.UINT8)}, {"y": ([2, 3], TensorProto.UINT8)}
+    agrees(make_model([node], *types, weights), random.integers(0, 255, (2, 5)).astype(np.uint8), atol=1.01)
+
+
+def test_integer_convolution(make_model: ModelMaker, agrees: Any) -> None:
+    random = np.random.default_rng(5)
+    weights = {
+        "w": random.integers(0, 255, (2, 3, 3, 3)).astype(np.uint8),
+        "xz": np.uint8(7),
+        "wz": np.uint8(9),
+    }
+    node = helper.make_node("ConvInteger", ["x", "w", "xz", "wz"], ["y"])
+    types = {"x": ([1, 3, 5, 5], TensorProto.UINT8)}, {"y": ([1, 2, 3, 3], TensorProto.INT32)}
+    agrees(make_model([node], *types, weights), random.integers(0, 255, (1, 3, 5, 5)).astype(np.uint8))
+
+
+def test_quantised_weights_stay_quantised(make_model: ModelMaker, noise: Any, agrees: Any) -> None:
+    weights = {"w": np.arange(12, dtype=np.int8).reshape(4, 3), "s": np.float32(0.1), "z": np.int8(1)}
+    nodes = [
+        helper.make_node("DequantizeLinear", ["w", "s", "z"], ["wf"]),
+        helper.make_node("MatMul", ["x", "wf"], ["y"]),
+    ]
+    normal = agrees(make_model(nodes, {"x": [2, 4]}, {"y": [2, 3]}, weights), noise(2, 4))
+    assert "DequantizeLinear" in operators(normal)

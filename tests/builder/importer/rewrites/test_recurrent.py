@@ -1,0 +1,81 @@
+"""LSTM, GRU and RNN, unrolled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from builder.importer import import_onnx
+from tests.builder.importer.rewrites.cases import ModelMaker, operators
+
+STEPS, BATCH, WIDTH, HIDDEN = 4, 2, 3, 5
+
+
+def recurrent(make_model: ModelMaker, noise: Any, kind: str, **options: Any) -> onnx.ModelProto:
+    gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[kind]
+    directions = 2 if options.get("direction") == "bidirectional" else 1
+    with_bias, with_state = options.pop("bias", True), options.pop("state", False)
+    peephole, lengths = options.pop("peephole", False), options.pop("lengths", None)
+    outputs = options.pop("outputs", ["Y", "Y_h", "Y_c"])[: 3 if kind == "LSTM" else 2]
+    weights = {
+        "W": noise(directions, gates * HIDDEN, WIDTH) * 0.5,
+        "R": noise(directions, gates * HIDDEN, HIDDEN) * 0.5,
+    }
+    inputs = ["X", "W", "R", "", "", "", "", ""]
+    if with_bias:
+        weights["B"] = noise(directions, 2 * gates * HIDDEN) * 0.5
+        inputs[3] = "B"
+    if lengths is not None:
+        weights["lengths"] = np.array(lengths, np.int32)
+        inputs[4] = "lengths"
+    state_shape = (directions, BATCH, HIDDEN)
+    if with_state:
+        weights["h0"] = noise(*state_shape)
+        inputs[5] = "h0"
+        if kind == "LSTM":
+            weights["c0"] = noise(*state_shape)
+            inputs[6] = "c0"
+    if peephole:
+        weights["P"] = noise(directions, 3 * HIDDEN) * 0.5
+        inputs[7] = "P"
+    while not inputs[-1]:
+        inputs.pop()
+    node = helper.make_node(kind, inputs, outputs, name="layer", hidden_size=HIDDEN, **options)
+    shapes = {"Y": [STEPS, directions, BATCH, HIDDEN], "Y_h": list(state_shape), "Y_c": list(state_shape)}
+    return make_model([node], {"X": [STEPS, BATCH, WIDTH]}, {n: shapes[n] for n in outputs if n}, weights)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("LSTM", {}),
+        ("LSTM", {"bias": False, "direction": "reverse"}),
+        ("LSTM", {"direction": "bidirectional", "state": True}),
+        ("LSTM", {"peephole": True, "state": True}),
+        ("LSTM", {"clip": 0.3}),
+        ("LSTM", {"input_forget": 1}),
+        ("LSTM", {"activations": ["Sigmoid", "Relu", "Softsign"]}),
+        ("LSTM", {"outputs": ["", "Y_h"]}),
+        ("LSTM", {"lengths": [STEPS, STEPS]}),
+        ("GRU", {}),
+        ("GRU", {"linear_before_reset": 1, "state": True}),
+        ("GRU", {"linear_before_reset": 1, "bias": False, "direction": "bidirectional"}),
+        ("GRU", {"direction": "reverse", "clip": 0.5}),
+        ("RNN", {}),
+        ("RNN", {"direction": "bidirectional", "state": True, "activations": ["Relu", "Tanh"]}),
+    ],
+)
+def test_recurrent_layers(
+    make_model: ModelMaker, noise: Any, agrees: Any, kind: str, options: dict[str, Any]
+) -> None:
+    normal = agrees(recurrent(make_model, noise, kind, **options), noise(STEPS, BATCH, WIDTH))
+    assert kind not in operators(normal)
+
+
+def test_a_recurrent_layer_over_shorter_sequences_is_refused(make_model: ModelMaker, noise: Any) -> None:
+    with pytest.raises(Exception, match=r"LSTM \(layer\)"):
+        import_onnx(recurrent(make_model, noise, "LSTM", lengths=[STEPS, STEPS - 1]))

@@ -1,0 +1,80 @@
+"""Resize in every mode."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import helper
+
+from builder.importer import import_onnx
+from tests.builder.importer.rewrites.cases import ModelMaker, operators
+
+RESIZES = [
+    {"mode": mode, "coordinate_transformation_mode": coordinates, "scales": scales}
+    for mode, coordinates, scales in itertools.product(
+        ["nearest", "linear", "cubic"],
+        ["half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners"],
+        [(2.0, 2.0), (0.6, 0.7), (1.3, 1.0)],
+    )
+]
+
+
+@pytest.mark.parametrize("options", RESIZES, ids=lambda o: "-".join(str(v) for v in o.values()))
+def test_resize_by_scales(make_model: ModelMaker, noise: Any, run_onnx: Any, options: dict[str, Any]) -> None:
+    check_resize(make_model, noise, run_onnx, dict(options))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mode": "nearest", "nearest_mode": mode, "scales": (1.7, 0.4)}
+        for mode in ("floor", "ceil", "round_prefer_floor", "round_prefer_ceil")
+    ]
+    + [
+        {"mode": "linear", "sizes": (5, 13)},
+        {"mode": "linear", "antialias": 1, "scales": (0.5, 0.6)},
+        {"mode": "cubic", "antialias": 1, "scales": (0.5, 0.6)},
+        {"mode": "cubic", "exclude_outside": 1, "cubic_coeff_a": -0.5, "scales": (1.5, 0.8)},
+        {"mode": "linear", "coordinate_transformation_mode": "align_corners", "sizes": (1, 4)},
+        {"mode": "nearest", "sizes": (14, 18)},
+    ],
+    ids=str,
+)
+def test_resize_in_other_ways(
+    make_model: ModelMaker, noise: Any, run_onnx: Any, options: dict[str, Any]
+) -> None:
+    check_resize(make_model, noise, run_onnx, dict(options))
+
+
+def check_resize(make_model: ModelMaker, noise: Any, run_onnx: Any, options: dict[str, Any]) -> None:
+    weights = {}
+    if "scales" in options:
+        weights["scales"] = np.array([1, 1, *options.pop("scales")], np.float32)
+        inputs = ["x", "", "scales"]
+    else:
+        weights["sizes"] = np.array([1, 2, *options.pop("sizes")], np.int64)
+        inputs = ["x", "", "", "sizes"]
+    node = helper.make_node("Resize", inputs, ["y"], name="resize", **options)
+    model = make_model([node], {"x": [1, 2, 7, 9]}, {"y": [None] * 4}, weights, opset=18)
+    x = noise(1, 2, 7, 9)
+    expected = run_onnx(model, {"x": x})[0]
+    np.testing.assert_allclose(run_onnx(import_onnx(model).onnx, {"x": x})[0], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_an_exact_resize_stays_one_operator(make_model: ModelMaker) -> None:
+    node = helper.make_node(
+        "Resize", ["x", "", "s"], ["y"], mode="nearest", coordinate_transformation_mode="asymmetric"
+    )
+    model = make_model(
+        [node], {"x": [1, 2, 7, 9]}, {"y": [1, 2, 14, 18]}, {"s": np.array([1, 1, 2, 2], np.float32)}
+    )
+    assert operators(import_onnx(model).onnx) == {"Resize"}
+
+
+def test_resize_through_the_whole_way(make_model: ModelMaker, noise: Any, agrees: Any) -> None:
+    node = helper.make_node("Resize", ["x", "", "s"], ["y"], mode="linear")
+    weights = {"s": np.array([1, 1, 0.6, 1.9], np.float32)}
+    agrees(make_model([node], {"x": [1, 2, 7, 9]}, {"y": [1, 2, 4, 17]}, weights), noise(1, 2, 7, 9))
