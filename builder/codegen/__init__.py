@@ -1,1 +1,1 @@
-"""A lowered module becomes files: the graph, the memory plan, the object code, and `mod.so`."""
+"""Code generation: from a lowered module to the graph, the memory plan, machine code and `mod.so`."""

@@ -1,9 +1,9 @@
 """Graph code generation: a lowered Relax function becomes `mod.json` and the tensors of `mod.params`.
 
-Takes what `builder.compiling.lower` leaves: one straight line of `call_tir` (one output or several),
-reshapes, tuples and constants. A reshape becomes `__nop` on its input's storage; a constant becomes a
-parameter `p0`, `p1`, ..., one for equal contents. Lifetimes are worked out here and given to
-`builder.codegen.memory_plan`; kernels are not looked at.
+Takes the `main` of `builder.compiling.lower`: a straight line of `call_tir` (with one output or several),
+reshapes, tuples and constants. A reshape becomes `__nop` on its input's storage. A constant becomes a
+parameter `p0`, `p1`, ...; equal constants share one. Computes lifetimes for `builder.codegen.memory_plan`;
+does not inspect kernels.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from builder.errors import UnsupportedOperatorError
 from builder.kernels.rewriter import RESHAPES
 from builder.kernels.spaces import sorting
 
-# What to do about an operator without a kernel.
+# What the user can do about an operator without a kernel.
 _SORTS: Final = (
     f"at most {sorting.MAX_EXTENT} elements can be sorted: "
     "filter them first, or use --postprocess softmax,top5"
@@ -35,18 +35,18 @@ _HINTS: Final = {f"relax.{name}": _SORTS for name in ("topk", "sort", "argsort")
 
 @dataclass(frozen=True, slots=True)
 class GeneratedGraph:
-    """What the executor is given.
+    """A graph for the executor.
 
     Attributes
     ----------
     graph
-        The graph, storages planned.
+        The graph, with planned storages.
     params
-        Name, spec and data of each parameter, in the order in which the graph first uses them.
+        Spec and data of each parameter, in the order in which the graph first uses them.
     inputs, outputs
-        The function's own, in order. An output is named after the model's output.
+        In the function's order, with the model's names.
     arena_bytes
-        Memory of all storages that are neither inputs, parameters nor computed at load.
+        Size of all storages except inputs, parameters and values computed at load.
     """
 
     graph: Graph
@@ -69,15 +69,15 @@ def generate(
     main
         The function that `builder.compiling.lower.lower` returns.
     input_names, output_names
-        The model's own names, in order.
+        The model's names, in order.
     flops
-        Floating-point operations of one call, by kernel; written beside each call, where a profile reads it.
+        Kernel's name -> floating-point operations of one call. They are written into each call's node for
+        profiles.
 
     Raises
     ------
     UnsupportedOperatorError
-        If the function has something other than calls of kernels: control flow, dynamic shapes, library
-        calls.
+        If the function contains control flow, dynamic shapes or calls of anything but kernels.
     """
     walk = _Walk(flops or {})
     for param, name in zip(main.params, input_names, strict=True):
@@ -88,14 +88,14 @@ def generate(
     for block in body.blocks:
         for binding in block.bindings:
             if not isinstance(binding, relax.VarBinding):
-                raise UnsupportedOperatorError(f"a graph has no room for {type(binding).__name__}")
+                raise UnsupportedOperatorError(f"a graph cannot contain {type(binding).__name__}")
             walk.bind(binding.var, binding.value)
     return walk.finish(body.body, output_names)
 
 
 @dataclass
 class _Walk:
-    """State of one walk over a function; entries are numbered as the graph numbers them."""
+    """State of one walk over a function; entries are numbered as in the graph."""
 
     flops: Mapping[str, float]
     nodes: list[Node] = field(default_factory=list)
@@ -118,7 +118,7 @@ class _Walk:
         heads = self._value(result)
         if len(heads) != len(output_names):
             raise UnsupportedOperatorError(
-                f"expected {len(output_names)} outputs, the function has {len(heads)}"
+                f"expected {len(output_names)} outputs, got a function with {len(heads)}"
             )
         lifetimes = self._lifetimes(heads)
         roots = sorted(lifetimes)
@@ -144,7 +144,7 @@ class _Walk:
             return tuple(entry for member in value.fields for entry in self._value(member))
         if isinstance(value, relax.TupleGetItem):
             return (self._value(value.tuple_value)[value.index],)
-        raise UnsupportedOperatorError(f"a graph has no room for {type(value).__name__}")
+        raise UnsupportedOperatorError(f"a graph cannot contain {type(value).__name__}")
 
     def _call(self, call: relax.Call, ty: tvm.ir.Type) -> tuple[NodeEntry, ...]:
         op = getattr(call.op, "name", str(call.op))
@@ -204,7 +204,8 @@ class _Walk:
             sources = [self._root(self._entry_id(entry)) for entry in node.inputs]
             for source in sources:
                 end[source] = step
-            # Inputs keep what was set; parameters, and what depends on nothing else, are there from load on.
+            # Inputs keep the value that was set. Parameters, and values that depend only on them, are
+            # computed at load.
             keeps = node.is_null or all(s in pinned and s >= self.num_inputs for s in sources)
             for entry in range(first, first + node.num_outputs):
                 if self._root(entry) == entry:
@@ -225,6 +226,6 @@ def _spec(ty: tvm.ir.Type, name: str) -> TensorSpec:
     if shape is None or not all(isinstance(dim, tvm.tirx.IntImm) for dim in shape):
         raise UnsupportedOperatorError(
             f"expected a static shape, got {shape}",
-            hint="a shape that depends on data cannot be planned; fix that input with --input-values",
+            hint="shapes that depend on an input's values are not supported: fix them with --input-values",
         )
     return TensorSpec.from_dtype(name, str(ty.dtype), tuple(int(dim) for dim in shape))

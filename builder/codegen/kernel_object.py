@@ -1,4 +1,4 @@
-"""Kernels to machine code: one relocatable object for a target, from scheduled functions."""
+"""Compile scheduled kernels to machine code: one relocatable object for a target."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def compile_object(kernels: tvm.IRModule, target: DeviceTarget) -> bytes:
     Parameters
     ----------
     kernels
-        Functions with a `global_symbol` each, as `builder.compiling.lower.lower` returns them.
+        Functions, each with a `global_symbol`, as `builder.compiling.lower.lower` returns them.
     target
-        What to generate code for; it may be another than they were scheduled for, as long as the schedule
-        uses no instruction by name.
+        What to generate code for. It may differ from the target of the schedules if these do not name
+        instructions.
 
     Returns
     -------
@@ -30,11 +30,11 @@ def compile_object(kernels: tvm.IRModule, target: DeviceTarget) -> bytes:
     Raises
     ------
     BuildError
-        If LLVM refused what we scheduled: our fault.
+        If LLVM refused the scheduled kernels: the builder's fault.
     """
     try:
         module = tvm.compile(kernels, target.tvm_target).mod
-        # LLVM ends the process when a disk is full, so it writes to memory.
+        # LLVM ends the process if the disk is full, so write to memory.
         fd = os.memfd_create("kernels.o", os.MFD_CLOEXEC)
         with os.fdopen(fd, "rb") as file:
             module.write_to_file(f"/proc/self/fd/{fd}", "o")
@@ -45,7 +45,7 @@ def compile_object(kernels: tvm.IRModule, target: DeviceTarget) -> bytes:
 
 
 def count_flops(kernels: tvm.IRModule) -> dict[str, float]:
-    """Floating-point operations of one call of each kernel, by TVM's estimate; a multiply-add is two."""
+    """Kernel's name -> floating-point operations of one call, by TVM's estimate; a multiply-add is two."""
     return {
         var.name_hint: float(estimate_tir_flops(tvm.IRModule({"main": kernel})))
         for var, kernel in kernels.functions.items()

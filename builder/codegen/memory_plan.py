@@ -1,8 +1,8 @@
-"""The memory plan: which values of a graph may share a storage.
+"""The memory plan: which values of a graph share a storage.
 
-Pure arithmetic on lifetimes, without TVM. Promises that two values with the same `storage_id` are never
-alive at the same step, and that a pinned value (an input, a weight, what is computed at load) shares with
-nobody. Two greedy orders are tried and the smaller result is taken: by size, which is near the optimum for
+Pure arithmetic on lifetimes, without TVM. Promises that two values with the same `storage_id` are never alive
+at the same step, and that a pinned value (an input, a weight, or a value computed at load) shares its storage
+with no other. Two greedy orders are tried, and the smaller plan wins: by size, which is near the optimum for
 most networks (Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020), and by
 time, which is TVM's own order.
 """
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """When a value is alive.
+    """The size and lifetime of a value.
 
     Attributes
     ----------
@@ -24,9 +24,9 @@ class Lifetime:
         Size in bytes.
     start, end
         First and last step, both included, at which the value is written or read. A kernel's outputs are
-        alive while it reads its inputs, so they never share.
+        alive while it reads its inputs, so an output never shares storage with an input.
     pinned
-        Whether the value keeps its storage for itself for good.
+        Whether the value keeps a storage that is not shared.
     """
 
     nbytes: int
@@ -37,16 +37,16 @@ class Lifetime:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The result.
+    """Which storage each value uses.
 
     Attributes
     ----------
     storage_id
-        One for each value, numbered from 0 in the order of the values.
+        The storage of each value; storages are numbered from 0 in order of first use.
     storage_bytes
-        Size of each storage.
+        The size of each storage.
     arena_bytes
-        Sum over the storages that are not pinned.
+        Total size of the storages that are not pinned.
     """
 
     storage_id: tuple[int, ...]
@@ -61,7 +61,7 @@ class _Storage:
     spans: list[tuple[int, int]] = field(default_factory=list)
 
     def is_free(self, value: Lifetime) -> bool:
-        """Whether nothing in this storage is alive while `value` is."""
+        """Whether no value in this storage is alive while `value` is."""
         at = bisect_left(self.spans, (value.start, value.start))
         after = at == len(self.spans) or self.spans[at][0] > value.end
         before = at == 0 or self.spans[at - 1][1] < value.start
@@ -79,7 +79,7 @@ def plan(values: Sequence[Lifetime]) -> MemoryPlan:
     Returns
     -------
     MemoryPlan
-        The smaller of both orders' plans.
+        The smaller of the two orders' plans.
     """
     loose = [i for i, value in enumerate(values) if not value.pinned]
     by_size = sorted(loose, key=lambda i: (-values[i].nbytes, values[i].start, i))

@@ -1,1 +1,1 @@
-"""The device that a model is compiled for: its name, its processor, its vector instructions."""
+"""The device that a model is compiled for: name, CPU and vector unit."""

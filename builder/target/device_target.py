@@ -1,9 +1,9 @@
-"""Targets: what a device is, for the compiler, the linker and the admission check on the device.
+"""Targets: descriptions of a device for the compiler, the linker and the admission check on the device.
 
-A `DeviceTarget` is resolved once, from a preset (`rpi4`), a TVM target as JSON, or the spelling that TVM's
-command line used to take (`llvm -mcpu=cascadelake`). It answers three questions in one place: what LLVM is
-told, what the linker is told, and which CPU features the device must then have. It measures nothing and opens
-no file but `/proc/cpuinfo`, and that for `host` alone.
+A `DeviceTarget` is resolved once, from a preset (`rpi4`), a TVM target as JSON, or the old spelling of TVM's
+command line (`llvm -mcpu=cascadelake`). It holds the options for LLVM and for the linker, and the CPU
+features that the device must have. Resolving measures nothing and reads no file except `/proc/cpuinfo`, and
+that one only for `host`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,7 @@ from agent.bundle.machine import Machine
 from builder.errors import TargetError
 from builder.target.simd import Simd
 
-GLIBC: Final = (
-    "2.28"  # Debian 10 and everything after it; older Raspberry Pi OS has no Python that the agent runs on
-)
+GLIBC: Final = "2.28"  # Debian 10 and later; older systems have no Python that is new enough
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +35,20 @@ class DeviceTarget:
     name
         The preset's name, or `custom`.
     tvm_target
-        What TVM's code generator is given.
+        The target for TVM's code generator.
     triple, cpu, arch
-        `aarch64-linux-gnu`, `cortex-a72`, `aarch64` (as `uname -m` says it).
+        LLVM's names, such as `aarch64-linux-gnu` and `cortex-a72`, and the machine name that `uname -m`
+        prints, such as `aarch64`.
     features
-        Names as `/proc/cpuinfo` has them, which the device must have for the kernels to run.
+        CPU features that the device must have, named as in `/proc/cpuinfo`; sorted.
     zig_target
-        What the linker is given, glibc version included.
+        The target for the linker, including the glibc version.
     simd
         The vector unit.
     cores
-        Cores to divide work by where the choice is made at compile time.
+        Number of cores, for choices that are made at compile time.
     l1_bytes, l2_bytes
-        Data caches that one core may call its own.
+        Sizes of one core's data caches.
     """
 
     name: str
@@ -65,7 +64,7 @@ class DeviceTarget:
     l2_bytes: int
 
     def description(self) -> str:
-        """The TVM target as canonical JSON, the key under which tuning records are kept."""
+        """The TVM target as canonical JSON: the key of tuning records."""
         config = {"kind": "llvm", "mtriple": self.triple, "mcpu": self.cpu, "mattr": self._mattr()}
         return json.dumps(config, sort_keys=True, separators=(",", ":"))
 
@@ -74,7 +73,7 @@ class DeviceTarget:
 
     @property
     def is_native(self) -> bool:
-        """Whether this machine can execute the kernels."""
+        """Whether this machine can run the kernels."""
         machine = Machine.detect()
         return machine.arch == self.arch and set(self.features) <= machine.features
 
@@ -89,7 +88,7 @@ class _Preset:
 
 _AARCH64: Final = "aarch64-linux-gnu"
 PRESETS: Mapping[str, _Preset] = {
-    "host": _Preset({"kind": "llvm"}, "this machine, its own CPU and cores", 32 << 10, 1 << 20),
+    "host": _Preset({"kind": "llvm"}, "this machine: its own CPU and cores", 32 << 10, 1 << 20),
     "rpi3": _Preset(
         {"kind": "llvm", "mtriple": _AARCH64, "mcpu": "cortex-a53", "mattr": ["+neon"], "num-cores": 4},
         "Raspberry Pi 3, Zero 2 W (64 bit): Cortex-A53",
@@ -135,8 +134,8 @@ PRESETS: Mapping[str, _Preset] = {
     ),
 }
 
-# LLVM's name of a feature -> /proc/cpuinfo's, for those that float and integer kernels may use. Features that
-# LLVM lists for a core but that a board lacks (the Raspberry Pi 4 has no AES) are left out on purpose.
+# LLVM's name of a feature -> the name in /proc/cpuinfo, for features that kernels may use. Features that LLVM
+# lists for a core but some boards lack are left out on purpose: the Raspberry Pi 4 has no AES.
 _CPUINFO_NAMES: Mapping[str, Mapping[str, str]] = {
     "x86_64": {
         "ssse3": "ssse3", "sse4.1": "sse4_1", "sse4.2": "sse4_2", "popcnt": "popcnt", "avx": "avx",
@@ -157,9 +156,9 @@ _CPUINFO_NAMES: Mapping[str, Mapping[str, str]] = {
 }  # fmt: skip
 
 
-# Instructions looked back over, and accesses to memory taken into account; LLVM's own are 100, 250 and 100.
-# With more than 250 accesses to its accumulators in a loop, a tile was stored and loaded again for each
-# product.
+# How many instructions LLVM looks back over, and how many memory accesses it considers; its defaults are 100,
+# 250 and 100. With the defaults, a tile whose loop has more than 250 accesses to accumulators is stored and
+# loaded again for each product.
 _LLVM_LIMITS: Final = {
     "memdep-block-scan-limit": 2000,
     "licm-mssa-max-acc-promotion": 5000,
@@ -173,13 +172,14 @@ def resolve(spec: str | Mapping[str, Any]) -> DeviceTarget:
     Parameters
     ----------
     spec
-        A preset's name; a JSON object; ``llvm [-mcpu=..] [-mtriple=..] [-mattr=+a,+b] [-mfloat-abi=..]
-        [-num-cores=N]``; or the mapping itself.
+        A preset's name; a TVM target as a JSON object or a mapping; or
+        `llvm [-mcpu=..] [-mtriple=..] [-mattr=+a,+b] [-mfloat-abi=..] [-num-cores=N]`.
 
     Raises
     ------
     TargetError
-        If unknown preset, malformed JSON, an option or CPU that LLVM does not know, a kind other than `llvm`.
+        If the preset is unknown, the JSON is malformed, LLVM does not know an option or the CPU, or the
+        kind is not `llvm`.
     """
     if isinstance(spec, str) and spec in PRESETS:
         preset = PRESETS[spec]
@@ -207,7 +207,7 @@ def _parse(spec: str) -> Mapping[str, Any]:
         names = ", ".join(PRESETS)
         raise TargetError(
             f"unknown target {spec[:80]!r}",
-            hint=f'known are {names}; or "llvm -mcpu=NAME", or a TVM target as JSON',
+            hint=f'use {names}, "llvm -mcpu=NAME" or a TVM target as JSON',
         )
     config: dict[str, Any] = {"kind": "llvm"}
     for word in words[1:]:
@@ -219,7 +219,7 @@ def _parse(spec: str) -> Mapping[str, Any]:
             config[key] = value.split(",")
         elif key == "num-cores":
             if not value.isdigit() or not 1 <= int(value) <= 1024:
-                raise TargetError(f"target: expected a number of cores, got -num-cores={value[:20]}")
+                raise TargetError(f"target: expected -num-cores from 1 to 1024, got {value[:20]!r}")
             config[key] = int(value)
         else:
             config["mtriple" if key in ("target", "device") else key] = value
@@ -232,7 +232,7 @@ def _build(name: str, config: dict[str, Any], l1_bytes: int, l2_bytes: int) -> D
             f"target kind: expected 'llvm', got {config.get('kind')!r}",
             hint="edgebundle compiles for CPUs; the agent has no GPU executor",
         )
-    if "mtriple" not in config:  # plain "llvm" meant this machine to TVMC's users, and does here
+    if "mtriple" not in config:  # as in TVMC, plain "llvm" means this machine
         config["mtriple"] = f"{Machine.detect().arch}-linux-gnu"
         config.setdefault("mcpu", _host_cpu())
     config.setdefault("num-cores", len(os.sched_getaffinity(0)))
@@ -240,12 +240,12 @@ def _build(name: str, config: dict[str, Any], l1_bytes: int, l2_bytes: int) -> D
     arch, abi = _split_triple(triple)
     cpu = str(config.setdefault("mcpu", _GENERIC_CPU[arch]))
     if not llvm.llvm_is_valid_cpu(cpu, triple):
-        message = f"target: LLVM knows no CPU {cpu[:60]!r} for {triple}"
+        message = f"target: LLVM does not know the CPU {cpu[:60]!r} for {triple}"
         raise TargetError(message, hint=_cpu_hint(cpu, arch))
     try:
-        Target(config)  # a message about it should not speak of what follows
-        # A register tile is one long block, in which LLVM would give up looking for what it has already
-        # loaded, and for accumulators that need no memory (docs/decisions/0005).
+        Target(config)  # first without cl-opt, so that an error message does not show it
+        # A register tile is one long block. With its default limits, LLVM stops looking for values that it
+        # has already loaded, and for accumulators that need no memory (docs/decisions/0005).
         config.setdefault("cl-opt", [f"-{limit}:uint={value}" for limit, value in _LLVM_LIMITS.items()])
         tvm_target = Target(config)
         known = {str(f) for f in llvm.llvm_get_cpu_features(tvm_target)}
@@ -268,17 +268,17 @@ def _build(name: str, config: dict[str, Any], l1_bytes: int, l2_bytes: int) -> D
 
 
 def _cpu_hint(cpu: str, arch: str) -> str:
-    """Say which triple has that CPU, or which CPUs there are for this one."""
+    """A hint: the triple that has this CPU, or examples of CPUs for this architecture."""
     for other in ("aarch64-linux-gnu", "x86_64-linux-gnu", "riscv64-linux-gnu"):
         if not other.startswith(arch) and llvm.llvm_is_valid_cpu(cpu, other):
-            return f'"llvm -mtriple={other} -mcpu={cpu}" names its architecture too'
+            return f'name its architecture too: "llvm -mtriple={other} -mcpu={cpu}"'
     return "for example " + (
         "cascadelake, znver4, x86-64-v3" if arch == "x86_64" else "cortex-a72, cortex-a76"
     )
 
 
 def _host_cpu() -> str:
-    """LLVM's name of this CPU, or the generic one where LLVM names a CPU whose features are hidden here."""
+    """LLVM's name of this CPU, or a more generic one if this machine hides some of its features."""
     machine = Machine.detect()
     cpu = str(llvm.llvm_get_system_cpu())
     names = _CPUINFO_NAMES.get(machine.arch, {})
@@ -318,11 +318,11 @@ def _split_triple(triple: str) -> tuple[str, str]:
     arch = _ARCH_ALIASES.get(parts[0], parts[0])
     if arch not in _CPUINFO_NAMES or "linux" not in parts:
         known = ", ".join(_CPUINFO_NAMES)
-        raise TargetError(f"target: expected a Linux triple of {known}, got {triple[:60]!r}")
+        raise TargetError(f"target: expected a Linux triple for {known}, got {triple[:60]!r}")
     abi = parts[-1]
     if arch == "armv7l" and abi != "gnueabihf":
         raise TargetError(
             f"target: expected a hard-float triple (…-linux-gnueabihf), got {triple[:60]!r}",
-            hint="Raspberry Pi OS and Debian armhf are hard float; soft-float systems are not supported",
+            hint="soft-float systems are not supported; Raspberry Pi OS and Debian armhf are hard float",
         )
     return arch, "gnueabihf" if arch == "armv7l" else "gnu"

@@ -1,4 +1,4 @@
-"""The vector unit of a core, as far as float32 code depends on it."""
+"""The properties of a core's vector unit that matter to float32 code."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Simd:
-    """What the vector unit offers to float32 code.
+    """A vector unit.
 
     Attributes
     ----------
     lanes
         float32 values in the widest register that is worth using.
     registers
-        Architectural vector registers of that width.
+        Number of architectural vector registers of that width.
     fma
-        Whether multiply and add are one instruction.
+        Whether it has fused multiply-add.
     """
 
     lanes: int
@@ -26,7 +26,15 @@ class Simd:
 
     @classmethod
     def of(cls, arch: str, features: AbstractSet[str]) -> Simd:
-        """The vector unit of a core of that architecture with those features, named as LLVM names them."""
+        """The vector unit of a core.
+
+        Parameters
+        ----------
+        arch
+            `x86_64`, `aarch64`, `armv7l` or `riscv64`.
+        features
+            The core's features, with LLVM's names.
+        """
         if arch == "x86_64":
             if "avx512f" in features:
                 return cls(16, 32, fma=True)

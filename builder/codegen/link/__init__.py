@@ -1,1 +1,1 @@
-"""Linking of kernels into mod.so for any target, with the launcher that ships in it."""
+"""Link kernels and the launcher into `mod.so`, for any target."""

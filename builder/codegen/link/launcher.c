@@ -1,16 +1,16 @@
 /* The part of every mod.so that is not a kernel: parallel launch and workspace.
  *
- * TVM's code calls three functions through weak pointers that a loader is meant to fill. This file fills them when
- * the library is loaded, so that a device needs tvm-ffi and no TVM; a version script keeps the pointers local, so
- * that no other loader overwrites them. The launcher that is measured is therefore the launcher that ships.
+ * TVM's code calls three functions through weak pointers that a loader should fill. This file fills them when the
+ * library is loaded, so a device needs tvm-ffi but not TVM. A version script keeps the pointers local, so no other
+ * loader overwrites them: the launcher that is measured is the launcher that ships.
  *
  * Promises
- * - A launch runs on as many threads as EDGE_NUM_THREADS, __tvm_ffi_edge_set_threads or the affinity mask at the
- *   first launch say, the calling thread among them; they inherit the creator's affinity.
- * - Workers spin for about SPIN_US after a launch, so that the kernels of one inference find them awake, then sleep.
- * - Nobody waits for a thread that has not begun: what a sleeping or preempted worker has not claimed, the caller does.
- * - A launch from inside a launch, or while another thread is launching, runs on the calling thread alone.
- * - No thread and no memory is left behind when the library is unloaded; a forked child starts without workers.
+ * - EDGE_NUM_THREADS, __tvm_ffi_edge_set_threads or the affinity mask at the first launch sets the number of threads
+ *   of a launch, including the calling thread; new threads inherit their creator's affinity.
+ * - Workers spin for about SPIN_US after a launch, so that the next kernel finds them awake, then sleep.
+ * - A launch never waits for a thread that has not started: the caller runs the tasks that no worker has claimed.
+ * - A launch inside a launch, or while another thread is launching, runs only on the calling thread.
+ * - Unloading the library leaves no thread and no memory behind; a forked child starts without workers.
  *
  * The signatures are those of TVM's c_backend_api.h.
  */
@@ -40,13 +40,13 @@ typedef int (*ParallelLambda)(int task_id, ParallelGroupEnv *env, void *cdata);
 
 /* ---- threads ---- */
 
-/* Tasks are claimed by adding 1 to a ticket: launch << 32 | tasks << 16 | next task. That one word says how many tasks
- * the launch has that a claim belongs to, so a worker that comes late claims nothing, whatever is set up meanwhile; and
- * while a claimed task is not done its launch is not over, so lambda, cdata and env are the claim's own. */
+/* A thread claims a task by adding 1 to a ticket: launch << 32 | tasks << 16 | next task. That single word holds the
+ * number of tasks of the claim's own launch, so a late worker claims nothing even if the next launch is being set up.
+ * A launch does not end before its claimed tasks are done, so lambda, cdata and env belong to the claim's launch. */
 typedef struct {
   pthread_mutex_t launching; /* held by the thread that launches, or that changes the pool */
   pthread_t threads[MAX_THREADS];
-  int wanted;  /* threads a launch runs on, 0 while nobody said */
+  int wanted;  /* threads of a launch, 0 if not set yet */
   int workers; /* threads alive besides the caller */
   int spins;   /* pauses in about SPIN_US */
   ParallelLambda lambda;
@@ -101,7 +101,7 @@ static int spins_in(int64_t us) {
   return spins < 100 ? 100 : spins > 1000000 ? 1000000 : (int)spins;
 }
 
-/* Runs tasks until none is left to claim. Only the caller's own tasks can raise an error that it sees. */
+/* Runs tasks until none is left to claim. The caller sees only errors of the tasks that it ran itself. */
 static int work(void) {
   int first_failure = 0;
   for (;;) {
@@ -154,18 +154,18 @@ static void stop_workers(void) {
   for (int i = 0; i < pool.workers; ++i) pthread_join(pool.threads[i], NULL);
   pool.workers = 0;
   atomic_store(&pool.stopping, 0);
-  atomic_store(&pool.launches, 0); /* new workers begin by having seen launch 0 */
+  atomic_store(&pool.launches, 0); /* new workers start as if they had seen launch 0 */
 }
 
 static void start_workers(void) {
   if (pool.spins == 0) pool.spins = spins_in(SPIN_US);
   sigset_t all, before;
-  sigfillset(&all); /* signals are for the program's own threads */
+  sigfillset(&all); /* signals go to the program's own threads */
   pthread_sigmask(SIG_SETMASK, &all, &before);
   while (pool.workers < pool.wanted - 1) {
     pthread_t *thread = &pool.threads[pool.workers];
     if (pthread_create(thread, NULL, worker, NULL) != 0) {
-      pool.wanted = pool.workers + 1; /* the work is then done by those there are */
+      pool.wanted = pool.workers + 1; /* use the threads that could be created */
       break;
     }
     pthread_setname_np(*thread, "edge-kernel");
@@ -216,7 +216,7 @@ static int parallel_launch(ParallelLambda lambda, void *cdata, int num_task) {
     atomic_store(&pool.caller_sleeps, 0);
   }
   if (status == 0 && atomic_load(&pool.failed_tasks) != 0) {
-    /* The worker's error is in the worker's thread-local storage, where the caller does not look. */
+    /* The worker's error is in its own thread-local storage, which the caller cannot read. */
     raise_error("RuntimeError", "a kernel failed on a worker thread");
     status = -1;
   }
@@ -224,8 +224,8 @@ static int parallel_launch(ParallelLambda lambda, void *cdata, int num_task) {
   return status;
 }
 
-/* One thread may run several tasks of a launch in turn, so they cannot wait for one another; TVM's code for a parallel
- * loop has no barrier unless a schedule asks for one by name, and ours do not. */
+/* A thread may run several tasks of a launch one after another, so tasks cannot wait for each other. TVM's code for a
+ * parallel loop has a barrier only if a schedule asks for one by name, and our schedules do not. */
 static int parallel_barrier(int task_id, ParallelGroupEnv *env) {
   (void)task_id;
   if (env->num_task == 1) return 0;
@@ -233,7 +233,7 @@ static int parallel_barrier(int task_id, ParallelGroupEnv *env) {
   return -1;
 }
 
-/* ---- workspace: blocks that a thread has freed are kept for its next kernel ---- */
+/* ---- workspace: blocks that a thread frees are kept for its next kernel ---- */
 
 typedef struct Block {
   struct Block *next;
@@ -316,7 +316,7 @@ static int free_workspace(int device_type, int device_id, void *ptr) {
   }
   block->next = cache->blocks;
   cache->blocks = block;
-  if (++cache->count > KEPT_BLOCKS) { /* let go of the smallest: it costs least to get again */
+  if (++cache->count > KEPT_BLOCKS) { /* free the smallest block: it is the cheapest to allocate again */
     Block **smallest = &cache->blocks;
     for (Block **link = &cache->blocks; *link != NULL; link = &(*link)->next)
       if ((*link)->bytes < (*smallest)->bytes) smallest = link;
@@ -358,19 +358,19 @@ int __tvm_ffi_edge_threads(void *self, const TVMFFIAny *args, int32_t num_args, 
 
 /* ---- load and unload ---- */
 
-/* Defined, weak, by the kernels' object when they use them; null otherwise. */
+/* Weak symbols, defined by the kernels' object if it uses them; null otherwise. */
 extern void *__TVMBackendParallelLaunch __attribute__((weak, visibility("hidden")));
 extern void *__TVMBackendParallelBarrier __attribute__((weak, visibility("hidden")));
 extern void *__TVMBackendAllocWorkspace __attribute__((weak, visibility("hidden")));
 extern void *__TVMBackendFreeWorkspace __attribute__((weak, visibility("hidden")));
 
-/* What pthread_atfork is made of; zig's x86-64 stubs bind the other to a symbol that glibc 2.34 no longer exports. */
+/* pthread_atfork calls this. In zig's x86-64 stubs, pthread_atfork is a symbol that glibc 2.34 no longer exports. */
 extern int __register_atfork(void (*)(void), void (*)(void), void (*)(void), void *dso);
 extern void *__dso_handle __attribute__((visibility("hidden")));
-/* What a compiler's own start files call when a library goes, and zig's do not: it unregisters the fork handler. */
+/* Unregisters the fork handler. Other compilers' start files call it when a library is unloaded; zig's do not. */
 extern void __cxa_finalize(void *dso);
 
-static void forget_workers(void) { /* a forked child has the caller's thread alone */
+static void forget_workers(void) { /* a forked child has only the calling thread */
   pool.workers = 0;
   pthread_mutex_init(&pool.launching, NULL);
   pthread_mutex_init(&caches_lock, NULL);
@@ -388,7 +388,7 @@ __attribute__((constructor)) static void on_load(void) {
 }
 
 __attribute__((destructor)) static void on_unload(void) {
-  /* At exit another thread may be in the middle of a launch, which ends with the process. */
+  /* At exit another thread may be in the middle of a launch; it ends with the process. */
   if (pthread_mutex_trylock(&pool.launching) == 0) {
     stop_workers();
     pthread_mutex_unlock(&pool.launching);

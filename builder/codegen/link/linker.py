@@ -1,9 +1,9 @@
-"""Linking: a kernels' object file becomes `mod.so` for the machine it will run on.
+"""Link an object file of kernels into `mod.so` for a device.
 
-One linker serves every target from every host: zig's clang with lld, which carries each target's C library
-and takes the glibc version to link against. The launcher (`launcher.c`) is compiled in, so that a device
-needs tvm-ffi and no TVM; `exports.map` keeps everything but the kernels local. What comes out depends on
-its inputs alone: no paths, times or build identifiers are in it.
+One linker serves every target on every host: zig's clang with lld, which includes each target's C library and
+links against a given glibc version. The launcher (`launcher.c`) is compiled in, so a device needs tvm-ffi but
+not TVM; `exports.map` keeps everything but the kernels local. The output depends only on the inputs: it
+contains no paths, times or build identifiers.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from elftools.elf.sections import SymbolTableSection
 from builder.errors import LinkError
 from builder.target.device_target import DeviceTarget
 
-LINK_TIMEOUT_S: Final = 300  # zig builds a target's C library start files the first time: 5 to 20 s seen
+LINK_TIMEOUT_S: Final = 300  # the first time, zig builds a target's C start files: 5 to 20 s were seen
 
-# Where the kernels come from LLVM already optimised, only launcher.c is compiled here.
+# These flags compile only launcher.c: LLVM has already optimised the kernels.
 _FLAGS: Final = (
     "-O2", "-g0", "-s", "-shared", "-fPIC", "-std=gnu11", "-fno-sanitize=all", "-fvisibility=default",
     "-Wall", "-Wextra", "-Werror", "-Wno-unused-command-line-argument",
@@ -38,16 +38,16 @@ _FLAGS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class SharedObject:
-    """What a device must have to load a shared object, read from its ELF headers.
+    """What a shared object needs and offers, read from its ELF headers.
 
     Attributes
     ----------
     machine
         ELF machine name, such as `EM_AARCH64`.
     glibc
-        Newest glibc version among the symbols it needs, such as `2.17`.
+        Newest glibc version of any symbol that it needs, such as `2.17`.
     exports, imports
-        Names it defines for others and needs from others.
+        Names of dynamic symbols that it defines, and that it needs.
     """
 
     machine: str
@@ -74,9 +74,9 @@ def link(kernels: bytes, target: DeviceTarget) -> bytes:
     Raises
     ------
     LinkError
-        If the linker failed; the message has its first error.
+        If the linker failed; the message quotes its first error.
     """
-    # zig builds for the host's CPU unless told; the launcher must run wherever the kernels do.
+    # By default zig compiles for the host's CPU; the launcher must run wherever the kernels run.
     cpu = ["-mcpu=baseline"] if target.arch != "armv7l" else ["-mcpu=cortex_a7"]
     with (
         resources.as_file(resources.files("builder.codegen.link")) as here,
@@ -94,19 +94,19 @@ def link(kernels: bytes, target: DeviceTarget) -> bytes:
                 command, cwd=work, capture_output=True, text=True, timeout=LINK_TIMEOUT_S, check=False
             )
         except subprocess.TimeoutExpired as error:
-            raise LinkError(f"linking for {target.zig_target} took more than {LINK_TIMEOUT_S} s") from error
+            raise LinkError(f"linking for {target.zig_target} took longer than {LINK_TIMEOUT_S} s") from error
         if done.returncode != 0:
             lines = done.stderr.strip().splitlines() or ["no message"]
             first = next((line for line in lines if "error" in line), lines[0])
             raise LinkError(
                 f"linking for {target.zig_target} failed: {first.strip()[:300]}",
-                hint="is ziglang installed? pip install 'edgebundle[builder]'",
+                hint="check that ziglang is installed: pip install 'edgebundle[builder]'",
             )
         return Path(work, "mod.so").read_bytes()
 
 
 def include_paths() -> list[str]:
-    """Where the headers of the ABI are."""
+    """Folders with the headers of tvm-ffi and DLPack."""
     include = Path(tvm_ffi.libinfo.find_include_path())
     return [str(include), str(tvm_ffi.libinfo.find_dlpack_include_path())]
 
@@ -117,7 +117,7 @@ def describe(code: bytes) -> SharedObject:
     Raises
     ------
     LinkError
-        If the file is no ELF shared object.
+        If the content is not an ELF file.
     """
     try:
         with io.BytesIO(code) as file:
