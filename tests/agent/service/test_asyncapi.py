@@ -12,14 +12,16 @@ import jsonschema
 import pytest
 import yaml
 
+from agent.bundle.archive import MAX_BUNDLE_BYTES
 from agent.errors import BundleError
 from agent.mqtt.message import Message
 from agent.mqtt.properties import Properties
 from agent.service.metrics.metric_table import METRICS
-from agent.wire import content_types, properties, topics
+from agent.wire import content_types, desired, properties, topics
 from agent.wire.answer import MAX_STATUS_MESSAGE_CHARACTERS, STATUSES
-from agent.wire.desired import Desired
-from agent.wire.job import Result, Status, Step
+from agent.wire.blocks import MAX_BLOCK_BYTES, MAX_COUNT
+from agent.wire.envelope import MAX_ID_CHARACTERS
+from agent.wire.job import MAX_MESSAGE_CHARACTERS, Result, Status, Step
 from agent.wire.model_state import ModelPhase
 from agent.wire.presence import AgentState
 from agent.wire.request import InferMessage
@@ -114,7 +116,7 @@ def test_examples_are_what_their_schemas_say(name: str) -> None:
 def test_desired_example_is_taken_and_the_schema_is_as_strict_as_the_parser() -> None:
     [example] = MESSAGES["desired"]["examples"]
     document = example["payload"]
-    Desired.from_bytes(json.dumps(document).encode())
+    desired.Desired.from_bytes(json.dumps(document).encode())
     model = document["models"]["digits"]
     broken: dict[str, Any]
     for broken in (
@@ -125,7 +127,7 @@ def test_desired_example_is_taken_and_the_schema_is_as_strict_as_the_parser() ->
         {**document, "models": {"digits": {**model, "digest": "md5:1"}}},
     ):
         with pytest.raises(BundleError):
-            Desired.from_bytes(json.dumps(broken).encode())
+            desired.Desired.from_bytes(json.dumps(broken).encode())
         with pytest.raises(jsonschema.ValidationError):
             check("desired", broken)
 
@@ -160,6 +162,20 @@ def test_words_are_those_of_the_code() -> None:
     assert named < set(content_types.REQUESTS)
     for key in MESSAGES["metrics"]["examples"][0]["payload"]:
         assert key.partition("{")[0] in METRICS
+
+
+def test_limits_are_those_of_the_code() -> None:
+    model, document = SCHEMAS["desiredModel"]["properties"], SCHEMAS["desired"]["properties"]
+    assert model["size"]["maximum"] == MAX_BUNDLE_BYTES
+    assert model["sources"]["maxItems"] == desired.MAX_SOURCES
+    assert model["sources"]["items"]["maxLength"] == desired.MAX_SOURCE_CHARACTERS
+    assert document["models"]["maxProperties"] == desired.MAX_MODELS
+    assert document["version"]["maximum"] == desired.MAX_VERSION
+    want = SCHEMAS["want"]["properties"]
+    assert (want["count"]["maximum"], want["block_bytes"]["maximum"]) == (MAX_COUNT, MAX_BLOCK_BYTES)
+    assert SCHEMAS["request"]["properties"]["id"]["maxLength"] == MAX_ID_CHARACTERS
+    assert SCHEMAS["request"]["properties"]["reply_to"]["maxLength"] == topics.MAX_TOPIC_CHARACTERS
+    assert SCHEMAS["job"]["properties"]["message"]["maxLength"] == MAX_MESSAGE_CHARACTERS
 
 
 async def test_running_agent_says_what_the_document_says(

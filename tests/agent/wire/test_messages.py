@@ -1,0 +1,187 @@
+"""Requests and answers: written as a message by one side, read by the other."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.bundle.tensor_spec import TensorSpec
+from agent.errors import FormatError, OverloadedError, UnanswerableError
+from agent.mqtt.message import Message
+from agent.mqtt.properties import Properties
+from agent.wire.answer import (
+    MAX_STATUS_MESSAGE_CHARACTERS,
+    STATUSES,
+    AnswerHead,
+    FinalAnswer,
+    one_line,
+    read_answer,
+    refusal,
+)
+from agent.wire.content_types import JSON, RAW
+from agent.wire.envelope import MAX_ID_CHARACTERS, Envelope
+from agent.wire.request import InferMessage
+
+TOPIC = "edge/v1/kitchen/models/digits/infer"
+REPLY = "edge/v1/replies/alice/1"
+TRACE = (("traceparent", "00-ab"),)
+
+
+def sent(request: InferMessage) -> Message:
+    return Message(TOPIC, request.body, 1, properties=request.properties())
+
+
+@given(
+    body=st.binary(max_size=20),
+    content_type=st.sampled_from([JSON, RAW, "image/png"]),
+    tensors=st.lists(st.sampled_from(["x;FP32;1", "y;INT64;2,3"]), max_size=3).map(tuple),
+    accept=st.none() | st.just(RAW),
+    correlation=st.none() | st.binary(max_size=10),
+    deadline_s=st.none() | st.integers(1, 1000).map(float),
+    trace=st.sampled_from([(), TRACE]),
+)
+def test_request_with_properties_is_read_as_it_was_written(**values: Any) -> None:
+    request = InferMessage(reply_to=REPLY, **values)
+    assert InferMessage.from_message(sent(request)) == request
+
+
+def test_deadline_is_at_least_a_second_in_mqtt() -> None:
+    request = InferMessage(reply_to=REPLY, body=b"", deadline_s=0.001)
+    assert request.properties().expiry_s == 1
+
+
+@given(identifier=st.none() | st.text(max_size=20), deadline_s=st.none() | st.floats(0.001, 1e6))
+def test_request_with_an_envelope_is_read_as_it_was_written(
+    identifier: str | None, deadline_s: float | None
+) -> None:
+    request = InferMessage.with_envelope(Envelope(REPLY, identifier, deadline_s), b'{"inputs": []}')
+    assert InferMessage.from_message(Message(TOPIC, request.body, 1)) == request
+    assert json.loads(request.body)["inputs"] == []
+
+
+def test_envelope_replaces_the_keys_that_a_body_has() -> None:
+    body = b'{"reply_to": "edge/v1/replies/mallory/1", "id": "theirs", "inputs": [1]}'
+    request = InferMessage.with_envelope(Envelope(REPLY, "ours", 2.5), body)
+    assert json.loads(request.body) == {"reply_to": REPLY, "id": "ours", "deadline_s": 2.5, "inputs": [1]}
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"1", b"{", b"\xff"])
+def test_envelope_needs_a_json_object(body: bytes) -> None:
+    with pytest.raises(FormatError):
+        InferMessage.with_envelope(Envelope(REPLY), body)
+
+
+@pytest.mark.parametrize(
+    ("properties", "payload", "reason"),
+    [
+        (Properties(), b"\xff\xd8\xff", "no_response_topic"),
+        (Properties(), b"{}", "no_response_topic"),
+        (Properties(content_type="image/png"), b"{}", "no_response_topic"),
+        (Properties(), b'{"reply_to":1}', "no_response_topic"),
+        (Properties(), b'{"reply_to":"edge/v1/kitchen/desired"}', "foreign_response_topic"),
+        (Properties(response_topic="$SYS/x"), b"", "foreign_response_topic"),
+        (Properties(response_topic="edge/v1/replies/a"), b"", "foreign_response_topic"),
+        (Properties(response_topic="edge/v1/replies/a/#"), b"", "foreign_response_topic"),
+        (Properties(response_topic="edge/v1/replies/" + "a" * 2000), b"", "foreign_response_topic"),
+    ],
+)
+def test_request_without_a_usable_reply_topic_is_unanswerable(
+    properties: Properties, payload: bytes, reason: str
+) -> None:
+    with pytest.raises(UnanswerableError) as caught:
+        InferMessage.from_message(Message(TOPIC, payload, 1, properties=properties))
+    assert caught.value.reason == reason
+    assert len(str(caught.value)) < 400
+
+
+def test_identifier_of_an_envelope_is_bounded() -> None:
+    for length, fits in ((MAX_ID_CHARACTERS, True), (MAX_ID_CHARACTERS + 1, False)):
+        body = json.dumps({"reply_to": REPLY, "id": "x" * length}).encode()
+        with contextlib.nullcontext() if fits else pytest.raises(UnanswerableError, match="id"):
+            InferMessage.from_message(Message(TOPIC, body, 1))
+
+
+@given(st.binary(max_size=60) | st.text('{}[]":,\\ ab1', max_size=40).map(str.encode))
+def test_any_payload_is_a_request_or_unanswerable(payload: bytes) -> None:
+    with contextlib.suppress(UnanswerableError):
+        InferMessage.from_message(Message(TOPIC, payload, 1))
+
+
+@given(
+    status=st.sampled_from(STATUSES),
+    message=st.text(min_size=1, max_size=20).map(one_line),
+    version=st.sampled_from(["", "1.0.0"]),
+)
+def test_answer_of_raw_tensors_is_read_as_it_was_written(status: int, message: str, version: str) -> None:
+    answer = FinalAnswer(status, message, RAW, b"\0" * 12, version, ("x;FP32;1", "y;INT64;1"))
+    properties = answer.properties(correlation=b"c", expiry_s=5, trace=TRACE)
+    assert (properties.correlation_data, properties.expiry_s, properties.first("traceparent")) == (
+        b"c",
+        5,
+        "00-ab",
+    )
+    read = read_answer(Message(REPLY, answer.payload, 1, properties=properties))
+    assert (read.status, read.message, read.model_version) == (status, message, version)
+    assert read.raw == answer.payload
+    assert read.raw_tensors == (TensorSpec("x", "FP32", (1,)), TensorSpec("y", "INT64", (1,)))
+
+
+@pytest.mark.parametrize("has_envelope", [False, True])
+def test_refusal_says_the_same_in_properties_and_in_json(has_envelope: bool) -> None:
+    error = OverloadedError("digits has 64 requests waiting", hint="ask again later")
+    answer = refusal(error, AnswerHead("digits", id="7", has_envelope=has_envelope))
+    properties = answer.properties(correlation=None, expiry_s=5)
+    for message in (
+        Message(REPLY, answer.payload, 1, properties=properties),
+        Message(REPLY, answer.payload, 1),
+    ):
+        read = read_answer(message)
+        knows_status = has_envelope or message.properties is properties
+        assert (read.status, read.message) == (503 if knows_status else 0, str(error))
+    body = json.loads(answer.payload)
+    assert (body["error"], body["hint"]) == (str(error), "ask again later")
+    assert ("status" in body, body.get("id")) == ((True, "7") if has_envelope else (False, None))
+
+
+def test_head_has_the_status_for_requesters_without_properties_only() -> None:
+    assert AnswerHead("m", "1.0.0", "7").to_document() == {
+        "model_name": "m",
+        "model_version": "1.0.0",
+        "id": "7",
+    }
+    head = AnswerHead("m", "1.0.0", has_envelope=True).to_document(500, "why")
+    assert (head["status"], head["message"]) == (500, "why")
+
+
+def test_status_message_is_one_printable_line_of_bounded_length() -> None:
+    assert one_line("a\nb\x1b[31m\u2028") == "a?b?[31m?"
+    assert len(one_line("x" * 5000)) == MAX_STATUS_MESSAGE_CHARACTERS
+
+
+@pytest.mark.parametrize(
+    ("properties", "payload"),
+    [
+        (Properties(user=(("__stat", "ok"),)), b"{}"),
+        (Properties(user=(("__stat", "2000"),)), b"{}"),
+        (Properties(user=(("__stat", "-1"),)), b"{}"),
+        (Properties(content_type=RAW, user=(("__stat", "200"), ("tensor", "x"))), b""),
+        (Properties(), b"[]"),
+        (Properties(), b"\xff"),
+        (Properties(), b'{"status":200,"outputs":{"a":1}}'),
+        (Properties(), b'{"status":200,"outputs":[{"name":1}]}'),
+    ],
+)
+def test_what_is_not_an_answer_is_an_error(properties: Properties, payload: bytes) -> None:
+    with pytest.raises(FormatError):
+        read_answer(Message(REPLY, payload, 1, properties=properties))
+
+
+@given(st.binary(max_size=60))
+def test_any_answer_is_read_or_an_error(payload: bytes) -> None:
+    with contextlib.suppress(FormatError):
+        read_answer(Message(REPLY, payload, 1))
