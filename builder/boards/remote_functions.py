@@ -87,11 +87,8 @@ def _number(path: Path, base: int = 10) -> int | None:
 
 
 def _throttled(system: Path) -> bool | None:
-    for path in system.glob("sys/devices/platform/soc/*/get_throttled"):
-        bits = _number(path, 16)
-        if bits is not None:
-            return bool(bits & 0xF)
-    for path in system.glob("sys/devices/platform/soc/*/*/get_throttled"):
+    devices = system / "sys/devices/platform/soc"
+    for path in (*devices.glob("*/get_throttled"), *devices.glob("*/*/get_throttled")):
         bits = _number(path, 16)
         if bits is not None:
             return bool(bits & 0xF)
