@@ -19,9 +19,10 @@ from typing import Any, Final, Self
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import Trace
 
+from agent.durable import replacing
 from builder.errors import RecordsError
 from builder.kernels.design_space import Decisions, Point
-from builder.records.journal import append_lines, read_lines, repair, replace_file
+from builder.records.journal import append_lines, read_lines, repair
 from builder.records.meta_json import RecordsMeta, TunedOperator
 from builder.records.task import Task
 from builder.target.device_target import DeviceTarget
@@ -125,7 +126,7 @@ class Records:
                 foreign = [name for name in (WORKLOADS, RECORDS) if (folder / name).exists()]
                 if foreign:
                     raise RecordsError(f"{folder}: expected {META} beside {foreign[0]}, got none")  # noqa: TRY301
-                replace_file(folder / META, RecordsMeta.new(target).to_text().encode())
+                _write_meta(folder, RecordsMeta.new(target))
             for name in (WORKLOADS, RECORDS):
                 if (cut := repair(folder / name)) and progress is not None:
                     progress(f"{name}: cut off an incomplete last line of {cut} bytes, left by a crash")
@@ -250,7 +251,7 @@ class Records:
 
     def update(self, meta: RecordsMeta) -> None:
         """Replace `meta.json`; after a crash, it holds the old content or the new one."""
-        replace_file(self.path / META, meta.to_text().encode())
+        _write_meta(self.path, meta)
         self.meta = meta
 
     def digest(self) -> str:
@@ -260,6 +261,11 @@ class Records:
             path = self.path / name
             whole.update(hashlib.sha256(path.read_bytes() if path.exists() else b"").digest())
         return whole.hexdigest()
+
+
+def _write_meta(folder: Path, meta: RecordsMeta) -> None:
+    with replacing(folder / META) as file:
+        file.write(meta.to_text().encode())
 
 
 def _record(line: Any, workloads: Sequence[tuple[str, Any]], folder: Path, number: int) -> Record:  # noqa: ANN401

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from agent.durable import replacing, sync_folder
+from agent.durable import sync_folder
 from builder.errors import RecordsError
 
 MAX_BYTES: Final = 4 << 30  # two million records of about 2 KB
@@ -86,9 +86,3 @@ def append_lines(path: Path, lines: Sequence[Any]) -> None:
         os.fsync(file.fileno())
     if is_new:
         sync_folder(path.parent)
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Replace a file's content; after a crash, the file holds the old content or the new one."""
-    with replacing(path) as file:
-        file.write(data)

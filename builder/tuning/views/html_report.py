@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Final
 
+from agent.durable import replacing
 from builder.records.best_records import chosen
 from builder.records.folder import Records
 from builder.records.meta_json import ModelResult, TunedOperator, Verdict
@@ -51,9 +51,8 @@ def write_report(records: Records, model: str) -> Path:
         SHA-256 of the model's file, a key of `models` in `meta.json`.
     """
     path = records.path / REPORT
-    temporary = path.with_name(f".{REPORT}.{os.getpid()}")
-    temporary.write_text(render(records, model), encoding="utf-8")
-    temporary.replace(path)
+    with replacing(path) as file:
+        file.write(render(records, model).encode())
     return path
 
 
