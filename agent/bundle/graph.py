@@ -23,6 +23,7 @@ from agent.errors import EndlessDataError, FormatError
 
 # The graph of a BERT with 24 layers takes less than 1 MiB; parsed JSON takes some ten times its text.
 MAX_GRAPH_BYTES: Final = 8 << 20
+# The largest exports have a few thousand nodes.
 MAX_NODES: Final = 65536
 # The largest fused operators take a few dozen arguments; a concatenation takes as many as the model joins.
 MAX_ARGUMENTS: Final = 1024

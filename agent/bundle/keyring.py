@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 # A P-256 public key takes 178 bytes of PEM; the rest is room for comments around it.
 MAX_KEY_FILE_BYTES: Final = 16 << 10
+# Some 16000 key ids, a line of 65 bytes each.
 MAX_REVOKED_FILE_BYTES: Final = 1 << 20
+# Far more signers than a device trusts; each file is read at every verification.
 MAX_KEYS: Final = 256
 REVOKED_FILE: Final = "revoked"
 _KEY_SUFFIXES: Final = (".pem", ".pub")

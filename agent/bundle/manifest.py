@@ -29,7 +29,9 @@ FORMAT: Final = 1
 MAX_MANIFEST_BYTES: Final = MAX_MEMBER_BYTES[MANIFEST]
 _REQUIRED_FILES: Final = ("mod.json", "mod.params", "mod.so")
 _SAMPLE_FILES: Final = ("samples/inputs.params", "samples/outputs.params")
+# Inputs or outputs of a model. Exports of language models with their caches have some hundred.
 MAX_TENSORS: Final = 1024
+# A device runs every sample before it serves a model.
 MAX_SAMPLES: Final = 1024
 # Samples are named "<k>/<tensor name>", and TensorSpec limits that whole name to 256 characters.
 _MAX_TENSOR_NAME_CHARS: Final = 240
@@ -38,6 +40,10 @@ MAX_SECURITY_COUNTER: Final = (1 << 63) - 1
 # For device types and for CPU features; a recent x86-64 CPU has some 40 features that kernels use.
 MAX_WORDS: Final = 64
 
+# 1 TiB, more memory than any device has.
+_MAX_MEMORY_BYTES: Final = 1 << 40
+# Kernels of a model, and timed pairs: both stay far below.
+_MAX_COUNT: Final = 1 << 20
 _GLIBC: Final = re.compile(r"2\.(0|[1-9]\d{0,2})(\.\d{1,3})?", re.ASCII)
 _WORD: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}")
 _SENTENCE: Final = re.compile(r"[ -~]{1,256}")
@@ -202,8 +208,8 @@ class Resources:
     params_bytes: int
 
     def __post_init__(self) -> None:
-        _within("arena_bytes", self.arena_bytes, 0, 1 << 40)
-        _within("params_bytes", self.params_bytes, 0, 1 << 40)
+        _within("arena_bytes", self.arena_bytes, 0, _MAX_MEMORY_BYTES)
+        _within("params_bytes", self.params_bytes, 0, _MAX_MEMORY_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +242,7 @@ class Tuning:
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{name}: expected a finite number above 0, got {value}")
-        _within("pairs", self.pairs, 1, 1 << 20)
+        _within("pairs", self.pairs, 1, _MAX_COUNT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +269,7 @@ class ShippedRecords:
     def __post_init__(self) -> None:
         _word("name", self.name)
         _sha256("sha256", self.sha256)
-        _within("kernels", self.kernels, 1, 1 << 20)
+        _within("kernels", self.kernels, 1, _MAX_COUNT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,10 @@ from typing import ClassVar, Final
 # Pixels; no model takes larger images. It bounds what a resize may allocate; the runtime checks the result
 # against the shape of the model's input.
 MAX_SIDE: Final = 16384
-# One mean and one deviation for each channel; colour images have three.
-MAX_CHANNELS: Final = 4
+# Entries of a top-k or of a list of detections; an answer is made in memory.
 MAX_LIST: Final = 100_000
+# Enough for a softmax and a list for each of eight outputs.
+MAX_STEPS: Final = 16
 
 COLOURS: Final = ("RGB", "BGR", "GRAY")
 RESIZE_MODES: Final = ("stretch", "shortest", "letterbox")
@@ -169,8 +170,8 @@ class Postprocess:
     steps: tuple[Step, ...]
 
     def __post_init__(self) -> None:
-        if not 1 <= len(self.steps) <= 16:
-            raise ValueError(f"postprocess: expected 1 to 16 steps, got {len(self.steps)}")
+        if not 1 <= len(self.steps) <= MAX_STEPS:
+            raise ValueError(f"postprocess: expected 1 to {MAX_STEPS} steps, got {len(self.steps)}")
 
     @property
     def outputs(self) -> frozenset[str]:

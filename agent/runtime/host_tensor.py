@@ -77,6 +77,10 @@ def check_adoptable(what: str, value: Array, spec: TensorSpec) -> None:
     ----------
     what
         The array's name in error messages, such as `input 'x'`.
+    value
+        The caller's array.
+    spec
+        The dtype and shape that it must have.
 
     Raises
     ------
