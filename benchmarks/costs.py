@@ -89,7 +89,8 @@ def first_answer_s(bundle: Path, folder: Path) -> float:
     from agent.bundle.keyring import Keyring
     from agent.bundle.verify import verify
     from agent.service.models.worker_process import worker_command
-    from agent.worker.channel import Answer, Channel, Load, Ready, Request, send_load
+    from agent.worker.channel import Channel, send_load
+    from agent.worker.frames import Answer, Load, Ready, Request
     from builder.bundles.key_files import generate, read_private
     from builder.bundles.package import Package
 

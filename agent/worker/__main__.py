@@ -1,7 +1,7 @@
-"""One worker process: `python -m agent.worker FD`, FD being its end of the channel.
+"""One worker process: `python -m agent.worker FD`, where FD is its end of the channel.
 
-Started by the agent alone. It takes the bundle's members over the channel, imports what it needs, closes its
-sandbox, loads the model, and then answers requests one by one until it is told to stop or the agent is gone.
+Only the agent starts it. It receives the bundle's members over the channel, imports what it needs, closes its
+sandbox, loads the model, and then answers requests one by one until the agent stops it or is gone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Final
 from agent.bundle.manifest import Manifest
 from agent.errors import ChannelError, EdgeError, IncompatibleError
 from agent.worker import sandbox
-from agent.worker.channel import Channel, Failed, Load, Ready, Request, Share, Stop
+from agent.worker.channel import Channel
+from agent.worker.frames import Failed, Load, Ready, Request, Share, Stop
 
 if TYPE_CHECKING:
     from agent.worker.model import Model
@@ -37,8 +38,8 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write("usage: python -m agent.worker FD (started by edge-agent)\n")
         return 2
     logging.basicConfig(format="worker: %(message)s", level=logging.INFO)
-    # A terminal's interrupt and the service manager's stop reach every process; the agent says when it is
-    # time here.
+    # Ctrl-C in a terminal and a stop by the service manager reach every process, but the agent decides when
+    # this one ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with socket.socket(fileno=int(arguments[0])) as connection:
@@ -48,10 +49,10 @@ def main(arguments: list[str]) -> int:
             if model is not None:
                 _serve(channel, *model)
         except ChannelError:
-            _log.exception("the agent sent what is no frame")
+            _log.exception("the agent sent an invalid frame")
             return 1
         except (BrokenPipeError, ConnectionResetError):
-            # The agent is gone, and with it everybody who waits for an answer.
+            # The agent is gone, and nobody waits for an answer any more.
             return 0
         except Exception:  # noqa: BLE001 - the process's outermost loop
             _log.exception("the worker failed")
@@ -71,21 +72,21 @@ def _load(channel: Channel, connection: socket.socket) -> tuple[Model, int] | No
     if load.cpus:
         os.sched_setaffinity(0, load.cpus)
     try:
-        # numpy's linear algebra would start a thread for each processor; kernels have their own.
+        # numpy's linear algebra would start a thread for each processor; kernels have their own threads.
         os.environ.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
-        # tvm-ffi imports these where they are installed, and needs neither: 250 MB and seconds for the first.
+        # tvm-ffi imports these if they are installed, and needs neither: 250 MB and seconds for the first.
         for name in _NOT_NEEDED:
             sys.modules[name] = None  # type: ignore[assignment]
         from agent.worker.model import Members, Prepared, load_kernels, load_model
 
         members = Members(dict(zip(load.files, descriptors, strict=True)))
         prepared = Prepared(Manifest.from_bytes(bytes(frame.payload)), load, members)
-        # Opened while that is possible, read once the model is loaded.
+        # Opened before the sandbox forbids it, read when the model is loaded.
         statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
         status = sandbox.close_files(sandbox.Limits(load.memory_bytes))
         if load.require_sandbox and not status.complete:
             raise IncompatibleError(
-                f"a sandbox is required, and this kernel gives: {status}",
+                f"expected a kernel with Landlock and seccomp, got: {status}",
                 hint="Landlock needs Linux 5.13 with lsm=landlock; or allow an incomplete sandbox",
             )
         _watch(connection)
@@ -96,9 +97,9 @@ def _load(channel: Channel, connection: socket.socket) -> tuple[Model, int] | No
         channel.send(Failed(error.code, str(error), error.hint))
         return None
     except MemoryError:
-        channel.send(Failed("ERR_INTERNAL", "loading needs more memory than the model is allowed"))
+        channel.send(Failed("ERR_INTERNAL", "loading the model needs more memory than its limit"))
         return None
-    # What is loaded stays: no collection needs to look at it again.
+    # Freeze what is loaded, so that the garbage collector skips it.
     gc.collect()
     gc.freeze()
     channel.send(
@@ -124,21 +125,21 @@ def _serve(channel: Channel, model: Model, cpu_s: int) -> None:
             _move(model, frame.header)
             continue
         if not isinstance(frame.header, Request):
-            raise ChannelError(f"expected request or stop, came {type(frame.header).__name__.lower()}")
+            raise ChannelError(f"expected request, share or stop, got {type(frame.header).__name__.lower()}")
         if cpu_s and time.process_time() + cpu_s > limited_s:
-            # Two requests' worth at a time: the call costs more than most of what is limited by it.
+            # For two requests at a time, because the call takes longer than most requests.
             limited_s = sandbox.limit_cpu(2 * cpu_s)
         answer, payload = model.answer(frame.header, memoryview(frame.payload))
         channel.send(answer, payload)
 
 
 def _move(model: Model, share: Share) -> None:
-    """Run on other processors: threads take theirs from whoever makes them, so those there are end first."""
+    """Run on other processors. Threads inherit affinity when created, so stop the existing ones first."""
     model.use_threads(1)
     try:
         os.sched_setaffinity(0, share.cpus)
     except OSError as error:
-        # A processor can be switched off at any time; where it runs is no reason not to run.
+        # A processor can be switched off at any time; the model must run all the same.
         _log.warning("processors %s: %s", list(share.cpus), error.strerror)
     model.use_threads(share.threads)
 
@@ -156,14 +157,14 @@ def _close_others(kept: Iterable[int]) -> None:
 def _watch(connection: socket.socket) -> None:
     """End the process when the agent is gone, even in the middle of a kernel that never returns."""
     poll = select.poll()
-    # Hanging up is reported without being asked for; arriving bytes are not.
+    # poll always reports a hang-up; arriving bytes only on request.
     poll.register(connection.fileno(), 0)
 
     def wait() -> None:
         poll.poll()
         os._exit(0)
 
-    # The smallest stack that Python takes gladly: address space is limited.
+    # The smallest stack that is safe for Python: address space is limited.
     default = threading.stack_size(256 * 1024)
     threading.Thread(target=wait, name="watch", daemon=True).start()
     threading.stack_size(default)

@@ -1,34 +1,34 @@
 """Frames between the agent and one of its workers, over a stream socket pair.
 
-The protocol, and nothing that moves bytes but the worker's own blocking `Channel`: the agent feeds a
-`Decoder` from its event loop and writes what `encode` returns. No numpy here: the agent's main process
-imports this module.
+This module has the protocol; only the worker's blocking `Channel` moves bytes. The agent feeds a `Decoder`
+from its event loop and writes what `encode` returns. The agent's main process imports this module, so it must
+not import numpy.
 
 A frame on the wire::
 
     "EBC1" | header length, u32 | payload length, u64 | header, JSON in UTF-8 | payload
 
-numbers are little-endian, the JSON is an object with the key `kind` and exactly the fields of that kind's
-class in `frames`, tuples as arrays. Lengths are checked against their limits before anything is allocated.
-Anything else is a `ChannelError`: the agent then ends the worker, for what runs there is native code of a
-model.
+Numbers are little-endian. The JSON is an object with the key `kind` and exactly the fields of that kind's
+class in `frames`, with tuples as arrays. Lengths are checked against their limits before anything is
+allocated. Anything else is a `ChannelError`. The agent then ends the worker, because a model's native code
+runs there.
 
 ========= ================ ============================================================================
 kind      direction        payload, and when
 ========= ================ ============================================================================
 load      agent to worker  the manifest's bytes. First frame, once; the members' descriptors travel with
-                           its first byte as SCM_RIGHTS, in the order of `files`. `send_load` does it.
-ready     worker to agent  none. The model is loaded and answered its recorded samples.
-failed    worker to agent  none. It could not be loaded; the worker ends by itself after it.
-request   agent to worker  the request's payload as it came over MQTT. Several may be sent ahead: the worker
-                           runs them one by one in order, and the socket is their queue.
-answer    worker to agent  the answer's payload. Exactly one for each request, in order of the requests.
-share     agent to worker  none. Other models came or went: the requests behind it run on these processors.
-stop      agent to worker  none. The worker answers what it was sent before it, and ends with status 0.
+                           its first byte as SCM_RIGHTS, in the order of `files`. See `send_load`.
+ready     worker to agent  none. The model is loaded and its recorded samples came out as recorded.
+failed    worker to agent  none. The model could not be loaded; the worker then ends by itself.
+request   agent to worker  the request's payload as it arrived over MQTT. Several may be sent ahead: the
+                           worker computes them one by one in order, and the socket is their queue.
+answer    worker to agent  the answer's payload. Exactly one for each request, in their order.
+share     agent to worker  none. Other models came or went: later requests run on these processors.
+stop      agent to worker  none. The worker answers all earlier requests, and ends with status 0.
 ========= ================ ============================================================================
 
-A worker whose agent closes the socket ends with status 0 as well. One that dies leaves the requests without
-an answer to the agent, which owes each of them a 500.
+A worker also ends with status 0 if the agent closes the socket. If a worker dies, the agent answers the
+request that was being computed with 500, and gives the others to the next worker.
 
 Times of both sides are comparable: `received_s` and `deadline_s` are readings of `time.monotonic`, which
 is one clock for all processes of a machine.
@@ -48,61 +48,32 @@ from agent.worker.frames import (
     MAGIC,
     MAX_HEADER_BYTES,
     PREFIX,
-    Answer,
     Buffer,
-    Failed,
     Frame,
     Header,
     Load,
-    Ready,
-    Request,
-    Share,
-    Stop,
     decode_header,
     encode,
 )
 
-__all__ = [
-    "MAX_DESCRIPTORS",
-    "MAX_HEADER_BYTES",
-    "MAX_PAYLOAD_BYTES",
-    "Answer",
-    "Buffer",
-    "Channel",
-    "Decoder",
-    "Failed",
-    "Frame",
-    "Header",
-    "Load",
-    "Ready",
-    "Request",
-    "Share",
-    "Stop",
-    "decode_header",
-    "encode",
-    "send_load",
-]
-
-# What one request or answer may carry, unless a side is told otherwise: a 4000x3000 RGB tensor of uint8 is 36
-# MB.
+# Default limit of one request's or answer's payload: a 4000x3000 RGB tensor of uint8 has 36 MB.
 MAX_PAYLOAD_BYTES: Final = 64 * 1024 * 1024
 # SCM_MAX_FD of Linux; a bundle has fewer than ten members.
 MAX_DESCRIPTORS: Final = 253
-# Small frames are read many at a time, of the size of a socket's usual buffer.
+# Many small frames are read at once; this is the usual size of a socket's buffer.
 _CHUNK_BYTES: Final = 64 * 1024
 
 
 class Decoder:
-    """Makes frames of a stream of bytes, without moving any itself.
+    """Turns a stream of bytes into frames, without reading the stream itself.
 
-    Either `feed` it, or let it say where the next bytes go (`get_buffer`) and how many came
-    (`buffer_updated`): these two are named as `asyncio.BufferedProtocol` calls them. A large payload is read
-    into its final place.
+    Either call `feed`, or write the next bytes to `get_buffer` and call `buffer_updated` with their number;
+    the two have the names that `asyncio.BufferedProtocol` uses. A large payload is read into its final place.
 
     Parameters
     ----------
     max_payload_bytes
-        Largest payload that is taken.
+        Largest payload that is accepted.
     """
 
     def __init__(self, max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> None:
@@ -115,7 +86,7 @@ class Decoder:
 
     @property
     def idle(self) -> bool:
-        """Whether the stream stands between two frames, where alone it may end."""
+        """Whether the stream is between two frames: only there it may end."""
         return self._header is None and not self._pending
 
     def get_buffer(self, sizehint: int = -1) -> memoryview:  # noqa: ARG002 - asyncio's signature
@@ -125,12 +96,12 @@ class Decoder:
         return self._chunk
 
     def buffer_updated(self, nbytes: int) -> list[Frame]:
-        """Take the `nbytes` that were written to the last `get_buffer`, and return the frames they complete.
+        """Take the `nbytes` that were written to the last `get_buffer`; return the frames that are complete.
 
         Raises
         ------
         ChannelError
-            If they are no frame. The stream cannot be used after that.
+            If they are not a frame. The stream cannot be used after that.
         """
         if self._header is not None and self._filled < len(self._payload):
             self._filled += nbytes
@@ -141,12 +112,12 @@ class Decoder:
         return self._parse()
 
     def feed(self, data: Buffer) -> list[Frame]:
-        """Take bytes of the stream, and return the frames they complete.
+        """Take bytes of the stream; return the frames that are complete.
 
         Raises
         ------
         ChannelError
-            If they are no frame. The stream cannot be used after that.
+            If they are not a frame. The stream cannot be used after that.
         """
         frames = []
         rest = memoryview(data).cast("B")
@@ -185,11 +156,13 @@ class Decoder:
 
     def _check(self, magic: bytes, header_bytes: int, payload_bytes: int) -> None:
         if magic != MAGIC:
-            raise ChannelError(f"a frame begins with {MAGIC!r}, not with {magic!r}")
+            raise ChannelError(f"expected a frame that begins with {MAGIC!r}, got {magic!r}")
         if header_bytes > MAX_HEADER_BYTES:
-            raise ChannelError(f"a frame's header has at most {MAX_HEADER_BYTES} bytes, not {header_bytes}")
+            raise ChannelError(f"expected a header of at most {MAX_HEADER_BYTES} bytes, got {header_bytes}")
         if payload_bytes > self._max_payload_bytes:
-            raise ChannelError(f"a payload has at most {self._max_payload_bytes} bytes, not {payload_bytes}")
+            raise ChannelError(
+                f"expected a payload of at most {self._max_payload_bytes} bytes, got {payload_bytes}"
+            )
 
     def _complete(self) -> Frame:
         assert self._header is not None
@@ -201,8 +174,7 @@ class Decoder:
 def send_load(connection: socket.socket, load: Load, manifest: bytes, descriptors: Sequence[int]) -> None:
     """Send the first frame and the members' descriptors, over a blocking socket.
 
-    The descriptors stay open here; the caller closes them, so that the memory files go when the worker is
-    done.
+    The caller closes the descriptors, so that the memory files are freed when the worker is done.
 
     Raises
     ------
@@ -210,7 +182,7 @@ def send_load(connection: socket.socket, load: Load, manifest: bytes, descriptor
         If the worker is gone.
     """
     if len(load.files) != len(descriptors):
-        raise ValueError(f"{len(load.files)} files need as many descriptors, not {len(descriptors)}")
+        raise ValueError(f"expected {len(load.files)} descriptors, one for each file, got {len(descriptors)}")
     head, payload = encode(load, manifest)
     data = head + payload
     sent = socket.send_fds(connection, [data], list(descriptors))
@@ -219,9 +191,9 @@ def send_load(connection: socket.socket, load: Load, manifest: bytes, descriptor
 
 def _check_load(header: Header, count: int) -> None:
     if not isinstance(header, Load):
-        raise ChannelError(f"the first frame is load, not {type(header).__name__.lower()}")
+        raise ChannelError(f"expected load as the first frame, got {type(header).__name__.lower()}")
     if len(header.files) != count:
-        raise ChannelError(f"{len(header.files)} files came with {count} descriptors, not with as many")
+        raise ChannelError(f"expected {len(header.files)} descriptors, one for each file, got {count}")
 
 
 class Channel:
@@ -230,9 +202,9 @@ class Channel:
     Parameters
     ----------
     connection
-        A connected stream socket in blocking mode; closing it is left to the caller.
+        A connected stream socket in blocking mode; the caller closes it.
     max_payload_bytes
-        Largest payload that is taken.
+        Largest payload that is accepted.
     """
 
     def __init__(self, connection: socket.socket, max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> None:
@@ -241,7 +213,7 @@ class Channel:
         self._ready: list[Frame] = []
 
     def send(self, header: Header, payload: Buffer = b"") -> None:
-        """Send one frame, waiting until the socket has taken all of it.
+        """Send one frame, and wait until the socket has taken all of it.
 
         Raises
         ------
@@ -259,12 +231,12 @@ class Channel:
                 rest[0] = rest[0][sent:]
 
     def receive(self) -> Frame | None:
-        """Return the next frame, or None when the other side has closed the socket between two frames.
+        """Return the next frame, or None if the other side closed the socket between two frames.
 
         Raises
         ------
         ChannelError
-            If the bytes are no frame, or end within one.
+            If the bytes are not a frame, or end within one.
         """
         while not self._ready:
             nbytes = self._connection.recv_into(self._decoder.get_buffer())
@@ -275,19 +247,18 @@ class Channel:
         return self._ready.pop(0)
 
     def receive_load(self) -> tuple[Frame, list[int]] | None:
-        """Return the first frame and its descriptors, close-on-exec; None if the other side has closed.
+        """Return the first frame and its descriptors (close-on-exec), or None if the other side closed.
 
         Raises
         ------
         ChannelError
-            If the bytes are no load frame, or its descriptors are not as many as its files.
+            If the bytes are not a load frame, or it has more or fewer descriptors than files.
         """
         descriptors: list[int] = []
         space = socket.CMSG_SPACE(MAX_DESCRIPTORS * struct.calcsize("i"))
         try:
             while not self._ready:
-                # Descriptors may come with any chunk of a stream, so every read up to the frame's end has
-                # room.
+                # Descriptors may come with any chunk of a stream, so every read has room for them.
                 nbytes, ancillary, _, _ = self._connection.recvmsg_into(
                     [self._decoder.get_buffer()], space, socket.MSG_CMSG_CLOEXEC
                 )

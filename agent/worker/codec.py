@@ -1,11 +1,11 @@
 """Content types: a request's payload into the model's inputs, and its results into the answer's payload.
 
-====================================  ==================================================================
-`application/json`                  Open Inference Protocol v2; an image as a BYTES tensor in base64
-`application/octet-stream`          raw tensors, described by user properties `tensor`
-`image/jpeg`, `image/png`         the one input of a model that declares a preprocessing
-`application/cbor`                  the JSON's form, tensors as byte strings; where cbor2 is installed
-====================================  ==================================================================
+===========================  =======================================================================
+`application/json`           Open Inference Protocol v2; an image as a BYTES tensor in base64
+`application/octet-stream`   raw tensors, described by user properties `tensor`
+`image/jpeg`, `image/png`    the only input of a model that declares a preprocessing
+`application/cbor`           the JSON's form with tensors as byte strings, where cbor2 is installed
+===========================  =======================================================================
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from agent.bundle.manifest import Manifest
 from agent.bundle.tensor_spec import TensorSpec
@@ -23,32 +23,28 @@ from agent.errors import InputError, MediaTypeError
 from agent.runtime.placement import Placement
 from agent.runtime.postprocess import Value
 from agent.runtime.storage import Array
+from agent.wire.content_types import CBOR, IMAGES, JSON, RAW
 from agent.worker import oip, oip_json, raw_tensors
-from agent.worker.channel import Request
+from agent.worker.frames import Request
 
 if TYPE_CHECKING:
     from agent.runtime.preprocess import Preprocessor
-
-JSON: Final = "application/json"
-RAW: Final = "application/octet-stream"
-CBOR: Final = "application/cbor"
-IMAGES: Final = ("image/jpeg", "image/png")
 
 Payload = bytes | memoryview
 
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """What a request says beside its tensors.
+    """What a request says besides its tensors.
 
     Attributes
     ----------
     id
-        The client's name for it, or None.
+        The requester's name for the request, or None.
     outputs
-        Names of the outputs it wants, or None for all.
+        Names of the outputs to return, or None for all.
     placement
-        Where its image lies in the input, or None.
+        Where the image lies in the input, or None if there is no image.
     """
 
     id: str | None
@@ -57,18 +53,18 @@ class Decoded:
 
 
 class Codec:
-    """One model's way between payloads and tensors.
+    """Converts between payloads and one model's tensors.
 
     Parameters
     ----------
     manifest
-        The model's.
+        The model's manifest.
     preprocessor
         Its preprocessing, or None if it takes no images.
     target
-        Returns an input's memory by its name.
+        Returns the memory of an input by its name.
     cbor
-        As `import_cbor` returned it.
+        What `import_cbor` returned.
     """
 
     def __init__(
@@ -90,7 +86,7 @@ class Codec:
         Raises
         ------
         MediaTypeError
-            If it wishes for one that is not served.
+            If it asks for one that is not supported.
         """
         if request.client_json:
             return JSON
@@ -99,7 +95,9 @@ class Codec:
             own = _media_type(request.content_type)
             wanted = own if own in {RAW, CBOR} else JSON
         if wanted not in {JSON, RAW, CBOR} or (wanted == CBOR and self._cbor is None):
-            raise MediaTypeError(f"an answer is {', '.join(self._served(JSON, RAW))}, not {wanted!r:.80}")
+            raise MediaTypeError(
+                f"expected accept to be one of {', '.join(self._served(JSON, RAW))}, got {wanted!r:.80}"
+            )
         return wanted
 
     def decode(self, request: Request, payload: memoryview) -> Decoded:
@@ -108,9 +106,9 @@ class Codec:
         Raises
         ------
         MediaTypeError
-            If its content type is not served.
+            If its content type is not supported.
         InputError
-            If its payload is not what the model takes.
+            If its payload does not fit the model's inputs.
         """
         media_type = _media_type(request.content_type) or JSON
         if media_type == JSON:
@@ -123,33 +121,33 @@ class Codec:
         if media_type == CBOR and self._cbor is not None:
             return self._decode_document(self._parse_cbor(payload), request.id)
         raise MediaTypeError(
-            f"a request is {', '.join(self._served(JSON, RAW, *IMAGES))}, not {media_type!r:.80}"
+            f"expected a request in {', '.join(self._served(JSON, RAW, *IMAGES))}, got {media_type!r:.80}"
         )
 
     def encode(
         self, request: Request, decoded: Decoded, media_type: str, values: Mapping[str, Value]
     ) -> tuple[tuple[str, ...], Payload]:
-        """Return an answer's user properties `tensor` and its payload.
+        """Return the user properties `tensor` of an answer, and its payload.
 
         Parameters
         ----------
         media_type
-            As `answer_type` returned it.
+            What `answer_type` returned.
         values
-            Results by name; BYTES as a tuple. The payload may be a result's own memory.
+            Results by name, BYTES as a tuple. The payload may be the memory of a result.
 
         Raises
         ------
         InputError
-            If the request wants an output that is not there.
+            If the request asks for an output that the model does not have.
         ExecutionError
-            If a result cannot be told in this content type.
+            If a result cannot be written in this content type.
         """
         if decoded.outputs is not None:
             unknown = [name for name in decoded.outputs if name not in values]
             if unknown:
                 raise InputError(
-                    f"expected outputs among {', '.join(map(repr, values))}, came {unknown[0]!r:.80}"
+                    f"expected outputs among {', '.join(map(repr, values))}, got {unknown[0]!r:.80}"
                 )
             values = {name: values[name] for name in decoded.outputs}
         if media_type == RAW:
@@ -182,23 +180,25 @@ class Codec:
 
     def _decode_image_tensor(self, tensor: oip.RequestTensor) -> Placement:
         if self._preprocessor is None or tensor.name != self._preprocessor.input:
-            raise InputError(f"expected {self._inputs[tensor.name]}, came BYTES: this input takes no image")
+            raise InputError(f"expected {self._inputs[tensor.name]}, got BYTES: this input takes no image")
         if tensor.shape != (1,):
-            raise InputError(f"an image is BYTES of shape [1], not {list(tensor.shape)!r:.80}")
+            raise InputError(f"expected an image as BYTES of shape [1], got shape {list(tensor.shape)!r:.80}")
         media_type = _media_type(tensor.content_type or "")
         if media_type not in IMAGES:
             raise InputError(
-                f"parameters of input {tensor.name!r} have a content_type, {' or '.join(IMAGES)}, "
-                f"not {tensor.content_type!r:.80}"
+                f"expected {' or '.join(IMAGES)} as content_type in the parameters of input {tensor.name!r}, "
+                f"got {tensor.content_type!r:.80}"
             )
         data = oip_json.image_bytes(tensor.data)
         return self._preprocessor(self._preprocessor.decode(data, media_type), self._target(tensor.name))
 
     def _decode_image(self, payload: memoryview, media_type: str) -> Placement:
         if self._preprocessor is None:
-            raise MediaTypeError(f"model {self._manifest.name} takes no images, and {media_type} came")
+            raise MediaTypeError(
+                f"expected tensors, got {media_type}: model {self._manifest.name} takes no images"
+            )
         if len(self._inputs) != 1:
-            raise InputError(f"expected the inputs {', '.join(map(repr, self._inputs))}, came one image")
+            raise InputError(f"expected the inputs {', '.join(map(repr, self._inputs))}, got one image")
         image = self._preprocessor.decode(payload, media_type)
         return self._preprocessor(image, self._target(self._preprocessor.input))
 
@@ -206,12 +206,12 @@ class Codec:
         assert self._cbor is not None
         if payload.nbytes > oip_json.MAX_JSON_BYTES:
             raise InputError(
-                f"a CBOR request has at most {oip_json.MAX_JSON_BYTES} bytes, not {payload.nbytes}"
+                f"expected a CBOR request of at most {oip_json.MAX_JSON_BYTES} bytes, got {payload.nbytes}"
             )
         try:
             document: object = self._cbor.loads(bytes(payload))
         except (self._cbor.CBORDecodeError, ValueError, TypeError, OverflowError, RecursionError) as error:
-            raise InputError(f"the payload is not CBOR: {' '.join(str(error).split()):.120}") from error
+            raise InputError(f"expected CBOR: {' '.join(str(error).split()):.120}") from error
         return document
 
     def _served(self, *media_types: str) -> tuple[str, ...]:
@@ -219,9 +219,9 @@ class Codec:
 
 
 def encode_error(request: Request, media_type: str, status: int, message: str) -> tuple[str, bytes]:
-    """Return content type and payload of an answer that failed.
+    """Return content type and payload of a refusal.
 
-    Only JSON says it in its payload, as the Open Inference Protocol does; for others the user properties do.
+    Only JSON has the error in its payload, as in the Open Inference Protocol; otherwise user properties do.
     """
     if media_type != JSON:
         return "", b""
@@ -239,9 +239,9 @@ def _media_type(text: str) -> str:
 
 
 def import_cbor() -> ModuleType | None:
-    """Import cbor2 where it is installed, before the sandbox closes the files.
+    """Import cbor2 if it is installed; call it before the sandbox is closed.
 
-    Optional: it earns its megabyte only where clients speak it.
+    Optional, because it costs a megabyte and few clients need it.
     """
     try:
         return importlib.import_module("cbor2")

@@ -1,6 +1,6 @@
 """The kinds of frames between the agent and a worker, and their bytes.
 
-`agent.worker.channel` says when each is sent, and is where others import them from.
+`agent.worker.channel` says when each is sent.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from agent.errors import ChannelError
 MAGIC: Final = b"EBC1"
 PREFIX: Final = struct.Struct("<4sIQ")
 
-# A header names tensors and carries one message: a few hundred bytes. The limit keeps a worker that runs wild
-# from making the agent parse megabytes of JSON.
+# A header names tensors and has one message: a few hundred bytes. The limit keeps a faulty worker from making
+# the agent parse megabytes of JSON.
 MAX_HEADER_BYTES: Final = 64 * 1024
 
 Buffer = bytes | bytearray | memoryview
@@ -27,25 +27,22 @@ Buffer = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The first frame: what to serve, and within which limits.
+    """The first frame: which bundle to serve, and within which limits.
 
     Attributes
     ----------
     files
-        Names of the bundle's members (`mod.so`, `mod.json`, ...), in the order of the descriptors sent
-        along.
+        Names of the bundle's members (`mod.so`, `mod.json`, ...), in the order of the descriptors.
     threads
-        Threads of a kernel; 0 leaves it to the kernel library.
+        Threads of a kernel; 0 for the kernel library's default.
     cpus
-        Processors the worker may run on; empty for those it inherits.
+        Processors that the worker may run on; empty for those it inherits.
     memory_bytes
-        Address space the worker may take beyond what it has when the model is about to be loaded; 0 for no
-        limit.
+        Address space that loading and serving the model may add to the worker's; 0 for no limit.
     cpu_s
-        Processor seconds one request may burn, over all threads, before the kernel ends the worker; 0 for no
-        limit.
+        Processor seconds of one request over all threads, which the kernel enforces; 0 for no limit.
     max_pixels
-        Pixels of the largest image that is decoded; 0 for the decoder's own limit.
+        Pixels of the largest image that is decoded; 0 for the decoder's default.
     require_sandbox
         Refuse to load where the kernel offers neither Landlock nor seccomp.
     """
@@ -61,27 +58,27 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One inference request; its payload is what came over MQTT.
+    """One inference request; its payload is the one that arrived over MQTT.
 
     Attributes
     ----------
     seq
-        The agent's number for it, echoed in the answer.
+        The agent's number for it, which the answer repeats.
     content_type
-        As the requester gave it, parameters and all; an empty one means `application/json`.
+        As the requester gave it, with its parameters; an empty one means `application/json`.
     tensors
         The user properties `tensor` in their order, `name;FP32;1,3,4`, for raw tensors.
     accept
-        Content type wished for the answer, or None.
+        Content type that the answer should have, or None.
     id
-        The requester's name for it, echoed in JSON answers (the body's own `id` otherwise), or None.
+        The requester's name for it, which JSON answers repeat, or None; the body's own `id` has precedence.
     received_s
-        When the agent took it, `time.monotonic`; what passes until the worker takes it is the answer's
-        `queue_us`.
+        When the agent received it (`time.monotonic`); from then until the worker takes it counts as the
+        answer's `queue_us`.
     deadline_s
-        When its answer is of no use any more, `time.monotonic`, or None.
+        When its answer becomes useless (`time.monotonic`), or None.
     client_json
-        The requester has no user properties (MQTT 3.1.1): the JSON answer carries `status` and `message`.
+        The requester has no user properties (MQTT 3.1.1): the JSON answer has `status` and `message`.
     """
 
     seq: int
@@ -96,12 +93,12 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """From the next request on: these processors, and so many threads of a kernel on them.
+    """Processors and threads from the next request on.
 
     Attributes
     ----------
     cpus
-        Processors the worker may run on.
+        Processors that the worker may run on.
     threads
         Threads of a kernel, at least 1.
     """
@@ -112,7 +109,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Answer what was sent before this, then end."""
+    """Answer the requests that were sent before this, then end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +125,9 @@ class Ready:
     rss_bytes
         Resident memory of the worker.
     threads
-        Threads of a kernel, 0 if the library does not say.
+        Threads of a kernel; 0 if the library does not say.
     landlock
-        Version of Landlock's ABI that is in force, 0 if the kernel has none.
+        Version of Landlock's ABI that is in force; 0 if the kernel has none.
     seccomp
         Whether a system call filter is in force.
     sandbox
@@ -167,23 +164,23 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to one request; its payload goes to the requester as it is.
+    """The answer to one request; its payload goes to the requester unchanged.
 
     Attributes
     ----------
     seq
-        The request's.
+        The request's number.
     status
         200, 400, 408, 415 or 500.
     message
         Empty for 200, otherwise one line.
     content_type
-        Of the payload; empty where there is no payload.
+        The payload's content type; empty if there is no payload.
     tensors
         The user properties `tensor` of raw tensors, in their order.
     queue_us, decode_us, compute_us, encode_us
-        Microseconds from `received_s` to the worker's start on it, decoding and preprocessing, the graph,
-        and postprocessing and encoding.
+        Microseconds from `received_s` until the worker began, for decoding and preprocessing, for the graph,
+        and for postprocessing and encoding.
     """
 
     seq: int
@@ -215,7 +212,7 @@ def _is_float(value: object) -> bool:
     return math.isfinite(value) if type(value) is float else _is_int(value)
 
 
-# Keyed by a field's annotation as it is written above.
+# By a field's annotation, as it is written above.
 _CHECKS: Final[Mapping[str, Callable[[Any], bool]]] = MappingProxyType(
     {
         "bool": lambda value: type(value) is bool,
@@ -230,7 +227,7 @@ _CHECKS: Final[Mapping[str, Callable[[Any], bool]]] = MappingProxyType(
 )
 
 
-# What is looked up for each frame is looked up once: a kind's fields, and the check of each.
+# Each kind's fields and their checks, prepared once instead of for each frame.
 _NAMES: Final[Mapping[type[Header], tuple[str, tuple[str, ...]]]] = MappingProxyType(
     {cls: (kind, tuple(item.name for item in fields(cls))) for kind, cls in _KINDS.items()}
 )
@@ -240,7 +237,7 @@ _FIELDS: Final[Mapping[str, tuple[tuple[str, Callable[[Any], bool], str], ...]]]
         for kind, cls in _KINDS.items()
     }
 )
-# json.dumps makes an encoder for each call that wishes for anything.
+# json.dumps would make an encoder for each call with options.
 _ENCODER: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 _DECODER: Final = json.JSONDecoder()
 
@@ -261,14 +258,14 @@ def encode(header: Header, payload: Buffer = b"") -> tuple[bytes, Buffer]:
     ChannelError
         If the header is over its limit.
     """
-    # Not dataclasses.asdict, which copies deeply and takes three times as long.
+    # Not dataclasses.asdict, which makes deep copies and takes three times as long.
     kind, names = _NAMES[type(header)]
     content: dict[str, Any] = {"kind": kind}
     for name in names:
         content[name] = getattr(header, name)
     raw = _ENCODER.encode(content).encode()
     if len(raw) > MAX_HEADER_BYTES:
-        raise ChannelError(f"a frame's header has at most {MAX_HEADER_BYTES} bytes, this one has {len(raw)}")
+        raise ChannelError(f"expected a header of at most {MAX_HEADER_BYTES} bytes, got {len(raw)}")
     nbytes = payload.nbytes if isinstance(payload, memoryview) else len(payload)
     return PREFIX.pack(MAGIC, len(raw), nbytes) + raw, payload
 
@@ -279,15 +276,15 @@ def decode_header(raw: Buffer) -> Header:
     Raises
     ------
     ChannelError
-        If it is not exactly one of the kinds.
+        If it is not one of the kinds, or has other fields.
     """
     try:
         content = _DECODER.decode(str(raw, "utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ChannelError(f"a frame's header is JSON, this one is not: {error}") from error
+        raise ChannelError(f"expected a header in JSON: {error}") from error
     kind = content.pop("kind", None) if isinstance(content, dict) else None
     if not isinstance(kind, str) or kind not in _KINDS:
-        raise ChannelError(f"a frame is one of {', '.join(_KINDS)}, not {kind!r:.80}")
+        raise ChannelError(f"expected a frame among {', '.join(_KINDS)}, got {kind!r:.80}")
     expected = _FIELDS[kind]
     values: list[Any] = []
     for name, check, described in expected:
@@ -295,10 +292,10 @@ def decode_header(raw: Buffer) -> Header:
             break
         value = content[name]
         if not check(value):
-            raise ChannelError(f"{name} of a {kind} frame is {described}, not {value!r:.80}")
+            raise ChannelError(f"expected {name} of a {kind} frame to be {described}, got {value!r:.80}")
         values.append(tuple(value) if type(value) is list else value)
     if not len(values) == len(expected) == len(content):
         raise ChannelError(
-            f"a {kind} frame has exactly {[item[0] for item in expected]}, not {sorted(content)!r:.400}"
+            f"expected a {kind} frame of {[item[0] for item in expected]}, got {sorted(content)!r:.400}"
         )
     return _KINDS[kind](*values)

@@ -1,8 +1,8 @@
 """The model that a worker serves: from a bundle's memory files to answers.
 
-Promises an answer for every request, whatever is in it; what only kills the process is the supervisor's to
-handle. Trusts the files: they come from a verified bundle. Imported after the environment of numpy is set,
-and before the sandbox is closed.
+Promises: every request gets an answer, unless it kills the process, which the supervisor handles. The files
+are trusted: they come from a verified bundle. This module must be imported after numpy's environment
+variables are set and before the sandbox is closed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from agent.bundle.manifest import Manifest
 from agent.errors import DeadlineError, ExecutionError, FormatError, RequestError
@@ -21,20 +21,17 @@ from agent.runtime.graph_executor import GraphModule, create
 from agent.runtime.module import KernelModule
 from agent.runtime.postprocess import Postprocessor
 from agent.runtime.self_test import check_samples
-from agent.worker.channel import Answer, Load, Request
 from agent.worker.codec import Codec, Payload, encode_error, import_cbor
+from agent.worker.frames import Answer, Load, Request
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from agent.runtime.preprocess import Preprocessor
 
-# labels.txt of a thousand classes has 20 KB.
-_MAX_LABELS_BYTES: Final = 16 * 1024 * 1024
-
 
 class Members:
-    """The bundle's memory files by name; closing one gives its memory back once nobody else holds it."""
+    """The bundle's memory files by name; closing one frees its memory if no other process has it open."""
 
     def __init__(self, descriptors: Mapping[str, int]) -> None:
         self._descriptors = dict(descriptors)
@@ -53,7 +50,7 @@ class Members:
         try:
             return self._descriptors[name]
         except KeyError:
-            raise FormatError(f"the bundle has no {name}") from None
+            raise FormatError(f"expected {name} in the bundle, got none") from None
 
     def read(self, name: str) -> bytes:
         """Return a small member's bytes."""
@@ -62,7 +59,7 @@ class Members:
 
     @contextmanager
     def mapped(self, name: str) -> Iterator[memoryview]:
-        """Map a member for reading, for as long as the context lasts."""
+        """Map a member for reading while the context lasts."""
         descriptor = self.descriptor(name)
         if not os.fstat(descriptor).st_size:
             yield memoryview(b"")
@@ -70,24 +67,24 @@ class Members:
         try:
             file = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
         except OSError as error:
-            # The address space is limited; nothing else can fail for a memory file.
+            # Only the limit of the address space can make this fail for a memory file.
             raise MemoryError(f"cannot map {name}: {error.strerror}") from error
         with file, memoryview(file) as view:
             yield view
 
     def close(self, name: str | None = None) -> None:
-        """Close one member, or all that are left."""
+        """Close one member, or all that are still open."""
         for each in [name] if name is not None else list(self._descriptors):
             os.close(self._descriptors.pop(each))
 
 
 class Model:
-    """A loaded model; `load` makes one.
+    """A loaded model; `load_model` makes one.
 
     Parameters
     ----------
     prepared
-        What was set up before the sandbox was closed.
+        Its preprocessing, postprocessing and manifest, set up before the sandbox was closed.
     module
         The graph with its weights.
     self_test_error
@@ -99,18 +96,18 @@ class Model:
         self._module = module
         self._outputs = {spec.name: module.output_view(i) for i, spec in enumerate(prepared.manifest.outputs)}
         self._postprocess = prepared.postprocessor
-        # Looked up once: a request then writes into the inputs' memory itself.
+        # Looked up once, so that a request writes straight into the inputs' memory.
         views = {spec.name: module.input_view(spec.name) for spec in prepared.manifest.inputs}
         self._codec = Codec(prepared.manifest, prepared.preprocessor, views.__getitem__, prepared.cbor)
 
     @property
     def threads(self) -> int:
-        """Threads of a kernel, 0 if the library does not say."""
+        """Threads of a kernel; 0 if the library does not say."""
         kernels = self._module.kernels
         return (kernels.threads() or 0) if isinstance(kernels, KernelModule) else 0
 
     def use_threads(self, count: int) -> None:
-        """Have kernels use so many threads from now on, made anew where that is another number."""
+        """Let kernels use `count` threads from now on; a changed number restarts the threads."""
         kernels = self._module.kernels
         if isinstance(kernels, KernelModule):
             kernels.set_threads(count)
@@ -128,7 +125,7 @@ class Model:
         Returns
         -------
         Answer, payload
-            The payload may be the model's own memory: it changes with the next request.
+            The payload may be the model's own memory, which the next request overwrites.
         """
         times = [clock()]
         media_type = ""
@@ -147,7 +144,7 @@ class Model:
         except RequestError as error:
             return self._refuse(request, media_type, error, times, clock)
         except MemoryError:
-            refused = ExecutionError("the request needs more memory than the model is allowed")
+            refused = ExecutionError("the request needs more memory than the model's limit")
             return self._refuse(request, media_type, refused, times, clock)
         return Answer(request.seq, 200, "", media_type, tensors, **_durations(request, times)), body
 
@@ -168,14 +165,14 @@ class Model:
 
 
 class Prepared:
-    """All that is imported and set up before the sandbox is closed.
+    """Everything that must be imported and set up before the sandbox is closed.
 
     Parameters
     ----------
     manifest
-        The bundle's, verified.
+        The manifest of the verified bundle.
     load
-        What the agent asks for.
+        The agent's first frame.
     members
         The bundle's memory files.
 
@@ -190,8 +187,8 @@ class Prepared:
         self.cbor = import_cbor()
         self.preprocessor: Preprocessor | None = None
         if manifest.preprocess is not None:
-            # Image readers cost 40 ms and 5 MB, and are code that parses a stranger's bytes: only where
-            # declared.
+            # Image decoders take 40 ms and 5 MB, and parse bytes from strangers: imported only for models
+            # that declare a preprocessing.
             from agent.runtime import preprocess
 
             spec = next(spec for spec in manifest.inputs if spec.name == manifest.preprocess.input)
@@ -202,12 +199,12 @@ class Prepared:
 
 
 def load_kernels(members: Members, threads: int) -> KernelModule:
-    """Map the kernel library, whose constructors run: the sandbox's first step is taken before.
+    """Map the kernel library, whose constructors run: call it after the sandbox's first step.
 
     Parameters
     ----------
     threads
-        Of a kernel; 0 leaves it to the library.
+        Threads of a kernel; 0 for the library's default.
 
     Raises
     ------
@@ -221,12 +218,12 @@ def load_kernels(members: Members, threads: int) -> KernelModule:
 
 
 def load_model(prepared: Prepared, members: Members, kernels: KernelModule) -> Model:
-    """Load the model and run its recorded samples; the sandbox's second step is taken before.
+    """Load the model and run its recorded samples; call it after the sandbox's second step.
 
     Raises
     ------
     BundleError
-        If the files do not fit together or this machine, or the samples do not come out.
+        If the files do not match each other or this machine, or the samples give other results.
     ExecutionError
         If a kernel fails.
     """
@@ -244,7 +241,7 @@ def load_model(prepared: Prepared, members: Members, kernels: KernelModule) -> M
         ):
             error = check_samples(module, manifest.outputs, manifest.samples, inputs, outputs)
     else:
-        # The first run binds every call; no request should wait for that.
+        # The first run binds every call, for which no request should wait.
         module.run()
     members.close()
     return Model(prepared, module, error)
@@ -252,23 +249,23 @@ def load_model(prepared: Prepared, members: Members, kernels: KernelModule) -> M
 
 def _check_interface(manifest: Manifest, module: GraphModule) -> None:
     shapes, dtypes = module.get_input_info()
-    came = [f"{name} {dtypes[name]}{list(shape)}" for name, shape in sorted(shapes.items())]
+    got = [f"{name} {dtypes[name]}{list(shape)}" for name, shape in sorted(shapes.items())]
     expected = [
         f"{spec.name} {spec.dtype}{list(spec.shape)}"
         for spec in sorted(manifest.inputs, key=lambda spec: spec.name)
     ]
     for index in range(min(module.get_num_outputs(), len(manifest.outputs))):
         view, spec = module.output_view(index), manifest.outputs[index]
-        came.append(f"{view.dtype}{list(view.shape)}")
+        got.append(f"{view.dtype}{list(view.shape)}")
         expected.append(f"{spec.dtype}{list(spec.shape)}")
-    if came != expected or module.get_num_outputs() != len(manifest.outputs):
+    if got != expected or module.get_num_outputs() != len(manifest.outputs):
         raise FormatError(
-            f"mod.json does not fit the manifest: expected {expected!s:.200}, came {came!s:.200}"
+            f"mod.json does not match the manifest: expected {expected!s:.200}, got {got!s:.200}"
         )
 
 
 def _durations(request: Request, times: list[float]) -> dict[str, int]:
-    # A refused request has fewer times: where it stopped is the last.
+    # A refused request has fewer times; the last one is when it was refused.
     steps = [max(0, round((after - before) * 1e6)) for before, after in pairwise(times)]
     decode, compute, encode = (*steps, 0, 0, 0)[:3]
     queue = max(0, round((times[0] - request.received_s) * 1e6)) if request.received_s else 0
@@ -276,5 +273,5 @@ def _durations(request: Request, times: list[float]) -> dict[str, int]:
 
 
 def _error_type(request: Request) -> str:
-    """Return how a refusal is told where the answer's own content type is what was refused."""
+    """Return the content type of a refusal if the content type of the answer is what was refused."""
     return "application/json" if request.client_json or "json" in request.content_type.lower() else ""

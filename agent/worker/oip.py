@@ -1,8 +1,8 @@
 """Requests and answers of the Open Inference Protocol v2, between documents and tensors.
 
-Serves JSON and CBOR alike: a document here is what their parsers return. Promises that every tensor of a
-request is exactly what the model takes, or an `InputError` that names the input, what was expected and what
-came. Values are checked and converted by whole lists, never one by one in Python.
+For JSON and CBOR: a document here is what their parsers return. Promises: every tensor of a request is
+exactly what the model takes, or an `InputError` names the input, what was expected and what was found. Whole
+lists of values are checked and converted at once, never one value after the other in Python.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import InputError
 from agent.runtime.storage import Array
 
-# Keys of a request's tensor; a misspelt one must not pass for an absent one. Unknown keys of the request
-# itself are for others: a protocol extension, or the agent's own reply_to.
+# Keys of a request's tensor: a misspelt key must not count as an absent one. Unknown keys of the request
+# itself are ignored: they may belong to a protocol extension, or to the agent's envelope.
 _TENSOR_KEYS: Final = frozenset({"name", "datatype", "shape", "data", "parameters"})
-# A name in an error message; longer ones are cut.
+# Longer names are cut in error messages.
 _SHOWN: Final = 80
-# Names that clients give their requests travel back in every answer.
+# The requester's name for a request, which comes back in the answer.
 MAX_ID_CHARS: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
 class RequestTensor:
-    """One input of a request, as its document has it.
+    """One input of a request, as it is in the document.
 
     Attributes
     ----------
     data
         A list, nested or flat, or in CBOR the little-endian bytes.
     content_type
-        The parameter of that name, for an image in BYTES.
+        The parameter of that name; for an image in BYTES.
     """
 
     name: str
@@ -50,16 +50,16 @@ class RequestTensor:
 
 @dataclass(frozen=True, slots=True)
 class InferRequest:
-    """A request's document, its form checked.
+    """A request's document, after its form was checked.
 
     Attributes
     ----------
     id
-        The client's name for it, or None.
+        The requester's name for it, or None.
     inputs
-        Its tensors, names unique.
+        Its tensors, with unique names.
     outputs
-        Names of the outputs it wants, or None for all.
+        Names of the outputs to return, or None for all.
     """
 
     id: str | None
@@ -73,19 +73,19 @@ def parse_request(document: object) -> InferRequest:
     Raises
     ------
     InputError
-        If it is no inference request.
+        If it is not an inference request.
     """
     if not isinstance(document, dict):
-        raise InputError(f"a request is an object with inputs, not {_kind(document)}")
+        raise InputError(f"expected a request, an object with inputs, got {_kind(document)}")
     inputs = document.get("inputs")
     if not isinstance(inputs, list) or not inputs:
-        raise InputError(f"a request has inputs, an array of tensors, not {_kind(inputs)}")
+        raise InputError(f"expected inputs, an array of tensors, got {_kind(inputs)}")
     tensors = tuple(_tensor(each, index) for index, each in enumerate(inputs))
     if len({tensor.name for tensor in tensors}) != len(tensors):
-        raise InputError("a request has an input twice")
+        raise InputError("expected each input once, got a duplicate")
     name = document.get("id")
     if name is not None and (not isinstance(name, str) or len(name) > MAX_ID_CHARS):
-        raise InputError(f"id is a string of at most {MAX_ID_CHARS} characters, not {_kind(name)}")
+        raise InputError(f"expected id, a string of at most {MAX_ID_CHARS} characters, got {_kind(name)}")
     return InferRequest(name, tensors, _wanted(document.get("outputs")))
 
 
@@ -97,17 +97,17 @@ def fill(out: Array, spec: TensorSpec, tensor: RequestTensor) -> None:
     out
         The input's memory, contiguous.
     spec
-        What the model takes.
+        The model's input.
 
     Raises
     ------
     InputError
-        If datatype, shape, number or range of the values are not the input's.
+        If datatype, shape, or the number or range of values differ from the input's.
     """
     if (tensor.datatype, tensor.shape) != (spec.datatype, spec.shape):
         raise InputError(
             f"input {spec.name!r} expects {spec.datatype}{_shape(spec.shape)}, "
-            f"came {tensor.datatype:.{_SHOWN}}{_shape(tensor.shape)}"
+            f"got {tensor.datatype:.{_SHOWN}}{_shape(tensor.shape)}"
         )
     if isinstance(tensor.data, bytes):
         fill_raw(out, spec, tensor.data)
@@ -115,7 +115,7 @@ def fill(out: Array, spec: TensorSpec, tensor: RequestTensor) -> None:
     values = _flatten(tensor.data, spec)
     count = math.prod(spec.shape)
     if len(values) != count:
-        raise InputError(f"input {spec.name!r} expects {count} values, came {len(values)}")
+        raise InputError(f"input {spec.name!r} expects {count} values, got {len(values)}")
     out.reshape(-1)[:] = _convert(values, spec)
 
 
@@ -125,34 +125,34 @@ def fill_raw(out: Array, spec: TensorSpec, data: bytes | memoryview) -> None:
     Raises
     ------
     InputError
-        If there are not exactly as many as the input has, or a BOOL is neither 0 nor 1.
+        If there are more or fewer bytes than the input has, or a BOOL is neither 0 nor 1.
     """
     raw = np.frombuffer(data, np.uint8)
     if raw.size != spec.nbytes:
-        raise InputError(f"input {spec.name!r} expects {spec.nbytes} bytes, came {raw.size}")
+        raise InputError(f"input {spec.name!r} expects {spec.nbytes} bytes, got {raw.size}")
     if spec.datatype == "BOOL" and raw.size and raw.max() > 1:
-        raise InputError(f"input {spec.name!r} is BOOL, whose bytes are 0 or 1, came {raw.max()}")
+        raise InputError(f"input {spec.name!r} is BOOL and expects bytes of 0 or 1, got {raw.max()}")
     out.reshape(-1).view(np.uint8)[:] = raw
 
 
 def check_names(given: Sequence[str], inputs: Mapping[str, TensorSpec]) -> None:
-    """Check that a request has each of the model's inputs, and no other.
+    """Check that a request has exactly the model's inputs.
 
     Raises
     ------
     InputError
-        If it has not.
+        If an input is missing or unknown.
     """
     unknown = [name for name in given if name not in inputs]
     missing = [name for name in inputs if name not in given]
     if unknown or missing:
         expected = ", ".join(map(repr, inputs))
-        came = ", ".join(f"{name!r:.{_SHOWN}}" for name in given)
-        raise InputError(f"expected the inputs {expected}, came {came or 'none'}")
+        got = ", ".join(f"{name!r:.{_SHOWN}}" for name in given)
+        raise InputError(f"expected the inputs {expected}, got {got or 'none'}")
 
 
 def datatype_of(value: Array | tuple[bytes, ...]) -> tuple[str, tuple[int, ...]]:
-    """Return datatype and shape of what is answered."""
+    """Return datatype and shape of a result; a tuple is BYTES."""
     if isinstance(value, tuple):
         return "BYTES", (len(value),)
     return _datatype(value.dtype), value.shape
@@ -160,33 +160,37 @@ def datatype_of(value: Array | tuple[bytes, ...]) -> tuple[str, tuple[int, ...]]
 
 @functools.lru_cache(maxsize=16)
 def _datatype(dtype: np.dtype[Any]) -> str:
-    # A dtype's name is put together anew each time: 6 us.
+    # numpy builds a dtype's name at each call, which takes 6 us.
     return TensorSpec.from_dtype("-", str(dtype), ()).datatype
 
 
 def _tensor(document: object, index: int) -> RequestTensor:
     where = f"inputs[{index}]"
     if not isinstance(document, dict):
-        raise InputError(f"{where} is an object, not {_kind(document)}")
+        raise InputError(f"expected {where} to be an object, got {_kind(document)}")
     unknown = document.keys() - _TENSOR_KEYS
     if unknown:
-        raise InputError(f"{where} has the unknown key {next(iter(unknown))!s:.{_SHOWN}}")
+        raise InputError(f"{where}: unknown key {next(iter(unknown))!s:.{_SHOWN}}")
     name, datatype, shape = (document.get(key) for key in ("name", "datatype", "shape"))
     if not isinstance(name, str) or not isinstance(datatype, str):
         raise InputError(
-            f"{where} has a name and a datatype, strings, not {_kind(name)} and {_kind(datatype)}"
+            f"{where}: expected name and datatype, strings, got {_kind(name)} and {_kind(datatype)}"
         )
     if not isinstance(shape, list) or any(type(dim) is not int or dim < 0 for dim in shape):
-        raise InputError(f"input {name!r:.{_SHOWN}} has a shape, an array of integers that are not negative")
+        raise InputError(
+            f"input {name!r:.{_SHOWN}}: expected shape, an array of non-negative integers, got {_kind(shape)}"
+        )
     data = document.get("data")
     if not isinstance(data, list | bytes):
-        raise InputError(f"input {name!r:.{_SHOWN}} has data, an array, not {_kind(data)}")
+        raise InputError(f"input {name!r:.{_SHOWN}}: expected data, an array, got {_kind(data)}")
     parameters = document.get("parameters", {})
     if not isinstance(parameters, dict):
-        raise InputError(f"parameters of input {name!r:.{_SHOWN}} are an object, not {_kind(parameters)}")
+        raise InputError(f"input {name!r:.{_SHOWN}}: expected parameters, an object, got {_kind(parameters)}")
     content_type = parameters.get("content_type")
     if content_type is not None and not isinstance(content_type, str):
-        raise InputError(f"content_type of input {name!r:.{_SHOWN}} is a string, not {_kind(content_type)}")
+        raise InputError(
+            f"input {name!r:.{_SHOWN}}: expected content_type, a string, got {_kind(content_type)}"
+        )
     return RequestTensor(name, datatype, tuple(shape), data, content_type)
 
 
@@ -194,24 +198,24 @@ def _wanted(document: object) -> tuple[str, ...] | None:
     if document is None:
         return None
     if not isinstance(document, list):
-        raise InputError(f"outputs is an array, not {_kind(document)}")
+        raise InputError(f"expected outputs, an array, got {_kind(document)}")
     names = [each.get("name") if isinstance(each, dict) else None for each in document]
     wanted = tuple(name for name in names if isinstance(name, str))
     if len(wanted) != len(names) or len(set(wanted)) != len(wanted):
-        raise InputError("outputs is an array of objects with a name, each once")
+        raise InputError("expected outputs, an array of objects with different names, got others")
     return wanted or None
 
 
 def _flatten(data: Sequence[Any], spec: TensorSpec) -> Sequence[Any]:
-    """Unfold nested arrays level by level; a flat one passes as it is."""
+    """Flatten nested arrays level by level; a flat one is returned as it is."""
     if not data or type(data[0]) is not list:
         return data
     rows = 1
     for dim, below in pairwise(spec.shape):
         rows *= dim
-        # Types before lengths: a row that is no array has none.
+        # Types are checked before lengths: a row that is not an array has no length.
         if len(data) != rows or set(map(type, data)) != {list} or set(map(len, data)) != {below}:
-            raise InputError(f"input {spec.name!r} has arrays nested otherwise than as {_shape(spec.shape)}")
+            raise InputError(f"input {spec.name!r} expects arrays nested as {_shape(spec.shape)}, got others")
         data = list(chain.from_iterable(data))
     return data
 
@@ -223,30 +227,28 @@ def _convert(values: Sequence[Any], spec: TensorSpec) -> Array:
     if kinds - allowed:
         odd = min(kind.__name__ for kind in kinds - allowed)
         names = " or ".join(sorted(kind.__name__ for kind in allowed))
-        raise InputError(f"input {spec.name!r} is {spec.datatype} and takes {names}, came {odd}")
+        raise InputError(f"input {spec.name!r} is {spec.datatype} and takes {names}, got {odd}")
     if dtype.kind in "iu" and values:
         limits = np.iinfo(dtype)
         low, high = min(values), max(values)
         if low < limits.min or high > limits.max:
             raise InputError(
-                f"input {spec.name!r} is {spec.datatype}, from {limits.min} to {limits.max}, "
-                f"came {_short(low if low < limits.min else high)}"
+                f"input {spec.name!r} is {spec.datatype} and takes {limits.min} to {limits.max}, "
+                f"got {_short(low if low < limits.min else high)}"
             )
     try:
-        # Out of float32's range becomes infinite, which is looked for below.
+        # A value out of float32's range becomes infinite, which is checked below.
         with np.errstate(over="ignore"):
             array: Array = np.array(values, dtype=np.float64 if dtype.kind == "f" else dtype).astype(dtype)
     except OverflowError as error:
-        raise InputError(
-            f"input {spec.name!r} is {spec.datatype}, and has a value out of its range"
-        ) from error
+        raise InputError(f"input {spec.name!r} is {spec.datatype}, got a value out of its range") from error
     if dtype.kind == "f" and not np.isfinite(array).all():
-        raise InputError(f"input {spec.name!r} is {spec.datatype}, and has a value out of its range")
+        raise InputError(f"input {spec.name!r} is {spec.datatype}, got a value out of its range")
     return array
 
 
 def _short(number: int) -> str:
-    # An integer of a million digits takes seconds to print; Python refuses more than 4300.
+    # An integer of a million digits takes seconds to print, and Python refuses more than 4300.
     return str(number) if abs(number) < 1 << 128 else f"a number of {number.bit_length()} bits"
 
 

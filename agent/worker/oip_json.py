@@ -1,4 +1,4 @@
-"""The Open Inference Protocol's JSON, fast for tensors and strict for everything else."""
+"""The Open Inference Protocol's JSON: fast for tensors, strict for everything else."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from agent.errors import ExecutionError, InputError
 from agent.runtime.storage import Array
 from agent.worker.oip import datatype_of
 
-# A list of numbers takes four times its text in memory, one of empty arrays thirty times: half a gigabyte at
-# worst.
+# A list of numbers takes four times the size of its text in memory, a list of empty arrays thirty times: half
+# a gigabyte at worst.
 MAX_JSON_BYTES: Final = 16 * 1024 * 1024
 
-# Digits that bring every value of a type back, and no more: half the text of the float64 that Python would
-# print.
+# Enough digits to read every value of a type back, and no more: half the text of the float64 that Python
+# would print.
 _FORMATS: Final = {"float16": "%.5g", "float32": "%.9g"}
 
 
@@ -29,18 +29,18 @@ def parse(payload: bytes | bytearray | memoryview) -> object:
     Raises
     ------
     InputError
-        If it is not JSON (RFC 8259: no NaN, no key twice), or too large.
+        If it is not JSON (RFC 8259: no NaN, no duplicate key), or too large.
     """
     nbytes = payload.nbytes if isinstance(payload, memoryview) else len(payload)
     if nbytes > MAX_JSON_BYTES:
         raise InputError(
-            f"a JSON request has at most {MAX_JSON_BYTES} bytes, this one has {nbytes}",
+            f"expected a JSON request of at most {MAX_JSON_BYTES} bytes, got {nbytes}",
             hint="send large tensors as application/octet-stream",
         )
     try:
         return json.loads(str(payload, "utf-8"), object_pairs_hook=_unique, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"the payload is not JSON: {error}") from error
+        raise InputError(f"expected JSON: {error}") from error
 
 
 def image_bytes(data: object) -> bytes:
@@ -49,23 +49,23 @@ def image_bytes(data: object) -> bytes:
     Parameters
     ----------
     data
-        An array of one base64 string (RFC 4648, padded); in CBOR also of the bytes themselves.
+        An array of one base64 string (RFC 4648, padded); in CBOR also one of the bytes themselves.
 
     Raises
     ------
     InputError
-        If it is neither.
+        If it is anything else.
     """
     if isinstance(data, list) and len(data) == 1:
         (data,) = data
     if isinstance(data, bytes):
         return data
     if not isinstance(data, str):
-        raise InputError("an image is an array of one base64 string")
+        raise InputError("expected an image as an array of one base64 string, got something else")
     try:
         return base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise InputError(f"an image is base64: {error}") from error
+        raise InputError(f"expected an image in base64: {error}") from error
 
 
 def format_answer(head: Mapping[str, Any], outputs: Mapping[str, Array | tuple[bytes, ...]]) -> bytes:
@@ -74,14 +74,14 @@ def format_answer(head: Mapping[str, Any], outputs: Mapping[str, Array | tuple[b
     Parameters
     ----------
     head
-        Members before the outputs: model_name, model_version, id and the like.
+        Members before the outputs, such as model_name, model_version and id.
     outputs
-        Tensors by name, BYTES as a tuple of UTF-8 texts.
+        Tensors by name, BYTES as a tuple of UTF-8 strings.
 
     Raises
     ------
     ExecutionError
-        If an output holds NaN or infinity, which JSON has no number for.
+        If an output has NaN or infinity, which JSON cannot represent.
     """
     parts = []
     for name, value in outputs.items():
@@ -98,7 +98,7 @@ def _data(name: str, value: Array | tuple[bytes, ...]) -> str:
         return json.dumps([each.decode("utf-8", "replace") for each in value], separators=(",", ":"))
     if value.dtype.kind == "f" and not np.isfinite(value).all():
         raise ExecutionError(
-            f"output {name!r} holds NaN or infinity, which JSON cannot carry",
+            f"output {name!r} has NaN or infinity, which JSON cannot represent",
             hint="ask for application/octet-stream",
         )
     values = value.ravel().tolist()
@@ -111,9 +111,9 @@ def _data(name: str, value: Array | tuple[bytes, ...]) -> str:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     document = dict(pairs)
     if len(document) != len(pairs):
-        raise ValueError("an object has a key twice")
+        raise ValueError("duplicate key in an object")
     return document
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no number of JSON")
+    raise ValueError(f"{constant} is not a JSON number")

@@ -1,7 +1,7 @@
 """Raw tensors: little-endian bytes one after the other, described by user properties `name;FP32;1,3,4`.
 
-Elements of BYTES, which only answers have, are each preceded by their length as u32 (the Open Inference
-Protocol's binary tensor extension).
+Each element of BYTES, which only answers have, follows its length as u32 (the Open Inference Protocol's
+binary tensor extension).
 """
 
 from __future__ import annotations
@@ -37,28 +37,28 @@ def fill_inputs(
     payload
         Bytes of all tensors, in the order of `properties`; in the order of `inputs` if there are none.
     inputs
-        What the model takes.
+        The model's inputs by name.
     target
-        Returns an input's memory by its name.
+        Returns the memory of an input by its name.
 
     Raises
     ------
     InputError
-        If tensors and payload are not the model's.
+        If tensors or payload do not fit the model's inputs.
     """
     specs = [_parse(each) for each in properties] or list(inputs.values())
     if properties:
         names = [spec.name for spec in specs]
         if len(set(names)) != len(names):
-            raise InputError("a request has an input twice")
+            raise InputError("expected each input once, got a duplicate")
         check_names(names, inputs)
         for spec in specs:
             if spec != inputs[spec.name]:
-                raise InputError(f"expected {inputs[spec.name]}, came {spec}")
+                raise InputError(f"expected {inputs[spec.name]}, got {spec}")
     total = sum(spec.nbytes for spec in specs)
     if payload.nbytes != total:
         expected = ", ".join(map(str, specs))
-        raise InputError(f"expected {total} bytes of {expected:.200}, came {payload.nbytes}")
+        raise InputError(f"expected {total} bytes of {expected:.200}, got {payload.nbytes}")
     offset = 0
     for spec in specs:
         fill_raw(target(spec.name), spec, payload[offset : offset + spec.nbytes])
@@ -70,7 +70,7 @@ def format_answer(
 ) -> tuple[tuple[str, ...], bytes | memoryview]:
     """Return the user properties and the payload of an answer.
 
-    A single contiguous tensor is not copied: the payload is then its memory.
+    A single contiguous tensor is not copied: the payload is its memory.
     """
     properties = []
     parts: list[bytes | memoryview] = []
@@ -87,7 +87,7 @@ def format_answer(
 def _parse(text: str) -> TensorSpec:
     match = _PROPERTY.fullmatch(text)
     if match is None:
-        raise InputError(f"a tensor is described as name;FP32;1,3,4, not {text!r:.80}")
+        raise InputError(f"expected a tensor described as name;FP32;1,3,4, got {text!r:.80}")
     shape = tuple(map(int, match[3].split(","))) if match[3] else ()
     try:
         return TensorSpec(match[1], match[2], shape)

@@ -1,14 +1,13 @@
-"""What a worker takes away from itself before it runs a model's native code.
+"""The sandbox that a worker puts itself into before it runs a model's native code.
 
 Promises, on a kernel that has them: resource limits that cannot be raised again; no new privileges; Landlock
-without a single rule, so that no path can be opened (memory files are no paths); a filter of system calls
-that allows the list in `system_calls` and refuses the rest with EPERM, for every thread. All imports must be
-done before. Where the kernel lacks Landlock or seccomp the rest is applied all the same, and the status says
-so.
+without any rule, so that no path can be opened (memory files have no path); a filter for every thread that
+allows the system calls listed in `system_calls` and refuses all others with EPERM. All imports must be done
+before. If the kernel lacks Landlock or seccomp, the rest is applied all the same, and the status says so.
 
-Closed in two steps: `close_files` before the model's library is mapped, for its constructors are native code
-already; `close_loading` after, which takes the dynamic linker's calls away too: opening, and new executable
-memory.
+The sandbox is closed in two steps: `close_files` before the model's library is mapped, because its
+constructors are native code; then `close_loading`, which also forbids what the dynamic linker needs: opening
+files, and new executable memory.
 
 References: linux/landlock.h, linux/seccomp.h, linux/filter.h; Documentation/userspace-api/landlock.rst.
 """
@@ -34,7 +33,7 @@ _PR_SET_NAME: Final = 15
 _PR_SET_VMA: Final = 0x53564D41
 
 _LANDLOCK_CREATE_RULESET_VERSION: Final = 1
-# Rights that are handled, and so refused, by the version of Landlock's ABI that introduced them.
+# Rights that Landlock handles, and so refuses, each with the version of the ABI that introduced them.
 _LANDLOCK_FS: Final = ((1, 0x1FFF), (2, 1 << 13), (3, 1 << 14), (5, 1 << 15))
 _LANDLOCK_NET: Final = ((4, 0b11),)
 _LANDLOCK_SCOPED: Final = ((6, 0b11),)
@@ -45,8 +44,7 @@ _RET_ALLOW: Final = 0x7FFF0000
 _RET_KILL_PROCESS: Final = 0x80000000
 _RET_ERRNO: Final = 0x00050000
 
-# Classic BPF, and the offsets of struct seccomp_data: nr, arch, instruction pointer, six arguments of 64
-# bits.
+# Classic BPF, and offsets in struct seccomp_data: nr, arch, instruction pointer, six arguments of 64 bits.
 _LOAD: Final = 0x20
 _JUMP_EQUAL: Final = 0x15
 _JUMP_ANY_BIT: Final = 0x45
@@ -60,18 +58,18 @@ _X32_BIT: Final = 0x40000000
 _CLONE_THREAD: Final = 0x10000
 _PROT_EXEC: Final = 4
 
-# The channel, the standard streams and the bundle's members, with room for what importing may have left open.
+# The channel, the standard streams, the bundle's members, and files that imports may have left open.
 _MAX_DESCRIPTORS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds on the process, 0 for none.
+    """Limits of the process; 0 for none.
 
     Attributes
     ----------
     memory_bytes
-        Address space beyond what the process has now.
+        Address space on top of what the process has now.
     """
 
     memory_bytes: int = 0
@@ -79,16 +77,16 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What is in force.
+    """Which parts of the sandbox are in force.
 
     Attributes
     ----------
     landlock
-        Version of the ABI, 0 if not in force.
+        Version of Landlock's ABI; 0 if it is not in force.
     seccomp
-        Whether the filter is.
+        Whether the filter of system calls is in force.
     reasons
-        Why something is not.
+        Why a part is not in force.
     """
 
     landlock: int
@@ -107,12 +105,12 @@ class Status:
 
 
 def close_files(limits: Limits) -> Status:
-    """Limit the process and take away files, network and processes. There is no way back.
+    """Limit the process, and forbid files, network and other processes. This cannot be undone.
 
     Returns
     -------
     Status
-        What the kernel put in force.
+        The parts that the kernel put in force.
 
     Raises
     ------
@@ -130,7 +128,7 @@ def close_files(limits: Limits) -> Status:
     threads = len(list(Path("/proc/self/task").iterdir()))
     landlock = _attempt(lambda: _restrict_files(libc), "landlock", reasons)
     if threads > 1:
-        # Landlock holds for the thread that asks, and for those it makes; an import has started others.
+        # Landlock applies to the calling thread and those it starts, but an import has started others.
         reasons.append(f"{threads - 1} threads without landlock")
         landlock = 0
     seccomp = bool(_attempt(lambda: _filter(libc, loading=True), "seccomp", reasons))
@@ -138,28 +136,28 @@ def close_files(limits: Limits) -> Status:
 
 
 def close_loading(status: Status) -> None:
-    """Take away what only loading needed: opening anything, and new executable memory.
+    """Forbid what only loading needed: opening files, and new executable memory.
 
     Raises
     ------
     OSError
-        If the kernel refuses, having accepted the first filter.
+        If the kernel refuses, although it accepted the first filter.
     """
     if status.seccomp:
         _filter(ctypes.CDLL(None, use_errno=True), loading=False)
 
 
 def limit_cpu(budget_s: int) -> int:
-    """Let the kernel end this process (SIGXCPU) once it has burnt this many processor seconds more.
+    """Let the kernel end this process (SIGXCPU) after `budget_s` more processor seconds.
 
     Returns
     -------
     int
-        What `time.process_time` will not pass.
+        The limit, as a reading of `time.process_time`.
     """
     usage = resource.getrusage(resource.RUSAGE_SELF)
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    # The limit counts whole seconds; the one begun is not held against this request.
+    # The limit counts whole seconds; the current one does not count for this request.
     most_s = int(usage.ru_utime + usage.ru_stime) + 1 + budget_s
     resource.setrlimit(resource.RLIMIT_CPU, (most_s, hard))
     return most_s
@@ -171,16 +169,16 @@ def filter_program(architecture: Architecture, pid: int, *, loading: bool) -> by
     Parameters
     ----------
     pid
-        The only process that may be signalled: this one.
+        This process, the only one that may be sent signals.
     loading
-        Whether a library is still to be mapped.
+        Whether a library must still be mapped.
     """
     program = [
         _instruction(_LOAD, _ARCH),
         _instruction(_JUMP_EQUAL, architecture.audit, 1, 0),
         _instruction(_RETURN, _RET_KILL_PROCESS),
         _instruction(_LOAD, _NR),
-        # x32 calls have x86-64's architecture and numbers of their own.
+        # x32 calls have x86-64's architecture but other numbers.
         _instruction(_JUMP_AT_LEAST, _X32_BIT, 0, 1),
         _instruction(_RETURN, _RET_ERRNO | errno.EPERM),
     ]
@@ -243,7 +241,7 @@ def _restrict_files(libc: ctypes.CDLL) -> int:
         sum(bits for since, bits in rights if version >= since)
         for rights in (_LANDLOCK_FS, _LANDLOCK_NET, _LANDLOCK_SCOPED)
     ]
-    # struct landlock_ruleset_attr; an older kernel takes a longer one whose end is zero.
+    # struct landlock_ruleset_attr; an older kernel accepts a longer one if its end is zero.
     attr = struct.pack("=QQQ", *handled)
     ruleset = _call(libc, calls.LANDLOCK_CREATE_RULESET, attr, len(attr), 0)
     try:
@@ -270,7 +268,7 @@ def _filter(libc: ctypes.CDLL, *, loading: bool) -> int:
 
 
 def _call(libc: ctypes.CDLL, number: int, *arguments: int | bytes | None) -> int:
-    # A C long each, so that no upper half of a register is left to chance.
+    # Each is a C long, so that the upper half of every register is defined.
     converted = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
     result: int = libc.syscall(ctypes.c_long(number), *converted)
     if result < 0:
@@ -280,7 +278,7 @@ def _call(libc: ctypes.CDLL, number: int, *arguments: int | bytes | None) -> int
 
 
 def _load(argument: int) -> bytes:
-    # The lower half, which is first on a little-endian machine; all that is compared here are C ints.
+    # The lower half, which is first on a little-endian machine: only C ints are compared here.
     return _instruction(_LOAD, _ARGUMENT + 8 * argument)
 
 

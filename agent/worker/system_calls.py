@@ -16,8 +16,7 @@ from typing import Final
 # name -> (x86-64, arm64 and riscv64, arm EABI); None where an architecture has no such call.
 Numbers = tuple[int | None, int | None, int | None]
 
-# Memory, threads, time, signals, and the descriptors that the worker holds already. What is not here is
-# refused.
+# Memory, threads, time, signals, and descriptors that are already open. All other calls are refused.
 ALLOWED: Final[Mapping[str, Numbers]] = MappingProxyType(
     {
         "read": (0, 63, 3),
@@ -30,7 +29,7 @@ ALLOWED: Final[Mapping[str, Numbers]] = MappingProxyType(
         "_llseek": (None, None, 140),
         "fstat": (5, 80, 108),
         "fstat64": (None, None, 197),
-        # The dynamic linker's fstat, by an empty path; of paths it tells no more than that they exist.
+        # The dynamic linker's fstat, by an empty path; of other paths it only reveals whether they exist.
         "newfstatat": (262, 79, None),
         "fstatat64": (None, None, 327),
         "statx": (332, 291, 397),
@@ -78,7 +77,7 @@ ALLOWED: Final[Mapping[str, Numbers]] = MappingProxyType(
         "poll": (7, None, 168),
         "ppoll": (271, 73, 336),
         "ppoll_time64": (None, None, 414),
-        # The channel; there is no other socket, and none can be made.
+        # The channel: there is no other socket, and none can be made.
         "recvfrom": (45, 207, 292),
         "recvmsg": (47, 212, 297),
         "sendto": (44, 206, 290),
@@ -87,14 +86,14 @@ ALLOWED: Final[Mapping[str, Numbers]] = MappingProxyType(
         "send": (None, None, 289),
         "getrandom": (318, 278, 384),
         "getrusage": (98, 165, 77),
-        # qsort of older glibc asks how much memory there is.
+        # qsort of older glibc asks for the size of the memory.
         "sysinfo": (99, 179, 116),
         "uname": (63, 160, 122),
         "exit": (60, 93, 1),
         "exit_group": (231, 94, 248),
     }
 )
-# Allowed with an argument that is looked at.
+# Allowed depending on an argument.
 CLONE: Final[Numbers] = (56, 220, 120)
 KILL: Final[Numbers] = (62, 129, 37)
 TGKILL: Final[Numbers] = (234, 131, 268)
@@ -102,12 +101,12 @@ PRLIMIT64: Final[Numbers] = (302, 261, 369)
 PRCTL: Final[Numbers] = (157, 167, 172)
 MMAP: Final[Numbers] = (9, 222, 192)
 MPROTECT: Final[Numbers] = (10, 226, 125)
-# Answered "no such call": the C library then makes a thread with clone, whose flags a filter can see.
+# Refused with ENOSYS: the C library then makes a thread with clone, whose flags a filter can check.
 CLONE3: Final[Numbers] = (435, 435, 435)
-# The dynamic linker's, until the model is loaded.
+# For the dynamic linker, until the model is loaded.
 OPEN: Final[Numbers] = (2, None, 5)
 OPENAT: Final[Numbers] = (257, 56, 322)
-# What the sandbox itself is made with, before it is closed for good.
+# For the sandbox itself, until it is closed completely.
 SECCOMP: Final[Numbers] = (317, 277, 383)
 LANDLOCK_CREATE_RULESET: Final = 444
 LANDLOCK_RESTRICT_SELF: Final = 446
@@ -115,7 +114,7 @@ LANDLOCK_RESTRICT_SELF: Final = 446
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A table's column, and how the kernel names it to a filter (AUDIT_ARCH of linux/audit.h)."""
+    """A column of the table, and its AUDIT_ARCH for filters (linux/audit.h)."""
 
     name: str
     column: int
@@ -133,7 +132,7 @@ _ARCHITECTURES: Final = MappingProxyType(
         ("aarch64", 8): Architecture("aarch64", 1, 0xC00000B7),
         ("riscv64", 8): Architecture("riscv64", 1, 0xC00000F3),
         ("armv7l", 4): Architecture("arm", 2, 0x40000028),
-        # A 32-bit system on a 64-bit kernel, as Raspberry Pi OS has it.
+        # A 32-bit system on a 64-bit kernel, as in Raspberry Pi OS.
         ("aarch64", 4): Architecture("arm", 2, 0x40000028),
         ("armv8l", 4): Architecture("arm", 2, 0x40000028),
     }

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from agent.worker.channel import Answer
+from agent.worker.frames import Answer
 
 # Seconds; from a tiny model on a fast core to what a compute limit allows.
 BUCKETS_S: Final = (

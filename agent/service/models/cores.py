@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from agent.worker.channel import Share
+from agent.worker.frames import Share
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from agent.service.models.supervisor import Supervisor
 from agent.service.models.worker_process import Spawn, WorkerProcess
 from agent.service.requests.pending import Pending
 from agent.wire.model_state import ModelPhase, ModelState
-from agent.worker.channel import Share
+from agent.worker.frames import Share
 
 
 @dataclass(frozen=True, slots=True)

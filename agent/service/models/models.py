@@ -18,7 +18,7 @@ from agent.config import QueueLimits, WorkerSettings
 from agent.service.models.cores import Cores
 from agent.service.models.model import Model, ModelStatus
 from agent.service.models.worker_process import Spawn, WorkerProcess
-from agent.worker.channel import Share
+from agent.worker.frames import Share
 
 _log = logging.getLogger(__name__)
 

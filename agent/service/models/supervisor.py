@@ -36,7 +36,7 @@ from agent.errors import (
 from agent.service.models.life_cycle import COMPUTING, CrashWindow, Event, State, next_state, restart_delay_s
 from agent.service.models.worker_process import Spawn, WorkerProcess
 from agent.service.requests.pending import Pending
-from agent.worker.channel import Answer, Buffer, Failed, Frame, Load, Ready, Share
+from agent.worker.frames import Answer, Buffer, Failed, Frame, Load, Ready, Share
 
 _log = logging.getLogger(__name__)
 

@@ -20,7 +20,8 @@ from typing import Final, Protocol
 
 import agent
 from agent.errors import ChannelError
-from agent.worker.channel import Buffer, Decoder, Frame, Header, Load, Stop, encode
+from agent.worker.channel import Decoder
+from agent.worker.frames import Buffer, Frame, Header, Load, Stop, encode
 
 # What a worker inherits: how Python finds its modules, how text is shown, and what steers kernels.
 _ENVIRONMENT: Final = ("PATH", "LANG", "LC_ALL", "TZ", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE")

@@ -28,7 +28,7 @@ from agent.service.requests.answers import AnswerRecord, AnswerStore, ReplyTo, R
 from agent.service.requests.pending import Pending
 from agent.wire.answer import FinalAnswer, refusal
 from agent.wire.topics import GroupInfer, Infer, parse_topic
-from agent.worker.channel import Answer, Buffer
+from agent.worker.frames import Answer, Buffer
 
 _log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from agent.service.requests.acknowledgement import Slot
 from agent.service.requests.answers import ReplyTo, RequestKey
 from agent.wire.answer import AnswerHead
 from agent.wire.request import InferMessage
-from agent.worker.channel import Answer, Buffer, Request
+from agent.worker.frames import Answer, Buffer, Request
 
 # One day: neither timers nor memory are made for longer promises.
 MAX_DEADLINE_S: Final = 24 * 3600.0

@@ -16,7 +16,8 @@ import sys
 import time
 from pathlib import Path
 
-from agent.worker.channel import Answer, Channel, Failed, Load, Ready, Request, Share, Stop
+from agent.worker.channel import Channel
+from agent.worker.frames import Answer, Failed, Load, Ready, Request, Share, Stop
 
 
 def main() -> None:

@@ -19,7 +19,8 @@ from agent.bundle.graph import Graph
 from agent.bundle.manifest import Manifest, Resources, Samples
 from agent.bundle.processing import Postprocess, Preprocess
 from agent.bundle.tensor_spec import TensorSpec
-from agent.worker.channel import Answer, Channel, Failed, Frame, Load, Ready, Request, send_load
+from agent.worker.channel import Channel, send_load
+from agent.worker.frames import Answer, Failed, Frame, Load, Ready, Request
 from tests.bundles import make_manifest
 from tests.fake_module import GraphBuilder, params
 

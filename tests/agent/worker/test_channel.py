@@ -18,11 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.errors import ChannelError
-from agent.worker.channel import (
+from agent.worker.channel import Channel, Decoder, send_load
+from agent.worker.frames import (
     MAX_HEADER_BYTES,
     Answer,
-    Channel,
-    Decoder,
     Failed,
     Frame,
     Header,
@@ -32,7 +31,6 @@ from agent.worker.channel import (
     Stop,
     decode_header,
     encode,
-    send_load,
 )
 
 texts = st.text(max_size=40)
@@ -158,7 +156,7 @@ def test_lengths_are_refused_before_anything_is_allocated() -> None:
     prefix = struct.Struct("<4sIQ")
     with pytest.raises(ChannelError, match=f"at most {MAX_HEADER_BYTES} bytes"):
         Decoder().feed(prefix.pack(b"EBC1", MAX_HEADER_BYTES + 1, 0))
-    with pytest.raises(ChannelError, match="at most 1000 bytes, not 18446744073709551615"):
+    with pytest.raises(ChannelError, match="at most 1000 bytes, got 18446744073709551615"):
         Decoder(1000).feed(prefix.pack(b"EBC1", 2, 2**64 - 1))
     with pytest.raises(ChannelError, match="begins with"):
         Decoder().feed(prefix.pack(b"HTTP", 2, 2))
@@ -210,16 +208,16 @@ def test_descriptors_that_do_not_fit_the_frame_are_closed_and_refused() -> None:
     ours, theirs = socket.socketpair()
     read, write = os.pipe()
     with ours, theirs:
-        with pytest.raises(ValueError, match="2 files"):
+        with pytest.raises(ValueError, match="expected 2 descriptors"):
             send_load(ours, Load(("a", "b")), b"", [read])
         head, _ = encode(Load(("a", "b")))
         socket.send_fds(ours, [head], [read])
         before = count_descriptors()
-        with pytest.raises(ChannelError, match="2 files came with 1 descriptors"):
+        with pytest.raises(ChannelError, match="expected 2 descriptors, one for each file, got 1"):
             Channel(theirs).receive_load()
         assert count_descriptors() == before
         Channel(ours).send(Stop())
-        with pytest.raises(ChannelError, match="first frame is load, not stop"):
+        with pytest.raises(ChannelError, match="expected load as the first frame, got stop"):
             Channel(theirs).receive_load()
     os.close(read)
     os.close(write)

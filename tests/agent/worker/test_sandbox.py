@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from agent.worker import system_calls
-from agent.worker.channel import Failed, Ready, Request
+from agent.worker.frames import Failed, Ready, Request
 from agent.worker.sandbox import Status, filter_program
 from tests.agent.worker.conftest import Spawn, compile_c
 

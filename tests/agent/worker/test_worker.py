@@ -20,7 +20,7 @@ from PIL import Image
 from agent.bundle.manifest import Samples
 from agent.bundle.processing import Postprocess, Preprocess, Softmax, TopK
 from agent.bundle.tensor_spec import TensorSpec
-from agent.worker.channel import Answer, Failed, Ready, Request, Stop
+from agent.worker.frames import Answer, Failed, Ready, Request, Stop
 from tests.agent.worker.conftest import Spawn, one_kernel
 from tests.fake_module import GraphBuilder, params
 
@@ -65,7 +65,7 @@ def test_times_are_told(spawn: Spawn) -> None:
 @pytest.mark.parametrize(
     ("payload", "fields", "status", "words"),
     [
-        (b"{", {"content_type": JSON}, 400, "not JSON"),
+        (b"{", {"content_type": JSON}, 400, "expected JSON"),
         (b"x", {"content_type": RAW}, 400, r"expected 16 bytes"),
         (b"x", {"content_type": "image/png"}, 415, "takes no images"),
         (b"x", {"content_type": "text/plain"}, 415, "text/plain"),
@@ -209,9 +209,9 @@ def test_a_bundle_whose_samples_do_not_come_out_is_not_served(spawn: Spawn) -> N
         (
             {"outputs": (TensorSpec("y", "FP32", (5,)),)},
             "ERR_ARBITRARY_SOFTWARE",
-            "does not fit the manifest",
+            "does not match the manifest",
         ),
-        ({"inputs": (TensorSpec("z", "FP32", (4,)),)}, "ERR_ARBITRARY_SOFTWARE", "does not fit the manifest"),
+        ({"inputs": (TensorSpec("z", "FP32", (4,)),)}, "ERR_ARBITRARY_SOFTWARE", "does not match the manifest"),
         ({"postprocess": Postprocess((TopK("y", 5),))}, "ERR_ARBITRARY_SOFTWARE", "row of at least 5 values"),
     ],
 )
@@ -239,7 +239,8 @@ def test_the_worker_holds_only_what_it_needs(kernel_library: Path, tmp_path: Pat
         forbidden = "torch ml_dtypes tvm onnx onnxruntime builder paho agent.service agent.deploy agent.mqtt"
         print(status, sorted(held & set(forbidden.split())), "PIL" in held, "cryptography" in held)
     """
-    from agent.worker.channel import Channel, Load, send_load
+    from agent.worker.channel import Channel, send_load
+    from agent.worker.frames import Load
     from tests.agent.worker.conftest import manifest, sealed
 
     content = {

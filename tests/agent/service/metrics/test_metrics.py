@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agent.service.metrics.metrics import BUCKETS_S, Histogram, Metrics, Throughput, to_document
-from agent.worker.channel import Answer
+from agent.worker.frames import Answer
 
 
 def test_counter_is_written_with_its_labels() -> None:

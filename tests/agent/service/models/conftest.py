@@ -16,7 +16,7 @@ from agent.service.models.supervisor import Supervisor
 from agent.service.models.worker_process import WorkerProcess
 from agent.service.requests.answers import ReplyTo
 from agent.service.requests.pending import Pending
-from agent.worker.channel import Answer, Buffer, Frame, Header, Load, Ready, Request, Share
+from agent.worker.frames import Answer, Buffer, Frame, Header, Load, Ready, Request, Share
 from tests.bundles import Signer
 
 READY = Ready(0.0, 0.0, 0, 1, 0, False, "no sandbox: a test")

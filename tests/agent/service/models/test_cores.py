@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.service.models.cores import Cores
-from agent.worker.channel import Share
+from agent.worker.frames import Share
 
 cpu_sets = st.sets(st.integers(0, 63), min_size=1, max_size=16).map(lambda cpus: tuple(sorted(cpus)))
 name_lists = st.lists(st.text("abc", min_size=1, max_size=3), unique=True, max_size=20)

@@ -14,7 +14,7 @@ from agent.config import QueueLimits, WorkerSettings
 from agent.errors import DeadlineError, OverloadedError
 from agent.service.models.model import Model
 from agent.service.models.supervisor import Supervisor
-from agent.worker.channel import Share
+from agent.worker.frames import Share
 from tests.agent.service.models.conftest import Requests, Workers
 from tests.bundles import Signer
 from tests.virtual_time import START_S, in_virtual_time

@@ -10,7 +10,7 @@ import pytest
 from agent.errors import DeadlineError, ExecutionError, IncompatibleError, SelfTestError
 from agent.service.models.life_cycle import State
 from agent.service.models.supervisor import START_LIMIT_S
-from agent.worker.channel import Answer, Failed, Frame, Share
+from agent.worker.frames import Answer, Failed, Frame, Share
 from tests.agent.service.models.conftest import Requests, Supervised, Workers
 from tests.virtual_time import START_S, in_virtual_time, settle
 
