@@ -1,6 +1,6 @@
-"""The agent at work: it takes requests over MQTT, has workers answer them, and says how it is.
+"""The running agent: it takes requests over MQTT, lets workers answer them, and publishes its state.
 
-In the order in which a request passes: `requests` (what is asked), `answers` (seen before?),
-`models` and `workers` (who answers), `worker_process` (the process), `inference` (all of it together) and
-`acknowledgement` (when the broker may forget it). `service` wires it up.
+`service` wires up all parts. `requests` has the way of a request and its answer, `models` the queue, the
+worker and its life cycle for each model, `metrics` what is counted and measured. `presence` keeps the agent's
+state topic correct, `notify` talks to systemd.
 """

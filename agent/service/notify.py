@@ -1,6 +1,6 @@
-"""Tells systemd how we are (sd_notify(3)): ready, still alive, stopping.
+"""Notifies systemd (sd_notify(3)) that the agent is ready, alive or stopping.
 
-A datagram to the socket that systemd names in the environment; without one, nothing happens.
+Sends a datagram to the socket that systemd names in the environment; without one, nothing happens.
 """
 
 from __future__ import annotations
@@ -16,30 +16,29 @@ _log = logging.getLogger(__name__)
 READY: Final = "READY=1"
 STOPPING: Final = "STOPPING=1"
 WATCHDOG: Final = "WATCHDOG=1"
-# Loading and testing models takes as long as it takes: the start is not late while this is said again and
-# again.
+# Loading and testing models may take long: systemd waits as long as this is repeated.
 EXTEND_START: Final = "EXTEND_TIMEOUT_USEC=10000000"
 
 
 class Notifier:
-    """The way to systemd.
+    """Sends notifications to systemd.
 
     Parameters
     ----------
     environment
-        The process's: NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID are read.
+        The process's environment; NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID are read.
     """
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         address = environment.get("NOTIFY_SOCKET", "")
-        # systemd.exec: "@" stands for the zero byte of an abstract socket.
+        # sd_notify(3): "@" stands for the zero byte of an abstract socket.
         self._address = "\0" + address[1:] if address.startswith("@") else address
         usec, pid = environment.get("WATCHDOG_USEC", ""), environment.get("WATCHDOG_PID", "")
         ours = not pid or pid == str(os.getpid())
         self.watchdog_s: float | None = int(usec) / 1e6 if usec.isdigit() and int(usec) and ours else None
 
-    def say(self, *lines: str) -> None:
-        """Send what changed, one `NAME=value` a line."""
+    def notify(self, *lines: str) -> None:
+        """Send assignments, each `NAME=value`."""
         if not self._address:
             return
         try:
@@ -47,4 +46,4 @@ class Notifier:
                 sock.setblocking(False)
                 sock.sendto("\n".join(lines).encode(), self._address)
         except OSError as error:
-            _log.warning("systemd cannot be told %s: %s", lines[0], error)
+            _log.warning("cannot notify systemd of %s: %s", lines[0], error)

@@ -1,8 +1,7 @@
-"""Whether the agent is there: birth, clean stop and will, retained on one topic with one session number.
+"""The agent's state topic: birth, clean stop and will, retained, each with the number of the session.
 
-Promises: a will of an earlier session, delivered late by a slow broker, does not leave a living agent
-"offline": the agent reads its own topic and says again what is true. The number grows with each start and
-survives it.
+Promises: a will of an earlier session that a slow broker delivers late does not leave a running agent
+"offline": the agent reads its own topic and corrects it. The number grows with each start, and survives it.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 _FILE: Final = "session_seq"
 _MAX_FILE_BYTES: Final = 32
-# Two agents with one name would otherwise contradict each other as fast as the broker carries it.
+# Two agents with the same name would otherwise contradict each other as fast as the broker is.
 _REASSERT_INTERVAL_S: Final = 1.0
 
 
@@ -39,16 +38,16 @@ class Session:
     version: str
 
     def document(self, state: AgentState) -> bytes:
-        """Return what is retained on the state topic."""
+        """Return the document for the state topic."""
         return StateDocument(state, self.seq, self.version).to_bytes()
 
     def will(self) -> Will:
-        """Return what the broker says when the agent is gone without a word."""
+        """Return the message that the broker publishes when the connection is lost."""
         return Will(format_topic(State(self.device)), self.document(AgentState.OFFLINE))
 
 
 def next_session_seq(state_dir: Path) -> int:
-    """Count this start, durably.
+    """Count this start durably, and return its number.
 
     Raises
     ------
@@ -66,8 +65,8 @@ def next_session_seq(state_dir: Path) -> int:
         _log.warning("cannot read %s: %s", path, error.strerror)
     before = int(raw) if raw.isdigit() else MAX_SAFE_INTEGER
     if before >= MAX_SAFE_INTEGER:
-        # The clock's seconds are higher than any count of starts: the number still grows.
-        _log.warning("%s holds no number of starts, counting on from the time", path)
+        # Seconds since 1970 are more than any count of starts, so the number still grows.
+        _log.warning("expected a number of starts in %s, got something else: counting on from the time", path)
         before = int(time.time())
     seq = before + 1
     write_durably(path, str(seq).encode())
@@ -75,7 +74,7 @@ def next_session_seq(state_dir: Path) -> int:
 
 
 class Presence:
-    """Says on the state topic what is true.
+    """Keeps the state topic correct.
 
     Parameters
     ----------
@@ -84,7 +83,7 @@ class Presence:
     connection
         The control connection, whose will is `session.will()`.
     clock
-        Seconds; `time.monotonic` but in tests.
+        Returns seconds; `time.monotonic` except in tests.
     """
 
     def __init__(
@@ -98,12 +97,12 @@ class Presence:
         self._asserted_s = float("-inf")
 
     def announce(self) -> None:
-        """Say that we are here."""
+        """Publish the current state."""
         self._asserted_s = self._clock()
         self._connection.publish(self._topic, self._session.document(self._state), retain=True)
 
     def on_state(self, payload: bytes) -> None:
-        """Read what stands on our topic, and correct it."""
+        """Read the retained state of this device, and correct it if it is wrong."""
         if payload == self._session.document(self._state) or self._state != AgentState.ONLINE:
             return
         if self._clock() - self._asserted_s >= _REASSERT_INTERVAL_S:
@@ -111,6 +110,6 @@ class Presence:
             self.announce()
 
     def stop(self) -> None:
-        """Say that we are going of our own accord."""
+        """Publish that the agent stops as intended."""
         self._state = AgentState.STOPPED
         self._connection.publish(self._topic, self._session.document(AgentState.STOPPED), retain=True)

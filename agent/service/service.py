@@ -27,7 +27,8 @@ from agent.errors import EdgeError
 from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message
 from agent.mqtt.tls import CertificateFiles
-from agent.service.metrics import host, readings
+from agent.service.metrics import gauges as gauges_of
+from agent.service.metrics import host
 from agent.service.metrics.metrics import Metrics, Sample, to_document
 from agent.service.models.cores import Cores
 from agent.service.models.models import Models
@@ -174,7 +175,7 @@ class Service:
             # Freeze long-lived objects, so that the garbage collector skips them.
             gc.collect()
             gc.freeze()
-            self._notifier.say(READY, f"STATUS=serving as {config.device}")
+            self._notifier.notify(READY, f"STATUS=serving as {config.device}")
             _log.info(
                 "edge-agent %s serves as %s: broker %s, state in %s",
                 agent.__version__,
@@ -184,7 +185,7 @@ class Service:
             )
             await self._serve(stop)
         finally:
-            self._notifier.say(STOPPING)
+            self._notifier.notify(STOPPING)
             await self._shut_down()
             self._deployment.close()
             self._outbox.close()
@@ -250,7 +251,7 @@ class Service:
             if late_s > _LATE_S:
                 _log.warning("the event loop was blocked for %.1f s", late_s)
             if self._notifier.watchdog_s is not None or also:
-                self._notifier.say(WATCHDOG, *also)
+                self._notifier.notify(WATCHDOG, *also)
 
     async def _watch_certificates(self) -> None:
         """Use renewed certificates soon, even if nobody sent SIGHUP."""
@@ -273,14 +274,14 @@ class Service:
     def _read_metrics(self) -> list[Sample]:
         gauges = self._host.gauges()
         gauges["edge_inference_in_flight", ()] = self._inference.in_flight
-        gauges.update(readings.of_answers(self._answers))
-        gauges.update(readings.of_outbox(self._outbox))
+        gauges.update(gauges_of.of_answers(self._answers))
+        gauges.update(gauges_of.of_outbox(self._outbox))
         if self._certificates is not None:
-            gauges.update(readings.of_certificates(self._certificates))
+            gauges.update(gauges_of.of_certificates(self._certificates))
         for connection in self.connections:
-            gauges.update(readings.of_connection(connection))
+            gauges.update(gauges_of.of_connection(connection))
         for model in self.models:
-            gauges.update(readings.of_model(model))
+            gauges.update(gauges_of.of_model(model))
         return self._metrics.samples(gauges)
 
     def _on_control_up(self, _session_present: bool) -> None:

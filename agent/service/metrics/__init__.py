@@ -1,1 +1,1 @@
-"""Metrics: one table of names, one registry, and the ways out (MQTT, Prometheus, Home Assistant)."""
+"""Metrics: a table of all names, the counters, the gauges, and the outputs (Prometheus, Home Assistant)."""

@@ -1,12 +1,12 @@
-"""The device and its models as entities of Home Assistant, where somebody asked for that.
+"""The device and its models as optional entities of Home Assistant.
 
 One retained document under Home Assistant's discovery prefix (device discovery, Home Assistant 2024.12 and
-newer) names topics that are there anyway: whether the agent is there, its metrics, the state of each model.
-Nothing else is published for it, and this file is read by nobody while it is switched off.
+newer) names topics that the agent publishes anyway: its state, its metrics, and the state of each model.
+Nothing else is published, and this module is not imported while announcing is switched off.
 
-Promises: an entity whose model is gone is taken away; switched off, all of them are, also by an agent that
-was started again meanwhile: what was announced is written down. Core without a connection: `Announcer`
-publishes, `discovery_document` says what.
+Promises: an entity is removed when its model is gone; all are removed when announcing is switched off, even
+if the agent was restarted in between, because a file records what was announced. `discovery_document` is
+pure, `Announcer` publishes it.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ _log = logging.getLogger(__name__)
 
 # The record of what was announced has a line for each entity.
 _MAX_FILE_BYTES: Final = 256 << 10
-# A reading is given up when so many of its intervals passed without one.
+# A value expires when this many intervals passed without a new one.
 _MISSED_INTERVALS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What entities are made of.
+    """A device as Home Assistant sees it.
 
     Attributes
     ----------
     name, version, board
-        The device's name in topics, the agent's version, and what it runs on.
+        The device's name in topics, the agent's version, and the board.
     models
         Names of the models that run.
     zones, throttled
-        Thermal zones that are measured, and whether the firmware says that it slows the device down.
+        Thermal zones that are measured, and whether the firmware reports that it slows the device down.
     interval_s
-        Between two publications of metrics.
+        Seconds between two publications of metrics.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Device:
 
 
 def discovery_document(device: Device) -> dict[str, Any]:
-    """Return what is retained at the discovery topic."""
+    """Return the document that is retained at the discovery topic."""
     name = discovery_id(device.name)
     parts: dict[str, dict[str, Any]] = {
         "state": {
@@ -150,7 +150,7 @@ def _measured(
     scale: float = 1,
     device_class: str | None = None,
 ) -> dict[str, Any]:
-    # Nothing is said of what has not been measured: the template's None is "unknown" there.
+    # A value that was not measured is shown as "unknown", because the template returns None.
     quoted = key.replace("\\", "\\\\").replace("'", "\\'")
     shown = f"(v * {scale:g}) | round(2)" if scale != 1 else "v"
     part: dict[str, Any] = {
@@ -170,12 +170,12 @@ def _measured(
 
 
 class Announcer:
-    """Publishes the document, and takes it back.
+    """Publishes the discovery document, and withdraws it.
 
     Parameters
     ----------
     control
-        The control connection.
+        Publishes messages.
     record
         The file that records what was announced.
     prefix
@@ -190,11 +190,11 @@ class Announcer:
         self._last = b""
 
     def forget(self) -> None:
-        """Say everything again: the broker may have forgotten it."""
+        """Publish again at the next call of `announce`: the broker may have lost the document."""
         self._last = b""
 
     def announce(self, device: Device) -> None:
-        """Say what there is, unless it has been said; or that there is nothing, where it is switched off."""
+        """Publish the document if it changed; withdraw it if announcing is switched off."""
         if self._prefix is None:
             self._withdraw(None)
             return
@@ -208,7 +208,7 @@ class Announcer:
         parts = {name: part["platform"] for name, part in document["components"].items()}
         gone = {name: kind for name, kind in self._announced.get(topic, {}).items() if name not in parts}
         if gone:
-            # An entity is taken away by naming nothing but its platform, once.
+            # An entity is removed by a document that has only its platform, sent once.
             removed = {name: {"platform": kind} for name, kind in gone.items()}
             document["components"] = {**document["components"], **removed}
             self._control.publish(topic, _encode(document), retain=True)
@@ -217,7 +217,7 @@ class Announcer:
         self._control.publish(topic, payload, retain=True)
 
     def _withdraw(self, kept: str | None) -> None:
-        """Take back what was announced under another prefix or name, or before it was switched off."""
+        """Withdraw what was announced on other topics than `kept`."""
         for topic in [topic for topic in self._announced if topic != kept]:
 
             def taken(sent: asyncio.Future[Reason], topic: str = topic) -> None:
@@ -234,7 +234,7 @@ class Announcer:
             else:
                 self._path.unlink(missing_ok=True)
         except (StoreError, OSError) as error:
-            _log.warning("what Home Assistant was told is not written down: %s", error)
+            _log.warning("what was announced to Home Assistant cannot be recorded: %s", error)
 
 
 def _encode(document: Mapping[str, Any]) -> bytes:

@@ -1,7 +1,7 @@
-"""What the device says about itself: hardware and versions once, memory, load and temperature now.
+"""The device: its hardware and versions for the info document, its memory, load and temperature as gauges.
 
-Promises: reads files below /proc and /sys, never fails and never blocks for long; what cannot be read is
-left out.
+Promises: reads only files in /proc and /sys, never fails and never blocks for long; values that cannot be
+read are left out.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from agent.bundle.machine import Machine
 from agent.wire import content_types
 from agent.wire.info import Capabilities, Hardware, Info, Software
 
-# get_throttled of a Raspberry Pi's firmware: bits of now; the same 16 higher: at any time since the boot.
+# get_throttled of a Raspberry Pi's firmware: these bits are current, the same ones 16 higher are since boot.
 _THROTTLE_CAUSES: Final = ("under_voltage", "frequency_capped", "throttled", "soft_temperature_limit")
 _SINCE_BOOT_SHIFT: Final = 16
 # Fields of the first line of /proc/stat, proc(5).
 _CPU_MODES: Final = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
-# Cores of one chip and a few more; a server has hundreds of sensors that say nothing about inference.
+# Enough for the cores of one chip; a server has hundreds of sensors that do not matter for inference.
 _MAX_ZONES: Final = 16
 _MAX_FILE_BYTES: Final = 64 << 10
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
@@ -71,9 +71,9 @@ class Host:
     Parameters
     ----------
     state_dir
-        Whose file system's free space is told.
+        The folder whose file system's free space is measured.
     root
-        `/`, but in tests.
+        `/` except in tests.
     """
 
     def __init__(self, state_dir: Path, root: Path = Path("/")) -> None:
@@ -83,7 +83,7 @@ class Host:
         self._started_s = time.monotonic()
 
     def gauges(self) -> Gauges:
-        """Measure."""
+        """Return the current values: (name, labels) -> value."""
         out: Gauges = {("edge_agent_uptime_seconds", ()): round(time.monotonic() - self._started_s, 1)}
         statm = _read(self._proc / "self/statm").split()
         if len(statm) > 1:
@@ -129,7 +129,7 @@ class Host:
             if state.isdigit():
                 name = f"{_read(cooler / 'type').strip()}-{cooler.name.removeprefix('cooling_device')}"
                 out["edge_cooling_state", (("cooler", name),)] = int(state)
-        # What `vcgencmd get_throttled` asks, without a program and without its device.
+        # The value of `vcgencmd get_throttled`, without that program and its device.
         for file in sorted(self._sys.glob("devices/platform/soc*/*firmware*/get_throttled"))[:1]:
             try:
                 bits = int(_read(file).strip(), 16)
@@ -141,12 +141,12 @@ class Host:
 
 
 def process_cpu_s(pid: int | str) -> float | None:
-    """Return the CPU time of a process, user and system; None when it is gone."""
+    """Return the CPU seconds of a process, user and system together; None if it is gone."""
     return _cpu_s(Path("/proc") / str(pid) / "stat")
 
 
 def _cpu_s(path: Path) -> float | None:
-    # proc(5): the command may hold spaces, fields are counted from behind its parenthesis.
+    # proc(5): the command may contain spaces, so fields are counted after its closing parenthesis.
     stat = _read(path).rpartition(")")[2].split()
     return (int(stat[11]) + int(stat[12])) / _TICKS if len(stat) > 12 else None
 

@@ -1,7 +1,6 @@
-"""Every metric of the agent in one table: what kind it is, and what it says.
+"""Every metric of the agent in one table: its kind, its meaning and its labels.
 
-`agent.service.metrics.metrics` refuses to write what is not here, the Prometheus page takes its types and
-help texts from here, and docs/mqtt.md is held against it.
+The Prometheus page takes types and help texts from here, and a test compares docs/mqtt.md with it.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ class Metric:
     Attributes
     ----------
     kind
-        As Prometheus has it.
+        One of Prometheus' types.
     text
-        What it says, in one line.
+        Its meaning, in one line.
     labels
-        Their names.
+        Names of its labels.
     """
 
     kind: str
@@ -39,9 +38,9 @@ METRICS: Final = {
     "edge_inference_requests_total": Metric(
         COUNTER, "Answered requests by model and status.", ("model", "status")
     ),
-    "edge_inference_duplicates_total": Metric(COUNTER, "Requests that had come before."),
+    "edge_inference_duplicates_total": Metric(COUNTER, "Requests that were delivered before."),
     "edge_inference_unanswerable_total": Metric(
-        COUNTER, "Requests without a place for their answer.", ("reason",)
+        COUNTER, "Requests without a usable reply topic.", ("reason",)
     ),
     "edge_inference_queue_seconds": Metric(
         HISTOGRAM, "From a request's arrival until its model was free.", _MODEL
@@ -54,44 +53,44 @@ METRICS: Final = {
         GAUGE, "Quantiles of the last answers' durations.", (*_MODEL, "quantile")
     ),
     "edge_inference_throughput": Metric(GAUGE, "Answers a second, over the last minute.", _MODEL),
-    "edge_inference_in_flight": Metric(GAUGE, "Requests whose answer is not out yet."),
+    "edge_inference_in_flight": Metric(GAUGE, "Accepted requests whose answer the broker does not have yet."),
     "edge_model_ready": Metric(GAUGE, "Whether a model answers.", _MODEL),
-    "edge_model_queue_length": Metric(GAUGE, "Requests that wait for a model or are in it.", _MODEL),
+    "edge_model_queue_length": Metric(GAUGE, "Requests that wait for a model or are computed.", _MODEL),
     "edge_worker_restarts_total": Metric(COUNTER, "Deaths of a model's worker.", _MODEL),
     "edge_worker_resident_memory_bytes": Metric(GAUGE, "Resident memory of a model's worker.", _MODEL),
-    "edge_worker_cpu_seconds_total": Metric(COUNTER, "CPU time of a model's present worker.", _MODEL),
+    "edge_worker_cpu_seconds_total": Metric(COUNTER, "CPU time of a model's current worker.", _MODEL),
     "edge_answers_undelivered_total": Metric(COUNTER, "Answers that were given up.", ("reason",)),
-    "edge_answers_dropped_total": Metric(COUNTER, "Answers forgotten before their time."),
+    "edge_answers_dropped_total": Metric(COUNTER, "Answers that were forgotten early."),
     "edge_outbox_messages": Metric(
-        GAUGE, "What the broker does not have yet: answers, and reports of jobs.", ("kind",)
+        GAUGE, "Answers and reports of jobs that the broker does not have yet.", ("kind",)
     ),
     "edge_outbox_dropped_total": Metric(COUNTER, "Reports of jobs that were given up."),
-    "edge_mqtt_connects_total": Metric(COUNTER, "Connections that were made.", ("connection",)),
+    "edge_mqtt_connects_total": Metric(COUNTER, "Connections to the broker.", ("connection",)),
     "edge_mqtt_reconnects_total": Metric(
-        COUNTER, "Connections that were made after the first.", ("connection",)
+        COUNTER, "Connections to the broker after the first.", ("connection",)
     ),
-    "edge_mqtt_connected": Metric(GAUGE, "Whether a connection stands.", ("connection",)),
+    "edge_mqtt_connected": Metric(GAUGE, "Whether a connection is up.", ("connection",)),
     "edge_mqtt_unacknowledged": Metric(
         GAUGE, "Messages that the broker has not acknowledged.", ("connection",)
     ),
     "edge_certificate_expiry_timestamp_seconds": Metric(
         GAUGE, "When the first certificate in a file ends, seconds since the epoch.", ("file",)
     ),
-    "edge_agent_uptime_seconds": Metric(GAUGE, "Since the agent's start."),
+    "edge_agent_uptime_seconds": Metric(GAUGE, "Time since the agent started."),
     "edge_agent_resident_memory_bytes": Metric(GAUGE, "Resident memory of the main process."),
     "edge_agent_cpu_seconds_total": Metric(COUNTER, "CPU time of the main process."),
     "edge_agent_open_descriptors": Metric(GAUGE, "File descriptors of the main process."),
-    "edge_faults_total": Metric(COUNTER, "Faults of ours; please report."),
+    "edge_faults_total": Metric(COUNTER, "Bugs in the agent that were caught; please report them."),
     "edge_cpu_seconds_total": Metric(COUNTER, "CPU time of the device, all cores together.", ("mode",)),
-    "edge_cpu_frequency_hertz": Metric(GAUGE, "Clock of a core now.", ("core",)),
-    "edge_memory_available_bytes": Metric(GAUGE, "Memory that programs can still have."),
-    "edge_load1": Metric(GAUGE, "Load average of one minute."),
-    "edge_state_free_bytes": Metric(GAUGE, "Free space where state is kept."),
-    "edge_state_size_bytes": Metric(GAUGE, "Size of the file system where state is kept."),
-    "edge_temperature_celsius": Metric(GAUGE, "Temperature of a zone.", ("zone",)),
+    "edge_cpu_frequency_hertz": Metric(GAUGE, "Current clock of a core.", ("core",)),
+    "edge_memory_available_bytes": Metric(GAUGE, "Memory available to programs."),
+    "edge_load1": Metric(GAUGE, "Load average over one minute."),
+    "edge_state_free_bytes": Metric(GAUGE, "Free space in the file system of the state directory."),
+    "edge_state_size_bytes": Metric(GAUGE, "Size of the file system of the state directory."),
+    "edge_temperature_celsius": Metric(GAUGE, "Temperature of a thermal zone.", ("zone",)),
     "edge_throttled": Metric(
-        GAUGE, "Whether the firmware of a Raspberry Pi slows the device down now.", ("cause",)
+        GAUGE, "Whether a Raspberry Pi's firmware slows the device down now.", ("cause",)
     ),
-    "edge_throttled_since_boot": Metric(GAUGE, "The same, at any time since the boot.", ("cause",)),
-    "edge_cooling_state": Metric(GAUGE, "How far a device is cooled or slowed; 0 is not.", ("cooler",)),
+    "edge_throttled_since_boot": Metric(GAUGE, "Whether it did so at any time since the boot.", ("cause",)),
+    "edge_cooling_state": Metric(GAUGE, "How far a cooling device is on; 0 is off.", ("cooler",)),
 }

@@ -1,9 +1,9 @@
-"""What the agent counts and measures, under Prometheus names.
+"""The agent's counters, histograms and samples, under Prometheus names.
 
-One list of samples is the source of both forms: a flat JSON object over MQTT, whose keys are written as
-Prometheus' text format writes a sample (`edge_inference_requests_total{model="digits",status="200"}`), and
-the Prometheus page. Label values come from a bounded set: models that run here, statuses, reasons. Nobody
-can make the agent grow by asking for models that do not exist.
+One list of samples is the source of both forms: a flat JSON object over MQTT, whose keys are those of
+Prometheus' text format (`edge_inference_requests_total{model="digits",status="200"}`), and the Prometheus
+page. Label values come from a bounded set (models that run here, statuses, reasons), so that requests for
+models that do not exist take no memory.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Final
 
 from agent.worker.frames import Answer
 
-# Seconds; from a tiny model on a fast core to what a compute limit allows.
+# Seconds: from a tiny model on a fast core to a usual compute limit.
 BUCKETS_S: Final = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 30.0),
 )
 QUANTILES: Final = (0.5, 0.9, 0.99)
-# Quantiles are of this many latest answers.
+# Quantiles are computed over this many latest answers.
 RECENT: Final = 1024
-# Throughput is of this long.
+# Throughput is averaged over this many seconds.
 THROUGHPUT_S: Final = 60
 UNKNOWN_MODEL: Final = ""
 
@@ -34,14 +34,18 @@ Labels = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One number.
+    """One value of a metric.
 
     Attributes
     ----------
     metric
-        Its name in `metric_table.METRICS`.
+        The metric's name in `metric_table.METRICS`.
     name
-        The same, but for the parts of a histogram.
+        The sample's name: the metric's, or with a suffix for a part of a histogram.
+    labels
+        Pairs of name and value.
+    value
+        In the unit that the name says.
     """
 
     metric: str
@@ -51,13 +55,13 @@ class Sample:
 
     @property
     def key(self) -> str:
-        """Name and labels as Prometheus writes them."""
+        """Name and labels in Prometheus' text format."""
         return sample_key(self.name, self.labels)
 
 
 @dataclass(slots=True)
 class Histogram:
-    """Observations in seconds, counted in cumulative buckets when they are read."""
+    """Observations in seconds, by bucket; the buckets become cumulative in `samples`."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS_S) + 1))
     total_s: float = 0.0
@@ -68,7 +72,7 @@ class Histogram:
         self.total_s += seconds
 
     def samples(self, name: str, labels: Labels) -> Iterator[Sample]:
-        """Go through buckets, sum and count."""
+        """Yield buckets, sum and count."""
         running = 0
         for bound, count in zip((*BUCKETS_S, float("inf")), self.counts, strict=True):
             running += count
@@ -78,12 +82,12 @@ class Histogram:
 
 
 class Throughput:
-    """Events a second over the last minute, in a ring of as many counts.
+    """Events a second over the last minute, from a ring of one count for each second.
 
     Parameters
     ----------
     clock
-        Seconds; `time.monotonic` but in tests.
+        Returns seconds; `time.monotonic` except in tests.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -98,7 +102,7 @@ class Throughput:
         self._counts[self._second % THROUGHPUT_S] += 1
 
     def per_second(self) -> float:
-        """Return the mean over what has been of the last minute."""
+        """Return the mean over the last minute, or since the start if that is shorter."""
         self._turn()
         seen_s = min(float(THROUGHPUT_S), max(1.0, self._clock() - self._since_s))
         return round(sum(self._counts) / seen_s, 3)
@@ -137,7 +141,7 @@ class _ModelDurations:
 
 
 class Metrics:
-    """What the agent counts."""
+    """The agent's counters and durations."""
 
     def __init__(self) -> None:
         self._counters: dict[tuple[str, Labels], float] = {}
@@ -149,11 +153,11 @@ class Metrics:
         self._counters[key] = self._counters.get(key, 0) + amount
 
     def request(self, model: str, status: int) -> None:
-        """Count an answered request; `model` is one that runs here or `UNKNOWN_MODEL`."""
+        """Count an answered request; `model` must run here or be `UNKNOWN_MODEL`."""
         self.count("edge_inference_requests_total", model=model, status=str(status))
 
     def durations(self, model: str, answer: Answer, total_s: float) -> None:
-        """Record what one computed answer took, by the worker's clock and by ours from end to end."""
+        """Record the durations of one computed answer: the worker's, and `total_s` from arrival to answer."""
         entry = self._durations.get(model)
         if entry is None:
             entry = self._durations[model] = _ModelDurations()
@@ -166,11 +170,11 @@ class Metrics:
         entry.throughput.count()
 
     def forget(self, model: str) -> None:
-        """Drop the durations of a model that does not run any more."""
+        """Drop the durations of a model that no longer runs."""
         self._durations.pop(model, None)
 
     def samples(self, gauges: Mapping[tuple[str, Labels], float]) -> list[Sample]:
-        """Return all samples, with those that are measured now."""
+        """Return all samples, including these gauges."""
         out = [
             Sample(name, name, labels, value)
             for (name, labels), value in sorted({**self._counters, **gauges}.items())
@@ -186,7 +190,7 @@ def to_document(samples: Iterable[Sample]) -> dict[str, float]:
 
 
 def sample_key(name: str, labels: Labels) -> str:
-    """Write name and labels as Prometheus does."""
+    """Return name and labels in Prometheus' text format."""
     if not labels:
         return name
     return name + "{" + ",".join(f'{key}="{_escape(value)}"' for key, value in labels) + "}"

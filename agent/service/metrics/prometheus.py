@@ -1,8 +1,8 @@
-"""The metrics as a page for Prometheus, where somebody asked for one.
+"""The metrics as an optional page for Prometheus.
 
-Promises: the numbers are those that are published over MQTT, read in the event loop; one thread answers
-one client at a time and gives up one that is slow; without `metrics.listen` neither the library nor the
-thread exists. It has no password: it listens to this device alone, unless it is told otherwise.
+Promises: the numbers are those that are published over MQTT, read in the event loop; one thread answers one
+client at a time, and drops a slow one; without `metrics.listen` neither the library nor the thread exists.
+The page has no password, so it should listen on 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# A client that does not ask, or the event loop that does not answer, within this time is given up.
+# A client that sends no request within this time is dropped; so is a request if the event loop is busy.
 CLIENT_LIMIT_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class ListenAddress:
-    """Where the page is served."""
+    """The host and port of the page."""
 
     host: str
     port: int
@@ -46,7 +46,7 @@ def parse_listen_address(text: str) -> ListenAddress:
     Raises
     ------
     ValueError
-        If it is none.
+        If it has another form.
     """
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
@@ -56,7 +56,7 @@ def parse_listen_address(text: str) -> ListenAddress:
 
 
 class _Handler(WSGIRequestHandler):
-    # socketserver sets it on the connection, so that neither a slow line nor a slow reader blocks for longer.
+    # socketserver sets this on the connection, so that a slow client cannot block for longer.
     timeout = CLIENT_LIMIT_S
 
     def log_message(self, format: str, *args: object) -> None:
@@ -65,7 +65,7 @@ class _Handler(WSGIRequestHandler):
 
 class _Server(WSGIServer):
     def server_bind(self) -> None:
-        # As the library's, without asking DNS for our own name.
+        # Like the library's method, but without asking DNS for our own name.
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
@@ -86,14 +86,14 @@ class PrometheusPage:
     Parameters
     ----------
     address
-        Where; port 0 takes any.
+        Host and port; port 0 stands for any free one.
     samples
-        Returns the samples of now; called in the event loop that runs when this is made.
+        Returns the current samples; called in the event loop in which this object is made.
 
     Raises
     ------
     ConfigError
-        If the library is missing, or the address is not ours or taken.
+        If the library is missing, or the address cannot be listened on.
     """
 
     def __init__(self, address: ListenAddress, samples: Callable[[], Sequence[Sample]]) -> None:
@@ -101,7 +101,7 @@ class PrometheusPage:
             from prometheus_client import CollectorRegistry, make_wsgi_app
         except ImportError as error:
             raise ConfigError(
-                "metrics.listen needs the package prometheus-client, which is not installed",
+                "expected the package prometheus-client for metrics.listen, got none",
                 hint="pip install 'edgebundle[prometheus]', or leave metrics.listen out",
             ) from error
         self._samples = samples
@@ -118,7 +118,7 @@ class PrometheusPage:
         except OSError as error:
             raise ConfigError(
                 f"metrics.listen: cannot listen on {address.host}:{address.port}: {error.strerror or error}",
-                hint="choose another port; 127.0.0.1 is this device alone",
+                hint="choose another port; 127.0.0.1 is reachable only from this device",
             ) from error
         self._thread = threading.Thread(target=self._server.serve_forever, name="prometheus", daemon=True)
         self._thread.start()
@@ -133,18 +133,18 @@ class PrometheusPage:
         yield from to_metrics(self._read)
 
     async def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         await asyncio.to_thread(self._server.shutdown)
         self._server.server_close()
 
     def _answer(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        """Answer one client; called in the page's thread, for one at a time."""
+        """Answer one client; called in the page's thread, one client at a time."""
         reading = asyncio.run_coroutine_threadsafe(self._read_samples(), self._loop)
         try:
             self._read = reading.result(CLIENT_LIMIT_S)
         except LoopTimeoutError:
             reading.cancel()
-            _log.warning("the metrics page got no numbers within %g s", CLIENT_LIMIT_S)
+            _log.warning("the event loop gave the metrics page no numbers within %g s", CLIENT_LIMIT_S)
             start_response("503 Service Unavailable", [("Content-Type", "text/plain")])
             return [b"the agent is busy\n"]
         return self._page(environ, start_response)
@@ -154,7 +154,7 @@ class PrometheusPage:
 
 
 def to_metrics(samples: Sequence[Sample]) -> Iterator[Metric]:
-    """Group samples by metric, with the types and texts of the table."""
+    """Group samples by metric, with types and texts from the table."""
     from prometheus_client.metrics_core import Metric
 
     groups: dict[str, Metric] = {}
@@ -162,7 +162,7 @@ def to_metrics(samples: Sequence[Sample]) -> Iterator[Metric]:
         metric = groups.get(sample.metric)
         if metric is None:
             described = METRICS[sample.metric]
-            # The library's name of a counter is without the suffix that its samples have.
+            # The library's name of a counter lacks the suffix that its samples have.
             name = sample.metric.removesuffix("_total") if described.kind == "counter" else sample.metric
             metric = groups[sample.metric] = Metric(name, described.text, described.kind)
         metric.add_sample(sample.name, dict(sample.labels), sample.value)

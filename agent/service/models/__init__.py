@@ -1,1 +1,1 @@
-"""Models that serve: one supervised worker process for each."""
+"""The models that run: each has a queue, and a supervised worker process that empties it."""

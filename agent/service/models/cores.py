@@ -1,8 +1,8 @@
-"""Which processors each model's worker runs on, so that two models do not fight for the same.
+"""Divides processors among models, so that two models do not compete for the same ones.
 
-A core without processes: names and processors in, shares out. One model has all of them; several have sets
-of their own, as even as can be, the earlier ones the larger; where there are more models than processors,
-each has one, which it shares with as few others as can be.
+No I/O: names and processors in, shares out. A single model gets all processors. Several models get disjoint
+sets of nearly equal size, the earlier models the larger ones. If there are more models than processors, each
+model gets one, and shares it with as few others as possible.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from agent.worker.frames import Share
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """What is shared out.
+    """The processors to divide.
 
     Attributes
     ----------
     cpus
-        Processors of this device that the agent may use.
+        Processors that the agent may use.
     threads
-        Most threads of one model's kernels; 0 for as many as it has processors.
+        Most threads of one model's kernels; 0 for one for each of its processors.
     apart
-        Whether several models are kept apart.
+        Whether several models get different processors.
     """
 
     cpus: tuple[int, ...]
@@ -34,14 +34,14 @@ class Cores:
 
     @classmethod
     def detect(cls, environment: Mapping[str, str], *, threads: int, apart: bool) -> Cores:
-        """Take this process's processors; EDGE_NUM_THREADS says what `threads` leaves open."""
+        """Return this process's processors; EDGE_NUM_THREADS replaces `threads` if that is 0."""
         named = environment.get("EDGE_NUM_THREADS", "")
         if not threads and named.isdecimal() and len(named) < 4:
             threads = int(named)
         return cls(tuple(sorted(os.sched_getaffinity(0))), threads, apart)
 
     def share_out(self, names: Sequence[str]) -> dict[str, Share]:
-        """Return each model's share; the order of `names` decides who gets what is left over."""
+        """Return each model's share; the first of `names` get one processor more if some are left."""
         if not self.apart or len(names) < 2:
             return {name: self._share(self.cpus) for name in names}
         if len(names) > len(self.cpus):

@@ -7,7 +7,7 @@ there and back, in the order of the calls::
     Inference.on_message(Message)           a place in the order of acknowledgement (`AckOrder`)
       Pending.read(Message)                 or UnanswerableError: acknowledged, without an answer
       AnswerStore.get(key)                  answered before? then `_publish` the same answer again
-      Model.submit(Pending)                 the queue and the deadline; or a refusal, `_refused` at once
+      Model.submit(Pending)                 the queue and the deadline; or a refusal at once
         Supervisor.send(Pending)            at most two requests are in a worker
           WorkerProcess.send(Request)       through a socket pair to `agent.worker`
 

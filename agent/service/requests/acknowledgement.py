@@ -1,6 +1,6 @@
-"""Acknowledge messages in the order in which they came (MQTT 5.0, 4.6), however they finish.
+"""Acknowledges messages in the order in which they arrived (MQTT 5.0, 4.6), in whatever order they finish.
 
-A core without a connection: an answer that is out early waits here for those before it.
+No I/O: the acknowledgement of a message that finishes early waits here for those before it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from agent.mqtt.message import Message, Receipt
 
 
 class Slot:
-    """The place of one message in the order of acknowledgement."""
+    """One message's place in the order of acknowledgement."""
 
     __slots__ = ("_order", "done", "receipt")
 
@@ -22,7 +22,7 @@ class Slot:
         self.done = False
 
     def finish(self) -> None:
-        """Say that the message is dealt with; it is acknowledged as soon as all before it are."""
+        """Mark the message as finished; it is acknowledged as soon as all messages before it are."""
         if not self.done:
             self.done = True
             self._order.release()
@@ -45,22 +45,22 @@ class AckOrder:
         return len(self._slots)
 
     def arrived(self, message: Message) -> Slot | None:
-        """Give a message its place; None for one that wants no acknowledgement (QoS 0)."""
+        """Give a message its place; None if it needs no acknowledgement (QoS 0)."""
         receipt = message.receipt
         if receipt is None:
             return None
         if self._slots and self._slots[-1].receipt.epoch != receipt.epoch:
             self.forget()
-        # Not the message: many may wait here behind a slow one, and their payloads must not.
+        # Not the message itself: many may wait here behind a slow one, and their payloads must be freed.
         slot = Slot(self, receipt)
         self._slots.append(slot)
         return slot
 
     def release(self) -> None:
-        """Acknowledge what can be."""
+        """Acknowledge the messages at the head that are finished."""
         while self._slots and self._slots[0].done:
             self._ack(self._slots.popleft().receipt)
 
     def forget(self) -> None:
-        """Drop everything: the connection is gone, and the broker delivers again what it kept."""
+        """Drop all messages: the connection is gone, and the broker will deliver them again."""
         self._slots.clear()

@@ -16,18 +16,18 @@ def test_lines_arrive_at_the_named_socket(tmp_path: Path, abstract: bool) -> Non
     address = f"@edge-test-{os.getpid()}" if abstract else str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.bind("\0" + address[1:] if abstract else address)
-        Notifier({"NOTIFY_SOCKET": address}).say(READY, "STATUS=here")
+        Notifier({"NOTIFY_SOCKET": address}).notify(READY, "STATUS=here")
         assert sock.recv(100) == b"READY=1\nSTATUS=here"
 
 
 def test_without_systemd_nothing_happens() -> None:
     notifier = Notifier({})
-    notifier.say(READY)
+    notifier.notify(READY)
     assert notifier.watchdog_s is None
 
 
 def test_socket_that_is_gone_does_not_stop_the_agent(tmp_path: Path) -> None:
-    Notifier({"NOTIFY_SOCKET": str(tmp_path / "none")}).say(READY)
+    Notifier({"NOTIFY_SOCKET": str(tmp_path / "none")}).notify(READY)
 
 
 @pytest.mark.parametrize(

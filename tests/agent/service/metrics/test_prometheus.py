@@ -151,7 +151,7 @@ async def test_port_that_is_taken_is_told() -> None:
 
 async def test_missing_library_is_told_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(ConfigError, match="prometheus-client, which is not installed"):
+    with pytest.raises(ConfigError, match="expected the package prometheus-client"):
         PrometheusPage(LOCAL, list)
 
 

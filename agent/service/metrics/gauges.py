@@ -1,6 +1,6 @@
-"""What each part of the agent says of itself at this moment, as gauges: name and labels -> value.
+"""The current values of the agent's parts, as gauges: (name, labels) -> value.
 
-What they mean stands in `metric_table`.
+`metric_table` explains them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from agent.service.requests.answers import AnswerStore
 
 
 def of_answers(answers: AnswerStore) -> Gauges:
-    """Answers that wait for the broker, and that were forgotten early."""
+    """Return how many answers wait for the broker, and how many were forgotten early."""
     return {
         ("edge_answers_dropped_total", ()): answers.dropped,
         ("edge_outbox_messages", (("kind", "answers"),)): answers.waiting,
@@ -22,7 +22,7 @@ def of_answers(answers: AnswerStore) -> Gauges:
 
 
 def of_outbox(outbox: Outbox) -> Gauges:
-    """Reports that wait for the broker, and that were given up."""
+    """Return how many reports wait for the broker, and how many were given up."""
     return {
         ("edge_outbox_messages", (("kind", "reports"),)): outbox.waiting,
         ("edge_outbox_dropped_total", ()): outbox.dropped,
@@ -30,7 +30,7 @@ def of_outbox(outbox: Outbox) -> Gauges:
 
 
 def of_certificates(files: CertificateFiles) -> Gauges:
-    """When each file's first certificate ends, seconds since 1970."""
+    """Return when the first certificate in each file ends, in seconds since 1970."""
     return {
         ("edge_certificate_expiry_timestamp_seconds", (("file", name),)): end_s
         for name, end_s in files.expiries().items()
@@ -38,7 +38,7 @@ def of_certificates(files: CertificateFiles) -> Gauges:
 
 
 def of_connection(connection: Connection) -> Gauges:
-    """How a connection to the broker is."""
+    """Return the state of a connection to the broker."""
     labels = (("connection", connection.client_id.rpartition("-")[2]),)
     return {
         ("edge_mqtt_connects_total", labels): connection.connects,
@@ -49,7 +49,7 @@ def of_connection(connection: Connection) -> Gauges:
 
 
 def of_model(model: Model) -> Gauges:
-    """How a model and its worker are; nothing of one that runs nothing yet."""
+    """Return the state of a model and its worker; nothing before its first worker is ready."""
     status = model.status()
     if status is None:
         return {}
