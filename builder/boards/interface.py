@@ -1,8 +1,7 @@
 """What `tune` asks of the boards that measure candidates.
 
 `builder.boards.local_board` implements it for this machine, `builder.boards.rpc_boards` for the boards of an
-RPC tracker. `builder.tune(boards=...)` accepts any other implementation: a simulator, or a counter of
-instructions.
+RPC tracker. `builder.tune(boards=...)` accepts any other implementation, such as a simulator.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A board behind ssh: the tunnel to it, and the server at its other end.
 
-The server lives as long as the connection: it stops when its standard input ends, even if this process was
-killed.
+The server lives as long as the connection: it stops when its standard input ends. So it also stops when this
+process is killed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A file of JSON lines that is appended to and survives a crash in the middle of a line.
 
-Appended lines are on disk when `append_lines` returns. Readers ignore an incomplete last line; `repair` cuts
-it off.
+Appended lines are on disk when `append_lines` returns. `read_lines` ignores an incomplete last line, and
+`repair` cuts it off.
 """
 
 from __future__ import annotations

@@ -75,8 +75,8 @@ def tune(
     options, runner
         What to search for, and how to time.
     tracker, key
-        `host:port` of an RPC tracker, and the key that the boards are registered under; without them, this
-        machine measures.
+        `host:port` of an RPC tracker, and the key that the boards are registered under. Without them, the
+        candidates are measured on this machine.
     prior_records
         Other folders, for other models or targets, whose best points are measured early.
     input_shapes

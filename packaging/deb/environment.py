@@ -2,8 +2,7 @@
 
 A virtual environment is a `pyvenv.cfg`, a link to the system's Python and a folder of Python packages, so it
 can be made for another architecture without running its programs. The system's own Python is not changed, and
-its packages are not visible inside, except on 32-bit ARM, where some of them replace wheels that do not
-exist.
+its packages are not visible inside. The exception is 32-bit ARM, where some of them replace missing wheels.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The Debian package: which files it installs where, and its control data.
 
-nfpm writes the archive from what this module prepares. The same sources, locks and SOURCE_DATE_EPOCH give the
-same bytes.
+nfpm writes the archive from what this module prepares. The build is reproducible: the same sources, locks and
+SOURCE_DATE_EPOCH give the same bytes.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ serve signed machine learning models over MQTT
  the Python packages of the system are neither used nor changed.
 """
 
-# The Debian packages of the libraries that the wheels expect on the system (read from the ELF files; a test
-# compares).
+# The Debian packages of the libraries that the wheels expect on the system. The list was read from the ELF
+# files; a test compares the two.
 _DEPENDS: Final = ("libc6", "libgcc-s1", "libstdc++6", "zlib1g", "adduser")
 
 _CONFIGURATION_HEAD: Final = """\
@@ -123,8 +123,7 @@ class Sources:
     def version(self, release: Release) -> str:
         """Return the package's version: the project's version, the release, and the build if it is not 0.
 
-        dpkg sorts 0.1.0+deb12 < 0.1.0+deb12u1 < 0.1.0+deb13, so a new build and a new release are both
-        upgrades.
+        dpkg sorts 0.1.0+deb12 < 0.1.0+deb12u1 < 0.1.0+deb13: a new build or a new release is an upgrade.
         """
         build = f"u{self.build}" if self.build else ""
         return f"{project_version(self.project)}+deb{release.number}{build}"

@@ -34,8 +34,7 @@ def _pip(*arguments: str | Path, epoch: int | None = None) -> None:
 def build_wheel(project: Path, into: Path, epoch: int) -> Path:
     """Build the project's wheel from a copy of its sources.
 
-    In the sources themselves, setuptools would leave a `build` folder, and pack what an earlier build left
-    there.
+    In the original folder, setuptools would leave a `build` folder, and pack the remains of earlier builds.
 
     Parameters
     ----------

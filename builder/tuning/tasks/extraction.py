@@ -1,7 +1,7 @@
 """Finds the tasks of a model: each kernel with a design space, once, and how often the model calls it.
 
-A task is identified by its *workload*, the unscheduled function: two models with the same convolution share
-its records.
+A task is identified by its *workload*, the unscheduled function. So two models that have a convolution in
+common share its records.
 """
 
 from __future__ import annotations
