@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 
-def test_reference_engine_reports_nothing_to_anybody(tmp_path: Path) -> None:
-    # ONNX Runtime's reporter writes the file of its session into the temporary folder as soon as it starts.
+def test_onnx_runtime_sends_no_telemetry(tmp_path: Path) -> None:
+    # ONNX Runtime's telemetry writes a session file into the temporary folder as soon as it starts.
     environment = {key: value for key, value in os.environ.items() if key != "ORT_DISABLE_TELEMETRY"}
     subprocess.run(
         [sys.executable, "-c", "import builder, onnxruntime; onnxruntime.SessionOptions()"],

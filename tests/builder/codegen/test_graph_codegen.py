@@ -1,4 +1,4 @@
-"""From a lowered function to mod.json: nodes, storages, parameters, and what cannot be there."""
+"""Graph code generation: nodes, storages, parameters, and functions that are refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ F32 = "float32"
 
 
 class Lowered:
-    """Builds a lowered function; kernels are only named, which is all that the generator looks at."""
+    """Builds a lowered function with named kernels; the generator uses only their names."""
 
     def __init__(self, *shapes: tuple[int, ...]) -> None:
         self.builder = relax.BlockBuilder()
@@ -98,14 +98,16 @@ def test_a_parameter_does_not_take_an_inputs_name() -> None:
     assert made.params[0][0].name != "p0"
 
 
-def test_what_depends_on_parameters_alone_keeps_its_storage() -> None:
+def test_a_value_that_depends_only_on_parameters_keeps_its_storage() -> None:
     lowered = Lowered((4,))
     packed = lowered.call("transform", [constant(4)], (4,))
     twice = lowered.call("transform", [packed], (4,))
     a = lowered.call("k", [lowered.inputs[0], twice], (4,))
     made = lowered.generate(lowered.call("k", [a, twice], (4,)))
     ids = made.graph.storage_id
-    assert len(set(ids)) == len(ids)  # input, p0, two transforms, a while the last reads it, and the result
+    assert len(set(ids)) == len(
+        ids
+    )  # input, p0, two transforms, `a` while the last kernel reads it, and the result
     assert made.arena_bytes == 2 * 16
 
 
@@ -125,7 +127,7 @@ def test_an_output_may_be_an_input_or_a_constant() -> None:
     assert [head.node_id for head in made.graph.heads] == [0, 1]
 
 
-def test_the_file_reads_back_as_the_same_graph() -> None:
+def test_the_written_graph_reads_back_the_same() -> None:
     lowered = Lowered((4, 4))
     made = lowered.generate(lowered.reshape(lowered.call("k", [lowered.inputs[0]], (4, 4)), (16,)))
     assert Graph.from_json(made.graph.to_json()) == made.graph

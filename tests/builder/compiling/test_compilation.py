@@ -1,4 +1,4 @@
-"""A model becomes a package: reproducible, declared, checked against the reference, or not written."""
+"""Compiling a model: reproducible, described in the manifest, compared with the reference."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def digits() -> Package:
     return compile(DIGITS / "digits.onnx", **PROCESSING)
 
 
-def test_the_manifest_says_what_was_compiled_and_how_well_it_agrees(digits: Package) -> None:
+def test_the_manifest_describes_the_model_and_its_parity(digits: Package) -> None:
     manifest = digits.manifest
     source = hashlib.sha256((DIGITS / "digits.onnx").read_bytes()).hexdigest()
     assert manifest.name == "digits"
@@ -88,13 +88,13 @@ def test_every_target_gets_a_bundle_that_agrees_with_the_reference(target: str) 
     assert package.manifest.provenance.parity_error < 1e-5
 
 
-def test_beyond_the_tolerance_there_is_no_package() -> None:
+def test_no_package_is_made_beyond_the_tolerance() -> None:
     with pytest.raises(ParityError, match=r"nothing was written|relative error"):
         compile(DIGITS / "digits.onnx", tolerance=0.0)
 
 
 def test_a_wrong_kernel_is_caught_by_parity(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check has teeth: one weight that is off does not pass."""
+    """Parity fails if a single weight is wrong."""
     from builder.compiling import compilation
 
     original = compilation.dump_params  # type: ignore[attr-defined]
@@ -163,10 +163,10 @@ ONES = onnx.numpy_helper.from_array(np.ones((3, 4), "float32"), "updates")
         ("ScatterElements", [3, 4], [10, 4], [ONES]),
     ],
 )
-def test_an_index_beyond_its_table_stays_inside_it(
+def test_an_index_out_of_range_reads_only_its_table(
     operator: str, ids: list[int], rows: list[int], more: list[onnx.TensorProto]
 ) -> None:
-    """Wrong indices are the requester's fault; the kernel must stay inside its own memory all the same."""
+    """A kernel must stay inside its memory even if a request has wrong indices."""
     names = ["table", "ids", *(tensor.name for tensor in more)]
     graph = onnx.helper.make_graph(
         [onnx.helper.make_node(operator, names, ["rows"])],

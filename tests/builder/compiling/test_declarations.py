@@ -1,4 +1,4 @@
-"""Presets and small files that declare what is done before and after a model."""
+"""Presets and TOML files that declare what happens before and after a model."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def test_one_channel_means_grey() -> None:
     assert preprocess("unit", [GREY]).colour == "GRAY"
 
 
-def test_the_picture_goes_to_the_only_input_that_can_take_it() -> None:
+def test_the_picture_goes_to_the_only_input_of_four_dimensions() -> None:
     assert preprocess("unit", [TOKENS, GREY]).input == "digit"
 
 
-def test_a_file_says_what_a_preset_would(tmp_path: Path) -> None:
+def test_a_file_declares_a_preprocess(tmp_path: Path) -> None:
     file = tmp_path / "p.toml"
     file.write_text('colour = "BGR"\nscale = 1\nmean = [127]\nstd = [128]\nresize_mode = "letterbox"\n')
     made = preprocess(str(file), [PHOTO])
@@ -130,7 +130,7 @@ def test_a_bad_postprocess_file_gets_one_line(tmp_path: Path, content: str) -> N
         postprocess(str(file), [LOGITS])
 
 
-def test_labels_are_as_many_as_classes(tmp_path: Path) -> None:
+def test_there_must_be_one_label_per_class(tmp_path: Path) -> None:
     file = tmp_path / "labels.txt"
     declared = postprocess("softmax,top2", [LOGITS])
     file.write_text("cat\r\ndog\nZürich \n\n")
@@ -141,7 +141,7 @@ def test_labels_are_as_many_as_classes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n", b"\xff\xfe"])
-def test_a_labels_file_that_is_none_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_a_bad_labels_file_is_refused(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "labels.txt"
     file.write_bytes(content)
     with pytest.raises(ModelError):

@@ -1,4 +1,4 @@
-"""What the memory plan and the code generator rely on, and answers of whole small networks."""
+"""Lowered modules: the properties that code generation relies on, and the results of small networks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def padded(v: relax.Expr) -> relax.Expr:
     return relax.op.nn.conv2d(v, relax.const(W), padding=(1, 1, 1, 1))
 
 
-def test_main_holds_calls_of_kernels_and_reshapes_alone(target: DeviceTarget) -> None:
+def test_main_contains_only_calls_of_kernels_and_reshapes(target: DeviceTarget) -> None:
     def build(v: relax.Expr) -> relax.Expr:
         pooled = relax.op.mean(relax.op.nn.relu(padded(v)), [2, 3], keepdims=True)
         return relax.op.nn.softmax(relax.op.reshape(pooled, (1, 16)))
@@ -111,14 +111,14 @@ def test_residual_of_channels_that_fill_no_block(target: DeviceTarget) -> None:
     close(run(build, {"x": x}, target).outputs[0], conv2d(z, w))
 
 
-def test_an_index_out_of_range_reads_no_foreign_memory(target: DeviceTarget) -> None:
+def test_an_index_out_of_range_reads_no_other_memory(target: DeviceTarget) -> None:
     table = np.arange(12, dtype="f4").reshape(4, 3)
     ids = np.array([[0, 3, 4, 1 << 40]], "i8")
     result = run(lambda v: relax.op.take(relax.const(table), v, axis=0), {"ids": ids}, target)
     assert (result.outputs[0] == table[[[0, 3, 3, 3]]]).all()
 
 
-def test_every_kernel_of_any_size_is_parallel_or_small(target: DeviceTarget) -> None:
+def test_every_kernel_is_parallel_or_small(target: DeviceTarget) -> None:
     x = np.random.RandomState(8).randn(1, 16, 64, 64).astype("f4")
     result = run(
         lambda v: relax.op.permute_dims(relax.op.sqrt(relax.op.abs(v)), [0, 2, 3, 1]), {"x": x}, target

@@ -1,4 +1,4 @@
-"""When two sets of outputs agree, and when nothing may be written."""
+"""The error of outputs against the reference, and when it is too large."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_the_error_is_relative_to_the_largest_value() -> None:
     assert error_of([10.0, 0.001], [10.0, 0.002]) == pytest.approx(1e-4, rel=1e-3)
 
 
-def test_equal_outputs_have_no_error_infinities_and_nans_too() -> None:
+def test_equal_outputs_have_no_error_even_infinities_and_nans() -> None:
     assert error_of([1, np.inf, np.nan], [1, np.inf, np.nan]) == 0
 
 
@@ -33,7 +33,7 @@ def test_an_output_that_is_tiny_throughout_is_measured_against_the_floor() -> No
     assert error_of([1.1e-5], [1.0e-5]) == pytest.approx(1e-4, rel=1e-3)
 
 
-def test_integers_agree_exactly_or_not_at_all() -> None:
+def test_integers_must_agree_exactly() -> None:
     assert error_of([1, 2], [1, 2], "int64") == 0
     assert error_of([1, 2], [1, 3], "int64") == np.inf
 
@@ -48,7 +48,7 @@ def test_another_shape_or_dtype_is_refused() -> None:
         compare(["y"], [np.ones((1, 2), "float32")], [np.ones(2, "float32")])
 
 
-def test_beyond_the_tolerance_is_an_error_with_figures() -> None:
+def test_an_error_beyond_the_tolerance_is_refused_with_figures() -> None:
     with pytest.raises(ParityError, match=r"at most 0.0001 against onnxruntime 1, got 0.1") as caught:
         check(Parity(0.1, "y", "onnxruntime 1"), 1e-4)
     assert caught.value.hint is not None

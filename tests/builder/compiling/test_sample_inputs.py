@@ -14,7 +14,7 @@ MASK = TensorSpec("mask", "INT64", (4, 64))
 
 
 def lookup(*tables: int) -> onnx.ModelProto:
-    """A model whose `tokens`, cast, select from tables of so many rows each."""
+    """A model whose `tokens` are cast and select from tables of the given numbers of rows."""
     nodes = [helper.make_node("Cast", ["tokens"], ["cast"], to=TensorProto.INT32)]
     nodes += [helper.make_node("Gather", [f"table{i}", "cast"], [f"y{i}"]) for i in range(len(tables))]
     graph = helper.make_graph(

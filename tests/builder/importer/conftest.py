@@ -1,4 +1,4 @@
-"""Small ONNX models, and the two ways in which they run."""
+"""Small ONNX models, run by ONNX Runtime and by TVM."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def make_model() -> ModelMaker:
 
 @pytest.fixture
 def run_onnx() -> Runner:
-    """ONNX Runtime, without its optimisations: the reference."""
+    """Run a model in ONNX Runtime without optimisations: the reference."""
 
     def run(model: onnx.ModelProto, feeds: Arrays) -> list[NDArray[Any]]:
         options = onnxruntime.SessionOptions()
@@ -63,7 +63,7 @@ def run_onnx() -> Runner:
 
 @pytest.fixture
 def run_relax() -> Callable[[Any, Sequence[NDArray[Any]]], list[NDArray[Any]]]:
-    """TVM's own default build of a Relax module, slow and independent of ours."""
+    """Run a Relax module built with TVM's defaults: slow, and independent of our kernels."""
     import tvm
     from tvm import relax
 

@@ -1,4 +1,4 @@
-"""What does not depend on the inputs is computed at import, exactly, and within bounds."""
+"""Constants are computed at import, exactly and within limits."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_shape_computed_from_a_shape_is_folded(make_model: ModelMaker) -> None
     assert OnnxGraph(model).shape_of("z") == (12, 4)
 
 
-def test_a_large_constant_is_not_made_of_a_small_one(make_model: ModelMaker) -> None:
+def test_a_small_constant_is_not_expanded_into_a_large_one(make_model: ModelMaker) -> None:
     nodes = [
         helper.make_node("Expand", ["w", "shape"], ["big"]),
         helper.make_node("Add", ["x", "big"], ["y"]),
@@ -60,7 +60,7 @@ def test_random_numbers_are_not_constants(make_model: ModelMaker) -> None:
     assert operators(model) == ["RandomNormal", "Add"]
 
 
-def test_what_nobody_reads_goes_with_its_weights(make_model: ModelMaker) -> None:
+def test_unused_nodes_are_dropped_with_their_weights(make_model: ModelMaker) -> None:
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["unread"]),
         helper.make_node("Relu", ["x"], ["y"]),
@@ -71,7 +71,7 @@ def test_what_nobody_reads_goes_with_its_weights(make_model: ModelMaker) -> None
     assert weights(model) == {}
 
 
-def test_optional_outputs_that_nobody_reads_go(make_model: ModelMaker) -> None:
+def test_unused_optional_outputs_are_dropped(make_model: ModelMaker) -> None:
     node = helper.make_node("MaxPool", ["x"], ["y", "indices"], kernel_shape=[2, 2])
     model = make_model([node], {"x": [1, 1, 4, 4]}, {"y": [1, 1, 3, 3]})
     fold_constants(model)
@@ -90,7 +90,7 @@ def test_values_that_a_branch_reads_are_kept(make_model: ModelMaker) -> None:
     assert set(weights(model)) == {"a", "b"}
 
 
-def test_contradictions_are_refused_only_when_asked(make_model: ModelMaker) -> None:
+def test_contradicting_shapes_are_refused_only_in_strict_mode(make_model: ModelMaker) -> None:
     node = helper.make_node("MatMul", ["x", "w"], ["y"])
     model = make_model([node], {"x": [2, 3]}, {"y": [2, 4]}, {"w": np.ones((5, 4), np.float32)})
     fold_constants(model, strict=False)

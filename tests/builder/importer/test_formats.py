@@ -1,4 +1,4 @@
-"""Files of other formats: imported where that is possible, and else the way out is named."""
+"""Files of other formats are imported if possible, otherwise a hint says how to convert them."""
 
 from __future__ import annotations
 

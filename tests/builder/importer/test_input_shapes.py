@@ -1,4 +1,4 @@
-"""What --input-shapes and --input-values say, and what they may not."""
+"""The syntax of --input-shapes and --input-values."""
 
 from __future__ import annotations
 

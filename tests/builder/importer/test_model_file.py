@@ -1,4 +1,4 @@
-"""Files that are no models, and weights that lie where they should not."""
+"""Reading model files: files that are not models, and external weights."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         read_model(tmp_path / "absent.onnx")
 
 
-def test_a_hint_names_the_models_that_are_there(tmp_path: Path) -> None:
+def test_a_hint_names_the_models_in_the_folder(tmp_path: Path) -> None:
     (tmp_path / "present.onnx").write_bytes(b"")
     (tmp_path / "notes.txt").write_bytes(b"")
     for path in (tmp_path / "absent.onnx", tmp_path):
@@ -56,7 +56,9 @@ def test_a_folder_is_refused(tmp_path: Path) -> None:
         (b"<!DOCTYPE html><html></html>", "web page"),
     ],
 )
-def test_what_is_no_model_gets_one_line_and_a_hint(tmp_path: Path, content: bytes, hint: str) -> None:
+def test_a_file_that_is_not_a_model_gets_one_line_and_a_hint(
+    tmp_path: Path, content: bytes, hint: str
+) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(content)
     with pytest.raises(ModelError) as caught:
@@ -101,14 +103,14 @@ def test_names_with_control_characters_are_refused(relu: onnx.ModelProto, name: 
         decode(relu.SerializeToString(), "forged.onnx")
 
 
-def test_notes_of_the_exporter_may_have_lines(relu: onnx.ModelProto) -> None:
+def test_an_exporters_notes_may_have_several_lines(relu: onnx.ModelProto) -> None:
     relu.graph.node[0].doc_string = "one\ntwo"
     relu.metadata_props.add(key="names", value="{0: 'a',\n 1: 'b'}")
     assert decode(relu.SerializeToString(), "noted.onnx").graph.node
 
 
 def external(folder: Path, location: str, **entries: int) -> Path:
-    """A model whose weight lies in another file, `location` as it is written in the model."""
+    """A model with a weight in another file; `location` is written into the model as it is."""
     weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[3], data_location=TensorProto.EXTERNAL)
     for key, value in {"location": location, **entries}.items():
         weight.external_data.add(key=key, value=str(value))

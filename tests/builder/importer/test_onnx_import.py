@@ -1,4 +1,4 @@
-"""Whole models: imported, and the same numbers as before."""
+"""Whole models compute the same after import."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.architectures import generate
 from builder.errors import ShapeError
 from builder.importer import ImportedModel, import_onnx
 
-# Where the ONNX models of others lie that the project may not hold itself.
+# A folder of published ONNX models, which the project may not redistribute.
 MODELS_VARIABLE = "EDGEBUNDLE_MODELS"
 RELATIVE_ERROR = 1e-4
 BERT_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
@@ -25,8 +25,8 @@ BERT_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 def relative_error(found: NDArray[Any], expected: NDArray[Any]) -> float:
     """Largest difference over the largest magnitude.
 
-    A detector that sees nothing says so with probabilities far below 1e-2, and ONNX Runtime's sigmoid has an
-    absolute error of 1e-7.
+    The magnitude is at least 1e-2: a detector that finds nothing returns far smaller probabilities, and ONNX
+    Runtime's sigmoid has an absolute error of 1e-7.
     """
     return float(np.abs(found - expected).max() / max(np.abs(expected).max(), 1e-2))
 
@@ -72,7 +72,7 @@ def test_small_image_networks_build_to_the_same_numbers(name: str, run_onnx: Any
     assert_built_the_same(run_onnx, run_relax, original, model, feeds)
 
 
-def test_resnet50_v2_needs_no_shape_and_says_what_it_chose() -> None:
+def test_resnet50_v2_needs_no_shape_and_notes_the_chosen_batch() -> None:
     said: list[str] = []
     model = import_onnx(generate("resnet50-v2", size=32, classes=10), progress=said.append)
     assert [(spec.name, spec.datatype, spec.shape) for spec in model.inputs] == [
@@ -92,7 +92,7 @@ def test_batch_norms_that_follow_a_convolution_are_folded_and_the_others_stay() 
     assert count("resnet50-v2") == 18
 
 
-def test_a_given_batch_is_taken(run_onnx: Any) -> None:
+def test_a_given_batch_is_used(run_onnx: Any) -> None:
     original = generate("resnet50-v2", size=32, classes=10)
     model = import_onnx(original, input_shapes={"data": (2, 3, 32, 32)})
     assert model.outputs[0].shape == (2, 10)
@@ -132,7 +132,7 @@ def test_one_shape_of_bert_gives_the_other_two(bert: onnx.ModelProto) -> None:
     assert {spec.shape for spec in model.inputs} == {(1, 12)}
 
 
-def test_bert_without_shapes_says_which_are_needed(bert: onnx.ModelProto) -> None:
+def test_bert_without_shapes_names_the_missing_ones(bert: onnx.ModelProto) -> None:
     with pytest.raises(ShapeError) as caught:
         import_onnx(bert)
     assert all(name in str(caught.value) for name in BERT_INPUTS)
@@ -151,14 +151,14 @@ def test_importing_twice_gives_the_same_bytes() -> None:
     assert models[0].source_sha256 == models[1].source_sha256
 
 
-def test_an_input_that_nothing_reads_stays(make_model: Any) -> None:
+def test_an_unused_input_stays(make_model: Any) -> None:
     node = onnx.helper.make_node("Relu", ["x"], ["y"])
     model = import_onnx(make_model([node], {"x": [3], "unused": [2]}, {"y": [3]}))
     assert [spec.name for spec in model.inputs] == ["x", "unused"]
     assert len(model.mod["main"].params) == 2
 
 
-def test_an_output_that_is_an_input_or_a_constant_is_served(make_model: Any, run_relax: Any) -> None:
+def test_an_output_may_be_an_input_or_a_constant_of_the_model(make_model: Any, run_relax: Any) -> None:
     nodes = [
         onnx.helper.make_node("Identity", ["x"], ["same"]),
         onnx.helper.make_node("Add", ["w", "w"], ["fixed"]),
@@ -170,7 +170,7 @@ def test_an_output_that_is_an_input_or_a_constant_is_served(make_model: Any, run
     assert fixed.tolist() == [2, 4]
 
 
-def test_import_says_nothing_on_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+def test_import_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     import_onnx(generate("mobilenetv2", size=32, classes=10))
     captured = capfd.readouterr()
     assert captured.out == ""
@@ -186,7 +186,7 @@ def others_models() -> list[str]:
     reason=f"{MODELS_VARIABLE} does not name the folder with {', '.join(others_models())}",
 )
 @pytest.mark.parametrize("name", others_models())
-def test_models_of_others_keep_their_numbers(name: str, run_onnx: Any) -> None:
+def test_published_models_keep_their_numbers(name: str, run_onnx: Any) -> None:
     path = Path(os.environ[MODELS_VARIABLE]) / f"{name}.onnx"
     model = import_onnx(path)
     assert model.name == name
@@ -197,7 +197,7 @@ def test_models_of_others_keep_their_numbers(name: str, run_onnx: Any) -> None:
 
 @pytest.mark.skipif(MODELS_VARIABLE not in os.environ, reason=f"{MODELS_VARIABLE} is not set")
 @pytest.mark.parametrize("name", ["mnist", "slim-320", "yunet_n_320"])
-def test_models_of_others_build_to_the_same_numbers(name: str, run_onnx: Any, run_relax: Any) -> None:
+def test_published_models_build_to_the_same_numbers(name: str, run_onnx: Any, run_relax: Any) -> None:
     path = Path(os.environ[MODELS_VARIABLE]) / f"{name}.onnx"
     model = import_onnx(path)
     feeds = {spec.name: noise(*spec.shape) for spec in model.inputs}
@@ -218,7 +218,7 @@ def calls(model: ImportedModel) -> set[str]:
     return found
 
 
-def test_the_larger_of_two_is_one_instruction(make_model: Any, run_onnx: Any, run_relax: Any) -> None:
+def test_the_maximum_of_two_tensors_is_one_operator(make_model: Any, run_onnx: Any, run_relax: Any) -> None:
     nodes = [
         onnx.helper.make_node("Max", ["x", "w"], ["a"]),
         onnx.helper.make_node("Min", ["a", "x", "v"], ["y"]),

@@ -1,4 +1,4 @@
-"""TVM's front end: its refusals, and the types of what it makes."""
+"""TVM's front end: its refusals and the types of its output."""
 
 from __future__ import annotations
 

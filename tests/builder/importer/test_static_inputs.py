@@ -1,4 +1,4 @@
-"""Shapes and values of inputs: what is given, what follows, what is chosen, what is refused."""
+"""Shapes and values of inputs: given, derived, chosen and refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def dims(model: onnx.ModelProto) -> dict[str, list[int]]:
 
 @pytest.fixture
 def two(make_model: ModelMaker) -> Callable[[Sequence[Any], Sequence[Any]], onnx.ModelProto]:
-    """A model of two inputs, a and b, of the given dimensions."""
+    """A model with two inputs, a and b, of the given dimensions."""
 
     def make(a: Sequence[Any], b: Sequence[Any]) -> onnx.ModelProto:
         nodes = [helper.make_node("Shape", [name], [f"s{name}"]) for name in "ab"]
@@ -42,7 +42,7 @@ def test_static_inputs_need_nothing(two: Any) -> None:
     assert notes == []
 
 
-def test_a_symbolic_batch_alone_becomes_one_with_a_note(two: Any) -> None:
+def test_a_batch_that_is_the_only_symbol_becomes_one_with_a_note(two: Any) -> None:
     model = two(["N", 3, 8, 8], ["N", 4])
     notes: list[str] = []
     fix_inputs(model, {}, {}, notes.append)
@@ -51,7 +51,7 @@ def test_a_symbolic_batch_alone_becomes_one_with_a_note(two: Any) -> None:
 
 
 @pytest.mark.parametrize("batch", [None, "", 0, -1])
-def test_a_batch_left_open_in_any_spelling_becomes_one(two: Any, batch: Any) -> None:
+def test_an_unknown_batch_in_any_spelling_becomes_one(two: Any, batch: Any) -> None:
     model = two([5, 3], [2])
     model.graph.input[0].type.tensor_type.shape.dim[0].Clear()
     if isinstance(batch, int):
@@ -60,7 +60,7 @@ def test_a_batch_left_open_in_any_spelling_becomes_one(two: Any, batch: Any) -> 
     assert dims(model)["a"] == [1, 3]
 
 
-def test_a_batch_that_is_given_is_taken_for_all_inputs_that_share_it(two: Any) -> None:
+def test_a_given_batch_applies_to_all_inputs_that_share_its_symbol(two: Any) -> None:
     model = two(["N", 3], ["N", 4])
     fix_inputs(model, {"a": (5, 3)}, {}, lambda _: None)
     assert dims(model) == {"a": [5, 3], "b": [5, 4]}
@@ -88,7 +88,7 @@ def test_a_vector_of_the_batch_follows_it(two: Any) -> None:
         ([None, None], [3], "'a' [?,?]"),
     ],
 )
-def test_other_open_dimensions_are_asked_for_by_name(two: Any, a: Any, b: Any, fragment: str) -> None:
+def test_other_unknown_dimensions_are_requested_by_name(two: Any, a: Any, b: Any, fragment: str) -> None:
     with pytest.raises(ShapeError) as caught:
         fix_inputs(two(a, b), {}, {}, lambda _: None)
     assert fragment in str(caught.value)
@@ -108,7 +108,9 @@ def test_other_open_dimensions_are_asked_for_by_name(two: Any, a: Any, b: Any, f
         ({"a": ()}, ": expected 2 dimensions"),
     ],
 )
-def test_shapes_that_do_not_fit_say_what_was_expected_and_came(two: Any, shapes: Any, fragment: str) -> None:
+def test_shapes_that_do_not_fit_are_refused_with_what_was_expected(
+    two: Any, shapes: Any, fragment: str
+) -> None:
     with pytest.raises(ShapeError) as caught:
         fix_inputs(two(["N", 3], [4]), shapes, {}, lambda _: None)
     assert fragment in str(caught.value)
@@ -130,7 +132,7 @@ def test_an_input_without_a_rank_takes_the_given_shape(two: Any) -> None:
 
 @pytest.fixture
 def rate(make_model: ModelMaker) -> onnx.ModelProto:
-    """y = x * 2 where the sampling rate is 16000, x * 3 elsewhere, by an If."""
+    """y = x * 2 if the sampling rate is 16000, else x * 3, with an If."""
 
     def branch(factor: float) -> onnx.GraphProto:
         value = helper.make_tensor("value", TensorProto.FLOAT, [], [factor])
@@ -152,7 +154,7 @@ def rate(make_model: ModelMaker) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize(("value", "factor"), [(16000, 2), (8000, 3)])
-def test_a_value_folds_its_input_and_the_branch_that_hung_on_it(
+def test_a_value_folds_its_input_and_the_branch_that_depends_on_it(
     rate: onnx.ModelProto, run_onnx: Any, value: int, factor: float
 ) -> None:
     model = import_onnx(rate, input_values={"sr": value})
@@ -162,7 +164,7 @@ def test_a_value_folds_its_input_and_the_branch_that_hung_on_it(
     assert run_onnx(model.onnx, {"x": x})[0].tolist() == (x * factor).tolist()
 
 
-def test_without_its_value_the_branch_is_named_with_the_way_out(rate: onnx.ModelProto) -> None:
+def test_without_its_value_the_branch_is_named_with_a_hint(rate: onnx.ModelProto) -> None:
     with pytest.raises(BuildError) as caught:
         import_onnx(rate)
     assert "If (by_rate)" in str(caught.value)

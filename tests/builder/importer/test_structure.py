@@ -1,4 +1,4 @@
-"""Graphs that are none, each refused by the name of what is wrong; and those that only look wrong."""
+"""Invalid graphs are refused with the name of the fault; harmless faults are repaired."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_value_made_twice_is_refused(make_model: ModelMaker) -> None:
     assert "'y' made 2 times" in refused(make_model(nodes, VECTOR, {"y": [3]}))
 
 
-def test_an_output_that_nothing_makes_is_refused(make_model: ModelMaker) -> None:
+def test_an_output_without_a_maker_is_refused(make_model: ModelMaker) -> None:
     assert "'z'" in refused(make_model([node("Relu", ["x"], ["y"])], VECTOR, {"z": [3]}))
 
 
@@ -121,12 +121,12 @@ def test_an_input_without_a_datatype_is_refused(relu: onnx.ModelProto) -> None:
 
 
 @pytest.mark.parametrize("dtype", [99, -1])
-def test_a_datatype_that_is_none_is_refused(relu: onnx.ModelProto, dtype: int) -> None:
+def test_an_unknown_datatype_is_refused(relu: onnx.ModelProto, dtype: int) -> None:
     relu.graph.input[0].type.tensor_type.elem_type = dtype
     refused(relu)
 
 
-def test_a_weight_cut_short_is_named(make_model: ModelMaker) -> None:
+def test_a_truncated_weight_is_named(make_model: ModelMaker) -> None:
     model = make_model([node("Add", ["x", "w"], ["y"])], VECTOR, {"y": [3]}, {"w": np.ones(3, np.float32)})
     model.graph.initializer[0].raw_data = bytes(8)
     assert "weight 'w' of shape [3]: expected 12 bytes, got 8" in refused(model)
@@ -148,7 +148,7 @@ def test_a_missing_attribute_is_refused(make_model: ModelMaker) -> None:
     refused(make_model([node("Concat", ["x", "x"], ["y"], "join")], VECTOR, {"y": [6]}))
 
 
-def test_shapes_that_contradict_one_another_are_refused(make_model: ModelMaker) -> None:
+def test_shapes_that_contradict_each_other_are_refused(make_model: ModelMaker) -> None:
     model = make_model(
         [node("MatMul", ["x", "w"], ["y"], "product")],
         {"x": [2, 3]},
@@ -174,7 +174,7 @@ def test_graphs_nested_too_deep_are_refused(make_model: ModelMaker) -> None:
     )
     for _ in range(20):
         inner = node("If", ["c"], ["y"], then_branch=body, else_branch=body)
-        # Both branches are the same message: its size doubles with each level otherwise.
+        # Both branches share one message: otherwise its size doubles with each level.
         inner.attribute[1].g.CopyFrom(
             helper.make_graph([node("Identity", ["x"], ["y"])], "leaf", [], body.output)
         )
@@ -193,14 +193,14 @@ def test_nodes_out_of_order_are_sorted(make_model: ModelMaker) -> None:
     assert [n.name for n in prepared.graph.node] == ["first", "last"]
 
 
-def test_nodes_without_a_name_get_one_each(make_model: ModelMaker) -> None:
+def test_nodes_without_a_name_get_a_unique_one(make_model: ModelMaker) -> None:
     nodes = [node("Relu", ["x"], ["a"]), node("Relu", ["a"], ["y"])]
     names = [n.name for n in prepare(make_model(nodes, VECTOR, {"y": [3]})).graph.node]
     assert all(names)
     assert len(set(names)) == 2
 
 
-def test_weights_listed_as_inputs_are_no_inputs(make_model: ModelMaker) -> None:
+def test_weights_listed_as_inputs_are_removed_from_the_inputs(make_model: ModelMaker) -> None:
     model = make_model(
         [node("Add", ["x", "w"], ["y"])],
         {"x": [3], "w": [3]},
@@ -211,7 +211,7 @@ def test_weights_listed_as_inputs_are_no_inputs(make_model: ModelMaker) -> None:
     assert [spec.name for spec in import_onnx(model).inputs] == ["x"]
 
 
-def test_weights_not_listed_as_inputs_in_an_old_file_are_taken(make_model: ModelMaker) -> None:
+def test_weights_not_listed_as_inputs_in_an_old_file_are_accepted(make_model: ModelMaker) -> None:
     model = make_model(
         [node("Add", ["x", "w"], ["y"])], VECTOR, {"y": [3]}, {"w": np.ones(3, np.float32)}, ir_version=3
     )
@@ -235,12 +235,12 @@ def test_the_model_that_was_given_is_not_changed(relu: onnx.ModelProto) -> None:
     assert relu.SerializeToString(deterministic=True) == before
 
 
-def test_a_name_that_cannot_be_served_is_refused(make_model: ModelMaker) -> None:
+def test_a_name_that_no_tensor_may_have_is_refused(make_model: ModelMaker) -> None:
     model = make_model([node("Relu", ["a;b"], ["y"])], {"a;b": [3]}, {"y": [3]})
     assert "a;b" in refused(model)
 
 
-def test_a_datatype_that_cannot_be_served_is_refused(make_model: ModelMaker) -> None:
+def test_a_datatype_that_no_tensor_may_have_is_refused(make_model: ModelMaker) -> None:
     half = TensorProto.BFLOAT16
     refused(make_model([node("Identity", ["x"], ["y"])], {"x": ([3], half)}, {"y": ([3], half)}))
 

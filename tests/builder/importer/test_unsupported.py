@@ -1,4 +1,4 @@
-"""What cannot be imported is listed in one pass, by operator and node, without noise on the terminal."""
+"""Operators that cannot be imported are all listed with their nodes, and nothing else is printed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INT64 = TensorProto.INT64
 
 @pytest.fixture
 def hopeless(make_model: ModelMaker) -> onnx.ModelProto:
-    """Three kinds of obstacles among nodes that are fine."""
+    """A model with three kinds of unsupported nodes among supported ones."""
     nodes = [
         helper.make_node("Relu", ["x"], ["a"], name="fine"),
         # No converter.
@@ -54,7 +54,7 @@ def test_a_converters_own_reason_is_given(make_model: ModelMaker) -> None:
         import_onnx(model)
 
 
-def test_a_shape_that_arrives_as_an_input_is_explained_and_can_be_fixed(make_model: ModelMaker) -> None:
+def test_a_shape_that_is_an_input_is_explained_and_can_be_fixed(make_model: ModelMaker) -> None:
     node = helper.make_node("Reshape", ["x", "shape"], ["y"], name="fold")
     model = make_model([node], {"x": [2, 6], "shape": ([2], INT64)}, {"y": [None, None]})
     with pytest.raises(UnsupportedOperatorError) as caught:
@@ -72,7 +72,7 @@ def test_many_nodes_are_counted_and_not_all_listed(make_model: ModelMaker) -> No
         import_onnx(model)
 
 
-def test_detection_without_its_suppression_is_suggested(make_model: ModelMaker) -> None:
+def test_exporting_without_non_max_suppression_is_suggested(make_model: ModelMaker) -> None:
     node = helper.make_node("NonMaxSuppression", ["boxes", "scores", "n"], ["y"], name="nms")
     model = make_model(
         [node], {"boxes": [1, 9, 4], "scores": [1, 1, 9]}, {"y": ([None, 3], INT64)}, {"n": np.array([3])}
@@ -103,7 +103,7 @@ def test_a_loop_of_unknown_length_is_named(make_model: ModelMaker) -> None:
     assert len(import_onnx(model, input_values={"count": 3}).onnx.graph.node) == 3
 
 
-def test_nothing_reaches_the_terminal(hopeless: onnx.ModelProto, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_refused_model_prints_nothing(hopeless: onnx.ModelProto, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ModelError):
         import_onnx(hopeless)
     captured = capfd.readouterr()
@@ -111,7 +111,7 @@ def test_nothing_reaches_the_terminal(hopeless: onnx.ModelProto, capfd: pytest.C
     assert captured.err == ""
 
 
-def test_what_native_code_says_is_heard_again_afterwards(
+def test_native_output_is_restored_afterwards(
     hopeless: onnx.ModelProto, capfd: pytest.CaptureFixture[str]
 ) -> None:
     import os

@@ -1,4 +1,4 @@
-"""Targets by name, as JSON and in the spelling of TVM's old command line."""
+"""Targets given by name, as JSON and in the spelling of TVM's old command line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def test_every_preset_resolves(name: str) -> None:
         ("x86-64-v3", "x86_64", 8, "avx2"),
     ],
 )
-def test_a_preset_says_what_its_device_must_have(name: str, arch: str, lanes: int, needs: str) -> None:
+def test_a_preset_lists_the_features_that_its_device_must_have(
+    name: str, arch: str, lanes: int, needs: str
+) -> None:
     target = resolve(name)
     assert (target.arch, target.simd.lanes) == (arch, lanes)
     assert needs in target.features
@@ -40,7 +42,7 @@ def test_host_runs_here() -> None:
     assert resolve("host").is_native
 
 
-def test_a_board_is_not_this_machine_unless_it_is() -> None:
+def test_only_a_target_that_fits_this_machine_is_native() -> None:
     assert resolve("riscv64").is_native is False
 
 
@@ -48,7 +50,7 @@ def test_plain_llvm_means_this_machine() -> None:
     assert resolve("llvm").cpu == resolve("host").cpu
 
 
-def test_the_old_spelling_says_the_same_as_json() -> None:
+def test_the_old_spelling_means_the_same_as_json() -> None:
     old = resolve("llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72 -mattr=+neon -num-cores=4")
     new = resolve(
         '{"kind":"llvm","mtriple":"aarch64-linux-gnu","mcpu":"cortex-a72","mattr":["+neon"],"num-cores":4}'
@@ -58,7 +60,7 @@ def test_the_old_spelling_says_the_same_as_json() -> None:
     assert old.features == resolve("rpi4").features
 
 
-def test_an_x86_target_may_be_less_than_this_machine() -> None:
+def test_an_x86_target_may_have_fewer_features_than_this_machine() -> None:
     assert resolve("llvm -mcpu=x86-64-v2").simd.lanes == 4
 
 
@@ -86,7 +88,7 @@ def test_a_bad_target_gets_one_line(spec: str, says: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_cpu_of_another_architecture_is_told_with_its_triple() -> None:
+def test_a_hint_names_the_triple_of_a_cpu_of_another_architecture() -> None:
     with pytest.raises(TargetError) as caught:
         resolve("llvm -mtriple=x86_64-linux-gnu -mcpu=cortex-a72")
     assert caught.value.hint is not None

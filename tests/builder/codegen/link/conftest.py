@@ -1,4 +1,4 @@
-"""A kernel small enough to look at, which needs all that the launcher offers."""
+"""A small kernel that uses everything that the launcher offers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROWS = 64
 
 @pytest.fixture(scope="session")
 def doubling() -> Callable[[], tvm.IRModule]:
-    """Make a parallel kernel `double` over float32[64, 64] that mirrors rows, by way of workspace."""
+    """Make a parallel kernel `double` over float32[64, 64] that mirrors rows through workspace."""
 
     def make() -> tvm.IRModule:
         x = te.placeholder((ROWS, 64), name="x")

@@ -1,6 +1,6 @@
-"""The launcher inside mod.so: it runs wherever TVM is not and also where it is, and leaves nothing behind.
+"""The launcher inside mod.so: it runs with and without TVM in the process, and leaves nothing behind.
 
-Each case is a process of its own, for what is loaded beside it is what it is about.
+Each case runs in a new process, because it depends on which libraries are loaded.
 """
 
 from __future__ import annotations
@@ -66,22 +66,22 @@ def python(library: Path, body: str, before: str = "", **environment: str) -> st
     return done.stdout
 
 
-def test_kernels_run_under_tvm_ffi_alone(library: Path) -> None:
+def test_kernels_run_with_only_tvm_ffi(library: Path) -> None:
     assert python(library, "print(right(), 'tvm' in sys.modules)").split() == ["True", "False"]
 
 
-def test_as_many_threads_as_the_environment_says(library: Path) -> None:
+def test_the_environment_sets_the_number_of_threads(library: Path) -> None:
     body = "right(); print(module.threads(), threads().count('edge-kernel'))"
     assert python(library, body, EDGE_NUM_THREADS="3").split() == ["3", "2"]
 
 
 @pytest.mark.parametrize("nonsense", ["0", "-1", "many", "100000", "2x"])
-def test_a_nonsensical_number_of_threads_counts_as_none_given(library: Path, nonsense: str) -> None:
+def test_a_nonsensical_number_of_threads_is_ignored(library: Path, nonsense: str) -> None:
     body = "print(module.threads() == len(os.sched_getaffinity(0)))"
     assert python(library, body, EDGE_NUM_THREADS=nonsense).strip() == "True"
 
 
-def test_as_many_threads_as_the_affinity_mask_has_cpus(library: Path) -> None:
+def test_by_default_there_is_a_thread_for_each_cpu_of_the_affinity_mask(library: Path) -> None:
     body = "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); print(right(), module.threads())"
     assert python(library, body).split() == ["True", "1"]
 
@@ -107,7 +107,7 @@ def test_an_impossible_number_of_threads_is_refused(library: Path, count: str) -
     assert "1 to 256" in python(library, body)
 
 
-def test_with_tvm_loaded_in_the_process_the_launch_is_still_ours(library: Path) -> None:
+def test_with_tvm_in_the_process_our_launcher_still_runs(library: Path) -> None:
     body = """
     import tvm
     again = KernelModule.load(sys.argv[1])
@@ -123,7 +123,7 @@ def test_tvm_loaded_first_changes_nothing(library: Path) -> None:
     assert python(library, body, before="import tvm").split() == ["True", "2", "True"]
 
 
-def test_launches_from_many_threads_at_once_are_all_right(library: Path) -> None:
+def test_launches_from_many_threads_at_once_are_correct(library: Path) -> None:
     body = """
     wrong = []
     def work():
@@ -142,7 +142,7 @@ def test_launches_from_many_threads_at_once_are_all_right(library: Path) -> None
     assert python(library, body, EDGE_NUM_THREADS="2").strip() == "0"
 
 
-def test_a_forked_child_runs_and_makes_its_own_threads(library: Path) -> None:
+def test_a_forked_child_starts_its_own_threads(library: Path) -> None:
     body = """
     right()
     child = os.fork()
@@ -164,7 +164,7 @@ def test_unloading_leaves_no_thread_and_no_mapping_behind(library: Path) -> None
     assert python(library, body, EDGE_NUM_THREADS="3").split() == ["2", "0"]
 
 
-def test_a_process_can_fork_after_a_library_is_gone(library: Path) -> None:
+def test_a_process_can_fork_after_a_library_is_unloaded(library: Path) -> None:
     body = """
     right()
     del double, module
@@ -177,7 +177,7 @@ def test_a_process_can_fork_after_a_library_is_gone(library: Path) -> None:
     assert python(library, body, EDGE_NUM_THREADS="3").strip() == "0"
 
 
-def test_loading_and_unloading_again_and_again_leaks_no_memory(library: Path) -> None:
+def test_repeated_loading_and_unloading_leaks_no_memory(library: Path) -> None:
     body = """
     def resident():
         return int(open("/proc/self/statm").read().split()[1]) * 4096

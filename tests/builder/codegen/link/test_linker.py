@@ -1,4 +1,4 @@
-"""Every target links here, to a file that asks nothing of its device but an old glibc and tvm-ffi."""
+"""Every target links on this machine, to a file that needs only an old glibc and tvm-ffi."""
 
 from __future__ import annotations
 
@@ -43,6 +43,6 @@ def test_an_object_of_another_machine_is_refused_in_one_line(doubling: Doubling)
     assert "\n" not in str(caught.value)
 
 
-def test_what_is_no_elf_file_is_refused() -> None:
+def test_a_file_that_is_not_elf_is_refused() -> None:
     with pytest.raises(LinkError, match="ELF"):
         describe(b"not an object")
