@@ -20,25 +20,26 @@ import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Final
 
 import psutil
 
-EXAMPLES = Path(__file__).resolve().parent
-DEVICE = "demo"
+EXAMPLES: Final = Path(__file__).resolve().parent
+DEVICE: Final = "demo"
 # Generous for a small board under load; normally each takes a second or two.
-START_LIMIT_S = 30.0
-STOP_LIMIT_S = 10.0
-METRICS_INTERVAL_S = 2
-METRICS = "requests_total|quantile|resident|ready"  # the most interesting ones
+START_LIMIT_S: Final = 30.0
+STOP_LIMIT_S: Final = 10.0
+METRICS_INTERVAL_S: Final = 2
+METRICS: Final = "requests_total|quantile|resident|ready"  # the most interesting ones
 
-MOSQUITTO = """\
+MOSQUITTO: Final = """\
 listener {port} 127.0.0.1
 allow_anonymous true
 persistence false
 set_tcp_nodelay true
 """
 
-AMQTT = """\
+AMQTT: Final = """\
 listeners:
   default:
     type: tcp
@@ -48,7 +49,7 @@ plugins:
     allow_anonymous: true
 """
 
-AGENT = """\
+AGENT: Final = """\
 device = "{device}"
 state_dir = "state"
 

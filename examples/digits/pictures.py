@@ -8,20 +8,22 @@ preprocessing (`preprocess.toml`), and tested on PNG files that did. It never se
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-SIDE = 64  # width and height of a picture, in pixels
-HELD_OUT = 450  # a quarter of the data, never trained on
-SEED = 20261
-MEAN, STD = 0.3, 0.4  # of grey levels from 0 to 1; preprocess.toml has the same values
+SIDE: Final = 64  # width and height of a picture, in pixels
+HELD_OUT: Final = 450  # a quarter of the data, never trained on
+SEED: Final = 20261
+MEAN: Final = 0.3  # of grey levels from 0 to 1; preprocess.toml has the same values
+STD: Final = 0.4
 
 # Digit -> index of its held-out picture that is committed as a PNG file; chosen to be easy to read.
-SAMPLES = {7: 12, 3: 2, 4: 4, 0: 8, 5: 5}
+SAMPLES: Final = {7: 12, 3: 2, 4: 4, 0: 8, 5: 5}
 
-NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+NAMES: Final = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
 def enlarge(scan: NDArray[np.float64]) -> Image.Image:

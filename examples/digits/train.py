@@ -12,6 +12,7 @@ import argparse
 import sys
 import time
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import onnx
@@ -22,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import pictures
 
 Array = NDArray[np.float32]
-WIDTH = 32  # channels of the second and third convolution
-BATCH = 32
+WIDTH: Final = 32  # channels of the second and third convolution
+BATCH: Final = 32
 
 
 def unfold(x: Array) -> Array:

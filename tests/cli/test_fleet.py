@@ -26,7 +26,7 @@ DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits"
 START_LIMIT_S = 30
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Site:
     """A broker, an agent `kitchen` that trusts `pair`, and `digits` deployed on it with counter 5."""
 

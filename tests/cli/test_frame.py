@@ -34,8 +34,16 @@ def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
 
 
 def verbs() -> list[str]:
-    [action] = [a for a in cli._parser()._actions if isinstance(a, argparse._SubParsersAction)]
-    return list(action.choices)
+    """Return all verbs, and the verbs of a verb after its name: `records merge`."""
+    found = []
+    for verb, parser in choices(cli._parser()).items():
+        found += [verb, *(f"{verb} {inner}" for inner in choices(parser))]
+    return found
+
+
+def choices(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    actions = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+    return dict(actions[0].choices) if actions else {}
 
 
 @pytest.fixture
@@ -104,13 +112,15 @@ def test_python_m_builder_is_the_same_command() -> None:
 
 @pytest.mark.parametrize("verb", verbs())
 def test_help_of_each_verb_shows_an_example(verb: str) -> None:
-    done = run(verb, "--help")
+    done = run(*verb.split(), "--help")
     assert done.returncode == 0
     assert done.stderr == ""
     assert f"  edgebundle {verb} " in done.stdout.partition("example")[2]
 
 
-@pytest.mark.parametrize("arguments", [["--help"], *([verb, "--help"] for verb in verbs())], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", [["--help"], *([*verb.split(), "--help"] for verb in verbs())], ids=" ".join
+)
 def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
     script = (
         "import contextlib, io, json, sys\n"
