@@ -1,9 +1,10 @@
-"""docs/README.md's map has every folder with Python code, and every path and name in it exists."""
+"""The map in docs/README.md is complete and correct; CONTRIBUTING.md shows the import contract."""
 
 from __future__ import annotations
 
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -63,3 +64,12 @@ def test_every_name_to_change_is_in_a_file_of_its_row() -> None:
         files = [ROOT / path for path in paths(row) if (ROOT / path).is_file()]
         for name in re.findall(r"`([A-Z][A-Z_]+)`", row):
             assert any(re.search(rf"\b{name}\b", file.read_text()) for file in files), (name, row)
+
+
+def test_arrows_in_contributing_are_those_of_the_import_contract() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    for program in ("builder", "agent"):
+        [layers] = [c["layers"] for c in contracts if c.get("containers") == [program]]
+        [arrows] = re.findall(rf"^{program} +(\w+ > .*)$", page, re.MULTILINE)
+        assert arrows.split(" > ") == [layer.replace(" | ", ", ") for layer in layers]
