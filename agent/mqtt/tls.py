@@ -73,7 +73,7 @@ def _wrong_pair(settings: TlsSettings, reason: OSError) -> ConfigError:
         if path == key and b"ENCRYPTED" in text:
             return ConfigError(
                 f"expected an unencrypted key in {path}, got one with a password",
-                hint=f"a service cannot type passwords; decrypt it: openssl pkey -in {path} -out KEY",
+                hint=f"decrypt it, and set mode 0640: openssl pkey -in {path} -out KEY",
             )
     if isinstance(reason, ssl.SSLError) and reason.reason == "KEY_VALUES_MISMATCH":
         return ConfigError(

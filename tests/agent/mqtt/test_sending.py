@@ -182,6 +182,17 @@ def test_queue_is_bounded_by_bytes() -> None:
     assert rig.verdicts == {b"x": QUEUE_FULL}
 
 
+def test_messages_that_are_queued_again_count_against_the_bound() -> None:
+    rig = Rig()
+    half = bytes(MAX_WAITING_BYTES // 2)
+    rig.add(half)
+    rig.add(half[:-1] + b"\1")
+    rig.pump()
+    rig.sending.start_over()
+    rig.add(b"x")
+    assert rig.verdicts == {b"x": QUEUE_FULL}
+
+
 def test_queue_is_bounded_by_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sending, "MAX_WAITING_MESSAGES", 2)
     rig = Rig()

@@ -1,4 +1,4 @@
-"""A certificate authority for tests: certificates in force, expired, not yet valid, for any name."""
+"""A certificate authority for tests: certificates that are valid, expired or not yet valid, for any name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DAY = datetime.timedelta(days=1)
 
 
 class Authority:
-    """Signs; its certificate is `ca.pem` in its folder."""
+    """Issues certificates; its own is `ca.pem` in its folder."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -25,12 +25,12 @@ class Authority:
         self.ca = self._issue("ca", self._key, None, -400, 400)
 
     def server(self, name: str, *, since: int = -1, until: int = 90) -> str:
-        """Issue a certificate for a host's name or address and return mosquitto's lines for it."""
+        """Issue a certificate for a host name or address; return mosquitto's configuration for it."""
         self.client("server", host=name, since=since, until=until)
         return f"certfile {self.folder}/server.pem\nkeyfile {self.folder}/server.key\n"
 
     def client(self, name: str, *, host: str | None = None, since: int = -1, until: int = 90) -> Path:
-        """Issue a certificate and return its path; the key lies beside it. Days are from today."""
+        """Issue a certificate and return its path; the key is next to it. Days count from today."""
         return self._issue(name, ec.generate_private_key(ec.SECP256R1()), host or name, since, until)
 
     def _issue(

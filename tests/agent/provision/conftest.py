@@ -1,4 +1,4 @@
-"""What a device is enrolled with."""
+"""Keys, certificates, passwords and brokers to enroll a device with."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def authority(tmp_path: Path) -> Authority:
 
 @pytest.fixture
 def start_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartBroker]:
-    """Start a mosquitto with further lines of configuration; all end with the test."""
+    """Start mosquitto with extra lines of configuration; each is stopped at the end of the test."""
     with ExitStack() as stack:
 
         def start(extra: str) -> BrokerProcess:
@@ -46,7 +46,7 @@ def start_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartBrok
 
 @pytest.fixture
 def passwords(tmp_path: Path) -> Path:
-    """A password file of mosquitto: kitchen, hunter2."""
+    """A password file for mosquitto, with the user kitchen and the password hunter2."""
     path = tmp_path / "passwords"
     subprocess.run(["mosquitto_passwd", "-b", "-c", path, "kitchen", "hunter2"], check=True)
     path.chmod(0o644)

@@ -1,4 +1,4 @@
-"""Values into a configuration whose comments stay."""
+"""Values are written into a configuration, and its comments are kept."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VALUES: dict[str, str | tuple[str, ...]] = {
 }
 
 
-def test_values_stand_where_the_sample_explains_their_keys(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_values_replace_the_commented_keys_of_the_sample(tmp_path_factory: pytest.TempPathFactory) -> None:
     filled = fill(sample_config(), VALUES)
     lines, sample = filled.splitlines(), sample_config().splitlines()
     assert len(lines) == len(sample)
@@ -37,7 +37,7 @@ def test_values_stand_where_the_sample_explains_their_keys(tmp_path_factory: pyt
     assert (config.device, config.groups, config.broker.host) == ("kitchen", ("door", "hall"), "b")
 
 
-def test_what_the_owner_wrote_stays_and_what_is_replaced_is_gone() -> None:
+def test_other_keys_and_comments_stay_and_replaced_values_are_gone() -> None:
     text = (
         'device = "old" # mine\n\n[broker] # the one in the cellar\n'
         'url = "mqtt://old"\nkeepalive_s = 5\n\n[sources]\nhttps = [\n  "https://a/", # one\n  "https://b/",\n]\n'
@@ -49,7 +49,7 @@ def test_what_the_owner_wrote_stays_and_what_is_replaced_is_gone() -> None:
     )
 
 
-def test_a_key_of_the_same_name_in_another_section_is_left_alone() -> None:
+def test_key_of_the_same_name_in_another_section_is_not_changed() -> None:
     text = '[sources]\nca = "a.pem"\n[broker]\nurl = "mqtts://b"\n'
     filled = fill(text, {"broker.ca": "b.pem"})
     assert tomllib.loads(filled) == {
@@ -58,7 +58,7 @@ def test_a_key_of_the_same_name_in_another_section_is_left_alone() -> None:
     }
 
 
-def test_a_missing_section_is_added_and_a_key_taken_out() -> None:
+def test_missing_section_is_added_and_a_key_removed() -> None:
     filled = fill(
         '[broker]\nurl = "mqtt://b"\nusername = "me"\n', {"trust.dir": "k", "broker.username": None}
     )
@@ -71,14 +71,14 @@ def test_filling_twice_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("text", ['broker = { url = "mqtt://b" }\n', 'broker.url = "mqtt://b"\n', "no toml"])
-def test_a_layout_that_cannot_be_edited_is_refused_and_not_damaged(text: str) -> None:
+def test_layout_that_cannot_be_edited_is_refused(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         fill(text, {"broker.url": "mqtt://c"})
     assert caught.value.hint
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
-def test_any_text_comes_back_as_it_was_given(value: str) -> None:
+def test_any_text_is_read_back_as_given(value: str) -> None:
     filled = fill(sample_config(), {"broker.username": value})
     assert tomllib.loads(filled)["broker"]["username"] == value
     assert fill(filled, {"device": "k"}).count("\n") == filled.count("\n")
