@@ -85,7 +85,7 @@ def test_full_disk_is_found(
 
     def usage(path: Path) -> tuple[int, int, int]:
         asked.append(path)
-        return shutil._ntuple_diskusage(10**12, 0, int(margins * SPACE_MARGIN_BYTES))  # type: ignore[attr-defined,no-any-return]
+        return shutil._ntuple_diskusage(10**12, 0, int(margins * SPACE_MARGIN_BYTES))
 
     monkeypatch.setattr(shutil, "disk_usage", usage)
     assert one(machine.check_disk(tmp_path / "not/yet/there")).level is level
