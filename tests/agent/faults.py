@@ -1,7 +1,7 @@
-"""A requester that sends again until its deadline, while everything around it is torn down.
+"""A requester that repeats each request until its deadline, while everything around it is restarted.
 
-The engine of `test_faults.py` (a few faults) and of `make soak` (hundreds). Its model gives other bytes at
-each run, so that two answers to one request never look like one.
+For `test_faults.py` (a few faults) and `make soak` (hundreds). The model returns different bytes at each run,
+so that two answers to one request cannot look like one.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ MODEL = "unique"
 AT_ONCE = 8
 RESEND_S = 1.0
 DEADLINE_S = 60
-# Workers are killed from outside here: that says nothing about the model.
+# Workers are killed from outside here, which must not take the model out of service.
 CONFIG = "[inference]\ncrash_limit = 1000\n"
 
 
 @dataclass
 class Load:
-    """Requests with numbers of their own, each sent again until it is answered.
+    """Numbered requests, each sent again until it is answered.
 
     Attributes
     ----------
     port
-        Where the broker is, or the proxy before it.
+        Port of the broker, or of the proxy in front of it.
     requests
-        How many there are.
+        How many requests to send.
     at_once
-        How many of them are asked at a time.
+        How many of them may wait for an answer at a time.
     """
 
     port: int
@@ -67,12 +67,12 @@ class Load:
         self._connection = Connection(settings, client_id="load", on_message=self._take)
 
     async def run(self) -> None:
-        """Ask, until everything is answered or given up."""
+        """Send requests until all are answered or have expired."""
         await self._connection.connect()
         await self._connection.subscribe(reply_filter("load"))
         try:
             await asyncio.gather(*(self._lane() for _ in range(self.at_once)))
-            # What is still on its way may be an answer too many.
+            # A second answer to a request may still be on its way.
             await asyncio.sleep(RESEND_S)
         finally:
             await self._connection.close()
@@ -99,13 +99,13 @@ class Load:
         if number not in self._answers:
             self.wrong.append(f"{number}: no answer")
             return
-        status, came = self._answers[number]
+        status, got = self._answers[number]
         self.statuses[status] += 1
         if status not in (200, 500, 503):
             self.wrong.append(f"{number}: {status}")
-        # The last value is another at each run.
-        if status == 200 and came[:12] != struct.pack("<3f", 2 * number, 2 * number + 1, -2 * number):
-            self.wrong.append(f"{number}: another's answer")
+        # The last value differs at each run.
+        if status == 200 and got[:12] != struct.pack("<3f", 2 * number, 2 * number + 1, -2 * number):
+            self.wrong.append(f"{number}: the answer to another request")
 
     def _send(self, number: int, payload: bytes, left_s: float) -> None:
         self.sent += 1
@@ -123,12 +123,12 @@ class Load:
     def _take(self, message: Message) -> None:
         self._connection.ack(message)
         number = int(message.properties.correlation_data or b"0")
-        came = (status_of(message), bytes(message.payload))
-        first = self._answers.setdefault(number, came)
-        if first is not came:
+        got = (status_of(message), bytes(message.payload))
+        first = self._answers.setdefault(number, got)
+        if first is not got:
             self.repeated += 1
-        if first != came:
-            self.wrong.append(f"{number}: two answers, {first[0]} and {came[0]}")
+        if first != got:
+            self.wrong.append(f"{number}: two answers, {first[0]} and {got[0]}")
         waiting = self._waiting.get(number)
         if waiting is not None and not waiting.done():
             waiting.set_result(None)
@@ -136,7 +136,7 @@ class Load:
 
 @dataclass
 class Trial:
-    """A device under load to which something happens again and again.
+    """A device under load to which a fault happens several times.
 
     Attributes
     ----------
@@ -145,9 +145,9 @@ class Trial:
     load
         The requests.
     fault
-        What happens.
+        Causes the fault, and returns when it is over.
     times
-        How often, spread over the requests.
+        How often it happens, spread evenly over the requests.
     """
 
     victim: Device
@@ -157,7 +157,7 @@ class Trial:
     happened: int = 0
 
     async def run(self, limit_s: float) -> None:
-        """Let it happen, and wait for every answer."""
+        """Cause the faults, and wait for every answer."""
         happening = asyncio.create_task(self._happen())
         try:
             await asyncio.wait_for(self.load.run(), limit_s)
@@ -176,7 +176,7 @@ class Trial:
 
 
 async def kill_worker(victim: Device) -> None:
-    """End the model's process, and wait until there is another."""
+    """Kill the model's process, and wait until there is another one."""
     before: list[int] = []
     while not before:
         await asyncio.sleep(0.01)
@@ -189,10 +189,10 @@ async def kill_worker(victim: Device) -> None:
 
 
 async def kill_agent(victim: Device) -> None:
-    """End the agent and what is left of it, and start another."""
+    """Kill the agent and its workers, and start another agent."""
     workers = victim.children()
     await asyncio.to_thread(victim.end, signal.SIGKILL)
-    for pid in workers:  # systemd ends what is left of a service; here nobody does
+    for pid in workers:  # systemd would end what is left of a service
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     victim.start(config=CONFIG)
@@ -200,13 +200,13 @@ async def kill_agent(victim: Device) -> None:
 
 
 async def restart_broker(victim: Device) -> None:
-    """End the broker in an orderly way, and start it again."""
+    """Stop the broker in an orderly way, and start it again."""
     assert victim.broker is not None
     await asyncio.to_thread(victim.broker.restart)
 
 
 async def kill_broker(victim: Device) -> None:
-    """End the broker as a power cut would, and start it again."""
+    """Kill the broker, as a power cut would, and start it again."""
     assert victim.broker is not None
     await asyncio.to_thread(victim.broker.stop, signal.SIGKILL)
     await asyncio.to_thread(victim.broker.start)

@@ -26,7 +26,7 @@ from agent.mqtt.message import Message
 from agent.mqtt.settings import BrokerSettings
 from agent.wire.topics import ModelState, State, format_topic
 from tests.agent.service.conftest import Client, connected_client, status_of, until
-from tests.agent.worker.conftest import compile_c, one_kernel
+from tests.agent.worker.conftest import compile_c, one_kernel, processor_s
 from tests.bundles import Signer, build
 from tests.conftest import BrokerProcess
 from tests.fake_module import params
@@ -182,7 +182,7 @@ async def test_model_that_loops_for_ever_is_ended_at_the_compute_limit(device: D
 
 
 async def test_model_that_takes_memory_without_end_costs_one_answer(device: Device, kernels: Path) -> None:
-    # Under the limit that an agent has when nobody configures one.
+    # Under the default limit.
     device.start()
     device.install("gorge", kernels)
     await model_is_ready(device.port, "gorge")
@@ -225,12 +225,6 @@ async def test_two_models_have_processors_of_their_own(device: Device, kernels: 
         assert not os.sched_getaffinity(first) & os.sched_getaffinity(second)
 
 
-def processor_s(pid: int) -> float:
-    """Return the processor seconds of a process in user mode; proc_pid_stat(5), field 14."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return int(fields[11]) / os.sysconf("SC_CLK_TCK")
-
-
 async def test_request_in_the_hands_of_a_killed_agent_is_answered_by_its_successor(
     device: Device, kernels: Path
 ) -> None:
@@ -244,7 +238,7 @@ async def test_request_in_the_hands_of_a_killed_agent_is_answered_by_its_success
         behind = client.send(numbers(1, 2, 3, 4), model="loop")
         await until(lambda: processor_s(workers[0]) > before_s + 0.2)  # it is in the loop
         device.end(signal.SIGKILL)
-        for worker in workers:  # systemd ends what is left of a service; here nobody does
+        for worker in workers:  # systemd would end what is left of a service
             with contextlib.suppress(ProcessLookupError):
                 os.kill(worker, signal.SIGKILL)
         device.start(config="[inference]\ncompute_limit_s = 0.5\n")
@@ -284,7 +278,7 @@ print(sorted(found & {"numpy", "tvm_ffi", "tvm", "onnx", "builder", "PIL"}))
 
 def test_idle_agent_is_ready_soon_and_small(tmp_path: Path, device: Device) -> None:
     address = str(tmp_path / "notify")
-    # dnspython is no dependency of ours; where it happens to be installed, the MQTT library loads it: 4 MB.
+    # dnspython is not a dependency, but the MQTT library loads it if it is installed: 4 MB.
     stub = tmp_path / "stub"
     stub.mkdir()
     (stub / "dns.py").write_text("raise ImportError\n")
@@ -331,17 +325,17 @@ async def test_sighup_makes_the_agent_connect_again_and_not_end(device: Device) 
     await watcher.close()
 
 
-def test_watchdog_is_fed_while_the_loop_turns(tmp_path: Path, device: Device) -> None:
+def test_watchdog_is_fed_while_the_loop_runs(tmp_path: Path, device: Device) -> None:
     address = str(tmp_path / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.bind(address)
         sock.settimeout(START_LIMIT_S)
         device.start(environment={"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "600000"})
-        told = [sock.recv(1000) for _ in range(4)]
-        assert told[0].startswith(b"READY=1")
-        assert told[1:] == [b"WATCHDOG=1"] * 3
+        sent = [sock.recv(1000) for _ in range(4)]
+        assert sent[0].startswith(b"READY=1")
+        assert sent[1:] == [b"WATCHDOG=1"] * 3
         assert device.process is not None
-        # A process that does not turn its loop tells nothing, though it lives.
+        # A process whose loop does not run sends nothing, although it lives.
         device.process.send_signal(signal.SIGSTOP)
         sock.settimeout(0.1)
         with pytest.raises(TimeoutError):
@@ -407,7 +401,7 @@ def test_bundle_is_installed_without_naming_a_broker(tmp_path: Path, signer: Sig
     assert done.stdout == "twice 1.0.0 is in the inbox: no agent runs now, it is installed when one starts\n"
 
 
-def test_bug_is_told_with_its_traceback_and_ends_with_1(
+def test_bug_is_reported_with_its_traceback_and_ends_with_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail() -> str:
@@ -423,7 +417,7 @@ def test_bug_is_told_with_its_traceback_and_ends_with_1(
     ]
 
 
-def test_closed_pipe_is_no_error() -> None:
+def test_closed_pipe_is_not_an_error() -> None:
     script = f"{sys.executable} -m agent config | true; exit ${{PIPESTATUS[0]}}"
     for _ in range(3):
         done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
@@ -440,7 +434,9 @@ def test_version_and_sample_configuration_are_printed() -> None:
     assert "[broker]" in run("config").stdout
 
 
-def test_no_broker_is_said_in_one_line_and_the_agent_keeps_trying(device: Device, tmp_path: Path) -> None:
+def test_missing_broker_is_logged_once_a_connection_and_the_agent_keeps_trying(
+    device: Device, tmp_path: Path
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, (tmp_path / "log").open("wb") as log:
         server.settimeout(START_LIMIT_S)
         device.port = server.getsockname()[1]

@@ -1,4 +1,4 @@
-"""The configuration: strict, told all at once, and explained."""
+"""The configuration: read strictly, all mistakes reported at once, every key explained."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_least_configuration_has_defaults(tmp_path: Path) -> None:
     assert config.groups == ()
 
 
-def test_all_mistakes_are_told_at_once_with_what_was_expected_and_what_came(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_at_once_with_what_was_expected_and_found(tmp_path: Path) -> None:
     document = {
         "device": "a/b",
         "colour": 1,
@@ -57,7 +57,7 @@ def test_all_mistakes_are_told_at_once_with_what_was_expected_and_what_came(tmp_
     assert caught.value.hint
 
 
-def test_paths_begin_at_the_file_and_those_of_the_command_line_where_the_user_stands(
+def test_paths_start_at_the_file_and_those_of_the_command_line_at_the_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = tmp_path / "here"
@@ -108,7 +108,7 @@ def test_sample_explains_every_key_and_its_defaults_are_the_defaults(tmp_path: P
     tomllib.loads(sample)
     for key in KEYS:
         assert key.text in sample
-    # With every default uncommented it is the configuration that no file makes.
+    # With every default uncommented it equals the configuration without a file.
     lines = [
         line[1:] if line.startswith("#") and not line.startswith("# ") else line
         for line in sample.split("\n")
@@ -121,13 +121,13 @@ def test_sample_explains_every_key_and_its_defaults_are_the_defaults(tmp_path: P
 
 
 @pytest.mark.parametrize("content", [b"device = ", b"\xff\xfe", b"a = 1\na = 2\n"])
-def test_file_that_is_no_toml_is_told_with_its_name(tmp_path: Path, content: bytes) -> None:
+def test_file_that_is_not_toml_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "agent.toml"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=r"agent\.toml: expected TOML"):
         load_config(path, {}, {})
 
 
-def test_missing_file_is_told(tmp_path: Path) -> None:
+def test_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         load_config(tmp_path / "none.toml", {}, {})

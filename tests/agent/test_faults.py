@@ -1,6 +1,6 @@
-"""Everything around a requester is torn down and started again; `make soak` does it hundreds of times.
+"""Everything around a requester is killed and restarted; `make soak` does this hundreds of times.
 
-What must hold: every request gets an answer, the right one, and never two different ones.
+Every request must get the right answer, and never two different ones.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ async def test_every_request_gets_one_right_answer(
 ) -> None:
     load = await suffer(device, kernels, fault, times)
     if fault is kill_worker:
-        # Nobody else's request is touched by the death of a worker.
+        # The death of a worker costs no other request.
         assert load.statuses[500] <= times
         assert load.statuses[503] == 0
     else:

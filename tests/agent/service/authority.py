@@ -1,4 +1,4 @@
-"""Certificate authorities for tests, and a TLS front for a broker that tells who came."""
+"""Certificate authorities for tests, and a TLS front for a broker that records client certificates."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _named(name: str) -> x509.Name:
 
 
 class TlsFront:
-    """TLS in front of a plain broker: asks for a certificate, and notes the serial number of each that came.
+    """TLS in front of a plain broker: requires certificates, and records the serial number of each.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ class TlsFront:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        """Cut every connection and listen no more."""
+        """Cut every connection and stop listening."""
         assert self._server is not None
         self._server.close()
         for writer in tuple(self._writers):

@@ -1,4 +1,4 @@
-"""A service with a broker, signed bundles without kernels, and clients that know what they sent."""
+"""A service with a broker, signed bundles without kernels, and clients that find their answers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def signer(tmp_path: Path) -> Signer:
 
 
 class Client:
-    """A requester with a name, a reply space, and everything that came into it."""
+    """A requester with a name, reply topics, and all messages that arrived there."""
 
     def __init__(self, settings: BrokerSettings, name: str, device: str) -> None:
         self.name = name
@@ -47,7 +47,7 @@ class Client:
         self.connection = Connection(settings, client_id=name, on_message=self._take)
 
     def _take(self, message: Message) -> None:
-        # amqtt sends a new client the retained messages of everybody's subscriptions, with QoS 0.
+        # amqtt sends a new client retained messages of other clients' subscriptions, with QoS 0.
         if not message.retain:
             self.received.append(message)
         self._arrived.set()

@@ -18,7 +18,7 @@ ACCESS_LIST = Path(__file__).parents[3] / "docs" / "mosquitto" / "edge.acl"
 
 @pytest.fixture
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """Return a mosquitto with the access list; it believes the user name that it is told."""
+    """Return a mosquitto with the access list, which trusts the given user name."""
     folder = tmp_path_factory.mktemp("guarded")
     acl = folder / "edge.acl"
     acl.write_text(ACCESS_LIST.read_text() + "user test\ntopic readwrite #\n")
@@ -89,12 +89,12 @@ async def test_what_is_nobodys_business_cannot_be_heard(
     settings = BrokerSettings("127.0.0.1", guarded.port, username=user)
     somebody = Connection(settings, client_id=f"{user}-1", on_message=heard.append)
     await somebody.connect()
-    await somebody.subscribe(topic_filter)  # mosquitto lets everybody subscribe, and looks when it delivers
+    await somebody.subscribe(topic_filter)  # mosquitto checks rights at delivery
     test = await person(guarded.port, "test", "test")
     await test.connection.subscribe(topic_filter)
     assert not (await test.connection.publish(topic, b"secret")).failed
     await until(lambda: [message.payload for message in test.received] == [b"secret"])
-    await somebody.publish(f"edge/v1/{user}/note", b"", qos=1)  # what was sent before it has come by now
+    await somebody.publish(f"edge/v1/{user}/note", b"", qos=1)  # everything before it has arrived now
     assert b"secret" not in [message.payload for message in heard]
     await somebody.close()
     await test.connection.close()

@@ -1,4 +1,4 @@
-"""The whole agent against a broker: what it says of itself, and how it outlives the broker and itself."""
+"""The whole agent against a broker: what it publishes, and how it survives restarts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Watcher:
         await until(lambda: (self.latest("state") or {}).get("state") == expected)
 
 
-async def test_agent_says_who_and_how_it_is_and_says_goodbye(
+async def test_agent_publishes_what_it_is_and_that_it_stops(
     broker: BrokerProcess, start_service: StartService
 ) -> None:
     async with Watcher(broker.port) as watcher:
@@ -97,7 +97,7 @@ async def test_late_will_of_an_earlier_session_does_not_leave_the_agent_offline(
         await watcher.state("online")
 
 
-async def test_everything_is_said_again_to_a_broker_that_forgot_it(
+async def test_everything_is_published_again_to_a_broker_that_forgot_it(
     mosquitto: BrokerProcess, start_service: StartService
 ) -> None:
     async with start_service(mosquitto.port) as rig:
@@ -129,7 +129,7 @@ async def test_agent_without_a_broker_is_up_and_serves_when_one_comes(
         assert status_of(await client.ask(b"late")) == 200
 
 
-async def test_agent_that_is_told_to_stop_answers_what_it_accepted(
+async def test_agent_that_stops_answers_what_it_accepted(
     mosquitto: BrokerProcess, start_service: StartService, tmp_path: Path
 ) -> None:
     async with start_service(mosquitto.port, shutdown_limit_s=5) as rig:
@@ -250,13 +250,13 @@ async def test_retained_request_is_not_computed_at_each_connect(
         rig.cut()
         connects = 'edge_mqtt_connects_total{connection="inference"}'
         await until(lambda: rig.service.samples()[connects] == 2 and rig.service.online)
-        # What the broker had for the agent came before this request.
+        # Everything that the broker had for the agent was delivered before this request.
         assert status_of(await client.ask(b"next")) == 200
         await rig.settle()
         assert len(await client.answers(b"r", 1)) == 1
 
 
-async def test_two_agents_on_one_state_directory_are_one_too_many(
+async def test_second_agent_on_a_state_directory_is_refused(
     mosquitto: BrokerProcess, start_service: StartService
 ) -> None:
     async with start_service(mosquitto.port):
@@ -265,7 +265,7 @@ async def test_two_agents_on_one_state_directory_are_one_too_many(
                 pass
 
 
-async def test_end_of_a_job_is_told_by_the_next_agent_to_a_broker_that_was_away(
+async def test_end_of_a_job_is_published_by_the_next_agent_to_a_broker_that_was_away(
     mosquitto: BrokerProcess, start_service: StartService
 ) -> None:
     ended, over = Job("kitchen", "deploy-1"), Job("kitchen", "deploy-0")
@@ -274,8 +274,8 @@ async def test_end_of_a_job_is_told_by_the_next_agent_to_a_broker_that_was_away(
         for path in mosquitto.folder.glob("mosquitto.db*"):
             path.unlink()
         await until(lambda: not any(connection.connected for connection in rig.service.connections))
-        told = b'{"status":"SUCCEEDED"}'
-        await rig.service._outbox.publish(format_topic(ended), told, retain=True)
+        end = b'{"status":"SUCCEEDED"}'
+        await rig.service._outbox.publish(format_topic(ended), end, retain=True)
         await rig.service._outbox.publish(format_topic(over), b"", retain=True)
         assert rig.service.samples()['edge_outbox_messages{kind="reports"}'] == 2
     mosquitto.start()

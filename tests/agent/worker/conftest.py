@@ -32,7 +32,7 @@ def compile_c(source: Path, target: Path, *flags: str) -> Path:
     import tvm_ffi.libinfo as info
 
     includes = [f"-I{path}" for path in (info.find_include_path(), info.find_dlpack_include_path())]
-    # Flags after the source: libraries are searched for what came before them.
+    # Flags after the source: the linker searches a library only for names that are already missing.
     output = ["-o", str(target), str(source)]
     command = ["gcc", "-O1", "-shared", "-fPIC", *includes, *output, *flags, "-lpthread"]
     subprocess.run(command, check=True)
@@ -160,3 +160,9 @@ def spawn(kernel_library: Path) -> Iterator[Spawn]:
 @pytest.fixture(scope="session")
 def python_headers() -> str:
     return sysconfig.get_paths()["include"]
+
+
+def processor_s(pid: int) -> float:
+    """Return the processor seconds of a process in user mode; proc_pid_stat(5), field 14."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) / os.sysconf("SC_CLK_TCK")

@@ -80,7 +80,7 @@ def test_a_request_that_cannot_be_answered_is_told_why_and_the_next_is_served(
     answer, body = worker.infer(payload, **fields)
     assert (answer.status, answer.compute_us) == (status, 0)
     assert words in answer.message
-    # Who sends raw tensors reads its status from the properties; everybody else gets it as JSON too.
+    # A requester of raw tensors reads the status from the properties; all others also get it as JSON.
     assert answer.content_type == ("" if fields["content_type"] == RAW else JSON)
     if answer.content_type == JSON:
         assert json.loads(body)["error"] == answer.message
@@ -176,7 +176,7 @@ def test_weights_samples_labels_and_steps_of_a_bundle_are_used(spawn: Spawn) -> 
     assert outputs["labels"] == ["label 11", "label 10"]
     assert outputs["indices"] == [11, 10]
     np.testing.assert_allclose(outputs["scores"], probabilities[[11, 10]], rtol=1e-5)
-    # A damaged picture, and a huge one by its header alone.
+    # A damaged image, and one whose header claims a huge size.
     assert worker.infer(file.getvalue()[:300], content_type="image/jpeg")[0].status == 400
 
 

@@ -1,4 +1,4 @@
-"""Samples have Prometheus' names, and nobody outside can make them many."""
+"""Samples have Prometheus' names, and requesters cannot multiply them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page for Prometheus has the numbers that go out over MQTT, and costs nothing where nobody wants it."""
+"""The page for Prometheus has the numbers that are published over MQTT, and is optional."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ async def test_page_has_the_numbers_that_are_published(
         assert {key: scraped[key] for key in same} == {key: published[key] for key in same}
         assert families["edge_inference_compute_seconds"].type == "histogram"
         assert families["edge_inference_requests"].type == "counter"
-        told = {sample.metric for sample in rig.service._read_metrics()}
-        assert told | OF_SOME_BOARDS | OF_ACCIDENTS == set(METRICS)
+        published = {sample.metric for sample in rig.service._read_metrics()}
+        assert published | OF_SOME_BOARDS | OF_ACCIDENTS == set(METRICS)
         for sample in rig.service._read_metrics():
             labels = {name for name, _ in sample.labels} - {"le"}
             assert labels == set(METRICS[sample.metric].labels), sample
@@ -90,7 +90,7 @@ async def test_page_has_the_numbers_that_are_published(
 
 
 def assert_dashboard_names_what_is_there(names: set[str]) -> None:
-    """Each metric and label of the Grafana dashboard is in a live scrape, or said by some boards alone."""
+    """Each metric and label of the Grafana dashboard is in a live scrape, or only some boards have it."""
     document = json.loads(DASHBOARD.read_text())
     queries = [target["expr"] for panel in document["panels"] for target in panel.get("targets", [])]
     queries += [
@@ -124,7 +124,7 @@ async def test_busy_agent_is_told_as_busy_and_not_with_old_numbers(monkeypatch: 
 
     asking = threading.Thread(target=ask)
     asking.start()
-    time.sleep(0.6)  # the loop stands still
+    time.sleep(0.6)  # blocks the loop
     asking.join()
     assert status == [503]
     await asyncio.to_thread(ask)

@@ -1,4 +1,4 @@
-"""Processors are shared out evenly, and nobody gets another's while there are enough."""
+"""Processors are divided evenly, and are not shared while there are enough."""
 
 from __future__ import annotations
 

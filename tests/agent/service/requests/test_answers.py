@@ -135,7 +135,7 @@ def test_answers_outlive_the_process_and_those_that_were_not_delivered_are_named
     assert AnswerStore(copy, "boot 1").undelivered() == [records[2]]
 
 
-def test_nothing_of_another_boot_is_believed(tmp_path: Path) -> None:
+def test_answers_of_another_boot_are_not_used(tmp_path: Path) -> None:
     before = AnswerStore(tmp_path, "boot 1")
     put(before, 1)
     before.close()
@@ -157,12 +157,12 @@ def test_damaged_file_costs_what_it_remembers_and_nothing_else(tmp_path: Path, d
     path.write_bytes(raw[: len(raw) // 2] if damage is None else damage)
     after = AnswerStore(tmp_path, "boot")
     put(after, 1000)
-    after.get(key(1))  # whatever it says, it says it
+    after.get(key(1))  # must not raise
     after.undelivered()
     after.close()
 
 
-def test_folder_that_cannot_be_written_costs_the_memory_of_answers_alone(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_written_costs_only_remembered_answers(tmp_path: Path) -> None:
     store = AnswerStore(tmp_path / "none")
     put(store, 1)
     assert store.get(key(1)) is None
@@ -172,7 +172,7 @@ def test_folder_that_cannot_be_written_costs_the_memory_of_answers_alone(tmp_pat
     store.close()
 
 
-def test_file_that_cannot_be_written_any_more_costs_the_memory_of_answers_alone(
+def test_file_that_can_no_longer_be_written_costs_only_new_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = AnswerStore(tmp_path)

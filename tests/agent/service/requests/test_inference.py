@@ -1,4 +1,4 @@
-"""Requests and answers through a real broker; the worker is one that does what it is told."""
+"""Requests and answers through a real broker, with a fake worker that obeys the payload."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ async def test_worker_that_writes_garbage_is_replaced(
 async def test_swap_between_versions_fails_no_request(
     mosquitto: BrokerProcess, start_service: StartService
 ) -> None:
-    # A long queue: on a busy machine a worker starts slowly, and that is no fault of a swap's.
+    # A long queue, because a worker starts slowly on a busy machine.
     async with start_service(mosquitto.port, inference_queue_requests=10_000) as rig:
         await rig.service.models.activate(rig.signer.bundle(version="1.0.0"))
         client = await rig.client()
@@ -262,7 +262,7 @@ async def test_json_request_without_properties_names_its_reply_topic(
         assert json.loads(answer.payload) == {"id": "7", "status": 200, "message": "", "version": "1.0.0"}
 
 
-async def test_json_request_that_cannot_be_served_is_told_so_in_json(
+async def test_json_request_that_cannot_be_served_is_refused_in_json(
     broker: BrokerProcess, start_service: StartService
 ) -> None:
     async with start_service(broker.port) as rig:

@@ -1,0 +1,112 @@
+"""A worker process is started, ended and reaped, whatever it does and whatever the kernel offers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from agent.service.models import worker_process
+from agent.service.models.worker_process import WorkerProcess
+from agent.worker.frames import Frame, Load
+
+# The last argument is the number of the channel's descriptor.
+PRELUDE = "import os, signal, socket, sys, time; channel = socket.socket(fileno=int(sys.argv[1]));"
+
+
+@dataclass
+class Recorder:
+    """What a process reported."""
+
+    frames: list[Frame] = field(default_factory=list)
+    ends: list[str] = field(default_factory=list)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def on_end(self, how: str) -> None:
+        self.ends.append(how)
+        self.ended.set()
+
+
+@pytest.fixture
+def member() -> Iterator[int]:
+    descriptor = os.memfd_create("mod.so")
+    yield descriptor
+    os.close(descriptor)
+
+
+async def start(script: str, member: int) -> tuple[WorkerProcess, Recorder]:
+    recorder = Recorder()
+    process = WorkerProcess(
+        "echo",
+        command=(sys.executable, "-c", PRELUDE + script),
+        on_frame=recorder.frames.append,
+        on_end=recorder.on_end,
+    )
+    await process.start(Load(("mod.so",)), b"{}", [member])
+    return process, recorder
+
+
+@pytest.fixture(params=["pidfd", "thread"])
+def way_to_wait(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "thread":
+
+        def refuse(_pid: int) -> int:
+            raise OSError("an old kernel")
+
+        monkeypatch.setattr(os, "pidfd_open", refuse)
+    return str(request.param)
+
+
+@pytest.mark.parametrize(
+    ("script", "how"),
+    [
+        ("sys.exit(3)", "ended with status 3"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL"),
+        ("channel.sendall(b'GET / HTTP/1.1' + bytes(100)); time.sleep(60)", "sent an invalid frame"),
+    ],
+)
+async def test_end_is_reported_once_and_the_process_is_reaped(
+    way_to_wait: str, member: int, script: str, how: str
+) -> None:
+    process, recorder = await start(script, member)
+    pid = process.pid
+    await asyncio.wait_for(recorder.ended.wait(), 20)
+    assert [end.partition(":")[0] for end in recorder.ends] == [how]
+    assert process.pid is None
+    assert process.rss_bytes() == 0
+    assert not Path(f"/proc/{pid}").exists()
+
+
+async def test_process_that_closes_its_channel_and_lives_is_killed(
+    way_to_wait: str, member: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_process, "_END_GRACE_S", 0.05)
+    _, recorder = await start("channel.close(); time.sleep(60)", member)
+    await asyncio.wait_for(recorder.ended.wait(), 20)
+    assert recorder.ends == ["killed by SIGKILL"]
+
+
+async def test_process_that_ignores_the_stop_is_killed(way_to_wait: str, member: int) -> None:
+    process, recorder = await start("time.sleep(60)", member)
+    assert process.rss_bytes() > 0
+    await asyncio.wait_for(process.stop(0.05), 20)
+    assert recorder.ends == ["killed by SIGKILL"]
+
+
+async def test_process_that_cannot_take_its_files_leaves_nothing_behind(member: int) -> None:
+    recorder = Recorder()
+    process = WorkerProcess(
+        "echo",
+        command=(sys.executable, "-c", PRELUDE + "time.sleep(60)"),
+        on_frame=recorder.frames.append,
+        on_end=recorder.on_end,
+    )
+    with pytest.raises(OSError, match="descriptor"):
+        await process.start(Load(("mod.so",)), b"{}", [10_000])
+    await asyncio.wait_for(recorder.ended.wait(), 20)
+    assert process.pid is None
