@@ -77,8 +77,8 @@ async def test_page_has_the_numbers_that_are_published(
         assert {key: scraped[key] for key in same} == {key: published[key] for key in same}
         assert families["edge_inference_compute_seconds"].type == "histogram"
         assert families["edge_inference_requests"].type == "counter"
-        published = {sample.metric for sample in rig.service._read_metrics()}
-        assert published | OF_SOME_BOARDS | OF_ACCIDENTS == set(METRICS)
+        exported = {sample.metric for sample in rig.service._read_metrics()}
+        assert exported | OF_SOME_BOARDS | OF_ACCIDENTS == set(METRICS)
         for sample in rig.service._read_metrics():
             labels = {name for name, _ in sample.labels} - {"le"}
             assert labels == set(METRICS[sample.metric].labels), sample
