@@ -1,4 +1,4 @@
-"""Each test of a kernel runs for machines of 4, 8 and 16 lanes, on numbers that are the same every time."""
+"""Fixtures for kernels: machines with 4, 8 and 16 lanes, and random numbers with a fixed seed."""
 
 from __future__ import annotations
 

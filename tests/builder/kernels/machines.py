@@ -1,4 +1,4 @@
-"""What the tests of kernels share: machines of 4, 8 and 16 lanes that this one can play, and a way to run."""
+"""Machines with 4, 8 and 16 lanes whose kernels run on this one; compiles and runs kernels."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ REGISTERS = {4: 32, 8: 16, 16: 32}
 
 
 def machine(lanes: int) -> DeviceTarget:
-    """This machine with kernels written for another vector width: LLVM splits or widens the vectors."""
+    """Return this machine with another vector width: LLVM splits or widens the vectors."""
     return replace(resolve("host"), simd=Simd(lanes, REGISTERS[lanes], fma=True))
 
 
 def element_machine() -> DeviceTarget:
-    """This machine with kernels written for ARM, which multiplies by an element of a register."""
+    """Return this machine as one that multiplies by an element of a register, as ARM does."""
     return replace(machine(4), arch="aarch64")
 
 
@@ -33,7 +33,7 @@ class Result:
 
     @property
     def schedules(self) -> set[str]:
-        """Which design spaces the kernels come from."""
+        """The kinds of design space that the kernels come from."""
         funcs = self.lowered.kernels.functions.values()
         return {str(f.attrs["edge.schedule"]) for f in funcs}
 
@@ -43,7 +43,7 @@ Randn = Callable[..., np.ndarray]
 
 
 def lower_expression(build: Build, inputs: Mapping[str, np.ndarray], target: DeviceTarget) -> LoweredModule:
-    """Lower the expression that `build` makes of its inputs."""
+    """Lower the expression that `build` returns for variables with the types of `inputs`."""
     bb = relax.BlockBuilder()
     params = [relax.Var(k, relax.TensorType(v.shape, str(v.dtype))) for k, v in inputs.items()]
     with bb.function("main", params):
@@ -54,7 +54,7 @@ def lower_expression(build: Build, inputs: Mapping[str, np.ndarray], target: Dev
 
 
 def run(build: Build, inputs: Mapping[str, np.ndarray], target: DeviceTarget) -> Result:
-    """Lower the expression that `build` makes of its inputs, and run it on `inputs`."""
+    """Lower the expression that `build` returns, and run it on `inputs`."""
     lowered = lower_expression(build, inputs, target)
     outputs = Interpreter(lowered, target.tvm_target).run(inputs)
     return Result(list(outputs), lowered)
@@ -68,7 +68,7 @@ def conv2d(
     dilation: Sequence[int] = (1, 1),
     groups: int = 1,
 ) -> np.ndarray:
-    """The convolution of `x` in double precision, by its definition."""
+    """Return the convolution of `x`, [N, C, H, W], in double precision, by its definition."""
     top, left, bottom, right = padding
     x = np.pad(x.astype("f8"), ((0, 0), (0, 0), (top, bottom), (left, right)))
     n, c, h, w_in = x.shape

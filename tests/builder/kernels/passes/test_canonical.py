@@ -1,3 +1,5 @@
+"""One form for each operator."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -7,7 +9,7 @@ from tests.builder.kernels.machines import Randn, close, machine, run
 
 
 def kernels(result: object) -> str:
-    """The names of all kernels, which say what they compute."""
+    """Return the names of all kernels, which tell what they compute."""
     return " ".join(g.name_hint for g in result.lowered.kernels.functions)  # type: ignore[attr-defined]
 
 

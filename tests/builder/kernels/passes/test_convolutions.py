@@ -1,3 +1,5 @@
+"""One-dimensional and transposed convolutions, against their definitions."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -9,7 +11,7 @@ from tests.builder.kernels.machines import Randn, close, conv2d, run
 
 
 def transposed(x: np.ndarray, w: np.ndarray, stride: int, padding: int, more: int) -> np.ndarray:
-    """The transposed convolution in double precision, by its definition."""
+    """Return the transposed convolution in double precision, by its definition."""
     n, _, height, width = x.shape
     _, outputs, kh, kw = w.shape
     full = np.zeros((n, outputs, (height - 1) * stride + kh + more, (width - 1) * stride + kw + more))
@@ -74,15 +76,10 @@ def test_bias_activation_and_residual_stay_with_a_convolution_in_one_dimension(
         return relax.op.nn.conv1d(relax.op.add(y, r), relax.const(w), padding=1)
 
     result = run(build, {"x": x, "r": residual}, target)
-    conv = lambda v: conv2d(v[:, :, None], w[:, :, None], padding=(0, 1, 0, 1))[:, :, 0]  # noqa: E731
+
+    def conv(v: np.ndarray) -> np.ndarray:
+        return conv2d(v[:, :, None], w[:, :, None], padding=(0, 1, 0, 1))[:, :, 0]
+
     close(result.outputs[0], conv(np.maximum(conv(x) + b, 0) + residual))
     convolutions = [g for g in result.lowered.kernels.functions if "conv2d" in g.name_hint]
     assert any("relu_add" in g.name_hint for g in convolutions)
-
-
-@pytest.mark.parametrize(("axis", "exclusive"), [(1, False), (0, True), (-1, True)])
-def test_sums_so_far(axis: int, exclusive: bool, target: DeviceTarget, randn: Randn) -> None:
-    x = randn(3, 40)
-    result = run(lambda v: relax.op.cumsum(v, axis, exclusive=exclusive), {"x": x}, target)
-    want = np.cumsum(x.astype("f8"), axis)
-    close(result.outputs[0], want - x if exclusive else want)

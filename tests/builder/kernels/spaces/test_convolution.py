@@ -1,3 +1,5 @@
+"""Direct convolution on packed channels, against its definition."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -8,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import relax
 
-from builder.kernels.passes.layouts import channel_block
 from builder.kernels.spaces import convolution
 from builder.target.device_target import DeviceTarget
 from tests.builder.kernels.machines import Randn, Result, close, conv2d, element_machine, machine, run
@@ -119,9 +120,7 @@ def test_heuristic_stays_within_the_registers(target: DeviceTarget) -> None:
 
 
 @pytest.mark.parametrize("channels", [24, 20, 6])
-def test_what_fills_the_last_block_up_is_never_read(
-    channels: int, target: DeviceTarget, randn: Randn
-) -> None:
+def test_padding_of_the_last_block_is_never_read(channels: int, target: DeviceTarget, randn: Randn) -> None:
     x, first, last = randn(1, 8, 9, 9), randn(channels, 8, 3, 3), randn(19, channels, 3, 3)
     bias = randn(1, channels, 1, 1)
     how: dict[str, Any] = {"padding": (1, 1, 1, 1)}
@@ -134,8 +133,3 @@ def test_what_fills_the_last_block_up_is_never_read(
     result = run(build, {"x": x}, target)
     close(result.outputs[0], conv2d(y.astype("f4"), last, **how))
     assert convolution.KIND in result.schedules
-
-
-def test_half_a_vector_takes_as_long_as_a_whole_one() -> None:
-    assert [channel_block(c, 16) for c in (3, 8, 16, 24, 40, 96)] == [4, 8, 16, 16, 16, 16]
-    assert [channel_block(c, 4) for c in (3, 24)] == [4, 4]

@@ -1,3 +1,5 @@
+"""Depthwise convolution, against its definition."""
+
 from __future__ import annotations
 
 from typing import Any

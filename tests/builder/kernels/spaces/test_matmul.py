@@ -1,3 +1,5 @@
+"""Matrix products with constant weights, and of two computed matrices."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -55,7 +57,7 @@ def test_product_of_two_computed_matrices(
     assert result.schedules == {matmul.BATCHED}
 
 
-def test_broadcast_batches_fall_back_and_are_right(target: DeviceTarget, randn: Randn) -> None:
+def test_broadcast_batches_fall_back_to_tvm(target: DeviceTarget, randn: Randn) -> None:
     a, b = randn(3, 4, 5), randn(1, 5, 6)
     close(run(relax.op.matmul, {"a": a, "b": b}, target).outputs[0], a.astype("f8") @ b)
 
@@ -68,35 +70,36 @@ def test_attention_needs_one_transpose(heads: int, target: DeviceTarget, randn: 
     def build(*tensors: relax.Expr) -> relax.Expr:
         a, b, c = (op.reshape(t, (2, rows, heads, size)) for t in tensors)
         a, b, c = (
-            op.permute_dims(t, p) for t, p in zip((a, b, c), (_TURN, (0, 2, 3, 1), _TURN), strict=True)
+            op.permute_dims(t, p)
+            for t, p in zip((a, b, c), (_HEAD_SWAP, (0, 2, 3, 1), _HEAD_SWAP), strict=True)
         )
         scores = op.divide(op.matmul(a, b), relax.const(np.float32(4)))
         context = op.matmul(op.nn.softmax(scores), c)
-        return op.reshape(op.permute_dims(context, _TURN), (2, rows, heads * size))
+        return op.reshape(op.permute_dims(context, _HEAD_SWAP), (2, rows, heads * size))
 
     result = run(build, {"q": q, "k": k, "v": v}, target)
-    a, b, c = (t.astype("f8").reshape(2, rows, heads, size).transpose(_TURN) for t in (q, k, v))
+    a, b, c = (t.astype("f8").reshape(2, rows, heads, size).transpose(_HEAD_SWAP) for t in (q, k, v))
     scores = a @ b.transpose(0, 1, 3, 2) / 4
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     want = (weights / weights.sum(-1, keepdims=True)) @ c
-    close(result.outputs[0], want.transpose(_TURN).reshape(2, rows, heads * size))
+    close(result.outputs[0], want.transpose(_HEAD_SWAP).reshape(2, rows, heads * size))
     assert result.schedules == {matmul.BATCHED, rows_kind.KIND, transpose.KIND}
     assert len(result.lowered.kernels.functions) == 4
 
 
-_TURN = (0, 2, 1, 3)
+_HEAD_SWAP = (0, 2, 1, 3)
 
 
-def test_a_product_that_is_read_turned_and_as_it_is(target: DeviceTarget, randn: Randn) -> None:
+def test_a_product_that_is_read_with_heads_swapped_and_not(target: DeviceTarget, randn: Randn) -> None:
     a, b = randn(1, 2, 8, 4), randn(1, 2, 4, 16)
 
     def build(x: relax.Expr, y: relax.Expr) -> relax.Expr:
         product = relax.op.matmul(x, y)
-        turned = relax.op.permute_dims(product, _TURN)
-        return relax.op.add(relax.op.reshape(turned, (1, 2, 8, 16)), product)
+        swapped = relax.op.permute_dims(product, _HEAD_SWAP)
+        return relax.op.add(relax.op.reshape(swapped, (1, 2, 8, 16)), product)
 
     product = a.astype("f8") @ b
-    want = product.transpose(_TURN).reshape(1, 2, 8, 16) + product
+    want = product.transpose(_HEAD_SWAP).reshape(1, 2, 8, 16) + product
     close(run(build, {"a": a, "b": b}, target).outputs[0], want)
 
 

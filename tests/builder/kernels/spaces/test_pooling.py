@@ -1,3 +1,5 @@
+"""Pooling on packed channels, against ONNX Runtime."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -15,15 +17,20 @@ from tests.builder.kernels.machines import Build, Randn, close, run
 
 def reference(kind: str, x: np.ndarray, **attributes: Any) -> np.ndarray:
     node = onnx.helper.make_node(kind, ["x"], ["y"], **attributes)
-    value = lambda name, shape: onnx.helper.make_tensor_value_info(name, 1, shape)  # noqa: E731
-    graph = onnx.helper.make_graph([node], "g", [value("x", x.shape)], [value("y", None)])
+    helper = onnx.helper
+    x_info, y_info = (
+        helper.make_tensor_value_info("x", 1, x.shape),
+        helper.make_tensor_value_info("y", 1, None),
+    )
+    graph = helper.make_graph([node], "g", [x_info], [y_info])
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    return session.run(None, {"x": x})[0]
+    (y,) = session.run(None, {"x": x})
+    return np.asarray(y)
 
 
 def packed(v: relax.Expr, operator: Build) -> relax.Expr:
-    """`operator` behind a convolution that leaves its input packed, and changes nothing."""
+    """Apply `operator` to the packed output of a convolution that changes nothing."""
     channels = int(v.ty.shape[1])
     return operator(relax.op.nn.conv2d(v, relax.const(np.eye(channels, dtype="f4")[:, :, None, None])))
 

@@ -1,3 +1,5 @@
+"""Prefetches: on small planes, on x86 only, without a change of the result."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -9,27 +11,27 @@ from tests.builder.kernels.machines import Randn, close, conv2d, lower_expressio
 
 
 def prefetches(randn: Randn, size: int, target: DeviceTarget) -> int:
-    """How often kernels of a 1x1 convolution on a plane of that size ask for weights."""
+    """Count the prefetches in the kernels of a 1x1 convolution on a plane of `size`."""
     w = relax.const(randn(128, 64, 1, 1))
     lowered = lower_expression(lambda v: relax.op.nn.conv2d(v, w), {"x": randn(1, 64, size, size)}, target)
     return sum(f.script().count("prefetch(") for f in lowered.kernels.functions.values())
 
 
-def test_a_small_plane_asks_for_the_next_panel(randn: Randn) -> None:
+def test_a_small_plane_prefetches_the_next_panel(randn: Randn) -> None:
     # Two blocks of 16 x 64 weights are 128 lines, for 7 rows x 4 blocks of input channels.
     assert prefetches(randn, 7, machine(16)) == round(128 / 28)
 
 
-def test_a_large_plane_asks_for_nothing(randn: Randn) -> None:
+def test_a_large_plane_prefetches_nothing(randn: Randn) -> None:
     assert prefetches(randn, 56, machine(16)) == 0
 
 
-def test_arm_asks_for_nothing(randn: Randn) -> None:
+def test_arm_prefetches_nothing(randn: Randn) -> None:
     assert prefetches(randn, 7, resolve("rpi4")) == 0
 
 
 @pytest.mark.parametrize("size", [(7, 7), (1, 5), (14, 14)])
-def test_answers_stay(randn: Randn, size: tuple[int, int]) -> None:
+def test_prefetches_do_not_change_results(randn: Randn, size: tuple[int, int]) -> None:
     x, w = randn(2, 48, *size), randn(80, 48, 3, 3)
     padding = (1, 1, 1, 1)
     build = lambda v: relax.op.nn.conv2d(v, relax.const(w), strides=(2, 2), padding=padding)  # noqa: E731

@@ -1,3 +1,5 @@
+"""Softmax and layer norm."""
+
 from __future__ import annotations
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""Sorting by rank: stable, in every place of a shape, and not without end."""
+"""Sorting by rank: stable, along any axis, and up to a limit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HOST = resolve("host")
     ("shape", "axis", "k"),
     [((3, 100), 1, 5), ((7, 4, 3), 0, 7), ((2, 9, 5), 1, 1), ((1,), 0, 1), ((4, 33), -1, 33)],
 )
-def test_k_largest_in_order_the_first_of_equals_first(
+def test_topk_puts_the_first_of_equals_first(
     shape: tuple[int, ...], axis: int, k: int, largest: bool, randn: Randn
 ) -> None:
     x = np.round(randn(*shape) * 3) / 2  # with many equal elements
@@ -45,14 +45,14 @@ def test_sort_and_argsort(descending: bool, randn: Randn) -> None:
 
 
 @pytest.mark.parametrize("which", ["values", "indices"])
-def test_one_half_of_the_answer(which: str, randn: Randn) -> None:
+def test_topk_of_values_or_of_indices(which: str, randn: Randn) -> None:
     x = randn(2, 20)
     got = run(lambda v: relax.op.topk(v, 3, -1, which), {"x": x}, HOST).outputs[0]
     order = np.argsort(-x, -1, kind="stable")[:, :3]
     assert np.array_equal(got, order if which == "indices" else np.take_along_axis(x, order, -1))
 
 
-def test_more_than_is_sensible_is_refused_with_what_to_do() -> None:
+def test_an_axis_beyond_the_limit_is_refused_with_a_hint() -> None:
     n = sorting.MAX_EXTENT + 1
     graph = helper.make_graph(
         [helper.make_node("TopK", ["x", "k"], ["v", "i"])],

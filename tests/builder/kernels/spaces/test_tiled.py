@@ -1,3 +1,5 @@
+"""Products with packed rows, and by Strassen's algorithm."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -35,7 +37,7 @@ def test_large_product_on_arm_takes_seven_products_of_quarters(rows: tuple[int, 
     assert result.schedules == {tiled.KIND, tiled.WEIGHTS_KIND}
 
 
-def test_result_that_is_added_to_what_was_multiplied(randn: Randn) -> None:
+def test_result_that_is_added_to_its_operand(randn: Randn) -> None:
     x, w = randn(1, 128, 256), randn(256, 256)
     build = lambda v: relax.op.add(relax.op.matmul(v, relax.const(w)), v)  # noqa: E731
     result = run(build, {"x": x}, element_machine())

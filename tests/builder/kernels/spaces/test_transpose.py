@@ -1,3 +1,5 @@
+"""Transposes."""
+
 from __future__ import annotations
 
 import numpy as np

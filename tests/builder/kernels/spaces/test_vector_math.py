@@ -1,3 +1,5 @@
+"""Polynomials of exp, tanh, erf and what is made of them, against SciPy."""
+
 from __future__ import annotations
 
 import numpy as np

@@ -1,6 +1,9 @@
+"""Winograd's convolution, against the direct one."""
+
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -10,9 +13,18 @@ import tvm
 from tvm import relax
 
 from builder.kernels.spaces import winograd
-from builder.kernels.spaces.winograd_transforms import Transforms
+from builder.kernels.spaces.convolution import Conv2d
+from builder.kernels.spaces.winograd_transforms import Matrix, Transforms
 from builder.target.device_target import DeviceTarget, resolve
-from tests.builder.kernels.machines import Randn, close, conv2d, element_machine, lower_expression, run
+from tests.builder.kernels.machines import (
+    Randn,
+    close,
+    conv2d,
+    element_machine,
+    lower_expression,
+    machine,
+    run,
+)
 
 
 @pytest.mark.parametrize("m", [2, 4, 6])
@@ -21,7 +33,10 @@ def test_transforms_are_exact(m: int) -> None:
     state = np.random.RandomState(m)
     g = [Fraction(int(v)) for v in state.randint(-9, 9, 3)]
     d = [Fraction(int(v)) for v in state.randint(-9, 9, m + 2)]
-    times = lambda rows, v: [sum(a * b for a, b in zip(row, v, strict=True)) for row in rows]  # noqa: E731
+
+    def times(rows: Matrix, v: list[Fraction]) -> list[Fraction]:
+        return [sum((a * b for a, b in zip(row, v, strict=True)), Fraction(0)) for row in rows]
+
     product = [a * b for a, b in zip(times(t.weights, g), times(t.input, d), strict=True)]
     assert times(t.output, product) == [sum(g[k] * d[i + k] for k in range(3)) for i in range(m)]
 
@@ -81,20 +96,14 @@ def test_weights_are_transformed_at_load_and_not_in_the_bundle(target: DeviceTar
 
 
 def test_large_weights_on_a_small_map_take_the_small_tile(randn: Randn) -> None:
-    from builder.kernels.spaces.convolution import Conv2d
-    from tests.builder.kernels.machines import machine
-
-    op = lambda c, s: Conv2d(1, c, s, s, c, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1)  # noqa: E731
-    assert winograd.output_tile(op(64, 56), 16, machine(16)) == 4
-    assert winograd.output_tile(op(512, 7), 16, machine(16)) == 2
+    few = Conv2d(1, 64, 56, 56, 64, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1)
+    many = replace(few, in_channels=512, in_height=7, in_width=7, out_channels=512)
+    assert winograd.output_tile(few, 16, machine(16)) == 4
+    assert winograd.output_tile(many, 16, machine(16)) == 2
 
 
 @pytest.mark.parametrize("change", [{"strides": (2, 2)}, {"dilation": (2, 2)}, {"kernel": (5, 5)}])
 def test_other_convolutions_stay_direct(change: dict[str, Any], target: DeviceTarget) -> None:
-    from dataclasses import replace
-
-    from builder.kernels.spaces.convolution import Conv2d
-
     op = Conv2d(1, 64, 28, 28, 64, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 1)
     assert winograd.output_tile(replace(op, **change), target.simd.lanes, target) is None
 

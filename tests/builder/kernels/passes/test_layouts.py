@@ -1,0 +1,19 @@
+"""Packed channels: the size of a block, and constants in packed form."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from builder.kernels.passes.layouts import channel_block, pack_array
+
+
+def test_half_a_vector_takes_as_long_as_a_whole_one() -> None:
+    assert [channel_block(c, 16) for c in (3, 8, 16, 24, 40, 96)] == [4, 8, 16, 16, 16, 16]
+    assert [channel_block(c, 4) for c in (3, 24)] == [4, 4]
+
+
+def test_a_packed_constant_broadcasts_as_before_and_fills_the_last_block() -> None:
+    packed = pack_array(np.arange(5, dtype="f4").reshape(5, 1, 1), 4, 1.0)
+    assert packed.shape == (1, 2, 1, 1, 4)
+    assert packed.ravel().tolist() == [0, 1, 2, 3, 4, 1, 1, 1]
+    assert pack_array(np.full((1, 1), 7, "f4"), 4, 0.0).shape == (1, 1, 1, 1, 1)
