@@ -54,6 +54,7 @@ def overhead_us(graph: Graph, repeat: int = 15) -> tuple[float, int]:
 
 
 def main() -> int:
+    """Print the overhead; return 1 if it exceeds the limit."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -83,6 +83,7 @@ class Count:
 
     @property
     def total(self) -> int:
+        """Steps of all kinds of kernel."""
         return sum(self.kinds.values())
 
 

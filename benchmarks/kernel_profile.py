@@ -21,7 +21,19 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Row:
-    """One node, or all nodes that call one kernel."""
+    """One node, or all nodes that call one kernel.
+
+    Attributes
+    ----------
+    kernel, schedule
+        The kernel's name, and the design space that its loops come from.
+    calls
+        The number of nodes.
+    time_us, flops
+        Microseconds and floating-point operations of all calls.
+    shapes
+        The shapes of the arguments.
+    """
 
     kernel: str
     schedule: str
@@ -32,10 +44,12 @@ class Row:
 
     @property
     def gflops(self) -> float:
+        """Billions of floating-point operations per second."""
         return self.flops / self.time_us / 1e3 if self.time_us else 0.0
 
 
 def main() -> None:
+    """Profile a model, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", help="an architecture's name (resnet18, bert, ...) or an ONNX file")
     parser.add_argument("--threads", type=int, default=1)
@@ -127,6 +141,7 @@ def peak_gflops(lanes: int, threads: int) -> float:
 
 
 def by_kernel(rows: list[Row]) -> list[Row]:
+    """Merge the rows of each kernel, slowest first."""
     groups: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         groups[row.kernel].append(row)
@@ -138,6 +153,7 @@ def by_kernel(rows: list[Row]) -> list[Row]:
 
 
 def table(rows: list[Row], peak: float) -> str:
+    """Return the rows as a table, with a summary; `peak` is in GFLOP/s."""
     total = sum(r.time_us for r in rows)
     lines = [f"{'us':>10} {'%':>5} {'n':>3} {'GFLOP/s':>8} {'peak':>5}  {'space':<16} kernel"]
     for r in rows:

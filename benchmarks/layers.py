@@ -60,6 +60,7 @@ class Layer:
 
     @property
     def gflops(self) -> float:
+        """Billions of operations per second."""
         return self.flops / self.time_us / 1e3
 
     @property

@@ -1,7 +1,7 @@
-/* What this machine does at most: multiply-adds that wait for nothing, and a triad over arrays of any size.
+/* Measures this machine's limits: independent multiply-adds, and a triad over arrays of any size.
  *   machine_peak fma THREADS            -> GFLOP/s
- *   machine_peak triad THREADS BYTES    -> GB/s; BYTES of each thread, over its three arrays
- * The fastest of several attempts counts: nothing is faster than the peak, and much is slower.
+ *   machine_peak triad THREADS BYTES    -> GB/s; each thread's three arrays take BYTES together
+ * Of several attempts the fastest counts: none can exceed the limit, and a busy machine makes many slower.
  */
 #include <pthread.h>
 #include <stdio.h>

@@ -62,6 +62,7 @@ def _is_plain(case: test_case.TestCase) -> bool:
 
 
 def run_case(case: test_case.TestCase, *, plain: bool) -> Outcome:
+    """Import, build and run a case; unless `plain`, try again with some inputs fixed to their values."""
     operator = case.model.graph.node[-1].op_type
     inputs, expected = case.data_sets[0]
     names = [value.name for value in case.model.graph.input]
@@ -179,6 +180,7 @@ def _chunk(start: int, stop: int, pattern: str, *, plain: bool) -> tuple[list[Ou
 
 
 def main() -> None:
+    """Run the cases in child processes, and print how many passed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.onnx_coverage", description=__doc__)
     parser.add_argument("--filter", default="", help="only cases whose name matches this regular expression")
     parser.add_argument("--plain", action="store_true", help="only TVM's front end")

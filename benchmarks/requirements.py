@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 
 class RequirementError(Exception):
-    """This machine lacks something that a benchmark needs; the message is one line that says what to do."""
+    """A benchmark needs something that this machine lacks; the message is one line that says what to do."""
 
 
 def require_programs(packages: Mapping[str, str]) -> None:

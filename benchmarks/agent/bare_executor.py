@@ -15,6 +15,7 @@ from builder.running.local_run import prepared
 
 
 def main() -> None:
+    """Run the model for each number of seconds that is read from standard input."""
     module = prepared(Package.load(sys.argv[1]), int(sys.argv[2]))
     module.run()
     print("ready", flush=True)

@@ -16,6 +16,7 @@ from benchmarks.agent.requester import Requester, topic_of
 
 
 async def main() -> None:
+    """Send requests for each number of seconds that is read from standard input."""
     port, model, per_s = int(sys.argv[1]), sys.argv[2], float(sys.argv[3])
     async with Requester(port, "bench-bystander") as requester:
         await requester.ready(model)

@@ -43,6 +43,7 @@ def _say_ready(*_: object) -> None:
 
 
 def main() -> None:
+    """Connect to the broker and answer until killed."""
     client = _Client(CallbackAPIVersion.VERSION2, client_id="echo", protocol=MQTTProtocolVersion.MQTTv5)
     client.on_message = _answer
     client.on_connect = _subscribe

@@ -11,6 +11,7 @@ from benchmarks.architectures import ARCHITECTURES, generate
 
 
 def main() -> None:
+    """Generate the named model and write it to a file."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.architectures", description="Write a generated ONNX model."
     )

@@ -42,6 +42,7 @@ class Network:
         self._count = 0
 
     def input(self, name: str, shape: Sequence[Dim], dtype: int = TensorProto.FLOAT) -> str:
+        """Declare an input of the graph; return its name."""
         self._inputs.append(helper.make_tensor_value_info(name, dtype, list(shape)))
         return name
 
@@ -61,6 +62,7 @@ class Network:
         return output
 
     def weight(self, name: str, values: NDArray[Any]) -> str:
+        """Add a weight; return its name."""
         self._weights.append(numpy_helper.from_array(values, name))
         return name
 
@@ -69,10 +71,12 @@ class Network:
         return self.node("Constant", scope=scope, value=numpy_helper.from_array(np.array(values, dtype)))
 
     def normal(self, *shape: int, deviation: float, mean: float = 0.0) -> NDArray[np.float32]:
+        """Draw normally distributed values, float32, of the given shape."""
         drawn = self._random.standard_normal(shape, dtype=np.float32)
         return drawn * np.float32(deviation) + np.float32(mean)
 
     def uniform(self, *shape: int, low: float, high: float) -> NDArray[np.float32]:
+        """Draw uniformly distributed values, float32, of the given shape."""
         return self._random.uniform(low, high, shape).astype(np.float32)
 
     def conv(
@@ -128,6 +132,7 @@ class Network:
         )
 
     def gemm(self, x: str, name: str, sizes: tuple[int, int], deviation: float) -> str:
+        """Append a fully connected layer with a bias; `sizes` are its inputs and outputs."""
         inward, outward = sizes
         values = self.normal(outward, inward, deviation=deviation)
         weight = self.weight(f"{name}.weight", values - values.mean(axis=1, keepdims=True))

@@ -23,10 +23,12 @@ WARM_RUNS = 1
 
 
 def edgebundle(folder: Path, inputs: Arrays) -> Run:
+    """Load our bundle."""
     return _bundle(folder, inputs)
 
 
 def untuned(folder: Path, inputs: Arrays) -> Run:
+    """Load our bundle that was compiled without records."""
     return _bundle(folder / "untuned", inputs)
 
 
@@ -47,6 +49,7 @@ def _bundle(folder: Path, inputs: Arrays) -> Run:
 
 
 def onnxruntime(folder: Path, inputs: Arrays) -> Run:
+    """Load the model in ONNX Runtime."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -56,6 +59,7 @@ def onnxruntime(folder: Path, inputs: Arrays) -> Run:
 
 
 def ncnn(folder: Path, inputs: Arrays) -> Run:
+    """Load the converted model in ncnn."""
     import ncnn as engine
 
     net = engine.Net()
@@ -78,6 +82,7 @@ def ncnn(folder: Path, inputs: Arrays) -> Run:
 
 
 def main(name: str, place: Path) -> None:
+    """Load and warm up an engine, run it once between two marks, and write its outputs."""
     with np.load(place / "inputs.npz") as file:
         given = {key: file[key] for key in file.files}
     engines = {"edgebundle": edgebundle, "untuned": untuned, "onnxruntime": onnxruntime, "ncnn": ncnn}

@@ -20,6 +20,7 @@ MARK = 24302  # the system call that counter.c watches; no kernel has it
 
 
 def edgebundle(folder: Path, inputs: dict[str, np.ndarray]) -> None:
+    """Run our bundle, with a mark before each node."""
     from agent.runtime.graph_executor import create
 
     module = create((folder / "mod.json").read_bytes(), folder / "mod.so")
@@ -40,6 +41,7 @@ def edgebundle(folder: Path, inputs: dict[str, np.ndarray]) -> None:
 
 
 def onnxruntime(folder: Path, inputs: dict[str, np.ndarray]) -> None:
+    """Run the model in ONNX Runtime, between two marks."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()

@@ -35,6 +35,7 @@ MOST_POINTS = 48
 
 
 def main() -> int:
+    """Search the operators until time is up; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.shipped_records", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("core", choices=list(TARGETS))

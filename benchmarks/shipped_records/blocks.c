@@ -1,9 +1,9 @@
-/* A QEMU user-mode plugin that counts how often each translated block runs, between marks of the guest.
+/* A QEMU user-mode plugin that counts how often each translated block runs between marks of the guest.
  *
- * A mark is a system call of number MARK: its first argument starts counting anew (0) or says to write down (1) what
- * ran since, under the label in the second argument and with the weight third / fourth. Each such line of the file
- * named by BLOCKS_OUT is: label, third, fourth, then address:instructions:times of each block.
- * Declares the few plugin functions it uses, since Debian ships no plugin header.
+ * A system call with the number MARK is a mark. If its first argument is 0, counting starts again from zero. If it is
+ * 1, the plugin writes the counts since then as one line to the file named by BLOCKS_OUT: the label (second argument),
+ * the weight as a fraction (third and fourth), then address:instructions:times for each block.
+ * It declares the few plugin functions that it uses, because Debian ships no header for plugins.
  */
 #include <inttypes.h>
 #include <stddef.h>

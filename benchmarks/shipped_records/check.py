@@ -76,6 +76,7 @@ def fault(task: Task, entry: ShippedEntry) -> str | None:
 
 
 def main() -> int:
+    """Check the named cores' records, or all, and print what does not apply; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.shipped_records.check")
     parser.add_argument("core", nargs="*", choices=[[], *TARGETS], default=[])
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))

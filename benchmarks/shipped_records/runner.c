@@ -1,8 +1,8 @@
-/* Calls kernels in an emulated machine, one after the other, and marks what is theirs for blocks.c.
+/* Calls kernels in an emulated machine, one after the other, with marks that let blocks.c tell them apart.
  *
- * Of each parallel loop a few iterations run, evenly spread, and count for all: they are alike, and an emulator takes
- * sixty nanoseconds for each vector of multiply-adds. table.h, which is generated, has the kernels, the shapes of their
- * arguments, and how many iterations each of their parallel loops has.
+ * Of each parallel loop only a few iterations run, evenly spread, and count for all: iterations are alike, and the
+ * emulator takes sixty nanoseconds for each vector of multiply-adds. The generated table.h holds the kernels, the
+ * shapes of their arguments, and how many iterations each of their parallel loops has.
  */
 #define _GNU_SOURCE
 #include <stdint.h>

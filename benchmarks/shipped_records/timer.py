@@ -37,6 +37,7 @@ def counter() -> Callable[[], int]:
 
 
 def aligned(dtype: str, shape: tuple[int, ...], state: Any) -> Any:  # noqa: ANN401
+    """Return an array, aligned to 64 bytes: normally distributed if floating point, else zeros."""
     import numpy as np
 
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
@@ -48,6 +49,7 @@ def aligned(dtype: str, shape: tuple[int, ...], state: Any) -> Any:  # noqa: ANN
 
 
 def main() -> None:
+    """Measure the jobs of the file that is named, and print the results as JSON."""
     import numpy as np
     import tvm_ffi
 

@@ -14,21 +14,33 @@ from builder.tuning.views.live import watch
 
 
 def main() -> None:
+    """Take the named measurement, and print its figures."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tuning", description=__doc__)
     verbs = parser.add_subparsers(dest="what", required=True)
-    never = verbs.add_parser("never-slower", help="tune a model; the whole of it against untuned, in turn")
-    again = verbs.add_parser("recovery", help="from the middle of each space to the best known")
+    never = verbs.add_parser("never-slower", help="tune a model, and compare it with the untuned one in turn")
+    again = verbs.add_parser(
+        "recovery", help="search from the middle of each space, and compare with the best known"
+    )
     for verb in (never, again):
         verb.add_argument("model", type=Path, metavar="ONNX")
-        verb.add_argument("--minutes", type=float, default=25.0, help="of searching (default: %(default)s)")
-        verb.add_argument("--records", type=Path, help="keep the records there")
+        verb.add_argument(
+            "--minutes", type=float, default=25.0, help="minutes of searching (default: %(default)s)"
+        )
+        verb.add_argument("--records", type=Path, help="folder that keeps the records")
     again.add_argument("--best-known", type=Path, help="records to compare with (default: the shipped ones)")
-    spaces = verbs.add_parser("spaces", help="60 trials against 1000, and MetaSchedule's default space")
+    spaces = verbs.add_parser(
+        "spaces", help="compare 60 trials with 1000, and with MetaSchedule's default space"
+    )
     spaces.add_argument("--operators", nargs="+", help="some of the four (default: all)")
-    spaces.add_argument("--metaschedule-trials", type=int, default=500, help="0 for none (default: 500)")
-    two = verbs.add_parser("two-boards", help="trials a minute with two RPC servers and with one")
+    spaces.add_argument(
+        "--metaschedule-trials",
+        type=int,
+        default=500,
+        help="trials of MetaSchedule, 0 for none (default: 500)",
+    )
+    two = verbs.add_parser("two-boards", help="count trials per minute with two RPC servers and with one")
     two.add_argument("model", type=Path, metavar="ONNX")
-    two.add_argument("--trials", type=int, default=16, help="of each task (default: %(default)s)")
+    two.add_argument("--trials", type=int, default=16, help="trials of each task (default: %(default)s)")
     for verb in (never, again, spaces):
         verb.add_argument("--pairs", type=int, default=21)
     args = parser.parse_args()
@@ -65,7 +77,7 @@ def _never_slower(args: argparse.Namespace, folder: Path, runner: RunnerOptions)
     used = sum(v.use for key, v in meta.verdicts.items() if key in result.calls)
     print(f"{len(records.all)} points of {len(result.calls)} operators, {used} of them faster beyond doubt")
     if result.ratio is None:
-        print("the model is compiled as it was: nothing to compare")
+        print("no record is faster: the model is compiled as before, nothing to compare")
         return
     ratio = result.ratio
     print(

@@ -1,4 +1,4 @@
-"""This machine as a board that counts user cycles, for exact figures on a machine that is shared.
+"""A board, this machine, that counts user cycles: figures are exact though others use the machine too.
 
 The CPU's counter stops while another process has the core. It counts one thread, so kernels run on one.
 Cycles are reported as seconds, at the frequency that was measured when the session was opened.

@@ -1,4 +1,4 @@
-"""The agent's benchmark measures what it says: its parts, small, against a real broker and a real agent."""
+"""The agent's benchmark: its parts, in small, with a real broker and a real agent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_quantiles_are_of_the_nearest_rank() -> None:
     assert math.isnan(quantile([], 0.5))
 
 
-def test_a_figure_is_good_within_what_is_asked_of_it() -> None:
+def test_a_figure_is_good_within_its_limits() -> None:
     assert Figure("a", "b", 1.0, most=1.0).good
     assert not Figure("a", "b", 1.1, most=1.0).good
     assert not Figure("a", "b", 0.9, least=1.0).good

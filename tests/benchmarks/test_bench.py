@@ -1,4 +1,4 @@
-"""The benchmark compares like with like, and says what its figures are worth."""
+"""The benchmark compares like with like, and reports how reliable its figures are."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ def test_a_ratio_is_that_of_the_medians_over_the_fastest_other_engine() -> None:
 
 
 def test_drift_of_the_machine_does_not_widen_the_spread() -> None:
-    # It became three times slower from round to round, for all.
+    # The machine gets three times slower in each round, for all engines.
     result = measured(edgebundle=[1.0, 3.0, 9.0], onnxruntime=[2.0, 6.0, 18.0])
     ratio = result.ratio()
     assert ratio is not None
     assert (ratio.low, ratio.high) == (0.5, 0.5)
 
 
-def test_our_untuned_bundle_is_no_other_engine() -> None:
+def test_our_untuned_bundle_is_not_another_engine() -> None:
     assert measured(edgebundle=[5.0], untuned=[4.0], ncnn=[9.0]).best_other == "ncnn"
 
 
-def test_where_no_record_applies_untuned_is_the_same() -> None:
+def test_without_an_applicable_record_untuned_is_the_same() -> None:
     result = measured(edgebundle=[5.0], ncnn=[10.0])
     assert result.ratio(UNTUNED) == result.ratio(OURS)
 
 
-def test_the_geometric_mean_is_of_the_headline_models_alone_and_of_all_of_them() -> None:
+def test_the_geometric_mean_is_of_all_headline_models_and_no_others() -> None:
     results = [measured(model, edgebundle=[1.0], openvino=[2.0]) for model in HEADLINE]
     results.append(measured("digits", edgebundle=[100.0], openvino=[1.0]))
     assert tables.geometric_mean(results, OURS) == pytest.approx(0.5)
@@ -99,7 +99,9 @@ def test_the_markdown_of_no_run_is_an_error_with_a_hint(
 def test_the_demo_model_is_measured_and_written_down(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench, "_picture", lambda *_: None)  # needs the environment of the other engines
+    monkeypatch.setattr(
+        bench, "_picture", lambda *_: None
+    )  # needs matplotlib, from the other engines' environment
     options = [
         "--models",
         "digits",

@@ -1,4 +1,4 @@
-"""Hot loops are found in what a compiler wrote, and weighed against the core's own peak."""
+"""Hot loops are found in compiled code, and compared with the core's peak."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks import hot_loops
 from benchmarks.hot_loops import HotLoop, of_model, shares_of_peak
 from benchmarks.requirements import RequirementError
 
-# Two loops, one in the other: the inner one does the work.
+# Two nested loops: the inner one does the work.
 SOURCE = """
 typedef float v4 __attribute__((vector_size(16)));
 void product_compute_(v4 *restrict out, const v4 *restrict a, const float *b, long rows, long depth) {

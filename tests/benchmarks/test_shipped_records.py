@@ -1,4 +1,4 @@
-"""The search behind shipped records walks downhill, and its measure without a board counts what runs."""
+"""The search for shipped records descends to a minimum, and emulation counts what runs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def walk(task: Task, cost: dict[Decisions, float], most: int = 1000) -> Descent:
     return descent
 
 
-def test_the_walk_ends_at_the_cheapest_point_downhill(task: Task) -> None:
+def test_the_search_ends_at_a_minimum(task: Task) -> None:
     points = list(task.space.all_decisions())
     distance = {p: sum(abs(a - b) for a, b in zip(p, task.space.default, strict=True)) for p in points}
     reachable = Descent(task.space, 1000)
@@ -49,7 +49,7 @@ def test_the_walk_ends_at_the_cheapest_point_downhill(task: Task) -> None:
     assert walk(task, cost).best == target
 
 
-def test_the_walk_stays_where_nothing_is_cheaper_and_measures_no_point_twice(task: Task) -> None:
+def test_the_search_stays_at_a_minimum_and_measures_no_point_twice(task: Task) -> None:
     cost = dict.fromkeys(task.space.all_decisions(), 2.0) | {task.space.default: 1.0}
     descent = walk(task, cost)
     assert descent.best == task.space.default
@@ -58,7 +58,7 @@ def test_the_walk_stays_where_nothing_is_cheaper_and_measures_no_point_twice(tas
     assert len(walk(task, cost, most=3).costs) == 3
 
 
-def test_points_that_do_not_run_are_left_alone(task: Task) -> None:
+def test_points_that_do_not_run_are_not_chosen(task: Task) -> None:
     assert walk(task, {task.space.default: 1.0}).best == task.space.default
 
 
@@ -68,7 +68,7 @@ def test_samples_count_for_all_iterations() -> None:
     assert blocks[1] == Counter({(0x3000, 7): 1})
 
 
-def test_branches_are_not_shown_to_the_pipeline_model() -> None:
+def test_llvm_mca_does_not_see_branches() -> None:
     lines = {0: "fmla v0.4s, v1.4s, v2.s[0]", 4: "b.ne 0x0", 8: "add x0, x0, #16", 12: "adrp x1, 0x1000"}
     assert text_of((0, 4), lines) == "fmla v0.4s, v1.4s, v2.s[0]\nadd x0, x0, #16"
 
@@ -89,7 +89,7 @@ def test_launched_loops_are_found(task: Task, rpi4: DeviceTarget) -> None:
     and not all(shutil.which(tool) for tool in ("qemu-aarch64", "llvm-mca-19", "llvm-objdump", "gcc")),
     reason="needs qemu-user, llvm and gcc",
 )
-def test_instructions_of_samples_are_those_of_all(task: Task, rpi4: DeviceTarget) -> None:
+def test_sampled_iterations_stand_for_all(task: Task, rpi4: DeviceTarget) -> None:
     sampled, whole = Emulated(rpi4), Emulated(rpi4, samples=1 << 20)
     try:
         for measure in (sampled, whole):
@@ -100,7 +100,7 @@ def test_instructions_of_samples_are_those_of_all(task: Task, rpi4: DeviceTarget
         whole.close()
     key = (task.key, task.space.default)
     few, all_ = sampled.found[key], whole.found[key]
-    fewest = task.flops / 2 / rpi4.simd.lanes  # a vector's multiply-add is one instruction
+    fewest = task.flops / 2 / rpi4.simd.lanes  # a multiply-add of a vector is one instruction
     assert fewest < all_.instructions < 4 * fewest
     assert few.instructions == pytest.approx(all_.instructions, rel=0.1)
     assert few.cycles == pytest.approx(all_.cycles, rel=0.1)

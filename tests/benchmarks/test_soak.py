@@ -1,4 +1,4 @@
-"""`make soak`, small: its verdicts tell what is broken, its parts run, its picture is one."""
+"""`make soak`, in small: its verdicts detect what is broken, its parts run, its picture is drawn."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_faults_at_full_size_are_as_many_as_promised() -> None:
         replace(GOOD, fault="worker", statuses={200: 989, 500: 11}),
     ],
 )
-def test_broken_promise_is_seen(broken: TrialResult) -> None:
+def test_broken_promise_is_detected(broken: TrialResult) -> None:
     assert GOOD.passed
     assert replace(GOOD, fault="worker", statuses={200: 990, 500: 10}).passed
     assert not broken.passed
@@ -52,7 +52,7 @@ def steady(rss: list[int], threads: list[int]) -> SteadyResult:
     return SteadyResult(10.0 * len(rss), 100, Counter({200: 100}), 0, samples)
 
 
-def test_growth_is_seen_and_warming_up_is_none() -> None:
+def test_growth_is_detected_but_not_during_warm_up() -> None:
     flat = [30 * MIB] * 4 + [40 * MIB] * 16
     assert steady(flat, [1] * 20).passed
     assert not steady([40 * MIB + number * MIB // 5 for number in range(20)], [1] * 20).passed
@@ -63,7 +63,7 @@ def test_growth_is_seen_and_warming_up_is_none() -> None:
 
 
 @pytest.mark.slow
-def test_soak_of_some_seconds_prints_its_table_and_leaves_a_report(tmp_path: Path) -> None:
+def test_soak_of_a_few_seconds_prints_a_table_and_writes_a_report(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.soak", "--requests", "300", "--minutes", "0.1"]
     chosen = ["--only", "worker", "steady", "--out", str(tmp_path)]
     done = subprocess.run(
@@ -72,7 +72,7 @@ def test_soak_of_some_seconds_prints_its_table_and_leaves_a_report(tmp_path: Pat
     assert "worker SIGKILLed" in done.stdout, done.stderr
     document = json.loads((tmp_path / "soak.json").read_text())
     assert document["steady"] is not None, done.stderr
-    # Six seconds are too few to say what is flat.
+    # Six seconds are too short for a verdict on growth.
     assert done.returncode == int(not document["steady"]["passed"])
     [trial] = document["faults"]
     assert (trial["requests"], trial["faults"], trial["wrong"], trial["passed"]) == (300, 2, [], True)
@@ -87,6 +87,6 @@ def test_soak_of_some_seconds_prints_its_table_and_leaves_a_report(tmp_path: Pat
         assert len(picture.getcolors(1 << 20) or []) > 10
 
 
-def test_picture_of_nothing_is_drawn_too(tmp_path: Path) -> None:
+def test_picture_without_samples_is_drawn(tmp_path: Path) -> None:
     draw(SteadyResult(), tmp_path / "empty.png")
     assert (tmp_path / "empty.png").stat().st_size > 0
