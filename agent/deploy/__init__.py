@@ -1,7 +1,7 @@
-"""Bundles on their way onto the device: pulled, checked, installed, switched, and remembered.
+"""How bundles get onto the device: downloaded, verified, installed, activated and reported.
 
-In the order in which data passes them: `desired` (what should run), `sources` with `https` and
-`blocks` (where it comes from), `store` (where it lies), `installer` (the steps of one job),
-`jobs` (what became of them), `deployment` (the queue and the reports), `local` (the command
-line).
+In the order in which data passes them: `deployment` (the desired document, the queue of jobs and the
+reports), `fetch` (where a bundle comes from), `store` (what lies on disk), `installer` with `transitions`
+(the steps of one job), `jobs` (what became of them), `reported` and `outbox` (what the broker is told),
+`inbox` and `local` (bundles installed by hand).
 """

@@ -1,14 +1,13 @@
-"""Which models should run here, and what is done about it: the owner of everything in this package.
+"""Keeps the models that run here in line with the desired document; owns everything in this package.
 
 Promises: a desired document is durable before it is acknowledged, the newest wins, and one that cannot be
-read changes nothing; jobs run one after the other, in the order they came; whatever the broker forgot is
-told again after each connect; at each start every active bundle is verified again before it runs, and where
-one cannot be used its predecessor serves.
-Leaves to others: the steps of a job (installer.py), the connection, and running models.
+read changes nothing. Jobs run one after the other, in the order in which they arrived. After each connect
+everything is published again, as the broker may have forgotten it. At each start every active bundle is
+verified again before it runs, and if it cannot be used, its predecessor serves.
+Leaves to others: the steps of a job (`installer`), the connection, and running models.
 
-How it is used: `start()` before the connection is made, `run()` as a task for as long as the agent
-lives (it never returns, and an exception in it is a fault of ours), `on_message` and `on_connected`
-from the connection.
+Call `start()` before connecting, and run `run()` as a task while the agent lives: it never returns, and an
+exception in it is a bug. The connection calls `on_message` and `on_connected`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import Final
 
 from agent.bundle.keyring import Keyring
 from agent.bundle.machine import Machine
-from agent.deploy.fetch.block_source import PATIENCE_S, BlockSource
+from agent.deploy.fetch.block_source import SILENCE_LIMIT_S, BlockSource
 from agent.deploy.fetch.https import HttpsSettings, HttpsSource
 from agent.deploy.fetch.sources import Downloader
 from agent.deploy.inbox import Inbox
@@ -39,37 +38,37 @@ from agent.wire.desired import Desired, DesiredModel
 from agent.wire.job import Result, Status
 from agent.wire.reported import Origin, Rejection
 
-# How soon a bundle that was dropped into the inbox is noticed.
+# How often the inbox is checked.
 INBOX_INTERVAL_S: Final = 1.0
-# How the identifiers begin of jobs that the agent gives itself, for a bundle that is desired and damaged.
+# Prefix of jobs that the agent creates itself, to fetch a damaged bundle again that is still desired.
 _REPAIR: Final = "repair-"
 
 _log = logging.getLogger(__name__)
 
 
 class Deployment:
-    """Brings what should run, and what runs, together.
+    """Installs what is desired, and removes what is not.
 
     Parameters
     ----------
     device
-        This device's name in topics.
+        The device's name in topics.
     store
         The state directory. It is locked by `start` and unlocked by `close`.
     keyring
-        Returns the keys that are trusted now.
+        Returns the currently trusted keys.
     machine
-        What this device is.
+        This machine, for the admission of bundles.
     models
-        What runs bundles.
+        Runs the models.
     control
         The control connection.
     https
-        Where https bundles may come from.
-    patience_s
-        How long to wait for somebody to offer a bundle over MQTT.
+        The allowed https sources.
+    silence_limit_s
+        How long to wait for a block over MQTT while the broker is connected.
     checkpoint
-        Called at each durable step, for fault injection.
+        Called after each durable step, for fault injection.
 
     Raises
     ------
@@ -87,14 +86,14 @@ class Deployment:
         models: Models,
         control: Control,
         https: HttpsSettings,
-        patience_s: float = PATIENCE_S,
+        silence_limit_s: float = SILENCE_LIMIT_S,
         checkpoint: Checkpoint = no_checkpoint,
     ) -> None:
         self._device = device
         self._store = store
         self._keyring = keyring
         self._control = control
-        self._blocks = BlockSource(control, device, patience_s=patience_s)
+        self._blocks = BlockSource(control, device, silence_limit_s=silence_limit_s)
         self._downloader = Downloader(store, self._blocks, HttpsSource(https))
         self._journal = Journal(store.root / "jobs.json", checkpoint=checkpoint)
         self._desired_file = StateFile(store.root / "desired.json", mirrored=True, checkpoint=checkpoint)
@@ -107,7 +106,7 @@ class Deployment:
             models,
             keyring=keyring,
             machine=machine,
-            note=self._note,
+            record=self._record,
             in_use=self._in_use,
             checkpoint=checkpoint,
         )
@@ -115,12 +114,12 @@ class Deployment:
         self._work = asyncio.Event()
 
     async def start(self) -> None:
-        """Take the state directory, run what was active, and subscribe.
+        """Lock the state directory, run the active bundles, and subscribe.
 
         Raises
         ------
         StoreError
-            If another agent has the directory.
+            If another agent uses the directory.
         """
         self._store.lock()
         document = self._desired_file.load()
@@ -128,21 +127,21 @@ class Deployment:
             try:
                 self._desired = Desired.from_document(document)
             except EdgeError as error:
-                _log.error("desired.json is left out: %s", error)
+                _log.error("desired.json is ignored: %s", error)
         for model in tuple(self._store.active().values()):
             await self._restore(model)
         if self._desired is not None:
-            self._plan(self._desired)  # a crash may have come between the document and its plan
+            self._plan(self._desired)  # a crash may have separated the document from its plan
         self._control.want(topics.format_topic(topics.Desired(self._device)))
         self._work.set()
 
     async def run(self) -> None:
-        """Execute jobs as they come, until cancelled."""
+        """Run jobs as they arrive, until cancelled."""
         while True:
             try:
                 await asyncio.wait_for(self._work.wait(), INBOX_INTERVAL_S)
             except TimeoutError:
-                await self._look_into_inbox()
+                await self._check_inbox()
                 continue
             self._work.clear()
             while (job := self._next_job()) is not None:
@@ -157,28 +156,28 @@ class Deployment:
             await self._remove_unwanted()
 
     def on_message(self, topic: topics.Topic, payload: bytes) -> None:
-        """Take a desired document or a block; it may be acknowledged when this returns."""
+        """Take a desired document or a block; the message may be acknowledged when this returns."""
         match topic:
             case topics.Desired(self._device):
                 self._on_desired(payload)
             case topics.Block(self._device, digest, offset):
                 self._blocks.on_block(digest, offset, payload)
             case _:
-                _log.debug("deployment has no use for %s", topic)
+                _log.debug("unexpected topic %s", topic)
 
     def on_connected(self) -> None:
-        """Tell the broker everything again: it may be another one, or have forgotten."""
+        """Publish everything again: the broker may have forgotten it, or be another one."""
         self._blocks.on_connected()
         for job in self._journal:
             self._publish_job(job)
         self._report()
 
     def close(self) -> None:
-        """Let another agent have the state directory."""
+        """Unlock the state directory."""
         self._store.unlock()
 
     async def _restore(self, model: ActiveModel) -> None:
-        """Run what was active, or else what was active before it."""
+        """Run the active bundle, or else the one that was active before it."""
         try:
             await self._installer.restore(model.name, model.digest)
         except EdgeError as error:
@@ -194,23 +193,23 @@ class Deployment:
             manifest = await self._installer.restore(model.name, digest)
             self._store.switch(replace(model, digest=digest, version=manifest.version, previous=None))
         except EdgeError as error:
-            _log.error("%s: nor can %s: %s", model.name, digest, error)
+            _log.error("%s: %s cannot run either: %s", model.name, digest, error)
         else:
             _log.warning("%s: %s serves instead", model.name, digest)
 
     def _repair(self, model: ActiveModel) -> None:
-        """Fetch a bundle again that is desired, was active, and cannot run: its file may be damaged."""
+        """Fetch an active bundle again that cannot run but is still desired: its file may be damaged."""
         request = None if self._desired is None else self._desired.get(model.name)
         if request is None or request.digest != model.digest:
             return
         known = self._journal.get(request.job)
         if known is not None and known.status.final:
             job = f"{_REPAIR}{model.digest[7:19]}-{time.time_ns():x}"
-            self._note(Job(replace(Request.from_desired(request), job=job)).now(), True)
+            self._record(Job(replace(Request.from_desired(request), job=job)).now(), True)
 
     def _on_desired(self, payload: bytes) -> None:
         if not payload:
-            return  # cleared by a person, or a broker that starts afresh: no reason to stop anything
+            return  # removed by a person, or by a broker that lost its data: nothing is stopped
         version = None
         try:
             desired = Desired.from_bytes(payload)
@@ -230,14 +229,16 @@ class Deployment:
         self._work.set()
 
     def _check_order(self, desired: Desired) -> None:
-        """Check that a document is newer than the one in force and was written from it, or is that one."""
+        """Check that a document is newer than the one in force and based on it, or is the same."""
         known = self._desired
         if known is None or (desired.version, desired.models) == (known.version, known.models):
             return
         if desired.version <= known.version:
-            raise ConflictError(f"desired version {desired.version} is not newer than {known.version}")
+            raise ConflictError(f"expected a desired version above {known.version}, got {desired.version}")
         if desired.base is not None and desired.base != known.digest:
-            raise ConflictError(f"desired version {desired.version} was not written from {known.version}")
+            raise ConflictError(
+                f"expected desired version {desired.version} to be based on {known.version}, got another base"
+            )
 
     def _check_jobs(self, desired: Desired) -> None:
         for request in desired.models:
@@ -246,10 +247,12 @@ class Deployment:
                 request.model,
                 request.digest,
             ):
-                raise SourceError(f"job {request.job} was another deployment; an identifier is used once")
+                raise SourceError(
+                    f"expected a new job identifier, got {request.job}, which belongs to another deployment"
+                )
 
     def _plan(self, desired: Desired) -> None:
-        """Queue what is new, and let go of what is no longer wanted."""
+        """Queue new jobs, and cancel those that are no longer wanted."""
         for job in self._journal:
             request, wanted = job.request, desired.get(job.request.model)
             if job.status.final or request.origin is Origin.LOCAL or _is_for(request, wanted):
@@ -258,7 +261,7 @@ class Deployment:
         for model in desired.models:
             known = self._journal.get(model.job)
             if known is not None:
-                self._publish_job(known)  # delivered again: not done again, but said again
+                self._publish_job(known)  # delivered again: the job is not repeated, but published again
                 continue
             job = Job(Request.from_desired(model)).now()
             try:
@@ -267,18 +270,18 @@ class Deployment:
                 job = job.now(
                     status=Status.REJECTED, result=Result.REJECTED, code=error.code, message=str(error)
                 )
-            self._note(job, True)
+            self._record(job, True)
 
     def _drop(self, job: Job, status: Status) -> None:
         if job.status is Status.QUEUED and job.request != self._current:
-            self._note(
+            self._record(
                 job.now(status=status, result=Result.FAILED_NO_STATE_CHANGE, message="no longer wanted"), True
             )
         elif job.request == self._current:
             self._installer.abandon(status)
 
     def _next_job(self) -> Job | None:
-        """Return what was interrupted, or else what has waited longest."""
+        """Return the job that was interrupted, or else the oldest one."""
         waiting = [job for job in self._journal if not job.status.final]
         waiting.sort(key=lambda job: job.status is Status.QUEUED)
         return waiting[0] if waiting else None
@@ -293,7 +296,7 @@ class Deployment:
                 self._store.collect(self._in_use())
                 self._report()
 
-    async def _look_into_inbox(self) -> None:
+    async def _check_inbox(self) -> None:
         for digest in tuple(self._inbox.dropped()):
             try:
                 request = await asyncio.to_thread(self._inbox.request, digest, self._keyring())
@@ -301,18 +304,18 @@ class Deployment:
                 _log.warning("inbox: %s: %s", digest, error)
                 self._inbox.refuse(digest, error)
                 continue
-            self._note(Job(request).now(), True)
+            self._record(Job(request).now(), True)
             self._work.set()
 
     def _in_use(self) -> set[str]:
-        """Return the digests that jobs other than the current one are waiting for."""
+        """Return the digests that unfinished jobs other than the current one need."""
         return {
             job.request.digest
             for job in self._journal
             if not job.status.final and job.request != self._current
         }
 
-    def _note(self, job: Job, durable: bool) -> None:
+    def _record(self, job: Job, durable: bool) -> None:
         if durable:
             for forgotten in self._journal.put(job):
                 topic = topics.format_topic(topics.Job(self._device, forgotten))
@@ -331,7 +334,7 @@ class Deployment:
 
 
 def _is_for(request: Request, wanted: DesiredModel | None) -> bool:
-    """Whether a job does what is wanted now."""
+    """Whether a job installs what is wanted now."""
     if wanted is None:
         return False
     repairs = request.job.startswith(_REPAIR) and request.digest == wanted.digest

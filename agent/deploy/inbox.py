@@ -1,12 +1,11 @@
-"""Bundles that somebody on this device dropped into a folder, and what became of them.
+"""Bundles that a user of this device dropped into a folder, and the result of installing them.
 
-`edge-agent install FILE` writes `inbox/<hex digest>.bundle` (temporary name, fsync, rename), the agent
-looks once a second, executes a job as for any other bundle, and leaves `inbox/<hex digest>.result` with
-the job's final state. A folder needs no second protocol, no signal and no permission but that of the
-folder, and what is dropped while no agent runs is found when one starts.
+`edge-agent install FILE` writes `inbox/<hex digest>.bundle` durably. The agent checks the folder once a
+second, runs a job as for any other bundle, and leaves `inbox/<hex digest>.result` with the job's final
+state. A folder needs no second protocol, no signal and no other permission than its own, and a bundle that
+is dropped while no agent runs is found when one starts.
 
-Promises: a file is looked at only under its final name; whatever is in it is verified before its name is
-believed.
+Promises: a file is read only under its final name, and verified before its name is trusted.
 Leaves to others: the job.
 """
 
@@ -29,7 +28,7 @@ from agent.errors import BundleError, EdgeError, EndlessDataError, FormatError, 
 from agent.wire.job import JobState, Result, Status
 from agent.wire.reported import Origin
 
-# A result that nobody fetched is forgotten after this long.
+# A result that was not fetched is deleted after this long.
 RESULT_LIFETIME_S: Final = 24 * 3600
 _DROPPED: Final = re.compile(rf"({SHA256.pattern})\.bundle")
 
@@ -43,7 +42,7 @@ class Inbox:
         self._directory = directory
 
     def dropped(self) -> Iterator[str]:
-        """Return the digests of what lies here, and remove results that nobody fetched."""
+        """Return the digests of the dropped bundles, and delete old results."""
         now = time.time()
         for path in sorted(self._directory.iterdir()):
             match = _DROPPED.fullmatch(path.name)
@@ -57,12 +56,12 @@ class Inbox:
                     _log.warning("inbox: %s: %s", path.name, error)
 
     def request(self, digest: str, keyring: Keyring) -> Request:
-        """Verify what was dropped, and return the request that it stands for. Call it in a thread.
+        """Verify a dropped bundle and return the request to install it. This blocks: call it in a thread.
 
         Raises
         ------
         BundleError, StoreError
-            If it is no bundle that may be installed.
+            If it is not a bundle that may be installed.
         """
         path = self._path(digest, "bundle")
         try:
@@ -71,9 +70,9 @@ class Inbox:
         except OSError as error:
             raise StoreError(f"reading {path.name}: {error.strerror}") from error
         if not regular:
-            raise FormatError("what was dropped is not a file")
+            raise FormatError(f"expected {path.name} to be a regular file")
         if size > MAX_BUNDLE_BYTES:
-            raise EndlessDataError(f"a bundle of {size} bytes, at most {MAX_BUNDLE_BYTES} are taken")
+            raise EndlessDataError(f"expected a bundle of at most {MAX_BUNDLE_BYTES} bytes, got {size}")
         manifest, _ = verify_only(path, keyring)
         return Request(
             job=f"local-{digest[7:19]}-{time.time_ns():x}",
@@ -86,7 +85,7 @@ class Inbox:
         )
 
     def refuse(self, digest: str, error: EdgeError) -> None:
-        """Remove what was dropped, and say why it was not taken."""
+        """Remove a dropped bundle, and leave the reason as its result."""
         request = Request(
             job=f"local-{digest[7:19]}",
             model="",
@@ -107,7 +106,7 @@ class Inbox:
         )
 
     def answer(self, job: Job) -> None:
-        """Leave the final state of a job for whoever dropped the bundle."""
+        """Leave the final state of a job for `edge-agent install`, and remove the bundle."""
         digest = job.request.digest
         try:
             write_durably(self._path(digest, "result"), job.state().to_bytes(), mode=0o644)
@@ -116,7 +115,7 @@ class Inbox:
             _log.warning("inbox: %s", error)
 
     def take_result(self, digest: str) -> JobState | None:
-        """Return and remove the final state of the job for `digest`: the command line's side."""
+        """Return and remove the final state of the job for `digest`; None if there is none yet."""
         path = self._path(digest, "result")
         try:
             state = JobState.from_bytes(path.read_bytes())

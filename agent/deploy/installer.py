@@ -1,13 +1,13 @@
 """One deployment, step by step, from a request to a result.
 
-Promises: what ran before goes on running until its successor has passed its own recorded samples, and again
-if anything fails after that; every step can be done twice, so a job that was interrupted anywhere goes on
-at the next start and ends in a final state; nothing reaches the store that was not verified and admitted.
-Leaves to others: which jobs there are and in which order (deployment.py), fetching, and running models.
+Promises: the previous version runs until its successor has passed its own recorded samples, and again if
+anything fails after that. Every step can be repeated, so an interrupted job resumes at the next start and
+ends in a final state. Only verified and admitted bundles reach the store.
+Leaves to others: which jobs there are and in which order (`deployment`), fetching, and running models.
 
-The order is fixed by what each step may trust: sizes and space, the bytes' digest, the signature, the
-manifest's demands on this machine, the model's own samples, and only then the switch, and after it the
-counter.
+The order follows from what each step may trust: sizes and free space, the digest, the signature,
+the manifest's requirements, the model's own samples; only then comes the switch, and after it
+the security counter.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from agent.deploy.transitions import TRANSITIONS, Failure, classify
 from agent.errors import EdgeError, MixAndMatchError, StoreError
 from agent.wire.job import Result, Status, Step
 
-# A job that was cut off so often after its download is what cuts it off.
+# A job that was interrupted this often after its download probably crashes the agent.
 MAX_ATTEMPTS: Final = 3
-# Often enough for a person who watches, seldom enough for a metered link.
+# Often enough for a person who watches, and cheap enough for a metered link.
 PROGRESS_INTERVAL_S: Final = 1.0
 
 _log = logging.getLogger(__name__)
@@ -50,15 +50,15 @@ class JobRun:
     Attributes
     ----------
     job
-        How it stands.
+        The job in its current state.
     before
-        What was active as the model when the execution began.
+        The model's active bundle when the execution began, or None.
     verified
-        The bundle, between verifying and testing; closed by `close` if it never gets there.
+        The bundle, between verifying and testing; `close` closes it if testing is never reached.
     version, counter
-        Of the signed manifest, once it is verified.
+        The signed manifest's version and security counter, once it is verified.
     failure
-        How the job will end, if it fails.
+        How the job will end if it fails, or None.
     """
 
     def __init__(self, job: Job, before: ActiveModel | None) -> None:
@@ -70,20 +70,20 @@ class JobRun:
         self.failure: Failure | None = None
 
     def fail(self, step: Step, error: EdgeError | TimeoutError) -> None:
-        """Note why the job fails; the first reason is the one that counts."""
+        """Record why the job fails; only a failing rollback changes an earlier reason."""
         if step is Step.CLEANUP:
-            return  # what is left over is collected after the next job
+            return  # leftovers are deleted after the next job
         if step is Step.ROLLING_BACK and self.failure is not None:
             self.failure = replace(
                 self.failure,
                 result=Result.FAILED_UNABLE_TO_ROLLBACK,
-                message=f"{self.failure.message}; and then, rolling back: {error}",
+                message=f"{self.failure.message}; then the rollback failed: {error}",
             )
             return
         self.failure = classify(error)
 
     def close(self) -> None:
-        """Let go of the verified files."""
+        """Close the verified bundle."""
         if self.verified is not None:
             self.verified.close()
             self.verified = None
@@ -95,18 +95,18 @@ class Installer:
     Parameters
     ----------
     store, downloader, models
-        Where bundles are kept, how they come, and what runs them.
+        Keeps bundles, fetches them, and runs them.
     keyring
-        Returns the keys that are trusted now.
+        Returns the currently trusted keys.
     machine
-        What this device is.
-    note
-        Called with each state of the job, to remember and report it; with False when only the progress
-        changed.
+        This machine, for the admission of bundles.
+    record
+        Called with each state of the job, to store and publish it; with False if only its progress changed,
+        which need not be stored.
     in_use
         Returns the digests that other jobs still need.
     checkpoint
-        Called at each boundary between steps, for fault injection.
+        Called between the steps, for fault injection.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Installer:
         *,
         keyring: Callable[[], Keyring],
         machine: Machine,
-        note: Callable[[Job, bool], None],
+        record: Callable[[Job, bool], None],
         in_use: Callable[[], Collection[str]],
         checkpoint: Checkpoint = no_checkpoint,
     ) -> None:
@@ -126,7 +126,7 @@ class Installer:
         self._models = models
         self._keyring = keyring
         self._machine = machine
-        self._note = note
+        self._record = record
         self._in_use = in_use
         self._checkpoint = checkpoint
         self._running: dict[str, str] = {}
@@ -145,11 +145,11 @@ class Installer:
 
     @property
     def running(self) -> Mapping[str, str]:
-        """The digest that each model runs with in this process."""
+        """The digest of the bundle that each model runs now."""
         return MappingProxyType(self._running)
 
     async def run(self, job: Job) -> Job:
-        """Execute a job, or go on with one that was interrupted; return it in its final state."""
+        """Run a job, or resume an interrupted one; return it in its final state."""
         request = job.request
         if job.step is None and self._is_installed(request):
             self._store.adopt(request.model, request.job, request.origin)
@@ -159,13 +159,13 @@ class Installer:
         try:
             step: Step | None = self._first_step(run)
             while step is not None:
-                step = await self._make(run, step)
+                step = await self._run_step(run, step)
         finally:
             run.close()
         return self._finish(run.job, run.failure)
 
     def abandon(self, status: Status) -> bool:
-        """End the job that is running as `status` if it has changed nothing yet; say whether that is so."""
+        """End the running job with `status` if it is still downloading; return whether it was."""
         if self._download is None:
             return False
         self._abandoned = status
@@ -173,12 +173,12 @@ class Installer:
         return True
 
     async def restore(self, name: str, digest: str) -> Manifest:
-        """Run a bundle that was active before this process started: verified and admitted again.
+        """Verify, admit and run a bundle that was active before this process started.
 
         Raises
         ------
         EdgeError
-            If it cannot be run. Nothing is changed.
+            If it cannot run; nothing is changed.
         """
         verified = await self._verified(name, digest)
         manifest = verified.manifest
@@ -187,7 +187,7 @@ class Installer:
         return manifest
 
     async def remove(self, name: str) -> None:
-        """Take a model out of service."""
+        """Take a model out of service; its bundle stays in the store until it is collected."""
         self._store.remove(name)
         self._running.pop(name, None)
         await self._models.deactivate(name)
@@ -207,13 +207,13 @@ class Installer:
             result = run.job.result or Result.FAILED_NO_STATE_CHANGE
             run.failure = Failure(run.job.ending, result, run.job.code, run.job.message)
         if attempts > MAX_ATTEMPTS and step not in (Step.ROLLING_BACK, Step.CLEANUP):
-            run.fail(step, StoreError(f"cut off {MAX_ATTEMPTS} times, last while {step}"))
+            run.fail(step, StoreError(f"interrupted {MAX_ATTEMPTS} times, last while {step}"))
             return Step.ROLLING_BACK if switched else Step.CLEANUP
         transition = TRANSITIONS[step]
         return transition.after_restart_if_switched if switched else transition.after_restart
 
-    async def _make(self, run: JobRun, step: Step) -> Step | None:
-        """Make one step, and return what follows it."""
+    async def _run_step(self, run: JobRun, step: Step) -> Step | None:
+        """Run one step, and return the next."""
         self._enter(run, step)
         try:
             await self._actions[step](run)
@@ -238,7 +238,7 @@ class Installer:
             code=None if failure is None else failure.code,
             message=None if failure is None else failure.message,
         )
-        self._note(run.job, True)
+        self._record(run.job, True)
         self._checkpoint(f"installer:{step}")
 
     def _finish(self, job: Job, failure: Failure | None) -> Job:
@@ -252,7 +252,7 @@ class Installer:
                 code=failure.code,
                 message=failure.message,
             )
-        self._note(done, True)
+        self._record(done, True)
         self._checkpoint("installer:finished")
         _log.info("job %s: %s %s", job.request.job, done.status, done.message or "")
         return done
@@ -274,7 +274,7 @@ class Installer:
             if now - last >= PROGRESS_INTERVAL_S:
                 last = now
                 run.job = run.job.now(progress=written / request.size)
-                self._note(run.job, False)
+                self._record(run.job, False)
 
         await self._downloader.fetch(request, {request.digest, *self._in_use()}, progress)
         run.job = run.job.now(progress=1.0)
@@ -284,7 +284,7 @@ class Installer:
         run.verified = await self._verified(request.model, request.digest)
 
     async def _verified(self, name: str, digest: str) -> VerifiedBundle:
-        """Verify what is on disk, and check that it is what was asked for and that it may run here."""
+        """Verify the bundle on disk, and check that it has this digest and may run here."""
         path = self._store.bundle_path(digest)
         if not path.exists():
             path = self._store.part_path(digest)
@@ -300,7 +300,7 @@ class Installer:
 
     def _admit(self, verified: VerifiedBundle, name: str, digest: str) -> None:
         if verified.digest != digest:
-            raise MixAndMatchError(f"{digest} was asked for, {verified.digest} came")
+            raise MixAndMatchError(f"expected a bundle with {digest}, got {verified.digest}")
         admit(
             verified.manifest,
             self._machine,
@@ -344,7 +344,7 @@ class Installer:
 
     async def _do_commit(self, run: JobRun) -> None:
         request = run.job.request
-        if run.counter is None:  # a restart: the bundle that is active now says what its counter is
+        if run.counter is None:  # after a restart: read the counter from the active bundle
             with await self._verified(request.model, request.digest) as verified:
                 run.counter = verified.manifest.security_counter
         self._store.commit_counter(request.model, run.counter)
@@ -354,7 +354,7 @@ class Installer:
         active = self._store.active().get(request.model)
         before = run.before
         if before is not None and before.digest == request.digest:
-            # A restart: what was active before the switch is known by its digest alone.
+            # After a restart only the digest of the previously active bundle is known.
             before = (
                 None if before.previous is None else replace(before, digest=before.previous, previous=None)
             )

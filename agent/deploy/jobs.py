@@ -1,8 +1,8 @@
-"""Deployments as records: what was asked for, how far it got, and what became of it.
+"""Deployment jobs and their journal on disk.
 
-Promises: a job is executed once, however often it is delivered; what became of the last jobs is remembered
-across restarts, so that it can be said again.
-Leaves to others: executing them (installer.py), and telling the broker (deployment.py).
+Promises: a job runs once, however often its request is delivered. The outcome of the last jobs is kept
+across restarts, so that it can be published again.
+Leaves to others: running them (`installer`) and publishing them (`deployment`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from agent.wire.desired import DesiredModel
 from agent.wire.job import MAX_MESSAGE_CHARACTERS, JobState, Result, Status, Step
 from agent.wire.reported import Origin
 
-# A fleet tool asks about the last deployment or two; the rest is for a person who wonders what happened
-# last week.
+# A fleet tool needs the last one or two; the others are for a person who wants to know what
+# happened last week.
 KEEP_JOBS: Final = 64
 _log = logging.getLogger(__name__)
 
@@ -34,12 +34,16 @@ class Request:
     ----------
     job
         The deployment's identifier.
+    model
+        The model's name.
     digest, size
         `sha256:<hex>` and bytes of the bundle.
     version
-        What the requester believes it is; the bundle's signed manifest has the say.
+        The version that the requester expects; the one in the signed manifest counts.
     sources
-        Where it may be fetched, best first: `mqtt` or https URLs. Empty for what lies in the inbox.
+        Where the bundle may be fetched, best first: `mqtt` or https URLs. Empty for a bundle in the inbox.
+    origin
+        Whether a desired document or a local user asked for it.
     """
 
     job: str
@@ -66,18 +70,18 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A request and what has become of it so far.
+    """A request and its current state.
 
     Attributes
     ----------
-    progress
-        The part of the download that is here, 0 to 1.
+    request
+        What to install.
+    status, step, progress, result, code, message, time_s
+        As in `agent.wire.job.JobState`.
     attempts
-        How often it was begun; more than one means that the agent was killed in the middle of it.
+        How often it was interrupted after its download and begun again.
     ending
-        How a job that is still in progress will end: it failed, and is being cleaned up after.
-    time_s
-        Seconds since the epoch when this was noted, by the device's clock.
+        The final status of a job that has failed and is still being rolled back or cleaned up.
     """
 
     request: Request
@@ -92,7 +96,7 @@ class Job:
     time_s: float = 0.0
 
     def now(self, **changes: object) -> Job:
-        """Return the job with `changes`, noted now."""
+        """Return the job with `changes` and the current time."""
         job: Job = replace(self, **changes, time_s=time.time())  # type: ignore[arg-type]
         if job.message is not None and len(job.message) > MAX_MESSAGE_CHARACTERS:
             job = replace(job, message=job.message[: MAX_MESSAGE_CHARACTERS - 3] + "...")
@@ -117,8 +121,8 @@ class Job:
 class Journal:
     """The last jobs, kept in `jobs.json`.
 
-    A journal that cannot be written is no reason to stop: every step of a job can be done twice, so the
-    worst that a lost note does is to repeat some work after a crash.
+    A journal that cannot be written does not stop a job: every step can be repeated, so a lost entry costs
+    at most some repeated work after a crash.
 
     Parameters
     ----------
@@ -133,15 +137,15 @@ class Journal:
         self._jobs: dict[str, Job] = {job.request.job: job for job in _parse(self._file.load())}
 
     def __iter__(self) -> Iterator[Job]:
-        """Go through the jobs, oldest first."""
+        """Iterate over the jobs, oldest first."""
         return iter(tuple(self._jobs.values()))
 
     def get(self, job: str) -> Job | None:
-        """Return the job with that identifier, if it is remembered."""
+        """Return the job with that identifier, or None."""
         return self._jobs.get(job)
 
     def put(self, job: Job) -> tuple[str, ...]:
-        """Note how a job stands, and return the identifiers of those that are forgotten for it."""
+        """Store the state of a job; return the identifiers of the jobs that are forgotten to make room."""
         self._jobs[job.request.job] = job
         over = len(self._jobs) - KEEP_JOBS
         forgotten = [key for key, old in self._jobs.items() if old.status.final][: max(over, 0)]
@@ -150,12 +154,12 @@ class Journal:
         try:
             self._file.save([asdict(kept) for kept in self._jobs.values()])
         except StoreError as error:
-            _log.warning("the job journal is not written: %s", error)
+            _log.warning("cannot write the job journal: %s", error)
         return tuple(forgotten)
 
 
 def _parse(document: object) -> Iterator[Job]:
-    """Read what `Journal.put` wrote; a record that makes no sense is left out, and said so."""
+    """Read what `Journal.put` wrote; a malformed record is logged and left out."""
     if not isinstance(document, list):
         return
     for record in document:

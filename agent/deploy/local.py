@@ -1,8 +1,8 @@
 """Install a bundle from a file on this device: `edge-agent install FILE`.
 
-Promises: the same checks as for a bundle that came over the network, made twice: here, so that a mistake is
-told at once, and by the agent, who alone decides. Works while an agent runs and while none does.
-Leaves to others: the installation itself; this side drops the file into the inbox (inbox.py) and waits.
+Promises: the same checks as for a bundle from the network, made twice: here, so that a mistake is reported
+at once, and by the agent, whose decision counts. It works whether or not an agent is running.
+Leaves to others: the installation. This side puts the file into the inbox and waits for the result.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from agent.durable import replacing, store_error
 from agent.errors import StoreError
 from agent.wire.job import Status
 
-# An agent looks once a second; what is left is for hashing a large bundle twice on a small board.
+# An agent checks its inbox once a second; a small board needs the rest to hash a large bundle twice.
 WAIT_S: Final = 120.0
 _POLL_S: Final = 0.1
 _COPY_BYTES: Final = 1024 * 1024
@@ -33,23 +33,23 @@ EXIT_REFUSED: Final = 4
 
 
 class Settings(Protocol):
-    """What of the agent's configuration is needed."""
+    """The part of the agent's configuration that is needed."""
 
     @property
     def state_dir(self) -> Path:
-        """Where bundles are kept."""
+        """The agent's state directory."""
 
     @property
     def trust_dir(self) -> Path:
-        """The folder with the keys that are trusted."""
+        """The folder with the trusted keys."""
 
     @property
     def compatible(self) -> tuple[str, ...]:
-        """Further names of this machine."""
+        """Further device types that this machine is compatible with."""
 
 
 def install(config: Settings, path: Path, *, wait_s: float = WAIT_S) -> int:
-    """Install a bundle, and say on standard output what became of it.
+    """Install a bundle, and print the outcome on standard output.
 
     Parameters
     ----------
@@ -58,17 +58,17 @@ def install(config: Settings, path: Path, *, wait_s: float = WAIT_S) -> int:
     path
         The bundle.
     wait_s
-        How long a running agent may take.
+        How long to wait for a running agent, in seconds.
 
     Returns
     -------
     int
-        0 when it serves, or will as soon as an agent starts; 4 when the agent refused it.
+        0 if the bundle is in service, or will be when an agent starts; 4 if the agent refused it.
 
     Raises
     ------
     EdgeError
-        If it may not run here, or could not be handed over.
+        If the bundle may not run here, or cannot be put into the inbox.
     """
     manifest, digest = verify_only(path, Keyring.from_dir(config.trust_dir))
     store = _open_store(config.state_dir)
@@ -84,26 +84,26 @@ def install(config: Settings, path: Path, *, wait_s: float = WAIT_S) -> int:
     _drop(path, store.inbox / f"{hex_digest(digest)}.bundle")
     what = f"{manifest.name} {manifest.version}"
     if not store.in_use():
-        _say(f"{what} is in the inbox: no agent runs now, it is installed when one starts")
+        _print(f"{what} is in the inbox: the agent installs it when it starts")
         return 0
-    _say(f"{what} is handed to the agent")
+    _print(f"{what} is in the inbox: the agent is installing it")
     end = time.monotonic() + wait_s
     while time.monotonic() < end:
         result = inbox.take_result(digest)
         if result is not None:
             if result.status is Status.SUCCEEDED:
-                _say(f"{what} is in service")
+                _print(f"{what} is in service")
                 return 0
-            _say(f"{what}: {result.status}: {result.message} ({result.code})")
+            _print(f"{what}: {result.status}: {result.message} ({result.code})")
             return EXIT_REFUSED
         time.sleep(_POLL_S)
     raise StoreError(
-        f"the agent did not say within {wait_s:g} s what became of {what}", hint="look into the agent's log"
+        f"expected a result for {what} within {wait_s:g} s, got none", hint="read the agent's log"
     )
 
 
 def _drop(source: Path, target: Path) -> None:
-    """Copy the bundle under its final name, whole and durable, readable for the agent whoever runs this."""
+    """Copy the bundle into the inbox durably, with a mode that lets the agent's user read it."""
     try:
         with source.open("rb") as reading, replacing(target) as writing:
             os.fchmod(writing.fileno(), 0o644)
@@ -113,7 +113,7 @@ def _drop(source: Path, target: Path) -> None:
 
 
 def _open_store(state_dir: Path) -> Store:
-    """Open the agent's directory; what root made in it before the agent did would not be the agent's."""
+    """Open the state directory, unless the agent has yet to create it: root would own what it creates."""
     try:
         foreign = state_dir.exists() and state_dir.stat().st_uid != os.geteuid()
         if foreign and not (state_dir / "inbox").is_dir():
@@ -123,6 +123,6 @@ def _open_store(state_dir: Path) -> Store:
     return Store(state_dir)
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()

@@ -1,12 +1,11 @@
-"""What the broker is to be told of deployments and does not have yet, kept in a file until it has it.
+"""Retained messages about deployments that the broker does not have yet, kept in a file until it has them.
 
-Jobs and reports are retained: of each topic the last message alone counts, so the outbox holds one for
-each. It is written before it is sent, and forgotten when the broker has acknowledged it, so that what
-happened while the broker was away is told even by an agent that was started again meanwhile: also that a
-job is over whose record here has long been dropped for newer ones.
+Of each topic only the last message counts, so the outbox holds one for each. A message is stored before it
+is sent, and deleted when the broker has acknowledged it. So even an agent that restarted while the broker
+was away publishes what happened before, also about jobs that its journal no longer has.
 
-Promises: bounded in count, bytes and age, the oldest given up first and counted; a damaged, full or
-unwritable file costs what it remembers and nothing else, and what can be sent at once is sent.
+Promises: bounded in number, bytes and age; the oldest messages are dropped first, and counted. A damaged,
+full or unwritable file costs only the messages in it, and what can be sent at once is sent.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ from agent.rate_limited_log import RateLimitedLog
 _log = logging.getLogger(__name__)
 
 FILE: Final = "outbox.db"
-# 64 jobs are remembered, and as many that were forgotten may have to be cleared; the rest is for bad weeks.
+# The journal has 64 jobs, and as many forgotten ones may have to be removed; the rest is reserve.
 MAX_MESSAGES: Final = 512
-# A job's state has half a kilobyte, a report of 64 models 20.
+# A job takes half a kilobyte, a report of 64 models 20.
 MAX_BYTES: Final = 1 << 20
-# Who has not come back for a month does not ask how a deployment went.
+# After a month nobody needs the result of a deployment.
 MAX_AGE_S: Final = 30 * 86_400.0
 _LOG_INTERVAL_S: Final = 60.0
 _SCHEMA: Final = 1
@@ -45,16 +44,16 @@ CREATE TABLE outbox (
 
 
 class Outbox:
-    """A control connection that forgets nothing that is retained.
+    """A control connection that keeps retained messages until the broker has them.
 
     Parameters
     ----------
     control
         The connection.
     folder
-        Where the file is, or is made.
+        The folder of the file.
     clock
-        Seconds since the epoch; `time.time` but in tests.
+        Returns seconds since the epoch; tests pass their own.
     """
 
     def __init__(self, control: Control, folder: Path, clock: Callable[[], float] = time.time) -> None:
@@ -69,12 +68,12 @@ class Outbox:
         self._database: sqlite3.Connection | None = None
 
     def open(self) -> None:
-        """Open the file; one that cannot be used is made anew.
+        """Open the file; one that cannot be used is replaced.
 
         Raises
         ------
         StoreError
-            If another agent has the file open: what it has to tell is its own.
+            If another agent has the file open.
         """
         for _ in range(2):
             try:
@@ -83,38 +82,38 @@ class Outbox:
                 if getattr(error, "sqlite_errorcode", None) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
                     raise StoreError(
                         f"{self._path} is in use by another agent",
-                        hint="stop the other, or give this one its own state directory",
+                        hint="stop the other agent, or give this one its own state directory",
                     ) from error
-                _log.warning("%s cannot be used and is made anew: %s", self._path, error)
+                _log.warning("%s cannot be used and is replaced: %s", self._path, error)
                 for suffix in ("", "-wal", "-shm"):
                     with contextlib.suppress(OSError):
                         self._path.with_name(FILE + suffix).unlink(missing_ok=True)
             else:
                 return
-        _log.error("reports are not kept over a restart: %s cannot be made", self._path)
+        _log.error("reports do not survive a restart: cannot create %s", self._path)
 
     def close(self) -> None:
-        """Close the file; what is in it stays."""
+        """Close the file; its messages stay."""
         if self._database is not None:
             self._database.close()
             self._database = None
 
     @property
     def waiting(self) -> int:
-        """How many messages the broker does not have."""
+        """Number of messages that the broker does not have yet."""
         return self._count
 
     @property
     def connected(self) -> bool:
-        """Whether the broker is there."""
+        """Whether there is a connection to the broker."""
         return self._control.connected
 
     def publish(
         self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False
     ) -> asyncio.Future[Reason]:
-        """Send a message; one that is retained is kept until the broker has it, and sent when it is there.
+        """Send a message; a retained one at QoS 1 is also kept until the broker has it.
 
-        The future of one that is only kept says so at once: `NOT_CONNECTED`.
+        Without a connection it is only kept, and its future is `NOT_CONNECTED` at once.
         """
         if not retain or qos == 0:
             return self._control.publish(topic, payload, qos=qos, retain=retain)
@@ -134,7 +133,7 @@ class Outbox:
         self._control.unsubscribe(topic_filter)
 
     def on_connected(self) -> None:
-        """Send what is kept and not under way."""
+        """Send the kept messages that are not already under way."""
         if self._database is None:
             return
         try:
@@ -160,14 +159,14 @@ class Outbox:
             del self._sent[topic]
         verdict = reason(0) if sent.cancelled() else sent.result()
         if verdict is CLOSED or sent.cancelled() or (verdict.failed and verdict.sending is Action.RETRY):
-            return  # sent when we connect again
+            return  # sent again at the next connect
         if verdict.failed:
             self.dropped += 1
-            self._complain(f"a report is given up: {topic}: {verdict}")
+            self._complain(f"a report is dropped: {topic}: {verdict}")
         self._forget("number = ?", (number,))
 
     def _keep(self, topic: str, payload: bytes) -> int | None:
-        """Write a message down in place of the topic's last one; None when that cannot be done."""
+        """Store a message instead of the topic's last one; return its number, or None if that fails."""
         if self._database is None:
             return None
         try:
@@ -208,13 +207,13 @@ class Outbox:
         self._bytes -= gone[1]
         if dropped and gone[0]:
             self.dropped += gone[0]
-            self._complain(f"{gone[0]} reports waited for too long, or were too many, and are given up")
+            self._complain(f"{gone[0]} reports are dropped: too old, or too many")
 
     def _delete(self, condition: str, values: tuple[object, ...]) -> tuple[int, int]:
-        """Delete rows, and return how many and how large they were."""
+        """Delete rows; return their number and the bytes of their payloads."""
         assert self._database is not None
         gone = self._database.execute(
-            f"DELETE FROM outbox WHERE {condition} RETURNING LENGTH(payload)",  # noqa: S608 - ours, all of them
+            f"DELETE FROM outbox WHERE {condition} RETURNING LENGTH(payload)",  # noqa: S608 - the conditions are constants of this file
             values,
         ).fetchall()
         return len(gone), sum(size for (size,) in gone)
@@ -235,14 +234,14 @@ class Outbox:
         ).fetchone()
 
     def _failed(self, error: sqlite3.Error) -> None:
-        """Live on without what could not be written."""
+        """Count a message that could not be stored, and go on."""
         self.dropped += 1
         assert self._database is not None
         with contextlib.suppress(sqlite3.Error):
             if self._database.in_transaction:
                 self._database.execute("ROLLBACK")
             self._measure(self._database)
-        self._complain(f"a report is not kept: {error}")
+        self._complain(f"a report cannot be stored: {error}")
 
     def _complain(self, text: str) -> None:
         self._rate_limited_log.error("%.400s", text)
@@ -250,9 +249,9 @@ class Outbox:
 
 def _prepare(database: sqlite3.Connection) -> None:
     database.execute("PRAGMA locking_mode = EXCLUSIVE")
-    database.execute("PRAGMA cache_size = 16")  # pages: the file is read once in an agent's life
+    database.execute("PRAGMA cache_size = 16")  # pages: the file is read only at the start
     database.execute("PRAGMA journal_mode = WAL")
-    # What a power cut takes is told again from the journal of jobs; the file itself stays whole.
+    # The journal of jobs restores what a power cut takes; the file itself stays intact.
     database.execute("PRAGMA synchronous = NORMAL")
     (version,) = database.execute("PRAGMA user_version").fetchone()
     if version not in (0, _SCHEMA):

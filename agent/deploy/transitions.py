@@ -1,8 +1,8 @@
-"""The steps of a deployment as data: what follows each, when it fails, and after a crash in the middle of it.
+"""The steps of a deployment as a table: what follows each step, its failure, and a crash during it.
 
-Promises: every step leads to the end of the job, whatever fails and wherever it is cut off; the table is
-the only place that says how. `tests/agent/deploy/test_transitions.py` walks it.
-Leaves to others: doing the steps (installer.py).
+Promises: every step leads to the end of the job, whatever fails and wherever it is interrupted. Only this
+table says how; `tests/agent/deploy/test_transitions.py` walks it.
+Leaves to others: doing the steps (`installer`).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Transition:
     on_error
         The step after it if it fails; None ends the job.
     after_restart
-        Where a job goes on that was cut off in it. What the steps before left on disk is found and not done
-        again; what they left in memory (a verified bundle) is lost, and made again.
+        Where a job that was interrupted in this step resumes. What earlier steps left on disk is found and
+        not repeated; what they left in memory (a verified bundle) is made again.
     after_restart_if_switched
-        The same, when the switch had become durable.
+        The same if the switch to the new bundle is already durable.
     """
 
     then: Step | None
@@ -65,7 +65,7 @@ class Failure:
 
 
 def classify(error: EdgeError | TimeoutError) -> Failure:
-    """Say what a failure means for the job: refused for good, or worth another attempt."""
+    """Return how a job ends after an error: refused for good, or failed and worth another attempt."""
     if isinstance(error, TimeoutError):
         return Failure(Status.TIMED_OUT, Result.FAILED_NO_STATE_CHANGE, SourceError.code, str(error))
     if isinstance(error, BundleError) and not isinstance(error, SelfTestError):

@@ -1,10 +1,9 @@
 """Every topic of version 1, as two inverse functions.
 
 Promises: `parse_topic(format_topic(t)) == t` for every topic, and `format_topic(parse_topic(s)) == s` for
-every string that `parse_topic` accepts. No other module writes a topic string down.
-
-Who may publish what is the broker's business (its access control list); which Response Topics the agent
-answers to is decided here: only a `Reply` parses as one.
+every string that `parse_topic` accepts. No other module contains a topic string. The agent answers only to
+topics that parse as a `Reply`.
+Leaves to others: who may publish what, which the broker's access control list decides.
 """
 
 from __future__ import annotations
@@ -20,7 +19,8 @@ PREFIX: Final = "edge/v1"
 RESERVED_NAMES: Final = frozenset({"groups", "replies"})
 
 _OFFSET: Final = re.compile(r"0|[1-9][0-9]{0,15}", re.ASCII)
-# What a client hangs below its reply space: a few levels, without wildcards, control characters or `$`.
+# The levels that a client adds below its reply space: at most 8, without wildcards, control
+# characters and `$`.
 _REPLY_SUFFIX: Final = re.compile(r"[A-Za-z0-9._~:=@-]{1,128}(/[A-Za-z0-9._~:=@-]{1,128}){0,7}", re.ASCII)
 # Longer strings are refused before any pattern looks at them.
 MAX_TOPIC_CHARACTERS: Final = 1024
@@ -51,7 +51,7 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """`edge/v1/<device>/models/<model>/state`: metadata, ready, version, digest."""
+    """`edge/v1/<device>/models/<model>/state`: a model's metadata and state."""
 
     device: str
     model: str
@@ -82,14 +82,14 @@ class Desired:
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """`edge/v1/<device>/reported`: which models do run."""
+    """`edge/v1/<device>/reported`: which models run."""
 
     device: str
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """`edge/v1/<device>/jobs/<job>`: the execution state of one deployment."""
+    """`edge/v1/<device>/jobs/<job>`: the state of one deployment."""
 
     device: str
     job: str
@@ -114,7 +114,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """`edge/v1/replies/<client>/<suffix>`: where answers may go, and nowhere else."""
+    """`edge/v1/replies/<client>/<suffix>`: an answer; no other topic may get one."""
 
     client: str
     suffix: str
@@ -137,7 +137,7 @@ Topic = (
 
 
 def is_device_name(name: str) -> bool:
-    """Whether `name` can stand as the device (or client, or group) level of a topic."""
+    """Whether `name` can be the device, client or group level of a topic."""
     return LEVEL_NAME.fullmatch(name) is not None and name not in RESERVED_NAMES
 
 
@@ -147,7 +147,7 @@ def format_topic(topic: Topic) -> str:
     Raises
     ------
     ValueError
-        If a part of it would not survive `parse_topic` (a `/` or `+` in a name, say).
+        If `parse_topic` would not return it: a name contains `/` or `+`, for example.
     """
     match topic:
         case State(device):
@@ -175,15 +175,13 @@ def format_topic(topic: Topic) -> str:
         case Reply(client, suffix):
             text = f"{PREFIX}/replies/{client}/{suffix}"
     if parse_topic(text) != topic:
-        raise ValueError(
-            f"a topic cannot be made of {topic!r}: a name in it has characters that topics may not have"
-        )
+        raise ValueError(f"expected names that can be levels of a topic, got {topic!r}")
     return text
 
 
 def parse_topic(text: str) -> Topic | None:
-    """Read a topic; None for anything that `format_topic` would not have written."""
-    # Not what is too long: what is remembered is bounded.
+    """Read a topic; return None for a string that `format_topic` would not write."""
+    # Longer strings stay out of the cache, which bounds its memory.
     return _parse(text) if len(text) <= MAX_TOPIC_CHARACTERS else None
 
 
@@ -237,12 +235,12 @@ def _parse_device_topic(device: str, levels: list[str]) -> Topic | None:
 
 
 def infer_filter(device: str) -> str:
-    """Requests for any model of a device, so that an unknown one is answered 404 and not with silence."""
+    """Requests for any model of a device, so that an unknown model is answered with 404."""
     return f"{PREFIX}/{device}/models/+/infer"
 
 
 def group_filter(group: str, model: str) -> str:
-    """The shared subscription of a group's members: the broker hands each request to one of them."""
+    """The shared subscription of a group's members: the broker sends each request to one of them."""
     return f"$share/{group}/{format_topic(GroupInfer(group, model))}"
 
 
@@ -252,12 +250,12 @@ def reply_filter(client: str) -> str:
 
 
 def block_filter(device: str, digest: str) -> str:
-    """All blocks of one bundle on their way to a device."""
+    """All blocks of one bundle for a device."""
     return f"{PREFIX}/{device}/bundles/{digest}/block/+"
 
 
 def want_filter(device: str) -> str:
-    """All requests of a device for blocks."""
+    """All want documents of a device."""
     return f"{PREFIX}/{device}/bundles/+/want"
 
 
@@ -272,15 +270,15 @@ def states_filter() -> str:
 
 
 def fleet_filters() -> tuple[str, ...]:
-    """What every device has said about itself and its models."""
+    """The documents of every device about itself and its models."""
     return (states_filter(), f"{PREFIX}/+/info", f"{PREFIX}/+/models/+/state")
 
 
 def discovery_id(name: str) -> str:
-    """Return a name of ours as Home Assistant takes it: letters, digits, '_' and '-'."""
+    """Return a name with Home Assistant's characters only: letters, digits, '_' and '-'."""
     return re.sub(r"[^A-Za-z0-9_-]", "_", name)
 
 
 def discovery_topic(prefix: str, device: str) -> str:
-    """Where Home Assistant looks for a device's entities; the one topic that is not below `edge/v1`."""
+    """Where Home Assistant looks for a device's entities; the only topic outside `edge/v1`."""
     return f"{prefix}/device/edge_{discovery_id(device)}/config"

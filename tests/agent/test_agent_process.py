@@ -398,7 +398,7 @@ def test_bundle_is_installed_without_naming_a_broker(tmp_path: Path, signer: Sig
     bundle.write_bytes(pack(signer, "twice", kernels))
     done = run("install", str(bundle), "--trust", str(signer.trust), "--state-dir", str(tmp_path / "state"))
     assert done.returncode == 0
-    assert done.stdout == "twice 1.0.0 is in the inbox: no agent runs now, it is installed when one starts\n"
+    assert done.stdout == "twice 1.0.0 is in the inbox: the agent installs it when it starts\n"
 
 
 def test_bug_is_reported_with_its_traceback_and_ends_with_1(

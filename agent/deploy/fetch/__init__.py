@@ -1,1 +1,1 @@
-"""Sources of bundles: blocks over MQTT, or https; what arrives goes into the store."""
+"""Where a bundle comes from: blocks over MQTT, https, or the inbox."""

@@ -1,8 +1,8 @@
-"""Which places bundles may come from.
+"""The https sources that the configuration allows.
 
-Promises: a URL is accepted only when it is https, written in the one way that every reader takes apart
-alike, and lies below a prefix that the configuration allows: host and port exactly, the path at a `/`.
-Leaves to others: contacting them.
+Promises: a URL is accepted only if it is https, is written so that every parser splits it alike, and lies
+below an allowed prefix: host and port match exactly, the path up to a `/`.
+Leaves to others: contacting the host.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ from agent.errors import ConfigError, SourceError
 from agent.wire.desired import MAX_SOURCE_CHARACTERS
 
 _DEFAULT_PORT: Final = 443
-# What may stand in a path: unreserved characters, sub-delimiters, and escapes of neither a dot nor a
-# separator. Everything else, "//" and dot segments included, is a way to write one path so that two readers
-# disagree on it.
+# A path: unreserved characters, sub-delimiters, and escapes of anything but dots and separators. Two
+# parsers could disagree about everything else, "//" and dot segments included.
 _PATH: Final = re.compile(r"(/([A-Za-z0-9._~!$&'()*+,;=:@-]|%(?!2[eEfF]|5[cC]|00)[0-9A-Fa-f]{2})*)+")
 
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A URL, taken apart and found to be written in the one way that is accepted."""
+    """The parts of an accepted URL."""
 
     host: str
     port: int
@@ -39,18 +38,18 @@ class Location:
 
 
 def parse_url(url: str) -> Location:
-    """Take apart an https URL.
+    """Split an https URL.
 
     Raises
     ------
     SourceError
-        If it is another scheme, or written in a way that could be read differently elsewhere.
+        If it has another scheme, or is written so that another parser could split it differently.
     """
     shown = url[:120]
     if len(url) > MAX_SOURCE_CHARACTERS:
-        raise SourceError(f"a URL of {len(url)} characters, at most {MAX_SOURCE_CHARACTERS} are accepted")
+        raise SourceError(f"expected a URL of at most {MAX_SOURCE_CHARACTERS} characters, got {len(url)}")
     if not url.isascii() or not url.isprintable() or " " in url or "\\" in url:
-        raise SourceError(f"{shown!a}: a URL has printable ASCII characters only")
+        raise SourceError(f"{shown!a}: expected printable ASCII characters without spaces and backslashes")
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -62,12 +61,14 @@ def parse_url(url: str) -> Location:
         raise SourceError(f"{shown}: expected https://host[:port]/path, without a user or a fragment")
     segments = parts.path.split("/")
     if not _PATH.fullmatch(parts.path) or "." in segments or ".." in segments or "" in segments[1:-1]:
-        raise SourceError(f"{shown}: the path has dot segments, empty segments or escaped separators")
+        raise SourceError(
+            f"{shown}: expected a path without dot segments, empty segments and escaped separators"
+        )
     return Location(parts.hostname, port or _DEFAULT_PORT, parts.path, parts.query)
 
 
 class AllowList:
-    """The places that bundles may come from.
+    """The https sources that are allowed.
 
     Parameters
     ----------
@@ -94,12 +95,12 @@ class AllowList:
             self._places.append(place)
 
     def check(self, url: str) -> Location:
-        """Return `url` taken apart, if it is allowed.
+        """Return the parts of `url` if it is allowed.
 
         Raises
         ------
         SourceError
-            If it is not.
+            If it is not allowed.
         """
         location = parse_url(url)
         for place in self._places:
@@ -110,5 +111,5 @@ class AllowList:
                 return location
         raise SourceError(
             f"https://{location.host}:{location.port}{location.path[:120]} is not an allowed source",
-            hint="add its prefix to the allowed sources in the agent's configuration",
+            hint="add its prefix to sources.https in the agent's configuration",
         )

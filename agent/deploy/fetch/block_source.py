@@ -1,8 +1,8 @@
-"""A bundle pulled over MQTT: the block protocol, with the connection, the file and the clock.
+"""Download a bundle over MQTT: the block protocol with the connection, the file and the clock.
 
-Promises: the transfer outlives the broker, the connection, and whoever offers the bundle, as long as they
-come back; time without a connection is not held against anybody.
-Leaves to others: the protocol (blocks.py), and whether the bytes are the right ones.
+Promises: the transfer survives restarts of the broker, the connection and the offering side. Time without a
+connection does not count against the time limit.
+Leaves to others: the protocol (`blocks`), and whether the bytes are the right ones.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from agent.errors import EdgeError
 from agent.wire.blocks import Want
 from agent.wire.topics import BlockWant, block_filter, format_topic
 
-# How long nobody may answer while the broker is there: a person restarts `edgebundle deploy` within it.
-PATIENCE_S: Final = 120.0
+# How long to wait for a block while the broker is connected: enough to restart `edgebundle deploy` by hand.
+SILENCE_LIMIT_S: Final = 120.0
 
 
 class _Pulling:
-    """One bundle on its way."""
+    """One download."""
 
     def __init__(self, part: Part, pull: BlockPull, done: asyncio.Future[None]) -> None:
         self.part = part
@@ -35,39 +35,43 @@ class _Pulling:
 
 
 class BlockSource:
-    """Downloads bundles from whoever answers `want`.
+    """Downloads bundles from any client that answers want documents.
 
     Parameters
     ----------
     control
-        The connection; its owner passes on what comes, by `on_block` and `on_connected`.
+        The connection; its owner calls `on_block` and `on_connected`.
     device
         This device's name.
-    patience_s
-        How long to wait for a block while the broker is there.
+    silence_limit_s
+        How long to wait for a block while the broker is connected.
     """
 
-    def __init__(self, control: Control, device: str, *, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, control: Control, device: str, *, silence_limit_s: float = SILENCE_LIMIT_S) -> None:
         self._control = control
         self._device = device
-        self._patience_s = patience_s
+        self._silence_limit_s = silence_limit_s
         self._pulling: dict[str, _Pulling] = {}
         self._connected_at = time.monotonic()
 
     async def download(self, digest: str, part: Part, progress: Callable[[int], None]) -> None:
-        """Append to `part` until it is whole.
+        """Append to `part` until it is complete.
 
         Parameters
         ----------
+        digest
+            `sha256:<hex>` of the bundle; it names the topics.
+        part
+            The download; its length is where to resume.
         progress
-            Called with the bytes that are there.
+            Called with the number of downloaded bytes.
 
         Raises
         ------
         TimeoutError
-            If the broker was there, and nobody answered.
+            If no block arrived for `silence_limit_s` although the broker was connected.
         EndlessDataError
-            If a block was longer than what was asked for.
+            If a block is longer than requested.
         NoSpaceError, StoreError
             If the part could not be written.
         """
@@ -87,7 +91,7 @@ class BlockSource:
                 pause_s = min(max(pulling.pull.ask_again_at - time.monotonic(), 0.0), 1.0)
                 await asyncio.wait({pulling.done}, timeout=pause_s)
                 progress(part.written)
-                self._check_patience(pulling)
+                self._check_silence(pulling)
                 if self._control.connected:
                     self._decide(key, pulling, pulling.pull.tick(time.monotonic()))
             await pulling.done
@@ -98,16 +102,16 @@ class BlockSource:
             if not pulling.done.done():
                 pulling.done.cancel()
             elif not pulling.done.cancelled():
-                pulling.done.exception()  # seen, whoever was cancelled meanwhile
+                pulling.done.exception()  # mark it as retrieved, should this task have been cancelled
 
     def on_block(self, key: str, offset: int, data: bytes) -> None:
-        """Take a block that came for the bundle with that hex digest."""
+        """Take a block of the bundle whose hex digest is `key`."""
         pulling = self._pulling.get(key)
         if pulling is not None and not pulling.done.done():
             self._decide(key, pulling, pulling.pull.block(offset, data, time.monotonic()))
 
     def on_connected(self) -> None:
-        """Ask again: the connection is new, and the subscriptions are on their way."""
+        """Ask again after a reconnect: blocks that were under way are lost."""
         self._connected_at = time.monotonic()
         for key, pulling in self._pulling.items():
             if not pulling.done.done():
@@ -128,9 +132,9 @@ class BlockSource:
         if pulling.pull.complete and not pulling.done.done():
             pulling.done.set_result(None)
 
-    def _check_patience(self, pulling: _Pulling) -> None:
+    def _check_silence(self, pulling: _Pulling) -> None:
         if pulling.done.done() or not self._control.connected:
             return
         quiet_s = time.monotonic() - max(pulling.pull.heard_at, self._connected_at)
-        if quiet_s > self._patience_s:
-            raise TimeoutError(f"nobody offered the bundle over MQTT for {self._patience_s:g} s")
+        if quiet_s > self._silence_limit_s:
+            raise TimeoutError(f"no block arrived over MQTT for {self._silence_limit_s:g} s")

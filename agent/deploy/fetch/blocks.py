@@ -1,18 +1,17 @@
-"""Pull a bundle over MQTT in blocks: the protocol, without the MQTT.
+"""The block protocol as a state machine without I/O: pull a bundle in blocks.
 
-Promises: bytes and times go in, decisions come out. What is written is contiguous, so the length of the
-file on disk is all that a resumed pull needs to know; what was not asked for is dropped; nothing beyond the
-announced size is ever written, and at most one window of blocks is held in memory.
-Leaves to others: the broker, the file, the clock, and the digest at the end. (That digest is the only thing
-that makes the bytes trustworthy: whoever may publish to the block topics can spoil a transfer, never forge
-one.)
+Promises: bytes and times in, decisions out. Blocks are written in order, so the length of the file on disk
+is all that a resumed pull needs to know. A block that was not requested is dropped, nothing beyond the
+announced size is written, and at most one window of blocks is held in memory.
+Leaves to others: the broker, the file, the clock, and the digest at the end. Only that digest makes the bytes
+trustworthy: a client that may publish to the block topics can spoil a transfer, but not forge one.
 
-The exchange, at QoS 0 (this protocol asks again by itself, so the broker need not):
+The messages, at QoS 0 because the protocol repeats its requests itself:
 
-==================================  =================================================================
-`bundles/<hex digest>/want`       agent: `{"offset","count","block_bytes","seq"}`
-`bundles/<hex digest>/block/<n>`  whoever has the file: up to `block_bytes` raw bytes from offset n
-==================================  =================================================================
+================================  ===============================================================
+`bundles/<hex digest>/want`       from the agent, `agent.wire.blocks.Want`
+`bundles/<hex digest>/block/<n>`  from the offering side, up to `block_bytes` bytes from offset n
+================================  ===============================================================
 """
 
 from __future__ import annotations
@@ -24,43 +23,43 @@ from typing import Final
 from agent.errors import EndlessDataError
 from agent.wire.blocks import MAX_COUNT, Want
 
-# Measured on loopback (docs/decisions/0004): from 64 KiB to 1 MiB makes no difference that exceeds the
-# noise, and a small block is asked for again, or waited for, for less long on a slow link.
+# Measured on loopback (docs/decisions/0004): between 64 KiB and 1 MiB the difference is below the noise,
+# and on a slow link a lost small block costs less time.
 BLOCK_BYTES: Final = 64 * 1024
-# Blocks asked for and not yet here: 4 MiB, which is also the most memory that a pull holds.
+# Blocks requested and not yet received: 4 MiB, which is also the most memory that a pull uses.
 WINDOW_BLOCKS: Final = MAX_COUNT
-# The first re-ask after this long without a block; it doubles up to the longest while nobody answers.
+# A request is repeated after this long without a block; the interval doubles up to the longest.
 SILENCE_S: Final = 2.0
 LONGEST_SILENCE_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Append `data` to the file; it belongs at `offset`, which is where the file ends."""
+    """Append `data` to the file, which ends at `offset`."""
 
     offset: int
     data: bytes
 
 
 class BlockPull:
-    """One bundle being pulled.
+    """The state of one download.
 
-    The window starts at two blocks, grows by one with each block that comes, and is halved by silence: a
-    slow link is not asked for megabytes that would queue up in the broker, a fast one is busy after a few
-    blocks.
+    The window starts at two blocks, grows by one with each block that arrives, and is halved when
+    none does. So requests of a slow link do not pile up in the broker, and a fast link is busy after
+    a few blocks.
 
     Parameters
     ----------
     size
-        Bytes of the whole bundle, as the deployment announced it.
+        Bytes of the whole bundle, as the desired document announces it.
     have
-        Bytes that are on disk already.
+        Bytes that are already on disk.
     block_bytes, window_blocks
-        How much to ask for at a time, and how many blocks may be under way at most.
+        Bytes of a block, and how many blocks may be under way.
     silence_s, longest_silence_s
-        When to ask again.
+        When to repeat a request, in seconds without a block: the first time, and at most.
     now
-        A monotonic time in seconds, like every `now` below.
+        A monotonic time in seconds, as all `now` below.
     """
 
     def __init__(
@@ -75,11 +74,11 @@ class BlockPull:
         longest_silence_s: float = LONGEST_SILENCE_S,
     ) -> None:
         if not 0 <= have <= size or block_bytes < 1 or window_blocks < 1:
-            raise ValueError(f"cannot pull {size} bytes in blocks of {block_bytes} when {have} are here")
+            raise ValueError(f"cannot pull {size} bytes in blocks of {block_bytes} with {have} on disk")
         self._size = size
-        self._written = have  # the file's length: all before it is on disk
-        self._asked = have  # all before it has been asked for
-        self._early: dict[int, bytes] = {}  # blocks that overtook one before them
+        self._written = have  # the length of the file
+        self._requested = have  # everything before this offset has been requested
+        self._early: dict[int, bytes] = {}  # blocks that arrived before their predecessor
         self._block_bytes = block_bytes
         self._most_blocks = window_blocks
         self._window_blocks = min(2, window_blocks)
@@ -87,53 +86,51 @@ class BlockPull:
         self._silence_s = silence_s
         self._longest_silence_s = longest_silence_s
         self._heard_at = now
-        self._asked_at = now
+        self._requested_at = now
         self._seq = 0
 
     @property
     def written(self) -> int:
-        """Bytes of the file so far."""
+        """Length of the file in bytes."""
         return self._written
 
     @property
     def complete(self) -> bool:
-        """Whether every byte is here."""
+        """Whether every byte has been written."""
         return self._written == self._size
 
     @property
     def ask_again_at(self) -> float:
         """When `tick` has something to do next."""
-        return max(self._asked_at, self._heard_at) + self._silence_s
+        return max(self._requested_at, self._heard_at) + self._silence_s
 
     @property
     def heard_at(self) -> float:
-        """When the last block came that was of use."""
+        """When the last useful block arrived."""
         return self._heard_at
 
     def start(self, now: float) -> Iterator[Want]:
-        """Ask for the first window."""
-        self._asked_at = now
+        """Request the first window."""
+        self._requested_at = now
         yield from self._ask()
 
     def block(self, offset: int, data: bytes, now: float) -> Iterator[Write | Want]:
-        """Take a block that came, and say what to write and what to ask for.
+        """Take a block; return what to write and what to request.
 
         Raises
         ------
         EndlessDataError
-            If the block is longer than what was asked for.
+            If the block is longer than requested.
         """
         reach = min(self._written + self._most_blocks * self._block_bytes, self._size)
         if not self._written <= offset < reach or (offset - self._written) % self._block_bytes:
-            return  # a copy of one that is written, or never asked for
+            return  # already written, or never requested
         expected = min(self._block_bytes, self._size - offset)
         if len(data) > expected:
-            raise EndlessDataError(
-                f"a block of {len(data)} bytes came at {offset}, {expected} were asked for"
-            )
+            raise EndlessDataError(f"expected a block of {expected} bytes at {offset}, got {len(data)}")
         if len(data) < expected or offset in self._early:
-            return  # a short block is as good as a lost one: silence asks for it again
-        # A link that needs a second for a block must not be asked again after two.
+            return  # a short block counts as lost, and is requested again after a while
+        # On a link that takes a second for a block, do not repeat a request after two.
         self._silence_s = min(max(self._first_silence_s, 4 * (now - self._heard_at)), self._longest_silence_s)
         self._heard_at = now
         self._window_blocks = min(self._window_blocks + 1, self._most_blocks)
@@ -141,13 +138,14 @@ class BlockPull:
         while (ready := self._early.pop(self._written, None)) is not None:
             yield Write(self._written, ready)
             self._written += len(ready)
-        self._asked = max(self._asked, self._written)
-        # Asking when half a window is left keeps the link busy with fewer requests than one for each block.
-        if 2 * (self._asked - self._written) <= self._window_blocks * self._block_bytes:
+        self._requested = max(self._requested, self._written)
+        # Requesting when half a window is left keeps the link busy with fewer requests than one
+        # for each block.
+        if 2 * (self._requested - self._written) <= self._window_blocks * self._block_bytes:
             yield from self._ask()
 
     def tick(self, now: float) -> Iterator[Want]:
-        """Ask again for what is missing, if it has been silent for long enough."""
+        """Request the missing blocks again if none has arrived for long enough."""
         if now < self.ask_again_at or self.complete:
             return
         self._silence_s = min(2 * self._silence_s, self._longest_silence_s)
@@ -155,23 +153,23 @@ class BlockPull:
         yield from self._repeat(now)
 
     def connected(self, now: float) -> Iterator[Want]:
-        """Ask again at once: the connection is new, and what was under way is lost."""
+        """Request again at once after a reconnect: blocks that were under way are lost."""
         self._silence_s = self._first_silence_s
         yield from self._repeat(now)
 
     def _repeat(self, now: float) -> Iterator[Want]:
-        self._asked_at = now
+        self._requested_at = now
         gap, end = self._written, self._window_end()
         for early in (*sorted(self._early), end):
             if gap < min(early, end):
                 yield self._want(gap, min(early, end))
             gap = early + len(self._early.get(early, b""))
-        self._asked = end
+        self._requested = end
 
     def _ask(self) -> Iterator[Want]:
-        start, end = self._asked, self._window_end()
+        start, end = self._requested, self._window_end()
         if end > start:
-            self._asked = end
+            self._requested = end
             yield self._want(start, end)
 
     def _window_end(self) -> int:

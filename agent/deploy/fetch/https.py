@@ -1,13 +1,13 @@
-"""Download a bundle over https, from the places that the configuration allows, going on after a cut.
+"""Download a bundle over https from a place that the configuration allows, and resume after an interruption.
 
-Promises: no host, port or path outside the allow-list is ever contacted, redirects are not followed,
-certificates and host names are checked, nothing beyond the announced size is written, and a server that
-trickles is given up.
+Promises: only hosts, ports and paths of the allow list are contacted, and redirects are not followed.
+Certificates and host names are checked. Nothing beyond the announced size is written. A server that is too
+slow is given up.
 Leaves to others: whether the bytes are the right ones, and which source to try next.
 
-Blocking calls of the standard library in one thread; the event loop watches how fast the bytes come, and
-cuts the socket under a transfer that is too slow or no longer wanted. That floor covers the handshake and
-the headers too.
+The standard library's blocking calls run in one thread. The event loop watches the transfer rate, and shuts
+down the socket of a transfer that is too slow or no longer wanted. The minimum rate also covers the
+handshake and the headers.
 """
 
 from __future__ import annotations
@@ -28,32 +28,31 @@ from agent.deploy.fetch.allow_list import AllowList, Location
 from agent.deploy.store.part import Part, UrlVersion
 from agent.errors import ConfigError, EndlessDataError, SourceError, StoreError
 
-# A read of this size costs a Raspberry Pi about a millisecond, and keeps the syscalls few.
+# A read of this size takes a Raspberry Pi about a millisecond, and keeps the number of system calls low.
 _CHUNK_BYTES: Final = 256 * 1024
 # RFC 9110, 15.3.7 and 15.5.17.
 _OK, _PARTIAL, _RANGE_NOT_SATISFIABLE = 200, 206, 416
-# Worth another attempt at the same place: overloaded, restarting, behind a proxy that is.
-_PASSING: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
+# Worth another attempt at the same place: the server, or a proxy before it, is overloaded or restarting.
+_TRANSIENT: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 _CONTENT_RANGE: Final = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
 
 
 @dataclass(frozen=True, slots=True)
 class HttpsSettings:
-    """What the configuration says about https sources.
+    """The configuration of https sources.
 
     Attributes
     ----------
     allow
-        Prefixes of URLs: `https://host[:port]/path/`. A host is matched exactly, a path at a `/`.
+        Prefixes of URLs: `https://host[:port]/path/`. A host is matched exactly, a path up to a `/`.
     ca_file
-        The authorities that are trusted here; None means the system's.
+        Trusted certificate authorities; None for the system's.
     timeout_s
         How long connecting, or waiting for the next bytes, may take.
     floor_bytes_per_s, floor_window_s
-        At least so many bytes a second have to come, looked at once a window.
+        The minimum transfer rate, and the period over which it is measured.
     attempts, pause_s
-        How often a source is tried without a byte of progress, and the pause before the second attempt; it
-        doubles.
+        How many attempts without any progress a source gets, and the pause before the second; it doubles.
     """
 
     allow: tuple[str, ...] = ()
@@ -66,12 +65,17 @@ class HttpsSettings:
 
 
 class HttpsSource:
-    """Downloads from allowed places.
+    """Downloads from the allowed places.
+
+    Parameters
+    ----------
+    settings
+        The allowed places, the trusted authorities, and limits.
 
     Raises
     ------
     ConfigError
-        If the authorities cannot be read, or an allowed place is not a URL.
+        If `ca_file` cannot be read, or an allowed place is not a URL.
     """
 
     def __init__(self, settings: HttpsSettings) -> None:
@@ -80,19 +84,23 @@ class HttpsSource:
         self._tls: ssl.SSLContext | None = None
 
     async def download(self, url: str, part: Part, progress: Callable[[int], None]) -> None:
-        """Append to `part` until it is whole, however often that takes.
+        """Append to `part` until it is complete, in as many attempts as make progress.
 
         Parameters
         ----------
+        url
+            An https URL.
+        part
+            The download; its length is where to resume.
         progress
-            Called in the event loop with the bytes that are there, about once a second.
+            Called in the event loop with the number of downloaded bytes, about once a second.
 
         Raises
         ------
         SourceError
             If the place is not allowed, refused, could not be reached, or was too slow.
         EndlessDataError
-            If it has more bytes than were announced.
+            If the server has more bytes than were announced.
         NoSpaceError, StoreError
             If the part could not be written.
         """
@@ -104,7 +112,7 @@ class HttpsSource:
             transfer = _Transfer(url, location, part, tls, self._settings)
             try:
                 await self._watch(transfer, progress)
-            except _PassingError as error:
+            except _TransientError as error:
                 failures = 1 if part.written > before else failures + 1
                 if failures >= self._settings.attempts:
                     raise SourceError(f"{location.host}: {error}") from error
@@ -121,12 +129,14 @@ class HttpsSource:
                     cafile=str(self._settings.ca_file) if self._settings.ca_file else None
                 )
             except (OSError, ssl.SSLError) as error:
-                raise ConfigError(f"{self._settings.ca_file}: no authorities can be read: {error}") from error
+                raise ConfigError(
+                    f"{self._settings.ca_file}: expected CA certificates in PEM: {error}"
+                ) from error
             self._tls.minimum_version = ssl.TLSVersion.TLSv1_2
         return self._tls
 
     async def _watch(self, transfer: _Transfer, progress: Callable[[int], None]) -> None:
-        """Run one request in a thread, and cut it when it is too slow or this task is cancelled."""
+        """Run one request in a thread; shut it down if it is too slow or this task is cancelled."""
         thread = asyncio.ensure_future(asyncio.to_thread(transfer.run))
         window_s, floor = self._settings.floor_window_s, self._settings.floor_bytes_per_s
         seen, since = transfer.received, time.monotonic()
@@ -144,19 +154,19 @@ class HttpsSource:
         finally:
             if not thread.done():
                 transfer.cut()
-                with contextlib.suppress(_PassingError, SourceError, EndlessDataError, StoreError):
+                with contextlib.suppress(_TransientError, SourceError, EndlessDataError, StoreError):
                     await asyncio.shield(thread)
         if too_slow:
-            raise SourceError(f"too slow: under {floor} bytes a second for {window_s:g} s")
+            raise SourceError(f"too slow: expected at least {floor} bytes/s over {window_s:g} s")
         thread.result()
 
 
-class _PassingError(Exception):
-    """The attempt failed in a way that may pass."""
+class _TransientError(Exception):
+    """The attempt failed, and another may succeed."""
 
 
 class _Transfer:
-    """One request, made in a thread: `run` blocks, `cut` makes it end soon."""
+    """One request in a thread: `run` blocks, `cut` makes it end soon."""
 
     def __init__(
         self, url: str, location: Location, part: Part, tls: ssl.SSLContext, settings: HttpsSettings
@@ -172,7 +182,7 @@ class _Transfer:
 
     @property
     def position(self) -> int:
-        """Bytes of the part so far."""
+        """Number of downloaded bytes."""
         return self._part.written
 
     def cut(self) -> None:
@@ -180,11 +190,12 @@ class _Transfer:
         self._cut = True
         if self._socket is not None:
             with contextlib.suppress(OSError):
-                # The base class's: SSLSocket.shutdown takes the TLS object away under the reading thread.
+                # Of the base class: SSLSocket.shutdown removes the TLS object that the other thread
+                # is reading from.
                 socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def run(self) -> None:
-        """Make the request and append what comes."""
+        """Make the request and append the response to the part."""
         connection = http.client.HTTPSConnection(
             self._location.host, self._location.port, timeout=self._timeout_s, context=self._tls
         )
@@ -195,16 +206,16 @@ class _Transfer:
         except ssl.SSLCertVerificationError as error:
             raise SourceError(
                 f"{self._location.host}: {error.verify_message or error.reason}",
-                hint="is it the right server, and is its authority in ca_file?",
+                hint="check the host name, and that ca_file has the server's certificate authority",
             ) from error
         except (http.client.HTTPException, OSError) as error:
-            raise _PassingError(str(error) or type(error).__name__) from error
+            raise _TransientError(str(error) or type(error).__name__) from error
         finally:
             self._socket = None
             connection.close()
 
     def _connect(self) -> ssl.SSLSocket:
-        """Connect in steps, so that the socket can be cut while a server drags the handshake out."""
+        """Connect and shake hands in two steps, so that `cut` works during a slow handshake."""
         place = (self._location.host, self._location.port)
         connected = self._socket = socket.create_connection(place, self._timeout_s)
         secured = self._tls.wrap_socket(
@@ -225,7 +236,7 @@ class _Transfer:
             headers["Range"] = f"bytes={part.written}-"
             origin = part.origin()
             if origin is not None and origin.url == self._url:
-                # RFC 9110, 13.1.5: the whole file comes if it is another version by now.
+                # RFC 9110, 13.1.5: the server sends the whole file if its version has changed.
                 headers["If-Range"] = origin.etag
         connection.request("GET", self._location.target, headers=headers)
         answer = connection.getresponse()
@@ -233,7 +244,8 @@ class _Transfer:
             answer.status in (_OK, _PARTIAL)
             and answer.getheader("Content-Encoding", "identity") != "identity"
         ):
-            raise SourceError(f"{self._location.host} sends the bundle encoded, which was not asked for")
+            encoding = answer.getheader("Content-Encoding")
+            raise SourceError(f"{self._location.host}: expected no Content-Encoding, got {encoding!r:.80}")
         if answer.status == _OK:
             part.restart()
             self._note_origin(answer)
@@ -242,46 +254,45 @@ class _Transfer:
             self._expect_range(answer)
         elif answer.status == _RANGE_NOT_SATISFIABLE and part.written:
             part.restart()
-            raise _PassingError("what is there is no beginning of the file that is served now")
-        elif answer.status in _PASSING:
-            raise _PassingError(f"status {answer.status}")
+            raise _TransientError("the server's file is another than the one that was begun")
+        elif answer.status in _TRANSIENT:
+            raise _TransientError(f"status {answer.status}")
         else:
             raise SourceError(f"{self._location.host}: expected status 200 or 206, got {answer.status}")
         self._receive(answer)
 
     def _note_origin(self, answer: http.client.HTTPResponse) -> None:
         etag = answer.getheader("ETag", "")
-        # A weak tag (RFC 9110, 8.8.1) says that two versions mean the same, not that they are the same bytes.
+        # A weak tag (RFC 9110, 8.8.1) does not promise that two versions have the same bytes.
         strong = etag.startswith('"') and etag.endswith('"') and len(etag) < 1024
         self._part.set_origin(UrlVersion(self._url, etag) if strong else None)
 
     def _expect_length(self, answer: http.client.HTTPResponse, expected: int) -> None:
         if answer.length is None:
-            return  # chunked: the size is enforced while the bytes come
+            return  # chunked: `Part.append` enforces the size
         if answer.length > expected:
-            raise EndlessDataError(
-                f"{self._location.host} would send {answer.length} bytes, {expected} were announced"
-            )
+            raise EndlessDataError(f"{self._location.host}: expected {expected} bytes, got {answer.length}")
         if answer.length < expected:
-            raise SourceError(f"{self._location.host} has {answer.length} bytes, {expected} were announced")
+            raise SourceError(f"{self._location.host}: expected {expected} bytes, got {answer.length}")
 
     def _expect_range(self, answer: http.client.HTTPResponse) -> None:
         part = self._part
         field = answer.getheader("Content-Range", "")
         match = _CONTENT_RANGE.fullmatch(field)
         if match is None:
-            raise SourceError(f"{self._location.host} answers a range with Content-Range {field[:80]!r}")
+            raise SourceError(f"{self._location.host}: expected a Content-Range, got {field[:80]!r}")
         first, last, total = (int(number) for number in match.groups())
         if total > part.size:
-            raise EndlessDataError(f"{self._location.host} has {total} bytes, {part.size} were announced")
+            raise EndlessDataError(f"{self._location.host}: expected {part.size} bytes, got {total}")
         if (first, last, total) != (part.written, part.size - 1, part.size):
+            expected = f"bytes {part.written}-{part.size - 1}"
             part.restart()
-            raise _PassingError(f"bytes {part.written}-{part.size - 1} were asked for, {field} came")
+            raise _TransientError(f"expected {expected}, got {field}")
 
     def _receive(self, answer: http.client.HTTPResponse) -> None:
         while not self._cut and (data := answer.read1(_CHUNK_BYTES)):
             self.received += len(data)
             self._part.append(data)
         if self._part.written < self._part.size:
-            raise _PassingError(f"it ended after {self._part.written} of {self._part.size} bytes")
+            raise _TransientError(f"expected {self._part.size} bytes, got {self._part.written}")
         self._part.sync()

@@ -1,9 +1,8 @@
-"""Get a bundle onto the disk from one of its sources.
+"""Fetch a bundle from one of its sources.
 
-Promises: the file that is there afterwards has the digest that was asked for; space was checked before the
-first byte; what an earlier attempt brought is gone on with, and thrown away only when it proves to be
-wrong.
-Leaves to others: signatures. Nothing here reads a byte of what was fetched but to hash it.
+Promises: the file that results has the requested digest. Free space is checked before the first byte. A
+download that an earlier attempt began is resumed, and deleted only if its digest proves to be wrong.
+Leaves to others: signatures. The downloaded bytes are only hashed here.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ class Downloader:
     Parameters
     ----------
     store
-        Where they go.
+        Where bundles and unfinished downloads are kept.
     blocks, https
-        The two ways that they come.
+        The two ways to download.
     """
 
     def __init__(self, store: Store, blocks: BlockSource, https: HttpsSource) -> None:
@@ -45,45 +44,47 @@ class Downloader:
         self._https = https
 
     def check(self, request: Request) -> None:
-        """Check that every source of `request` is one that may be used.
+        """Check that every source of `request` is allowed.
 
         Raises
         ------
         SourceError
-            If one is not: a foreign host, another scheme (`file:` over MQTT), or written ambiguously.
+            If one is not: another host, another scheme (such as `file:`), or an ambiguous URL.
         """
         for source in request.sources:
             if source != MQTT_SOURCE:
                 self._https.allowed.check(source)
 
     async def fetch(self, request: Request, in_use: Collection[str], progress: Callable[[int], None]) -> Path:
-        """Fetch a bundle, and return where its bytes are: whole, and of the digest that was asked for.
+        """Fetch a bundle, and return the path of a file with the requested digest.
 
         Parameters
         ----------
+        request
+            Model, digest, size and sources.
         in_use
-            Digests whose parts are not thrown away to make space.
+            Digests whose unfinished downloads must not be deleted to make space.
         progress
-            Called with the bytes that are there.
+            Called with the number of downloaded bytes.
 
         Raises
         ------
         NoSpaceError
-            If it does not fit.
+            If the bundle does not fit.
         SourceError, TimeoutError
-            If no source had it.
+            If no source has it.
         MixAndMatchError, EndlessDataError
-            If what a source had is something else.
+            If the last source has another file.
         """
         self.check(request)
         stored = self._store.bundle_path(request.digest)
         if stored.exists():
             if await asyncio.to_thread(_file_digest, stored) == request.digest:
                 return stored
-            _log.error("%s is damaged; it is fetched again", stored)
+            _log.error("%s is damaged; fetching it again", stored)
             self._store.set_aside(request.digest)
         if request.origin is Origin.LOCAL:
-            return await self._take_from_inbox(request)
+            return await self._move_from_inbox(request)
         self._make_space(request, in_use)
         with self._store.open_part(request.digest, request.size) as part:
             await self._fill(request, part, progress)
@@ -100,7 +101,7 @@ class Downloader:
             self._store.require_space(missing)
 
     async def _fill(self, request: Request, part: Part, progress: Callable[[int], None]) -> None:
-        """Try one source after the other."""
+        """Try one source after the other until the part has the requested digest."""
         for index, source in enumerate(request.sources):
             last = index == len(request.sources) - 1
             try:
@@ -126,23 +127,24 @@ class Downloader:
                 return
             part.restart()
             if not resumed:
-                raise MixAndMatchError(f"{request.digest} was asked for, {digest} came")
-            # The beginning may be what was wrong: written just before a power cut, or from another source.
+                raise MixAndMatchError(f"expected a bundle with {request.digest}, got {digest}")
+            # The resumed beginning may be wrong: from another source, or damaged by a power cut.
+            # Start over once.
             resumed = False
 
-    async def _take_from_inbox(self, request: Request) -> Path:
+    async def _move_from_inbox(self, request: Request) -> Path:
         dropped = self._store.inbox / f"{hex_digest(request.digest)}.bundle"
         part = self._store.part_path(request.digest)
         try:
             if dropped.exists():
                 dropped.replace(part)
             if not part.exists():
-                raise SourceError(f"{dropped.name} is not in the inbox any more")
+                raise SourceError(f"{dropped.name} is no longer in the inbox")
         except OSError as error:
             raise store_error(f"taking {dropped.name} from the inbox", error) from error
         digest = await asyncio.to_thread(_file_digest, part)
         if digest != request.digest:
-            raise MixAndMatchError(f"{request.digest} was dropped into the inbox, {digest} is there now")
+            raise MixAndMatchError(f"expected {request.digest} in the inbox, got {digest}")
         return part
 
 

@@ -1,1 +1,1 @@
-"""The bundle store on disk: bundles, partial downloads, and which model runs which bundle."""
+"""What lies on the device's disk: bundles, downloads, which bundles are active, and committed counters."""

@@ -1,6 +1,6 @@
-"""Which bundle each model runs, and which it ran before: `active.json` of the state directory.
+"""Which bundle each model runs, and which it ran before: `active.json` in the state directory.
 
-Promises: what is read are whole entries whose digests are digests. Leaves writing to `store`.
+Promises: only complete entries with valid digests are returned. Leaves writing to `store`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ class ActiveModel:
 
     Attributes
     ----------
+    name, version
+        The manifest's.
     digest, previous
-        `sha256:<hex>` of the bundle, and of the one before it (None at first).
-    job
-        The deployment that brought it here.
+        `sha256:<hex>` of the bundle, and of the one before it or None.
+    origin, job
+        Who asked for it, and the deployment that installed it.
     """
 
     name: str
@@ -37,13 +39,13 @@ class ActiveModel:
 
 
 def read_active(root: Path) -> dict[str, ActiveModel]:
-    """Return what is active in the state directory `root`, and touch nothing there."""
+    """Return the active models of the state directory `root` without changing anything there."""
     path = root / "active.json"
     return parse_active(peek(path) or peek(path.with_name(path.name + ".mirror")))
 
 
 def parse_active(document: object) -> dict[str, ActiveModel]:
-    """Read what `Store.switch` wrote; an entry that makes no sense is left out, and said so."""
+    """Read what `Store.switch` wrote; a malformed entry is logged and left out."""
     active: dict[str, ActiveModel] = {}
     if not isinstance(document, dict):
         return active
@@ -61,7 +63,7 @@ def parse_active(document: object) -> dict[str, ActiveModel]:
                 if digest is not None:
                     hex_digest(digest)
         except (KeyError, TypeError, ValueError) as error:
-            _log.error("active.json: %s is left out: %s", name, error)
+            _log.error("active.json: ignoring %s: %s", name, error)
         else:
             active[name] = model
     return active

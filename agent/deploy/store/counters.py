@@ -1,8 +1,9 @@
-"""The committed security counters: below which nothing is installed, for each model's name.
+"""The committed security counter of each model's name: no bundle below it is installed.
 
-Promises: a counter never goes down. The file is apart from the bundles and outlives them, is written twice,
-and of the two copies the higher value counts, so that neither damage nor an older copy lowers anything.
-Leaves to others: when a bundle has earned its counter (installer.py), and refusing (agent.bundle.admission).
+Promises: a counter is never lowered. The file is separate from the bundles and outlives them. It is written
+twice, and the higher value of the two copies counts, so neither damage nor an older copy lowers a counter.
+Leaves to others: when to commit a counter (`installer`), and refusing older bundles
+(`agent.bundle.admission`).
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ class Counters:
         self._committed = _highest(self._file.load_all())
 
     def get(self, name: str) -> int | None:
-        """Return the counter of `name`; None before anything was committed for it."""
+        """Return the counter of `name`; None if none was committed."""
         return self._committed.get(name)
 
     def commit(self, name: str, counter: int) -> None:
-        """Raise the counter of `name` to `counter`; nothing happens if it is that high already.
+        """Raise the counter of `name` to `counter`, unless it is already as high.
 
         Raises
         ------
         NoSpaceError, StoreError
-            If it could not be written, and is what it was.
+            If it could not be written; the counter is unchanged.
         """
         if counter <= self._committed.get(name, -1):
             return

@@ -1,9 +1,9 @@
-"""A bundle that is on its way: the file that a transfer appends to, and goes on from after a cut.
+"""An unfinished download: the file that a transfer appends to, and resumes from after an interruption.
 
-Promises: the file is only ever appended to or emptied, so its length is where a transfer goes on; it never
-grows beyond the announced size; a full disk is told as such, and nothing partial is ever mistaken for a
-bundle.
-Leaves to others: whether the bytes are the right ones (the digest, and then the signature, say that).
+Promises: the file is only appended to or emptied, so its length is where a transfer resumes. It never
+grows beyond the announced size. A full disk is reported as such, and a partial file is never mistaken
+for a bundle.
+Leaves to others: whether the bytes are the right ones (the digest and then the signature decide).
 """
 
 from __future__ import annotations
@@ -21,26 +21,34 @@ from agent.errors import EndlessDataError, StoreError
 
 _CHUNK_BYTES: Final = 1024 * 1024
 # A URL of at most 2048 characters, an entity tag, and the JSON around them.
-_ORIGIN_BYTES: Final = 16 * 1024
+_MAX_ORIGIN_BYTES: Final = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class UrlVersion:
-    """Which version of which URL the bytes of a part came from."""
+    """The version of a URL's file that a part was downloaded from.
+
+    Attributes
+    ----------
+    url
+        The https URL.
+    etag
+        The server's strong entity tag, in quotes (RFC 9110, 8.8.3).
+    """
 
     url: str
     etag: str
 
 
 class Part:
-    """The beginning of a bundle of `size` bytes, open for appending.
+    """A download of `size` bytes, open for appending.
 
     Parameters
     ----------
     path
-        The file; made if it is not there. Beside it, `<path>.origin` may say where the bytes came from.
+        The file, created if missing. Beside it, `<path>.origin` may record where the bytes came from.
     size
-        The announced size: the file never grows beyond it.
+        The announced size of the bundle in bytes.
     """
 
     def __init__(self, path: Path, size: int) -> None:
@@ -65,12 +73,12 @@ class Part:
 
     @property
     def written(self) -> int:
-        """Bytes that are there."""
+        """Number of downloaded bytes."""
         return self._written
 
     @property
     def size(self) -> int:
-        """Bytes that there will be."""
+        """The announced number of bytes."""
         return self._size
 
     def append(self, data: bytes | memoryview) -> None:
@@ -79,12 +87,12 @@ class Part:
         Raises
         ------
         EndlessDataError
-            If more would be there than was announced; nothing is written.
+            If the file would grow beyond the announced size; nothing is written.
         NoSpaceError, StoreError
-            If the disk is full, or failed. What was whole before is kept, for a later attempt.
+            If the disk is full, or failed. The bytes before are kept for a later attempt.
         """
         if self._written + len(data) > self._size:
-            raise EndlessDataError(f"more than the announced {self._size} bytes came")
+            raise EndlessDataError(f"expected {self._size} bytes, got more")
         view = memoryview(data)
         try:
             while view:
@@ -95,7 +103,7 @@ class Part:
             raise store_error(f"writing {self._path.name} at {self._written}", error) from error
 
     def restart(self) -> None:
-        """Forget what is there."""
+        """Empty the file, and forget where its bytes came from."""
         try:
             self._origin.unlink(missing_ok=True)
             os.ftruncate(self._descriptor, 0)
@@ -104,31 +112,31 @@ class Part:
         self._written = 0
 
     def origin(self) -> UrlVersion | None:
-        """Return where the bytes came from, if that was noted."""
+        """Return where the bytes came from; None if that is not recorded."""
         try:
             with self._origin.open("rb") as file:
-                raw = file.read(_ORIGIN_BYTES + 1)
+                raw = file.read(_MAX_ORIGIN_BYTES + 1)
             fields = json.loads(raw)
             return UrlVersion(url=str(fields["url"]), etag=str(fields["etag"]))
         except (OSError, ValueError, RecursionError, KeyError, TypeError):
-            return None  # not noted, or damaged: the transfer goes on without, and the digest decides
+            return None  # not recorded, or damaged: the transfer resumes without it, and the digest decides
 
     def set_origin(self, origin: UrlVersion | None) -> None:
-        """Note where the bytes come from; None forgets it."""
+        """Record where the bytes come from; None removes the record."""
         if origin is None:
             self._origin.unlink(missing_ok=True)
         else:
             write_durably(self._origin, json.dumps({"url": origin.url, "etag": origin.etag}).encode())
 
     def sync(self) -> None:
-        """Make what was written durable."""
+        """Make the appended bytes durable."""
         try:
             os.fsync(self._descriptor)
         except OSError as error:
             raise store_error(f"writing {self._path.name}", error) from error
 
     def digest(self) -> str:
-        """Return `sha256:<hex>` of what is there. Reads the file: call it in a thread."""
+        """Return `sha256:<hex>` of the file. This reads all of it: call it in a thread."""
         sha256 = hashlib.sha256()
         offset = 0
         try:
@@ -140,7 +148,7 @@ class Part:
         return f"sha256:{sha256.hexdigest()}"
 
     def close(self) -> None:
-        """Close the file; what is there stays."""
+        """Close the file."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

@@ -1,8 +1,7 @@
 """A small JSON document that survives a crash, a full disk, and a flipped bit.
 
-Promises: a reader sees the whole of the old document or the whole of the new one, whatever was killed in
-between; a document that was damaged is recognised (its digest stands beside it), moved aside, and the
-mirror is served.
+Promises: a reader sees all of the old document or all of the new one, whenever the writer was killed. A
+damaged document is recognised by its digest and renamed, and its mirror is used instead.
 Leaves to others: what the document means, and when it is written.
 """
 
@@ -18,17 +17,17 @@ from typing import Final
 from agent.durable import write_durably
 from agent.errors import StoreError
 
-# Far above anything the store writes (64 models, 64 jobs), far below what a small board can parse.
+# Far above the largest document (64 models, 64 jobs), and still fast to parse on a small board.
 MAX_STATE_BYTES: Final = 4 * 1024 * 1024
 
 Checkpoint = Callable[[str], None]
-"""Called with the name of a step that has just been made durable; tests kill the process there."""
+"""Called with the name of a step that has just become durable; tests kill the process there."""
 
 _log = logging.getLogger(__name__)
 
 
 def no_checkpoint(_name: str) -> None:
-    """Do nothing: what production code passes as its checkpoint."""
+    """Do nothing; the default checkpoint."""
 
 
 class StateFile:
@@ -37,10 +36,10 @@ class StateFile:
     Parameters
     ----------
     path
-        Where the document is. The mirror, if any, is `<path>.mirror`; a damaged one ends up at
-        `<path>.corrupt`, for a person to look at.
+        The document. Its mirror, if any, is `<path>.mirror`; a damaged file is renamed to `<path>.corrupt`,
+        so that a person can examine it.
     mirrored
-        Write every version twice. For what cannot be worked out again from elsewhere.
+        Write every version twice, for a document that cannot be reconstructed.
     checkpoint
         Called after each durable step, for fault injection.
     """
@@ -51,12 +50,12 @@ class StateFile:
         self._checkpoint = checkpoint
 
     def load(self) -> object | None:
-        """Return the newest undamaged document, or None when there is none."""
+        """Return the newest undamaged document, or None."""
         documents = self.load_all()
         return documents[0] if documents else None
 
     def load_all(self) -> list[object]:
-        """Return every undamaged copy, newest first; damaged ones are moved aside."""
+        """Return every undamaged copy, newest first; damaged files are renamed."""
         copies = (self._path,) if self._mirror is None else (self._path, self._mirror)
         return [document for copy in copies for document in _read(copy)]
 
@@ -66,15 +65,13 @@ class StateFile:
         Raises
         ------
         NoSpaceError, StoreError
-            If the document could not be written. If the mirror alone failed, the document stands.
+            If the document could not be written. A mirror that cannot be written is only logged.
         """
         body = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
         digest = hashlib.sha256(body.encode()).hexdigest()
         raw = f'{{"sha256":"{digest}","body":{body}}}\n'.encode()
         if len(raw) > MAX_STATE_BYTES:
-            raise StoreError(
-                f"{self._path.name} would be {len(raw)} bytes, at most {MAX_STATE_BYTES} are kept"
-            )
+            raise StoreError(f"{self._path.name}: expected at most {MAX_STATE_BYTES} bytes, got {len(raw)}")
         write_durably(self._path, raw)
         self._checkpoint(f"{self._path.name}:written")
         if self._mirror is None:
@@ -82,12 +79,12 @@ class StateFile:
         try:
             write_durably(self._mirror, raw)
         except StoreError as error:
-            _log.warning("no mirror of %s: %s", self._path.name, error)
+            _log.warning("cannot write the mirror of %s: %s", self._path.name, error)
         self._checkpoint(f"{self._path.name}:mirrored")
 
 
 def peek(path: Path) -> object | None:
-    """Return the document at `path` and touch nothing; None when there is none or it is damaged."""
+    """Return the document at `path` without renaming anything; None if it is missing or damaged."""
     try:
         with path.open("rb") as file:
             return _decode(file.read(MAX_STATE_BYTES + 1))
@@ -96,7 +93,7 @@ def peek(path: Path) -> object | None:
 
 
 def _read(path: Path) -> list[object]:
-    """Return `[document]`, or `[]` when there is none or it is damaged."""
+    """Return `[document]`, or `[]` if it is missing or damaged; rename a damaged file."""
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_STATE_BYTES + 1)
@@ -109,11 +106,11 @@ def _read(path: Path) -> list[object]:
     if document is not None:
         return [document]
     aside = path.with_name(path.name + ".corrupt")
-    _log.error("%s is damaged; moved to %s", path, aside.name)
+    _log.error("%s is damaged; renaming it to %s", path, aside.name)
     try:
         path.replace(aside)
     except OSError as error:
-        _log.error("cannot move %s aside: %s", path, error)
+        _log.error("cannot rename %s: %s", path, error)
     return []
 
 

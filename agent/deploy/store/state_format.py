@@ -1,8 +1,8 @@
-"""Which version of the state directory this agent reads and writes: the file `format` in it.
+"""The version of the state directory's layout: the file `format` in it.
 
-Promises: an agent never works on a directory that a newer one has written, and touches nothing there; the
-package of an older agent is not installed over it (packaging/files/preinst reads the same file).
-Leaves to others: what the versions mean; there has been one.
+Promises: an agent never uses or changes a directory that a newer agent has written. The .deb of an older
+agent is not installed over it (packaging/files/preinst reads the same file).
+Leaves to others: what the versions mean; so far there is one.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ _MAX_BYTES: Final = 16
 
 
 def check(root: Path) -> None:
-    """Return if this agent may use the state directory `root`.
+    """Check that this agent may use the state directory `root`.
 
     Raises
     ------
     StoreError
-        If a newer agent has written it, and this one could misread it.
+        If a newer agent has written it.
     """
     path = root / FORMAT_FILE
     try:
         with path.open("rb") as file:
             raw = file.read(_MAX_BYTES).strip()
     except (FileNotFoundError, NotADirectoryError):
-        return  # before the first agent, or of one that had no such file: both are version 1
+        return  # a new directory, or one of an agent before this file existed: version 1
     except OSError as error:
         raise store_error(f"reading {path}", error) from error
     if not raw.isdigit() or int(raw) > STATE_FORMAT:
         raise StoreError(
-            f"{root} was written by a newer agent: its format is {raw.decode('ascii', 'replace')!r}, "
-            f"this one knows up to {STATE_FORMAT}",
-            hint="install the newer edge-agent again, or restore a backup of the older one's state",
+            f"{root} was written by a newer agent: expected format {STATE_FORMAT} at most, "
+            f"got {raw.decode('ascii', 'replace')!r}",
+            hint="install the newer edge-agent again, or restore a backup of the older state",
         )
 
 
 def mark(root: Path) -> None:
-    """Note in the state directory `root`, durably, which version it is.
+    """Record the version in the state directory `root`.
 
     Raises
     ------

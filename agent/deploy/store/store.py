@@ -1,21 +1,20 @@
-"""What lies on the device's disk: bundles by digest, which of them are active, and the committed counters.
+"""The state directory: bundles by digest, which of them are active, and the committed security counters.
 
 ::
 
     <state_dir>/
-      store/<hex digest>.bundle    whole and verified when it came; verified again before each use
-      partial/<hex digest>.part    on its way; a later transfer goes on from there
-      inbox/                       dropped here by `edge-agent install` (see local.py)
-      format                       the version of all this, as a number; see state_format.py
+      store/<hex digest>.bundle    complete and verified when it arrived; verified again before each use
+      partial/<hex digest>.part    an unfinished download, which a later transfer resumes
+      inbox/                       bundles dropped by `edge-agent install`, see `inbox`
+      format                       the version of this layout, see `state_format`
       active.json                  which bundle each model runs, and which it ran before
-      counters.json                the committed security counter of each name; never goes down
-      jobs.json, desired.json      see jobs.py and deployment.py
+      counters.json                the committed security counter of each name; never lowered
+      jobs.json, desired.json      see `jobs` and `deployment`
 
-Promises: every change is whole and durable before the call returns, or has not happened; a counter never
-goes down, and survives the loss of every bundle; what is active, was active just before, or is being
-installed is not collected.
-Leaves to others: verification (a file in the store proves nothing), and what to do with a bundle that is
-damaged.
+Promises: every change is complete and durable when the call returns, or has not happened. A counter is
+never lowered, and survives the loss of every bundle. A bundle that is active, was active just before, or is
+being installed is never deleted by `collect`.
+Leaves to others: verification (a file in the store proves nothing), and what to do with a damaged bundle.
 """
 
 from __future__ import annotations
@@ -41,9 +40,9 @@ from agent.durable import store_error, sync_folder
 from agent.errors import NoSpaceError, StateDirectoryError, StoreError
 from agent.wire.reported import Origin
 
-# Kept free for the journal, the logs and everybody else: a device without any space left is hard to repair.
+# Kept free for the journal, logs and other programs: a device with a full disk is hard to repair.
 SPACE_MARGIN_BYTES: Final = 16 * 1024 * 1024
-# A transfer that nobody went on with for this long is forgotten.
+# An unfinished download that was not resumed for this long is deleted.
 PART_LIFETIME_S: Final = 7 * 24 * 3600
 
 _log = logging.getLogger(__name__)
@@ -55,7 +54,7 @@ class Store:
     Parameters
     ----------
     root
-        The state directory. Its parent exists; it and its folders are made.
+        The state directory; created with its folders if its parent exists.
     checkpoint
         Called after each durable step, for fault injection.
     """
@@ -71,12 +70,12 @@ class Store:
             for directory in (root, self._bundles, self._parts, self.inbox):
                 directory.mkdir(mode=0o750, exist_ok=True)
         except OSError as error:
-            wrapped = store_error(f"making {root}", error)
+            wrapped = store_error(f"creating {root}", error)
             if isinstance(wrapped, NoSpaceError):
                 raise wrapped from error
             raise StateDirectoryError(
                 f"cannot keep state in {root}: {error.strerror}",
-                hint="name a folder that this user may write to, in one that exists: --state-dir DIR",
+                hint="pass --state-dir DIR with a folder that this user may create or write to",
             ) from error
         self._lock: int | None = None
         self._active_file = StateFile(root / "active.json", mirrored=True, checkpoint=checkpoint)
@@ -84,12 +83,12 @@ class Store:
         self._counters = Counters(root / "counters.json", checkpoint=checkpoint)
 
     def lock(self) -> None:
-        """Make this process the only agent on this directory, until it ends.
+        """Make this process the only agent that uses this directory, until it ends.
 
         Raises
         ------
         StoreError
-            If another agent has it.
+            If another agent uses it.
         """
         path = self.root / "lock"
         try:
@@ -100,18 +99,18 @@ class Store:
                 os.close(descriptor)
                 raise StoreError(
                     f"{self.root} is in use by another agent",
-                    hint="stop it, or give this one its own state_dir",
+                    hint="stop that agent, or give this one its own state_dir",
                 ) from error
         except OSError as error:
             raise store_error(f"locking {path}", error) from error
         self._lock = descriptor
         state_format.mark(self.root)
         for directory in (self.root, self._parts):
-            for path in directory.glob(".*.tmp"):  # of a write that was cut off: nobody else is writing now
+            for path in directory.glob(".*.tmp"):  # of an interrupted write: no other process writes now
                 _remove(path)
 
     def in_use(self) -> bool:
-        """Return whether an agent runs on this directory, without making anything in it."""
+        """Return whether an agent uses this directory, without creating anything in it."""
         try:
             descriptor = os.open(self.root / "lock", os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -127,25 +126,25 @@ class Store:
         return False
 
     def unlock(self) -> None:
-        """Let another agent have the directory."""
+        """Unlock the directory for another agent."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     def bundle_path(self, digest: str) -> Path:
-        """Return where the bundle with `digest` is, or would be."""
+        """Return the path of the bundle with `digest`, whether or not it is there."""
         return self._bundles / f"{hex_digest(digest)}.bundle"
 
     def has(self, digest: str) -> bool:
-        """Return whether the bundle with `digest` is here."""
+        """Return whether the bundle with `digest` is in the store."""
         return self.bundle_path(digest).is_file()
 
     def part_path(self, digest: str) -> Path:
-        """Return where the bundle with `digest` arrives."""
+        """Return the path of the download of the bundle with `digest`."""
         return self._parts / f"{hex_digest(digest)}.part"
 
     def part_bytes(self, digest: str) -> int:
-        """Return how much of the bundle with `digest` has arrived."""
+        """Return how many bytes of the bundle with `digest` have been downloaded."""
         try:
             return self.part_path(digest).stat().st_size
         except FileNotFoundError:
@@ -154,11 +153,11 @@ class Store:
             raise store_error(f"looking at {digest}", error) from error
 
     def open_part(self, digest: str, size: int) -> Part:
-        """Open the beginning of the bundle with `digest` to go on with it."""
+        """Open the download of the bundle with `digest`, to begin or resume it."""
         return Part(self.part_path(digest), size)
 
     def discard_part(self, digest: str) -> None:
-        """Remove the beginning of a bundle: its bytes are of no use."""
+        """Delete the download of a bundle."""
         path = self.part_path(digest)
         try:
             path.with_name(path.name + ".origin").unlink(missing_ok=True)
@@ -167,7 +166,7 @@ class Store:
             raise store_error(f"removing {path.name}", error) from error
 
     def accept_part(self, digest: str) -> None:
-        """Move a whole, verified bundle into the store."""
+        """Move a complete, verified download into the store."""
         source, target = self.part_path(digest), self.bundle_path(digest)
         try:
             source.replace(target)
@@ -179,7 +178,7 @@ class Store:
         self._checkpoint("store:accepted")
 
     def set_aside(self, digest: str) -> None:
-        """Move a damaged bundle out of the way of a new copy; what is set aside is collected later."""
+        """Rename a damaged bundle to make way for a new copy; `collect` deletes it later."""
         path = self.bundle_path(digest)
         try:
             path.replace(path.with_suffix(".corrupt"))
@@ -190,7 +189,7 @@ class Store:
             raise store_error(f"moving {path.name} aside", error) from error
 
     def free_bytes(self) -> int:
-        """Return how much an unprivileged process may still write here."""
+        """Return the bytes that an unprivileged process may still write here."""
         try:
             status = os.statvfs(self.root)
         except OSError as error:
@@ -198,17 +197,17 @@ class Store:
         return status.f_bavail * status.f_frsize
 
     def require_space(self, missing_bytes: int, *, margin_bytes: int = SPACE_MARGIN_BYTES) -> None:
-        """Check that `missing_bytes` more fit here.
+        """Check that `missing_bytes` fit here with `margin_bytes` to spare.
 
         Raises
         ------
         NoSpaceError
-            If they do not, or too little would be left for everybody else.
+            If they do not.
         """
         free = self.free_bytes()
         if missing_bytes + margin_bytes > free:
             raise NoSpaceError(
-                f"{missing_bytes} bytes are needed and {margin_bytes} kept free, {free} are available",
+                f"expected {missing_bytes + margin_bytes} free bytes ({margin_bytes} in reserve), got {free}",
                 hint=f"free some space on the file system of {self.root}",
             )
 
@@ -217,19 +216,19 @@ class Store:
         return MappingProxyType(self._active)
 
     def switch(self, model: ActiveModel) -> None:
-        """Make `model` the active one of its name, all at once; it must be in the store."""
+        """Make `model` the active one of its name; its bundle must be in the store."""
         if not self.has(model.digest):
             raise StoreError(f"{model.digest} is not in the store")
         self._save_active({**self._active, model.name: model})
 
     def adopt(self, name: str, job: str, origin: Origin) -> None:
-        """Note that `job` asks for the bundle that is active as `name` already."""
+        """Record that `job` asked for the bundle that is already active as `name`."""
         model = self._active[name]
         if (model.origin, model.job) != (origin, job):
             self._save_active({**self._active, name: replace(model, origin=origin, job=job)})
 
     def remove(self, name: str) -> None:
-        """Make no bundle the active one of `name`. Its counter stays."""
+        """Record that no bundle is active as `name`; its counter stays."""
         self._save_active({key: value for key, value in self._active.items() if key != name})
 
     def _save_active(self, active: dict[str, ActiveModel]) -> None:
@@ -248,7 +247,7 @@ class Store:
         self._active = active
 
     def committed_counter(self, name: str) -> int | None:
-        """Return the security counter below which nothing is installed as `name`; None at first."""
+        """Return the committed security counter of `name`; None before the first installation."""
         return self._counters.get(name)
 
     def commit_counter(self, name: str, counter: int) -> None:
@@ -256,15 +255,15 @@ class Store:
         self._counters.commit(name, counter)
 
     def collect(self, in_use: Collection[str], *, now: float | None = None) -> int:
-        """Remove what nobody needs, and return how many bytes that freed.
+        """Delete unused bundles and old downloads; return the number of bytes freed.
 
         Parameters
         ----------
         in_use
-            Digests of bundles and parts that are being worked on. What is active, and what was active just
-            before, is kept without being named.
+            Digests of bundles and downloads that jobs need. Active bundles and their predecessors
+            are kept anyway.
         now
-            Seconds since the epoch, to tell how old a part is.
+            Seconds since the epoch, for the age of a download; None for the current time.
         """
         now = time.time() if now is None else now
         keep = {hex_digest(digest) for digest in in_use}
@@ -286,7 +285,7 @@ class Store:
         return freed
 
     def collect_parts(self, in_use: Collection[str]) -> int:
-        """Remove every unfinished transfer but those `in_use`, whatever its age: the space is needed."""
+        """Delete all downloads but those `in_use`, to make space; return the number of bytes freed."""
         keep = {hex_digest(digest) for digest in in_use}
         return sum(_remove(path) for path in self._parts.iterdir() if path.name.partition(".")[0] not in keep)
 

@@ -162,12 +162,14 @@ class FakeControl:
 class Agent:
     """A deployment with everything around it, over a state directory that outlives it."""
 
-    def __init__(self, root: Path, *, https: HttpsSettings | None = None, patience_s: float = 5.0) -> None:
+    def __init__(
+        self, root: Path, *, https: HttpsSettings | None = None, silence_limit_s: float = 5.0
+    ) -> None:
         self.root = root
         self.models = FakeModels()
         self.control = FakeControl()
         self.https = https or HttpsSettings()
-        self.patience_s = patience_s
+        self.silence_limit_s = silence_limit_s
         self.keyring = KEYRING
         self.checkpoint: Callable[[str], None] = lambda _name: None
         self.version = 0
@@ -184,7 +186,7 @@ class Agent:
             models=self.models,
             control=self.control,
             https=self.https,
-            patience_s=self.patience_s,
+            silence_limit_s=self.silence_limit_s,
             checkpoint=self.checkpoint,
         )
         self.control.deployment = self.deployment

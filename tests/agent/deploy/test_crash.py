@@ -274,7 +274,7 @@ async def test_a_bundle_that_ends_the_agent_is_given_up_after_three_attempts(pre
     agent = await recover(root)
     state = agent.control.job("job-2")
     assert (state["status"], state["result"]) == ("FAILED", "FAILED_NO_STATE_CHANGE")
-    assert "cut off 3 times" in state["message"]
+    assert "interrupted 3 times" in state["message"]
     assert agent.models.serving == {"digits": "1.0.0"}
 
 

@@ -262,7 +262,7 @@ async def test_a_model_taken_back_while_it_downloads_is_canceled(agent: Agent) -
 
 
 async def test_a_bundle_that_nobody_offers_times_out(agent: Agent) -> None:
-    agent.patience_s = 0.2
+    agent.silence_limit_s = 0.2
     await agent.start()
     agent.desire({"digits": make_bundle().entry("job-1")})
     state = await agent.finished("job-1")
@@ -271,7 +271,7 @@ async def test_a_bundle_that_nobody_offers_times_out(agent: Agent) -> None:
 
 
 async def test_time_without_a_broker_is_held_against_nobody(agent: Agent) -> None:
-    agent.patience_s = 0.2
+    agent.silence_limit_s = 0.2
     await agent.start()
     bundle = make_bundle()
     agent.control.connected = False
@@ -316,7 +316,7 @@ async def test_a_document_written_from_another_one_is_a_conflict(agent: Agent) -
     write(2, f"sha256:{'0' * 64}")
     assert agent.control.reported()["error"] == {
         "code": "ERR_CONFLICT",
-        "message": "desired version 2 was not written from 1",
+        "message": "expected desired version 2 to be based on 1, got another base",
         "version": 2,
     }
     write(1, None)

@@ -57,7 +57,7 @@ async def test_without_an_agent_it_waits_for_one(
     agent: Agent, config: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert local.install(config, write(tmp_path, make_bundle())) == 0
-    assert "installed when one starts" in capsys.readouterr().out
+    assert "the agent installs it when it starts" in capsys.readouterr().out
     await agent.start()
     async with asyncio.timeout(10):
         while agent.models.serving != {"digits": "1.0.0"}:

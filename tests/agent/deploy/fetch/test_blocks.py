@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agent.deploy.fetch.blocks import BlockPull, Write
@@ -63,7 +63,7 @@ def pull_all(
                 disk += decision.data
             else:
                 pending.append(decision)
-        assert now < 10_000
+        assert now < 100_000, "it ends, even if most requests are lost twice and repeated after 30 s"
     return now
 
 
@@ -88,6 +88,7 @@ def test_a_resumed_pull_asks_only_for_the_rest() -> None:
     window=st.integers(1, 9),
     loss=st.floats(0, 0.6),
 )
+@example(seed=404, size=401, block=1, window=1, loss=0.5625)
 def test_a_link_that_loses_copies_and_reorders_delivers_the_file(
     seed: int, size: int, block: int, window: int, loss: float
 ) -> None:
@@ -128,7 +129,7 @@ def test_whatever_a_stranger_publishes_the_file_never_grows_beyond_its_size(bloc
 def test_a_block_longer_than_asked_is_endless_data() -> None:
     pull = BlockPull(size=1000, have=0, now=0, block_bytes=64, window_blocks=4)
     list(pull.start(0))
-    with pytest.raises(EndlessDataError, match="65 bytes came at 0, 64 were asked for"):
+    with pytest.raises(EndlessDataError, match="expected a block of 64 bytes at 0, got 65"):
         list(pull.block(0, bytes(65), 0))
 
 
