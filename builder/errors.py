@@ -20,8 +20,8 @@
     FrontEndError             TVM's front end refused a model; explained as a ModelError
     StaleEntryError           a shipped record no longer fits; the heuristic decides
 
-A message says what was expected and what came, in one line; `hint` says what to do about it. Foreign
-exceptions are wrapped once, where the foreign library is called.
+A message is one line, "expected X, got Y"; `hint` says what to do about it. Foreign exceptions are wrapped
+once, where the foreign library is called.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class BuildError(Exception):
     Parameters
     ----------
     message
-        What was expected and what came, without a final full stop.
+        What was expected and what was found, without a final full stop.
     hint
         What the user can do about it, or None.
     """

@@ -137,7 +137,7 @@ def _read(path: Path) -> bytes:
 
 
 def _create(path: Path, content: bytes, *, mode: int) -> None:
-    # Created exclusively and with its final mode: no other key is overwritten, and nobody can read this one.
+    # Created exclusively and with its final mode: no other key is overwritten, and no other user can read it.
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -20,7 +20,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as states
 from builder.errors import ModelError, ParityError
 
 # ONNX Runtime's Sigmoid is a rational function plus 0.5, off by up to 1e-7 everywhere. In an output that is
-# tiny throughout (objectness where there is no object), differences below that mean nothing.
+# tiny throughout (objectness of a picture without objects), smaller differences mean nothing.
 SCALE_FLOOR: Final = 1e-2
 
 # ONNX Runtime raises exception classes of its own, and Python's for a wrong input name or dtype.

@@ -1,0 +1,62 @@
+"""A normalised model is static, folded, and computes the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from builder.importer.normalise import normalise
+from builder.importer.structure import prepare
+
+ModelMaker = Callable[..., onnx.ModelProto]
+
+
+def normal(model: onnx.ModelProto) -> onnx.ModelProto:
+    return normalise(prepare(model), {}, {}, lambda _: None)
+
+
+def test_duplicate_weights_and_nodes_are_merged(make_model: ModelMaker, run_onnx: Any) -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "v"], ["a"]),
+        helper.make_node("MatMul", ["x", "w"], ["b"]),
+        helper.make_node("Add", ["a", "b"], ["y"]),
+    ]
+    weights = {name: np.ones((3, 4), np.float32) for name in "vw"}
+    model = make_model(nodes, {"x": [2, 3]}, {"y": [2, 4]}, weights)
+    result = normal(model)
+    assert len(result.graph.initializer) == 1
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    np.testing.assert_array_equal(run_onnx(result, {"x": x})[0], run_onnx(model, {"x": x})[0])
+
+
+def test_a_failure_of_onnxslim_leaves_the_model_as_it_is(
+    make_model: ModelMaker, monkeypatch: Any, run_onnx: Any
+) -> None:
+    def fail(_: onnx.ModelProto) -> onnx.ModelProto:
+        raise RuntimeError("onnxslim failed")
+
+    monkeypatch.setattr("onnxslim.slim", fail)
+    nodes = [helper.make_node("Relu", ["x"], ["a"]), helper.make_node("Identity", ["a"], ["y"])]
+    result = normal(make_model(nodes, {"x": [2]}, {"y": [2]}))
+    np.testing.assert_array_equal(run_onnx(result, {"x": np.array([-1, 1], np.float32)})[0], [0, 1])
+
+
+def test_outputs_that_onnxslim_renames_are_not_accepted(make_model: ModelMaker, monkeypatch: Any) -> None:
+    def rename(model: onnx.ModelProto) -> onnx.ModelProto:
+        model.graph.node[0].output[0] = model.graph.output[0].name = "other"
+        return model
+
+    monkeypatch.setattr("onnxslim.slim", rename)
+    result = normal(make_model([helper.make_node("Relu", ["x"], ["y"])], {"x": [2]}, {"y": [2]}))
+    assert [output.name for output in result.graph.output] == ["y"]
+
+
+def test_every_node_has_a_unique_name(make_model: ModelMaker) -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["a"]), helper.make_node("Exp", ["a"], ["y"])]
+    names = [node.name for node in normal(make_model(nodes, {"x": [2]}, {"y": [2]})).graph.node]
+    assert all(names)
+    assert len(set(names)) == len(names)

@@ -1,0 +1,42 @@
+"""Opsets are converted into the range that TVM's front end and ONNX Runtime share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from builder.importer.opset import NEWEST, OLDEST, convert_opset
+
+ModelMaker = Callable[..., onnx.ModelProto]
+
+
+def test_an_older_opset_is_raised_and_keeps_the_numbers(make_model: ModelMaker, run_onnx: Any) -> None:
+    node = helper.make_node("ReduceSum", ["x"], ["y"], axes=[1], keepdims=0)
+    weights = {"large": np.ones((64, 128), np.float32)}
+    nodes = [helper.make_node("MatMul", ["w", "large"], ["x"]), node]
+    model = make_model(nodes, {"w": [2, 64]}, {"y": [2]}, weights, opset=11)
+    converted = convert_opset(model)
+    assert converted.opset_import[0].version == OLDEST
+    w = np.arange(128, dtype=np.float32).reshape(2, 64)
+    for found, expected in zip(run_onnx(converted, {"w": w}), run_onnx(model, {"w": w}), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("opset", [OLDEST, 20, NEWEST])
+def test_an_opset_in_the_range_stays(relu: onnx.ModelProto, opset: int) -> None:
+    relu.opset_import[0].version = opset
+    assert convert_opset(relu) is relu
+    assert relu.opset_import[0].version == opset
+
+
+def test_a_newer_opset_is_lowered_if_the_operators_have_not_changed(relu: onnx.ModelProto) -> None:
+    newest = onnx.defs.onnx_opset_version()
+    if newest <= NEWEST:
+        pytest.skip("this onnx has no opset that ONNX Runtime lacks")
+    relu.opset_import[0].version = newest
+    assert convert_opset(relu).opset_import[0].version == NEWEST
