@@ -13,7 +13,7 @@ from agent.mqtt.settings import parse_broker_url
 from agent.provision.enrollment import Enrollment
 from agent.wire.topics import is_device_name
 
-# More wrong answers than this mean that nobody reads the questions.
+# Gives up after this many wrong answers to one question.
 _MAX_TRIES: Final = 5
 
 

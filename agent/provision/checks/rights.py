@@ -104,14 +104,14 @@ class _Probe:
         self.connection: Connection | None = None
         self.echo: Connection | None = None
         self._state = b""
-        self._came = asyncio.Event()
+        self._arrived = asyncio.Event()
 
     def on_message(self, message: Message) -> None:
         if self.connection is not None:
             self.connection.ack(message)
         if message.topic == self.topic:
             self.heard = True
-            self._came.set()
+            self._arrived.set()
             if self.echo is not None:
                 self.echo.publish(format_topic(Infer(self.device, _ECHO)), b"", properties=_SHORT_LIVED)
         elif message.topic == format_topic(State(self.device)):
@@ -128,7 +128,7 @@ class _Probe:
         async with asyncio.timeout(_ANSWER_S):
             if (await connection.publish(self.topic, b"", properties=_SHORT_LIVED)).failed:
                 return False
-            await self._came.wait()
+            await self._arrived.wait()
         return True
 
     def presence(self, *, serving: bool) -> list[Finding]:
@@ -219,12 +219,12 @@ async def _delay(echo: Connection, settings: BrokerSettings, probe: _Probe) -> F
 
 
 async def _median_round_trip(settings: BrokerSettings, device: str) -> float:
-    came = asyncio.Event()
+    arrived = asyncio.Event()
     asking: list[Connection] = []
 
     def on_message(message: Message) -> None:
         asking[0].ack(message)
-        came.set()
+        arrived.set()
 
     connection = await reach(settings, f"{device}-check-delay", on_message)
     asking.append(connection)
@@ -232,12 +232,12 @@ async def _median_round_trip(settings: BrokerSettings, device: str) -> float:
     try:
         await connection.subscribe(format_topic(Infer(device, _ECHO)))
         for _ in range(_ROUND_TRIPS):
-            came.clear()
+            arrived.clear()
             started_s = time.monotonic()
             connection.publish(format_topic(Infer(device, _PROBE)), b"", properties=_SHORT_LIVED)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_ANSWER_S):
-                    await came.wait()
+                    await arrived.wait()
             took.append(time.monotonic() - started_s)
     finally:
         await connection.close()

@@ -70,7 +70,7 @@ def test_delay_is_never_negative_nor_longer_than_the_longest(stood_s: list[float
 
 
 def test_two_clients_of_one_name_evict_each_other_ever_more_slowly() -> None:
-    # The broker ends the older connection when the newer one comes: each connection lasts until the other's.
+    # The broker ends the older connection when the newer one arrives.
     backoffs = (Backoff(), Backoff())
     connected_s = [0.0, 0.0]
     returns_s = [0.0, float("inf")]

@@ -55,7 +55,7 @@ class Peer(Connection):
         super().__init__(settings, client_id=client_id, on_message=self._keep, **options)  # type: ignore[arg-type]
 
     def _keep(self, message: Message) -> None:
-        if not message.retain:  # amqtt sends everybody's retained messages
+        if not message.retain:  # amqtt sends all retained messages
             self.inbox.put_nowait(message)
 
     async def next(self, limit_s: float = 5.0) -> Message:
@@ -217,7 +217,7 @@ async def test_nothing_listens_there() -> None:
 
 
 async def test_two_clients_of_one_name_evict_each_other(mosquitto: BrokerProcess) -> None:
-    # mosquitto 2.0.11 ends the older connection without a word. How soon each comes back: test_backoff.py.
+    # mosquitto 2.0.11 ends the older connection without a DISCONNECT. test_backoff.py tests the delays.
     async with connected(mosquitto.port, "twin") as first, connected(mosquitto.port, "twin") as second:
         await first.loss()
         await second.loss()

@@ -53,6 +53,6 @@ def test_every_key_of_the_configuration_that_the_contract_names_exists() -> None
 
 def test_metrics_that_the_agent_writes_are_those_of_the_contract() -> None:
     table = CONTRACT.partition("## Metrics")[2].partition("## Promises")[0]
-    told = set(re.findall(r"`(edge_[a-z0-9_]+)", table))
-    told |= {f"edge_inference{tail}" for tail in re.findall(r"`(_[a-z]+_seconds)`", table)}
-    assert told == set(METRICS)
+    documented = set(re.findall(r"`(edge_[a-z0-9_]+)", table))
+    documented |= {f"edge_inference{tail}" for tail in re.findall(r"`(_[a-z]+_seconds)`", table)}
+    assert documented == set(METRICS)

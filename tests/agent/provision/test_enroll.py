@@ -156,20 +156,20 @@ def test_unknown_authority_and_ports_of_the_other_kind_are_named(
     guarded, plain = start_broker(authority.server("127.0.0.1")), start_broker("")
     secure = guarded.url.replace("mqtt:", "mqtts:")
 
-    def said(*words: str | Path) -> str:
+    def error_with(*words: str | Path) -> str:
         return refused(enroll(tmp_path / "etc", "--device", "kitchen", "--trust", trust, *words))
 
-    assert "was not issued by an authority that this system trusts" in said("--broker", secure)
-    assert "without TLS (mqtt://), got a TLS port" in said("--broker", guarded.url)
+    assert "was not issued by an authority that this system trusts" in error_with("--broker", secure)
+    assert "without TLS (mqtt://), got a TLS port" in error_with("--broker", guarded.url)
     swapped = plain.url.replace("mqtt:", "mqtts:")
-    assert "expected TLS on port" in said("--broker", swapped, "--ca", authority.ca)
-    assert f"nothing listens at mqtt://127.0.0.1:{free_port()}"[:33] in said(
+    assert "expected TLS on port" in error_with("--broker", swapped, "--ca", authority.ca)
+    assert f"nothing listens at mqtt://127.0.0.1:{free_port()}"[:33] in error_with(
         "--broker", f"mqtt://127.0.0.1:{free_port()}"
     )
-    assert "no address is known" in said("--broker", "mqtt://no.such.host.invalid")
+    assert "no address is known" in error_with("--broker", "mqtt://no.such.host.invalid")
     with socket.create_server(("127.0.0.1", 0)) as web:
         port = web.getsockname()[1]
-        assert "within 10 s" in said("--broker", f"mqtt://127.0.0.1:{port}")
+        assert "within 10 s" in error_with("--broker", f"mqtt://127.0.0.1:{port}")
     assert contents(tmp_path / "etc") == {}
 
 
@@ -180,14 +180,14 @@ def test_wrong_passwords_and_missing_rights_are_named(
     (tmp_path / "wrong").write_text("guess\n")
     (tmp_path / "right").write_text("hunter2\n")
 
-    def said(*words: str | Path) -> str:
+    def error_with(*words: str | Path) -> str:
         return refused(enroll(tmp_path / "etc", "--broker", broker.url, "--trust", trust, *words))
 
     user = ("--device", "kitchen", "--username", "kitchen", "--password-file")
-    assert "does not accept the user name kitchen with this password" in said(*user, tmp_path / "wrong")
+    assert "does not accept the user name kitchen with this password" in error_with(*user, tmp_path / "wrong")
     # The password is right, but the device is another one: kitchen has no rights to its topics.
     other = ("--device", "garage", "--username", "kitchen", "--password-file", tmp_path / "right")
-    assert "garage may not write edge/v1/garage/models/" in said(*other)
+    assert "garage may not write edge/v1/garage/models/" in error_with(*other)
     assert contents(tmp_path / "etc") == {}
     done = enroll(tmp_path / "etc", "--broker", broker.url, "--trust", trust, *user, tmp_path / "right")
     assert done.returncode == 0, done.stderr
@@ -207,15 +207,15 @@ def test_other_enrollment_needs_force(tmp_path: Path, trust: Path, mosquitto: Br
 def test_file_that_is_not_a_key_or_certificate_is_refused_before_anything_is_written(
     tmp_path: Path, trust: Path, authority: Authority
 ) -> None:
-    def said(*words: str | Path) -> str:
+    def error_with(*words: str | Path) -> str:
         return refused(
             enroll(tmp_path / "etc", "--device", "k", "--broker", "mqtts://b", "--no-connect", *words)
         )
 
-    assert "private half" in said("--trust", authority.ca.with_suffix(".key"))
-    assert "expected a public key in PEM" in said("--trust", authority.ca)
-    assert "cannot read" in said("--trust", tmp_path / "none.pub")
-    assert "expected a certificate in PEM" in said("--trust", trust, "--ca", trust)
+    assert "private half" in error_with("--trust", authority.ca.with_suffix(".key"))
+    assert "expected a public key in PEM" in error_with("--trust", authority.ca)
+    assert "cannot read" in error_with("--trust", tmp_path / "none.pub")
+    assert "expected a certificate in PEM" in error_with("--trust", trust, "--ca", trust)
     assert contents(tmp_path / "etc") == {}
 
 
