@@ -106,21 +106,25 @@ async def _speaks_plain(settings: BrokerSettings) -> bool:
 async def _alert(settings: BrokerSettings) -> ssl.SSLError | None:
     """Return the alert that a broker of TLS 1.3 sends after the client believes the handshake is done."""
     sock = await open_socket(settings)
+    readable = asyncio.Event()
+    sock.watch(readable.set)
     try:
-        end_s = asyncio.get_running_loop().time() + _ALERT_S
-        while asyncio.get_running_loop().time() < end_s:
-            try:
-                if not sock.recv(1):
-                    return None
-            except (ssl.SSLWantReadError, BlockingIOError):
-                await asyncio.sleep(0.02)
+        async with asyncio.timeout(_ALERT_S):
+            while True:
+                readable.clear()
+                sock.wake()
+                try:
+                    sock.recv(1)
+                except (ssl.SSLWantReadError, BlockingIOError):
+                    await readable.wait()
+                else:
+                    return None  # data, or a closed connection: the broker accepted the handshake
     except ssl.SSLError as error:
         return error
-    except OSError:
+    except OSError:  # TimeoutError is one
         return None
     finally:
         sock.close()
-    return None
 
 
 def _certificate_names(host: str, port: int) -> tuple[str, ...] | None:
