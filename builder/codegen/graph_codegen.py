@@ -71,8 +71,7 @@ def generate(
     input_names, output_names
         The model's names, in order.
     flops
-        Kernel's name -> floating-point operations of one call. They are written into each call's node for
-        profiles.
+        Kernel's name -> floating-point operations of one call, written into each call's node for profiles.
 
     Raises
     ------
@@ -204,8 +203,7 @@ class _Walk:
             sources = [self._root(self._entry_id(entry)) for entry in node.inputs]
             for source in sources:
                 end[source] = step
-            # Inputs keep the value that was set. Parameters, and values that depend only on them, are
-            # computed at load.
+            # Inputs keep the value that was set; what depends only on parameters is computed at load.
             keeps = node.is_null or all(s in pinned and s >= self.num_inputs for s in sources)
             for entry in range(first, first + node.num_outputs):
                 if self._root(entry) == entry:

@@ -19,8 +19,7 @@ def compile_object(kernels: tvm.IRModule, target: DeviceTarget) -> bytes:
     kernels
         Functions, each with a `global_symbol`, as `builder.compiling.lower.lower` returns them.
     target
-        What to generate code for. It may differ from the target of the schedules if these do not name
-        instructions.
+        What to generate code for. It may differ from the schedules' target unless they name instructions.
 
     Returns
     -------

@@ -70,8 +70,7 @@ def fuse(mod: tvm.IRModule, target: DeviceTarget) -> tvm.IRModule:
         mod = choose_layouts(mod, target)
         mod = legalise(mod)
         passes = [
-            # No constant folding from here on: it would put weights that are transformed at load into the
-            # bundle.
+            # No constant folding from here on: it would transform weights now instead of at load.
             t.AnnotateTIROpPattern(),
             t.DeadCodeElimination(["main"]),
             t.FuseOps(),

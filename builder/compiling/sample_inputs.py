@@ -2,8 +2,8 @@
 
 The generator is seeded, so two builds make the same inputs. Floating-point inputs are normally distributed,
 or prepared pixels if a preprocess is declared. An integer input that selects rows of a table (token ids)
-stays below the table's size, which is read from the ONNX graph. Any other integer input is 0 or 1, mostly 1,
-like a mask.
+stays below the table's size, which is read from the ONNX graph. Other integer inputs are mostly 1 and
+sometimes 0, like a mask.
 """
 
 from __future__ import annotations

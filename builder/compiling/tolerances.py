@@ -7,7 +7,6 @@ from typing import Final
 # Largest relative error against the reference. Float32 sums of a few thousand terms in another order differ
 # by 1e-6 to 1e-5.
 PARITY: Final = 1e-4
-# What a device compares its own answers with: looser than parity, since its libm and FMA units round once
-# more.
+# A device's self-test: looser than parity, because the device's libm and FMA units round differently again.
 SELF_TEST_RTOL: Final = 10 * PARITY
 SELF_TEST_ATOL: Final = 1e-6

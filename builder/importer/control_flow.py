@@ -62,8 +62,7 @@ def inline_body(
         copy.name = f"{scope}/{node.name or f'{node.op_type}_{index}'}"
         rename(copy, names)
         nodes.append(copy)
-    # A value may be returned twice, or an input may be returned unchanged. An Identity covers all cases and
-    # is folded later.
+    # A value may be returned twice, or an input unchanged: an Identity covers all cases and is folded later.
     for inner, outer in zip(body.output, outputs, strict=True):
         if outer:
             source = names.get(inner.name, inner.name)

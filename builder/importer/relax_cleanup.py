@@ -2,9 +2,8 @@
 
 - It writes the shape of a static tensor as code that computes it; it becomes a constant.
 - It writes Max and Min of tensors as a reduction over their stack, five kernels instead of one instruction.
-- It writes a gather in `fast` mode, which reads wherever an index points. Indices come with requests (a token
-  id beyond the vocabulary, for example). In `clip` mode a wrong index gives a wrong number and never other
-  memory.
+- It writes a gather in `fast` mode, which reads wherever an index points. Indices come with requests, so one
+  may be wrong (a token id beyond the vocabulary). In `clip` mode it gives a wrong number, never other memory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Make a model's inputs static: set given shapes, solve symbols, choose a batch of one, fold in values.
 
-Promises that each remaining input has a known type and shape, or raises a ShapeError that says what is
-missing.
+Promises that each remaining input has a known type and shape, or a ShapeError that says what is missing.
 """
 
 from __future__ import annotations
@@ -111,7 +110,7 @@ def _text(dims: Sequence[Dim] | None) -> str:
     return "[" + ",".join("?" if dim is None else str(dim) for dim in dims) + "]"
 
 
-def signature(model: onnx.ModelProto) -> str:
+def describe_inputs(model: onnx.ModelProto) -> str:
     """The inputs as messages show them: `data [N,3,224,224] float32`."""
     parts = []
     for value in model.graph.input:
@@ -122,12 +121,9 @@ def signature(model: onnx.ModelProto) -> str:
 
 def _check_names(model: onnx.ModelProto, names: Sequence[str]) -> None:
     known = {value.name for value in model.graph.input}
-    twice = next((name for name in names if names.count(name) > 1), None)
     wrong = next((name for name in names if name not in known), None)
     if wrong is not None:
-        raise ShapeError(f"the model has no input '{wrong}'; its inputs are {signature(model)}")
-    if twice is not None and twice not in known:
-        raise ShapeError(f"expected a shape or a value for input '{twice}', got both")
+        raise ShapeError(f"the model has no input '{wrong}'; its inputs are {describe_inputs(model)}")
 
 
 def _check_given(
@@ -141,7 +137,7 @@ def _check_given(
         raise ShapeError(
             f"input '{name}': expected {len(declared)} dimensions, {_text(declared)}, "
             f"got {len(shape)}, {_text(shape)}",
-            hint=f"the model's inputs are {signature(model)}",
+            hint=f"the model's inputs are {describe_inputs(model)}",
         )
     for axis, (expected, got) in enumerate(zip(declared, shape, strict=True)):
         if isinstance(expected, int) and expected != got:

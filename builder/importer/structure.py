@@ -41,8 +41,7 @@ def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
     Returns
     -------
     onnx.ModelProto
-        The model with functions inlined, weights removed from the inputs, nodes sorted and named, and the IR
-        version set.
+        The model with functions inlined, weights not among the inputs, nodes sorted and named, IR 10.
 
     Raises
     ------

@@ -178,8 +178,7 @@ def resolve(spec: str | Mapping[str, Any]) -> DeviceTarget:
     Raises
     ------
     TargetError
-        If the preset is unknown, the JSON is malformed, LLVM does not know an option or the CPU, or the
-        kind is not `llvm`.
+        If the preset, an option or the CPU is unknown, the JSON is malformed, or the kind is not `llvm`.
     """
     if isinstance(spec, str) and spec in PRESETS:
         preset = PRESETS[spec]
