@@ -57,7 +57,7 @@ class WorkerSettings:
     memory_bytes
         Address space of a worker beyond what its bundle's weights and tensors need; 0 for no limit.
     require_sandbox
-        Refuse to load a model where the kernel offers no sandbox.
+        Refuse to load a model unless the kernel has both Landlock and seccomp.
     """
 
     compute_limit_s: float = 30.0
@@ -352,7 +352,7 @@ KEYS: Final = (
         "worker.require_sandbox",
         _BOOL,
         False,
-        "Run models only where the kernel has Landlock or seccomp.",
+        "Run models only where the kernel has both Landlock and seccomp.",
     ),
     Key("metrics.interval_s", _number(0.1, _DAY_S), 10.0, "How often metrics are published."),
     Key(

@@ -44,7 +44,7 @@ class Load:
     max_pixels
         Pixels of the largest image that is decoded; 0 for the decoder's default.
     require_sandbox
-        Refuse to load where the kernel offers neither Landlock nor seccomp.
+        Refuse to load unless the kernel has both Landlock and seccomp.
     """
 
     files: tuple[str, ...]

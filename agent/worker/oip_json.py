@@ -18,8 +18,7 @@ from agent.worker.oip import datatype_of
 # a gigabyte at worst.
 MAX_JSON_BYTES: Final = 16 * 1024 * 1024
 
-# Enough digits to read every value of a type back, and no more: half the text of the float64 that Python
-# would print.
+# Enough digits to read every value of a type back, and half the text that Python would print as float64.
 _FORMATS: Final = {"float16": "%.5g", "float32": "%.9g"}
 
 

@@ -40,8 +40,7 @@ from agent.worker.frames import Answer, Buffer, Failed, Frame, Load, Ready, Shar
 
 _log = logging.getLogger(__name__)
 
-# One request is computed while the next waits in the socket, so no turn of our event loop comes between two
-# kernels.
+# One request is computed while the next waits in the socket: no turn of our event loop is in between.
 _SENT_AHEAD: Final = 2
 # Copies of a bundle's weights in a worker: the mapped file, the executor's memory, and what kernels pack;
 # Winograd's transform makes four of one.

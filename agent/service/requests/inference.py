@@ -2,8 +2,8 @@
 
 Promises: every request that can be answered is answered; requests are answered in the order in which they
 finish and acknowledged in the order in which they arrived, each only when the broker has its answer; a
-request that is delivered again gets the answer that it got before. Nothing from the network reaches the log
-unbounded.
+request that is delivered again gets the answer that it got before. What the network sends is logged only
+within bounds.
 
 The package's docstring draws the whole way.
 """
