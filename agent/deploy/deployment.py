@@ -112,6 +112,12 @@ class Deployment:
         )
         self._current: Request | None = None
         self._work = asyncio.Event()
+        self._busy = False
+
+    @property
+    def idle(self) -> bool:
+        """Whether all jobs have ended and unwanted models are removed; the inbox may have more."""
+        return not self._busy and not self._work.is_set()
 
     async def start(self) -> None:
         """Lock the state directory, run the active bundles, and subscribe.
@@ -144,6 +150,7 @@ class Deployment:
                 await self._check_inbox()
                 continue
             self._work.clear()
+            self._busy = True
             while (job := self._next_job()) is not None:
                 self._current = job.request
                 try:
@@ -154,6 +161,7 @@ class Deployment:
                     self._inbox.answer(done)
                 self._report()
             await self._remove_unwanted()
+            self._busy = False
 
     def on_message(self, topic: topics.Topic, payload: bytes) -> None:
         """Take a desired document or a block; the message may be acknowledged when this returns."""

@@ -23,6 +23,8 @@ from agent.wire.topics import BlockWant, block_filter, format_topic
 
 # How long to wait for a block while the broker is connected: enough to restart `edgebundle deploy` by hand.
 SILENCE_LIMIT_S: Final = 120.0
+# How often to report the progress and to check the time limit.
+POLL_S: Final = 1.0
 
 
 class _Pulling:
@@ -45,14 +47,24 @@ class BlockSource:
         This device's name.
     silence_limit_s
         How long to wait for a block while the broker is connected.
+    clock
+        Returns monotonic seconds; tests pass their own.
     """
 
-    def __init__(self, control: Control, device: str, *, silence_limit_s: float = SILENCE_LIMIT_S) -> None:
+    def __init__(
+        self,
+        control: Control,
+        device: str,
+        *,
+        silence_limit_s: float = SILENCE_LIMIT_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._control = control
         self._device = device
         self._silence_limit_s = silence_limit_s
+        self._clock = clock
         self._pulling: dict[str, _Pulling] = {}
-        self._connected_at = time.monotonic()
+        self._connected_at = clock()
 
     async def download(self, digest: str, part: Part, progress: Callable[[int], None]) -> None:
         """Append to `part` until it is complete.
@@ -76,7 +88,7 @@ class BlockSource:
             If the part could not be written.
         """
         key = hex_digest(digest)
-        now = time.monotonic()
+        now = self._clock()
         pulling = _Pulling(
             part,
             BlockPull(size=part.size, have=part.written, now=now),
@@ -88,12 +100,11 @@ class BlockSource:
         try:
             self._decide(key, pulling, pulling.pull.start(now))
             while not pulling.done.done():
-                pause_s = min(max(pulling.pull.ask_again_at - time.monotonic(), 0.0), 1.0)
-                await asyncio.wait({pulling.done}, timeout=pause_s)
+                await asyncio.wait({pulling.done}, timeout=self._pause_s(pulling.pull))
                 progress(part.written)
                 self._check_silence(pulling)
                 if self._control.connected:
-                    self._decide(key, pulling, pulling.pull.tick(time.monotonic()))
+                    self._decide(key, pulling, pulling.pull.tick(self._clock()))
             await pulling.done
             await asyncio.to_thread(part.sync)
         finally:
@@ -108,14 +119,20 @@ class BlockSource:
         """Take a block of the bundle whose hex digest is `key`."""
         pulling = self._pulling.get(key)
         if pulling is not None and not pulling.done.done():
-            self._decide(key, pulling, pulling.pull.block(offset, data, time.monotonic()))
+            self._decide(key, pulling, pulling.pull.block(offset, data, self._clock()))
 
     def on_connected(self) -> None:
         """Ask again after a reconnect: blocks that were under way are lost."""
-        self._connected_at = time.monotonic()
+        self._connected_at = self._clock()
         for key, pulling in self._pulling.items():
             if not pulling.done.done():
                 self._decide(key, pulling, pulling.pull.connected(self._connected_at))
+
+    def _pause_s(self, pull: BlockPull) -> float:
+        """Seconds until the transfer is looked at again; without a connection there is nothing to repeat."""
+        if not self._control.connected:
+            return POLL_S
+        return min(max(pull.ask_again_at - self._clock(), 0.0), POLL_S)
 
     def _decide(self, key: str, pulling: _Pulling, decisions: Iterator[Want | Write]) -> None:
         try:
@@ -135,6 +152,6 @@ class BlockSource:
     def _check_silence(self, pulling: _Pulling) -> None:
         if pulling.done.done() or not self._control.connected:
             return
-        quiet_s = time.monotonic() - max(pulling.pull.heard_at, self._connected_at)
+        quiet_s = self._clock() - max(pulling.pull.heard_at, self._connected_at)
         if quiet_s > self._silence_limit_s:
             raise TimeoutError(f"no block arrived over MQTT for {self._silence_limit_s:g} s")

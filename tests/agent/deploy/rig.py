@@ -227,6 +227,18 @@ class Agent:
                         return state
                 await asyncio.sleep(0.005)
 
+    async def settle(self, limit_s: float = 10.0) -> None:
+        """Wait until the deployment has nothing left to do: what has not happened then will not happen."""
+        async with asyncio.timeout(limit_s):
+            while not self.deployment.idle:
+                await asyncio.sleep(0.001)
+
+    async def reached(self, job: str, step: str, limit_s: float = 10.0) -> None:
+        """Wait until a job is in a step."""
+        async with asyncio.timeout(limit_s):
+            while ("IN_PROGRESS", step) not in self.statuses(job):
+                await asyncio.sleep(0.001)
+
     async def deploy(self, bundle: Bundle, job: str, **changes: Any) -> dict[str, Any]:
         self.offer(bundle)
         self.desire({bundle.name: bundle.entry(job, **changes)})

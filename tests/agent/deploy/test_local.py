@@ -125,8 +125,8 @@ async def test_what_somebody_dropped_is_verified_before_its_name_is_believed(age
     (inbox / "notes.txt").write_text("not a bundle")
     async with asyncio.timeout(10):
         while list(inbox.glob("*.bundle")):
-            await asyncio.sleep(0.05)
-    await asyncio.sleep(0.1)
+            await asyncio.sleep(0.001)
+    await agent.settle()
     assert agent.models.serving == {}
     codes = {path.name[0]: path.read_text() for path in inbox.glob("*.result")}
     assert "ERR_ARBITRARY_SOFTWARE" in codes[stranger.hex[0]]

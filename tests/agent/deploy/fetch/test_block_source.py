@@ -1,0 +1,111 @@
+"""Blocks over a connection that comes and goes: the clock and the control connection are fakes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.deploy.fetch import block_source
+from agent.deploy.fetch.block_source import BlockSource
+from agent.deploy.store.part import Part
+from agent.wire import topics
+from agent.wire.blocks import Want
+from tests.agent.deploy.rig import DEVICE, FakeControl
+
+HEX = "ab" * 32
+
+
+class Clock:
+    """Seconds that pass only when a test says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Download:
+    """One download of 1000 bytes, and how often it was looked at."""
+
+    def __init__(self, part: Part) -> None:
+        self.clock = Clock()
+        self.control = FakeControl()
+        self.source = BlockSource(self.control, DEVICE, silence_limit_s=120.0, clock=self.clock)
+        self.looks = 0
+        self.task = asyncio.ensure_future(self.source.download(f"sha256:{HEX}", part, self._look))
+
+    def _look(self, _written: int) -> None:
+        self.looks += 1
+
+    async def looked(self, more: int = 2) -> None:
+        """Wait until the transfer was looked at again, after everything that the test did before."""
+        until = self.looks + more
+        async with asyncio.timeout(10):
+            while self.looks < until and not self.task.done():
+                await asyncio.sleep(0)
+
+    @property
+    def wants(self) -> list[Want]:
+        return [
+            Want.from_bytes(payload)
+            for topic, payload in self.control.log
+            if isinstance(topics.parse_topic(topic), topics.BlockWant)
+        ]
+
+
+@pytest.fixture
+def part(tmp_path: Path) -> Iterator[Part]:
+    with Part(tmp_path / "part", 1000) as opened:
+        yield opened
+
+
+async def test_time_without_a_connection_does_not_count(part: Part, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_source, "POLL_S", 0.001)
+    download = Download(part)
+    download.control.connected = False
+    download.clock.now_s = 10_000
+    await download.looked()
+    assert not download.task.done()
+    download.control.connected = True
+    download.source.on_connected()
+    download.clock.now_s += 119
+    await download.looked()
+    assert not download.task.done()
+    download.clock.now_s += 2
+    with pytest.raises(TimeoutError, match="no block arrived over MQTT for 120 s"):
+        await download.task
+
+
+async def test_transfer_waits_for_the_connection_without_spinning(part: Part) -> None:
+    download = Download(part)
+    download.control.connected = False
+    download.clock.now_s = 1000  # long after the first request should have been repeated
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert download.looks <= 1
+    download.task.cancel()
+
+
+async def test_after_a_reconnect_the_request_is_repeated_and_the_file_completed(part: Part) -> None:
+    download = Download(part)
+    await asyncio.sleep(0)
+    download.control.connected = False
+    download.source.on_connected()
+    download.control.connected = True
+    assert [(want.offset, want.seq) for want in download.wants] == [(0, 1), (0, 2)]
+    download.source.on_block(HEX, 0, bytes(1000))
+    await download.task
+    assert part.written == 1000
+    assert download.control.filters == set(), "unsubscribed"
+
+
+async def test_block_of_another_bundle_is_ignored(part: Part) -> None:
+    download = Download(part)
+    await asyncio.sleep(0)
+    download.source.on_block("cd" * 32, 0, bytes(1000))
+    assert part.written == 0
+    download.task.cancel()
