@@ -118,6 +118,7 @@ class Client:
         self._answer = answer
         self._partial = b""
         self.room: int | None = None
+        self.writes: list[int] = []
         self.packets: list[Packet] = []
         self.socket = _MemorySocket(self)
 
@@ -147,6 +148,7 @@ class Client:
             self.room -= len(data)
             if not data:
                 raise BlockingIOError
+        self.writes.append(len(data))
         self._partial += data
         while (packet := self._next()) is not None:
             self.packets.append(packet)

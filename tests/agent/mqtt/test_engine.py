@@ -195,6 +195,22 @@ async def test_packets_leave_whole_however_little_room_the_socket_has(rooms: lis
     assert client.socket.on_writable is None
 
 
+@in_virtual_time
+async def test_small_packets_are_written_together_and_a_large_one_by_itself() -> None:
+    rig = Rig(answering(ACCEPTED))
+    await rig.connect()
+    client = rig.client
+    client.room = 0
+    for size in (10, 20, 100_000, 30):
+        rig.publish(bytes(size))
+    client.room = None
+    client.writes.clear()
+    assert client.socket.on_writable is not None
+    client.socket.on_writable()
+    header = 10  # flags and length, topic, identifier, no properties
+    assert client.writes == [10 + 20 + 2 * header, 100_000 + header + 2, 30 + header]
+
+
 @pytest.mark.parametrize(
     "poison",
     [
