@@ -72,10 +72,10 @@ def test_other_bodies_are_refused(body: bytes) -> None:
 def test_large_body_takes_milliseconds_and_a_hostile_one_not_much_longer() -> None:
     pixels = {"inputs": [{"data": [0.123456] * 150_528}], "id": "a", "reply_to": "r"}
     body = json.dumps(pixels).encode()
-    started = time.perf_counter()
+    started = time.thread_time()
     assert read_envelope(body).id == "a"
-    assert time.perf_counter() - started < 0.5
-    started = time.perf_counter()
+    assert time.thread_time() - started < 0.5
+    started = time.thread_time()
     with pytest.raises(InputError, match=str(MAX_MARKS)):
         read_envelope(b'{"a":[' + b'"",' * 5_000_000 + b"]}")
-    assert time.perf_counter() - started < 2
+    assert time.thread_time() - started < 2
