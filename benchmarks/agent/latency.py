@@ -114,7 +114,7 @@ def _small(out: Latencies, agent_s: list[float], echo_s: list[float]) -> None:
 
 def _large(out: Latencies, agent_s: list[float], echo_s: list[float], run_s: float) -> None:
     over = (quantile(agent_s, 0.99) - run_s) * 1e3
-    note = f"{len(agent_s)} requests in turn; run() alone {run_s * 1e3:.2f} ms"
+    note = f"{len(agent_s)} requests in turn; a bare run {run_s * 1e3:.2f} ms"
     out.figures += [
         Figure("latency", "600 KB, p50", quantile(agent_s, 0.5) * 1e3, "ms"),
         Figure("latency", "600 KB, p99 over run()", over, "ms", most=10.0, note=note),

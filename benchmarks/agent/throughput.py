@@ -62,8 +62,8 @@ async def measure(
     note = f"{rounds} rounds of {seconds:g} s, one thread each"
     return [
         Figure("throughput", "3 ms model, served", served / rounds, "/s"),
-        Figure("throughput", "3 ms model, executor alone", bare / rounds, "/s"),
-        Figure("throughput", "served over alone", served / bare * 100, "%", least=95.0, note=note),
+        Figure("throughput", "3 ms model, bare executor", bare / rounds, "/s"),
+        Figure("throughput", "served over bare executor", served / bare * 100, "%", least=95.0, note=note),
         Figure("throughput", "the same in processor time", run_s / worker_s * 100, "%"),
         *(
             Figure("throughput", f"30 ms model {name}, by itself", each[model] / rounds, "/s")

@@ -87,7 +87,7 @@ int main(void) {
     void *memory = aligned_alloc(64, (bytes + 63) / 64 * 64);
     if (!memory) return 3;
     memset(memory, 0, bytes);
-    if (a->code == kDLFloat && a->bits == 32) /* zeros take a path of their own in the emulator's arithmetic */
+    if (a->code == kDLFloat && a->bits == 32) /* the emulator computes with zeros in another way */
       for (int64_t e = 0; e < bytes / 4; e++) ((float *)memory)[e] = 0.37f + (float)(e % 7) * 0.11f;
     tensors[i] = (DLTensor){memory, {kDLCPU, 0}, a->dimensions, {a->code, a->bits, 1}, (int64_t *)a->shape, NULL, 0};
     memset(&packed[i], 0, sizeof packed[i]);

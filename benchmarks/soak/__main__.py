@@ -145,7 +145,7 @@ def _write(folder: Path, results: Iterable[TrialResult], steady: SteadyResult | 
 
 def _print(console: Console, results: list[TrialResult], steady: SteadyResult | None) -> None:
     if results:
-        table = Table("fault", title="one distinct answer to each request, whatever restarts")
+        table = Table("fault", title="exactly one answer to each request, in spite of faults")
         for heading in ("requests", "faults", "s", "sent again", "seen again"):
             table.add_column(heading, justify="right")
         for heading in ("answers", "wrong", "kept"):

@@ -139,7 +139,7 @@ def requests() -> Iterator[tuple[str, bytes, str]]:
             case 0:
                 yield MODEL, b"123", "application/octet-stream"  # 400
             case 1:
-                yield f"nobody-{number}", as_json, "application/json"  # 404, each under another name
+                yield f"unknown-{number}", as_json, "application/json"  # 404, each under another name
             case 2:
                 yield MODEL, os.urandom(200_000), "image/png"  # 400 or 415, and large
             case 3:

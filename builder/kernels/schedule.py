@@ -83,6 +83,7 @@ def schedule(func: tirx.PrimFunc, target: DeviceTarget, schedules: Schedules = U
 
 
 def _ordered(func: tirx.PrimFunc, target: DeviceTarget, schedules: Schedules) -> tirx.PrimFunc:
+    """Order the loops by the first source that fits, and mark the function with it."""
     if not has_root(func):
         return func.with_attr(SCHEDULE, "opaque")
     if schedules.best is not None:
