@@ -1,0 +1,144 @@
+"""When an answer counts as delivered, and when the agent stops waiting for that; no broker, no workers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from agent.config import QueueLimits, WorkerSettings
+from agent.mqtt.connection import Connection
+from agent.mqtt.message import Message, Receipt
+from agent.mqtt.properties import Properties
+from agent.mqtt.reason_codes import CLOSED, LOST, Reason, reason
+from agent.service.metrics.metrics import Metrics
+from agent.service.models.models import Models
+from agent.service.requests.answers import AnswerStore
+from agent.service.requests.inference import Inference
+from tests.virtual_time import START_S, in_virtual_time
+
+SUCCESS = reason(0)
+
+
+@dataclass
+class FakeConnection:
+    """Keeps what is sent, until the test says what became of it."""
+
+    connected: bool = True
+    acknowledged: list[int] = field(default_factory=list)
+    payloads: list[bytes] = field(default_factory=list)
+    settle: list[Callable[[Reason], None]] = field(default_factory=list)
+
+    def send(self, topic: str, payload: bytes, settle: Callable[[Reason], None], **_options: Any) -> None:
+        assert topic == "edge/v1/replies/me/a"
+        self.payloads.append(payload)
+        self.settle.append(settle)
+
+    def ack(self, receipt: Receipt) -> None:
+        self.acknowledged.append(receipt.packet_id)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[AnswerStore]:
+    made = AnswerStore(tmp_path, clock=lambda: START_S)
+    yield made
+    made.close()
+
+
+def serving(store: AnswerStore) -> tuple[Inference, FakeConnection]:
+    """Return an agent without models, which answers everything 404 at once."""
+    models = Models(WorkerSettings(), QueueLimits(), lambda _name: None)
+    inference = Inference("kitchen", models, store, Metrics(), 60.0)
+    connection = FakeConnection()
+    inference.use(cast(Connection, connection))
+    return inference, connection
+
+
+def request(number: int, correlation: bytes | None = None) -> Message:
+    properties = Properties(
+        response_topic="edge/v1/replies/me/a", correlation_data=correlation or b"%d" % number
+    )
+    return Message(
+        "edge/v1/kitchen/models/none/infer", b"", 1, properties=properties, receipt=Receipt(number, 1)
+    )
+
+
+@in_virtual_time
+async def test_request_is_acknowledged_when_the_broker_has_its_answer(store: AnswerStore) -> None:
+    inference, connection = serving(store)
+    for number in (1, 2):
+        inference.on_message(request(number))
+    assert connection.acknowledged == []
+    connection.settle[1](SUCCESS)
+    assert (connection.acknowledged, inference.in_flight) == ([], 1)
+    connection.settle[0](SUCCESS)
+    assert (connection.acknowledged, inference.in_flight) == ([1, 2], 0)
+    assert store.waiting == 0
+
+
+@in_virtual_time
+async def test_request_whose_answer_was_not_sent_is_left_to_the_broker(store: AnswerStore) -> None:
+    inference, connection = serving(store)
+    inference.on_message(request(1))
+    connection.settle[0](CLOSED)
+    assert (connection.acknowledged, inference.in_flight) == ([], 0)
+    assert store.waiting == 1
+
+
+@in_virtual_time
+async def test_repeated_request_gets_the_first_answer_and_is_acknowledged_too(store: AnswerStore) -> None:
+    inference, connection = serving(store)
+    for number in (1, 2):  # the second one while the answer to the first is on its way
+        inference.on_message(request(number, b"same"))
+    assert len(connection.payloads) == 1
+    connection.settle[0](SUCCESS)
+    assert connection.acknowledged == [1, 2]
+    inference.on_message(request(3, b"same"))
+    assert connection.payloads[0] == connection.payloads[1]
+    connection.settle[1](SUCCESS)
+    assert connection.acknowledged == [1, 2, 3]
+
+
+@in_virtual_time
+async def test_drain_ends_with_the_last_answer(store: AnswerStore) -> None:
+    inference, connection = serving(store)
+    await inference.drain(10.0)  # nothing to wait for
+    for number in (1, 2):
+        inference.on_message(request(number))
+    draining = asyncio.ensure_future(inference.drain(10.0))
+    for second, settle in enumerate(connection.settle, 1):
+        assert not draining.done()
+        await asyncio.sleep(1)
+        settle(SUCCESS)
+        assert asyncio.get_running_loop().time() == pytest.approx(START_S + second)
+    await draining
+    assert asyncio.get_running_loop().time() == pytest.approx(START_S + 2)
+
+
+@in_virtual_time
+async def test_drain_ends_at_its_limit_and_with_the_connection(store: AnswerStore) -> None:
+    inference, connection = serving(store)
+    inference.on_message(request(1))
+    await inference.drain(10.0)
+    assert asyncio.get_running_loop().time() == pytest.approx(START_S + 10)
+    inference.on_down(LOST)  # a loss before does not count
+    draining = asyncio.ensure_future(inference.drain(10.0))
+    await asyncio.sleep(1)
+    assert not draining.done()
+    inference.on_down(LOST)
+    await draining
+    connection.connected = False
+    await inference.drain(10.0)
+    assert asyncio.get_running_loop().time() == pytest.approx(START_S + 11)
+
+
+@in_virtual_time
+async def test_stopping_agent_leaves_new_requests_to_the_broker(store: AnswerStore) -> None:
+    inference, connection = serving(store)
+    inference.refuse_new()
+    inference.on_message(request(1))
+    assert (connection.payloads, connection.acknowledged, inference.in_flight) == ([], [], 0)
