@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from agent.bundle.keyring import key_id
+from agent.durable import sync_folder
 from builder.errors import KeyFileError
 
 PRIVATE_NAME: Final = "signing.key"
@@ -71,7 +72,7 @@ def generate(directory: str | os.PathLike[str]) -> KeyPair:
         except OSError:
             public.unlink(missing_ok=True)
             raise
-        _sync_folder(folder)
+        sync_folder(folder)
     except FileExistsError as error:
         raise KeyFileError(
             f"{folder} already has keys, which are never overwritten",
@@ -148,11 +149,3 @@ def _create(path: Path, content: bytes, *, mode: int) -> None:
     except OSError:
         path.unlink(missing_ok=True)
         raise
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -13,7 +13,7 @@ import onnx
 from numpy.typing import NDArray
 
 from builder.importer.onnx_graph import OnnxGraph, attributes
-from builder.importer.rewrites.replacement import Replacement, input_name
+from builder.importer.rewrites.replacement import Replacement, constant_integer, input_name
 
 # A matrix of 2048 x 2048 floats has 16 MiB; for longer transforms a product is too slow and too large.
 MAX_LENGTH: Final = 2048
@@ -26,11 +26,13 @@ def dft(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | No
     found = graph.type_of(node.input[0])
     shape = graph.shape_of(node.input[0])
     inverse, onesided = bool(options.get("inverse", 0)), bool(options.get("onesided", 0))
-    axis = _integer(node, graph, 2, -2) if graph.opset >= _AXIS_IS_INPUT else int(options.get("axis", 1))
+    axis = (
+        constant_integer(node, graph, 2, -2) if graph.opset >= _AXIS_IS_INPUT else int(options.get("axis", 1))
+    )
     if found is None or shape is None or axis is None or (inverse and onesided):
         return None
     axis %= len(shape)
-    length = _integer(node, graph, 1, shape[axis])
+    length = constant_integer(node, graph, 1, shape[axis])
     if length is None or not 0 < length <= MAX_LENGTH or axis == len(shape) - 1:
         return None
     new = Replacement(node, graph)
@@ -59,10 +61,10 @@ def stft(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | N
     """STFT of a signal [batch, length] or [batch, length, 1 or 2] in frames of known length."""
     found = graph.type_of(node.input[0])
     shape = graph.shape_of(node.input[0])
-    step = _integer(node, graph, 1, None)
+    step = constant_integer(node, graph, 1, None)
     window = input_name(node, 2)
     window_shape = graph.shape_of(window) if window else None
-    length = _integer(node, graph, 3, window_shape[0] if window_shape else None)
+    length = constant_integer(node, graph, 3, window_shape[0] if window_shape else None)
     if (
         found is None
         or shape is None
@@ -87,14 +89,6 @@ def stft(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | N
     pair = [new.op("Unsqueeze", part, new.ints(-1)) for part in pair]
     new.op("Concat", *pair, to=node.output[0], axis=-1)
     return new.nodes
-
-
-def _integer(node: onnx.NodeProto, graph: OnnxGraph, index: int, default: int | None) -> int | None:
-    name = input_name(node, index)
-    if not name:
-        return default
-    value = graph.constant(name)
-    return int(value.reshape(())) if value is not None and value.size == 1 else None
 
 
 def _transform(

@@ -82,3 +82,12 @@ def input_name(node: onnx.NodeProto, index: int) -> str:
 def output_name(node: onnx.NodeProto, index: int) -> str:
     """Name of an optional output, empty if it is absent."""
     return node.output[index] if index < len(node.output) else ""
+
+
+def constant_integer(node: onnx.NodeProto, graph: OnnxGraph, index: int, default: int | None) -> int | None:
+    """Value of an optional integer input: `default` if it is absent, None if it is not a constant."""
+    name = input_name(node, index)
+    if not name:
+        return default
+    value = graph.constant(name)
+    return int(value.reshape(())) if value is not None and value.size == 1 else None

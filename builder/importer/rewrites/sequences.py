@@ -13,7 +13,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from builder.importer.onnx_graph import OnnxGraph, attributes
-from builder.importer.rewrites.replacement import Replacement, input_name
+from builder.importer.rewrites.replacement import Replacement, constant_integer, input_name
 
 # Longer sequences are data rather than structure.
 MAX_ELEMENTS: Final = 1024
@@ -53,14 +53,6 @@ def resolve_sequences(graph: OnnxGraph) -> int:
     return count + graph.rewrite(drop)
 
 
-def _position(node: onnx.NodeProto, graph: OnnxGraph, index: int, default: int | None) -> int | None:
-    name = input_name(node, index)
-    if not name:
-        return default
-    value = graph.constant(name)
-    return int(value.reshape(())) if value is not None and value.size == 1 else None
-
-
 def _construct(node: onnx.NodeProto, _: OnnxGraph, known: _Sequences) -> None:
     known[node.output[0]] = list(node.input)
 
@@ -78,7 +70,7 @@ def _insert(node: onnx.NodeProto, graph: OnnxGraph, known: _Sequences) -> None:
     if node.input[0] not in known:
         return
     elements = list(known[node.input[0]])
-    position = _position(node, graph, 2, len(elements))
+    position = constant_integer(node, graph, 2, len(elements))
     if position is not None and len(elements) < MAX_ELEMENTS:
         elements.insert(position, node.input[1])
         known[node.output[0]] = elements
@@ -88,7 +80,7 @@ def _erase(node: onnx.NodeProto, graph: OnnxGraph, known: _Sequences) -> None:
     if node.input[0] not in known:
         return
     elements = list(known[node.input[0]])
-    position = _position(node, graph, 1, -1)
+    position = constant_integer(node, graph, 1, -1)
     if position is not None and -len(elements) <= position < len(elements):
         del elements[position]
         known[node.output[0]] = elements
@@ -125,7 +117,7 @@ def _split(node: onnx.NodeProto, graph: OnnxGraph, known: _Sequences) -> list[on
 
 def _at(node: onnx.NodeProto, graph: OnnxGraph, known: _Sequences) -> list[onnx.NodeProto] | None:
     elements = known.get(node.input[0])
-    position = _position(node, graph, 1, None)
+    position = constant_integer(node, graph, 1, None)
     if elements is None or position is None or not -len(elements) <= position < len(elements):
         return None
     return [helper.make_node("Identity", [elements[position]], list(node.output), name=node.name)]
