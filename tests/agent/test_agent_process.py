@@ -381,7 +381,7 @@ def test_state_directory_that_cannot_be_made_ends_with_4_and_a_hint(signer: Sign
     assert done.returncode == 4
     error, hint = done.stderr.splitlines()
     assert error.startswith("edge-agent: error: cannot keep state in /proc/nope: ")
-    assert hint.startswith("edge-agent: hint: name a folder")
+    assert hint.startswith("edge-agent: hint: pass --state-dir")
 
 
 def test_bundle_that_is_not_there_ends_with_4_before_any_configuration_is_asked_for(tmp_path: Path) -> None:

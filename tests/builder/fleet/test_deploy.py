@@ -135,7 +135,7 @@ async def test_a_replayed_older_bundle_is_refused_with_its_reason(
         assert (await deploy_async(write(tmp_path, new), DEVICE, Broker(mosquitto.url))).ok
         result = await deploy_async(write(tmp_path, old), DEVICE, Broker(mosquitto.url))
         assert (result.status, result.result, result.code) == ("REJECTED", "REJECTED", "ERR_ROLLBACK")
-        assert "committed 2" in result.message
+        assert "a security counter of 2 or higher" in result.message
         assert device.models.serving == {"digits": "2.0.0"}
 
 
