@@ -1,4 +1,4 @@
-"""Which broker, as whom, and over which TLS: what the verbs' flags say about it."""
+"""The broker's address, TLS settings and credentials, as the command line's flags give them."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from builder.errors import FleetError
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """A broker and how to be let in.
+    """A broker, and the credentials to connect to it.
 
     Attributes
     ----------
     url
-        `mqtt://[user[:password]@]host[:port]` or `mqtts://...`. A password in it can be read by
-        everybody on this machine while the command runs: `password_file` is the better place.
+        `mqtt://[user[:password]@]host[:port]` or `mqtts://...`. Every user of this machine can read a
+        password in it while the command runs; prefer `password_file`.
     cafile
-        Authorities that the broker's certificate must lead to (`mqtts`); the system's if None.
+        Certificate authorities for the broker's certificate (`mqtts`); None for the system's.
     certificate, key
-        This client's own, where the broker asks for them.
+        This client's, if the broker asks for a certificate.
     password_file
         A file with the password on its first line.
     protocol
-        `auto` (MQTT 5, and 3.1.1 where the broker refuses it), `5` or `3.1.1`.
+        `auto` (MQTT 5, or 3.1.1 if the broker refuses it), `5` or `3.1.1`.
     """
 
     url: str = field(repr=False)
@@ -37,27 +37,30 @@ class Broker:
     protocol: str = "auto"
 
     def settings(self) -> BrokerSettings:
-        """Return what a connection is made with.
+        """Return the settings of a connection.
 
         Raises
         ------
         FleetError
-            If files for TLS are given for a broker without it, or a password twice.
+            If TLS files are given for a URL without TLS, or two passwords.
         ConfigError
-            If the URL is none.
+            If the URL is not an MQTT URL.
         """
         parts = urlsplit(self.url)
         password = None if parts.password is None else unquote(parts.password)
         place = parse_broker_url(_without_password(parts) if password is not None else self.url)
         if not place.tls and (self.cafile or self.certificate or self.key):
             raise FleetError(
-                "certificates were given for a broker that is reached without TLS",
+                "expected an mqtts:// URL with certificates, got mqtt://",
                 hint="write mqtts:// instead of mqtt://",
             )
         if (self.certificate is None) != (self.key is None):
-            raise FleetError("expected a certificate and its key, got one of them")
+            raise FleetError("expected a certificate and its key, got only one of them")
         if password is not None and self.password_file is not None:
-            raise FleetError("a password is in the URL, and another in the password file")
+            raise FleetError(
+                "expected one password, got one in the URL and one in the password file",
+                hint="remove the password from the URL",
+            )
         return BrokerSettings(
             host=place.host,
             port=place.port,

@@ -1,4 +1,4 @@
-"""Signed bundles of nothing in particular, and stand-ins for what deployment works with."""
+"""Signed bundles without real kernels, and fakes of the broker and the workers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MACHINE = Machine(
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle's bytes, and what a deployment says about them."""
+    """A bundle's bytes, with what a desired document says about them."""
 
     raw: bytes
     name: str
@@ -87,7 +87,7 @@ def make_bundle(
 
 
 class FakeModels:
-    """Runs bundles by noting their version; refuses those whose parameters say so."""
+    """Records the version of each activated bundle; fails those whose parameters are `wrong`."""
 
     def __init__(self) -> None:
         self.serving: dict[str, str] = {}
@@ -109,7 +109,7 @@ class FakeModels:
 
 @dataclass
 class FakeControl:
-    """A broker's retained messages, and an offer of bundles that answers every want."""
+    """A broker's retained messages, and an offering side that answers every want document."""
 
     connected: bool = True
     retained: dict[str, bytes] = field(default_factory=dict)
@@ -160,7 +160,7 @@ class FakeControl:
 
 
 class Agent:
-    """A deployment with everything around it, over a state directory that outlives it."""
+    """A deployment with fakes around it, on a state directory that outlives it."""
 
     def __init__(
         self, root: Path, *, https: HttpsSettings | None = None, silence_limit_s: float = 5.0
@@ -228,7 +228,7 @@ class Agent:
                 await asyncio.sleep(0.005)
 
     async def settle(self, limit_s: float = 10.0) -> None:
-        """Wait until the deployment has nothing left to do: what has not happened then will not happen."""
+        """Wait until the deployment has nothing left to do: nothing more will happen then."""
         async with asyncio.timeout(limit_s):
             while not self.deployment.idle:
                 await asyncio.sleep(0.001)
@@ -250,7 +250,7 @@ class Agent:
         return [(state["status"], state["step"]) for state in seen]
 
     def disk(self) -> dict[str, bytes]:
-        """Everything in the state directory but the journal, the desired document, and the lock."""
+        """All files of the state directory except the journal, the desired document and the lock."""
         left_out = ("jobs.json", "desired.json", "desired.json.mirror", "lock")
         return {
             str(path.relative_to(self.root)): path.read_bytes()

@@ -1,7 +1,6 @@
 """kill -9 at every boundary between steps, and a disk that fills up at every write.
 
-Whatever is cut off, and wherever: at the next start the old version serves or the new one does, never none,
-and the job comes to an end.
+Wherever a deployment is interrupted, at the next start the old or the new version serves, and the job ends.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Killer:
 
 
 def in_child(scenario: Callable[[], Coroutine[Any, Any, object]]) -> int:
-    """Run a scenario in a process of its own; return the signal that ended it, 0 for none."""
+    """Run a scenario in a child process; return the signal that ended it, 0 for none."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -76,7 +75,7 @@ async def deploy_new(root: Path, killer: Killer) -> Killer:
 
 
 async def recover(root: Path, killer: Killer | None = None) -> Agent:
-    """Start again; the broker delivers the retained document once more, as brokers do."""
+    """Start again; the broker delivers the retained document again."""
     agent = Agent(root)
     if killer is not None:
         agent.checkpoint = killer
@@ -114,7 +113,7 @@ def copy(prepared: Path, name: str) -> Path:
 
 
 def check_disk(root: Path, agent: Agent) -> None:
-    """What is left is what is needed: no temporary file, no part, no third bundle."""
+    """Only what is needed is left: no temporary file, no part, no third bundle."""
     stored = {path.stem for path in (root / "store").iterdir()}
     active = agent.store.active().get("digits")
     assert active is not None
@@ -179,7 +178,7 @@ def test_killed_before_any_system_call_that_changes_the_disk(prepared: Path) -> 
 
 
 async def finish_alone(root: Path) -> Agent:
-    """Start again with a broker that has forgotten what is desired."""
+    """Start again with a broker that has forgotten the desired document."""
     agent = Agent(root)
     agent.offer(NEW)
     await agent.start()
@@ -189,7 +188,7 @@ async def finish_alone(root: Path) -> Agent:
     return agent
 
 
-def test_once_a_document_is_durable_its_job_ends_without_the_broker_saying_it_again(prepared: Path) -> None:
+def test_job_of_a_durable_document_ends_without_another_delivery(prepared: Path) -> None:
     names = asyncio.run(deploy_new(copy(prepared, "whole"), Killer(NEVER))).seen
     for at in range(names.index("desired.json:written"), len(names)):
         root = copy(prepared, f"killed-{at}")
@@ -279,7 +278,7 @@ async def test_a_bundle_that_ends_the_agent_is_given_up_after_three_attempts(pre
 
 
 class FullDisk:
-    """Lets so many writes through, then says that the disk is full: once, or from then on."""
+    """Lets `after` writes succeed, then reports a full disk: once, or from then on."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, after: int, for_good: bool) -> None:
         self.calls = 0
@@ -352,7 +351,7 @@ async def test_a_bundle_that_does_not_fit_is_refused_before_it_is_downloaded(
     await agent.stop()
 
 
-async def test_unfinished_transfers_make_way_when_space_is_short(
+async def test_unfinished_transfers_are_deleted_when_space_is_short(
     agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await agent.start()
@@ -365,7 +364,7 @@ async def test_unfinished_transfers_make_way_when_space_is_short(
     await agent.stop()
 
 
-def test_the_kernel_refusing_a_large_file_is_no_space_and_the_old_version_serves(prepared: Path) -> None:
+def test_file_size_limit_counts_as_no_space_and_the_old_version_serves(prepared: Path) -> None:
     async def limited() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
         agent = Agent(prepared)

@@ -165,7 +165,7 @@ async def test_failed_samples_leave_the_old_version_serving(agent: Agent) -> Non
     await agent.stop()
 
 
-async def test_a_job_is_executed_once_and_its_end_said_again(agent: Agent) -> None:
+async def test_job_runs_once_and_its_end_is_published_again(agent: Agent) -> None:
     await agent.start()
     bundle = make_bundle()
     await agent.deploy(bundle, "job-1")
@@ -235,7 +235,7 @@ async def test_a_model_that_is_absent_is_taken_out_of_service(agent: Agent) -> N
 async def test_a_job_replaced_while_it_waits_is_superseded(agent: Agent) -> None:
     await agent.start()
     first, second, third = (make_bundle(version=f"{n}.0.0", params=b"%d" % n) for n in (1, 2, 3))
-    agent.desire({"digits": first.entry("job-1")})  # nobody offers it: it goes on downloading
+    agent.desire({"digits": first.entry("job-1")})  # there is no offer: it keeps downloading
     await agent.reached("job-1", "downloading")
     agent.offer(second, third)
     faces = make_bundle(name="faces")
@@ -250,7 +250,7 @@ async def test_a_job_replaced_while_it_waits_is_superseded(agent: Agent) -> None
     await agent.stop()
 
 
-async def test_a_model_taken_back_while_it_downloads_is_canceled(agent: Agent) -> None:
+async def test_model_removed_while_it_downloads_is_canceled(agent: Agent) -> None:
     await agent.start()
     bundle = make_bundle()
     agent.desire({"digits": bundle.entry("job-1")})
@@ -261,7 +261,7 @@ async def test_a_model_taken_back_while_it_downloads_is_canceled(agent: Agent) -
     await agent.stop()
 
 
-async def test_a_bundle_that_nobody_offers_times_out(agent: Agent) -> None:
+async def test_bundle_without_an_offer_times_out(agent: Agent) -> None:
     agent.silence_limit_s = 0.2
     await agent.start()
     agent.desire({"digits": make_bundle().entry("job-1")})
@@ -284,7 +284,7 @@ async def test_an_older_desired_document_changes_nothing(agent: Agent) -> None:
     await agent.stop()
 
 
-async def test_a_document_written_from_another_one_is_a_conflict(agent: Agent) -> None:
+async def test_document_with_another_base_is_a_conflict(agent: Agent) -> None:
     await agent.start()
     await agent.deploy(make_bundle(), "job-1")
     known = Desired.from_bytes(
@@ -336,7 +336,7 @@ async def test_a_cleared_desired_document_stops_nothing(agent: Agent) -> None:
     await agent.stop()
 
 
-async def test_an_active_bundle_that_is_damaged_gives_way_to_its_predecessor_and_is_fetched_again(
+async def test_damaged_active_bundle_is_replaced_by_its_predecessor_and_fetched_again(
     agent: Agent,
 ) -> None:
     await agent.start()
@@ -357,7 +357,7 @@ async def test_an_active_bundle_that_is_damaged_gives_way_to_its_predecessor_and
     await agent.stop()
 
 
-async def test_a_damaged_bundle_does_not_give_way_to_one_below_the_committed_counter(agent: Agent) -> None:
+async def test_damaged_bundle_is_not_replaced_by_one_below_the_committed_counter(agent: Agent) -> None:
     await agent.start()
     await agent.deploy(make_bundle(counter=1), "job-1")
     new = make_bundle(version="2.0.0", counter=2)
@@ -371,7 +371,7 @@ async def test_a_damaged_bundle_does_not_give_way_to_one_below_the_committed_cou
     await agent.stop()
 
 
-async def test_a_revoked_key_stops_what_it_signed_at_the_next_start(agent: Agent) -> None:
+async def test_bundle_of_a_revoked_key_does_not_run_at_the_next_start(agent: Agent) -> None:
     await agent.start()
     await agent.deploy(make_bundle(), "job-1")
     await agent.stop()
@@ -391,7 +391,7 @@ async def test_two_agents_cannot_share_a_state_directory(agent: Agent, tmp_path:
     other.unlock()
 
 
-async def test_a_transfer_goes_on_where_the_last_agent_was_stopped(agent: Agent) -> None:
+async def test_transfer_resumes_where_the_last_agent_was_stopped(agent: Agent) -> None:
     bundle = make_bundle(params=b"x" * 3_000_000)
     await agent.start()
     half = len(bundle.raw) // 2 // BLOCK_BYTES * BLOCK_BYTES
@@ -411,7 +411,7 @@ async def test_a_transfer_goes_on_where_the_last_agent_was_stopped(agent: Agent)
     await agent.stop()
 
 
-async def test_a_spoilt_beginning_is_thrown_away_once(agent: Agent) -> None:
+async def test_damaged_beginning_is_discarded_once(agent: Agent) -> None:
     bundle = make_bundle(params=b"x" * 600_000)
     await agent.start()
     agent.store.part_path(bundle.digest).write_bytes(bytes(300_000))
@@ -420,7 +420,7 @@ async def test_a_spoilt_beginning_is_thrown_away_once(agent: Agent) -> None:
     await agent.stop()
 
 
-async def test_old_jobs_are_forgotten_here_and_at_the_broker(agent: Agent) -> None:
+async def test_old_jobs_are_removed_from_the_journal_and_the_broker(agent: Agent) -> None:
     await agent.start()
     bundle = make_bundle()
     for index in range(70):

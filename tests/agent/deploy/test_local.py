@@ -1,4 +1,4 @@
-"""`edge-agent install FILE`: with an agent that runs, with none, and what is refused."""
+"""`edge-agent install FILE`: with a running agent, without one, and refused bundles."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def write(tmp_path: Path, bundle: Bundle) -> Path:
     return path
 
 
-async def test_a_running_agent_installs_it(
+async def test_running_agent_installs_the_bundle(
     agent: Agent, config: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bundle = make_bundle()
@@ -53,7 +53,7 @@ async def test_a_running_agent_installs_it(
     await agent.stop()
 
 
-async def test_without_an_agent_it_waits_for_one(
+async def test_without_an_agent_the_bundle_waits_for_one(
     agent: Agent, config: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert local.install(config, write(tmp_path, make_bundle())) == 0
@@ -65,7 +65,7 @@ async def test_without_an_agent_it_waits_for_one(
     await agent.stop()
 
 
-async def test_a_desired_document_that_does_not_name_it_leaves_it_in_service(
+async def test_desired_document_without_a_local_model_leaves_it_in_service(
     agent: Agent, config: Settings, tmp_path: Path
 ) -> None:
     await agent.start()
@@ -82,7 +82,7 @@ async def test_a_desired_document_that_does_not_name_it_leaves_it_in_service(
     await agent.stop()
 
 
-async def test_what_may_not_run_is_told_at_once_and_changes_nothing(
+async def test_bundle_that_may_not_run_is_reported_at_once_and_changes_nothing(
     agent: Agent, config: Settings, tmp_path: Path
 ) -> None:
     await agent.start()
@@ -114,7 +114,7 @@ async def test_a_bundle_that_fails_its_samples_is_reported_and_not_left_behind(
     await agent.stop()
 
 
-async def test_what_somebody_dropped_is_verified_before_its_name_is_believed(agent: Agent) -> None:
+async def test_dropped_bundle_is_verified_before_its_name_is_trusted(agent: Agent) -> None:
     await agent.start()
     stranger = make_bundle(key=ec.derive_private_key(0xBAD, ec.SECP256R1()))
     good = make_bundle(name="faces")

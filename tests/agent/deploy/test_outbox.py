@@ -1,4 +1,4 @@
-"""What the broker has to be told of deployments gets there, whoever was away or was started again."""
+"""Retained messages reach the broker although the broker was away or the agent restarted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOT_AUTHORIZED = reason(0x87)
 
 
 class Broker:
-    """A control connection that a test switches on and off, and that acknowledges when it is told."""
+    """A control connection that a test switches on and off, and whose acknowledgements it triggers."""
 
     def __init__(self) -> None:
         self.connected = False
@@ -56,12 +56,14 @@ def opened(broker: Broker, folder: Path) -> Outbox:
     return box
 
 
-async def test_last_word_on_each_topic_is_told_by_the_next_agent(broker: Broker, tmp_path: Path) -> None:
+async def test_last_message_of_each_topic_is_sent_by_the_next_agent(broker: Broker, tmp_path: Path) -> None:
     first = opened(broker, tmp_path)
     for state in (b"IN_PROGRESS", b"SUCCEEDED"):
         assert (await first.publish(JOB, state, retain=True)) is NOT_CONNECTED
     await first.publish(REPORTED, b"{}", retain=True)
-    await first.publish("edge/v1/kitchen/jobs/1", b"", retain=True)  # forgotten here, to be cleared there
+    await first.publish(
+        "edge/v1/kitchen/jobs/1", b"", retain=True
+    )  # forgotten by the agent, to be removed from the broker
     assert broker.came == []
     assert first.waiting == 3
     first.close()
@@ -88,7 +90,7 @@ async def test_what_is_not_acknowledged_is_kept_and_not_sent_twice(broker: Broke
     assert broker.came == [(JOB, b"1")] * 2
 
 
-async def test_acknowledgement_of_an_older_word_does_not_forget_a_newer_one(
+async def test_acknowledgement_of_an_older_message_does_not_delete_a_newer_one(
     broker: Broker, tmp_path: Path
 ) -> None:
     broker.connected = True
@@ -104,7 +106,7 @@ async def test_acknowledgement_of_an_older_word_does_not_forget_a_newer_one(
     assert broker.came[-1] == (JOB, b"newer")
 
 
-async def test_refused_report_is_given_up_and_counted(broker: Broker, tmp_path: Path) -> None:
+async def test_refused_report_is_dropped_and_counted(broker: Broker, tmp_path: Path) -> None:
     broker.connected = True
     box = opened(broker, tmp_path)
     box.publish(JOB, b"x", retain=True)
@@ -112,7 +114,7 @@ async def test_refused_report_is_given_up_and_counted(broker: Broker, tmp_path: 
     assert (box.waiting, box.dropped) == (0, 1)
 
 
-async def test_oldest_go_first_when_there_are_too_many(
+async def test_oldest_messages_are_dropped_when_there_are_too_many(
     broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outbox, "MAX_MESSAGES", 3)
@@ -132,7 +134,7 @@ async def test_bytes_are_bounded(broker: Broker, tmp_path: Path, monkeypatch: py
     assert (box.waiting, box.dropped) == (2, 3)
 
 
-async def test_what_is_too_old_is_given_up(broker: Broker, tmp_path: Path) -> None:
+async def test_old_message_is_dropped(broker: Broker, tmp_path: Path) -> None:
     now_s = [1e9]
     box = Outbox(broker, tmp_path, lambda: now_s[0])
     box.open()
@@ -150,7 +152,7 @@ async def test_what_is_not_retained_is_not_kept(broker: Broker, tmp_path: Path) 
     assert box.waiting == 0
 
 
-async def test_passing_refusal_is_tried_again_at_the_next_connect(broker: Broker, tmp_path: Path) -> None:
+async def test_transient_refusal_is_retried_at_the_next_connect(broker: Broker, tmp_path: Path) -> None:
     broker.connected = True
     box = opened(broker, tmp_path)
     box.publish(JOB, b"x", retain=True)
@@ -169,21 +171,21 @@ async def test_file_of_another_agent_is_left_alone(broker: Broker, tmp_path: Pat
     assert opened(broker, tmp_path).waiting == 1
 
 
-async def test_damaged_file_is_made_anew(broker: Broker, tmp_path: Path) -> None:
+async def test_damaged_file_is_replaced(broker: Broker, tmp_path: Path) -> None:
     (tmp_path / FILE).write_bytes(b"this is no database" * 1000)
     box = opened(broker, tmp_path)
     await box.publish(JOB, b"x", retain=True)
     assert box.waiting == 1
 
 
-async def test_without_a_file_what_can_be_sent_is_sent(broker: Broker, tmp_path: Path) -> None:
+async def test_without_a_file_messages_are_sent_but_not_kept(broker: Broker, tmp_path: Path) -> None:
     box = Outbox(broker, tmp_path / "none")
     box.open()
     box.publish(JOB, b"x", retain=True)
     assert broker.came == [(JOB, b"x")]
 
 
-async def test_file_of_another_version_is_made_anew(broker: Broker, tmp_path: Path) -> None:
+async def test_file_of_another_version_is_replaced(broker: Broker, tmp_path: Path) -> None:
     database = sqlite3.connect(tmp_path / FILE)
     database.execute("PRAGMA user_version = 9")
     database.close()

@@ -1,4 +1,4 @@
-"""The state table: every way through it ends."""
+"""The table of steps: every path through it ends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from agent.errors import (
 from agent.wire.job import Result, Status, Step
 
 
-def test_the_good_way_is_the_order_of_trust() -> None:
+def test_steps_follow_the_order_of_trust() -> None:
     way: list[Step] = []
     step: Step | None = Step.DOWNLOADING
     while step is not None:
@@ -40,7 +40,7 @@ def test_the_good_way_is_the_order_of_trust() -> None:
 
 
 @pytest.mark.parametrize("step", Step)
-def test_whatever_fails_the_job_ends(step: Step) -> None:
+def test_every_failure_ends_the_job(step: Step) -> None:
     seen: list[Step] = []
     at: Step | None = step
     while at is not None:
@@ -50,7 +50,7 @@ def test_whatever_fails_the_job_ends(step: Step) -> None:
 
 
 @pytest.mark.parametrize("step", Step)
-def test_what_has_switched_is_rolled_back_and_what_has_not_is_not(step: Step) -> None:
+def test_only_steps_after_the_switch_roll_back(step: Step) -> None:
     after_switch = step in (Step.ACTIVATING, Step.COMMITTING)
     assert (TRANSITIONS[step].on_error is Step.ROLLING_BACK) == after_switch
 
@@ -78,7 +78,7 @@ def test_a_restart_never_skips_verification(step: Step) -> None:
         (TimeoutError("x"), Status.TIMED_OUT, "ERR_SOURCE"),
     ],
 )
-def test_a_refusal_is_for_good_and_a_failure_is_not(
+def test_refusal_is_final_and_failure_is_not(
     error: EdgeError | TimeoutError, status: Status, code: str
 ) -> None:
     failure = classify(error)

@@ -103,12 +103,12 @@ def test_an_entry_with_one_thing_wrong_is_refused(changes: dict[str, Any]) -> No
         b"1" * 5000,
     ],
 )
-def test_what_is_no_such_document_is_refused(raw: bytes) -> None:
+def test_other_documents_are_refused(raw: bytes) -> None:
     with pytest.raises(FormatError):
         Desired.from_bytes(raw)
 
 
-def test_what_is_over_a_limit_is_endless_data() -> None:
+def test_over_a_limit_is_endless_data() -> None:
     with pytest.raises(EndlessDataError, match="at most 2147483648 bytes"):
         Desired.from_bytes(document(size=MAX_BUNDLE_BYTES + 1))
     many = {f"m{index}": ENTRY | {"job": f"j{index}"} for index in range(MAX_MODELS + 1)}

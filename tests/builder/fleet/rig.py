@@ -1,4 +1,4 @@
-"""A deployment behind a real broker, without models: what `edgebundle deploy` talks to."""
+"""The agent's deployment side at a real broker, without workers, for `edgebundle deploy`."""
 
 from __future__ import annotations
 

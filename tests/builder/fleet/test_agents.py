@@ -1,4 +1,4 @@
-"""`edgebundle agents`: what the fleet has left with the broker."""
+"""`edgebundle agents`: read from the documents that agents have retained at the broker."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def test_agents_are_listed_with_their_models(broker: BrokerProcess) -> Non
     )
 
 
-async def test_what_an_agent_says_is_not_trusted_with_a_terminal(mosquitto: BrokerProcess) -> None:
+async def test_control_characters_of_an_agent_do_not_reach_the_terminal(mosquitto: BrokerProcess) -> None:
     await retain(
         mosquitto,
         {

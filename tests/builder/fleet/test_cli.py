@@ -1,4 +1,4 @@
-"""The verbs as a user types them: exit codes, what goes to stdout, one line for what is wrong."""
+"""The verbs as a user types them: exit codes, standard output, one line for an error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def run(*arguments: str) -> int:
     return await asyncio.to_thread(main, list(arguments))
 
 
-async def test_deploy_says_what_serves_and_exits_with_0(
+async def test_deploy_prints_what_is_in_service_and_exits_with_0(
     mosquitto: BrokerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "a.bundle"
@@ -34,7 +34,7 @@ async def test_deploy_says_what_serves_and_exits_with_0(
         assert (document["status"], document["message"]) == ("SUCCEEDED", "already installed")
 
 
-async def test_deploy_of_what_is_refused_exits_with_4_and_says_what_to_do(
+async def test_refused_deploy_exits_with_4_and_a_hint(
     mosquitto: BrokerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "a.bundle"
@@ -54,11 +54,14 @@ async def test_deploy_of_what_is_refused_exits_with_4_and_says_what_to_do(
     [
         (["--broker", "mqtt://127.0.0.1:1"], "cannot reach the broker at mqtt://127.0.0.1:1"),
         (["--broker", "http://127.0.0.1"], "expected a URL with mqtt:// or mqtts://"),
-        (["--broker", "mqtt://h", "--cafile", "x"], "certificates were given for a broker"),
+        (
+            ["--broker", "mqtt://h", "--cafile", "x"],
+            "expected an mqtts:// URL with certificates, got mqtt://",
+        ),
         (["--broker", "mqtts://h", "--cert", "x"], "expected a certificate and its key"),
     ],
 )
-def test_a_broker_that_cannot_be_used_is_told_in_two_lines(
+def test_broker_that_cannot_be_used_is_an_error_and_a_hint(
     arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["agents", *arguments]) == 4
@@ -79,7 +82,7 @@ def test_usage_errors_exit_with_2() -> None:
     assert main(["agents", "--broker", "mqtt://h", "--wait", "-1"]) == 2
 
 
-async def test_agents_lists_who_is_there(
+async def test_agents_lists_the_agents(
     mosquitto: BrokerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert await run("agents", "--broker", mosquitto.url, "--wait", "0.4") == 0
@@ -91,7 +94,7 @@ async def test_agents_lists_who_is_there(
     assert json.loads(capsys.readouterr().out)[0]["name"] == "kitchen"
 
 
-async def test_a_password_from_the_url_or_a_file_lets_one_in_and_a_wrong_one_does_not(
+async def test_password_from_the_url_or_a_file_is_accepted_and_a_wrong_one_is_not(
     tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path_factory.mktemp("broker")

@@ -1,4 +1,4 @@
-"""`edgebundle deploy` against a real broker and the agent's side: whole, cut, contended, refused."""
+"""`edgebundle deploy` with a real broker and agent: completed, interrupted, concurrent, refused."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_a_bundle_is_deployed_over_either_broker(broker: BrokerProcess, tm
     assert {"verifying", "testing", "committing"} <= {progress.step for progress in seen}
 
 
-async def test_a_broker_that_restarts_without_memory_costs_time_alone(
+async def test_broker_that_restarts_without_memory_costs_only_time(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     broker = BrokerProcess("mosquitto", tmp_path_factory.mktemp("broker"), persistent=False)
@@ -66,7 +66,7 @@ async def test_a_broker_that_restarts_without_memory_costs_time_alone(
         broker.stop()
 
 
-async def test_an_agent_that_is_gone_in_the_middle_goes_on_where_it_was(
+async def test_agent_that_restarts_during_a_transfer_resumes_it(
     mosquitto: BrokerProcess, tmp_path: Path
 ) -> None:
     bundle = make_bundle(params=b"p" * 30_000_000)
@@ -113,7 +113,7 @@ async def test_what_is_desired_survives_a_broker_that_forgot_it(
         broker.stop()
 
 
-async def test_deployments_at_the_same_moment_all_arrive(mosquitto: BrokerProcess, tmp_path: Path) -> None:
+async def test_simultaneous_deployments_all_succeed(mosquitto: BrokerProcess, tmp_path: Path) -> None:
     bundles = [make_bundle(name=f"model-{index}") for index in range(6)]
     async with Device(tmp_path / "state", mosquitto.url) as device:
         results = await asyncio.gather(
@@ -139,9 +139,7 @@ async def test_a_replayed_older_bundle_is_refused_with_its_reason(
         assert device.models.serving == {"digits": "2.0.0"}
 
 
-async def test_what_a_broker_says_of_other_jobs_and_agents_is_not_ours(
-    broker: BrokerProcess, tmp_path: Path
-) -> None:
+async def test_documents_of_other_jobs_and_agents_are_ignored(broker: BrokerProcess, tmp_path: Path) -> None:
     """Amqtt sends a new subscriber messages that are retained at other topics."""
     old, new = make_bundle(counter=1), make_bundle(version="2.0.0", counter=2)
     async with Device(tmp_path / "state", broker.url) as device:
@@ -161,7 +159,7 @@ async def test_a_foreign_source_is_refused(mosquitto: BrokerProcess, tmp_path: P
         assert device.models.serving == {}
 
 
-async def test_an_agent_that_nobody_knows_is_told(
+async def test_unknown_agent_is_an_error(
     mosquitto: BrokerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(builder.fleet.deploy, "ABSENT_LIMIT_S", 0.5)
@@ -169,7 +167,7 @@ async def test_an_agent_that_nobody_knows_is_told(
         await deploy_async(write(tmp_path, make_bundle()), "kitchne", Broker(mosquitto.url))
 
 
-async def test_no_result_in_time_is_told_with_where_it_stood(
+async def test_no_result_in_time_is_an_error_with_the_last_step(
     mosquitto: BrokerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def never(*_arguments: Any) -> None:
@@ -181,14 +179,14 @@ async def test_no_result_in_time_is_told_with_where_it_stood(
             await deploy_async(write(tmp_path, make_bundle()), DEVICE, Broker(mosquitto.url), wait_s=2.0)
 
 
-async def test_a_file_that_is_no_bundle_is_told_before_anything_is_sent(tmp_path: Path) -> None:
+async def test_file_that_is_not_a_bundle_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
     path = tmp_path / "a.bundle"
     path.write_bytes(b"hello")
     with pytest.raises((EdgeError, PackageError)):
         await deploy_async(path, DEVICE, Broker("mqtt://127.0.0.1:1"))
 
 
-async def test_a_stranger_who_answers_first_with_rubbish_delays_and_forges_nothing(
+async def test_stranger_who_answers_first_delays_a_transfer_but_forges_nothing(
     mosquitto: BrokerProcess, tmp_path: Path
 ) -> None:
     bundle = make_bundle(params=b"p" * 300_000)

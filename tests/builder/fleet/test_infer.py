@@ -1,4 +1,4 @@
-"""`edgebundle infer`: one answer whatever restarts, and an error that says why there is none."""
+"""`edgebundle infer`: one answer despite restarts, or an error with the reason."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ STATE = {
 
 
 class Responder:
-    """An agent that answers as it is told: `reply(count, document)` returns a status and a body, or None."""
+    """An agent whose answers a test chooses: `reply(count)` returns a status and a body, or None."""
 
     def __init__(self, broker: BrokerProcess, reply: Callable[[int], tuple[int, Any] | None]) -> None:
         self.requests: list[Message] = []
@@ -117,7 +117,7 @@ async def test_an_image_is_answered_with_labels_over_either_broker(broker: Broke
         ]
 
 
-async def test_tensors_travel_raw_and_come_back_raw(mosquitto: BrokerProcess) -> None:
+async def test_raw_tensors_are_answered_with_raw_tensors(mosquitto: BrokerProcess) -> None:
     inputs = {"ids": np.array([[1, 2, 3]], np.int64), "mask": np.ones((1, 3), np.int64)}
     body = np.array([1.5, -2.0], "<f4").tobytes() + b"\x05\x00\x00\x00hello"
     async with Responder(mosquitto, lambda _count: (200, body)) as responder:
@@ -130,7 +130,7 @@ async def test_tensors_travel_raw_and_come_back_raw(mosquitto: BrokerProcess) ->
     assert (second.name, second.values.tolist()) == ("words", ["hello"])
 
 
-async def test_tensors_travel_as_json_where_there_are_no_properties(amqtt_broker: BrokerProcess) -> None:
+async def test_tensors_are_json_without_mqtt_5(amqtt_broker: BrokerProcess) -> None:
     inputs = {"x": np.arange(6, dtype=np.float32).reshape(2, 3)}
     async with Responder(amqtt_broker, lambda _count: (200, TOP)) as responder:
         await infer_async("kitchen", "digits", Request.arrays(inputs), Broker(amqtt_broker.url))
@@ -138,7 +138,7 @@ async def test_tensors_travel_as_json_where_there_are_no_properties(amqtt_broker
     assert tensor == {"name": "x", "datatype": "FP32", "shape": [2, 3], "data": [0, 1, 2, 3, 4, 5]}
 
 
-async def test_a_request_without_an_answer_is_sent_again_under_its_own_name(
+async def test_unanswered_request_is_sent_again_with_its_identifier(
     broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("builder.fleet.infer.RESEND_S", 0.2)
@@ -153,7 +153,7 @@ async def test_a_request_without_an_answer_is_sent_again_under_its_own_name(
     assert len({message.payload for message in responder.requests}) == 1
 
 
-async def test_an_overloaded_model_is_asked_again_under_a_new_name(mosquitto: BrokerProcess) -> None:
+async def test_overloaded_model_gets_a_new_request(mosquitto: BrokerProcess) -> None:
     async with Responder(
         mosquitto, lambda count: (503, {"error": "full"}) if count < 3 else (200, TOP)
     ) as responder:
@@ -163,14 +163,14 @@ async def test_an_overloaded_model_is_asked_again_under_a_new_name(mosquitto: Br
 
 
 @pytest.mark.parametrize("status", [400, 404, 408, 415, 500])
-async def test_a_refusal_is_an_answer_and_not_asked_again(mosquitto: BrokerProcess, status: int) -> None:
+async def test_refusal_is_an_answer_and_not_retried(mosquitto: BrokerProcess, status: int) -> None:
     async with Responder(mosquitto, lambda _count: (status, {"error": "expected x, got y"})) as responder:
         result = await infer_async("kitchen", "digits", Request.image(JPEG), Broker(mosquitto.url))
     assert (result.ok, result.status, result.message) == (False, status, "expected x, got y")
     assert len(responder.requests) == 1
 
 
-async def test_a_model_that_stays_overloaded_is_a_refusal_at_the_deadline(mosquitto: BrokerProcess) -> None:
+async def test_model_that_stays_overloaded_is_a_refusal_at_the_deadline(mosquitto: BrokerProcess) -> None:
     async with Responder(mosquitto, lambda _count: (503, {"error": "full"})):
         result = await infer_async(
             "kitchen", "digits", Request.image(JPEG), Broker(mosquitto.url), deadline_s=1.0
@@ -178,10 +178,10 @@ async def test_a_model_that_stays_overloaded_is_a_refusal_at_the_deadline(mosqui
     assert result.status == 503
 
 
-async def test_a_broker_that_restarts_in_between_costs_time_alone(
+async def test_broker_that_restarts_costs_only_time(
     mosquitto: BrokerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("builder.fleet.infer.RESEND_S", 60.0)  # the reconnection alone makes it ask again
+    monkeypatch.setattr("builder.fleet.infer.RESEND_S", 60.0)  # only the reconnect makes it send again
     async with Responder(mosquitto, lambda count: (200, TOP) if count >= 2 else None) as responder:
         task = asyncio.create_task(
             infer_async("kitchen", "digits", Request.image(JPEG), Broker(mosquitto.url), deadline_s=20)
@@ -194,7 +194,7 @@ async def test_a_broker_that_restarts_in_between_costs_time_alone(
     assert result.attempts >= 2
 
 
-async def test_no_answer_by_the_deadline_says_what_is_known_of_the_agent(mosquitto: BrokerProcess) -> None:
+async def test_error_at_the_deadline_has_the_state_of_the_agent(mosquitto: BrokerProcess) -> None:
     with pytest.raises(FleetError, match=r"no answer from nobody within 1\.\d s: no agent of that name"):
         await infer_async("nobody", "digits", Request.image(JPEG), Broker(mosquitto.url), deadline_s=1)
     async with Client(Broker(mosquitto.url), lambda _topic, _message: None) as client:
@@ -204,7 +204,7 @@ async def test_no_answer_by_the_deadline_says_what_is_known_of_the_agent(mosquit
         await infer_async("kitchen", "digits", Request.image(JPEG), Broker(mosquitto.url), deadline_s=1)
 
 
-async def test_a_misspelt_name_is_told_at_once_with_the_names_that_are_known(
+async def test_misspelt_name_is_an_error_with_the_known_names(
     mosquitto: BrokerProcess,
 ) -> None:
     async with Client(Broker(mosquitto.url), lambda _topic, _message: None) as client:
@@ -217,7 +217,7 @@ async def test_a_misspelt_name_is_told_at_once_with_the_names_that_are_known(
     assert time.monotonic() - began < 10
 
 
-async def test_an_agent_that_is_away_is_named_while_one_waits(
+async def test_progress_names_the_agent_that_is_away(
     mosquitto: BrokerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("builder.fleet.infer.RESEND_S", 0.2)
@@ -238,19 +238,19 @@ async def test_an_agent_that_is_away_is_named_while_one_waits(
     assert line.startswith("kitchen is stopped; waiting for")
 
 
-async def test_an_answer_that_makes_no_sense_is_an_error(mosquitto: BrokerProcess) -> None:
+async def test_malformed_answer_is_an_error(mosquitto: BrokerProcess) -> None:
     async with Responder(mosquitto, lambda _count: (200, {"outputs": [{"name": 1}]})):
         with pytest.raises(FleetError, match="answer cannot be read"):
             await infer_async("kitchen", "digits", Request.image(JPEG), Broker(mosquitto.url))
 
 
 @pytest.mark.parametrize(("agent", "model"), [("a/b", "m"), ("kitchen", "#"), ("groups", "m"), ("", "m")])
-async def test_a_name_that_no_agent_or_model_has_is_refused(agent: str, model: str) -> None:
+async def test_name_that_no_agent_or_model_can_have_is_refused(agent: str, model: str) -> None:
     with pytest.raises(FleetError, match="expected the names"):
         await infer_async(agent, model, Request.image(JPEG), Broker("mqtt://127.0.0.1:1"))
 
 
-def test_a_file_is_asked_with_by_what_it_is(tmp_path: Path) -> None:
+def test_file_becomes_a_request_by_its_content(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(PNG)
     assert Request.from_file(tmp_path / "a.bin").content_type == "image/png"
     (tmp_path / "a.json").write_bytes(b'{"inputs":[]}')

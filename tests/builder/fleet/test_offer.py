@@ -1,4 +1,4 @@
-"""The offering side: a request on the wire, and what may be sent for it."""
+"""The offering side: which blocks a want document gets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def want(**changes: object) -> bytes:
     return json.dumps({"offset": 0, "count": 2, "block_bytes": 100, "seq": 1} | changes).encode()
 
 
-def test_the_two_sides_understand_each_other(offer: Offer) -> None:
+def test_pull_and_offer_transfer_the_file(offer: Offer) -> None:
     pull = BlockPull(size=len(FILE), have=7, now=0, block_bytes=100, window_blocks=8)
     disk = bytearray(FILE[:7])
     pending: list[Want | Write] = list(pull.start(0))
@@ -71,12 +71,12 @@ def test_the_last_block_is_as_long_as_the_file(offer: Offer) -> None:
         json.dumps({"offset": 0}).encode(),
     ],
 )
-def test_a_request_that_makes_no_sense_is_not_answered(offer: Offer, request_bytes: bytes) -> None:
+def test_malformed_want_gets_no_blocks(offer: Offer, request_bytes: bytes) -> None:
     assert list(offer.blocks(request_bytes)) == []
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=200))
-def test_any_bytes_are_survived(offer: Offer, request_bytes: bytes) -> None:
+def test_any_bytes_get_only_blocks_of_the_file(offer: Offer, request_bytes: bytes) -> None:
     for offset, data in offer.blocks(request_bytes):
         assert FILE[offset : offset + len(data)] == data

@@ -21,7 +21,7 @@ FILE = random.Random(7).randbytes(1000)
 
 
 class Offer:
-    """The other side: answers wants from a file, over a link that may lose, copy and reorder."""
+    """The offering side: answers want documents from a file."""
 
     def __init__(self, file: bytes) -> None:
         self.file = file
@@ -41,7 +41,7 @@ class Offer:
 def pull_all(
     pull: BlockPull, offer: Offer, disk: bytearray, *, mangle: Mangle = lambda blocks: blocks
 ) -> float:
-    """Run both sides until the file is whole; return the time it took."""
+    """Run both sides until the file is complete; return the time it took."""
     now = 0.0
     wire: list[tuple[int, bytes]] = []
     pending = list(pull.start(now))
@@ -53,7 +53,7 @@ def pull_all(
         if not wire:
             now = max(now, pull.ask_again_at)
             pending = list(pull.tick(now))
-            assert pending, "silent, and nothing is asked for"
+            assert pending, "silent, and nothing is requested"
             continue
         offset, data = wire.pop(0)
         now += 0.001
@@ -67,14 +67,14 @@ def pull_all(
     return now
 
 
-def test_a_file_comes_whole_and_only_once() -> None:
+def test_file_arrives_complete_and_once() -> None:
     offer, disk = Offer(FILE), bytearray()
     pull_all(BlockPull(size=len(FILE), have=0, now=0, block_bytes=64, window_blocks=4), offer, disk)
     assert disk == FILE
     assert offer.sent == len(FILE)
 
 
-def test_a_resumed_pull_asks_only_for_the_rest() -> None:
+def test_resumed_pull_requests_only_the_rest() -> None:
     offer, disk = Offer(FILE), bytearray(FILE[:321])
     pull_all(BlockPull(size=len(FILE), have=321, now=0, block_bytes=64, window_blocks=4), offer, disk)
     assert disk == FILE
@@ -89,7 +89,7 @@ def test_a_resumed_pull_asks_only_for_the_rest() -> None:
     loss=st.floats(0, 0.6),
 )
 @example(seed=404, size=401, block=1, window=1, loss=0.5625)
-def test_a_link_that_loses_copies_and_reorders_delivers_the_file(
+def test_link_that_loses_copies_and_reorders_delivers_the_file(
     seed: int, size: int, block: int, window: int, loss: float
 ) -> None:
     rng = random.Random(seed)
@@ -111,7 +111,7 @@ def test_a_link_that_loses_copies_and_reorders_delivers_the_file(
 
 
 @given(st.lists(st.tuples(st.integers(-50, 1200), st.binary(max_size=80)), max_size=60))
-def test_whatever_a_stranger_publishes_the_file_never_grows_beyond_its_size(blocks: Wire) -> None:
+def test_blocks_of_a_stranger_never_grow_the_file_beyond_its_size(blocks: Wire) -> None:
     pull = BlockPull(size=1000, have=0, now=0, block_bytes=64, window_blocks=4)
     list(pull.start(0))
     written = 0
@@ -126,14 +126,14 @@ def test_whatever_a_stranger_publishes_the_file_never_grows_beyond_its_size(bloc
     assert written == pull.written <= 1000
 
 
-def test_a_block_longer_than_asked_is_endless_data() -> None:
+def test_block_longer_than_requested_is_endless_data() -> None:
     pull = BlockPull(size=1000, have=0, now=0, block_bytes=64, window_blocks=4)
     list(pull.start(0))
     with pytest.raises(EndlessDataError, match="expected a block of 64 bytes at 0, got 65"):
         list(pull.block(0, bytes(65), 0))
 
 
-def test_silence_is_answered_by_asking_for_less_and_later_each_time() -> None:
+def test_each_silence_halves_the_window_and_doubles_the_interval() -> None:
     pull = BlockPull(
         size=10_000, have=0, now=0, block_bytes=10, window_blocks=8, silence_s=2, longest_silence_s=30
     )
@@ -152,7 +152,7 @@ def test_silence_is_answered_by_asking_for_less_and_later_each_time() -> None:
     assert times == [2, 4, 8, 16, 30, 30, 30]
 
 
-def test_a_slow_link_is_not_asked_twice_for_what_is_under_way() -> None:
+def test_slow_link_gets_no_second_request_for_blocks_under_way() -> None:
     pull = BlockPull(size=10_000, have=0, now=0, block_bytes=10, window_blocks=8, silence_s=2)
     list(pull.start(0))
     list(pull.block(0, bytes(10), 1.5))  # 1.5 s a block
@@ -160,7 +160,7 @@ def test_a_slow_link_is_not_asked_twice_for_what_is_under_way() -> None:
     assert pull.ask_again_at == pytest.approx(7.5)
 
 
-def test_a_new_connection_asks_again_for_the_gaps_alone() -> None:
+def test_new_connection_requests_only_the_gaps() -> None:
     pull = BlockPull(size=1000, have=0, now=0, block_bytes=10, window_blocks=4)
     list(pull.start(0))
     for offset in (0, 10):
@@ -170,7 +170,7 @@ def test_a_new_connection_asks_again_for_the_gaps_alone() -> None:
     assert [(want.offset, want.count) for want in wants] == [(20, 1), (40, 2)]
 
 
-def test_at_most_a_window_is_asked_for() -> None:
+def test_at_most_one_window_is_requested() -> None:
     pull = BlockPull(size=10_000, have=0, now=0, block_bytes=10, window_blocks=4)
     asked_to, written = 0, 0
     pending: list[Want | Write] = list(pull.start(0))
@@ -184,7 +184,7 @@ def test_at_most_a_window_is_asked_for() -> None:
         written += 10
 
 
-def test_the_request_on_the_wire_is_json() -> None:
+def test_want_document_is_json() -> None:
     assert json.loads(Want(offset=512, count=3, block_bytes=256, seq=7).to_bytes()) == {
         "offset": 512,
         "count": 3,

@@ -1,4 +1,4 @@
-"""Downloads from a real TLS server on loopback, with an authority that was made for the test."""
+"""Downloads from a real TLS server on loopback, with a certificate authority of the test."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _name(text: str) -> x509.Name:
 
 
 def make_certificate(folder: Path, *, host: str = "127.0.0.1", days: int = 1) -> tuple[Path, Path]:
-    """Make an authority and a certificate of it; return the authority's file and the server's."""
+    """Make a certificate authority and a server certificate; return the paths of both files."""
     now = datetime.datetime.now(datetime.UTC)
     authority, server = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     start, end = now - datetime.timedelta(days=10), now + datetime.timedelta(days=days)
@@ -73,7 +73,7 @@ def make_certificate(folder: Path, *, host: str = "127.0.0.1", days: int = 1) ->
 
 
 class Server:
-    """An https server that serves one file, and misbehaves as it is told."""
+    """An https server that serves one file, and can be made to misbehave."""
 
     def __init__(self, folder: Path, **certificate: object) -> None:
         self.file = FILE
@@ -160,13 +160,13 @@ async def fetch(server: Server, path: Path, *, size: int = len(FILE), **changes:
     return path.read_bytes()
 
 
-async def test_a_file_comes_whole(server: Server, tmp_path: Path) -> None:
+async def test_file_arrives_complete(server: Server, tmp_path: Path) -> None:
     assert await fetch(server, tmp_path / "part") == FILE
     assert server.requests[0]["accept-encoding"] == "identity"
     assert "range" not in server.requests[0]
 
 
-async def test_a_cut_transfer_goes_on_where_it_was(server: Server, tmp_path: Path) -> None:
+async def test_interrupted_transfer_resumes(server: Server, tmp_path: Path) -> None:
     server.cut_after = [300_000, 300_000, 10]
     assert await fetch(server, tmp_path / "part") == FILE
     assert [request.get("range") for request in server.requests] == [
@@ -176,7 +176,7 @@ async def test_a_cut_transfer_goes_on_where_it_was(server: Server, tmp_path: Pat
     assert server.sent == len(FILE)
 
 
-async def test_another_version_of_the_file_starts_anew(server: Server, tmp_path: Path) -> None:
+async def test_another_version_of_the_file_starts_over(server: Server, tmp_path: Path) -> None:
     path = tmp_path / "part"
     server.cut_after = [300_000, 0]
     with pytest.raises(SourceError):
@@ -185,7 +185,7 @@ async def test_another_version_of_the_file_starts_anew(server: Server, tmp_path:
     assert await fetch(server, path) == FILE[::-1]
 
 
-async def test_a_server_without_ranges_starts_anew(server: Server, tmp_path: Path) -> None:
+async def test_server_without_ranges_starts_over(server: Server, tmp_path: Path) -> None:
     server.ranges = False
     server.cut_after = [300_000]
     assert await fetch(server, tmp_path / "part") == FILE
@@ -244,7 +244,7 @@ async def test_a_redirect_is_not_followed(server: Server, tmp_path: Path) -> Non
     assert len(server.requests) == 1
 
 
-async def test_a_passing_failure_is_tried_again_and_a_lasting_one_is_not(
+async def test_transient_failure_is_retried_and_a_permanent_one_is_not(
     server: Server, tmp_path: Path
 ) -> None:
     answers = [503, 503]
@@ -264,7 +264,7 @@ async def test_a_passing_failure_is_tried_again_and_a_lasting_one_is_not(
 
 
 @pytest.mark.parametrize("where", ["body", "headers"])
-async def test_a_server_that_trickles_is_given_up(server: Server, tmp_path: Path, where: str) -> None:
+async def test_server_that_is_too_slow_is_abandoned(server: Server, tmp_path: Path, where: str) -> None:
     stop = threading.Event()
 
     def trickle(handler: http.server.BaseHTTPRequestHandler) -> bool:
@@ -320,9 +320,7 @@ async def test_a_server_of_an_unknown_authority_is_refused(server: Server, tmp_p
 
 
 @pytest.mark.parametrize("certificate", [{"host": "127.0.0.2"}, {"days": -1}], ids=["wrong host", "expired"])
-async def test_a_certificate_that_does_not_hold_is_refused(
-    tmp_path: Path, certificate: dict[str, object]
-) -> None:
+async def test_invalid_certificate_is_refused(tmp_path: Path, certificate: dict[str, object]) -> None:
     server = Server(tmp_path, **certificate)
     try:
         with pytest.raises(SourceError):
@@ -332,9 +330,7 @@ async def test_a_certificate_that_does_not_hold_is_refused(
         server.close()
 
 
-async def test_a_server_that_is_not_there_is_an_error_after_some_attempts(
-    server: Server, tmp_path: Path
-) -> None:
+async def test_unreachable_server_is_an_error_after_some_attempts(server: Server, tmp_path: Path) -> None:
     source = HttpsSource(settings(server, allow=("https://127.0.0.1:1/",)))
     with (
         Part(tmp_path / "part", 100) as part,
@@ -343,7 +339,7 @@ async def test_a_server_that_is_not_there_is_an_error_after_some_attempts(
         await source.download("https://127.0.0.1:1/a", part, lambda _written: None)
 
 
-async def test_a_full_disk_is_told_as_such(
+async def test_full_disk_is_reported_as_such(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(_self: Part, _data: bytes) -> None:
@@ -404,7 +400,7 @@ def test_a_url_that_is_not_allowed_or_ambiguous_is_refused(url: str) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["http://files.example/", "files.example", "https://files.example/a?b=c"])
-def test_an_allowed_source_that_is_no_prefix_is_a_wrong_configuration(prefix: str) -> None:
+def test_allowed_source_that_is_not_a_prefix_is_a_configuration_error(prefix: str) -> None:
     with pytest.raises(ConfigError):
         AllowList([prefix])
 

@@ -1,4 +1,4 @@
-"""The store: what survives damage, what is collected, and a counter that never goes down."""
+"""The store: damaged files, deleted bundles, and counters that are never lowered."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def put(store: Store, *digests: str) -> None:
 @pytest.mark.parametrize(
     "digest", ["", "sha256:", "sha256:" + "A" * 64, "sha256:../../x", "md5:" + "a" * 64, A + "\n"]
 )
-def test_a_digest_that_is_none_never_becomes_a_path(digest: str) -> None:
+def test_malformed_digest_never_becomes_a_path(digest: str) -> None:
     with pytest.raises(ValueError, match="expected sha256"):
         hex_digest(digest)
 
@@ -55,9 +55,7 @@ def test_a_bundle_that_is_not_there_cannot_become_active(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", ["active.json", "counters.json"])
 @pytest.mark.parametrize("damage", [b"", b"{", b"null", b"[" * 9999, b'{"sha256":"00","body":{}}', "flip"])
-def test_a_damaged_file_is_moved_aside_and_its_mirror_served(
-    tmp_path: Path, name: str, damage: bytes | str
-) -> None:
+def test_damaged_file_is_renamed_and_its_mirror_used(tmp_path: Path, name: str, damage: bytes | str) -> None:
     store = Store(tmp_path / "state")
     put(store, A)
     store.switch(model(A))
@@ -86,7 +84,7 @@ def test_both_copies_damaged_leave_an_empty_store_and_not_a_dead_agent(tmp_path:
     assert Store(tmp_path / "state").active()["digits"].digest == A
 
 
-def test_every_bit_of_a_state_file_is_vouched_for(tmp_path: Path) -> None:
+def test_every_flipped_bit_of_a_state_file_is_noticed(tmp_path: Path) -> None:
     file = StateFile(tmp_path / "a.json", mirrored=False)
     file.save({"digits": 3})
     good = (tmp_path / "a.json").read_bytes()
@@ -94,7 +92,7 @@ def test_every_bit_of_a_state_file_is_vouched_for(tmp_path: Path) -> None:
         raw = bytearray(good)
         raw[bit // 8] ^= 1 << bit % 8
         (tmp_path / "a.json").write_bytes(raw)
-        # White space around the document may change, what it says may not.
+        # White space around the document may change, its content may not.
         assert StateFile(tmp_path / "a.json", mirrored=False).load() in (None, {"digits": 3})
 
 
@@ -118,7 +116,7 @@ def test_an_older_copy_of_the_counters_does_not_lower_them(tmp_path: Path) -> No
     assert Store(tmp_path / "state").committed_counter("digits") == 2
 
 
-def test_an_active_entry_that_makes_no_sense_is_left_out_alone(tmp_path: Path) -> None:
+def test_only_the_malformed_active_entry_is_left_out(tmp_path: Path) -> None:
     store = Store(tmp_path / "state")
     put(store, A, B)
     store.switch(model(A))
@@ -171,7 +169,7 @@ def test_readers_see_the_old_or_the_new_state_while_it_is_switched(tmp_path: Pat
     assert not list((tmp_path / "state").glob("*.corrupt"))
 
 
-def test_a_part_goes_on_where_it_was_and_never_beyond_its_size(tmp_path: Path) -> None:
+def test_part_resumes_and_never_grows_beyond_its_size(tmp_path: Path) -> None:
     path = tmp_path / "part"
     with Part(path, 10) as part:
         part.append(b"12345")
@@ -187,7 +185,7 @@ def test_a_part_goes_on_where_it_was_and_never_beyond_its_size(tmp_path: Path) -
     assert path.read_bytes() == b""
 
 
-def test_a_part_of_another_size_starts_anew(tmp_path: Path) -> None:
+def test_part_of_another_size_starts_over(tmp_path: Path) -> None:
     with Part(tmp_path / "part", 10) as part:
         part.append(b"1234567890")
     with Part(tmp_path / "part", 5) as part:
@@ -203,7 +201,7 @@ def test_a_part_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
 
 
 @given(st.binary(max_size=100))
-def test_any_note_of_an_origin_is_survived(raw: bytes) -> None:
+def test_any_bytes_as_the_origin_of_a_part_are_survived(raw: bytes) -> None:
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
@@ -214,7 +212,7 @@ def test_any_note_of_an_origin_is_survived(raw: bytes) -> None:
             assert origin is None or isinstance(origin.url, str)
 
 
-def test_a_state_that_grows_without_end_is_refused_before_it_is_written(tmp_path: Path) -> None:
+def test_state_over_its_limit_is_refused_before_it_is_written(tmp_path: Path) -> None:
     file = StateFile(tmp_path / "a.json", mirrored=True)
     file.save({"a": 1})
     with pytest.raises(StoreError, match="at most"):
@@ -227,7 +225,7 @@ def test_state_of_a_newer_agent_is_refused_and_not_touched(tmp_path: Path) -> No
     store.lock()
     store.unlock()
     assert (tmp_path / "state/format").read_text() == "1\n"
-    Store(tmp_path / "state")  # its own
+    Store(tmp_path / "state")  # written by this agent: accepted
 
     newer = tmp_path / "newer"
     newer.mkdir()
@@ -237,7 +235,7 @@ def test_state_of_a_newer_agent_is_refused_and_not_touched(tmp_path: Path) -> No
     assert [path.name for path in newer.iterdir()] == ["format"]
 
 
-def test_what_is_active_is_read_without_touching_anything(tmp_path: Path) -> None:
+def test_active_models_are_read_without_changing_anything(tmp_path: Path) -> None:
     root = tmp_path / "state"
     store = Store(root)
     assert read_active(root) == {}
