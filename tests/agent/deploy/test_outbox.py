@@ -61,9 +61,7 @@ async def test_last_message_of_each_topic_is_sent_by_the_next_agent(broker: Brok
     for state in (b"IN_PROGRESS", b"SUCCEEDED"):
         assert (await first.publish(JOB, state, retain=True)) is NOT_CONNECTED
     await first.publish(REPORTED, b"{}", retain=True)
-    await first.publish(
-        "edge/v1/kitchen/jobs/1", b"", retain=True
-    )  # forgotten by the agent, to be removed from the broker
+    await first.publish("edge/v1/kitchen/jobs/1", b"", retain=True)  # removes it from the broker
     assert broker.came == []
     assert first.waiting == 3
     first.close()
