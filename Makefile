@@ -47,7 +47,7 @@ bench: .venv-bench/.installed ## compare speed with ONNX Runtime, OpenVINO, ncnn
 	.venv-bench/bin/python -m benchmarks.bench $(BENCH_ARGS)
 
 .PHONY: bench-arm
-bench-arm: .venv-bench/.installed ## count instructions on an emulated Cortex-A72, for ONNX Runtime and ncnn too (needs root)
+bench-arm: emulator .venv-bench/.installed ## count instructions on an emulated Cortex-A72, for ONNX Runtime and ncnn too (needs root)
 	.venv-bench/bin/python -m benchmarks.bench_arm $(BENCH_ARGS)
 
 .PHONY: soak
@@ -112,4 +112,17 @@ broker:
 	  DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends mosquitto >/dev/null; \
 	else \
 	  echo 'make: mosquitto is not installed (apt-get install mosquitto): skipping the tests that need MQTT 5'; \
+	fi
+
+# Asked for first, before some minutes of installing other engines.
+.PHONY: emulator
+emulator:
+	@if command -v qemu-aarch64 >/dev/null || command -v qemu-aarch64-static >/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo 'make: installing qemu-user'; \
+	  apt-get update -qq && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends qemu-user qemu-user-static >/dev/null; \
+	else \
+	  echo 'make: qemu is not installed (apt-get install qemu-user qemu-user-static)' >&2; \
+	  exit 1; \
 	fi

@@ -93,3 +93,16 @@ def test_dependencies_are_installed_again_when_pyproject_changed(tmp_path: Path,
     log = (tmp_path / "pip.log").read_text()
     assert "-m pip install" in log
     assert ".[builder,demo,dev]" in log
+
+
+def test_counting_instructions_without_an_emulator_says_what_to_install_first(
+    tmp_path: Path, tools: Path
+) -> None:
+    (tools / "id").unlink()
+    put(tools, "id", "echo 1000")
+    done = make(tmp_path, "bench-arm", tools=tools)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[0] == (
+        "make: qemu is not installed (apt-get install qemu-user qemu-user-static)"
+    )
+    assert not (tmp_path / ".venv-bench").exists()
