@@ -276,6 +276,14 @@ print(sorted(found & {"numpy", "tvm_ffi", "tvm", "onnx", "builder", "PIL"}))
     assert done.stdout.strip() == "[]"
 
 
+def queued_s(pid: int) -> float:
+    """Return the seconds that a process waited for a processor; sched-stats.rst, /proc/<pid>/schedstat."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except OSError:  # a kernel without these statistics
+        return 0.0
+
+
 def test_idle_agent_is_ready_soon_and_small(tmp_path: Path, device: Device) -> None:
     address = str(tmp_path / "notify")
     # dnspython is not a dependency, but the MQTT library loads it if it is installed: 4 MB.
@@ -291,8 +299,8 @@ def test_idle_agent_is_ready_soon_and_small(tmp_path: Path, device: Device) -> N
             device.start(environment={"NOTIFY_SOCKET": address, "PYTHONPATH": str(stub)})
             while b"READY=1" not in sock.recv(1000):
                 pass
-            took_s.append(time.monotonic() - started)
             assert device.process is not None
+            took_s.append(time.monotonic() - started - queued_s(device.process.pid))
             time.sleep(0.5)
             fields = Path(f"/proc/{device.process.pid}/statm").read_text().split()
             rss = int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -300,7 +308,7 @@ def test_idle_agent_is_ready_soon_and_small(tmp_path: Path, device: Device) -> N
             assert device.end() == 0
         assert rss <= IDLE_RSS_BYTES
         assert threads == 1
-        # The best of three: other tests may be running beside this one.
+        # The best of three: other tests may be running at the same time.
         assert min(took_s) <= READY_LIMIT_S
 
 
