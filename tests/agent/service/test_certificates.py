@@ -156,7 +156,7 @@ async def test_broker_whose_certificate_is_wrong_is_not_used_and_said_why(
     front = TlsFront(mosquitto.port, folder / "server", folder / "clients.pem")
     await front.start()
     async with start_service(0, wait=False, **keys_of(folder, front.port)) as rig:
-        await until(lambda: "no connection" in caplog.text)
+        await until(lambda: "kitchen-control: no connection" in caplog.text)
         assert not rig.service.online
     [line] = [text for text in caplog.messages if text.startswith("kitchen-control: no connection")]
     assert said in line
@@ -197,7 +197,7 @@ async def test_broker_that_refuses_our_certificate_is_named_with_what_to_check(
     if kind == "none":
         keys = {name: keys[name] for name in ("broker_ca", "broker_url")}
     async with start_service(0, wait=False, **keys) as rig:
-        await until(lambda: "no connection" in caplog.text)
+        await until(lambda: "kitchen-control: no connection" in caplog.text)
         assert not rig.service.online
     broker.stop()
     [line] = [text for text in caplog.messages if text.startswith("kitchen-control: no connection")]
