@@ -201,7 +201,7 @@ def read_member(fd: int, member: Member) -> bytes:
     Raises
     ------
     FormatError, StoreError
-        As in `read_exactly`.
+        If the file ends before them, or cannot be read.
     """
     return read_exactly(fd, member.size, member.offset)
 

@@ -280,7 +280,7 @@ class Graph:
         Raises
         ------
         FormatError, EndlessDataError
-            As in `Graph`.
+            If the parts do not fit each other, as in `Graph`.
         """
         row_ptr = [0]
         for node in nodes:

@@ -86,7 +86,7 @@ def dump_params(params: Iterable[tuple[TensorSpec, ReadableBuffer]]) -> bytes:
     Raises
     ------
     ValueError
-        As in `write_params`.
+        If a name is listed twice or a tensor cannot be written, as in `write_params`.
     """
     out = io.BytesIO()
     write_params(out, params)

@@ -50,7 +50,7 @@ _SEALS: Final = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fc
 _MFD_NOEXEC_SEAL: Final = 0x0008
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class VerifiedBundle:
     """A bundle of which every byte is accounted for; only `verify` makes one.
 

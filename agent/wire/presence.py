@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from agent.wire import document
 
@@ -17,7 +18,7 @@ class AgentState(StrEnum):
 
 
 # What a reader makes of a document without a state.
-UNKNOWN = "unknown"
+UNKNOWN: Final = "unknown"
 
 
 @dataclass(frozen=True, slots=True)

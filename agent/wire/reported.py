@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from agent.errors import ConflictError
 from agent.wire import document
 from agent.wire.desired import Desired
 
-CONFLICT = ConflictError.code
+CONFLICT: Final = ConflictError.code
 
 
 class Origin(StrEnum):

@@ -1,6 +1,6 @@
 """The offering side of the block protocol: an agent asks for blocks, a file provides them.
 
-Promises: a request is read strictly and within limits (`agent.wire.blocks`), so whoever may publish
+Promises: a request is read strictly and within limits (`agent.wire.blocks`), so a client that may publish
 requests cannot make this side send more than one window at a time. Only the file's bytes are sent.
 Leaves to others: the connection. docs/deployment.md describes the protocol and the agent's side.
 """

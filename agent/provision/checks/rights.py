@@ -49,7 +49,7 @@ _NO_DIGEST: Final = "0" * 64
 _ANSWER_S: Final = 5.0
 _SHORT_LIVED: Final = Properties(expiry_s=5)
 _ROUND_TRIPS: Final = 9
-# Linux delays acknowledgements by 40 ms (TCP_DELACK_MIN); a slow network alone rarely adds half of that.
+# Linux delays acknowledgements by 40 ms (TCP_DELACK_MIN); a slow network by itself rarely adds half of that.
 _DELAY_S: Final = 0.020
 _SLOW_S: Final = 0.250
 
