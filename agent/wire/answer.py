@@ -24,11 +24,11 @@ from agent.errors import (
 from agent.mqtt.message import Message
 from agent.mqtt.properties import Properties
 from agent.wire import document
+from agent.wire.answer_head import OK, AnswerHead
 from agent.wire.content_types import JSON, RAW
 from agent.wire.properties import MODEL_VERSION, STATUS, STATUS_MESSAGE, TENSOR
 from agent.wire.tensors import JsonTensor, parse_tensor
 
-OK: Final = 200
 OVERLOADED: Final = OverloadedError.status
 # Every status that an answer can have.
 STATUSES: Final = (
@@ -42,37 +42,6 @@ STATUSES: Final = (
 )
 # With four bytes for each character it stays far below the 65535 bytes of an MQTT string.
 MAX_STATUS_MESSAGE_CHARACTERS: Final = 500
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerHead:
-    """The members of an answer's JSON before `outputs`.
-
-    Attributes
-    ----------
-    model_name, model_version
-        Of the model that answered; its version is None in a refusal.
-    id
-        The requester's name for the request, or None.
-    has_envelope
-        The requester has no MQTT 5 properties: `status` and `message` are members too.
-    """
-
-    model_name: str
-    model_version: str | None = None
-    id: str | None = None
-    has_envelope: bool = False
-
-    def to_document(self, status: int = OK, message: str = "") -> dict[str, object]:
-        """Return the members as a JSON object."""
-        head: dict[str, object] = {"model_name": self.model_name}
-        if self.model_version is not None:
-            head["model_version"] = self.model_version
-        if self.id is not None:
-            head["id"] = self.id
-        if self.has_envelope:
-            head |= {"status": status, "message": message}
-        return head
 
 
 @dataclass(frozen=True, slots=True)

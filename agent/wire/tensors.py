@@ -34,7 +34,7 @@ def parse_tensor(text: str) -> TensorSpec:
     """
     match = _PROPERTY.fullmatch(text)
     if match is None:
-        raise ValueError(f"expected a tensor as name;FP32;1,3,4, got {text!r:.80}")
+        raise ValueError(f"expected a tensor described as name;FP32;1,3,4, got {text!r:.80}")
     shape = tuple(map(int, match[3].split(","))) if match[3] else ()
     try:
         return TensorSpec(match[1], match[2], shape)

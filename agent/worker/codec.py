@@ -23,6 +23,7 @@ from agent.errors import InputError, MediaTypeError
 from agent.runtime.placement import Placement
 from agent.runtime.postprocess import Value
 from agent.runtime.storage import Array
+from agent.wire.answer_head import AnswerHead
 from agent.wire.content_types import CBOR, IMAGES, JSON, RAW
 from agent.worker import oip, oip_json, raw_tensors
 from agent.worker.frames import Request
@@ -152,14 +153,8 @@ class Codec:
             values = {name: values[name] for name in decoded.outputs}
         if media_type == RAW:
             return raw_tensors.format_answer(values)
-        head: dict[str, Any] = {
-            "model_name": self._manifest.name,
-            "model_version": self._manifest.version,
-        }
-        if decoded.id is not None:
-            head["id"] = decoded.id
-        if request.client_json:
-            head |= {"status": 200, "message": ""}
+        manifest = self._manifest
+        head = AnswerHead(manifest.name, manifest.version, decoded.id, request.client_json).to_document()
         if media_type == CBOR:
             assert self._cbor is not None
             outputs = [_cbor_tensor(name, value) for name, value in values.items()]

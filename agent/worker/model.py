@@ -21,6 +21,7 @@ from agent.runtime.graph_executor import GraphModule, create
 from agent.runtime.module import KernelModule
 from agent.runtime.postprocess import Postprocessor
 from agent.runtime.self_test import check_samples
+from agent.wire.content_types import JSON
 from agent.worker.codec import Codec, Payload, encode_error, import_cbor
 from agent.worker.frames import Answer, Load, Request
 
@@ -274,4 +275,4 @@ def _durations(request: Request, times: list[float]) -> dict[str, int]:
 
 def _error_type(request: Request) -> str:
     """Return the content type of a refusal if the content type of the answer is what was refused."""
-    return "application/json" if request.client_json or "json" in request.content_type.lower() else ""
+    return JSON if request.client_json or "json" in request.content_type.lower() else ""

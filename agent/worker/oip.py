@@ -19,14 +19,13 @@ import numpy as np
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import InputError
 from agent.runtime.storage import Array
+from agent.wire.envelope import MAX_ID_CHARACTERS
 
 # Keys of a request's tensor: a misspelt key must not count as an absent one. Unknown keys of the request
 # itself are ignored: they may belong to a protocol extension, or to the agent's envelope.
 _TENSOR_KEYS: Final = frozenset({"name", "datatype", "shape", "data", "parameters"})
 # Longer names are cut in error messages.
 _SHOWN: Final = 80
-# The requester's name for a request, which comes back in the answer.
-MAX_ID_CHARS: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +83,10 @@ def parse_request(document: object) -> InferRequest:
     if len({tensor.name for tensor in tensors}) != len(tensors):
         raise InputError("expected each input once, got a duplicate")
     name = document.get("id")
-    if name is not None and (not isinstance(name, str) or len(name) > MAX_ID_CHARS):
-        raise InputError(f"expected id, a string of at most {MAX_ID_CHARS} characters, got {_kind(name)}")
+    if name is not None and (not isinstance(name, str) or len(name) > MAX_ID_CHARACTERS):
+        raise InputError(
+            f"expected id, a string of at most {MAX_ID_CHARACTERS} characters, got {_kind(name)}"
+        )
     return InferRequest(name, tensors, _wanted(document.get("outputs")))
 
 

@@ -6,7 +6,6 @@ binary tensor extension).
 
 from __future__ import annotations
 
-import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -16,11 +15,9 @@ import numpy as np
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import InputError
 from agent.runtime.storage import Array
+from agent.wire.tensors import format_tensor, parse_tensor
 from agent.worker.oip import check_names, datatype_of, fill_raw
 
-_PROPERTY: Final = re.compile(
-    r"([^;]{1,256});([A-Z0-9]{1,8});(|(?:0|[1-9][0-9]{0,9})(?:,(?:0|[1-9][0-9]{0,9})){0,15})"
-)
 _LENGTH: Final = struct.Struct("<I")
 
 
@@ -76,7 +73,7 @@ def format_answer(
     parts: list[bytes | memoryview] = []
     for name, value in outputs.items():
         datatype, shape = datatype_of(value)
-        properties.append(f"{name};{datatype};{','.join(map(str, shape))}")
+        properties.append(format_tensor(name, datatype, shape))
         if isinstance(value, tuple):
             parts.extend(piece for each in value for piece in (_LENGTH.pack(len(each)), each))
         else:
@@ -85,11 +82,7 @@ def format_answer(
 
 
 def _parse(text: str) -> TensorSpec:
-    match = _PROPERTY.fullmatch(text)
-    if match is None:
-        raise InputError(f"expected a tensor described as name;FP32;1,3,4, got {text!r:.80}")
-    shape = tuple(map(int, match[3].split(","))) if match[3] else ()
     try:
-        return TensorSpec(match[1], match[2], shape)
+        return parse_tensor(text)
     except ValueError as error:
-        raise InputError(f"tensor {text!r:.80}: {error}") from error
+        raise InputError(str(error)) from error

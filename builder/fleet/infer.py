@@ -20,7 +20,8 @@ from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import BundleError, FormatError
 from agent.mqtt.message import Message
 from agent.wire import topics
-from agent.wire.answer import OK, OVERLOADED
+from agent.wire.answer import OVERLOADED
+from agent.wire.answer_head import OK
 from agent.wire.content_types import JSON, RAW
 from agent.wire.envelope import Envelope
 from agent.wire.model_state import ModelState

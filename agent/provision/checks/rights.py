@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from agent.errors import BrokerError
+from agent.errors import BrokerError, EndlessDataError, FormatError
 from agent.mqtt.connection import Connection
 from agent.mqtt.engine import MQTT_5
 from agent.mqtt.message import Message
@@ -28,6 +27,7 @@ from agent.mqtt.reason_codes import reason
 from agent.mqtt.settings import BrokerSettings
 from agent.provision.checks.finding import Finding, fail, ok, warn
 from agent.provision.checks.reach import reach
+from agent.wire.presence import AgentState, Presence
 from agent.wire.topics import (
     BlockWant,
     Desired,
@@ -133,8 +133,8 @@ class _Probe:
 
     def presence(self, *, serving: bool) -> list[Finding]:
         """Return a warning if a device of this name is already online."""
-        with contextlib.suppress(ValueError, AttributeError):
-            if json.loads(self._state).get("state") == "online" and not serving:
+        with contextlib.suppress(FormatError, EndlessDataError):
+            if Presence.from_bytes(self._state).state == AgentState.ONLINE and not serving:
                 return [
                     warn(
                         "device",

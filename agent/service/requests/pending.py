@@ -15,7 +15,7 @@ from agent.errors import RequestError
 from agent.mqtt.message import Message
 from agent.service.requests.acknowledgement import Slot
 from agent.service.requests.answers import ReplyTo, RequestKey
-from agent.wire.answer import AnswerHead
+from agent.wire.answer_head import AnswerHead
 from agent.wire.request import InferMessage
 from agent.worker.frames import Answer, Buffer, Request
 

@@ -17,12 +17,12 @@ from agent.mqtt.properties import Properties
 from agent.wire.answer import (
     MAX_STATUS_MESSAGE_CHARACTERS,
     STATUSES,
-    AnswerHead,
     FinalAnswer,
     one_line,
     read_answer,
     refusal,
 )
+from agent.wire.answer_head import AnswerHead
 from agent.wire.content_types import JSON, RAW
 from agent.wire.envelope import MAX_ID_CHARACTERS, Envelope
 from agent.wire.request import InferMessage
