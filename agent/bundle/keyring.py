@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final
 from agent.bundle.names import SHA256
 from agent.errors import ConfigError
 
-# `cryptography` takes 8 MiB of memory, so it is imported only where it is used: an agent reads its keyring
-# without it, until it verifies a bundle.
+# `cryptography` takes 8 MiB of memory, so it is imported only where it is used: an agent without a model does
+# without it (docs/decisions/0015-plain-keys-without-cryptography.md).
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -85,7 +85,7 @@ class TrustedKey:
 
     @classmethod
     def of_spki(cls, spki: bytes) -> TrustedKey:
-        """Make a trusted key of a P-256 key's SubjectPublicKeyInfo in DER."""
+        """Make a trusted key of a P-256 key's SubjectPublicKeyInfo in DER, which the caller has checked."""
         return cls(spki, hashlib.sha256(spki).hexdigest(), hashlib.sha256(_pem(spki)).hexdigest())
 
 

@@ -2,22 +2,102 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import string
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from agent.bundle.keyring import Keyring, TrustedKey, key_id, parse_revoked
+from agent.bundle.keyring import Keyring, TrustedKey, key_id, parse_public_key, parse_revoked
 from agent.errors import ConfigError
+
+HEAD: Final = bytes.fromhex("3059301306072a8648ce3d020106082a8648ce3d03010703420004")
+# P-256: the prime of its field, the order of its group, and two points with a small coordinate. The sum of
+# that coordinate and the prime fits 32 bytes too: the same element of the field, but not a valid encoding.
+FIELD: Final = 0xFFFFFFFF00000001000000000000000000000000FFFFFFFFFFFFFFFFFFFFFFFF
+ORDER: Final = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
+Y_OF_0: Final = 0x66485C780E2F83D72433BD5D84A06BB6541C2AF31DAE871728BF856A174F93F4
+X_OF_5: Final = 0xD7325D7646CD60D80A92738CEB345F844CFFAF35841022CAB176F692DE8DE1D7
+DIGITS: Final = f"{string.ascii_uppercase}{string.ascii_lowercase}{string.digits}+/".encode()
 
 
 def pem(key: ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey | rsa.RSAPrivateKey) -> bytes:
     form = serialization.PublicFormat.SubjectPublicKeyInfo
     return key.public_key().public_bytes(serialization.Encoding.PEM, form)
+
+
+def der_of(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return TrustedKey.of(key.public_key()).spki
+
+
+def plain_pem(der: bytes) -> bytes:
+    """Return these bytes, valid DER or not, in the PEM that OpenSSL writes."""
+    lines = textwrap.wrap(base64.b64encode(der).decode(), 64)
+    return "\n".join(["-----BEGIN PUBLIC KEY-----", *lines, "-----END PUBLIC KEY-----", ""]).encode()
+
+
+def point(x: int, y: int) -> bytes:
+    return HEAD + x.to_bytes(32) + y.to_bytes(32)
+
+
+def spliced(raw: bytes, at: int, cut: int, extra: bytes) -> bytes:
+    at %= len(raw) + 1
+    return raw[:at] + extra + raw[at + cut :]
+
+
+def with_spare_bits(raw: bytes) -> bytes:
+    """Set a bit of the last base64 digit that belongs to no byte."""
+    at = raw.find(b"=") - 1
+    return raw if at < 0 else spliced(raw, at, 1, DIGITS[DIGITS.index(raw[at]) | 1 :][:1])
+
+
+FORMS: Final[tuple[Callable[[bytes], bytes], ...]] = (
+    bytes,
+    lambda raw: raw.replace(b"\n", b"\r\n"),
+    lambda raw: raw.replace(b"\n", b"\r"),
+    lambda raw: raw.replace(b"\n", b" \n"),
+    lambda raw: raw.replace(b"\n", b"\n\n"),
+    lambda raw: raw.replace(b"\n", b""),
+    lambda raw: raw.removesuffix(b"\n"),
+    lambda raw: raw + b"\n",
+    lambda raw: raw + b"more",
+    lambda raw: b"\xef\xbb\xbf" + raw,
+    lambda raw: b"a comment\n" + raw,
+    lambda raw: raw + raw,
+    lambda raw: pem(ec.derive_private_key(44, ec.SECP256R1())) + raw,
+    lambda raw: raw.replace(b"-----BEGIN PUBLIC KEY-----\n", b""),
+    lambda raw: raw.replace(b"-----END PUBLIC KEY-----\n", b""),
+    lambda raw: raw.replace(b"PUBLIC", b"EC PUBLIC"),
+    lambda raw: raw.replace(b"=", b""),
+    with_spare_bits,
+)
+DERS = st.one_of(
+    st.integers(1, ORDER - 1).map(lambda scalar: der_of(ec.derive_private_key(scalar, ec.SECP256R1()))),
+    st.binary(min_size=64, max_size=64).map(lambda coordinates: HEAD + coordinates),
+    st.sampled_from(
+        [
+            point(0, Y_OF_0),
+            point(0, FIELD - Y_OF_0),
+            point(FIELD, Y_OF_0),
+            point(X_OF_5, 5),
+            point(X_OF_5, FIELD + 5),
+            point(X_OF_5, FIELD - 5),
+            HEAD + X_OF_5.to_bytes(32) + (5).to_bytes(31),
+            HEAD + X_OF_5.to_bytes(32) + (5).to_bytes(33),
+            point(0, 0),
+            point(FIELD, FIELD),
+        ]
+    ),
+)
+SPLICES = st.tuples(st.integers(0, 200), st.integers(0, 3), st.binary(max_size=3))
 
 
 @pytest.fixture
@@ -86,13 +166,42 @@ def test_every_form_of_a_key_gives_the_same_trusted_key(
 
 
 def test_point_that_is_not_on_the_curve_is_refused(key: ec.EllipticCurvePrivateKey, tmp_path: Path) -> None:
-    der = bytearray(TrustedKey.of(key.public_key()).spki)
+    der = bytearray(der_of(key))
     der[-1] ^= 1
     path = tmp_path / "a.pub"
-    lines = textwrap.wrap(base64.b64encode(der).decode(), 64)
-    path.write_text("\n".join(["-----BEGIN PUBLIC KEY-----", *lines, "-----END PUBLIC KEY-----", ""]))
+    path.write_bytes(plain_pem(bytes(der)))
     with pytest.raises(ConfigError):
         Keyring.from_files([path])
+
+
+@settings(max_examples=600, deadline=None, derandomize=True)
+@given(
+    der=DERS,
+    in_der=st.none() | SPLICES,
+    form=st.just(FORMS[0]) | st.sampled_from(FORMS),
+    in_pem=st.none() | st.none() | SPLICES,
+)
+def test_key_is_read_exactly_as_cryptography_reads_it(
+    tmp_path_factory: pytest.TempPathFactory,
+    der: bytes,
+    in_der: tuple[int, int, bytes] | None,
+    form: Callable[[bytes], bytes],
+    in_pem: tuple[int, int, bytes] | None,
+) -> None:
+    raw = form(plain_pem(der if in_der is None else spliced(der, *in_der)))
+    raw = raw if in_pem is None else spliced(raw, *in_pem)
+    path = tmp_path_factory.getbasetemp() / "any.pub"
+    path.write_bytes(raw)
+    try:
+        expected = TrustedKey.of(parse_public_key(raw))
+    except ConfigError as refused:
+        with pytest.raises(ConfigError) as error:
+            Keyring.from_files([path])
+        assert str(error.value) == f"{path}: {refused}"
+        return
+    (found,) = Keyring.from_files([path]).keys.values()
+    assert found == expected
+    assert found.public_key.public_numbers() == parse_public_key(raw).public_numbers()
 
 
 def test_keyring_is_read_without_loading_cryptography(
