@@ -14,12 +14,28 @@ from builder.records.meta_json import BoardTime
 
 
 class LocalBoard:
-    """The local machine: it measures one candidate at a time, and nothing is built meanwhile."""
+    """The local machine: it measures one candidate at a time, and nothing is built meanwhile.
+
+    Parameters
+    ----------
+    options
+        How candidates are timed.
+    process
+        The measuring process; None for one that measures time.
+    sleep
+        Waits for a number of seconds, for the machine to cool down.
+    """
 
     elsewhere = False
 
-    def __init__(self, options: RunnerOptions, process: MeasuringProcess | None = None) -> None:
-        self._options = options
+    def __init__(
+        self,
+        options: RunnerOptions,
+        process: MeasuringProcess | None = None,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._options, self._sleep = options, sleep
         self._process = process or MeasuringProcess()
         self._ledger = Ledger()
 
@@ -50,12 +66,12 @@ class LocalBoard:
             self._ledger.add("local", BoardTime(spent, measured=int(valid), invalid=int(not valid)))
             if valid:
                 return Measurement(timing.seconds, None, "local")
-            time.sleep(COOL_S)
+            self._sleep(COOL_S)
         return Measurement(None, "the CPU did not run at full speed", "local", spoilt=True)
 
     @contextlib.contextmanager
     def session(self) -> Iterator[tuple[str, MeasuringProcess]]:
-        """Reserve this machine: its name, and a process with an open session."""
+        """Reserve this machine; yield its name, and a process with an open session."""
         start = time.monotonic()
         if self._process.address is None:
             self._process.open(BoardAddress(), self._options.timeout_s)
@@ -65,7 +81,7 @@ class LocalBoard:
             self._ledger.add("local", BoardTime(time.monotonic() - start))
 
     def status(self) -> tuple[BoardStatus, ...]:
-        """Return the state of the only board."""
+        """Return the state of this machine."""
         return (BoardStatus("local", "measuring", self._ledger.times().get("local", BoardTime())),)
 
     def take_times(self) -> dict[str, BoardTime]:
