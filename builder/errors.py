@@ -16,7 +16,7 @@
     └── LinkError                 the linker failed on what we compiled
     MeasureFault              a measurement gave no result; handled while tuning
     ├── CandidateError            the candidate or the request is wrong
-    └── BoardError                the board went away, hung or answered nonsense
+    └── BoardError                the board went away, hung or sent an invalid answer
     FrontEndError             TVM's front end refused a model; explained as a ModelError
     StaleEntryError           a shipped record no longer fits; the heuristic decides
 
@@ -100,7 +100,7 @@ class CandidateError(MeasureFault):
 
 
 class BoardError(MeasureFault):
-    """The board went away, hung or answered nonsense."""
+    """The board went away, hung or sent an invalid answer."""
 
 
 class FrontEndError(Exception):

@@ -1,4 +1,4 @@
-"""What `tune` asks of the boards that measure candidates.
+"""The interface between `tune` and the boards that measure candidates.
 
 `builder.boards.local_board` implements it for this machine, `builder.boards.rpc_boards` for the boards of an
 RPC tracker. `builder.tune(boards=...)` accepts any other implementation, such as a simulator.
@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from builder.boards.measuring_process import BuiltKernel, MeasuringProcess
 from builder.records.meta_json import BoardTime
 
-INVALID_ATTEMPTS: Final = 3  # measurements under throttling before a run gives up on the candidate
+INVALID_ATTEMPTS: Final = 3  # discarded measurements before a run gives up on a candidate
 COOL_S: Final = 5.0  # pause for a throttled board to cool down
 
 
@@ -25,13 +25,13 @@ class Measurement:
     Attributes
     ----------
     seconds
-        Seconds per call in each repeat; None where there is no result.
+        Seconds per call in each repeat; None if there is no result.
     error
-        Why there is no result; None where there is one.
+        Why there is no result; None if there is one.
     board
-        Name of the board that measured; empty where the candidate did not compile.
+        Name of the board that measured; empty if the candidate did not compile.
     spoilt
-        Whether the boards were at fault: nothing is known about the candidate, and nothing is recorded.
+        Whether the boards were at fault; then nothing is known about the candidate, and nothing is recorded.
     """
 
     seconds: tuple[float, ...] | None
@@ -76,7 +76,7 @@ class Boards(Protocol):
         """Measure candidates; `done` is called with index and result as each one ends."""
 
     def session(self) -> contextlib.AbstractContextManager[tuple[str, MeasuringProcess]]:
-        """Reserve one board: its name, and a process with an open session."""
+        """Reserve one board; yield its name, and a process with an open session."""
 
     def status(self) -> tuple[BoardStatus, ...]:
         """Return the state of every board."""

@@ -8,7 +8,7 @@ from typing import Final
 from builder.boards.remote_functions import BoardState
 from builder.records.meta_json import BoardTime
 
-SLOWER: Final = 0.9  # below this share of its highest frequency seen, a CPU does not run at full speed
+SLOWER: Final = 0.9  # a CPU below this share of its highest frequency seen is not at full speed
 
 
 class Ledger:

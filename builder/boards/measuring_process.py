@@ -1,6 +1,6 @@
 """The measuring process: times candidates on this machine or on a board, and can be killed.
 
-A kernel may hang, crash or write to foreign memory. It does so in this process or on the board, while the
+A kernel may hang, crash or overwrite foreign memory. It does so in this process or on the board, while the
 main process waits with a time limit. The two exchange length-prefixed pickles over pipes; both ends are ours.
 """
 
@@ -122,7 +122,7 @@ class MeasuringProcess:
 
     @property
     def address(self) -> BoardAddress | None:
-        """The other end of the open session; None where none is open."""
+        """The other end of the open session; None if none is open."""
         return self._address
 
     def open(self, address: BoardAddress, timeout_s: float) -> BoardState:
@@ -131,7 +131,7 @@ class MeasuringProcess:
         Raises
         ------
         BoardError
-            If it does not answer in time.
+            If the board does not answer in time.
         """
         self.close()
         state: BoardState = self._ask("open", (address,), START_TIMEOUT_S + timeout_s)
@@ -144,7 +144,7 @@ class MeasuringProcess:
         Raises
         ------
         CandidateError
-            If it does not load or run there.
+            If the kernel does not load or run on the board.
         BoardError
             If the board hangs, has gone away, or sends an invalid answer.
         """
@@ -155,7 +155,7 @@ class MeasuringProcess:
     def compare(
         self, untuned: BuiltKernel, tuned: BuiltKernel, pairs: int, options: RunnerOptions
     ) -> tuple[tuple[float, float], ...]:
-        """Time two kernels in turn, `pairs` times; seconds per call as (untuned, tuned)."""
+        """Time two kernels alternately, `pairs` times; return seconds per call as (untuned, tuned)."""
         result: tuple[tuple[float, float], ...] = self._ask(
             "compare", (untuned, tuned, pairs, options), options.timeout_s * 4
         )
@@ -183,7 +183,7 @@ class MeasuringProcess:
         wanted
             Names of the files to fetch afterwards.
         timeout_s
-            Time limit for all of it.
+            Time limit for the whole call, transfers included.
 
         Returns
         -------
@@ -259,7 +259,7 @@ def check_plausible(seconds: Sequence[float]) -> None:
     Raises
     ------
     BoardError
-        If `seconds` is empty, or one is negative, zero, NaN, or longer than ten minutes.
+        If `seconds` is empty, or contains a time that is negative, zero, NaN or longer than ten minutes.
     """
     for value in seconds:
         if not MIN_PLAUSIBLE_S <= value <= MAX_PLAUSIBLE_S:
@@ -280,7 +280,7 @@ def write_frame(fd: int, message: object, deadline: float) -> None:
 
 
 def read_frame(fd: int, deadline: float | None) -> Any:  # noqa: ANN401
-    """Read a message; raise TimeoutError at `deadline`, EOFError where the other end has closed."""
+    """Read a message; raise TimeoutError at `deadline`, EOFError if the other end has closed."""
     (size,) = struct.unpack("<Q", _bytes(fd, 8, deadline))
     if size > MAX_FRAME_BYTES:
         raise EOFError(f"expected a frame of at most {MAX_FRAME_BYTES} bytes, got {size}")

@@ -1,4 +1,4 @@
-"""The program of the measuring process: one session with a board or with this machine."""
+"""The program that the measuring process runs: one session with a board or with this machine."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class MeasuringSession:
         return True
 
     def state(self) -> BoardState:
-        """Read the board's state; everything is unknown where its server does not offer it."""
+        """Read the board's state; all of it is unknown if the board's server does not offer it."""
         return BoardState() if self._board is None else BoardState.from_json(str(self._board()))
 
     def load(self, kernel: BuiltKernel, options: RunnerOptions) -> Any:  # noqa: ANN401 - TVM's module
@@ -93,7 +93,7 @@ class MeasuringSession:
         )
 
     def measure(self, kernel: BuiltKernel, options: RunnerOptions) -> Timing:
-        """Time a kernel: seconds per call in each repeat, and the board's state."""
+        """Time a kernel; return seconds per call in each repeat, and the board's state."""
         arguments = self.arguments(kernel)
         module = self.load(kernel, options)
         seconds = self.evaluator(module, options, options.repeat)(*arguments).results
@@ -102,7 +102,7 @@ class MeasuringSession:
     def compare(
         self, untuned: BuiltKernel, tuned: BuiltKernel, pairs: int, options: RunnerOptions
     ) -> tuple[tuple[float, float], ...]:
-        """Time two kernels in turn; seconds per call as (untuned, tuned)."""
+        """Time two kernels alternately; return seconds per call as (untuned, tuned)."""
         arguments = self.arguments(untuned)
         timers = [self.evaluator(self.load(kernel, options), options, 1) for kernel in (untuned, tuned)]
         result = []
@@ -116,7 +116,7 @@ class MeasuringSession:
     def call(
         self, name: str, request: str, files: Sequence[tuple[str, bytes]], wanted: Sequence[str]
     ) -> tuple[str, tuple[bytes, ...]]:
-        """Call one of `board_functions`, sending files before and fetching others after."""
+        """Call one of `builder.boards.remote_functions`; send files before, and fetch others after."""
         try:
             function = self._remote.get_function(f"{PREFIX}{name}")
         except (AttributeError, RuntimeError, ValueError) as error:
@@ -143,7 +143,7 @@ def serve(make: Callable[[BoardAddress], MeasuringSession] = MeasuringSession) -
     outgoing = os.dup(1)
     quiet = os.open(os.devnull, os.O_RDWR)
     os.dup2(quiet, 0)
-    os.dup2(quiet, 1)  # TVM prints, and must not write between the frames
+    os.dup2(quiet, 1)  # TVM prints to stdout, which must carry only frames
     register()
     session: MeasuringSession | None = None
     while True:

@@ -1,7 +1,7 @@
 """Functions that run on a board: report its state, and run, profile or compare whole bundles.
 
 An RPC server started with `edgebundle rpc-server` offers them by name over TVM's RPC, with JSON in and out.
-The process that measures on this machine calls the same ones. They need tvm-ffi and numpy, but no compiler.
+The process that measures on this machine calls them too. They need tvm-ffi and numpy, but no compiler.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class BoardState:
     Attributes
     ----------
     frequencies_khz
-        Frequency of each CPU; empty where unknown.
+        Frequency of each CPU; empty if unknown.
     throttled
-        Whether heat or low voltage slows it down; None where unknown.
+        Whether heat or low voltage slows it down; None if unknown.
     temperature_c, load
-        Temperature of the hottest thermal zone, and load average of the last minute; None where unknown.
+        Temperature of the hottest thermal zone, and load average of the last minute; None if unknown.
     """
 
     frequencies_khz: tuple[int, ...] = ()
@@ -42,7 +42,7 @@ class BoardState:
 
     @classmethod
     def from_json(cls, text: str) -> BoardState:
-        """Read what `state_json` wrote; everything is unknown where the text is malformed."""
+        """Read the result of `state_json`; if it is malformed, everything is unknown."""
         try:
             raw = json.loads(text)
             return cls(
@@ -142,9 +142,9 @@ def profile_json(request: str) -> str:
 
 
 def compare_json(request: str, clock: Callable[[], float] = time.perf_counter) -> str:
-    """Time two bundles in turn; the reply holds `pairs` of seconds per inference.
+    """Time two bundles alternately; the reply holds `pairs` of seconds per inference.
 
-    The order changes from pair to pair, so that neither bundle always meets the caches that the other left.
+    The order changes from pair to pair, so that neither bundle always gets the caches that the other left.
     """
     from builder.bundles.package import Package
     from builder.running import local_run

@@ -57,7 +57,7 @@ def run_on_board(
     ModelError
         If the file of inputs cannot be read.
     ShapeError
-        If an array's name is not an input's.
+        If the model has no input of an array's name.
     FleetError
         If no board answers.
     """

@@ -77,7 +77,7 @@ class RpcBoards:
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._doing: dict[str, str] = {}
-        self._dropped: dict[str, tuple[int, float]] = {}  # name -> how often, until when
+        self._dropped: dict[str, tuple[int, float]] = {}  # name -> number of failures, time of its return
         self._alive = time.monotonic()
         self._wait_for_first()
         self._slots: list[threading.Thread] = []
@@ -123,7 +123,7 @@ class RpcBoards:
 
     @contextlib.contextmanager
     def session(self) -> Iterator[tuple[str, MeasuringProcess]]:
-        """Reserve one board: its name, and a process with an open session."""
+        """Reserve one board; yield its name, and a process with an open session."""
         process = MeasuringProcess()
         start = time.monotonic()
         name = ""
@@ -171,15 +171,15 @@ class RpcBoards:
         """Start one slot for each registered board."""
         while not self._stop.is_set():
             with contextlib.suppress(FleetError):
-                there = len(self._tracker.servers(self._key))
-                while len(self._slots) < min(there, MAX_BOARDS):
+                registered = len(self._tracker.servers(self._key))
+                while len(self._slots) < min(registered, MAX_BOARDS):
                     slot = threading.Thread(target=self._serve, daemon=True)
                     self._slots.append(slot)
                     slot.start()
             self._stop.wait(POLL_S)
 
     def _serve(self) -> None:
-        """Run one slot: take any free board while there is work, then the next."""
+        """Run one slot: while there is work, use one free board after another."""
         process = MeasuringProcess()
         try:
             while not self._stop.is_set():

@@ -1,7 +1,7 @@
 """A board's RPC server and the workstation's tracker: TVM's own, with safe defaults and a watchdog.
 
-TVM's server ends for good when a kernel crashes the process that serves it, or when its tracker is away for a
-minute; here a supervising process restarts it. It offers `remote_functions` in addition to TVM's own.
+TVM's server does not recover if a kernel crashes its process, or if the tracker is away for a minute; here a
+supervising process restarts it. The server offers `remote_functions` in addition to TVM's own functions.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from typing import Final
 
 SERVER_PORT: Final = 9091
-SERVING: Final = "server at"  # how the line begins that a server prints once it listens
+SERVING: Final = "server at"  # beginning of the line that a server prints once it listens
 RESTART_S: Final = 1.0
 WARNING: Final = (
     "TVM RPC is remote code execution in clear text: anyone who can reach {address} controls this machine; "
-    "use it in your own network only, or through `--ssh`"
+    "use it only in your own network, or through `--ssh`"
 )
 
 
@@ -40,7 +40,7 @@ class ServerOptions:
     tracker_host, tracker_port, key
         The tracker that it registers with, and the key that it registers under.
     custom_address
-        The address that the tracker gives to clients, where they reach the board at another one.
+        The address that the tracker gives to clients, if it is not the one that the server listens on.
     """
 
     host: str
@@ -52,7 +52,7 @@ class ServerOptions:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether `host` can be reached from this machine only."""
+    """Whether `host` can be reached only from this machine."""
     if host == "localhost":
         return True
     try:
@@ -124,7 +124,7 @@ def require_free(host: str, port: int) -> None:
     Raises
     ------
     OSError
-        If the address is in use, or is not one of this machine.
+        If the address is in use, or does not belong to this machine.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -140,7 +140,7 @@ def _stop_at_eof() -> None:
 
 @contextlib.contextmanager
 def stopping() -> Iterator[Callable[[], bool]]:
-    """Catch SIGTERM and SIGINT; yields a function that tells whether one of them has arrived."""
+    """Catch SIGTERM and SIGINT; yield a function that returns whether one of them has arrived."""
     stopped = False
 
     def stop(_signal: int, _frame: object) -> None:

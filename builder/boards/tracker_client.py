@@ -25,19 +25,19 @@ CONNECT_TIMEOUT_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Tracker:
-    """A tracker at an address; each request opens a connection of its own."""
+    """A tracker at an address; each request opens a new connection."""
 
     host: str
     port: int
 
     @classmethod
     def parse(cls, text: str) -> Tracker:
-        """Read `host:port`, `[v6]:port` or only a host; the port is 9190 then.
+        """Parse `host:port`, `[v6]:port`, or `host` with the default port 9190.
 
         Raises
         ------
         FleetError
-            If the text has another form.
+            If `text` is malformed.
         """
         match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:/\[\]]+))(?::(\d{1,5}))?", text)
         port = int(match[3] or DEFAULT_PORT) if match else 0
@@ -74,12 +74,12 @@ class Tracker:
         wait_s
             How long to wait for a free board.
         session_s
-            Time limit that the server shall set on the session.
+            Time limit that the server must set on the session.
 
         Returns
         -------
         BoardAddress or None
-            None where no board became free in time.
+            None if no board became free in time.
 
         Raises
         ------

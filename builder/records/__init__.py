@@ -1,10 +1,10 @@
-"""Tuning records: which schedule was measured to be fastest, and what is used of that.
+"""Tuning records: which schedules were measured to be fastest, and which of them compiling uses.
 
-Two kinds, asked in this order when a kernel is compiled:
+There are two kinds. Compiling a kernel consults them in this order:
 
 - The user's own records, a folder that `tune` writes: `folder` (the measured points, in MetaSchedule's
-  format, appended by `journal`), `meta_json` (what they are for, and the verdicts), `best_records` (what
-  compiling uses of them; merging folders). `task` is the kernel that a record belongs to.
+  format, appended by `journal`), `meta_json` (their target and versions, and the verdicts), `best_records`
+  (those that compiling uses; merging folders). `task` is the kernel that a record belongs to.
 - The records shipped with the compiler: `shipped` reads `CORE.json`, which the project's maintainers make
   with `benchmarks.shipped_records`.
 """

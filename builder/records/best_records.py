@@ -1,4 +1,4 @@
-"""The best records: what compiling uses of a folder; picking them, and merging folders."""
+"""The best records of a folder, which compiling uses; picking them, and merging folders."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from builder.target.device_target import DeviceTarget
 class BestRecords:
     """The schedules that were measured to be best, for lowering.
 
-    The verdict of the final comparison decides. Without a verdict, as after a run that was stopped, the
-    fastest record does; where nothing beat the heuristic, that is the heuristic's own.
+    The verdict of the final comparison decides. Without a verdict, as after an interrupted run, the fastest
+    record does; if nothing beat the heuristic, that is the heuristic's own.
 
     Attributes
     ----------
@@ -31,7 +31,7 @@ class BestRecords:
         self.used: set[str] = set()
 
     def trace(self, func: tirx.PrimFunc) -> Trace | None:
-        """Return the schedule for `func`; None where the heuristic's is used."""
+        """Return the schedule for `func`; None if the heuristic's is used."""
         key = workload_of(func)[1]
         record = chosen(self._records, key)
         if record is None:
@@ -41,7 +41,7 @@ class BestRecords:
 
 
 def chosen(records: Records, key: str) -> Record | None:
-    """Return the record of workload `key` that replaces the heuristic's point; None where none does."""
+    """Return the record of workload `key` that replaces the heuristic's point; None if none does."""
     best = records.best(key)
     if not best:
         return None

@@ -75,7 +75,7 @@ class Records:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str], target: DeviceTarget | None = None) -> Self:
-        """Read a folder; check that it is for `target`, where one is given.
+        """Read a folder, and check that it is for `target` if one is given.
 
         Raises
         ------

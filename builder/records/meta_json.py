@@ -27,7 +27,7 @@ class BoardTime:
     Attributes
     ----------
     seconds
-        How long it was busy for this run.
+        How long it was busy.
     measured, failed, invalid
         Candidates measured; candidates that did not run; measurements discarded because it throttled.
     dropped
@@ -86,7 +86,7 @@ class TunedOperator:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Two kernels or models, timed in turn.
+    """Two kernels or models, timed alternately.
 
     Attributes
     ----------
@@ -136,10 +136,10 @@ class ModelResult:
     calls
         Workload key -> calls in one inference.
     board, ratio
-        The board that compared the whole model, tuned against untuned, and the result; None where they have
+        The board that compared the whole model, tuned against untuned, and the result; None if they have
         not been compared.
     use
-        Whether the model is compiled with its records: not if the whole model became slower.
+        Whether the model is compiled with its records; False if it became slower as a whole.
     """
 
     name: str
@@ -159,7 +159,7 @@ class RecordsMeta:
         What the records depend on: the layout of this file, the versions of TVM and of the design spaces, and
         the target's description.
     peak_gflops
-        The highest rate that a board has reached; None where it was not measured.
+        The highest rate that a board has reached; None if it was not measured.
     boards
         Name of a board -> what it did.
     operators
@@ -201,7 +201,7 @@ class RecordsMeta:
         Raises
         ------
         RecordsError
-            If it is not what `to_text` writes.
+            If `text` is not what `to_text` writes.
         """
         try:
             return canonical_json.from_json(cls, json.loads(text), where)
@@ -217,7 +217,7 @@ class RecordsMeta:
         Raises
         ------
         RecordsError
-            If one of the versions differs.
+            If one of the three differs.
         """
         for name, mine, theirs in (
             ("format", FORMAT, self.format),

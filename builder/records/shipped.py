@@ -1,9 +1,9 @@
 """Shipped records: for each kind of core, decisions that were found to be better than the heuristic's.
 
-Promises: an entry is used only where it still means the same, that is, where the design space asks for the
-same decisions by name, offers the recorded values, and its heuristic would still choose the values that the
-entry was compared with. Elsewhere the heuristic decides, without a message. The instruction set of a device
-selects the core. `benchmarks.shipped_records` makes the records.
+Promises: an entry is used only if it still means the same, that is, if the design space asks for the same
+decisions by name, offers the recorded values, and its heuristic would still choose the values that the entry
+was compared with. Otherwise the heuristic decides, without a message. The instruction set of a device selects
+the core. `benchmarks.shipped_records` makes the records.
 """
 
 from __future__ import annotations
@@ -140,12 +140,12 @@ class ShippedChoices:
         self.stale: set[str] = set()
 
     def chooser(self, signature: str) -> EntryChooser | None:
-        """Return what decides for a kernel; None where the records have no entry."""
+        """Return the chooser for a kernel; None if the records have no entry for it."""
         entry = self.records.entries.get(signature)
         return None if entry is None else EntryChooser(entry)
 
     def count_outcome(self, signature: str, *, fits: bool) -> None:
-        """Note whether the entry could be applied."""
+        """Count whether the entry of `signature` could be applied."""
         (self.used if fits else self.stale).add(signature)
 
 
@@ -182,7 +182,7 @@ class EntryChooser(Chooser):
             If it did not ask for one of them.
         """
         if self._left:
-            raise StaleEntryError(f"recorded, but not asked for: {', '.join(sorted(self._left))}")
+            raise StaleEntryError(f"the design space does not ask for {', '.join(sorted(self._left))}")
 
 
 def name_for(target: DeviceTarget) -> str | None:
@@ -198,20 +198,20 @@ def name_for(target: DeviceTarget) -> str | None:
 
 
 def shipped_for(target: DeviceTarget) -> ShippedChoices | None:
-    """Return the shipped records for a device; None where there are none for its kind."""
+    """Return the shipped records for a device; None if there are none for its kind."""
     name = name_for(target)
     return None if name is None else ShippedChoices(CoreRecords.read(name))
 
 
 def signature_for(workload: tvm.IRModule) -> str | None:
-    """Return the signature of an unscheduled workload; None where it has no design space."""
+    """Return the signature of an unscheduled workload; None if it has no design space."""
     sch = st.Schedule(workload)
     anchor = anchor_of(sch)
     return None if anchor is None else signature_of(sch, *anchor)
 
 
 def point_of(entry: ShippedEntry, space: DesignSpace) -> Decisions | None:
-    """Return `entry.chosen` as indices into the values of `space`; None where `space` does not offer it."""
+    """Return `entry.chosen` as indices into the values of `space`; None if `space` does not offer it."""
     if set(entry.chosen) != set(space.names):
         return None
     chosen = [entry.chosen[name] for name in space.names]

@@ -1,4 +1,4 @@
-"""What the steps of one tuning run share."""
+"""The objects that the steps of a tuning run share."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class TuningContext:
     records
         The folder that results are written to.
     builder, boards
-        What builds candidates, and what measures them.
+        The builder of candidates, and the boards that measure them.
     options, runner
-        What to search for, and how to time.
+        How to search, and how to time.
     view
         Shows the progress.
     """

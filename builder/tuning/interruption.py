@@ -1,8 +1,8 @@
-"""Ctrl-C, deferred to a safe place.
+"""Ctrl-C, deferred until it is safe.
 
-TVM aborts the whole process when any exception, KeyboardInterrupt included, leaves a Python function that C++
-has called. So during a run, the first Ctrl-C is only remembered, and raised where no such call is active; a
-second one is raised at once.
+TVM aborts the process if an exception, even KeyboardInterrupt, leaves a Python function that C++ has called.
+So during a run, the first Ctrl-C is only remembered, and raised when no such call is active. A second one is
+raised at once.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ class Interruption:
         self._is_pending = False
 
     def check(self) -> None:
-        """Raise a SIGINT that has arrived.
+        """Raise KeyboardInterrupt if SIGINT has arrived.
 
         Raises
         ------
         KeyboardInterrupt
-            If it has.
+            If SIGINT has arrived.
         """
         if self._is_pending:
             raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""What to search for, and how long."""
+"""How to search, and for how long."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TuneOptions:
-    """Options of a search.
+    """Options of a tuning run's search.
 
     Attributes
     ----------

@@ -1,9 +1,9 @@
 """A tuning run, from a model to records that make it faster and never slower.
 
-The heuristic's point of each task is measured first. Then batch after batch goes to the most promising task:
-the one with the largest share of the model's time per batch that it has had. Every measurement is written to
-disk at once. At the end, the best points are compared with the heuristic's, operator by operator and then as
-whole models, and those that do not help are not used.
+The heuristic's point of each task is measured first. Then each batch goes to the most promising task: the one
+that takes most of the model's time, relative to the number of batches it has had. Every measurement is
+written to disk at once. At the end, the best points are compared with the heuristic's, first operator by
+operator and then as a whole model; those that do not help are not used.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from builder.tuning.tasks.task_run import TaskRun
 from builder.tuning.verdicts.final_comparison import FinalComparison
 from builder.tuning.views.progress import Progress, Silent, View
 
-SEEDS: Final = 8  # points of a task that are taken from other records and measured early
+SEEDS: Final = 8  # best points of a task that are taken from each other folder and measured early
 
-_HOW: Final = "--rpc-tracker HOST:PORT --rpc-key KEY"
+_TRACKER_FLAGS: Final = "--rpc-tracker HOST:PORT --rpc-key KEY"
 
 
 def tune(
@@ -67,32 +67,32 @@ def tune(
     Parameters
     ----------
     model
-        What `builder.load` returned, or an ONNX file's path.
+        A model that `builder.load` returned, or the path of an ONNX file.
     target
         The device; the boards must be of that kind.
     records_path
         A folder; if it already holds records for this target, the run continues from them.
     options, runner
-        What to search for, and how to time.
+        How to search, and how to time.
     tracker, key
         `host:port` of an RPC tracker, and the key that the boards are registered under. Without them, the
         candidates are measured on this machine.
     prior_records
         Other folders, for other models or targets, whose best points are measured early.
     input_shapes
-        Shapes of inputs with symbolic dimensions, where `model` is a path.
+        Shapes of inputs with symbolic dimensions, if `model` is a path.
     view
         Shows the progress; None shows nothing.
     boards
-        What measures, instead of this machine or the boards of a tracker: a simulator, or a counter of
-        instructions. It is closed at the end.
+        Boards to measure on, in place of this machine or the boards of a tracker: for example a simulator, or
+        a counter of instructions. They are closed at the end.
     choose
         Chooses the points that the search starts from; None for those that compiling uses without records.
 
     Returns
     -------
     Records
-        What `builder.compile` takes as `tuning_records`.
+        The records, as `builder.compile` accepts them in `tuning_records`.
 
     Raises
     ------
@@ -104,11 +104,11 @@ def tune(
     options, runner, view = options or TuneOptions(), runner or RunnerOptions(), view or Silent()
     device = target if isinstance(target, DeviceTarget) else resolve(target)
     if (tracker is None) != (key is None):
-        raise FleetError("an RPC tracker and a key belong together", hint=f"give both: {_HOW}")
+        raise FleetError("an RPC tracker and a key belong together", hint=f"give both: {_TRACKER_FLAGS}")
     if boards is None and tracker is None and not device.is_native:
         raise FleetError(
             f"this machine cannot measure for {device.triple} {device.cpu}",
-            hint=f"tune on boards of that kind: {_HOW}",
+            hint=f"tune on boards of that kind: {_TRACKER_FLAGS}",
         )
     imported = model if isinstance(model, ImportedModel) else load(model, input_shapes=input_shapes)
     tasks = select(extract_tasks(imported, device, choose=choose), options.tasks)
@@ -147,7 +147,7 @@ class _Run:
         self._active: int | None = None
 
     def prepare(self) -> None:
-        """Record the model's operators; measure the board's peak rate and the heuristic's points."""
+        """Record the model's operators, and measure the board's peak rate and the heuristic's points."""
         self._show("measuring the heuristic's schedules")
         calls = {run.task.key: run.task.calls for run in self._tasks}
         meta, model = self._records.meta, self._context.model
@@ -166,7 +166,7 @@ class _Run:
         self._measure(jobs, "measuring the heuristic's schedules")
 
     def seed(self, seeds: Mapping[str, Sequence[Decisions]]) -> None:
-        """Measure the points that other records found best: task's key -> decisions."""
+        """Measure the best points of other records; `seeds` maps a task's key to decisions."""
         jobs = []
         for run in self._tasks:
             for decisions in seeds.get(run.task.key, ()):
@@ -174,7 +174,7 @@ class _Run:
                     point = run.task.space.point(decisions)
                     if point is not None:
                         jobs.append((run, point))
-        self._measure(jobs, "measuring what other records found best")
+        self._measure(jobs, "measuring the best points of other records")
 
     def search(self) -> None:
         """Measure batch after batch, each of the task with the highest `TaskRun.promise`."""
@@ -212,7 +212,7 @@ class _Run:
         self._show("done")
 
     def _measure_peak(self) -> None:
-        """Measure the board's peak rate in GFLOP/s; it is kept if it is the highest so far."""
+        """Measure the board's peak rate in GFLOP/s, and keep it if it is the highest so far."""
         if not self._tasks or self._is_over():
             return
         kernel, flops = peak_kernel(self._context.target, self._context.runner.threads)
@@ -223,7 +223,7 @@ class _Run:
                 self._records.update(replace(self._records.meta, peak_gflops=peak))
 
     def account(self) -> None:
-        """Add to the records what the boards have done since the last call."""
+        """Add the work of the boards since the last call to the records."""
         meta = self._records.meta
         rates = [run.task.flops / run.best[1] / 1e9 for run in self._tasks if run.best is not None]
         if meta.peak_gflops is not None and rates and max(rates) > meta.peak_gflops:
@@ -235,7 +235,7 @@ class _Run:
             self._records.update(meta)
 
     def _next_batch(self) -> list[Job] | None:
-        """Return points of the task with the highest promise; None where no task wants more."""
+        """Return points of the task with the highest `TaskRun.promise`; None if no task wants more."""
         while True:
             open_runs = [run for run in self._tasks if run.wanted(self._options)]
             if not open_runs:

@@ -1,4 +1,4 @@
-"""Candidates become shared objects: code generation and linking, in processes that can be killed."""
+"""Builds candidates as shared objects: generates and links code, in processes that can be killed."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class CandidateBuilder:
         return list(self.start(jobs).results())
 
     def start(self, jobs: Sequence[tuple[Task, Point]]) -> Building:
-        """Start to build points, and return at once."""
+        """Start building points, and return at once."""
         work = [(save_json(kernel_of(point.schedule, self._target)), self._target) for _, point in jobs]
         return Building(
             [arguments_of(task) for task, _ in jobs], [self._pool.submit(_build_one, job) for job in work]
@@ -88,12 +88,12 @@ def build_module(mod: tvm.IRModule, target: DeviceTarget) -> bytes:
 
 
 def kernel_of(schedule: st.Schedule, target: DeviceTarget) -> tvm.IRModule:
-    """Return the scheduled function, finished as in lowering, under the name `KERNEL`."""
+    """Return the scheduled function, postprocessed as in lowering, under the name `KERNEL`."""
     func = postprocess(schedule.mod["main"], target)
     return tvm.IRModule({KERNEL: func.with_attr("global_symbol", KERNEL)})
 
 
 def arguments_of(task: Task) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Return dtype and shape of each of a kernel's arguments."""
+    """Return the dtype and shape of each argument of a kernel."""
     infos = ms.arg_info.ArgInfo.from_entry_func(task.workload, False)
     return tuple((str(info.dtype), tuple(int(d) for d in info.shape)) for info in infos)

@@ -25,7 +25,7 @@ ATTEMPTS: Final = 3  # the fastest one counts: disturbances only make a measurem
 def peak_kernel(target: DeviceTarget, threads: int | None) -> tuple[BuiltKernel, float]:
     """Return the kernel for `threads` threads (None: one per core), and its floating-point operations."""
     cores = threads or target.cores
-    panel, rows = 2 * target.simd.lanes, ROWS  # each thread computes one panel, which fits its first cache
+    panel, rows = 2 * target.simd.lanes, ROWS  # each thread's panel fits its first-level cache
     a = te.placeholder((rows, DEPTH), "float32", name="a")
     b = te.placeholder((cores, DEPTH, panel), "float32", name="b")
     product = matmul.product(a, b)

@@ -1,4 +1,4 @@
-"""A pipeline: builds and measures batches of candidates, and returns one measurement at a time.
+"""A pipeline that builds and measures batches of candidates, and returns one measurement at a time.
 
 If the boards are other machines, the next batches are built while one is measured. On this machine, building
 would disturb the measurement, so there is one batch at a time.
@@ -19,7 +19,7 @@ from builder.tuning.candidates.candidate_builder import Building, CandidateBuild
 from builder.tuning.interruption import Interruption
 from builder.tuning.tasks.task_run import TaskRun
 
-AHEAD: Final = 3  # batches in progress where boards are elsewhere: one measured, one waiting, one built
+AHEAD: Final = 3  # batches in progress on boards that are elsewhere: one measured, one waiting, one built
 POLL_S: Final = 0.2
 
 Job = tuple[TaskRun, Point]
@@ -38,7 +38,7 @@ class Batch:
     jobs
         Each candidate's task and point.
     measurements
-        Index of a candidate -> its result, as far as they have arrived.
+        Index of a candidate -> its result, if that has arrived.
     """
 
     jobs: Sequence[Job]
@@ -81,7 +81,7 @@ class Pipeline:
         thread.start()
 
     def take(self) -> tuple[Batch, int, Measurement]:
-        """Wait for the next measurement; return its batch, its index there, and the measurement.
+        """Wait for the next measurement; return its batch, its index in the batch, and the measurement.
 
         Raises
         ------
@@ -115,7 +115,7 @@ class Pipeline:
                 yield result
 
     def _work(self, batch: Batch, building: Building) -> None:
-        indices: list[int] = []  # in the batch, of the candidates that compiled
+        indices: list[int] = []  # of the candidates that compiled, in the batch
         kernels: list[BuiltKernel] = []
         try:
             for index, built in enumerate(building.results()):

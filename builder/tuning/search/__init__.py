@@ -1,1 +1,1 @@
-"""Searches: which points of a design space to measure next."""
+"""Search strategies: which points of a design space to measure next."""

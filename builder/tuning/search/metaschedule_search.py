@@ -20,22 +20,22 @@ STALE_ROUNDS: Final = 2  # proposals without a new point before the rest is visi
 
 
 class MetaScheduleSearch:
-    """A search of MetaSchedule's; when it finds nothing new, the rest of the space follows.
+    """A search strategy of MetaSchedule; when it finds nothing new, the rest of the space follows.
 
     Parameters
     ----------
     task
-        What to search.
+        The task to search.
     rest
         The points that have not been measured.
     known
-        Point -> seconds per call, measured before; None for a point that did not run.
+        The points measured before -> seconds per call; None for a point that did not run.
     trials, batch
         Number of points wanted in all, and per proposal.
     seed
         Seed of every random choice.
     evolves
-        Evolutionary search, guided by the measured times only; otherwise random points.
+        Whether to use evolutionary search, guided only by the measured times, instead of random points.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class MetaScheduleSearch:
                 space_generator=task.space.generator(),
                 search_strategy=strategy,
                 task_name=task.name,
-                rand_state=seed + 1,  # MetaSchedule takes no zero
+                rand_state=seed + 1,  # MetaSchedule does not accept 0
                 num_threads=1,
             )
         self._database = ms.database.MemoryDatabase()
@@ -103,7 +103,7 @@ class MetaScheduleSearch:
         return points or self._rest.propose(count)
 
     def learn(self, points: Sequence[Point], seconds: Sequence[float | None]) -> None:
-        """Take in the seconds per call of proposed points; None for one that did not run."""
+        """Learn the seconds per call of proposed points; None for one that did not run."""
         self._known.update((p.decisions, s) for p, s in zip(points, seconds, strict=True))
         self._settle()
         self._store(points, seconds)

@@ -24,11 +24,11 @@ DEPTH: Final = 4
 RATE: Final = 0.25
 MODELS: Final = 4  # each trained on its own sample; where they disagree, the prediction is uncertain
 SAMPLE, COLUMNS = 0.8, 0.7
-SHRINKING: Final = 0.1  # XGBoost's lambda; its default of 1 is for noisier data, and blurs a few dozen times
+SHRINKING: Final = 0.1  # XGBoost's lambda; its default of 1 is for noisier data, and over-smooths so few
 OPTIMISM: Final = 1.5  # standard deviations subtracted from the predicted cost
-AT_RANDOM: Final = 8  # one in so many points is random: a model cannot learn what it never tries
+AT_RANDOM: Final = 8  # one point in eight is random: a model cannot learn what it never tries
 CENTRES: Final = 3  # best points, whose neighbours make up half of the ranked points
-LEAST: Final = 6  # measured points that a model needs to be of use
+LEAST: Final = 6  # with fewer measured points, a model is of no use
 FAILED: Final = math.log(4.0)  # a point that does not run counts as four times as slow as the slowest
 
 Floats = npt.NDArray[np.float32]
@@ -43,7 +43,7 @@ class RankedSearch:
         self._random = random.Random(seed)  # noqa: S311 - a search, not a secret
 
     def propose(self, count: int) -> list[Point]:
-        """Return at most `count` points: the model's best (at first, neighbours), and some at random."""
+        """Return at most `count` points: the model's best (at first, best's neighbours), and random ones."""
         if sum(seconds is not None for seconds in self._known.values()) < LEAST:
             chosen = self._neighbours()[: (count + 1) // 2]
         else:
@@ -52,7 +52,7 @@ class RankedSearch:
         return points + self._unvisited.propose(count - len(points))
 
     def learn(self, points: Sequence[Point], seconds: Sequence[float | None]) -> None:
-        """Take in the seconds per call of proposed points; None for one that did not run."""
+        """Learn the seconds per call of proposed points; None for one that did not run."""
         self._known.update((p.decisions, s) for p, s in zip(points, seconds, strict=True))
 
     def _neighbours(self) -> list[Decisions]:
@@ -86,7 +86,7 @@ class RankedSearch:
 
 
 def _features(space: DesignSpace, points: Sequence[Decisions]) -> Floats:
-    """Return a row per point: logarithms of its values, and their pairwise sums, as tiles are products."""
+    """Return a row per point: the logarithms of its values, and their pairwise sums (sizes of tiles)."""
     logs = [np.log2(np.maximum(np.array(values, np.float32), 0) + 1) for values in space.values]
     single = [logs[i][[p[i] for p in points]] for i in range(len(logs))]
     pairs = [single[i] + single[j] for i in range(len(single)) for j in range(i)]
@@ -94,7 +94,7 @@ def _features(space: DesignSpace, points: Sequence[Decisions]) -> Floats:
 
 
 def _costs(seconds: Sequence[float | None]) -> Floats:
-    """Return the logarithm of each time divided by the best one."""
+    """Return log(time / best time) of each point; one that failed costs `FAILED` more than the slowest."""
     ran = [s for s in seconds if s is not None]
     best, worst = min(ran), max(ran)
     return np.array([math.log((s or worst) / best) + (0 if s else FAILED) for s in seconds], np.float32)

@@ -1,4 +1,4 @@
-"""The search strategies, by the names of `--tuner`, and what they have in common.
+"""The search strategies by the names of `--tuner`, and their common interface.
 
 All of them propose only points that have not been measured, and end when no point is left. A search may be
 asked for more points before it has learnt the times of the last ones: it does not propose those again.
@@ -30,10 +30,10 @@ class Search(Protocol):
     """Decides which points of a task to measure next."""
 
     def propose(self, count: int) -> list[Point]:
-        """Return at most `count` points that were neither proposed nor known before; none if none is left."""
+        """Return at most `count` points that were neither proposed nor known before; `[]` if none is left."""
 
     def learn(self, points: Sequence[Point], seconds: Sequence[float | None]) -> None:
-        """Take in the seconds per call of proposed points; None for one that did not run."""
+        """Learn the seconds per call of proposed points; None for one that did not run."""
 
 
 def start(tuner: str, task: Task, known: Results, trials: int, batch: int, seed: int) -> Search:
@@ -44,9 +44,9 @@ def start(tuner: str, task: Task, known: Results, trials: int, batch: int, seed:
     tuner
         One of `TUNERS`.
     task
-        What to search.
+        The task to search.
     known
-        Point -> seconds per call, measured before: the search learns from them and does not repeat them.
+        The points measured before -> seconds per call: the search learns from them and does not repeat them.
     trials, batch
         Number of points wanted in all, and per proposal.
     seed

@@ -8,7 +8,7 @@ from typing import Final
 
 from builder.kernels.design_space import Decisions, DesignSpace, Point
 
-MAX_LISTED: Final = 1 << 16  # of a larger space, so many random points are listed
+MAX_LISTED: Final = 1 << 16  # a larger space is represented by so many random points
 
 
 class Unvisited:
@@ -28,7 +28,7 @@ class Unvisited:
         self._next = 0
 
     def left(self) -> list[Decisions]:
-        """Return the listed points that are left."""
+        """Return the listed points that have not been visited."""
         return [d for d in self._listed[self._next :] if d not in self._visited]
 
     def is_new(self, decisions: Decisions) -> bool:

@@ -1,1 +1,1 @@
-"""What there is to tune in a model, and how far each task has got."""
+"""The tasks of a model, and the state of each in a run."""

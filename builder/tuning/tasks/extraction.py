@@ -1,4 +1,4 @@
-"""Finds the tasks of a model: each kernel with a design space, once, and how often the model calls it.
+"""Finds the tasks of a model: its different kernels that have a design space, and the calls of each.
 
 A task is identified by its *workload*, the unscheduled function. So two models that have a convolution in
 common share its records.
@@ -41,18 +41,18 @@ def extract_tasks(
     Parameters
     ----------
     model
-        What `builder.load` returned, or an ONNX file's path.
+        A model that `builder.load` returned, or the path of an ONNX file.
     target
         The device that it is compiled for.
     input_shapes
-        Shapes of inputs with symbolic dimensions, where `model` is a path.
+        Shapes of inputs with symbolic dimensions, if `model` is a path.
     choose
         Chooses the default point of each space; None for the point that compiling uses without records.
 
     Returns
     -------
     tuple of Task
-        Each workload once, in the order of the model, without those that have only one point.
+        One task per workload, in the order of the model, without workloads that have only one point.
     """
     device = target if isinstance(target, DeviceTarget) else resolve(target)
     imported = model if isinstance(model, ImportedModel) else load(model, input_shapes=input_shapes)
@@ -98,7 +98,7 @@ def select(tasks: Sequence[Task], spec: str) -> tuple[Task, ...]:
     Raises
     ------
     RecordsError
-        If the text has another form, or names a task that the model does not have.
+        If `spec` is malformed, or names a task that the model does not have.
     """
     if spec == "all":
         return tuple(tasks)

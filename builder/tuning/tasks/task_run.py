@@ -22,7 +22,7 @@ class TaskRun:
     search
         The search over its design space, started with the first batch.
     batches
-        Number of batches it has had.
+        Number of batches proposed for it so far.
     under_way
         Candidates being built or measured.
     exhausted
@@ -77,7 +77,7 @@ class TaskRun:
     @property
     def promise(self) -> float:
         """Seconds that the model spends in this task, divided by the number of its batches plus one."""
-        seconds = self.best[1] if self.best else 1.0  # nothing has run yet: try soon
+        seconds = self.best[1] if self.best else 1.0  # nothing has run yet: give it priority
         return seconds * self.task.calls / (self.batches + 1)
 
     def progress(self, options: TuneOptions) -> TaskProgress:

@@ -1,1 +1,1 @@
-"""Tuned against untuned, timed in turn: the decision whether a result is used."""
+"""Verdicts: tuned against untuned, timed alternately, to decide whether a result is used."""

@@ -1,7 +1,7 @@
 """The final comparison: each task's best points against the heuristic's, then the whole model.
 
 The fastest of many noisy measurements is partly luck, so a point is used only if it is faster beyond doubt:
-if the whole confidence interval of its speed-up is above 1. Both sides are timed in turn on the same board.
+if the whole confidence interval of its speed-up is above 1. Both sides are timed alternately on one board.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from builder.tuning.context import TuningContext
 from builder.tuning.tasks.task_run import TaskRun
 from builder.tuning.verdicts.paired_timing import compare_kernels, compare_models
 
-FINALISTS: Final = 3  # the fastest points of a task that are compared, until one is faster beyond doubt
+FINALISTS: Final = 3  # number of a task's fastest points that are compared, at most
 
 
 class FinalComparison:
@@ -28,7 +28,7 @@ class FinalComparison:
         self._records, self._view = context.records, context.view
 
     def compare_operator(self, run: TaskRun) -> None:
-        """Compare a task's fastest points with the heuristic's in turn, until one is faster beyond doubt."""
+        """Compare a task's fastest points with the heuristic's, until one is faster beyond doubt."""
         task, pairs = run.task, self._context.options.pairs
         default = task.space.default
         best = [r.decisions for r in self._records.best(task.key) if r.decisions != default]
@@ -68,7 +68,7 @@ class FinalComparison:
         self._records.update(replace(meta, verdicts={**meta.verdicts, task.key: verdict}))
 
     def compare_models(self, runs: Sequence[TaskRun]) -> None:
-        """Compile the model with and without its records, and compare the two in turn."""
+        """Compile the model with and without its records, and time the two alternately."""
         from builder.compiling.compilation import compile
 
         context = self._context

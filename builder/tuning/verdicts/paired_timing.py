@@ -1,8 +1,8 @@
-"""Tuned against untuned, in turn on the same board: the basis of the promise "never slower".
+"""Tuned against untuned, timed alternately on one board: the basis of the promise "never slower".
 
-Two times measured one right after the other share what the board was doing at that moment. So the ratio of
-each pair is taken; the result is the median of these ratios with its bootstrap interval (Efron, *Bootstrap
-Methods*, Annals of Statistics 7, 1979).
+Two times measured right after each other are disturbed alike by whatever else the board is doing. So the
+result is the median of the ratios of all pairs, with its bootstrap interval (Efron, *Bootstrap Methods*,
+Annals of Statistics 7, 1979).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def compare_kernels(
     Raises
     ------
     MeasureFault
-        If the kernels fail, or three boards do.
+        If a kernel fails, or three boards fail one after the other.
     """
     for attempt in range(ATTEMPTS):
         try:
@@ -82,7 +82,7 @@ def compare_models(
     Parameters
     ----------
     context
-        Its boards, number of pairs, threads and cooldown are used.
+        Provides the boards, the number of pairs, the threads and the cooldown.
     untuned, tuned
         The compiled models.
     expected_s
@@ -91,7 +91,7 @@ def compare_models(
     Raises
     ------
     MeasureFault
-        If the models fail, or three boards do.
+        If a model fails, or three boards fail one after the other.
     """
     request = {
         "bundles": ["{path:untuned.bundle}", "{path:tuned.bundle}"],

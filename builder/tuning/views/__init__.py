@@ -1,1 +1,1 @@
-"""What a person sees of a tuning run: the progress while it runs, and the report afterwards."""
+"""The output of a tuning run for people: its progress while it runs, and a report afterwards."""

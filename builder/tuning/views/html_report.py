@@ -1,4 +1,4 @@
-"""The report of a tuning run: one HTML file with its charts inside, made only from the records."""
+"""The report of a tuning run: one self-contained HTML file, made only from the records."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def render(records: Records, model: str) -> str:
     used = sum(r.verdict is not None and r.verdict.use for r in rows)
     facts = [
         (f"{points}", "points measured" + (f", {failed} of them failed" if failed else "")),
-        (f"{used} of {len(rows)}", "operators faster tuned"),
+        (f"{used} of {len(rows)}", "operators faster"),
         (duration(seconds), f"on {len(meta.boards)} board{'s' if len(meta.boards) != 1 else ''}"),
     ]
     if meta.peak_gflops is not None:
@@ -101,7 +101,7 @@ def _rows(records: Records, result: ModelResult) -> list[_OperatorRow]:
         verdict = records.meta.verdicts.get(key)
         decisions = operator.default if record is None else record.decisions
         after = default if record is None else record.seconds or default
-        if verdict is not None:  # its times were measured in turn: they are more accurate
+        if verdict is not None:  # its times are more accurate, since both sides were timed alternately
             default = verdict.ratio.untuned_us / 1e6
             after = verdict.ratio.tuned_us / 1e6 if verdict.use else default
         rows.append(

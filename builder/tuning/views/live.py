@@ -46,7 +46,7 @@ class Lines:
         self._last = ""
 
     def update(self, progress: Progress) -> None:
-        """Print a line, if anything has changed."""
+        """Print a line, if it differs from the last one in more than the time."""
         planned = sum(task.planned for task in progress.tasks)
         parts = [progress.phase]
         if progress.active is not None:
@@ -65,7 +65,7 @@ class Lines:
             print(f"[{duration(progress.elapsed_s)}{left}] {line}", file=self._out, flush=True)
 
     def note(self, text: str) -> None:
-        """Print a remark."""
+        """Print a note."""
         print(text, file=self._out, flush=True)
 
 
@@ -80,7 +80,7 @@ class JsonLines:
         print(json.dumps({"progress": asdict(progress)}), file=self._out, flush=True)
 
     def note(self, text: str) -> None:
-        """Print a remark."""
+        """Print a note."""
         print(json.dumps({"note": text}), file=self._out, flush=True)
 
 
@@ -95,7 +95,7 @@ class Table:
         self._live.update(render(progress))
 
     def note(self, text: str) -> None:
-        """Print a remark above the table."""
+        """Print a note above the table."""
         self._console.print(f"[dim]{text}[/]" if "[" not in text else text, markup="[" not in text)
 
 

@@ -1,4 +1,4 @@
-"""The progress of a tuning run, as one frozen value after each step, and the views that receive it."""
+"""The progress of a tuning run, as a frozen value after each step, and the interface of the views."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class TaskProgress:
     index, name, kind, calls
         As in `builder.records.task.Task`.
     trials, planned
-        Number of points measured, and its maximum.
+        Number of points measured, and the maximum.
     default_s, best_s
         Seconds per call at the heuristic's point and at the best point; None if nothing has run yet.
     gflops
@@ -48,11 +48,11 @@ class Progress:
     Attributes
     ----------
     phase
-        The present step, in a few words.
+        The current step, in a few words.
     tasks, boards
         The state of each task and of each board.
     active
-        Index of the task that is being searched; None if there is none.
+        Index of the task that is being searched; None if none is.
     elapsed_s, left_s
         Seconds since the start, and the estimated seconds to the end; None if it cannot be estimated yet.
     peak_gflops
@@ -90,7 +90,7 @@ class View(Protocol):
         """Show the state of the run."""
 
     def note(self, text: str) -> None:
-        """Show a remark, one line."""
+        """Show a note of one line."""
 
 
 class Silent:

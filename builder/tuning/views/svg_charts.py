@@ -35,12 +35,12 @@ class Slice:
 def curve(
     seconds: Sequence[float | None], default_s: float | None, width: int = 300, height: int = 120
 ) -> str:
-    """Draw measured points (dots), the best so far (line) and the heuristic's time (dashed); in seconds."""
+    """Draw measured times in seconds (dots), the best so far (line) and the heuristic's time (dashed)."""
     ran = [s for s in seconds if s is not None]
     if not ran:
         return _svg(width, height, [_text(width / 2, height / 2, "nothing ran", anchor="middle")])
     left, right, top, bottom = 64, 8, 10, 22
-    # Cut very slow points off: they would squeeze all others into one line.
+    # Clip very slow points: they would squeeze all others into one line.
     ceiling = min(max(ran), 4 * sorted(ran)[len(ran) // 2], 6 * min(ran))
     ceiling = max(ceiling, (default_s or 0.0) * 1.05, min(ran) * 1.05)
     floor = min(ran) * 0.9

@@ -36,14 +36,14 @@ def test_a_line_has_the_time_the_phase_and_the_rate() -> None:
     )
 
 
-def test_a_line_is_not_repeated_and_remarks_are_printed() -> None:
+def test_a_line_is_not_repeated_and_notes_are_printed() -> None:
     out = io.StringIO()
     view = Lines(out)
     view.update(PROGRESS)
     view.update(replace(PROGRESS, elapsed_s=140.0))
-    view.note("a remark")
+    view.note("a note")
     assert len(out.getvalue().splitlines()) == 2
-    assert out.getvalue().endswith("a remark\n")
+    assert out.getvalue().endswith("a note\n")
 
 
 def test_json_lines_are_objects() -> None:
@@ -71,7 +71,7 @@ def test_the_live_table_shows_tasks_boards_and_time_left() -> None:
 def test_quiet_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with watch(quiet=True, as_json=False) as view:
         view.update(PROGRESS)
-        view.note("a remark")
+        view.note("a note")
     assert capsys.readouterr() == ("", "")
 
 
