@@ -2,7 +2,8 @@
 
 Promises: `read_envelope` finds these three keys at the top level of a JSON object in one pass, without
 recursion and without building the rest of the object. A body of several megabytes costs the event loop
-milliseconds and no memory. Leaves to others: everything else in the body, which the worker parses strictly.
+milliseconds and no memory.
+Leaves to others: everything else in the body, which the worker parses strictly.
 """
 
 from __future__ import annotations
