@@ -38,7 +38,7 @@ from tests.conftest import BrokerProcess  # noqa: E402
 
 
 class Root:
-    """An overlay of a kept Debian root, with /proc and /dev, to run programs in."""
+    """An overlay of a cached Debian root, with /proc and /dev, to run programs in."""
 
     def __init__(self, lower: Path, folder: Path) -> None:
         self.path = folder / "root"

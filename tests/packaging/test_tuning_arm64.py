@@ -40,7 +40,7 @@ START_S = 240  # to start Python and load TVM, emulated, on two shared cores
 RUNNER = RunnerOptions(number=1, repeat=1, min_repeat_ms=0, timeout_s=120, threads=1)
 
 
-def _kept_packages() -> Path:
+def _cached_packages() -> Path:
     cache = Path(os.environ.get("EDGEBUNDLE_CACHE") or Path.home() / ".cache/edgebundle")
     folder = cache / "rpc-arm64-0.27.0.post1"
     cache.mkdir(parents=True, exist_ok=True)
@@ -67,7 +67,7 @@ def _kept_packages() -> Path:
 def root(make_root: Callable[[str, str], Root]) -> Root:
     """An arm64 root with the rpc extra and this project."""
     made = make_root("arm64", "bookworm")
-    shutil.copytree(_kept_packages(), made.path / "opt/rpc", symlinks=True)
+    shutil.copytree(_cached_packages(), made.path / "opt/rpc", symlinks=True)
     for package in ("agent", "builder"):
         shutil.copytree(PROJECT / package, made.path / "opt/rpc" / package)
     return made
@@ -124,11 +124,13 @@ def boards(root: Root) -> Iterator[Boards]:
 
 
 class Notes:
+    """A view that keeps the notes."""
+
     def __init__(self) -> None:
         self.lines: list[str] = []
 
     def update(self, progress: object) -> None:
-        """Ignore it."""
+        """Ignore the progress."""
 
     def note(self, text: str) -> None:
         self.lines.append(text)
@@ -183,7 +185,9 @@ def test_a_model_is_tuned_on_two_boards_and_its_bundle_runs_there(
         package, inputs, tracker=boards.tracker, key=KEY, benchmark=True, repeat=2, threads=1
     )
     here = run(compile(model, "host"), inputs).get_output("output_0")
-    assert np.allclose(measured.get_output("output_0"), here, rtol=1e-4, atol=1e-5)
+    there = measured.get_output("output_0")
+    assert there.shape == here.shape
+    assert np.allclose(there, here, rtol=1e-4, atol=1e-5)
     assert measured.times is not None
     assert len(measured.times.results) == 2
     report = profile_on_board(package, tracker=boards.tracker, key=KEY, number=1, threads=1)

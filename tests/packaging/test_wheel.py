@@ -67,10 +67,10 @@ def test_every_file_of_the_packages_is_in_the_wheel(built: tuple[Path, Path]) ->
     listed = subprocess.run(
         ["git", "-C", PROJECT, "ls-files", "agent", "builder"], check=True, capture_output=True, text=True
     ).stdout.split()
-    there = {name for name in listed if (PROJECT / name).is_file()}
+    tracked = {name for name in listed if (PROJECT / name).is_file()}
     with zipfile.ZipFile(built[1]) as archive:
         inside = set(archive.namelist())
-    assert there - inside == set()
+    assert tracked - inside == set()
     assert not any(name.startswith(("tests/", "benchmarks/", "packaging/")) for name in inside)
 
 
