@@ -30,8 +30,8 @@ serve signed machine learning models over MQTT
  signed on a workstation, verifies them, runs each one in its own sandboxed
  process, and answers inference requests over MQTT.
  .
- Everything it needs is in a private environment below /usr/lib/edge-agent;
- the Python packages of the system are neither used nor changed.
+ Its Python packages are in a private environment below /usr/lib/edge-agent;
+ those of the system are not changed.
 """
 
 # The Debian packages of the libraries that the wheels expect on the system. The list was read from the ELF

@@ -1,8 +1,8 @@
 #!/bin/sh
-# Runs on the device as root, once: installs the package beside this script, and starts the enrolment.
+# Runs on the device as root, once: installs the package beside this script, and starts the enrollment.
 #
 # Called by cloud-init (Raspberry Pi OS trixie) or by Imager's firstrun.sh (bookworm); see docs/sd-card.md. Needs
-# no network: Raspberry Pi OS has all dependencies of the package. The enrolment service waits for the network.
+# no network: Raspberry Pi OS has all dependencies of the package. The enrollment service waits for the network.
 set -eu
 cd "$(dirname "$0")"
 

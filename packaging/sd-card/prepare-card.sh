@@ -3,7 +3,7 @@
 #
 #   packaging/sd-card/prepare-card.sh /media/me/bootfs edge-agent_0.1.0+deb13_arm64.deb enroll.toml
 #
-# Copies the package and the enrolment settings to the boot partition, and adds one line to the script of the first
+# Copies the package and the enrollment settings to the boot partition, and adds one line to the script of the first
 # boot: user-data (cloud-init: trixie) or firstrun.sh (bookworm), whichever Imager has written. It is safe to run
 # this script twice.
 set -eu

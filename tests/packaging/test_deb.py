@@ -134,13 +134,13 @@ def test_the_configuration_explains_every_key(build_deb: Callable[..., Path]) ->
             "armv6l",
             None,
             1,
-            "this processor is an ARMv6 (first Raspberry Pi, Zero); an ARMv7 or newer is needed",
+            "expected an ARMv7 processor or newer, got an ARMv6 (as in the first Raspberry Pi and Zero)",
         ),
         ("armv7l", None, 0, ""),
         ("aarch64", "1\n", 0, ""),
-        ("aarch64", "2\n", 1, "written by a newer edge-agent: its format is 2, this package knows up to 1"),
-        ("aarch64", "garbage\n", 1, "its format is unknown"),
-        ("aarch64", "", 1, "its format is unknown"),
+        ("aarch64", "2\n", 1, "written by a newer edge-agent: expected format 1 at most, got 2"),
+        ("aarch64", "garbage\n", 1, "expected format 1 at most, got unknown"),
+        ("aarch64", "", 1, "expected format 1 at most, got unknown"),
     ],
 )
 def test_an_unsupported_processor_or_state_is_refused_before_unpacking(
