@@ -17,6 +17,6 @@ def test_tracker_addresses_are_read(text: str, host: str, port: int) -> None:
 @pytest.mark.parametrize(
     "text", ["", ":9190", "lab:", "lab:0", "lab:99999", "a:b:c", "lab:9190/x", "http://lab:9190"]
 )
-def test_what_is_no_tracker_address_is_refused(text: str) -> None:
+def test_malformed_tracker_addresses_are_refused(text: str) -> None:
     with pytest.raises(FleetError, match="host:port"):
         Tracker.parse(text)

@@ -31,6 +31,8 @@ FAST = RunnerOptions(number=1, repeat=2, min_repeat_ms=0, timeout_s=30)
 
 
 class Seen:
+    """A view that keeps everything that it is given."""
+
     def __init__(self) -> None:
         self.progress: list[Progress] = []
         self.notes: list[str] = []
