@@ -80,7 +80,7 @@ class Node:
     flatten_data
         Whether the kernel takes each argument as one dimension.
     attrs
-        Further strings of the node, such as `hash`.
+        Further attributes of a call, such as `hash`.
 
     Raises
     ------
@@ -122,7 +122,7 @@ class Node:
         for key, value in self.attrs.items():
             if key in _CALL_ATTRS or not isinstance(value, str):
                 raise FormatError(
-                    f"{self.name}: expected further attributes of strings, got {key!r:.80}: {value!r:.80}"
+                    f"{self.name}: expected strings as further attributes, got {key!r:.80}: {value!r:.80}"
                 )
 
     @classmethod
@@ -134,7 +134,7 @@ class Node:
     def call(
         cls, name: str, func_name: str, inputs: Iterable[NodeEntry], num_outputs: int = 1, **attrs: str
     ) -> Node:
-        """Make the node of a call; `attrs` are its further strings."""
+        """Make the node of a call; `attrs` are its further attributes."""
         return cls("tvm_op", name, tuple(inputs), func_name, num_outputs, False, attrs)
 
     @property
@@ -228,7 +228,7 @@ class Graph:
     heads
         The graph's outputs.
     node_row_ptr
-        Running count of entries: one number more than there are nodes, the first is 0.
+        Running count of entries, from 0: one number more than there are nodes.
     dltype, storage_id, shape, device_index
         Datatype (`float32`), storage, shape and device of each entry, by entry id. `device_index` holds
         device *types*, 1 for the CPU.
@@ -415,7 +415,9 @@ class Graph:
             # The planner numbers storages from 0, and never needs more storages than there are entries.
             if not 0 <= storage < self.num_entries:
                 raise FormatError(f"storage_id: expected 0 to {self.num_entries - 1}, got {storage}")
-            if device < 0 or devices.setdefault(storage, device) != device:
+            if device < 0:
+                raise FormatError(f"device_index: expected a device type of 0 or more, got {device}")
+            if devices.setdefault(storage, device) != device:
                 raise FormatError(f"storage {storage} is on two devices, {devices[storage]} and {device}")
         for i, node in enumerate(self.nodes):
             if node.func_name == NOP:

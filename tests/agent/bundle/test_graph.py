@@ -124,6 +124,7 @@ BAD: dict[str, tuple[Callable[[Any], None], str]] = {
     "storage negative": (put("attrs", "storage_id", 1, 0, to=-1), "storage_id"),
     "storage enormous": (put("attrs", "storage_id", 1, 0, to=1 << 40), "storage_id"),
     "storage on two devices": (put("attrs", "device_index", 1, 3, to=2), "two devices"),
+    "device negative": (put("attrs", "device_index", 1, 0, to=-1), "device_index"),
     "nop in another storage": (put("attrs", "storage_id", 1, 4, to=4), "storage"),
     "nop of another size": (put("attrs", "shape", 1, 4, to=[5]), "size"),
     "scope of another device": (
