@@ -1,4 +1,4 @@
-"""Replace a file so that a crash or a power cut leaves the old content or the new one, and nothing between.
+"""Replace a file so that a crash or a power cut leaves the old or the new content, and nothing in between.
 
 The order is: write a temporary file in the same folder, fsync it, rename it, fsync the folder.
 """
@@ -74,7 +74,7 @@ def write_durably(path: Path, data: bytes, *, mode: int = 0o640) -> None:
     NoSpaceError
         If the disk is full; `path` holds what it held before.
     StoreError
-        If the file system refuses otherwise, with the same promise.
+        If the file system refuses for another reason; `path` holds what it held before.
     """
     try:
         with replacing(path, mode=mode) as file:
@@ -86,7 +86,7 @@ def write_durably(path: Path, data: bytes, *, mode: int = 0o640) -> None:
 
 
 def store_error(doing: str, error: OSError) -> StoreError:
-    """Turn an error of the file system into the agent's.
+    """Turn a file system error into a `StoreError`.
 
     Parameters
     ----------

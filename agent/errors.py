@@ -217,7 +217,7 @@ class EnrollmentError(ConfigError):
 
 
 class BrokerError(EdgeError):
-    """The broker cannot be reached, or refuses what was asked of it.
+    """The broker cannot be reached, or refuses a request.
 
     Parameters
     ----------
@@ -244,7 +244,7 @@ class UnreachableError(BrokerError):
     kind
         The cause in one word, for programs and tests; `agent.mqtt.diagnosis` lists them.
     passing
-        Whether the cause may go away by itself: the network or the clock may still come up.
+        Whether the cause may go away by itself: the network may not be up yet, or the clock not set.
     """
 
     hint: str

@@ -64,9 +64,9 @@ def make_manifest(files: Mapping[str, bytes] = FILES, **changes: Any) -> Manifes
 def signed(
     members: Mapping[str, bytes], key: ec.EllipticCurvePrivateKey = KEY, *, name: str = "bundle"
 ) -> dict[str, bytes]:
-    """Return these members with a model.sig over all of them; `name` is what it calls its subject.
+    """Return these members with a model.sig over all of them; `name` is the name of its subject.
 
-    They need not belong together: a test signs a manifest of other files this way.
+    The members need not belong together: tests sign a manifest of other files this way.
     """
     unsigned = {name: data for name, data in members.items() if name != SIGNATURE}
     digests = {name: sha256(data) for name, data in unsigned.items()}
@@ -115,7 +115,7 @@ class Signer:
         return build(files, key=self.key, name=name, version=version)
 
     def bundle(self, name: str = "echo", version: str = "1.0.0") -> VerifiedBundle:
-        """Return that bundle as an agent has it once it was verified."""
+        """Return that bundle as an agent holds it after verifying it."""
         descriptor = os.memfd_create("bundle")
         try:
             os.write(descriptor, self.packed(name, version))

@@ -1,4 +1,4 @@
-"""Whether this machine may run a verified bundle.
+"""The decision whether this machine may run a verified bundle.
 
 Promises a decision from its arguments only: it reads, writes and loads nothing. Leaves the manifest's
 authenticity to `verify`, and the record of committed counters to `agent.deploy`.
@@ -77,7 +77,7 @@ def check_machine(manifest: Manifest, machine: Machine) -> None:
     if runtime.abi != machine.abi:
         raise IncompatibleError(
             f"the bundle needs {runtime.abi}, this machine has {machine.abi or 'no tvm-ffi'}",
-            hint="install the same release of the agent as of the builder",
+            hint="install the release of the agent that matches the builder's",
         )
     if machine.glibc is None or _version(machine.glibc) < _version(runtime.glibc):
         raise IncompatibleError(

@@ -69,7 +69,7 @@ _TYPES: Final = MappingProxyType(
         b"S": "a sparse file",
     }
 )
-# A constant, since in a literal a digit after a NUL escape would make it another octal escape.
+# A constant: in a literal, a digit after a NUL escape would turn it into another octal escape.
 _NUL: Final = bytes(1)
 _ZEROS: Final = bytes(END_BYTES)
 
@@ -196,7 +196,7 @@ def read_index(fd: int) -> tuple[Member, ...]:
 
 
 def read_member(fd: int, member: Member) -> bytes:
-    """Return a member's data, without checking their content.
+    """Return a member's data, unchecked.
 
     Raises
     ------
@@ -239,7 +239,7 @@ def write_archive(target: str | os.PathLike[str] | BinaryIO, members: Mapping[st
     Parameters
     ----------
     target
-        A file that is open for writing, or a path: after a failure, the path holds what it held before.
+        A file that is open for writing, or a path; if writing fails, the path holds what it held before.
     members
         Name -> data, or the path of a file with the data. Their order does not matter.
 

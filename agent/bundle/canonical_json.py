@@ -20,7 +20,7 @@ from agent.errors import FormatError
 
 Record = TypeVar("Record")
 
-# Our records are at most 6 deep. Python can parse deeper JSON than it can print, which takes more stack.
+# Our records are at most 6 deep. Printing takes more stack: Python can parse JSON that it cannot print.
 _MAX_DEPTH: Final = 16
 
 # Metadata of a field that was added after the first bundles were made: its key is left out if it is None.
@@ -36,7 +36,7 @@ def encode(value: object) -> bytes:
 
 
 def parse(raw: bytes, what: str) -> Any:
-    """Parse ASCII JSON in any layout, without duplicate keys, NaN and infinities.
+    """Parse ASCII JSON in any layout, without duplicate keys, NaN or infinities.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ def from_json(cls: type[Record], value: object, where: str) -> Record:
     ----------
     cls
         A frozen dataclass whose fields are str, int, float, bool, another such class, tuples or string-keyed
-        mappings of those, or one of those or None. Classes in a union are told apart by their `kind`.
+        mappings of those, or one of those or None. The `kind` of a class identifies it in a union.
     value
         The parsed JSON.
     where
@@ -112,7 +112,7 @@ def from_json(cls: type[Record], value: object, where: str) -> Record:
     if missing := sorted(expected - later - value.keys()):
         raise FormatError(f"{where} has no key {missing[0]!r}")
     if null := sorted(name for name in later & value.keys() if value[name] is None):
-        raise FormatError(f"{where}.{null[0]}: expected no key instead of null")
+        raise FormatError(f"{where}.{null[0]}: expected a value or no such key, got null")
     fields = {name: _typed(hints[name], value[name], f"{where}.{name}") for name in names if name in value}
     try:
         return cls(**fields)
@@ -146,10 +146,12 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
         return {key: _typed(arguments[1], v, f"{where}[{key!r:.80}]") for key, v in value.items()}
     if dataclasses.is_dataclass(hint):
         return from_json(hint, value, where)  # type: ignore[arg-type]
-    # type() instead of isinstance(): to Python, but not to JSON, True is an int.
+    # type() instead of isinstance(), because True is an int in Python, but not in JSON.
     if type(value) is not hint:
         raise _mismatch(
-            where, {str: "a string", int: "an integer", float: "a fraction", bool: "a boolean"}[hint], value
+            where,
+            {str: "a string", int: "an integer", float: "a number with a fraction", bool: "a boolean"}[hint],
+            value,
         )
     if hint is int and value not in _INT_RANGE:
         raise FormatError(f"{where}: expected an integer of at most 64 bits")

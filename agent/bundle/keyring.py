@@ -1,6 +1,6 @@
 """Trusted keys and revoked keys.
 
-Promises that every key is a P-256 public key. Leaves it to the file system who may write to the folder.
+Promises that every key is a P-256 public key. Leaves access to the folder to the file system.
 """
 
 from __future__ import annotations
@@ -72,12 +72,12 @@ class TrustedKey:
 
     @classmethod
     def of(cls, public_key: ec.EllipticCurvePublicKey) -> TrustedKey:
-        """Make a trusted key of a public key.
+        """Make a trusted key from a public key.
 
         Raises
         ------
         ValueError
-            If it is on another curve than P-256.
+            If it is not on P-256.
         """
         if public_key.curve.name != "secp256r1":
             raise ValueError(f"expected a key on P-256, got one on {public_key.curve.name}")
@@ -85,7 +85,7 @@ class TrustedKey:
 
     @classmethod
     def of_spki(cls, spki: bytes) -> TrustedKey:
-        """Make a trusted key of a P-256 key's SubjectPublicKeyInfo in DER, which the caller has checked."""
+        """Make a trusted key from a P-256 key's SubjectPublicKeyInfo in DER, which the caller has checked."""
         return cls(spki, hashlib.sha256(spki).hexdigest(), hashlib.sha256(_pem(spki)).hexdigest())
 
 
@@ -98,7 +98,7 @@ class Keyring:
     keys
         Hint in a signature file -> key.
     revoked
-        Ids of the keys that were revoked; `keys` may still contain them.
+        Ids of the revoked keys, which `keys` may still contain.
     """
 
     keys: Mapping[str, TrustedKey]
@@ -106,7 +106,7 @@ class Keyring:
 
     @classmethod
     def of(cls, keys: Iterable[ec.EllipticCurvePublicKey], revoked: Iterable[str] = ()) -> Keyring:
-        """Make a keyring of keys in memory.
+        """Make a keyring from keys in memory.
 
         Parameters
         ----------
@@ -118,7 +118,7 @@ class Keyring:
         Raises
         ------
         ValueError
-            If a key is on another curve than P-256.
+            If a key is not on P-256.
         """
         return cls._of_trusted([TrustedKey.of(key) for key in keys], revoked)
 

@@ -1,4 +1,4 @@
-"""What this machine is: architecture, CPU features, glibc, tvm-ffi's ABI, and its device types.
+"""The properties of this machine: architecture, CPU features, glibc, tvm-ffi's ABI, and its device types.
 
 Promises to read only files and libc's configuration: it runs no program and imports no kernel library. Leaves
 the comparison with a bundle to `admission`.
@@ -114,7 +114,7 @@ class Machine:
 
     @classmethod
     def detect(cls, root: str | os.PathLike[str] = "/", *, configured: Iterable[str] = ()) -> Machine:
-        """Detect what a machine is; never fails: what cannot be read counts as unknown.
+        """Detect the properties of a machine; those that cannot be read are left unknown.
 
         Parameters
         ----------
@@ -162,7 +162,7 @@ def _arch(executable: bytes) -> str:
 
 
 def _cpuinfo(text: str) -> list[dict[str, str]]:
-    """Split cpuinfo into processors; lines that belong to none (a Pi's Model) are the last block."""
+    """Return a block for each processor, and last the lines about the whole board, such as a Pi's Model."""
     blocks = []
     for paragraph in re.split(r"\n\s*\n", text):
         pairs = (line.partition(":") for line in paragraph.splitlines())
@@ -181,7 +181,7 @@ def _features(arch: str, cpus: list[dict[str, str]], hwcap: int) -> frozenset[st
     # Cores of one machine may differ, and a thread may run on any of them.
     features = set.intersection(*sets) if sets else set()
     # AT_HWCAP describes this process. cpuinfo describes the kernel, which may be 64-bit under a 32-bit
-    # process, or is the host's under an emulator.
+    # process, or, in an emulator, the host.
     names = {"aarch64": _HWCAP_AARCH64, "armv7l": _HWCAP_ARM}.get(arch, "").split()
     features |= {name for bit, name in enumerate(names) if hwcap >> bit & 1}
     return frozenset(features)
@@ -202,7 +202,7 @@ def _hwcap(auxv: bytes) -> int:
 def _cpu_model(arch: str, cpus: list[dict[str, str]]) -> str:
     for cpu in cpus:
         if "vendor_id" in cpu and arch not in _X86:
-            # This is the host of an emulator.
+            # Only x86 has this key, so cpuinfo describes the host of an emulator.
             continue
         if model := _ARM_PARTS.get(cpu.get("cpu part", "")) or cpu.get("model name") or cpu.get("uarch"):
             return model

@@ -180,7 +180,7 @@ class FileDigest:
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """The recorded inputs and outputs that a device checks itself with before it serves a model.
+    """The recorded inputs and outputs with which a device tests itself before it serves a model.
 
     Attributes
     ----------
@@ -332,7 +332,7 @@ class Manifest:
     inputs, outputs
         The model's tensors, in the order in which it takes and returns them; 1 to 1024 each.
     preprocess, postprocess
-        What the device does to an image before the model and to the outputs after it, or None.
+        How the device turns an image into an input, and outputs into an answer, or None.
     samples
         Number and tolerance of the recorded inputs and outputs.
     resources
@@ -394,7 +394,7 @@ class Manifest:
         Raises
         ------
         FormatError
-            If a file that every such bundle has is missing from `files`.
+            If `files` lacks one that every bundle, or every bundle with samples, must have.
         EndlessDataError
             If it is larger than the 512 KiB that a reader accepts.
         """

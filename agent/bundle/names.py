@@ -40,7 +40,7 @@ def hex_digest(digest: str) -> str:
     Raises
     ------
     ValueError
-        If it is not a digest: it must never become part of a path.
+        If it is not a digest: the result is used in paths.
     """
     hexadecimal = digest.removeprefix(_DIGEST_PREFIX)
     if hexadecimal == digest or not SHA256.fullmatch(hexadecimal):

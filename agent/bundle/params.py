@@ -68,7 +68,7 @@ _DATATYPES: Final = MappingProxyType({code: datatype for datatype, code in _CODE
 
 @dataclass(frozen=True, slots=True)
 class ParamEntry:
-    """Where one tensor's data is: `nbytes` bytes at `offset`, which may be unaligned."""
+    """One tensor of a parameter file: its data is `nbytes` bytes at `offset`, which may be unaligned."""
 
     spec: TensorSpec
     offset: int

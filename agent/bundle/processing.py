@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-# Pixels; no model takes larger images. It bounds what a resize may allocate; the runtime checks the result
-# against the shape of the model's input.
+# In pixels; no model takes larger images. This limits how much a resize may allocate; the runtime checks the
+# result against the shape of the model's input.
 MAX_SIDE: Final = 16384
 # Entries of a top-k or of a list of detections; an answer is made in memory.
 MAX_LIST: Final = 100_000

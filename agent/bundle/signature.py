@@ -4,9 +4,9 @@ Promises to return a statement only if a trusted key signed it, and only from by
 the reference writer (model_signing 1.1.1) would have written. Leaves to `verify` whether the files are those
 that the statement lists.
 
-The layers, from outside: a Sigstore bundle v0.3 (JSON) holds a DSSE envelope, whose payload is an in-toto
-statement v1 (JSON), whose predicate lists every file's SHA-256. No signature covers the outer layers. There
-the reference *verifier* accepts whitespace, duplicate keys and loose base64; this one refuses them.
+The layers, from the outside in: a Sigstore bundle v0.3 (JSON) holds a DSSE envelope, whose payload is an
+in-toto statement v1 (JSON), whose predicate lists every file's SHA-256. No signature covers the outer layers.
+There the reference *verifier* accepts whitespace, duplicate keys and loose base64; this one refuses them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _SUBJECT: Final = re.compile(r"[ -~]{1,256}")
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """What a trusted key signed.
+    """A signed list of files, and the key that signed it.
 
     Attributes
     ----------
@@ -63,7 +63,7 @@ class Statement:
 def make_signature(
     files: Mapping[str, str], private_key: ec.EllipticCurvePrivateKey, *, name: str = "bundle"
 ) -> bytes:
-    """Return model.sig for these files: always the same bytes for the same files and key.
+    """Return model.sig for these files; the same arguments always give the same bytes.
 
     Parameters
     ----------
@@ -77,9 +77,9 @@ def make_signature(
     Raises
     ------
     FormatError
-        If a bundle cannot have a member of that name.
+        If `files` has a name that no member of a bundle can have.
     ValueError
-        If the key is on another curve, there are no files, or `name` is not 1 to 256 printable ASCII
+        If the key is not on P-256, there are no files, or `name` is not 1 to 256 printable ASCII
         characters.
     """
     from cryptography.hazmat.primitives import hashes
@@ -114,7 +114,8 @@ def make_signature(
     # RFC 6979: the nonce follows from key and message.
     der = private_key.sign(_pae(payload), ec.ECDSA(hashes.SHA256(), deterministic_signing=True))
     r, s = decode_dss_signature(der)
-    # (r, s) and (r, n - s) are both valid: we write the lower one, and accept only that in what we write.
+    # (r, s) and (r, n - s) are both valid: we write the one with the lower s, and accept only that one from
+    # our own writer.
     der = encode_dss_signature(r, min(s, _ORDER - s))
     return _envelope(key_hint(private_key.public_key()), payload, der)
 
@@ -211,7 +212,7 @@ def _open_envelope(raw: bytes) -> tuple[str, bytes, bytes]:
             f"model.sig: expected the SHA-256 of a key's PEM as publicKey.hint, got {hint!r:.80}"
         )
     if _envelope(hint, payload, der) != raw:
-        raise FormatError("model.sig: expected exactly the keys, order, spacing and base64 of its writers")
+        raise FormatError("model.sig: expected the keys, order, spacing and base64 that its writers use")
     return hint, payload, der
 
 
@@ -223,7 +224,7 @@ def _statement(payload: bytes) -> tuple[object, bool]:
     # The reference writer indents by two, and the order of its keys changes from run to run.
     if json.dumps(statement, indent=2).encode("ascii") == payload:
         return statement, False
-    raise FormatError("signed statement: expected the layout of one of its writers")
+    raise FormatError("signed statement: expected the layout that one of its writers uses")
 
 
 def _resources(statement: object) -> Mapping[str, str]:
@@ -234,7 +235,7 @@ def _resources(statement: object) -> Mapping[str, str]:
     links = serialization.pop("allow_symlinks", None)
     if serialization != {"method": "files", "hash_type": "sha256"} or links is not False:
         raise FormatError(
-            f"signed statement: expected files, sha256 and no links, got {serialization!r:.120}"
+            f"signed statement: expected method files, sha256 and no links, got {serialization!r:.120}"
         )
     if not isinstance(ignored, list):
         raise FormatError(f"signed statement: expected a list of paths as ignore_paths, got {ignored!r:.80}")
@@ -264,7 +265,7 @@ def _resources(statement: object) -> Mapping[str, str]:
 
 
 def _predicate(statement: object) -> tuple[Mapping[str, object], object]:
-    """Return a statement's predicate and the digest of its subject, once every key around them is checked."""
+    """Check the outer keys of a statement; return its predicate and the digest of its subject."""
     fields = _object(statement)
     if fields.keys() != {"_type", "subject", "predicateType", "predicate"}:
         raise FormatError("signed statement: expected exactly the keys of in-toto v1")
@@ -291,11 +292,11 @@ def _entries(resources: object) -> list[tuple[str, str]]:
         fields = _object(resource)
         if fields.keys() != {"name", "algorithm", "digest"} or fields["algorithm"] != "sha256":
             raise FormatError(
-                f"signed statement: expected a resource of name and sha256, got {fields!r:.120}"
+                f"signed statement: expected a resource with name, sha256 and digest, got {fields!r:.120}"
             )
         name, digest = fields["name"], fields["digest"]
         if not isinstance(name, str) or not isinstance(digest, str):
-            raise FormatError(f"signed statement: expected a resource of strings, got {fields!r:.120}")
+            raise FormatError(f"signed statement: expected strings as name and digest, got {fields!r:.120}")
         entries.append((name, digest))
     return entries
 

@@ -1,6 +1,6 @@
 """A tensor's name, datatype and shape, in the terms of the Open Inference Protocol.
 
-Promises that all three are valid and bounded. Leaves the contents to others: this module does without numpy.
+Promises that all three are valid and bounded. Leaves the contents to others, and does without numpy.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _DTYPES: Final = MappingProxyType({dtype: datatype for datatype, (dtype, _) in _
 MAX_NAME_CHARS: Final = 256
 # The classic reader has no limit, numpy's is 32, and ONNX models have fewer than 8.
 MAX_DIMENSIONS: Final = 16
-# Devices hold tensors in memory, where none reaches 4 GiB; products of dimensions stay far from 2**63.
+# No tensor that fits a device's memory reaches 4 GiB; products of dimensions stay far below 2**63.
 MAX_TENSOR_BYTES: Final = 1 << 32
 # Printable ASCII without the semicolon, which separates name, datatype and shape in an MQTT user property.
 _NAME: Final = re.compile(rf"[ -:<-~]{{1,{MAX_NAME_CHARS}}}")

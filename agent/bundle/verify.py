@@ -5,10 +5,10 @@ signed, or is the only byte possible at its place), and that its contents cannot
 hashed while it is copied into memory files, which are then sealed. Leaves to `admission` whether this machine
 may run the bundle, and to the executor the contents of graph, weights and code.
 
-The order makes a stranger's file cheap to refuse: the headers (a few KiB); model.sig (at most 64 KiB); the
-manifest, which is parsed only after it matched its signed digest; sizes and digests of all members, against
-archive and signature; and only then the data. That last pass reads the whole file again from its start, and
-only its result counts: a file that changes meanwhile is refused.
+The order of the checks makes an untrusted file cheap to refuse: the headers (a few KiB); model.sig (at most
+64 KiB); the manifest, which is parsed only after it matched its signed digest; sizes and digests of all
+members, against archive and signature; and only then the data. That last pass reads the whole file again from
+its start, and only its result counts: a file that changes meanwhile is refused.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def verify_only(source: str | os.PathLike[str] | int, keyring: Keyring) -> tuple
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """What is known before the data is read; its parts agree with each other and with a trusted key."""
+    """Everything but the data, checked: the parts agree with each other and with a trusted key."""
 
     members: tuple[Member, ...]
     signature: bytes
@@ -201,7 +201,7 @@ def _read_through(fd: int, checked: _Checked, files: Mapping[str, int]) -> str:
     whole = hashlib.sha256()
     buffer = memoryview(bytearray(min(CHUNK_BYTES, max(member.size for member in checked.members))))
     for member in checked.members:
-        # Everything must be what was read and checked before; nothing is parsed a second time.
+        # All of it must be what was checked before: nothing is parsed a second time.
         _expect(fd, member.offset - BLOCK_BYTES, encode_header(member.name, member.size), whole)
         if member.name == SIGNATURE:
             _expect(fd, member.offset, checked.signature, whole)

@@ -78,7 +78,7 @@ def time_calls(
     call
         The function to time.
     number
-        Calls per result; it grows until they take `min_repeat_ms`.
+        Calls per result, increased until they take `min_repeat_ms`.
     repeat
         Number of results.
     min_repeat_ms

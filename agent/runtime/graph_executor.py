@@ -1,4 +1,4 @@
-"""The classic graph executor: a graph of kernel calls, set up once and run bare.
+"""The classic graph executor: a graph of kernel calls, set up once and run in a plain loop.
 
 Promises the names and the results of TVM's `GraphModule`. Functions are resolved, memory is allocated and
 arguments are bound before the loop of the first `GraphModule.run`; every run is a loop over calls and

@@ -59,7 +59,7 @@ def check_fits(what: str, value: object, spec: TensorSpec) -> None:
     Raises
     ------
     InputError
-        If it is not.
+        If it is not such an array.
     """
     if not isinstance(value, np.ndarray):
         raise InputError(f"{what}: expected a numpy array, got {type(value).__name__}")

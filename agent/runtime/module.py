@@ -38,9 +38,9 @@ class KernelModule:
     def load(cls, source: str | os.PathLike[str] | int) -> KernelModule:
         """Load a library.
 
-        It is mapped through a new descriptor that stays open while this object lives, so each load has its
-        own path: the dynamic linker takes a second library with the path of a loaded one for the same, and
-        would run the old code of a file that was compiled again.
+        Each load maps the library through a new descriptor, and so under a path that no loaded library has:
+        given the path of a loaded library, the dynamic linker would return that one, even if the file was
+        compiled again since. The descriptor stays open while this object lives.
 
         Parameters
         ----------
@@ -103,7 +103,7 @@ class KernelModule:
         return True
 
     def threads(self) -> int | None:
-        """Return the number of threads that kernels use, or None if the library does not tell."""
+        """Return the number of threads that kernels use, or None if the library does not report it."""
         function = self._find("edge_threads")
         return None if function is None else int(function())
 
@@ -115,7 +115,7 @@ class KernelModule:
         return kernel
 
     def __del__(self) -> None:
-        # The path is in use until the library is unmapped, which kernels that outlive this object prevent.
+        # The path is in use until the library is unmapped; kernels that outlive this object keep it mapped.
         self._module = None
         with contextlib.suppress(OSError, AttributeError, TypeError):
             os.close(self._descriptor)

@@ -150,7 +150,7 @@ class Postprocessor:
 def softmax(values: Array, axis: int) -> Array:
     """Return the softmax along an axis, in the dtype and shape of `values`.
 
-    It is computed from differences to the largest value, so that nothing overflows.
+    It is computed from differences from the largest value, so that nothing overflows.
     """
     wide = values.astype(np.float64)
     exponentials = np.exp(wide - wide.max(axis=axis, keepdims=True))

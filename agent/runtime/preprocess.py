@@ -130,7 +130,7 @@ class Preprocessor:
         Raises
         ------
         MediaTypeError
-            If the content type is another.
+            If the content type is neither of these.
         InputError
             If the data is not such an image, is damaged, or has too many pixels.
         """

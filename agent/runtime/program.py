@@ -18,7 +18,7 @@ from agent.runtime.memory import GraphMemory
 from agent.runtime.module import Kernel
 from agent.runtime.storage import Array
 
-# What a kernel's own checks raise (the kinds that tvm-ffi has), and what kernels written in numpy raise.
+# Errors of a kernel's own checks (the kinds that tvm-ffi has), and of kernels written in numpy.
 _KERNEL_ERRORS: Final = (
     ArithmeticError,
     AssertionError,
@@ -87,7 +87,7 @@ class Program:
         self.bound = True
 
     def rebind(self, root: int) -> None:
-        """Bind the calls that use a root again, after its memory has moved."""
+        """Rebind the calls that use a root whose memory has moved."""
         if self.bound:
             for index in self._readers.get(root, ()):
                 self.calls[index] = self.call(self.steps[index])
@@ -105,7 +105,7 @@ class Program:
             for function, arguments in self.calls:
                 function(*arguments)
         except _KERNEL_ERRORS as error:
-            # Each call has its own tuple of arguments, so the one that failed is found without slowing runs.
+            # Each call has its own tuple of arguments, so the failed one is found without slowing down runs.
             index = next(i for i, call in enumerate(self.calls) if call[1] is arguments)
             raise self._failure(self.steps[index], error) from error
 
@@ -130,7 +130,7 @@ class Program:
         arrays: list[Array] = [self._memory.array(entry) for entry in self.entries(i)]
         if node.flatten_data:
             arrays = [array.reshape(-1) for array in arrays]
-        # Passing a tvm-ffi tensor takes a third of the time that passing a numpy array takes.
+        # Passing a tvm-ffi tensor takes a third of the time of passing a numpy array.
         native = isinstance(function, tvm_ffi.Function)
         return function, tuple(map(tvm_ffi.from_dlpack, arrays)) if native else tuple(arrays)
 

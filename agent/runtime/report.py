@@ -58,7 +58,7 @@ class Report:
     total_us: float
 
     def aggregated(self) -> tuple[Row, ...]:
-        """Return the rows, those of the same kernel on the same shapes merged into one."""
+        """Return the rows, with calls of the same kernel on the same shapes merged into one."""
         merged: dict[tuple[str, str], Row] = {}
         for row in self.rows:
             key = (row.name, row.shapes)

@@ -1,6 +1,6 @@
 """The self-test: runs a bundle's recorded samples on this machine.
 
-Promises that a model does not go into service if it computes other results here than where it was built: a
+Promises that a model is not served if its results here differ from those where it was built, be it for a
 wrong kernel, a broken weight, or a processor that misreports its features.
 """
 
@@ -82,8 +82,8 @@ def check_samples(
                 raise SelfTestError(
                     f"sample {k}: output {spec.name!r}: expected a relative error up to {samples.rtol:.3g}, "
                     f"got {error:.3g}",
-                    hint="the kernels give other results here than where they were built: compile the bundle "
-                    "again with the --target of this machine",
+                    hint="these kernels compute other results here than where they were built: compile the "
+                    "bundle again with the --target of this machine",
                 )
             worst = max(worst, error)
     return worst

@@ -1,6 +1,6 @@
-"""Memory for kernels.
+"""Aligned memory for kernels.
 
-Promises blocks that are aligned to 64 bytes, are zero, and use no physical memory until they are touched.
+Promises blocks of zeros that are aligned to 64 bytes and use no physical memory until they are touched.
 Kernels assume the alignment without a check, and a vector load from an unaligned buffer is a SIGSEGV, so
 every buffer from elsewhere must pass `is_aligned` first.
 """

@@ -1,4 +1,4 @@
-"""The tree of errors: every class has its place in it, and codes and statuses keep their meaning."""
+"""The tree of errors: it holds every class, and codes and statuses keep their meaning."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_docstring_gives_the_codes_of_the_classes() -> None:
         assert code in own, name
 
 
-def test_hint_stands_beside_the_message() -> None:
+def test_hint_is_not_part_of_the_message() -> None:
     error = errors.ConfigError("expected a port, got x", hint="set mqtt.port")
     assert (str(error), error.hint) == ("expected a port, got x", "set mqtt.port")
     assert errors.SourceError("gone").hint is None

@@ -1,4 +1,4 @@
-"""Changes to a parsed JSON document, for tables of what a reader must refuse."""
+"""Changes to a parsed JSON document, for tables of documents that a reader must refuse."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ from agent.bundle.keyring import Keyring
 from agent.bundle.verify import verify
 from agent.errors import BundleError
 
-# Events of loading or running something (Python's "Audit events table"). "import" is one of them: by then the
-# verifier has imported everything it needs.
+# Events of loading or running something (Python's "Audit events table"). They include "import", because by
+# then the verifier has imported everything it needs.
 LOADS = (
     "import",
     "exec",

@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 from agent.bundle.keyring import Keyring, key_hint, key_id
 from agent.bundle.signature import make_signature, verify_signature
 from agent.errors import BundleError, EndlessDataError, FormatError, KeyRevokedError, SignatureError
+from tests.agent.bundle.documents import put
 
 FILES = {"manifest.json": "a" * 64, "mod.so": "b" * 64, "samples/inputs.params": "c" * 64}
 ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
@@ -178,56 +179,47 @@ def test_signature_over_the_limit_is_refused_before_it_is_parsed(kit: Any) -> No
         verify_signature(b"[" * 65537, kit.keyring)
 
 
-def _set(*path: Any, to: Any) -> Callable[[Any], None]:
-    def change(document: Any) -> None:
-        for key in path[:-1]:
-            document = document[key]
-        document[path[-1]] = to
-
-    return change
-
-
 SERIALIZATION = ("predicate", "serialization")
 RESOURCE = ("predicate", "resources", 0)
 BAD: dict[str, tuple[type[BundleError], Callable[[Any], None]]] = {
-    "hides the code": (SignatureError, _set(*SERIALIZATION, "ignore_paths", to=["model.sig", "mod.so"])),
-    "hides all samples": (SignatureError, _set(*SERIALIZATION, "ignore_paths", to=["samples"])),
-    "hides everything": (SignatureError, _set(*SERIALIZATION, "ignore_paths", to=["."])),
-    "hides from outside": (SignatureError, _set(*SERIALIZATION, "ignore_paths", to=["../bundle/mod.so"])),
+    "hides the code": (SignatureError, put(*SERIALIZATION, "ignore_paths", to=["model.sig", "mod.so"])),
+    "hides all samples": (SignatureError, put(*SERIALIZATION, "ignore_paths", to=["samples"])),
+    "hides everything": (SignatureError, put(*SERIALIZATION, "ignore_paths", to=["."])),
+    "hides from outside": (SignatureError, put(*SERIALIZATION, "ignore_paths", to=["../bundle/mod.so"])),
     "hides something that is not a string": (
         SignatureError,
-        _set(*SERIALIZATION, "ignore_paths", to=[["mod.so"]]),
+        put(*SERIALIZATION, "ignore_paths", to=[["mod.so"]]),
     ),
-    "ignores twice": (FormatError, _set(*SERIALIZATION, "ignore_paths", to=["model.sig", "model.sig"])),
-    "ignore_paths not a list": (FormatError, _set(*SERIALIZATION, "ignore_paths", to="model.sig")),
-    "shards": (FormatError, _set(*SERIALIZATION, "method", to="shards")),
-    "another hash": (FormatError, _set(*SERIALIZATION, "hash_type", to="blake2b")),
-    "links": (FormatError, _set(*SERIALIZATION, "allow_symlinks", to=True)),
-    "links as a number": (FormatError, _set(*SERIALIZATION, "allow_symlinks", to=0)),
-    "serialization with another key": (FormatError, _set(*SERIALIZATION, "shard_size", to=1)),
-    "serialization missing": (FormatError, _set(*SERIALIZATION, to={})),
-    "predicate with another key": (FormatError, _set("predicate", "x", to=1)),
-    "another predicate": (FormatError, _set("predicateType", to="https://model_signing/Digests/v0.1")),
-    "another statement": (FormatError, _set("_type", to="https://in-toto.io/Statement/v0.1")),
+    "ignores twice": (FormatError, put(*SERIALIZATION, "ignore_paths", to=["model.sig", "model.sig"])),
+    "ignore_paths not a list": (FormatError, put(*SERIALIZATION, "ignore_paths", to="model.sig")),
+    "shards": (FormatError, put(*SERIALIZATION, "method", to="shards")),
+    "another hash": (FormatError, put(*SERIALIZATION, "hash_type", to="blake2b")),
+    "links": (FormatError, put(*SERIALIZATION, "allow_symlinks", to=True)),
+    "links as a number": (FormatError, put(*SERIALIZATION, "allow_symlinks", to=0)),
+    "serialization with another key": (FormatError, put(*SERIALIZATION, "shard_size", to=1)),
+    "serialization missing": (FormatError, put(*SERIALIZATION, to={})),
+    "predicate with another key": (FormatError, put("predicate", "x", to=1)),
+    "another predicate": (FormatError, put("predicateType", to="https://model_signing/Digests/v0.1")),
+    "another statement": (FormatError, put("_type", to="https://in-toto.io/Statement/v0.1")),
     "two subjects": (FormatError, lambda d: d["subject"].append(d["subject"][0])),
-    "no subject": (FormatError, _set("subject", to=[])),
-    "another root digest": (FormatError, _set("subject", 0, "digest", "sha256", to="0" * 64)),
-    "two root digests": (FormatError, _set("subject", 0, "digest", "sha512", to="0" * 128)),
-    "resources not a list": (FormatError, _set("predicate", "resources", to={})),
-    "no resources": (EndlessDataError, _set("predicate", "resources", to=[])),
-    "resource of another hash": (FormatError, _set(*RESOURCE, "algorithm", to="sha512")),
-    "resource in upper case": (FormatError, _set(*RESOURCE, "digest", to="A" * 64)),
-    "resource not a string": (FormatError, _set(*RESOURCE, "digest", to=7)),
-    "resource outside": (FormatError, _set(*RESOURCE, "name", to="../mod.so")),
-    "resource absolute": (FormatError, _set(*RESOURCE, "name", to="/etc/passwd")),
-    "resource with another key": (FormatError, _set(*RESOURCE, "x", to=1)),
+    "no subject": (FormatError, put("subject", to=[])),
+    "another root digest": (FormatError, put("subject", 0, "digest", "sha256", to="0" * 64)),
+    "two root digests": (FormatError, put("subject", 0, "digest", "sha512", to="0" * 128)),
+    "resources not a list": (FormatError, put("predicate", "resources", to={})),
+    "no resources": (EndlessDataError, put("predicate", "resources", to=[])),
+    "resource of another hash": (FormatError, put(*RESOURCE, "algorithm", to="sha512")),
+    "resource in upper case": (FormatError, put(*RESOURCE, "digest", to="A" * 64)),
+    "resource not a string": (FormatError, put(*RESOURCE, "digest", to=7)),
+    "resource outside": (FormatError, put(*RESOURCE, "name", to="../mod.so")),
+    "resource absolute": (FormatError, put(*RESOURCE, "name", to="/etc/passwd")),
+    "resource with another key": (FormatError, put(*RESOURCE, "x", to=1)),
     "resource twice": (
         FormatError,
         lambda d: d["predicate"]["resources"].insert(0, d["predicate"]["resources"][0]),
     ),
     "resources not sorted": (FormatError, lambda d: d["predicate"]["resources"].reverse()),
-    "signature of itself": (FormatError, _set("predicate", "resources", 1, "name", to="model.sig")),
-    "predicate not an object": (FormatError, _set("predicate", to=[])),
+    "signature of itself": (FormatError, put("predicate", "resources", 1, "name", to="model.sig")),
+    "predicate not an object": (FormatError, put("predicate", to=[])),
 }
 
 

@@ -297,7 +297,7 @@ def test_kernel_without_noexec_memory_files_is_supported(
 
 
 def test_bytes_of_a_bundle_never_change(kit: Any) -> None:
-    # Devices identify bundles by this digest: if it changes here, the format did, and needs a new number.
+    # Devices identify bundles by this digest: if it changes, the format has changed and needs a new number.
     assert (
         hashlib.sha256(kit.bundle()).hexdigest()
         == "3f83d97238334c1b20942de3488321691b406ef2261a1c2445c755ba95ee00dd"
