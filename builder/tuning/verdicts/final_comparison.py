@@ -61,7 +61,7 @@ class FinalComparison:
                 break
         if verdict is None:
             self._view.note(
-                f"task {task.index} keeps the heuristic's schedule: no other point could be compared with it"
+                f"task {task.index} has no new verdict: no point could be compared with the heuristic's"
             )
             return
         meta = self._records.meta
