@@ -117,7 +117,7 @@ def _headline(result: ModelResult) -> str:
     verdict = "" if result.use else " It is compiled without these records."
     return (
         f"<p class='head'><b>{ratio.speedup:.2f}×</b> as fast as untuned "
-        f"<span>(95 % interval {ratio.low:.2f} to {ratio.high:.2f}, {ratio.pairs} pairs in turn on "
+        f"<span>(95 % interval {ratio.low:.2f} to {ratio.high:.2f}, {ratio.pairs} pairs timed alternately on "
         f"{escape(result.board or '')}): {ratio.tuned_us / 1e3:.3f} ms per inference, untuned "
         f"{ratio.untuned_us / 1e3:.3f} ms.{verdict}</span></p>"
     )
@@ -207,7 +207,7 @@ td:first-child,th:first-child {{ text-align:left; overflow-wrap:anywhere; }}
 <p>The tuned operators of one inference: time per call multiplied by the number of calls.</p>{where}
 <h2>Before and after</h2>
 <p>Grey: compiled without these records. Blue: compiled with them. On the right, the speed-up and its 95 %
-interval, timed in turn; “kept” means that the untuned schedule is kept.</p>{bars}
+interval, timed alternately; “kept” means that the untuned schedule is kept.</p>{bars}
 <h2>Best so far</h2>
 <p>Each dot is a measured point, in the order of measuring. The line is the best time so far, the dashed line
 the time without records. The scale is logarithmic; very slow points are drawn at the top.</p>
