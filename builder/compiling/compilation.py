@@ -70,7 +70,7 @@ class Identity:
     security_counter
         0 to 2^63 - 1; a device refuses a counter lower than the one it committed for that name.
     compatible
-        Device types; None means any Linux of the target's architecture.
+        Device types, such as `["raspberrypi,4-model-b"]`; None means any Linux of the target's architecture.
     """
 
     name: str | None = None
@@ -86,6 +86,8 @@ class Identity:
         ModelError
             If the manifest does not allow the name, version, counter or a device type.
         """
+        if isinstance(self.compatible, str):  # Python takes it for a sequence of its characters
+            raise ModelError(f"expected a sequence of compatible strings, got {self.compatible!r:.80}")
         hint = None
         try:
             check_version(self.version)

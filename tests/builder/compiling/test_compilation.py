@@ -121,6 +121,7 @@ IDENTITIES = [
     (Identity(compatible=["a b"]), "compatible: expected"),
     (Identity(compatible=["x" * 129]), "compatible: expected"),
     (Identity(compatible=[]), "compatible: expected 1 to 64 device types, got 0"),
+    (Identity(compatible="abc"), "expected a sequence of compatible strings, got 'abc'"),
 ]
 
 
