@@ -3,7 +3,7 @@
 ::
 
     BuildError                explained to the user                    exit 1
-    ├── InputFault                what the user gave cannot be used        exit 4
+    ├── InputFault                the user's input cannot be used          exit 4
     │   ├── ModelError                the model file cannot be read or used
     │   │   ├── UnsupportedOperatorError
     │   │   └── ShapeError                input names, shapes, dtypes
@@ -11,9 +11,9 @@
     │   ├── ParityError               the compiled model disagrees with the reference
     │   ├── KeyFileError              a key file is missing, malformed or readable by others
     │   ├── RecordsError              tuning records do not fit
-    │   ├── PackageError              a bundle cannot be read
+    │   ├── PackageError              a bundle cannot be read, written or run
     │   └── FleetError                a broker or an agent does not answer, or refuses
-    └── LinkError                 the linker failed on what we compiled
+    └── LinkError                 the linker failed on the compiler's output
     MeasureFault              a measurement gave no result; handled while tuning
     ├── CandidateError            the candidate or the request is wrong
     └── BoardError                the board went away, hung or sent an invalid answer
@@ -33,7 +33,7 @@ class BuildError(Exception):
     Parameters
     ----------
     message
-        What was expected and what was found, without a final full stop.
+        What was expected and what was found, without a full stop at the end.
     hint
         What the user can do about it, or None.
     """
@@ -46,7 +46,7 @@ class BuildError(Exception):
 
 
 class InputFault(BuildError):  # noqa: N818 - it names whose fault it is; its leaves are the errors
-    """What the user gave cannot be used."""
+    """The user's input cannot be used."""
 
     exit_code = 4
 
@@ -80,7 +80,7 @@ class RecordsError(InputFault):
 
 
 class PackageError(InputFault):
-    """A bundle cannot be read."""
+    """A bundle cannot be read, written or run."""
 
 
 class FleetError(InputFault):
@@ -88,7 +88,7 @@ class FleetError(InputFault):
 
 
 class LinkError(BuildError):
-    """The linker refused what the compiler made: our fault."""
+    """The linker failed on the compiler's output: a fault of the builder."""
 
 
 class MeasureFault(Exception):  # noqa: N818 - its leaves are the errors
@@ -111,7 +111,7 @@ class FrontEndError(Exception):
     reason
         The front end's reason, in one line.
     depends_on_values
-        Whether it refused because a shape, an axis or the like is only known at run time.
+        Whether the reason is that a shape, an axis or another setting is only known at run time.
     """
 
     def __init__(self, reason: str, *, depends_on_values: bool = False) -> None:
@@ -120,4 +120,4 @@ class FrontEndError(Exception):
 
 
 class StaleEntryError(ValueError):
-    """A shipped record does not fit today's design space."""
+    """A shipped record does not fit the current design space."""

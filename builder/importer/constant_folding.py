@@ -1,6 +1,6 @@
 """Constant folding: compute what does not depend on the inputs, mostly shapes.
 
-Promises the values that ONNX Runtime computes, because it computes them. Weights in int8 stay int8:
+Promises ONNX Runtime's own results, because ONNX Runtime computes them. Weights in int8 stay int8:
 dequantising them here would make the bundle four times as large.
 """
 
@@ -23,7 +23,6 @@ from builder.importer.weights import is_large
 # A constant is folded only if it is at most this much larger than what it was computed from: Expand, Tile and
 # ConstantOfShape make large tensors from small ones.
 MAX_GROWTH_BYTES: Final = 1 << 20
-_CONSTANT_VALUES: Final = frozenset({"value", "value_float", "value_floats", "value_int", "value_ints"})
 _NEVER: Final = frozenset({"QuantizeLinear", "DequantizeLinear", "If", "Loop", "Scan"})
 _RANDOM: Final = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
@@ -125,7 +124,7 @@ def _is_foldable(graph: OnnxGraph, node: onnx.NodeProto) -> bool:
             continue
         found = graph.type_of(name)
         if found is None:
-            # A sequence or an optional. Tensors of unknown size pass: they are small in practice.
+            # A sequence or an optional. Tensors of unknown size are folded: they are small in practice.
             return False
         if found.elem_type == onnx.TensorProto.STRING:
             return False

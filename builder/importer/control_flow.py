@@ -14,7 +14,7 @@ def inline_constant_ifs(model: onnx.ModelProto) -> int:
     Returns
     -------
     int
-        How many were replaced. Branches may contain more: fold constants and call this again.
+        How many were replaced. Branches may contain others: fold constants and call this again.
     """
     graph = OnnxGraph(model)
 
@@ -46,7 +46,7 @@ def inline_body(
     inputs
         Names in `graph` of the values for the subgraph's inputs.
     outputs
-        Names in `graph` for the subgraph's outputs; an empty one is not needed.
+        Names in `graph` for the subgraph's outputs; an empty name means that the output is not needed.
     """
     names = dict(zip((value.name for value in body.input), inputs, strict=True))
     for tensor in body.initializer:
@@ -71,7 +71,7 @@ def inline_body(
 
 
 def rename(node: onnx.NodeProto, names: dict[str, str]) -> None:
-    """Rename the values that a node reads and makes, also those that its subgraphs read from outside."""
+    """Rename the values that a node reads and makes, including those that its subgraphs read from outside."""
     node.input[:] = [names.get(name, name) for name in node.input]
     node.output[:] = [names.get(name, name) for name in node.output]
     for subgraph in subgraphs(node):

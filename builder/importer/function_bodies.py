@@ -1,4 +1,4 @@
-"""Replace operators that ONNX defines by others with their definitions."""
+"""Replace operators that ONNX defines in terms of others by their definitions."""
 
 from __future__ import annotations
 

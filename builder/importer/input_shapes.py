@@ -90,8 +90,8 @@ def parse_input_values(texts: str | Iterable[str]) -> dict[str, Value]:
     Parameters
     ----------
     texts
-        `NAME=VALUE`, where VALUE is an integer, a float, `true`, `false`, or a list `[VALUE,...]`. A text may
-        hold several, separated by white space.
+        `NAME=VALUE`; VALUE is an integer, a float, `true`, `false`, or a list `[VALUE,...]`. A text may hold
+        several, separated by white space.
 
     Returns
     -------

@@ -1,7 +1,7 @@
 """Read a model file safely.
 
-Promises a decoded model with all weights in memory, within limits, and read only from the model's own folder.
-Leaves checking the graph to `structure`.
+Promises a decoded model with all its weights in memory. Sizes are limited, and weights are read only from the
+model's own folder. Leaves checking the graph to `structure`.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def decode(raw: bytes, source: str) -> onnx.ModelProto:
     raw
         The file's content.
     source
-        What messages call it, such as its path.
+        The model's name in messages, such as its path.
 
     Raises
     ------
@@ -118,7 +118,7 @@ def decode(raw: bytes, source: str) -> onnx.ModelProto:
         model.ParseFromString(raw)
     except DecodeError as error:
         raise ModelError(
-            f"expected an ONNX model, got another or a truncated file: {source}", hint=hint
+            f"expected an ONNX model, got a truncated file or another format: {source}", hint=hint
         ) from error
     if not _are_names_text(model):
         raise ModelError(
@@ -127,7 +127,7 @@ def decode(raw: bytes, source: str) -> onnx.ModelProto:
         )
     if not model.HasField("graph") or not model.opset_import or not model.graph.output:
         raise ModelError(
-            f"expected an ONNX model with graph, outputs and opset, got less: {source}",
+            f"expected an ONNX model with a graph, outputs and an opset, got an incomplete one: {source}",
             hint=hint,
         )
     return model
@@ -136,7 +136,7 @@ def decode(raw: bytes, source: str) -> onnx.ModelProto:
 def _are_names_text(message: Message) -> bool:
     """Whether every name is UTF-8 without control characters.
 
-    Protobuf accepts other bytes, on which libraries fail; a line break would forge lines of our messages.
+    Protobuf accepts other bytes, but libraries fail on them, and a line break could forge an error message.
     """
     if isinstance(message, onnx.TensorProto):
         return _is_name(message.name) and all(_are_names_text(entry) for entry in message.external_data)
@@ -171,7 +171,7 @@ def _read(path: Path) -> bytes:
             if status.st_size > MAX_MODEL_BYTES:
                 raise ModelError(
                     f"expected a model of at most {MAX_MODEL_BYTES} bytes, got {status.st_size}: {path}",
-                    hint="larger models do not fit the supported devices: quantise or prune it",
+                    hint="quantise or prune the model: larger ones do not fit the supported devices",
                 )
             return stream.read(MAX_MODEL_BYTES)
     except FileNotFoundError as error:
@@ -194,7 +194,7 @@ def _models_in(folder: Path) -> str:
 
 
 def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Every tensor of a model: weights, also of subgraphs and functions, and tensors in attributes."""
+    """Every tensor of a model, its subgraphs and its functions: weights and tensors in attributes."""
     yield from _graph_tensors(model.graph)
     for function in model.functions:
         for node in function.node:
@@ -219,7 +219,7 @@ def _node_tensors(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
 
 
 def _external_files(model: onnx.ModelProto, folder: Path, source: Path) -> list[Path]:
-    """The files that hold weights, checked: each in the model's folder, and within the limit together."""
+    """The files that hold weights: each is in the model's folder, and together they are within the limit."""
     found: set[Path] = set()
     total = 0
     for tensor in tensors(model):
@@ -242,7 +242,7 @@ def _external_files(model: onnx.ModelProto, folder: Path, source: Path) -> list[
         if total > MAX_MODEL_BYTES:
             raise ModelError(
                 f"expected at most {MAX_MODEL_BYTES} bytes of weights, got more: {source}",
-                hint="larger models do not fit the supported devices: quantise or prune it",
+                hint="quantise or prune the model: larger ones do not fit the supported devices",
             )
         found.add(file)
     return sorted(found)
@@ -263,7 +263,7 @@ def _confined(location: str, folder: Path, name: str, source: Path) -> Path:
     if not file.is_file():
         raise ModelError(
             f"weight '{name}' of {source}: expected the file {location} beside the model, got no such file",
-            hint="copy the file of weights along with the model",
+            hint="copy the weights file along with the model",
         )
     return file
 

@@ -21,7 +21,7 @@ from builder.importer.rewrites import apply_rewrites
 from builder.importer.silence import FOREIGN_FAILURES, quiet
 from builder.importer.static_inputs import Shapes, Values, fix_inputs
 
-# One rewrite may produce what another one replaces, also inside unrolled bodies; known chains end after 3.
+# A rewrite or an unrolled loop may produce nodes that another rewrite replaces; known chains end after 3.
 MAX_PASSES: Final = 12
 
 
@@ -33,9 +33,9 @@ def normalise(
     Parameters
     ----------
     model
-        What `structure.prepare` returned.
+        The result of `structure.prepare`.
     shapes, values, progress
-        As `fix_inputs` takes them.
+        As in `fix_inputs`.
 
     Returns
     -------
@@ -74,7 +74,7 @@ def simplify(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _defined_by_others(model: onnx.ModelProto) -> set[str]:
-    """Operators that ONNX defines by others, and that have no converter or no inferred output shape."""
+    """Operators that ONNX defines in terms of others and that lack a converter or an output shape."""
     graph = OnnxGraph(model)
     known = supported_operators()
     return {
@@ -101,7 +101,7 @@ def _slim(model: onnx.ModelProto) -> onnx.ModelProto:
         return model
     if [output.name for output in model.graph.output] != [output.name for output in slimmed.graph.output]:
         return model
-    # onnxslim drops unused inputs, but callers still set them.
+    # onnxslim drops unused inputs, but callers of the model still set them.
     del slimmed.graph.input[:]
     slimmed.graph.input.extend(model.graph.input)
     return slimmed

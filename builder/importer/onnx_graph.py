@@ -1,4 +1,4 @@
-"""Read and edit an ONNX graph: makers of values, constants, types and shapes.
+"""Read and edit an ONNX graph: the nodes that make values, constants, types and shapes.
 
 Works in place. Leaves subgraphs of control flow to `control_flow` and `rewrites.loops`.
 """
@@ -48,7 +48,7 @@ class ValueType:
 
 
 def is_known_type(elem_type: int) -> bool:
-    """Whether a number is a TensorProto.DataType other than UNDEFINED."""
+    """Whether an element type is a TensorProto.DataType other than UNDEFINED."""
     return elem_type != onnx.TensorProto.UNDEFINED and elem_type in onnx.TensorProto.DataType.values()
 
 
@@ -74,7 +74,7 @@ def attributes(node: onnx.NodeProto) -> dict[str, Any]:
 
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """Graphs in the attributes of a node (branches and bodies), without those nested in them."""
+    """Graphs in the attributes of a node (branches and loop bodies), without the graphs nested in them."""
     for attribute in node.attribute:
         if attribute.type == onnx.AttributeProto.GRAPH:
             yield attribute.g
@@ -150,7 +150,7 @@ class OnnxGraph:
         return self._makers.get(name)
 
     def is_constant(self, name: str) -> bool:
-        """Whether a value is a weight or a Constant node's."""
+        """Whether a value is a weight or the output of a Constant node."""
         maker = self._makers.get(name)
         return name in self._initializers or (maker is not None and maker.op_type == "Constant")
 
@@ -180,13 +180,13 @@ class OnnxGraph:
         return str(tensor.name)
 
     def set_initializer(self, tensor: onnx.TensorProto) -> None:
-        """Add a weight under the name it has."""
+        """Add a weight under its own name."""
         self.proto.initializer.append(tensor)
         self._initializers[tensor.name] = self.proto.initializer[-1]
         self._names.add(tensor.name)
 
     def set_type(self, name: str, elem_type: int, shape: Sequence[int] | None) -> None:
-        """Record the type of a value that a rewrite made."""
+        """Record the type of a value, such as the result of a rewrite."""
         self._types[name] = ValueType(elem_type, None if shape is None else tuple(shape))
 
     def rewrite(self, replace: Callable[[onnx.NodeProto], Sequence[onnx.NodeProto] | None]) -> int:
@@ -223,7 +223,7 @@ class OnnxGraph:
 
 
 def copy_node(node: onnx.NodeProto) -> onnx.NodeProto:
-    """A copy of a node that belongs to no graph."""
+    """Copy a node; the copy belongs to no graph."""
     copy = onnx.NodeProto()
     copy.CopyFrom(node)
     return copy

@@ -34,11 +34,11 @@ class ImportedModel:
     inputs, outputs
         Names, datatypes and shapes; names as in the model file.
     onnx
-        The normalised model: it computes the same as the original, and the reference runs it.
+        The normalised model. It computes the same as the original; ONNX Runtime runs it as the reference.
     source_sha256
         SHA-256 of what was imported, in hexadecimal.
     notes
-        What was chosen or dropped without asking the user, one line each.
+        Choices made without asking the user, such as a batch of 1; one line each.
     name
         The file's name without its suffix; for a model in memory, the graph's name.
     """
@@ -71,7 +71,7 @@ def import_onnx(
     input_values
         Inputs to turn into constants: a number fills the input, a list must have its shape.
     progress
-        Called with each of `ImportedModel.notes` as it arises.
+        Called with each line of `ImportedModel.notes` as soon as it is known.
 
     Raises
     ------
@@ -99,7 +99,10 @@ def import_onnx(
 
 
 def _convert(model: onnx.ModelProto) -> tuple[onnx.ModelProto, RelaxModel]:
-    """Convert; operators that the front end refuses are expanded if ONNX defines them by others."""
+    """Convert a normalised model.
+
+    If the front end refuses operators that ONNX defines in terms of others, expand them and try again.
+    """
     tried: set[str] = set()
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Convert the opset: TVM's front end wants new forms of operators, ONNX Runtime lacks the newest ones."""
+"""Convert the opset: TVM's front end needs newer forms of operators, and ONNX Runtime lacks the newest."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def convert_opset(model: onnx.ModelProto) -> onnx.ModelProto:
     Returns
     -------
     onnx.ModelProto
-        The converted model. The model itself if it is in that range, or if ONNX cannot convert an operator:
-        the import may still succeed, and otherwise names the node at fault.
+        The converted model, or the model itself if it is in that range or ONNX cannot convert an operator. In
+        the latter case the import may still succeed; if it fails, it names the node at fault.
     """
     version = model.opset_import[0].version
     if version > NEWEST and _means_the_same(model, NEWEST):

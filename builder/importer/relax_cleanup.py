@@ -1,9 +1,11 @@
-"""Replace what TVM's front end writes in a slow or unsafe way.
+"""Replace slow or unsafe code that TVM's front end writes.
 
-- It writes the shape of a static tensor as code that computes it; it becomes a constant.
-- It writes Max and Min of tensors as a reduction over their stack, five kernels instead of one instruction.
-- It writes a gather in `fast` mode, which reads wherever an index points. Indices come with requests, so one
-  may be wrong (a token id beyond the vocabulary). In `clip` mode it gives a wrong number, never other memory.
+- Code that computes the shape of a static tensor becomes a constant.
+- Max and Min of several tensors become element-wise operators. The front end stacks the tensors and reduces
+  the stack: five kernels instead of one instruction.
+- A gather in `fast` mode, which reads wherever an index points, becomes one in `clip` mode. Indices come with
+  requests, so one may be wrong (a token id beyond the vocabulary). In `clip` mode, a wrong index selects a
+  wrong number but never reads other memory.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ _BINARY: Final = {"relax.max": relax.op.maximum, "relax.min": relax.op.minimum}
 
 
 def clean_up(mod: IRModule) -> IRModule:
-    """Rewrite `main` of a module from the front end and remove what is then unused."""
+    """Rewrite `main` of a module from the front end, and remove the code that is then unused."""
     rewriter = _Rewriter(mod)
     rewriter.builder_.update_func(mod.get_global_var("main"), rewriter.visit_expr(mod["main"]))
     return relax.transform.DeadCodeElimination()(rewriter.builder_.get())
@@ -49,7 +51,7 @@ class _Rewriter(PyExprMutator):  # type: ignore[misc]
         return call
 
     def _stacked(self, call: relax.Call) -> list[relax.Expr] | None:
-        """The tensors that a reduction stacks first, or None if it reduces anything but that new axis."""
+        """The tensors of a stack that `call` reduces to one tensor; None if it reduces anything else."""
         stack = self._value(call.args[0])
         if not _is_call(stack, "relax.stack") or call.attrs.axis is None or call.attrs.keepdims:
             return None

@@ -76,7 +76,7 @@ def convert(model: onnx.ModelProto) -> IRModule:
         # A half-built function complains when it is destroyed. The error's frames keep it alive: collect it
         # now, while output is suppressed.
         gc.collect()
-    # Its messages are all that says why: "Dynamic pads are not supported", "Slice with dynamic parameters".
+    # Only the message says why: "Dynamic pads are not supported", "Slice with dynamic parameters".
     raise FrontEndError(reason, depends_on_values="dynamic" in reason.lower())
 
 
@@ -86,7 +86,7 @@ def to_relax(model: onnx.ModelProto) -> RelaxModel:
     Raises
     ------
     FrontEndError
-        If the front end refused the model, or produced a type other than ONNX's.
+        If the front end refused the model, or produced other shapes or dtypes than ONNX infers.
     ModelError
         If an input's or output's name or datatype cannot be served.
     """
@@ -113,7 +113,7 @@ def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
 
 
 def _check(kind: str, specs: tuple[TensorSpec, ...], types: list[relax.TensorType]) -> None:
-    """Check that the front end's types are ONNX's: a difference means that a converter is wrong."""
+    """Check that the front end's types equal ONNX's: a difference means that a converter is wrong."""
     if len(specs) != len(types):
         raise FrontEndError(f"expected {len(specs)} {kind}s, got {len(types)}")
     for spec, found in zip(specs, types, strict=True):

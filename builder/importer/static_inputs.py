@@ -21,7 +21,7 @@ Dim = int | str | None
 Shapes = Mapping[str, Sequence[int]]
 Values = Mapping[str, ArrayLike]
 
-# On a device, a model whose only symbolic dimension is the batch gets one picture at a time.
+# A device runs such a model, whose only symbolic dimension is the batch, on one picture at a time.
 CHOSEN_BATCH: Final = 1
 
 
@@ -44,7 +44,7 @@ def fix_inputs(
     Raises
     ------
     ShapeError
-        If a name is not an input's, a shape or value does not fit, or a dimension stays unknown.
+        If an input does not exist, a shape or value does not fit, or a dimension stays unknown.
     ModelError
         If an input is not a tensor of numbers.
     """
@@ -71,7 +71,7 @@ def fix_inputs(
 
 
 def forget_shapes(graph: onnx.GraphProto) -> None:
-    """Drop all recorded shapes except the inputs': they may be stale or name symbols that are now numbers."""
+    """Drop all recorded shapes but the inputs': they may be stale, or name symbols that are now numbers."""
     del graph.value_info[:]
     for output in graph.output:
         if output.type.WhichOneof("value") == "tensor_type":
@@ -144,14 +144,14 @@ def _check_given(
             raise ShapeError(
                 f"input '{name}': expected {_text(declared)}, got {_text(shape)}: "
                 f"dimension {axis} is fixed at {expected}",
-                hint="dimensions fixed in the file cannot be changed: export the model with dynamic ones",
+                hint="export the model with dynamic dimensions: those fixed in the file cannot be changed",
             )
 
 
 def _solve(
     name: str, shape: tuple[int, ...], declared: tuple[Dim, ...] | None, solved: dict[str, tuple[int, str]]
 ) -> None:
-    """Record the number that each symbol stands for; refuse a symbol that would stand for two."""
+    """Record the size that each symbol stands for; refuse a symbol with two sizes."""
     for symbol, size in zip(declared or (), shape, strict=declared is not None):
         if not isinstance(symbol, str):
             continue

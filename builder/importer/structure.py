@@ -25,12 +25,12 @@ from builder.importer.onnx_graph import (
 )
 from builder.importer.silence import FOREIGN_FAILURES, first_line
 
-# All files are given this IR version. Before version 4 weights had to be graph inputs too, and files mix the
-# rules; ONNX Runtime is a few versions behind the newest. The differences do not concern graphs of tensors.
+# Every model is set to this IR version. Before version 4, weights also had to be graph inputs, and some files
+# mix the rules; ONNX Runtime lags a few versions behind. The differences do not concern graphs of tensors.
 MODERN_IR: Final = 10
 # Older files lack `opset_import`.
 OLDEST_IR: Final = 3
-# Bounds the work of passes over the graph; the largest known exports have some ten thousand nodes.
+# Limits the work of passes over the graph; the largest known exports have some ten thousand nodes.
 MAX_NODES: Final = 200_000
 MAX_SUBGRAPH_DEPTH: Final = 16
 
@@ -135,7 +135,7 @@ def _check_operators(model: onnx.ModelProto) -> None:
         listed = "; ".join(f"{op} ({describe(nodes)})" for op, nodes in sorted(unknown.items()))
         raise UnsupportedOperatorError(
             f"unknown operators in ONNX opset {opset}: {listed}",
-            hint="the exporter used operators of its own or wrote the wrong opset: export the model again",
+            hint="export the model again: the exporter used custom operators or wrote the wrong opset",
         )
 
 
@@ -152,7 +152,7 @@ def _check_values(graph: onnx.GraphProto) -> None:
     """Check that every value is made once, and that every value that is read exists."""
     if graph.sparse_initializer:
         raise ModelError(
-            f"expected dense weights, got the sparse '{graph.sparse_initializer[0].values.name}'"
+            f"expected dense weights, got the sparse weight '{graph.sparse_initializer[0].values.name}'"
         )
     made = Counter(value.name for value in graph.input)
     made.update({tensor.name for tensor in graph.initializer})
@@ -193,7 +193,7 @@ def _check_weight(tensor: onnx.TensorProto) -> None:
             raise ModelError(
                 f"weight '{tensor.name}' of shape {list(tensor.dims)}: expected {expected} bytes, "
                 f"got {len(tensor.raw_data)}",
-                hint="the file is truncated or damaged: download or export it again",
+                hint="download or export the model again: the file is truncated or damaged",
             )
 
 

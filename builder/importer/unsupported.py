@@ -14,8 +14,8 @@ from builder.errors import FrontEndError, ModelError, UnsupportedOperatorError
 from builder.importer.onnx_graph import OnnxGraph, copy_node, describe, subgraphs
 from builder.importer.relax_module import supported_operators, to_relax
 
-# Each trial runs the front end on one node. Nodes that differ only in name are tried once. In a graph with
-# more different nodes than this, only the first ones are tried.
+# Each trial runs the front end on one node; of nodes that differ only in name, one is tried. If a graph has
+# more different nodes than this limit, only the first ones are tried.
 MAX_TRIALS: Final = 2000
 
 _HINTS: Final[Mapping[str, str]] = {
@@ -52,9 +52,9 @@ class Obstacle:
     operator
         Its type, preceded by its domain if that is not ONNX's.
     reason
-        Why not.
+        Why it cannot be imported.
     nodes
-        The nodes of that operator that are refused for that reason.
+        The nodes of that operator that are refused for this reason.
     """
 
     operator: str
@@ -63,12 +63,12 @@ class Obstacle:
 
 
 def refuse_unsupported(model: onnx.ModelProto) -> None:
-    """Refuse a model with operators that the front end does not know, before it is run.
+    """Refuse a model with operators that the front end does not know, before the front end runs.
 
     Raises
     ------
     UnsupportedOperatorError
-        If there are any; the message also lists operators that the front end knows but refuses as they are.
+        If there are any; the message also lists nodes of known operators that the front end refuses.
     """
     known = supported_operators()
     graph = OnnxGraph(model)
@@ -123,7 +123,7 @@ def _obstacles(model: onnx.ModelProto) -> list[Obstacle]:
 
 
 def _first_obstacle(node: onnx.NodeProto, graph: OnnxGraph, known: frozenset[str]) -> Reason | None:
-    """Find what stands in the way without running the front end."""
+    """Why a node cannot be imported, without running the front end; None if no reason is found."""
     if node.domain:
         return Reason(f"domain '{node.domain}' is not ONNX's")
     if any(subgraphs(node)):

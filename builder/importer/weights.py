@@ -1,6 +1,6 @@
 """Remove a model's large weights for libraries that only need the graph, and put them back.
 
-Shape inference and opset conversion copy the whole model twice as a byte string but read no large weights.
+Shape inference and opset conversion copy the whole model twice as a byte string, but read no large weights.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Targets: descriptions of a device for the compiler, the linker and the admission check on the device.
 
-A `DeviceTarget` is resolved once, from a preset (`rpi4`), a TVM target as JSON, or the old spelling of TVM's
+A `DeviceTarget` is resolved once, from a preset (`rpi4`), a TVM target as JSON, or the old syntax of TVM's
 command line (`llvm -mcpu=cascadelake`). It holds the options for LLVM and for the linker, and the CPU
-features that the device must have. Resolving measures nothing and reads no file except `/proc/cpuinfo`, and
-that one only for `host`.
+features that the device must have. Resolving measures nothing. The only file that it reads is
+`/proc/cpuinfo`, and only for a target that means this machine.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class DeviceTarget:
     tvm_target
         The target for TVM's code generator.
     triple, cpu, arch
-        LLVM's names, such as `aarch64-linux-gnu` and `cortex-a72`, and the machine name that `uname -m`
-        prints, such as `aarch64`.
+        LLVM's names, such as `aarch64-linux-gnu` and `cortex-a72`, and the machine's name as `uname -m`
+        prints it, such as `aarch64`.
     features
         CPU features that the device must have, named as in `/proc/cpuinfo`; sorted.
     zig_target
@@ -135,7 +135,7 @@ PRESETS: Mapping[str, _Preset] = {
 }
 
 # LLVM's name of a feature -> the name in /proc/cpuinfo, for features that kernels may use. Features that LLVM
-# lists for a core but some boards lack are left out on purpose: the Raspberry Pi 4 has no AES.
+# lists for a core but that some boards lack are left out: the Raspberry Pi 4, for example, has no AES.
 _CPUINFO_NAMES: Mapping[str, Mapping[str, str]] = {
     "x86_64": {
         "ssse3": "ssse3", "sse4.1": "sse4_1", "sse4.2": "sse4_2", "popcnt": "popcnt", "avx": "avx",
@@ -156,9 +156,8 @@ _CPUINFO_NAMES: Mapping[str, Mapping[str, str]] = {
 }  # fmt: skip
 
 
-# How many instructions LLVM looks back over, and how many memory accesses it considers; its defaults are 100,
-# 250 and 100. With the defaults, a tile whose loop has more than 250 accesses to accumulators is stored and
-# loaded again for each product.
+# Limits of LLVM's analyses of memory accesses; its defaults are 100, 250 and 100. With the defaults, if the
+# loop of a tile has more than 250 accesses to accumulators, LLVM stores and reloads them for each product.
 _LLVM_LIMITS: Final = {
     "memdep-block-scan-limit": 2000,
     "licm-mssa-max-acc-promotion": 5000,
@@ -167,7 +166,7 @@ _LLVM_LIMITS: Final = {
 
 
 def resolve(spec: str | Mapping[str, Any]) -> DeviceTarget:
-    """Resolve a target's name, JSON or old command-line spelling.
+    """Resolve a preset, a TVM target as JSON, or a target in the old syntax of TVM's command line.
 
     Parameters
     ----------
@@ -243,8 +242,8 @@ def _build(name: str, config: dict[str, Any], l1_bytes: int, l2_bytes: int) -> D
         raise TargetError(message, hint=_cpu_hint(cpu, arch))
     try:
         Target(config)  # first without cl-opt, so that an error message does not show it
-        # A register tile is one long block. With its default limits, LLVM stops looking for values that it
-        # has already loaded, and for accumulators that need no memory (docs/decisions/0005).
+        # A register tile is one long block. With its default limits, LLVM gives up looking for values that
+        # are already in registers and for accumulators that need no memory (docs/decisions/0005).
         config.setdefault("cl-opt", [f"-{limit}:uint={value}" for limit, value in _LLVM_LIMITS.items()])
         tvm_target = Target(config)
         known = {str(f) for f in llvm.llvm_get_cpu_features(tvm_target)}
@@ -277,7 +276,7 @@ def _cpu_hint(cpu: str, arch: str) -> str:
 
 
 def _host_cpu() -> str:
-    """LLVM's name of this CPU, or a more generic one if this machine hides some of its features."""
+    """LLVM's name for this CPU, or a more generic one if this machine lacks some of that CPU's features."""
     machine = Machine.detect()
     cpu = str(llvm.llvm_get_system_cpu())
     names = _CPUINFO_NAMES.get(machine.arch, {})

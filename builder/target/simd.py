@@ -33,7 +33,7 @@ class Simd:
         arch
             `x86_64`, `aarch64`, `armv7l` or `riscv64`.
         features
-            The core's features, with LLVM's names.
+            The core's features, as LLVM names them.
         """
         if arch == "x86_64":
             if "avx512f" in features:
@@ -45,5 +45,5 @@ class Simd:
             return cls(4, 32, fma=True)
         if arch == "armv7l":
             return cls(4, 16, fma="vfp4" in features)
-        # No vector unit: LLVM keeps a "vector" of 4 in 4 of the 32 float registers.
+        # No vector unit: LLVM keeps a "vector" of 4 values in 4 of the 32 floating-point registers.
         return cls(4, 8, fma=True)

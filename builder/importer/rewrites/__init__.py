@@ -1,7 +1,7 @@
-"""Rewrite operators that TVM's front end lacks or gets wrong in terms of operators that it gets right.
+"""Replace operators that TVM's front end lacks or gets wrong by operators that it gets right.
 
 `REWRITES` is the table: each operator of ONNX's own domain with the function that replaces its nodes.
-Operators that ONNX defines by others need no entry: `function_bodies` expands them.
+Operators that ONNX defines in terms of others need no entry: `function_bodies` expands them.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ REWRITES: Final[Mapping[str, Rewrite]] = {
     "EyeLike": elementwise.eye_like,
     "GRU": recurrent.unroll,
     "Gather": indices.gather,
-    "GatherElements": indices.gather_elements,
-    "GatherND": indices.gather_nd,
+    "GatherElements": indices.clip_along_axis,
+    "GatherND": indices.clip_coordinates,
     "IsInf": elementwise.is_inf,
     "LSTM": recurrent.unroll,
     "Loop": loops.unroll_loop,
@@ -55,8 +55,8 @@ REWRITES: Final[Mapping[str, Rewrite]] = {
     "ReverseSequence": layout.reverse_sequence,
     "STFT": fourier.stft,
     "Scan": loops.unroll_scan,
-    "ScatterElements": indices.gather_elements,
-    "ScatterND": indices.gather_nd,
+    "ScatterElements": indices.clip_along_axis,
+    "ScatterND": indices.clip_coordinates,
     "SpaceToDepth": layout.space_to_depth,
     "Split": layout.split_without_empty,
 }

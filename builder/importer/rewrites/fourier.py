@@ -106,11 +106,11 @@ def _transform(
     Parameters
     ----------
     new
-        Gets the new nodes.
+        Collects the new nodes.
     parts
         Values of the input's real part, or of its real and imaginary parts, [..., rows].
     rows
-        Samples that the input has.
+        Number of samples of the input.
     length
         Length of the transform, at least `rows`.
     dtype

@@ -1,8 +1,8 @@
 """Gather and scatter: constant indices become slices, other indices are kept in bounds.
 
 TVM's gathers and scatters read and write wherever the indices point. Indices come with requests, so every
-index that is not constant is clipped to the tensor first: a wrong index then gives a wrong number and never
-reaches other memory. Gather itself has a mode for that, see `relax_cleanup`.
+index that is not constant is clipped to the tensor first: a wrong index then selects a wrong number but never
+reaches other memory. Plain Gather is not clipped here: TVM has a mode for that, see `relax_cleanup`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from builder.importer.rewrites.replacement import Replacement
 
 
 def gather(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
-    """Gather by one constant index, or several consecutive ones: a Slice."""
+    """Gather with one constant index, or several consecutive ones: a Slice."""
     shape = graph.shape_of(node.input[0])
     if shape is None or 0 in shape:
         return None
@@ -47,7 +47,7 @@ def _slice(
     return new.nodes
 
 
-def gather_elements(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def clip_along_axis(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
     """GatherElements and ScatterElements: clip indices along one axis."""
     shape = graph.shape_of(node.input[0])
     if shape is None or 0 in shape:
@@ -55,7 +55,7 @@ def gather_elements(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.Nod
     return _clipped(node, graph, [shape[int(attributes(node).get("axis", 0))]])
 
 
-def gather_nd(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def clip_coordinates(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
     """GatherND and ScatterND: clip indices [..., coordinates]."""
     shape, places = graph.shape_of(node.input[0]), graph.shape_of(node.input[1])
     if shape is None or not places or 0 in shape:

@@ -13,7 +13,7 @@ from builder.importer.control_flow import inline_body
 from builder.importer.onnx_graph import OnnxGraph, attributes
 from builder.importer.rewrites.replacement import Replacement, input_name
 
-# Bounds the nodes of an unrolled loop: a body of 20 nodes may run 500 times.
+# Limits the nodes of an unrolled loop: a body of 20 nodes may run 500 times.
 MAX_UNROLLED_NODES: Final = 10_000
 
 
@@ -24,7 +24,7 @@ class _Row:
     Attributes
     ----------
     values
-        What each step made.
+        The value that each step made.
     axis
         The axis along which they are stacked.
     """
@@ -37,7 +37,7 @@ def unroll_loop(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodePro
     """Unroll a Loop with a constant trip count that never ends early."""
     body: onnx.GraphProto = attributes(node)["body"]
     trips = graph.constant(node.input[0]) if node.input[0] else None
-    if trips is None or trips.size != 1 or not _always_goes_on(node, graph, body):
+    if trips is None or trips.size != 1 or not _stays_true(node, graph, body):
         return None
     count = int(trips.reshape(()))
     if count < 1 or count * len(body.node) > MAX_UNROLLED_NODES:
@@ -45,21 +45,21 @@ def unroll_loop(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodePro
     carried = list(node.input[2:])
     scanned = len(body.output) - 1 - len(carried)
     new = Replacement(node, graph)
-    going_on = new.constant(True, np.bool_)
+    condition = new.constant(True, np.bool_)
     rows: list[list[str]] = [[] for _ in range(scanned)]
     for step in range(count):
         outputs = [graph.fresh(output.name) for output in body.output]
         index = new.constant(step, np.int64)
-        new.nodes += inline_body(graph, body, f"{node.name}/{step}", [index, going_on, *carried], outputs)
+        new.nodes += inline_body(graph, body, f"{node.name}/{step}", [index, condition, *carried], outputs)
         carried = outputs[1 : 1 + len(carried)]
         for row, value in zip(rows, outputs[1 + len(carried) :], strict=True):
             row.append(value)
-    _hand_out(new, node.output, carried, [_Row(row, 0) for row in rows])
+    _make_outputs(new, node.output, carried, [_Row(row, 0) for row in rows])
     return new.nodes
 
 
-def _always_goes_on(node: onnx.NodeProto, graph: OnnxGraph, body: onnx.GraphProto) -> bool:
-    """Whether the condition is true at the start, and the body passes it on or sets it to true."""
+def _stays_true(node: onnx.NodeProto, graph: OnnxGraph, body: onnx.GraphProto) -> bool:
+    """Whether a Loop's condition is true at the start, and the body passes it on or sets it to true."""
     if name := input_name(node, 1):
         start = graph.constant(name)
         if start is None or not bool(start.reshape(())):
@@ -112,17 +112,17 @@ def unroll_scan(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodePro
         _Row(row[::-1] if backwards else row, axis)
         for row, axis, backwards in zip(rows, axes_out, back_out, strict=True)
     ]
-    _hand_out(new, node.output, carried, stacked)
+    _make_outputs(new, node.output, carried, stacked)
     return new.nodes
 
 
-def _hand_out(
+def _make_outputs(
     new: Replacement,
     names: Sequence[str],
     carried: list[str],
     rows: list[_Row],
 ) -> None:
-    """Make the loop's outputs: its final states, then its stacked rows."""
+    """Add the nodes that make the loop's outputs: its final states, then its stacked rows."""
     for name, value in zip(names, carried, strict=False):
         if name:
             new.op("Identity", value, to=name)

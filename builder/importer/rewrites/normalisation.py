@@ -30,7 +30,7 @@ def lp_normalization(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.No
 
 
 def mean_variance_normalization(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
-    """MeanVarianceNormalization-13, because ONNX's own inference refuses its definition."""
+    """MeanVarianceNormalization-13: ONNX defines it, but ONNX's own inference refuses the definition."""
     found = graph.type_of(node.input[0])
     if found is None:
         return None

@@ -36,7 +36,7 @@ class _Axis:
     before, after
         Its extents.
     scale
-        The scale as ONNX counts it: `after / before` before rounding.
+        The scale as ONNX defines it: the ratio of the extents before `after` was rounded to an integer.
     start, end
         The region of `tf_crop_and_resize`, from 0 to 1.
     """

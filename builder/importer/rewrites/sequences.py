@@ -15,7 +15,7 @@ from onnx import helper, numpy_helper
 from builder.importer.onnx_graph import OnnxGraph, attributes
 from builder.importer.rewrites.replacement import Replacement, constant_integer, input_name
 
-# Longer sequences are data rather than structure.
+# A longer sequence is data, not part of the model's structure.
 MAX_ELEMENTS: Final = 1024
 
 _Sequences = dict[str, list[str]]
