@@ -194,10 +194,10 @@ def test_key_is_read_exactly_as_cryptography_reads_it(
     path.write_bytes(raw)
     try:
         expected = TrustedKey.of(parse_public_key(raw))
-    except ConfigError as refused:
-        with pytest.raises(ConfigError) as error:
+    except ConfigError as error:
+        with pytest.raises(ConfigError) as caught:
             Keyring.from_files([path])
-        assert str(error.value) == f"{path}: {refused}"
+        assert str(caught.value) == f"{path}: {error}"
         return
     (found,) = Keyring.from_files([path]).keys.values()
     assert found == expected
