@@ -98,7 +98,7 @@ def _add_configuration(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help=f"configuration; by default {DEFAULT_CONFIG}, if it exists",
     )
-    parser.add_argument("--broker", metavar="URL", help="mqtt://HOST[:PORT]; overrides broker.url")
+    parser.add_argument("--broker", metavar="URL", help="mqtt[s]://HOST[:PORT]; overrides broker.url")
     parser.add_argument("--device", metavar="NAME", help="name of this device; overrides device")
     parser.add_argument("--trust", metavar="DIR", help="folder of trusted keys; overrides trust.dir")
     parser.add_argument("--state-dir", metavar="DIR", help="folder for state; overrides state_dir")
