@@ -33,9 +33,9 @@ class Chooser(Protocol):
         name
             The decision, such as `oc`.
         values
-            The values that it may take.
+            What it may be.
         default
-            The heuristic's choice; it need not be among `values`.
+            What the heuristic would take; it need not be among `values`.
         """
 
 
@@ -49,17 +49,16 @@ class BestKnown(Protocol):
 class Recorded(Chooser, Protocol):
     """Repeats recorded decisions.
 
-    It raises `ValueError` if the space no longer fits the record: it asks for a decision that was not
-    recorded, or does not offer the recorded value.
+    It raises a `ValueError` where the space no longer asks for what was recorded.
     """
 
     def check_all_used(self) -> None:
-        """Check that a space asked for every recorded decision; call this after it has been applied.
+        """Check, once a space has asked for its decisions, that it asked for every recorded one.
 
         Raises
         ------
         ValueError
-            If a decision was not asked for: the record is of another space.
+            If it did not: the record is of another space.
         """
 
 
@@ -67,14 +66,14 @@ class Shipped(Protocol):
     """Decisions that come with the compiler, by signature (`builder.kernels.signature`)."""
 
     def chooser(self, signature: str) -> Recorded | None:
-        """Return a chooser that repeats the decisions recorded for a signature, None if there are none."""
+        """Return what makes the recorded decisions for a signature, None if there is no record."""
 
     def count_outcome(self, signature: str, *, fits: bool) -> None:
-        """Count an attempt to apply the decisions recorded for `signature`: `fits` if it succeeded."""
+        """Note whether the decisions recorded for `signature` could be applied."""
 
 
 def heuristic(name: str, values: Sequence[int], default: int) -> Decision:
-    """Choose `default`: what a design space takes without measuring."""
+    """Choose what the design space takes without measuring: `default`."""
     del name, values
     return default
 
@@ -100,7 +99,7 @@ class Schedules:
     shipped
         Decisions that come with the compiler, such as `builder.records.shipped.shipped_for` returns.
     choose
-        Makes the decisions of a kernel that has neither.
+        Makes the decisions that neither of them has made.
     progress
         Called with a line for each measured schedule that does not apply.
     """
