@@ -16,6 +16,7 @@ import types
 from collections.abc import Mapping
 from typing import Any, Final, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from agent.bundle.strict_json import refuse_constant, unique_object
 from agent.errors import FormatError
 
 Record = TypeVar("Record")
@@ -52,7 +53,9 @@ def parse(raw: bytes, what: str) -> Any:
     """
     try:
         # Decode first: json.loads would accept UTF-16 and UTF-32 as well.
-        value = json.loads(raw.decode("ascii"), object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        value = json.loads(
+            raw.decode("ascii"), object_pairs_hook=unique_object, parse_constant=refuse_constant
+        )
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{what}: expected JSON in ASCII: {_one_line(error)}") from error
     level = [value]
@@ -192,17 +195,6 @@ def _plain(value: Any, hint: Any) -> Any:
     if dataclasses.is_dataclass(value):
         return to_json(value)
     return float(value) if hint is float else value
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    out = dict(pairs)
-    if len(out) != len(pairs):
-        raise ValueError("duplicate key")
-    return out
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not a number")
 
 
 def _mismatch(where: str, expected: str, value: object) -> FormatError:

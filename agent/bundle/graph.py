@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
 
+from agent.bundle.strict_json import refuse_constant, unique_object
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import EndlessDataError, FormatError
 
@@ -352,7 +353,7 @@ class Graph:
             raise EndlessDataError(f"mod.json: expected at most {MAX_GRAPH_BYTES} bytes, got {len(raw)}")
         try:
             text = raw if isinstance(raw, str) else bytes(raw).decode("utf-8")
-            document = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+            document = json.loads(text, object_pairs_hook=unique_object, parse_constant=refuse_constant)
         except (ValueError, RecursionError) as error:
             raise FormatError(f"mod.json: expected JSON: {' '.join(str(error).split()):.200}") from error
         try:
@@ -516,14 +517,3 @@ def _number(attrs: dict[str, str], key: str, where: str) -> int:
     if not _NUMBER.fullmatch(attrs[key]):
         raise FormatError(f"{where}.attrs.{key}: expected a number in a string, got {attrs[key]!r:.80}")
     return int(attrs[key])
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    out = dict(pairs)
-    if len(out) != len(pairs):
-        raise ValueError("duplicate key")
-    return out
-
-
-def _refuse_constant(name: str) -> object:
-    raise ValueError(f"{name} is not a number")

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
+from agent.bundle.strict_json import refuse_constant, unique_object
 from agent.errors import EndlessDataError, FormatError
 
 # The largest document that an agent sends: metrics of 64 models, about 400 histogram buckets each, are 2 MiB.
@@ -53,7 +54,7 @@ def parse_strictly(raw: bytes, what: str, max_bytes: int) -> object:
     if len(raw) > max_bytes:
         raise EndlessDataError(f"{what}: expected at most {max_bytes} bytes, got {len(raw)}")
     try:
-        document: object = json.loads(raw, object_pairs_hook=unique_object, parse_constant=_refuse_constant)
+        document: object = json.loads(raw, object_pairs_hook=unique_object, parse_constant=refuse_constant)
     except RecursionError as error:
         raise FormatError(f"{what} is nested too deeply") from error
     except ValueError as error:
@@ -81,24 +82,6 @@ def parse_object(raw: bytes, what: str, max_bytes: int = MAX_AGENT_DOCUMENT_BYTE
         raise FormatError(f"{what} is not JSON: {error}") from error
     if not isinstance(document, dict):
         raise FormatError(f"{what}: expected a JSON object, got {shown(document)}")
-    return document
-
-
-def unique_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Make an object of its members, for `json.loads`.
-
-    Raises
-    ------
-    ValueError
-        If a key is repeated: two readers could then see two documents.
-    """
-    document = dict(pairs)
-    if len(document) != len(pairs):
-        seen: set[str] = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise ValueError(f"duplicate key {shown(key)}")
-            seen.add(key)
     return document
 
 
@@ -157,7 +140,3 @@ def shown(value: object) -> str:
     """Return a value for an error message: ASCII, at most 60 characters."""
     printed = ascii(value)
     return printed if len(printed) <= _SHOWN_CHARACTERS else printed[: _SHOWN_CHARACTERS - 3] + "..."
-
-
-def _refuse_constant(name: str) -> object:
-    raise ValueError(f"{name} is not JSON")

@@ -6,10 +6,11 @@ import base64
 import binascii
 import json
 from collections.abc import Mapping
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import numpy as np
 
+from agent.bundle.strict_json import refuse_constant, unique_object
 from agent.errors import ExecutionError, InputError
 from agent.runtime.storage import Array
 from agent.worker.oip import datatype_of
@@ -37,7 +38,9 @@ def parse(payload: bytes | bytearray | memoryview) -> object:
             hint="send large tensors as application/octet-stream",
         )
     try:
-        return json.loads(str(payload, "utf-8"), object_pairs_hook=_unique, parse_constant=_refuse)
+        return json.loads(
+            str(payload, "utf-8"), object_pairs_hook=unique_object, parse_constant=refuse_constant
+        )
     except (ValueError, RecursionError) as error:
         raise InputError(f"expected JSON: {error}") from error
 
@@ -105,14 +108,3 @@ def _data(name: str, value: Array | tuple[bytes, ...]) -> str:
     if form is None or not values:
         return json.dumps(values, separators=(",", ":"))
     return f"[{','.join([form] * len(values))}]" % tuple(values)
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    document = dict(pairs)
-    if len(document) != len(pairs):
-        raise ValueError("duplicate key in an object")
-    return document
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not a JSON number")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
@@ -203,7 +202,7 @@ def test_strict_readers_refuse_unknown_missing_and_duplicate_keys(kind: type[Any
         pair = f"{json.dumps(key)}:{json.dumps(whole[key])}".encode()
         with pytest.raises(FormatError, match=f"duplicate key '{key}'"):
             kind.from_bytes(raw[:-1] + b"," + pair + b"}")
-    with pytest.raises(FormatError, match="NaN is not JSON"):
+    with pytest.raises(FormatError, match="NaN is not a JSON number"):
         kind.from_bytes(raw[:-1] + b',"more":NaN}')
 
 
@@ -365,9 +364,3 @@ def test_other_tensor_properties_are_refused(text: str) -> None:
 def test_other_json_tensors_are_refused(value: Any) -> None:
     with pytest.raises(FormatError):
         JsonTensor.from_document(value)
-
-
-def test_duplicate_key_is_named() -> None:
-    hook: Callable[[list[tuple[str, object]]], object] = document.unique_object
-    with pytest.raises(ValueError, match="duplicate key 'a'"):
-        json.loads('{"a":1,"b":{"a":1},"a":2}', object_pairs_hook=hook)

@@ -1,0 +1,37 @@
+"""What strict JSON excludes, as hooks for `json.loads`: repeated keys, NaN and infinities.
+
+Two readers of a repeated key may see two documents, and NaN is not JSON (RFC 8259, 4 and 6).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+
+def unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object of its members: the `object_pairs_hook`.
+
+    Raises
+    ------
+    ValueError
+        If a key is repeated.
+    """
+    document = dict(pairs)
+    if len(document) != len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise ValueError(f"duplicate key {key!a:.60}")
+            seen.add(key)
+    return document
+
+
+def refuse_constant(name: str) -> NoReturn:
+    """Refuse `NaN`, `Infinity` and `-Infinity`: the `parse_constant`.
+
+    Raises
+    ------
+    ValueError
+        If it is called.
+    """
+    raise ValueError(f"{name} is not a JSON number")
