@@ -16,11 +16,10 @@ FIRST_S: Final = 0.1
 LONGEST_S: Final = 30.0
 # Someone must change something first.
 LATER_S: Final = 60.0
-# A connection that stood this long was good: what ended it has nothing to do with connecting.
+# A connection that lasted this long was good: it did not end because of how it was made.
 SETTLED_S: Final = 2.0
-# Retry sooner after a connection that ended than after one that was never made: the broker
-# may only be restarting. Not above `SETTLED_S`, or each of two agents with one name would
-# look settled while the other waits.
+# Retry sooner after a connection that ended than after one that was never made: the broker may only be
+# restarting. Not above `SETTLED_S`, or two agents with one name would look settled while the other waits.
 LONGEST_UNSETTLED_S: Final = 2.0
 
 
@@ -36,9 +35,9 @@ class Backoff:
         self.failures += 1
         self._longest_s = LONGEST_S
 
-    def ended(self, stood_s: float) -> None:
-        """Count the end of a connection that was up for `stood_s`."""
-        self.failures = 0 if stood_s >= SETTLED_S else self.failures + 1
+    def ended(self, lasted_s: float) -> None:
+        """Count the end of a connection that lasted `lasted_s`."""
+        self.failures = 0 if lasted_s >= SETTLED_S else self.failures + 1
         self._longest_s = LONGEST_UNSETTLED_S
 
     def delay_s(self, why: Reason) -> float:

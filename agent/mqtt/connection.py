@@ -50,9 +50,10 @@ class Connection:
     persistent
         Whether the broker keeps the session while we are away, and delivers unacknowledged messages again.
     on_up
-        Called after each connect with whether the broker still had the session; subscriptions are in flight.
+        Called after each connect, while the subscriptions are in flight. The argument is whether the broker
+        still had the session.
     on_down
-        Called with the reason when a connection that was up is gone.
+        Called with the reason when an established connection is lost.
     open_socket
         Opens a socket to the broker; tests pass their own.
     """
@@ -105,7 +106,7 @@ class Connection:
 
     @property
     def unacknowledged(self) -> int:
-        """How many published QoS 1 messages the broker has not acknowledged yet."""
+        """Number of published QoS 1 messages that the broker has not acknowledged yet."""
         return len(self._sending)
 
     def start(self) -> None:
@@ -176,7 +177,8 @@ class Connection:
     def renew(self) -> None:
         """Disconnect and connect again, with the certificates and the password as they are on disk now.
 
-        Nothing is lost: messages in flight are sent again, and the broker delivers again what it keeps.
+        Nothing is lost: messages in flight are sent again, and a broker that keeps the session delivers
+        unacknowledged ones again.
         """
         if self.connected and self._engine is not None:
             engine = self._engine
@@ -224,7 +226,7 @@ class Connection:
         retain: bool = False,
         properties: Properties = EMPTY,
     ) -> None:
-        """Send a message as `publish` does, and call `settle` once with the verdict, perhaps at once.
+        """Send a message as `publish` does, and call `settle` once with the verdict, perhaps immediately.
 
         Raises
         ------
@@ -244,7 +246,7 @@ class Connection:
             self._pump()
 
     def ack(self, message: Message | Receipt) -> None:
-        """Acknowledge a message; ignore one of an earlier connection, which the broker delivers again."""
+        """Acknowledge a message, unless it came over an earlier connection: the broker delivers it again."""
         receipt = message.receipt if isinstance(message, Message) else message
         if receipt is not None and self.connected and receipt.epoch == self._negotiation.epoch:
             assert self._engine is not None
@@ -347,7 +349,7 @@ class Connection:
         self._up.set()
         self._up_s = _now_s()
         self.connects += 1
-        # Answers to the waiting messages may arrive at once, and not every broker handles packets in order:
+        # Answers to the waiting messages may arrive at once, and not every broker handles packets in order,
         # so nothing is sent before the subscriptions are granted.
         self._subscriptions.begin()
         self._pump()

@@ -1,7 +1,7 @@
 """Why a connection to a broker failed: one line that says what was found, one that says what to do.
 
-Does no I/O: exceptions and reasons in, words out. What only a second look at the broker can tell (whether a
-port speaks TLS, which names are on the certificate) is looked up by the caller and passed in.
+Does no I/O: exceptions and reasons in, words out. Facts that need a second look at the broker (whether a port
+speaks TLS, which names are on the certificate) are looked up by the caller and passed in.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class Diagnosis:
     ----------
     kind
         The cause in one word, for programs and tests: `dns`, `refused`, `timeout`, `unreachable`, `clock`,
-        `expired`, `issuer`, `hostname`, `certificate`, `not_tls`, `tls`, `tls_only`,
-        `password`, `not_authorized`, `client_id`, `silence`, `busy`, `broker`.
+        `expired`, `issuer`, `hostname`, `certificate`, `not_tls`, `tls`, `tls_only`, `password`,
+        `not_authorized`, `client_id`, `silence`, `busy`, `broker`.
     message
         What was found.
     hint
         What to do about it.
     passing
-        Whether the cause may go away by itself: the network or the clock may still come up.
+        Whether the cause may go away by itself: the network may not be up yet, or the clock not set.
     """
 
     kind: str
@@ -97,7 +97,7 @@ def diagnose_error(error: OSError, settings: BrokerSettings, *, names: tuple[str
     if isinstance(error, ConnectionResetError | BrokenPipeError):
         return Diagnosis(
             "silence",
-            f"{where} closed the connection during connecting",
+            f"{where} closed the connection before it accepted us",
             "check the port and the broker's log",
         )
     words = os.strerror(error.errno) if error.errno else str(error)

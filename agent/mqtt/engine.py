@@ -1,9 +1,9 @@
 """paho on an asyncio event loop: one session of one protocol version.
 
 paho keeps the protocol's state (packet identifiers, unacknowledged messages, keep-alive) and sends messages
-in flight again with their original identifiers after a reconnection. It gets a socket that is connected and
-through its TLS handshake, is called when that socket is readable or writable, and runs no thread. The methods
-that every message passes through are replaced in `paho_client`, the only other file that imports paho.
+in flight again with their original identifiers after a reconnection. It gets a connected socket, after any
+TLS handshake, is called when that socket is readable or writable, and runs no thread. The methods that every
+message passes through are replaced in `paho_client`, the only other file that imports paho.
 
 No I/O happens here: the socket passed to `connect` reads, writes and watches itself.
 """
@@ -31,7 +31,7 @@ from agent.mqtt.transport import BrokerSocket
 
 MQTT_5: Final = 5
 MQTT_3_1_1: Final = 4
-# An identifier may still belong to a message sent 65535 messages ago; then the next one is tried.
+# An identifier may still be in use by a message sent 65535 messages ago; then the next one is tried.
 _MAX_PACKET_IDS: Final = 65535
 
 
@@ -103,7 +103,7 @@ class Engine:
     will
         Sent to the broker with each CONNECT.
     bare
-        Send a CONNECT with only the version in it: neither properties nor credentials.
+        Whether CONNECT carries only the version: neither properties nor credentials.
     """
 
     def __init__(
@@ -150,8 +150,8 @@ class Engine:
     ) -> Connack:
         """Take over a connected socket, send CONNECT, and return the broker's answer.
 
-        Messages received over this socket carry the number `epoch`. The socket is closed
-        after a refusal and on cancellation.
+        Messages received over this socket carry the number `epoch`. A refusal or a cancellation closes the
+        socket.
         """
         self.drop()
         self._epoch = epoch

@@ -19,7 +19,7 @@ _RETAIN: Final = 0x01
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What is needed to acknowledge a message, without its payload.
+    """The identity of a received message, which is all that an acknowledgement needs.
 
     Attributes
     ----------

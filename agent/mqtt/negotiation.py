@@ -24,14 +24,14 @@ PROBE_AFTER_S: Final = 0.3
 
 
 class Negotiation:
-    """What one connection knows about its broker's versions, from attempt to attempt.
+    """Connects to a broker, and remembers between attempts which versions it speaks.
 
     Parameters
     ----------
     settings
         The broker.
     engine_of
-        Returns the session that is to connect with a version.
+        Returns the session to connect with, given a version.
     accepted
         Called with session and CONNACK when the broker has accepted; its result is the attempt's result.
     open_socket

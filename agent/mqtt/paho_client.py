@@ -1,10 +1,10 @@
 """paho's client, with the methods that every message passes through replaced.
 
 paho reads a packet one byte at a time, represents properties and reason codes as objects that check
-themselves, and writes each packet with its own system call: half of what a request costs the agent.
-The replacements read whole packets from the bytes that have arrived, decode PUBLISH and PUBACK, and
-write all waiting packets at once. Connecting, subscribing, packet identifiers, keep-alive and sending
-again after a reconnection remain paho's.
+themselves, and writes each packet with its own system call: together, half of what a request costs the agent.
+The replacements read whole packets from the bytes that have arrived, decode PUBLISH and PUBACK, and write all
+waiting packets at once. Connecting, subscribing, packet identifiers, keep-alive and resending after a
+reconnection remain paho's.
 
 These methods and attributes are private to paho and may change with any release, so pyproject.toml pins
 paho's minor version (docs/decisions/0003), and tests/agent/mqtt/test_paho_client.py lists them.
@@ -32,7 +32,7 @@ _PUBLISH: Final = 0x30
 _PUBACK: Final = 0x40
 _DISCONNECT: Final = 0xE0
 _KIND: Final = 0xF0
-# The most that is written with one call: small packets are joined; a large one is sent by itself, uncopied.
+# The most bytes that one call joins: small packets are written together, a large one by itself, uncopied.
 _JOINED_BYTES: Final = 64 << 10
 
 
@@ -53,7 +53,7 @@ class PahoClient(paho.Client):
     Attributes
     ----------
     next_socket
-        The socket that `reconnect` uses: connected, and through its TLS handshake.
+        The socket that `reconnect` uses: connected, after any TLS handshake.
     packet_received
         Called with a PUBLISH packet's first byte and everything after its fixed header.
     packet_acknowledged

@@ -1,8 +1,8 @@
 """The properties of a PUBLISH packet (MQTT 5.0, 3.3.2.3), decoded and encoded without copies of the payload.
 
-A core without sockets: bytes in, a frozen value out. Properties that the agent does not use are
-treated by the rules of the specification: subscription identifiers are skipped, and a topic alias is a
-protocol error, because we never grant one.
+A core without sockets: bytes in, a frozen value out. Properties that the agent does not use are handled by
+the rules of the specification: subscription identifiers are skipped, and a topic alias is a protocol error,
+because we never grant one.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """QoS 1 messages that the broker has not acknowledged: waiting for their turn, or in flight.
 
 paho does not know MQTT 5's Receive Maximum, so the window is kept here: paho never gets more messages than
-the server accepts. The queue is bounded; a message that does not fit is refused at once, never silently.
+the server accepts. The queue is bounded; a message that does not fit is refused at once and never dropped
+silently.
 
-A core without sockets, event loop or clock: `Publisher` sends, and the owner
-passes in the clock and the timer.
+A core without sockets, event loop or clock: `Publisher` sends, and the owner passes in clock and timer.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from typing import Final, Protocol
 from agent.mqtt.properties import Properties
 from agent.mqtt.reason_codes import CLOSED, EXPIRED, QUEUE_FULL, Action, Reason
 
-# A server that states no Receive Maximum accepts 65535; a message costs less in
-# our queue than in the server's.
+# A server that states no Receive Maximum accepts 65535; a message costs less in our queue than in its queue.
 MAX_IN_FLIGHT: Final = 1000
 # Limits of the queue while the broker is away.
 MAX_WAITING_MESSAGES: Final = 10_000
 MAX_WAITING_BYTES: Final = 64 << 20
-# After a refusal that may pass (a quota, say): how long to pause, and how many times.
+# After a temporary refusal (a quota, say): how long to pause, and how many times.
 RESEND_DELAY_S: Final = 1.0
 MAX_RESENDS: Final = 10
 
@@ -37,11 +36,11 @@ class Outgoing:
     topic, payload, retain, properties
         What is sent.
     settle
-        Called once with the broker's verdict.
+        Called once with the verdict: the broker's, or one of our own such as `EXPIRED`.
     deadline_s
         When the message expires, by the clock given to `Sending`; None for never.
     resends
-        How many times it was sent again after a refusal that may pass.
+        How many times it was sent again after a temporary refusal.
     """
 
     topic: str
@@ -54,7 +53,7 @@ class Outgoing:
 
 
 class Publisher(Protocol):
-    """Sends one message: an engine, or a test."""
+    """Sends messages: an engine, or a test's stand-in for one."""
 
     def publish(
         self, topic: str, payload: bytes, *, qos: int, retain: bool, properties: Properties
@@ -124,7 +123,7 @@ class Sending:
             self._in_flight[packet_id] = outgoing
 
     def acknowledged(self, packet_id: int, verdict: Reason) -> None:
-        """Settle the message with this identifier, or send it again later if the refusal may pass."""
+        """Settle the message with this identifier, or send it again later if the refusal is temporary."""
         outgoing = self._in_flight.pop(packet_id, None)
         if outgoing is None:
             return

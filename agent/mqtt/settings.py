@@ -49,7 +49,7 @@ class BrokerSettings:
     protocol
         "5", "3.1.1", or "auto": 5 first, 3.1.1 if the broker refuses 5.
     keepalive_s
-        A silent connection is given up after 1.5 times this.
+        Seconds of silence before a ping; the broker gives up a silent connection after 1.5 times this.
     connect_timeout_s
         Limit for name look-up, connection, TLS handshake and CONNACK together.
     session_expiry_s
@@ -59,8 +59,8 @@ class BrokerSettings:
     max_packet_bytes
         The largest packet the broker may send (MQTT 5).
     quick_ack
-        Whether to acknowledge TCP segments at once (see transport.py). False is for measuring how long
-        clients wait that do not.
+        Whether to acknowledge TCP segments at once (see transport.py). False is only for measuring the delay
+        of clients that do not.
     """
 
     host: str

@@ -72,7 +72,7 @@ class Subscriptions:
         self._first = None
 
     def close(self, why: Reason) -> None:
-        """Give this verdict to everyone who waits for one."""
+        """Settle every future that still waits for a verdict with this one."""
         for verdict in self._verdicts.values():
             if not verdict.done():
                 verdict.set_result(why)

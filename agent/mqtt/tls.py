@@ -172,8 +172,7 @@ def _first_end_s(path: Path) -> float | None:
     try:
         with path.open("rb") as file:
             text = file.read(MAX_PEM_BYTES)
-        # Debian 12's cryptography, used by the armhf package, reads one certificate at
-        # a time, without time zones.
+        # The armhf package uses Debian 12's cryptography, which reads one certificate at a time.
         ends = [_end(x509.load_pem_x509_certificate(block)) for block in _CERTIFICATE.findall(text)]
     except (OSError, ValueError):
         return None

@@ -34,7 +34,7 @@ class BrokerSocket:
     Parameters
     ----------
     sock
-        The socket; TLS is through its handshake.
+        The socket, after its TLS handshake if it has one.
     quick_ack
         Whether to acknowledge received segments at once.
 
@@ -72,7 +72,7 @@ class BrokerSocket:
             self._watching_writes = False
 
     def wake(self) -> None:
-        """Note that the kernel reports something to read."""
+        """Allow reading from the kernel again, which reports something to read."""
         self._empty = False
 
     def take_packet(self) -> tuple[int, bytes] | None:
@@ -147,7 +147,7 @@ class BrokerSocket:
         return data
 
     def pending(self) -> int:
-        """Return how many bytes are buffered here, where the kernel cannot report them."""
+        """Return the number of bytes that are buffered here: the kernel does not report these as readable."""
         held = len(self._ahead) - self._at
         if isinstance(self._sock, ssl.SSLSocket):
             held += self._sock.pending()
@@ -168,7 +168,7 @@ class BrokerSocket:
         return self._sock.fileno()
 
     def setblocking(self, flag: bool) -> None:
-        """Keep the socket as it is: it never blocks."""
+        """Accept only False; paho calls this for every socket, and this one never blocks."""
         if flag:
             raise ValueError("this socket never blocks")
 

@@ -128,7 +128,8 @@ def _enroll(options: argparse.Namespace) -> int:
         elif path == DEFAULT_CONFIG and service.systemd_runs():
             print("start it: sudo systemctl restart edge-agent")
         else:
-            print(f"start it: edge-agent run --config {path}")  # the user's own folder, or a container
+            # The user's own folder, or a container.
+            print(f"start it: edge-agent run --config {path}")
     except EnrollmentError:
         raise
     except ConfigError as error:

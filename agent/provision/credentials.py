@@ -21,7 +21,7 @@ from agent.provision.checks.finding import Finding, fail, ok, warn
 
 # A system's bundle of authorities takes a quarter of this.
 MAX_CREDENTIAL_BYTES: Final = 1 << 20
-# Long enough to notice, and to get a new one.
+# Long enough to notice, and to get a new certificate.
 WARN_BEFORE: Final = datetime.timedelta(days=30)
 _PEM: Final = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 

@@ -36,16 +36,16 @@ _CREDENTIALS: Final = ("broker.password_file", "broker.ca", "broker.certificate"
 
 @dataclass(frozen=True, slots=True)
 class EnrollOptions:
-    """How to enroll.
+    """The options of an enrollment.
 
     Attributes
     ----------
     config
         The configuration file; credentials and keys go into the same folder.
     force
-        Replace another enrollment.
+        Whether to replace another enrollment.
     connect
-        Connect to the broker before anything is written.
+        Whether to connect to the broker before anything is written.
     wait_s
         How long to wait for network, name service and clock: a device that has just booted has none of them.
     """
@@ -68,7 +68,7 @@ class _Credential:
 
 @dataclass(frozen=True, slots=True)
 class EnrollmentResult:
-    """What an enrollment did.
+    """The result of an enrollment.
 
     Attributes
     ----------
@@ -211,9 +211,8 @@ def _values(enrollment: Enrollment, folder: Path, text: str | None, force: bool)
     if enrollment.state_dir is not None:
         values["state_dir"] = enrollment.state_dir
     elif "state_dir" not in stated and folder.resolve() != SYSTEM_FOLDER:
-        values["state_dir"] = (
-            "state"  # next to a configuration in the user's own folder; the service has a fixed place
-        )
+        # Next to a configuration in the user's own folder; the service has a fixed place.
+        values["state_dir"] = "state"
     if "dir" not in stated.get("trust", {}):
         values["trust.dir"] = "keyring"
     return values
@@ -267,7 +266,11 @@ def _add_keys(keys: list[tuple[str, str, bytes]], folder: Path, owner: Owner) ->
 def _remove_superseded(before: str, after: str, folder: Path) -> None:
     """Remove credentials that `enroll` wrote and only the old configuration names."""
     named = [
-        {folder / value for key in _CREDENTIALS if isinstance(value := broker.get(key[7:]), str)}
+        {
+            folder / value
+            for key in _CREDENTIALS
+            if isinstance(value := broker.get(key.removeprefix("broker.")), str)
+        }
         for broker in (tomllib.loads(text).get("broker", {}) for text in (before, after))
     ]
     for path in named[0] - named[1]:
@@ -277,7 +280,7 @@ def _remove_superseded(before: str, after: str, folder: Path) -> None:
 
 @contextmanager
 def _created() -> Iterator[list[Path]]:
-    """Collect new files; they are removed again unless the list is cleared."""
+    """Collect new files, and remove them at the end unless the list was cleared."""
     created: list[Path] = []
     try:
         yield created

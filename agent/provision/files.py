@@ -1,7 +1,7 @@
 """Writing files whole or not at all, with the right owner and mode.
 
 Promises: a path holds either the old file or the new one; a file with a secret is never readable by others,
-not even while it is being written. Leaves what goes where to `enroll`.
+not even while it is being written. Leaves it to `enroll` which file goes where.
 """
 
 from __future__ import annotations

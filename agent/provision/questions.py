@@ -1,4 +1,4 @@
-"""The questions of `enroll` on a terminal: only for missing values, each with what an empty answer means."""
+"""The questions of `enroll` on a terminal, for missing values only; each shows its default."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Writing values into the commented configuration file; comments and everything else in it are kept.
 
-Promises: the result has the old values and the given ones, and nothing else; it is
-parsed and compared. Does no I/O.
+Promises: the result has the old values and the given ones, and nothing else; it is parsed and compared. Does
+no I/O.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def fill(text: str, values: Mapping[str, Value | None]) -> str:
     text
         A configuration file, as `sample_config` writes it or as edited since.
     values
-        By key with its section, as in `broker.url`. None removes the key.
+        Values by key, with its section as in `broker.url`; None removes the key.
 
     Returns
     -------

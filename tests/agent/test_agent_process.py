@@ -33,7 +33,7 @@ from tests.fake_module import params
 
 KERNELS = Path(__file__).parent / "worker" / "kernels.c"
 START_LIMIT_S = 20.0
-# DESIGN's figures for an agent without a model.
+# The promises of docs/mqtt.md about an agent without a model.
 IDLE_RSS_BYTES = 36 << 20
 READY_LIMIT_S = 1.5
 
@@ -219,7 +219,7 @@ async def test_two_models_have_processors_of_their_own(device: Device, kernels: 
     await model_is_ready(device.port, "twice")
     [second] = set(device.children()) - {first}
     async with connected_client(device.port) as client:
-        # What is asked behind the change is computed after it.
+        # A request sent after the change is computed after it.
         assert (await ask(client, "threaded", numbers(1, 2, 3, 4))).payload == numbers(2, 4, 6, 8)
         assert os.sched_getaffinity(first) | os.sched_getaffinity(second) == whole
         assert not os.sched_getaffinity(first) & os.sched_getaffinity(second)
@@ -326,7 +326,7 @@ async def test_sighup_makes_the_agent_connect_again_and_not_end(device: Device) 
     assert device.process is not None
     device.process.send_signal(signal.SIGHUP)
     await until(lambda: len(said) >= 2, START_LIMIT_S)
-    # The same session says again that it is online, and nothing else came in between.
+    # The same session published again that it is online, and nothing else in between.
     assert set(said) == {said[0]}
     assert device.process.poll() is None
     assert device.end() == 0
@@ -375,7 +375,7 @@ def test_wrong_configuration_ends_with_78_and_a_line_for_each_mistake(tmp_path: 
     ]
 
 
-def test_folder_of_keys_that_is_missing_ends_with_78(tmp_path: Path) -> None:
+def test_missing_folder_of_keys_ends_with_78(tmp_path: Path) -> None:
     arguments = ("--broker", "mqtt://b", "--device", "k", "--state-dir", str(tmp_path / "s"))
     done = run("run", *arguments, "--trust", str(tmp_path / "none"))
     assert done.returncode == 78
@@ -392,7 +392,7 @@ def test_state_directory_that_cannot_be_made_ends_with_4_and_a_hint(signer: Sign
     assert hint.startswith("edge-agent: hint: pass --state-dir")
 
 
-def test_bundle_that_is_not_there_ends_with_4_before_any_configuration_is_asked_for(tmp_path: Path) -> None:
+def test_missing_bundle_ends_with_4_before_the_configuration_is_read(tmp_path: Path) -> None:
     done = run("install", str(tmp_path / "none.bundle"))
     assert done.returncode == 4
     assert done.stderr.splitlines() == [

@@ -1,7 +1,7 @@
-"""A report on a device: checks for real everything that it needs to serve.
+"""A report on a device, which tries out everything that the device needs to serve.
 
-Promises: nothing changes on the device, and nothing lasting at the broker; a failure does not end the
-report, so that one report names everything that is wrong; each finding is yielded as soon as it is made.
+Promises: nothing changes on the device, and nothing remains at the broker; a failure does not end the
+report, so one report names everything that is wrong; each finding is yielded as soon as it is made.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def examine(path: Path | None, *, connect: bool, progress: Callable[[str], None]
     path
         The configuration file; None if there is none.
     connect
-        Connect to the broker too.
+        Whether to connect to the broker too.
     progress
         Called with a line of text before each slow step.
     """
@@ -36,7 +36,7 @@ def examine(path: Path | None, *, connect: bool, progress: Callable[[str], None]
     yield from machine.check_python()
     config: Config | None = None
     try:
-        # Some defaults come from the environment: here it is ours, not the unit's.
+        # Some defaults come from the environment, which is ours here, not the unit's.
         config = load_config(path, {}, os.environ)
     except PermissionDeniedError as error:
         yield fail("configuration", str(error), "run it with sudo")

@@ -24,8 +24,8 @@ from agent.deploy.store.store import SPACE_MARGIN_BYTES
 from agent.provision.checks.finding import Finding, fail, ok, warn
 
 _MIB: Final = 1 << 20
-_PROBE_LIMIT_S: Final = 120
 # Importing takes seconds under an emulator and on a first-generation Pi.
+_PROBE_LIMIT_S: Final = 120
 _IMPORTS: Final = """
 import importlib.metadata as m
 import cryptography, numpy, paho.mqtt, PIL.Image, tvm_ffi
@@ -45,7 +45,7 @@ print(int(status.complete), status)
 """
 # adjtimex(2): returned for a clock that is not synchronised.
 _TIME_ERROR: Final = 5
-# What one or two workers take; with less, the kernel starts to kill processes.
+# One or two workers take this much; with less, the kernel starts to kill processes.
 _LOW_MEMORY_BYTES: Final = 64 * _MIB
 # Raspberry Pi's firmware, "get_throttled": these bits for now, and 16 bits higher for "since boot".
 _THROTTLED: Final = {
@@ -153,7 +153,7 @@ def check_memory(root: Path = Path("/")) -> Iterator[Finding]:
     if booted and controllers and "memory" not in controllers.split():
         yield warn(
             "memory",
-            "the kernel does not account memory for services: MemoryMax= of the unit has no effect",
+            "the kernel does not count the memory of services: MemoryMax= of the unit has no effect",
             "add cgroup_enable=memory to the line in /boot/firmware/cmdline.txt, and reboot",
         )
 

@@ -1,7 +1,7 @@
 """A connection to the broker, or why there is none: name, port, TLS, certificate, credentials.
 
 Promises an error that names the cause and not the symptom: if the first attempt leaves two causes open (a
-port that hangs up may or may not speak TLS), it looks a second time, then without credentials or a client
+port that hangs up may or may not speak TLS), it looks a second time, without credentials or a client
 name. Leaves to `rights` what the broker allows once we are connected.
 """
 
@@ -28,8 +28,7 @@ from agent.mqtt.transport import open_socket
 
 # For the second look: the broker has answered once, so it is near.
 _LOOK_S: Final = 5.0
-# An alert follows a refused handshake at once, but only after the client believes
-# it is done (RFC 8446, 4.4.2.4).
+# A refusal's alert comes at once, but after the client believes the handshake is done (RFC 8446, 4.4.2.4).
 _ALERT_S: Final = 2.0
 
 

@@ -1,4 +1,4 @@
-"""What the broker lets this device do, and how long a message takes there and back.
+"""The rights of this device at the broker, and how long a message takes there and back.
 
 Promises to try each kind of topic that the agent writes and reads, under names that no model and no job
 has, and with empty messages that are not kept: a running agent of this name and its clients see nothing
@@ -59,7 +59,7 @@ _ACCESS_HINT: Final = "allow the device its topics: docs/mosquitto/edge.acl has 
 async def check_broker(
     settings: BrokerSettings, device: str, groups: Sequence[str], *, serving: bool = False
 ) -> list[Finding]:
-    """Connect as the device, and try everything it will do there.
+    """Connect as the device, and try everything that it will do there.
 
     Parameters
     ----------

@@ -63,7 +63,7 @@ def check_service() -> Iterator[Finding]:
 
 
 def restart() -> None:
-    """Start or restart the service, and return when it serves.
+    """Start or restart the service, and return when it is serving.
 
     Raises
     ------

@@ -38,7 +38,7 @@ def test_fleet_does_not_come_back_all_at_once() -> None:
     assert delays_s[-1] - delays_s[0] > LONGEST_S / 4
 
 
-def test_connection_that_stood_long_enough_starts_from_the_shortest_delay() -> None:
+def test_connection_that_lasted_long_enough_starts_from_the_shortest_delay() -> None:
     backoff = Backoff()
     for _ in range(10):
         backoff.failed()
@@ -62,9 +62,9 @@ def test_refusal_that_someone_must_fix_is_retried_late_however_few_failures_ther
 
 
 @given(st.lists(st.floats(0, 10), max_size=30))
-def test_delay_is_never_negative_nor_longer_than_the_longest(stood_s: list[float]) -> None:
+def test_delay_is_never_negative_nor_longer_than_the_longest(lasted_s: list[float]) -> None:
     backoff = Backoff()
-    for seconds in stood_s:
+    for seconds in lasted_s:
         backoff.ended(seconds)
         assert 0 < backoff.delay_s(LOST) <= LONGEST_S
 

@@ -159,7 +159,7 @@ async def test_subscriptions_and_unsent_messages_survive_a_restart_of_the_broker
         assert peer.connects == 2
 
 
-async def test_unacknowledged_message_comes_again_and_its_old_acknowledgement_counts_for_nothing(
+async def test_unacknowledged_message_comes_again_and_its_old_acknowledgement_is_ignored(
     mosquitto: BrokerProcess,
 ) -> None:
     async with (
@@ -207,7 +207,7 @@ async def test_will_is_left_by_a_client_that_vanishes_and_not_by_one_that_says_g
         await rude.close()
 
 
-async def test_nothing_listens_there() -> None:
+async def test_port_without_a_broker_is_an_error_with_a_hint() -> None:
     peer = Peer(BrokerSettings("127.0.0.1", 1))
     with pytest.raises(
         BrokerError, match=r"cannot reach the broker at mqtt://127\.0\.0\.1:1: Connection refused"
@@ -370,7 +370,7 @@ async def test_messages_that_wait_for_a_broker_are_bounded() -> None:
 
 
 @in_virtual_time
-async def test_expired_message_is_not_sent_any_more() -> None:
+async def test_expired_message_is_not_sent() -> None:
     broker = MemoryBroker()
     peer = Peer(SETTINGS, open_socket=broker.open_socket)
     expired = peer.publish(TOPIC, b"late", properties=Properties(expiry_s=1))

@@ -244,7 +244,7 @@ async def test_loss_carries_the_brokers_reason() -> None:
 
 
 @in_virtual_time
-async def test_disconnect_says_goodbye_and_is_no_loss() -> None:
+async def test_disconnect_says_goodbye_and_is_not_a_loss() -> None:
     rig = Rig()
     await rig.connect()
     rig.engine.disconnect()

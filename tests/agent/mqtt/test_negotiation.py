@@ -96,7 +96,7 @@ async def test_broker_that_refuses_5_is_asked_in_3_1_1_and_never_in_5_again(refu
 
 
 @in_virtual_time
-async def test_broker_that_chokes_on_properties_is_found_out_by_a_bare_connect() -> None:
+async def test_broker_that_chokes_on_properties_is_detected_by_a_bare_connect() -> None:
     def answer(client: Client, packet: Packet) -> None:
         if packet.version == MQTT_3_1_1:
             client.send(ACCEPTED_3_1_1)

@@ -86,7 +86,7 @@ def test_lost_connection_is_not_waited_for() -> None:
     assert subscriptions.settled
 
 
-async def test_verdicts_reach_who_waits_for_each_filter() -> None:
+async def test_each_filters_verdict_settles_the_future_for_it() -> None:
     subscriptions = Subscriptions("me", Asked())
     waiting = [subscriptions.wait_for(name) for name in ("a", "b")]
     subscriptions.add("a", 1, connected=False)
@@ -96,7 +96,7 @@ async def test_verdicts_reach_who_waits_for_each_filter() -> None:
     assert await asyncio.gather(*waiting) == [REFUSED, GRANTED]
 
 
-async def test_verdict_of_a_lost_connection_counts_for_nothing() -> None:
+async def test_verdict_of_a_lost_connection_is_ignored() -> None:
     subscriptions = Subscriptions("me", Asked())
     waiting = subscriptions.wait_for("a")
     subscriptions.add("a", 1, connected=True)
@@ -108,7 +108,7 @@ async def test_verdict_of_a_lost_connection_counts_for_nothing() -> None:
     assert await waiting is GRANTED
 
 
-async def test_close_answers_everyone_who_waits() -> None:
+async def test_close_settles_every_waiting_future() -> None:
     subscriptions = Subscriptions("me", Asked())
     waiting = [subscriptions.wait_for(name) for name in ("a", "b")]
     waiting[0].cancel()

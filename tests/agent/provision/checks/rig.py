@@ -1,4 +1,4 @@
-"""What the tests of the report share."""
+"""A machine, a configuration and a shorthand for the tests of the report."""
 
 from __future__ import annotations
 
@@ -9,13 +9,6 @@ from agent.bundle.machine import Machine
 from agent.provision.checks.finding import Finding, Level
 
 HERE = Machine("x86_64", "", frozenset({"avx2"}), "2.36", "tvm-ffi-0.1", frozenset({"linux-x86_64"}))
-
-
-HERE = Machine("x86_64", "", frozenset({"avx2"}), "2.36", "tvm-ffi-0.1", frozenset({"linux-x86_64"}))
-NAMES = {
-    *("python", "processor", "clock", "memory", "heat", "sandbox", "service", "disk"),
-    *("configuration", "keyring", "models", "broker", "rights", "delay"),
-}
 
 
 def one(findings: Iterable[Finding]) -> Finding:
