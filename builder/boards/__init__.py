@@ -9,7 +9,7 @@ From `tune` to a board and back::
     measuring_process            starts the process that measures, waits with a time limit, and can kill it
     measuring_session            the program of that process: holds the session with the board
     remote_functions             run on the board: report its state, run and profile bundles
-    ledger                       what each board did, and whether it ran at full speed
+    ledger                       the work of each board, and whether it ran at full speed
 
 `remote_run` is `builder.run` and `builder.profile` on a board. `rpc_servers` starts a board's server and the
 workstation's tracker; `ssh_board` does so through an ssh tunnel.

@@ -51,7 +51,7 @@ class BoardStatus:
     doing
         `measuring`, `idle` or `dropped`.
     time
-        What it has done so far.
+        Its work so far.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Boards(Protocol):
         """Return the state of every board."""
 
     def take_times(self) -> dict[str, BoardTime]:
-        """Return what each board has done since the last call, by name."""
+        """Return the work of each board since the last call, by the board's name."""
 
     def close(self) -> None:
         """End all sessions and processes."""

@@ -1,4 +1,4 @@
-"""A ledger of the boards: what each one did, and whether it ran at full speed."""
+"""A ledger of the boards: the work of each one, and whether it ran at full speed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SLOWER: Final = 0.9  # a CPU below this share of its highest frequency seen is n
 
 
 class Ledger:
-    """What each board did, and the highest frequency seen of each of its CPUs."""
+    """The work of each board, and the highest frequency seen of each of its CPUs."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -21,7 +21,7 @@ class Ledger:
         self._top: dict[str, tuple[int, ...]] = {}
 
     def add(self, name: str, time_: BoardTime) -> None:
-        """Add `time_` to what the board `name` did."""
+        """Add `time_` to the work of the board `name`."""
         with self._lock:
             for table in (self._times, self._since):
                 table[name] = table.get(name, BoardTime()) + time_
@@ -40,12 +40,12 @@ class Ledger:
             return not now or max(now) >= SLOWER * max(self._top[name])
 
     def times(self) -> dict[str, BoardTime]:
-        """Return what each board has done so far, by name."""
+        """Return the work of each board so far, by the board's name."""
         with self._lock:
             return dict(self._times)
 
     def take(self) -> dict[str, BoardTime]:
-        """Return what each board has done since the last call, by name."""
+        """Return the work of each board since the last call, by the board's name."""
         with self._lock:
             since, self._since = self._since, {}
             return since

@@ -85,7 +85,7 @@ class LocalBoard:
         return (BoardStatus("local", "measuring", self._ledger.times().get("local", BoardTime())),)
 
     def take_times(self) -> dict[str, BoardTime]:
-        """Return what this machine has done since the last call."""
+        """Return the work of this machine since the last call."""
         return self._ledger.take()
 
     def close(self) -> None:

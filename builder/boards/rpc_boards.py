@@ -113,7 +113,7 @@ class RpcBoards:
                 if time.monotonic() - self._alive > NO_BOARD_S:
                     raise FleetError(
                         f"no board of key {self._key!r} has answered for {NO_BOARD_S:.0f} s",
-                        hint="what was measured is kept: run the same command again to continue",
+                        hint="all measurements are kept: run the same command again to continue",
                     ) from None
                 continue
             outcomes[job.index] = outcome
@@ -148,7 +148,7 @@ class RpcBoards:
             return tuple(BoardStatus(n, self._doing.get(n, "idle"), times.get(n, BoardTime())) for n in names)
 
     def take_times(self) -> dict[str, BoardTime]:
-        """Return what each board has done since the last call, by name."""
+        """Return the work of each board since the last call, by the board's name."""
         return self._ledger.take()
 
     def close(self) -> None:
@@ -204,7 +204,7 @@ class RpcBoards:
         with self._lock:
             _, until = self._dropped.get(address.name, (0, 0.0))
         if time.monotonic() < until:
-            # A board that nobody connects to registers again in a few seconds; meanwhile, others are offered.
+            # A board without a connection registers again in seconds; meanwhile, the tracker offers others.
             self._stop.wait(0.1)
             return None
         try:

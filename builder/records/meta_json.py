@@ -1,4 +1,4 @@
-"""`meta.json` of a records folder: what the records are for, what the boards did, and the verdicts.
+"""`meta.json` of a records folder: target, versions, operators, the work of the boards, and the verdicts.
 
 It is parsed strictly: a folder without a valid `meta.json` is refused.
 """
@@ -22,7 +22,7 @@ FORMAT: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class BoardTime:
-    """What a board did.
+    """The work of a board.
 
     Attributes
     ----------
@@ -161,7 +161,7 @@ class RecordsMeta:
     peak_gflops
         The highest rate that a board has reached; None if it was not measured.
     boards
-        Name of a board -> what it did.
+        Name of a board -> its work.
     operators
         Workload key -> the operator and its design space.
     verdicts
@@ -246,7 +246,7 @@ class RecordsMeta:
             )
 
     def with_board(self, name: str, time: BoardTime) -> RecordsMeta:
-        """Return a copy with `time` added to what the board `name` did."""
+        """Return a copy with `time` added to the work of the board `name`."""
         return replace(self, boards={**self.boards, name: self.boards.get(name, BoardTime()) + time})
 
 

@@ -21,7 +21,7 @@ FINALISTS: Final = 3  # number of a task's fastest points that are compared, at 
 
 
 class FinalComparison:
-    """Compares what a run has found with the untuned model, and writes the verdicts to the records."""
+    """Compares the results of a run with the untuned model, and writes the verdicts to the records."""
 
     def __init__(self, context: TuningContext) -> None:
         self._context = context
