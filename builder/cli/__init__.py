@@ -1,8 +1,8 @@
 """The command line: `edgebundle VERB ...`.
 
 Promises: the exit code is 0 for success, 1 for a bug or failure in edgebundle, 2 for wrong usage, 4 for input
-that cannot be used, 130 after Ctrl-C. An error is one `edgebundle: error:` line on stderr, perhaps with an
-`edgebundle: hint:` line; `--traceback` adds a traceback. Results go to stdout, for scripts.
+that cannot be used, 130 after Ctrl-C. An error is one `edgebundle: error:` line on stderr, sometimes followed
+by an `edgebundle: hint:` line; `--traceback` adds a traceback. Results go to stdout, for scripts.
 
 Each module in `VERB_MODULES` has `add_parsers(subparsers)`; each parser it adds sets `handler(args) -> int`.
 These modules import compilers, arrays and brokers only inside their handlers, so that `edgebundle --help`
@@ -32,10 +32,10 @@ EXIT_INPUT: Final = 4
 EXIT_INTERRUPTED: Final = 128 + signal.SIGINT
 EXIT_BROKEN_PIPE: Final = 128 + signal.SIGPIPE
 
-# In the order in which `edgebundle --help` lists their verbs.
+# `edgebundle --help` lists their verbs in this order.
 VERB_MODULES: Final = ("keys", "compile", "run", "tune", "records", "rpc", "fleet", "metrics")
 
-# Errors of the file system about the given paths or their disk: exit code 4, not 1.
+# File system errors that the user's paths or disk cause: exit code 4, not 1.
 _FILE_FAULTS: Final = frozenset(
     {
         errno.ENOENT,
@@ -69,15 +69,14 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - argparse's own signature
         kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
-        kwargs.setdefault(
-            "allow_abbrev", False
-        )  # an abbreviation would break when a new flag makes it ambiguous
+        # A script with an abbreviated flag would break when a new flag makes it ambiguous.
+        kwargs.setdefault("allow_abbrev", False)
         super().__init__(*args, **kwargs)
         self.add_argument(
             "--traceback",
             action="store_true",
             default=argparse.SUPPRESS,  # a verb's default would override the flag given before the verb
-            help="print a traceback with an error",
+            help="print a Python traceback if the command fails",
         )
 
     def error(self, message: str) -> NoReturn:
@@ -85,7 +84,7 @@ class Parser(argparse.ArgumentParser):
         self.fail(message)
 
     def fail(self, message: str, *, hint: str | None = None) -> NoReturn:
-        """Do what `error` does, with this hint instead."""
+        """Print an error with this hint, and exit with the code for wrong usage."""
         _say("error", message)
         _say("hint", hint or f"see `{self.prog} --help`")
         self.exit(EXIT_USAGE)
@@ -137,7 +136,7 @@ def _run(arguments: list[str]) -> int:
         if "--traceback" not in arguments:
             _say(
                 "hint",
-                "this is a bug in edgebundle: run it again with --traceback and report what it prints",
+                "this is a bug in edgebundle: run it again with --traceback and report the output",
             )
         return EXIT_OURS
 
@@ -169,7 +168,7 @@ def _explain(error: BuildError | EdgeError | OSError) -> int:
         where = f": {os.fsdecode(error.filename)}" if isinstance(error.filename, str | bytes) else ""
         _say("error", f"{error.strerror or _one_line(str(error))}{where}")
         if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
-            _say("hint", "make room, or write to another disk with -o; no incomplete file was left")
+            _say("hint", "free some space, or write to another disk with -o; no incomplete file was left")
         return EXIT_INPUT if error.errno in _FILE_FAULTS else EXIT_OURS
     code = f" ({error.code})" if isinstance(error, EdgeError) else ""
     _say("error", _one_line(str(error)) + code)

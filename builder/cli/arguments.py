@@ -23,7 +23,8 @@ def add_model(parser: Parser) -> None:
     parser.add_argument(
         "--target",
         default="host",
-        help=f'{TARGETS}; or "llvm -mcpu=NAME"; or a TVM target as JSON (default: %(default)s)',
+        help=f'device to compile for: {TARGETS}; or "llvm -mcpu=NAME", or a TVM target as JSON '
+        "(default: %(default)s, this machine)",
     )
     parser.add_argument(
         "--input-shapes",

@@ -32,13 +32,16 @@ def add_parsers(subparsers: SubParsers) -> None:
     )
     add_model(parser)
     parser.add_argument(
-        "-o", "--output", metavar="OUT", help="the bundle to write (default: the model's file name, .bundle)"
+        "-o",
+        "--output",
+        metavar="OUT",
+        help="the bundle to write (default: MODEL.bundle in this folder, for a file MODEL.onnx)",
     )
     parser.add_argument(
         "--tuning-records",
         metavar="FOLDER",
         help="records that `edgebundle tune -o FOLDER` measured for this target; they override the records "
-        "that come with edgebundle. `none` uses neither",
+        "that come with edgebundle; `none` uses neither",
     )
     parser.add_argument("-O", "--opt-level", type=int, choices=range(4), default=3, help=argparse.SUPPRESS)
     manifest = parser.add_argument_group("manifest")
@@ -67,12 +70,12 @@ def add_parsers(subparsers: SubParsers) -> None:
     manifest.add_argument(
         "--preprocess",
         metavar="PRESET|TOML",
-        help="how to turn a picture into the input: a preset, such as imagenet, or a file",
+        help="how to turn a picture into the input: a preset (such as imagenet) or a TOML file",
     )
     manifest.add_argument(
         "--postprocess",
         metavar="STEPS|TOML",
-        help="how to turn the outputs into an answer: steps, such as softmax,top5, or faces, or a file",
+        help="how to turn the outputs into an answer: steps (softmax,top5 or faces) or a TOML file",
     )
     trust = parser.add_argument_group("trust")
     trust.add_argument(
@@ -83,7 +86,7 @@ def add_parsers(subparsers: SubParsers) -> None:
         type=tolerance,
         metavar="X",
         default=tolerances.PARITY,
-        help="largest relative error against ONNX Runtime (default: %(default)g)",
+        help="largest relative error that is allowed against ONNX Runtime (default: %(default)g)",
     )
     parser.add_argument("-q", "--quiet", action="store_true", help="do not show progress")
     add_json(parser)

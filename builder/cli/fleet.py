@@ -95,14 +95,14 @@ def _add_infer(subparsers: SubParsers) -> None:
         type=not_negative,
         default=5,
         metavar="N",
-        help="labels to print (default: %(default)s)",
+        help="number of labels to print (default: %(default)s)",
     )
     parser.add_argument(
         "--deadline",
         type=seconds,
         default=30.0,
         metavar="SECONDS",
-        help="give up after this time; until then the request is sent again if needed (default: %(default)g)",
+        help="give up after this time; until then, send the request again if needed (default: %(default)g)",
     )
     add_json(parser)
     parser.set_defaults(handler=_infer)

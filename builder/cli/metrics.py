@@ -16,7 +16,7 @@ def add_parsers(subparsers: SubParsers) -> None:
     parser = subparsers.add_parser(
         "metrics",
         help="print an agent's metrics",
-        description="Wait for an agent's next metrics, and print them in Prometheus' text format.",
+        description="Wait for an agent's next metrics, and print them in the Prometheus text format.",
         epilog="examples:\n"
         "  edgebundle metrics --agent kitchen --broker mqtt://localhost\n"
         "  edgebundle metrics --agent kitchen --broker mqtt://localhost --match 'requests_total|memory'",

@@ -18,7 +18,7 @@ def show_steps(*, quiet: bool = False) -> Iterator[Callable[[str], None]]:
     Parameters
     ----------
     quiet
-        Show nothing.
+        Whether to show nothing.
 
     Yields
     ------

@@ -1,4 +1,4 @@
-"""What a refused bundle means for the user: which file was refused, and what to do about it."""
+"""Explain a refused bundle to the user: which file was refused, and what to do about it."""
 
 from __future__ import annotations
 
@@ -64,8 +64,7 @@ def naming_file(path: str) -> Iterator[None]:
 
 
 def _local_hint(error: BundleError) -> str:
-    if isinstance(
-        error, SignatureError | FormatError
-    ):  # here it is the file that is wrong, not the agent's keys
+    # Here the file is wrong, not the keys of an agent.
+    if isinstance(error, SignatureError | FormatError):
         return _BROKEN_FILE
     return _DEPLOYMENT_HINTS.get(type(error), _BROKEN_FILE)

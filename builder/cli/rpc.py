@@ -35,8 +35,9 @@ def add_parsers(subparsers: SubParsers) -> None:
         "rpc-server",
         help="make a board available for tuning (on the board, or from the workstation over SSH)",
         description="On a board: start TVM's RPC server and register it with a tracker. This needs the rpc\n"
-        "extra: pip install 'edgebundle[rpc]'. On the workstation, with --ssh: open an SSH tunnel between\n"
-        "the loopback addresses of workstation and board, and start the server on the board.",
+        "extra: pip install 'edgebundle[rpc]'.\n"
+        "On the workstation, with --ssh: open an SSH tunnel between the loopback addresses of workstation\n"
+        "and board, and start the server on the board.",
         epilog="examples:\n"
         "  edgebundle rpc-server --ssh pi@kitchen --key rpi4           # on the workstation: all in one\n"
         "  edgebundle rpc-server --tracker 127.0.0.1:9190 --key rpi4   # on the board, behind a tunnel\n"
@@ -69,7 +70,7 @@ def add_parsers(subparsers: SubParsers) -> None:
     parser.add_argument(
         "--ssh",
         metavar="USER@BOARD",
-        help="open a tunnel to this board and start the server there; give each board another --port",
+        help="open a tunnel to this board and start the server there; give each board a different --port",
     )
     parser.add_argument(
         "--ssh-command",

@@ -29,7 +29,8 @@ def add_parsers(subparsers: SubParsers) -> None:
     parser = subparsers.add_parser(
         "run",
         help="run a bundle on this machine or on a board",
-        description="Run a bundle that was compiled for this machine. Its signature is not verified.",
+        description="Run a bundle on this machine, or on a board with --rpc-tracker and --rpc-key.\n"
+        "The bundle's signature is not verified.",
         epilog=RUN_EXAMPLES,
     )
     parser.add_argument("bundle", metavar="FILE", help="the bundle")
@@ -37,9 +38,11 @@ def add_parsers(subparsers: SubParsers) -> None:
         "--device", default="cpu", choices=["cpu"], help="device to run on (default: %(default)s)"
     )
     parser.add_argument(
-        "-i", "--inputs", metavar="FILE", help="an .npz file of arrays, or a JPEG or PNG picture"
+        "-i", "--inputs", metavar="FILE", help="an .npz file with the inputs, or a JPEG or PNG picture"
     )
-    parser.add_argument("-o", "--outputs", "--output", metavar="NPZ", help="file for output_0, output_1, ...")
+    parser.add_argument(
+        "-o", "--outputs", "--output", metavar="NPZ", help="write output_0, output_1, ... to this .npz file"
+    )
     parser.add_argument(
         "--fill-mode",
         choices=["zeros", "ones", "random"],
@@ -131,7 +134,7 @@ def _profile_report(package: Package, args: argparse.Namespace, number: int) -> 
 def _warn_unverified(bundle: str) -> None:
     """Tell an interactive user that the bundle's signature is not checked."""
     if sys.stderr.isatty():
-        print(f"{bundle} is run without verifying it; `edgebundle verify` checks it", file=sys.stderr)
+        print(f"running {bundle} unverified: `edgebundle verify` checks its signature", file=sys.stderr)
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -24,14 +24,14 @@ EXAMPLES: Final = """examples:
   edgebundle compile model.onnx --tuning-records records/ -o tuned.bundle
 
 tuners:
-  xgb         an XGBoost cost model ranks all points that were not measured yet, by their decisions
-              (MetaSchedule's ranks only the points that its evolutionary search finds, by loop features)
+  xgb         an XGBoost cost model ranks all unmeasured points by their decisions (MetaSchedule's model ranks
+              only the points that its evolutionary search finds, by loop features)
   ga          MetaSchedule's evolutionary search, with a random model instead of a cost model
   random      MetaSchedule's ReplayTrace: random points
   gridsearch  every point in order
 
-The same command continues from its records: no recorded point is measured twice, and Ctrl-C or a power cut
-loses at most one batch. At the end the best schedule of each operator is measured against the heuristic's in
+Repeat the command to continue from its records: no recorded point is measured twice, and Ctrl-C or a power
+cut loses at most one batch. At the end, the best schedule of each operator and the heuristic's are timed in
 alternation; an operator whose tuned schedule is not faster keeps the heuristic's."""
 
 
@@ -39,8 +39,9 @@ def add_parsers(subparsers: SubParsers) -> None:
     """Add the verb."""
     parser = subparsers.add_parser(
         "tune",
-        help="measure schedules on real boards and keep the best",
-        description="Tune a model: measure many schedules of each operator, on this machine or on boards.",
+        help="measure schedules on this machine or on boards, and keep the best",
+        description="Tune a model: measure many schedules of each operator, on this machine or on boards.\n"
+        "A task is an operator to tune; a point is one of its possible schedules.",
         epilog=EXAMPLES,
     )
     add_model(parser)
@@ -92,20 +93,20 @@ def _add_search(parser: Parser) -> None:
         "--time-limit",
         type=positive,
         metavar="MINUTES",
-        help="end the search after this time; the final comparison is extra",
+        help="end the search after this time; the final comparison is not included",
     )
     search.add_argument(
         "--tasks",
         default="all",
         metavar="all|list|0,2|3-5",
-        help="operators to tune, or list them (default: all)",
+        help="numbers of the tasks to tune, or `list` to print the tasks (default: all)",
     )
     search.add_argument(
         "--tuning-records",
         action="append",
         default=[],
         metavar="FOLDER",
-        help="start from the best points of these records of another model or target; repeatable",
+        help="start from the best points in the records of another model or target; repeatable",
     )
     search.add_argument(
         "--seed", type=integer, default=0, metavar="N", help="seed of every random choice (default: 0)"
@@ -118,7 +119,7 @@ def _add_search(parser: Parser) -> None:
         type=not_negative,
         default=21,
         metavar="N",
-        help="measurements of each schedule in the final comparison, 0 for no comparison (default: 21)",
+        help="measurements of each schedule in the final comparison; 0 skips the comparison (default: 21)",
     )
 
 
@@ -185,7 +186,7 @@ def _tune(args: argparse.Namespace) -> int:
             )
     except KeyboardInterrupt:
         print(
-            f"stopped; {args.output} has the results so far, repeat the command to continue", file=sys.stderr
+            f"stopped; {args.output} has the results so far: repeat the command to continue", file=sys.stderr
         )
         raise
     report = write_report(records, model.source_sha256)

@@ -1,4 +1,4 @@
-"""Shared by the tests of the command line: how to run it, and a small bundle made without a compiler."""
+"""Ways to run the command line, and a small bundle made without a compiler."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.cli.terminal import Edgebundle, Result, Terminal
 
 @pytest.fixture(scope="session")
 def edgebundle() -> Edgebundle:
-    """Run `edgebundle ARGUMENTS...` in a process of its own, as a shell does."""
+    """Run `edgebundle ARGUMENTS...` in a new process, as a shell does."""
     command = str(Path(sys.executable).parent / "edgebundle")
 
     def run(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -32,7 +32,7 @@ def edgebundle() -> Edgebundle:
 
 @pytest.fixture
 def terminal(capfd: pytest.CaptureFixture[str]) -> Terminal:
-    """Run a command in this process, where compiler and executor are loaded already."""
+    """Run a command in this process, which has already loaded the compiler and the executor."""
 
     def run(*arguments: object) -> Result:
         capfd.readouterr()
@@ -76,7 +76,7 @@ def unsigned() -> Package:
 
 @pytest.fixture
 def bundle(tmp_path: Path, unsigned: Package, pair: key_files.KeyPair) -> Path:
-    """The same, signed by `pair`."""
+    """The file of `unsigned`, signed by `pair`."""
     path = tmp_path / "tiny.bundle"
     unsigned.sign(key_files.read_private(pair.private)).save(path)
     return path

@@ -114,7 +114,7 @@ def test_infer_prints_labels_and_the_latency(edgebundle: Edgebundle, site: Site)
     assert done.stderr.startswith("digits 1.0.0, ")
 
 
-def test_infer_json_is_for_scripts(edgebundle: Edgebundle, site: Site) -> None:
+def test_infer_json_has_the_status_and_the_labels(edgebundle: Edgebundle, site: Site) -> None:
     done = edgebundle(
         *("infer", "--agent", "kitchen", "--model", "digits", "--broker", site.broker, "--json"),
         *("--input", DIGITS / "zero.png"),
@@ -124,7 +124,9 @@ def test_infer_json_is_for_scripts(edgebundle: Edgebundle, site: Site) -> None:
     assert result["top"][0]["label"] == "zero"
 
 
-def test_infer_with_arrays_gives_what_run_gives(edgebundle: Edgebundle, site: Site, tmp_path: Path) -> None:
+def test_infer_with_arrays_gives_the_same_labels_as_run(
+    edgebundle: Edgebundle, site: Site, tmp_path: Path
+) -> None:
     np.savez(tmp_path / "in.npz", image=np.full((1, 1, 8, 8), 0.5, np.float32))
     done = edgebundle(
         *("infer", "--agent", "kitchen", "--model", "digits", "--broker", site.broker, "--json"),

@@ -27,12 +27,12 @@ def test_message_has_the_file_and_the_wire_code() -> None:
     assert str(refused(RollbackError("counter is 4"))) == "my.bundle: counter is 4 (ERR_ROLLBACK)"
 
 
-def test_hint_of_the_refusal_itself_is_kept() -> None:
+def test_own_hint_of_a_refusal_is_kept() -> None:
     assert refused(SignatureError("not signed", hint="sign it")).hint == "sign it"
 
 
 @pytest.mark.parametrize("error", [SignatureError, FormatError, EndlessDataError, BundleError])
-def test_broken_file_is_said_to_be_broken(error: type[BundleError]) -> None:
+def test_broken_file_gets_the_hint_for_a_broken_file(error: type[BundleError]) -> None:
     hint = refused(error("no")).hint
     assert hint is not None
     assert hint.startswith("expected the .bundle")

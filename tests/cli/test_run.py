@@ -53,7 +53,7 @@ def test_picture_gives_labels(edgebundle: Edgebundle, digits: Path) -> None:
     assert sum(float(score) for score, _ in lines) <= 1.001
 
 
-def test_time_summary_is_that_of_tvmc(terminal: Terminal, digits: Path) -> None:
+def test_time_summary_looks_like_that_of_tvmc(terminal: Terminal, digits: Path) -> None:
     result = terminal("run", digits, "--print-time", "--repeat", "5", "--number", "2")
     assert (result.code, result.err) == (0, [])
     assert "Execution time summary:" in result.out

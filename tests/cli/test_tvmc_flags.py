@@ -1,4 +1,4 @@
-"""A TVMC flag that edgebundle does not have is answered with what to do instead; the page agrees."""
+"""For a TVMC flag that edgebundle does not have, a hint says what to do instead; the page agrees."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def flags() -> set[str]:
 
 
 @pytest.mark.parametrize("arguments", [["--desired-layout", "NCHW"], ["--desired-layout=NCHW"]])
-def test_tvmc_flag_is_answered_with_what_to_do(
+def test_hint_for_a_tvmc_flag_says_what_to_do_instead(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["compile", "model.onnx", *arguments]) == 2
