@@ -1,8 +1,8 @@
 """Key files: the keys that sign bundles.
 
-Promises: a private key is written once, readable only by its owner, and never overwrites another. Keys are
-unencrypted EC P-256 in PEM, the form that OpenSSL and `model_signing` write too. Leaves trusted public keys
-to `agent.bundle.keyring`.
+Promises that a private key is readable only by its owner and never overwrites another. Keys are unencrypted
+EC P-256 in PEM, the format that OpenSSL and `model_signing` also write. Leaves trusted public keys to
+`agent.bundle.keyring`.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def read_private(path: str | os.PathLike[str]) -> ec.EllipticCurvePrivateKey:
         )
     try:
         key = serialization.load_pem_private_key(pem, password=None)
-    except TypeError as error:  # what the library raises if a password is needed
+    except TypeError as error:  # the library raises it if the key needs a password
         raise KeyFileError(
             f"{path}: expected an unencrypted key, got an encrypted one",
             hint="decrypt it: openssl pkey -in KEY -out signing.key",

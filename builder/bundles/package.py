@@ -29,7 +29,7 @@ class Package:
     Attributes
     ----------
     manifest
-        What it is and what it needs.
+        The model's name, version, tensors and requirements.
     members
         File name -> content, without the manifest and the signature.
     signature

@@ -46,7 +46,7 @@ class GeneratedGraph:
     inputs, outputs
         In the function's order, with the model's names.
     arena_bytes
-        Size of all storages except inputs, parameters and values computed at load.
+        Total size of the storages, without those of inputs, parameters and values computed at load.
     """
 
     graph: Graph
@@ -104,7 +104,7 @@ class _Walk:
     params: list[tuple[TensorSpec, npt.NDArray[np.generic]]] = field(default_factory=list)
     param_by_content: dict[tuple[str, tuple[int, ...], bytes], NodeEntry] = field(default_factory=dict)
     num_inputs: int = 0  # inputs are the first entries
-    aliases: dict[int, int] = field(default_factory=dict)  # entry of a reshape -> entry whose storage it is
+    aliases: dict[int, int] = field(default_factory=dict)  # entry of a reshape -> entry that owns the storage
 
     def add_input(self, var: relax.Var, name: str) -> None:
         self.values[var] = self._append(Node.null(name), (_spec(var.ty, name),))

@@ -19,7 +19,8 @@ def compile_object(kernels: tvm.IRModule, target: DeviceTarget) -> bytes:
     kernels
         Functions, each with a `global_symbol`, as `builder.compiling.lower.lower` returns them.
     target
-        What to generate code for. It may differ from the schedules' target unless they name instructions.
+        The device. It may differ from the one that the kernels were scheduled for, unless a schedule uses
+        instructions of that device.
 
     Returns
     -------
@@ -29,7 +30,7 @@ def compile_object(kernels: tvm.IRModule, target: DeviceTarget) -> bytes:
     Raises
     ------
     BuildError
-        If LLVM refused the scheduled kernels: the builder's fault.
+        If LLVM refused the scheduled kernels: a fault of the builder.
     """
     try:
         module = tvm.compile(kernels, target.tvm_target).mod

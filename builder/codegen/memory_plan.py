@@ -1,10 +1,10 @@
 """The memory plan: which values of a graph share a storage.
 
 Pure arithmetic on lifetimes, without TVM. Promises that two values with the same `storage_id` are never alive
-at the same step, and that a pinned value (an input, a weight, or a value computed at load) shares its storage
-with no other. Two greedy orders are tried, and the smaller plan wins: by size, which is near the optimum for
-most networks (Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020), and by
-time, which is TVM's own order.
+at the same step, and that a pinned value (an input, a weight, or a value computed at load) does not share its
+storage. Values are placed greedily in two orders, and the smaller plan wins: by size, which is near the
+optimum for most networks (Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference",
+2020), and by time, which is TVM's own order.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Lifetime:
         First and last step, both included, at which the value is written or read. A kernel's outputs are
         alive while it reads its inputs, so an output never shares storage with an input.
     pinned
-        Whether the value keeps a storage that is not shared.
+        Whether the value has a storage to itself.
     """
 
     nbytes: int

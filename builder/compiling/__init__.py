@@ -1,1 +1,1 @@
-"""Compiling: an imported model is lowered, compiled, compared with ONNX Runtime and put into a package."""
+"""Compile an imported model: lower it, generate code, compare it with ONNX Runtime, make a package."""

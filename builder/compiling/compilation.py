@@ -2,8 +2,8 @@
 
 The steps, in order: import, lower, generate code, link, plan and write the graph, compare the result with the
 reference, describe everything in the manifest. For a device other than this machine, the same scheduled
-kernels are also built for this machine, and those are compared with the reference: schedule, graph and
-weights are the device's; only LLVM's last step is not.
+kernels are also built for this machine, and that build is compared with the reference: it has the device's
+schedules, graph and weights, and differs only in LLVM's code generation.
 """
 
 from __future__ import annotations
@@ -119,9 +119,9 @@ def compile(
     Parameters
     ----------
     model
-        What `builder.load` returned, or a path, which is then loaded with `input_shapes`.
+        The result of `builder.load`, or a path, which is loaded with `input_shapes`.
     target
-        A preset's name, a TVM target as JSON or in its old spelling, or a resolved target.
+        A preset's name, a TVM target as JSON or in TVM's old command-line syntax, or a resolved target.
     identity
         Name, version, counter and compatible devices.
     input_shapes
@@ -131,18 +131,18 @@ def compile(
     labels
         File with one label per line.
     tolerance
-        Largest relative error against the reference.
+        Largest relative error that is allowed against the reference.
     tuning_records
-        What `builder.tune` returned, or its folder: its schedules replace the heuristic's. Kernels for which
-        it has nothing faster use the records shipped for the device (docs/shipped-records.md), as do all
-        kernels without it; `"none"` uses neither.
+        The result of `builder.tune`, or its folder; its schedules replace the heuristic's. Kernels for which
+        it has nothing faster use the records shipped for the device (docs/shipped-records.md). With None, all
+        kernels do; with `"none"`, no kernel uses any records.
     progress
         Called with each step as it begins.
 
     Returns
     -------
     Package
-        Unsigned.
+        The package, unsigned.
 
     Raises
     ------
@@ -221,7 +221,7 @@ class _Tuned:
     digest
         SHA-256 of the records in hexadecimal, or None without records.
     comparison
-        The tuned model timed against the untuned one, or None if that was not measured.
+        The times of the tuned and the untuned model, or None if they were not measured.
     """
 
     best: BestRecords | None = None

@@ -1,8 +1,8 @@
-"""Declarations of what a device does before and after a model, from presets and small TOML files.
+"""Declare how a device prepares a model's input and processes its outputs, from presets and small TOML files.
 
 Presets such as `imagenet` are names for people. The manifest holds the expanded form, so a device needs no
-table of names and an old bundle keeps its meaning. Checks that a declaration fits the model's tensors;
-carrying it out is left to `agent.runtime`.
+table of names, and an old bundle keeps its meaning. Promises that a declaration fits the model's tensors.
+Leaves carrying it out to `agent.runtime`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def preprocess(text: str, inputs: Sequence[TensorSpec]) -> Preprocess:
     Raises
     ------
     ModelError
-        If there is no such preset or file, or a field is unknown or out of range.
+        If the preset or the file does not exist, or a field is unknown or out of range.
     ShapeError
         If the declaration cannot produce the input's shape.
     """
@@ -104,7 +104,8 @@ def preprocess(text: str, inputs: Sequence[TensorSpec]) -> Preprocess:
     if (declared.colour == "GRAY") != (channels == 1):
         expected = "GRAY" if channels == 1 else "RGB or BGR"
         raise ShapeError(
-            f"preprocess: expected {expected} for {spec.name} of {channels} channels, got {declared.colour}"
+            f"preprocess: expected colour {expected} for {spec.name} (channels: {channels}), "
+            f"got {declared.colour}"
         )
     made = declared.crop or declared.resize
     if made != (height, width):

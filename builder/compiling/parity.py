@@ -1,4 +1,4 @@
-"""Parity: a compiled model must give the reference's numbers, or no bundle is written.
+"""Parity: if a compiled model does not give the reference's numbers, no bundle is written.
 
 The reference is ONNX Runtime running the normalised model. The error of an output is its largest absolute
 difference divided by the reference's largest magnitude, or by `SCALE_FLOOR` if that is larger. For integers
@@ -19,11 +19,11 @@ from onnxruntime.capi import onnxruntime_pybind11_state as states
 
 from builder.errors import ModelError, ParityError
 
-# ONNX Runtime's Sigmoid is a rational function plus 0.5, off by up to 1e-7 everywhere. In an output that is
-# tiny throughout (objectness of a picture without objects), smaller differences mean nothing.
+# ONNX Runtime's Sigmoid is a rational function plus 0.5, off by up to 1e-7 everywhere. If all values of an
+# output are tiny (objectness of a picture without objects), differences of that size mean nothing.
 SCALE_FLOOR: Final = 1e-2
 
-# ONNX Runtime raises exception classes of its own, and Python's for a wrong input name or dtype.
+# ONNX Runtime raises its own exception classes, and Python's for a wrong input name or dtype.
 REFUSALS: tuple[type[Exception], ...] = (
     *(c for c in vars(states).values() if isinstance(c, type) and issubclass(c, Exception)),
     ValueError,
@@ -129,7 +129,7 @@ def check(parity: Parity, tolerance: float) -> None:
         raise ParityError(
             f"output {parity.worst_output}: expected a relative error of at most {tolerance:g} "
             f"against {parity.reference}, got {parity.error:.3g}",
-            hint="nothing was written; raise --tolerance if the model is known to be that sensitive",
+            hint="raise --tolerance if the model is known to be that sensitive; no bundle was written",
         )
 
 

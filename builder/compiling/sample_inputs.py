@@ -1,9 +1,9 @@
 """Sample inputs: parity is measured on them, and a device tests itself with them.
 
-The generator is seeded, so two builds make the same inputs. Floating-point inputs are normally distributed,
-or prepared pixels if a preprocess is declared. An integer input that selects rows of a table (token ids)
-stays below the table's size, which is read from the ONNX graph. Other integer inputs are mostly 1 and
-sometimes 0, like a mask.
+The generator is seeded, so two builds make the same inputs. Floating-point inputs are normally distributed;
+the input that takes a picture gets random pixels, prepared as declared. An integer input that selects rows of
+a table (token ids) stays below the table's size, which is read from the ONNX graph. Other integer inputs are
+mostly 1 and sometimes 0, like a mask.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def make_inputs(
     model
         The normalised ONNX model, which is searched for the tables that integer inputs select from.
     preprocess
-        How an image is prepared, or None; the input that takes the image gets random pixels prepared so.
+        How a picture becomes an input, or None; that input gets random pixels, prepared in this way.
     seed
         Seed of the generator.
 

@@ -1,6 +1,6 @@
 """Run a compiled model from memory, with the executor that devices use.
 
-So parity and `edgebundle run` measure what ships. Nothing is verified here: callers are trusted.
+Parity and `edgebundle run` therefore measure what ships. Nothing is verified here: callers are trusted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The inputs of a run as the user gives them: arrays, an .npz file or a picture, here and for boards."""
+"""Read the inputs of a run, on this machine or on a board: arrays, an .npz file or a picture."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Picture:
 
 
 def read_inputs(inputs: Inputs, specs: Sequence[TensorSpec]) -> Arrays | Picture:
-    """Read what the user gave.
+    """Read the inputs that the user gave.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ def read_inputs(inputs: Inputs, specs: Sequence[TensorSpec]) -> Arrays | Picture
     ModelError
         If a file cannot be read or has another format.
     ShapeError
-        If an array's name is not an input's.
+        If the model has no input of an array's name.
     """
     if inputs is None:
         return {}

@@ -1,7 +1,7 @@
 """Run a compiled model on this machine, as TVMC's `run` did.
 
-Takes packages and bundle files, signed or not: the workstation trusts its user. Outputs are named `output_0`,
-`output_1` and so on, as in TVMC's files.
+Takes packages and bundle files, signed or not: the workstation trusts its user. The outputs are called
+`output_0`, `output_1` and so on, as in TVMC's files.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class RunResult:
     answers
         Name -> value after the declared postprocess, or None if the model declares none.
     times
-        The benchmark's times, or None if none was asked for.
+        The benchmark's times, or None if the model was not timed.
     """
 
     outputs: Mapping[str, Array]
@@ -86,7 +86,7 @@ def run(
     Parameters
     ----------
     package
-        What `builder.compile` returned, or a bundle's path.
+        The result of `builder.compile`, or a bundle's path.
     inputs
         Arrays by input name; an .npz file of them; or a JPEG or PNG picture, for a model that declares a
         preprocess. Missing inputs are filled.
@@ -141,9 +141,9 @@ def profile(
     Parameters
     ----------
     package
-        What `builder.compile` returned, or a bundle's path.
+        The result of `builder.compile`, or a bundle's path.
     number
-        Runs of the model.
+        How many times to run the model.
     threads
         Kernel threads; None means `EDGE_NUM_THREADS` or the number of CPUs.
 
@@ -163,7 +163,7 @@ def profile(
 
 
 def prepared(package: Package, threads: int | None = None) -> GraphModule:
-    """A module with its inputs filled with random values, ready to be run and timed."""
+    """Make a module with random inputs, ready to be run and timed."""
     module = _executor(package, threads)
     for spec in package.manifest.inputs:
         _set(module, spec, _fill(package, spec, "random"))

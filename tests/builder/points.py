@@ -1,4 +1,4 @@
-"""Points of a design space that a test is sure of."""
+"""Points of a design space that must exist."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from builder.records.task import Task
 
 
 def existing_point(task: Task, decisions: Decisions | None = None) -> Point:
-    """Return the point that `decisions` lead to; the default point without them."""
+    """Return the point that `decisions` lead to, or without them the default point; fail if there is none."""
     found = task.space.point(task.space.default if decisions is None else decisions)
     assert found is not None
     return found

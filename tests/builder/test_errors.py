@@ -46,7 +46,7 @@ def test_errors_of_both_programs_have_one_base_each() -> None:
     assert not issubclass(errors.BuildError, EdgeError)
 
 
-def test_hint_stands_beside_the_message() -> None:
+def test_hint_is_not_part_of_the_message() -> None:
     error = errors.ModelError("expected a file, got a folder", hint="name the file")
     assert (str(error), error.hint) == ("expected a file, got a folder", "name the file")
     assert errors.TargetError("unknown").hint is None

@@ -1,13 +1,14 @@
 /* The part of every mod.so that is not a kernel: parallel launch and workspace.
  *
- * TVM's code calls three functions through weak pointers that a loader should fill. This file fills them when the
+ * TVM's code calls four functions through weak pointers that a loader should fill. This file fills them when the
  * library is loaded, so a device needs tvm-ffi but not TVM. A version script keeps the pointers local, so no other
  * loader overwrites them: the launcher that is measured is the launcher that ships.
  *
  * Promises
- * - EDGE_NUM_THREADS, __tvm_ffi_edge_set_threads or the affinity mask at the first launch sets the number of threads
- *   of a launch, including the calling thread; new threads inherit their creator's affinity.
- * - Workers spin for about SPIN_US after a launch, so that the next kernel finds them awake, then sleep.
+ * - The number of threads of a launch, including the calling thread, is the one that __tvm_ffi_edge_set_threads set,
+ *   else EDGE_NUM_THREADS, else the number of CPUs in the affinity mask at the first launch. New threads inherit their
+ *   creator's affinity.
+ * - After a launch, workers spin for about SPIN_US, so that the next kernel finds them awake; then they sleep.
  * - A launch never waits for a thread that has not started: the caller runs the tasks that no worker has claimed.
  * - A launch inside a launch, or while another thread is launching, runs only on the calling thread.
  * - Unloading the library leaves no thread and no memory behind; a forked child starts without workers.
@@ -101,7 +102,7 @@ static int spins_in(int64_t us) {
   return spins < 100 ? 100 : spins > 1000000 ? 1000000 : (int)spins;
 }
 
-/* Runs tasks until none is left to claim. The caller sees only errors of the tasks that it ran itself. */
+/* Runs tasks until there are none left to claim. Returns the first failure of the tasks that it ran itself, or 0. */
 static int work(void) {
   int first_failure = 0;
   for (;;) {
@@ -145,7 +146,7 @@ static void announce(int tasks) {
   if (atomic_load(&pool.sleepers) > 0) futex_wake(&pool.launches, INT_MAX);
 }
 
-/* The two below are called with the lock held. */
+/* Both functions below are called with `launching` held. */
 
 static void stop_workers(void) {
   if (pool.workers == 0) return;

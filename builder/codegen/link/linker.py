@@ -26,7 +26,7 @@ from elftools.elf.sections import SymbolTableSection
 from builder.errors import LinkError
 from builder.target.device_target import DeviceTarget
 
-LINK_TIMEOUT_S: Final = 300  # the first time, zig builds a target's C start files: 5 to 20 s were seen
+LINK_TIMEOUT_S: Final = 300  # on first use, zig builds a target's C start files, which took 5 to 20 s
 
 # These flags compile only launcher.c: LLVM has already optimised the kernels.
 _FLAGS: Final = (

@@ -30,7 +30,7 @@ def write(path: Path, content: bytes, mode: int = 0o600) -> Path:
 
 @contextmanager
 def no_file_larger_than(size: int) -> Iterator[None]:
-    """Let writes fail with EFBIG, as a full disk would with ENOSPC."""
+    """Make larger writes fail with EFBIG, as they fail with ENOSPC on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -110,7 +110,7 @@ def test_key_from_openssl_is_accepted(tmp_path: Path) -> None:
     assert isinstance(key_files.read_private(path).curve, ec.SECP256R1)
 
 
-def test_bad_private_keys_each_get_their_own_message(tmp_path: Path) -> None:
+def test_each_kind_of_bad_private_key_gets_its_own_message(tmp_path: Path) -> None:
     good = ec.generate_private_key(ec.SECP256R1())
     public = good.public_key().public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo

@@ -1,4 +1,4 @@
-"""Values that share a storage are never alive together, whatever the graph."""
+"""In no graph are two values that share a storage alive at the same time."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def test_a_file_declares_a_preprocess(tmp_path: Path) -> None:
     ("text", "inputs", "kind", "says"),
     [
         ("imagnet", [PHOTO], ModelError, "unknown preset 'imagnet'"),
-        ("imagenet", [GREY], ShapeError, "expected GRAY for digit of 1 channels, got RGB"),
+        ("imagenet", [GREY], ShapeError, r"expected colour GRAY for digit \(channels: 1\), got RGB"),
         ("imagenet", [TOKENS], ShapeError, "expected one input with 4 dimensions"),
         ("unit", [PHOTO, LAST], ShapeError, "expected one input with 4 dimensions"),
         ("missing.toml", [PHOTO], ModelError, "cannot be read"),

@@ -54,7 +54,7 @@ def test_an_error_beyond_the_tolerance_is_refused_with_figures() -> None:
     assert caught.value.hint is not None
 
 
-def test_what_the_reference_refuses_is_the_models_fault() -> None:
+def test_a_model_that_the_reference_refuses_is_a_model_error() -> None:
     graph = helper.make_graph(
         [helper.make_node("Nonsense", ["x"], ["y"])],
         "g",

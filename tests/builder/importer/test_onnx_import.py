@@ -1,4 +1,4 @@
-"""Whole models compute the same after import."""
+"""Whole models give the same results after import."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ BERT_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 def relative_error(found: NDArray[Any], expected: NDArray[Any]) -> float:
-    """Largest difference over the largest magnitude.
+    """Largest difference divided by the largest magnitude, or by 1e-2 if that is larger.
 
-    The magnitude is at least 1e-2: a detector that finds nothing returns far smaller probabilities, and ONNX
-    Runtime's sigmoid has an absolute error of 1e-7.
+    A detector that finds nothing returns far smaller probabilities, and ONNX Runtime's sigmoid has an
+    absolute error of 1e-7.
     """
     return float(np.abs(found - expected).max() / max(np.abs(expected).max(), 1e-2))
 
@@ -73,14 +73,14 @@ def test_small_image_networks_build_to_the_same_numbers(name: str, run_onnx: Any
 
 
 def test_resnet50_v2_needs_no_shape_and_notes_the_chosen_batch() -> None:
-    said: list[str] = []
-    model = import_onnx(generate("resnet50-v2", size=32, classes=10), progress=said.append)
+    lines: list[str] = []
+    model = import_onnx(generate("resnet50-v2", size=32, classes=10), progress=lines.append)
     assert [(spec.name, spec.datatype, spec.shape) for spec in model.inputs] == [
         ("data", "FP32", (1, 3, 32, 32))
     ]
-    assert model.notes == tuple(said)
-    assert len(said) == 1
-    assert "'data' [N,3,32,32]" in said[0]
+    assert model.notes == tuple(lines)
+    assert len(lines) == 1
+    assert "'data' [N,3,32,32]" in lines[0]
 
 
 def test_batch_norms_that_follow_a_convolution_are_folded_and_the_others_stay() -> None:
@@ -177,15 +177,14 @@ def test_import_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     assert captured.err == ""
 
 
-def others_models() -> list[str]:
-    return ["mnist", "slim-320", "RFB-320", "yunet_n_320"]
+PUBLISHED = ("mnist", "slim-320", "RFB-320", "yunet_n_320")
 
 
 @pytest.mark.skipif(
     MODELS_VARIABLE not in os.environ,
-    reason=f"{MODELS_VARIABLE} does not name the folder with {', '.join(others_models())}",
+    reason=f"{MODELS_VARIABLE} does not name the folder with {', '.join(PUBLISHED)}",
 )
-@pytest.mark.parametrize("name", others_models())
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_published_models_keep_their_numbers(name: str, run_onnx: Any) -> None:
     path = Path(os.environ[MODELS_VARIABLE]) / f"{name}.onnx"
     model = import_onnx(path)

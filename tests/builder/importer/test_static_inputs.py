@@ -42,7 +42,7 @@ def test_static_inputs_need_nothing(two: Any) -> None:
     assert notes == []
 
 
-def test_a_batch_that_is_the_only_symbol_becomes_one_with_a_note(two: Any) -> None:
+def test_a_batch_that_is_the_only_symbol_becomes_one_and_is_reported(two: Any) -> None:
     model = two(["N", 3, 8, 8], ["N", 4])
     notes: list[str] = []
     fix_inputs(model, {}, {}, notes.append)
@@ -51,7 +51,7 @@ def test_a_batch_that_is_the_only_symbol_becomes_one_with_a_note(two: Any) -> No
 
 
 @pytest.mark.parametrize("batch", [None, "", 0, -1])
-def test_an_unknown_batch_in_any_spelling_becomes_one(two: Any, batch: Any) -> None:
+def test_an_unknown_batch_in_any_notation_becomes_one(two: Any, batch: Any) -> None:
     model = two([5, 3], [2])
     model.graph.input[0].type.tensor_type.shape.dim[0].Clear()
     if isinstance(batch, int):
@@ -164,7 +164,7 @@ def test_a_value_folds_its_input_and_the_branch_that_depends_on_it(
     assert run_onnx(model.onnx, {"x": x})[0].tolist() == (x * factor).tolist()
 
 
-def test_without_its_value_the_branch_is_named_with_a_hint(rate: onnx.ModelProto) -> None:
+def test_an_if_on_an_input_is_named_with_a_hint_to_fix_the_input(rate: onnx.ModelProto) -> None:
     with pytest.raises(BuildError) as caught:
         import_onnx(rate)
     assert "If (by_rate)" in str(caught.value)

@@ -1,4 +1,4 @@
-"""Invalid graphs are refused with the name of the fault; harmless faults are repaired."""
+"""Invalid graphs are refused with a message that names the fault; harmless faults are repaired."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_value_made_twice_is_refused(make_model: ModelMaker) -> None:
     assert "'y' made 2 times" in refused(make_model(nodes, VECTOR, {"y": [3]}))
 
 
-def test_an_output_without_a_maker_is_refused(make_model: ModelMaker) -> None:
+def test_an_output_that_no_node_makes_is_refused(make_model: ModelMaker) -> None:
     assert "'z'" in refused(make_model([node("Relu", ["x"], ["y"])], VECTOR, {"z": [3]}))
 
 

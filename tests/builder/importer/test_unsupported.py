@@ -1,4 +1,4 @@
-"""Operators that cannot be imported are all listed with their nodes, and nothing else is printed."""
+"""All operators that cannot be imported are listed with their nodes, and nothing else is printed."""
 
 from __future__ import annotations
 

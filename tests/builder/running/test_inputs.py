@@ -13,7 +13,7 @@ from builder.running.inputs import Picture, read_inputs
 SPECS = (TensorSpec("image", "FP32", (1, 4)), TensorSpec("mask", "INT64", (1, 4)))
 
 
-def test_nothing_is_no_arrays() -> None:
+def test_no_inputs_are_no_arrays() -> None:
     assert read_inputs(None, SPECS) == {}
 
 

@@ -49,7 +49,7 @@ def test_a_bundle_for_another_machine_does_not_run_here() -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\x93NUMPY", b"not an npz", b"PK\5\6" + bytes(18)])
-def test_inputs_that_are_no_npz_get_one_line(digits: Package, tmp_path: Path, content: bytes) -> None:
+def test_inputs_that_are_not_an_npz_are_refused(digits: Package, tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "inputs.npz"
     path.write_bytes(content)
     if content.startswith(b"PK"):  # an empty archive is an .npz of no arrays: everything is filled

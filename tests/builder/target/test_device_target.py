@@ -1,4 +1,4 @@
-"""Targets given by name, as JSON and in the spelling of TVM's old command line."""
+"""Targets given by name, as JSON and in the old syntax of TVM's command line."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def test_a_preset_lists_the_features_that_its_device_must_have(
     assert needs in target.features
 
 
-def test_a_raspberry_pi_4_needs_no_aes_although_its_core_may_have_it() -> None:
+def test_a_raspberry_pi_4_does_not_need_aes_although_llvm_lists_it() -> None:
     assert "aes" not in resolve("rpi4").features
 
 
-def test_host_runs_here() -> None:
+def test_host_is_native() -> None:
     assert resolve("host").is_native
 
 
@@ -50,7 +50,7 @@ def test_plain_llvm_means_this_machine() -> None:
     assert resolve("llvm").cpu == resolve("host").cpu
 
 
-def test_the_old_spelling_means_the_same_as_json() -> None:
+def test_the_old_syntax_means_the_same_as_json() -> None:
     old = resolve("llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72 -mattr=+neon -num-cores=4")
     new = resolve(
         '{"kind":"llvm","mtriple":"aarch64-linux-gnu","mcpu":"cortex-a72","mattr":["+neon"],"num-cores":4}'

@@ -13,7 +13,7 @@ ROWS = 64
 
 @pytest.fixture(scope="session")
 def doubling() -> Callable[[], tvm.IRModule]:
-    """Make a parallel kernel `double` over float32[64, 64] that mirrors rows through workspace."""
+    """Make a parallel kernel `double` over float32[64, 64] that doubles and mirrors rows, using workspace."""
 
     def make() -> tvm.IRModule:
         x = te.placeholder((ROWS, 64), name="x")

@@ -30,7 +30,7 @@ def check_case(
     weights: dict[str, Any],
     output: Any,
 ) -> None:
-    """Compare a model of only this node with the original; `x`, `z` and `r` are its possible inputs."""
+    """Import a model of only this node, and compare it with the original; `x`, `z` and `r` are its inputs."""
     used = {"x": (2, 3, 4), "z": (2, 3, 2), "r": (2, 5 if node.op_type == "STFT" else 4, 1)}
     inputs = {name: list(used[name]) for name in dict.fromkeys(node.input) if name in used}
     agrees(make_model([node], inputs, {"y": output}, weights), *(noise(*used[name]) for name in inputs))

@@ -16,7 +16,9 @@ CASES: dict[str, Case] = {
     "reversed sequences": (
         one("ReverseSequence", ["x", "n"], batch_axis=0, time_axis=1), {"n": np.array([2, 3])}, [2, 3, 4],
     ),
-    "reversed in time first": (one("ReverseSequence", ["x", "n"]), {"n": np.array([2, 1, 2])}, [2, 3, 4]),
+    "reversed sequences, time first": (
+        one("ReverseSequence", ["x", "n"]), {"n": np.array([2, 1, 2])}, [2, 3, 4],
+    ),
 }  # fmt: skip
 
 

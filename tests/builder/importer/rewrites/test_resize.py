@@ -74,7 +74,7 @@ def test_an_exact_resize_stays_one_operator(make_model: ModelMaker) -> None:
     assert operators(import_onnx(model).onnx) == {"Resize"}
 
 
-def test_resize_through_the_whole_way(make_model: ModelMaker, noise: Any, agrees: Any) -> None:
+def test_resize_agrees_after_the_whole_import(make_model: ModelMaker, noise: Any, agrees: Any) -> None:
     node = helper.make_node("Resize", ["x", "", "s"], ["y"], mode="linear")
     weights = {"s": np.array([1, 1, 0.6, 1.9], np.float32)}
     agrees(make_model([node], {"x": [1, 2, 7, 9]}, {"y": [1, 2, 4, 17]}, weights), noise(1, 2, 7, 9))
