@@ -62,7 +62,7 @@ def add_parsers(subparsers: SubParsers) -> None:
         type=positive,
         default=1,
         metavar="N",
-        help="runs per measurement, which is their mean (default: 1)",
+        help="runs per measurement; the result is their mean (default: 1)",
     )
     parser.add_argument(
         "--min-repeat-ms",
@@ -92,7 +92,9 @@ def add_parsers(subparsers: SubParsers) -> None:
 
 
 def _add_common(parser: Parser) -> None:
-    parser.add_argument("--threads", type=positive, metavar="N", help="kernel threads (default: all CPUs)")
+    parser.add_argument(
+        "--threads", type=positive, metavar="N", help="threads that run kernels (default: all CPUs)"
+    )
     add_json(parser)
     parser.add_argument(
         "--rpc-tracker", metavar="HOST:PORT", help="use a board that is registered with this tracker"

@@ -112,7 +112,7 @@ def _add_search(parser: Parser) -> None:
         "--seed", type=integer, default=0, metavar="N", help="seed of every random choice (default: 0)"
     )
     search.add_argument(
-        "--parallel", type=positive, metavar="N", help="candidates to build at once (default: one per CPU)"
+        "--parallel", type=positive, metavar="N", help="points to build at once (default: one per CPU)"
     )
     search.add_argument(
         "--pairs",
@@ -129,7 +129,7 @@ def _add_measuring(parser: Parser) -> None:
         "--number", type=positive, default=4, metavar="N", help="calls per measurement (default: 4)"
     )
     measuring.add_argument(
-        "--repeat", type=positive, default=3, metavar="N", help="measurements per candidate (default: 3)"
+        "--repeat", type=positive, default=3, metavar="N", help="measurements per point (default: 3)"
     )
     measuring.add_argument(
         "--min-repeat-ms",
@@ -150,12 +150,14 @@ def _add_measuring(parser: Parser) -> None:
         type=positive,
         default=20,
         metavar="S",
-        help="time limit for one candidate, in seconds (default: 20)",
+        help="time limit for one point, in seconds (default: 20)",
     )
     measuring.add_argument(
         "--cache-flush", action="store_true", help="flush the CPU caches before each measurement"
     )
-    measuring.add_argument("--threads", type=positive, metavar="N", help="kernel threads (default: all CPUs)")
+    measuring.add_argument(
+        "--threads", type=positive, metavar="N", help="threads that run kernels (default: all CPUs)"
+    )
 
 
 def _tune(args: argparse.Namespace) -> int:
