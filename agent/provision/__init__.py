@@ -9,5 +9,6 @@
     files.py         writes files whole, with their owners and modes
     enroll.py        all of that in order, with a real connection before anything changes
     checks/          the report on a device, and its parts
+    finding.py       one line of that report
     commands.py      the command line of both
 """

@@ -166,7 +166,7 @@ def _absolute(name: str | None) -> str | None:
 
 def _check(options: argparse.Namespace) -> int:
     from agent.provision.checks import doctor
-    from agent.provision.checks.finding import Level
+    from agent.provision.finding import Level
 
     path = _config_path(options)
     levels: list[Level] = []

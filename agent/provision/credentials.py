@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives import serialization
 
 from agent.bundle.keyring import key_id, parse_public_key
 from agent.errors import ConfigError
-from agent.provision.checks.finding import Finding, fail, ok, warn
+from agent.provision.finding import Finding, fail, ok, warn
 
 # A system's bundle of authorities takes a quarter of this.
 MAX_CREDENTIAL_BYTES: Final = 1 << 20

@@ -23,10 +23,10 @@ from agent.config import Config, parse_config, sample_config
 from agent.errors import ConfigError, EnrollmentError, UnreachableError
 from agent.mqtt.settings import read_secret
 from agent.provision import credentials
-from agent.provision.checks.finding import Finding, failed
 from agent.provision.checks.rights import check_broker
 from agent.provision.enrollment import Enrollment, check_enrollment
 from agent.provision.files import Owner, free_name, make_folder, write_file
+from agent.provision.finding import Finding, failed
 from agent.provision.template import Value, fill
 
 SYSTEM_FOLDER: Final = Path("/etc/edge-agent")

@@ -27,7 +27,8 @@ from agent.errors import EdgeError
 from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message
 from agent.mqtt.tls import CertificateFiles
-from agent.service.metrics import gauges as gauges_of
+from agent.service import gauges as gauges_of
+from agent.service.inference import Inference
 from agent.service.metrics import host
 from agent.service.metrics.metrics import Metrics, Sample, to_document
 from agent.service.models.cores import Cores
@@ -36,7 +37,6 @@ from agent.service.models.worker_process import Spawn, WorkerProcess
 from agent.service.notify import EXTEND_START, READY, STOPPING, WATCHDOG, Notifier
 from agent.service.presence import Presence, Session, next_session_seq
 from agent.service.requests.answers import AnswerStore
-from agent.service.requests.inference import Inference
 from agent.wire.metrics import format_metrics
 from agent.wire.topics import Info, ModelState, State, format_topic, group_filter, infer_filter, parse_topic
 from agent.wire.topics import Metrics as MetricsTopic

@@ -2,7 +2,6 @@
 
 ::
 
-    finding.py       one line of the report
     machine.py, identity.py, models.py, service.py    what is on the device
     reach.py         a connection to the broker, or why there is none
     rights.py        what the broker lets this device do, and how long a message takes

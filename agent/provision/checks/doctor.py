@@ -16,8 +16,8 @@ from agent.bundle.machine import Machine
 from agent.config import Config, load_config
 from agent.errors import ConfigError, PermissionDeniedError, UnreachableError
 from agent.provision.checks import identity, machine, models, service
-from agent.provision.checks.finding import Finding, fail
 from agent.provision.checks.rights import check_broker
+from agent.provision.finding import Finding, fail
 
 
 def examine(path: Path | None, *, connect: bool, progress: Callable[[str], None]) -> Iterator[Finding]:

@@ -14,9 +14,9 @@ from agent.bundle.keyring import Keyring
 from agent.config import Config
 from agent.errors import ConfigError
 from agent.mqtt.settings import read_secret
-from agent.provision.checks.finding import Finding, fail, ok, warn
 from agent.provision.credentials import certificates, check_pair, read_credential
 from agent.provision.files import SERVICE_GROUP
+from agent.provision.finding import Finding, fail, ok, warn
 
 
 def check_configuration(path: Path | None, config: Config) -> Iterator[Finding]:

@@ -21,7 +21,7 @@ from typing import Final
 import agent
 from agent.bundle.machine import Machine
 from agent.deploy.store.store import SPACE_MARGIN_BYTES
-from agent.provision.checks.finding import Finding, fail, ok, warn
+from agent.provision.finding import Finding, fail, ok, warn
 
 _MIB: Final = 1 << 20
 # Importing takes seconds under an emulator and on a first-generation Pi.

@@ -15,7 +15,7 @@ from agent.deploy.store import state_format
 from agent.deploy.store.active import ActiveModel, read_active
 from agent.deploy.store.state_file import peek
 from agent.errors import EdgeError
-from agent.provision.checks.finding import Finding, fail, ok
+from agent.provision.finding import Finding, fail, ok
 
 # A small board takes a second to hash this much.
 _SLOW_BYTES: Final = 50_000_000

@@ -25,8 +25,8 @@ from agent.mqtt.message import Message
 from agent.mqtt.properties import Properties
 from agent.mqtt.reason_codes import reason
 from agent.mqtt.settings import BrokerSettings
-from agent.provision.checks.finding import Finding, fail, ok, warn
 from agent.provision.checks.reach import reach
+from agent.provision.finding import Finding, fail, ok, warn
 from agent.wire.presence import AgentState, Presence
 from agent.wire.topics import (
     BlockWant,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from agent.errors import ConfigError
-from agent.provision.checks.finding import Finding, fail, ok, warn
+from agent.provision.finding import Finding, fail, ok, warn
 
 UNIT: Final = "edge-agent.service"
 # Starting takes as long as loading the models; systemd itself gives up after TimeoutStartSec.

@@ -1,6 +1,8 @@
-"""Inference requests and their answers, from the message that arrives to its acknowledgement.
+"""What an inference request goes through: its forms, the order of acknowledgement, the answers that are kept.
 
-One request takes six forms on its way: `Message` and `InferMessage` (MQTT), `Pending` (accepted, and not
+`agent.service.inference` conducts it.
+
+A request takes six forms on its way: `Message` and `InferMessage` (MQTT), `Pending` (accepted, and not
 answered yet), `Request` and `Answer` (frames to and from the worker), `FinalAnswer` (MQTT again). The way
 there and back, in the order of the calls::
 

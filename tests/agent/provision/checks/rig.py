@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from agent.bundle.machine import Machine
-from agent.provision.checks.finding import Finding, Level
+from agent.provision.finding import Finding, Level
 
 HERE = Machine("x86_64", "", frozenset({"avx2"}), "2.36", "tvm-ffi-0.1", frozenset({"linux-x86_64"}))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from agent.bundle.keyring import Keyring
 from agent.config import load_config
 from agent.provision.checks import identity
-from agent.provision.checks.finding import Level
+from agent.provision.finding import Level
 from tests.agent.provision.authority import Authority
 from tests.agent.provision.checks.rig import configuration, one
 

@@ -12,7 +12,7 @@ import pytest
 
 from agent.deploy.store.store import SPACE_MARGIN_BYTES
 from agent.provision.checks import machine
-from agent.provision.checks.finding import Level
+from agent.provision.finding import Level
 from tests.agent.provision.checks.rig import HERE, one
 
 

@@ -13,7 +13,7 @@ from agent.bundle.machine import Machine
 from agent.deploy.store.active import ActiveModel
 from agent.deploy.store.store import Store
 from agent.provision.checks import models
-from agent.provision.checks.finding import Finding, Level
+from agent.provision.finding import Finding, Level
 from agent.wire.reported import Origin
 from tests.agent.provision.checks.rig import HERE, one
 from tests.bundles import Signer

@@ -8,7 +8,7 @@ import pytest
 
 from agent.errors import ConfigError
 from agent.provision.checks import service
-from agent.provision.checks.finding import Level
+from agent.provision.finding import Level
 from tests.agent.provision.checks.rig import one
 
 LOADED = {"LoadState": "loaded", "ActiveState": "active", "SubState": "running", "NRestarts": "0"}

@@ -15,10 +15,10 @@ from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message, Receipt
 from agent.mqtt.properties import Properties
 from agent.mqtt.reason_codes import CLOSED, LOST, Reason, reason
+from agent.service.inference import Inference
 from agent.service.metrics.metrics import Metrics
 from agent.service.models.models import Models
 from agent.service.requests.answers import AnswerStore
-from agent.service.requests.inference import Inference
 from tests.virtual_time import START_S, in_virtual_time
 
 SUCCESS = reason(0)
