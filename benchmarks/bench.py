@@ -1,4 +1,4 @@
-"""`make bench`: our engine against those that people use, on the same models, inputs and threads.
+"""`make bench`: our engine against other engines, with the same models, inputs and threads.
 
 Engines take turns, so that a drift in the machine's speed affects all of them alike; medians over all turns
 are compared. The results are printed, and written as JSON, Markdown and pictures.
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "headline": tables.headline(results),
     }
     console.print()
-    parts = [("Milliseconds an inference", tables.rows(results)), ("Spread", tables.spreads(results))]
+    parts = [("Milliseconds per inference", tables.rows(results)), ("Spread", tables.spreads(results))]
     parts.append(("Largest relative difference to the reference", tables.parities(results)))
     if not args.times_only:
         under = _layers(paths, max(args.threads), args.output)
@@ -104,13 +104,13 @@ def _costs(paths: Mapping[str, Path]) -> list[tuple[str, float, float]]:
         figures = [
             ("compile of ResNet-50 for a cold target, s", cost.compile_s, costs.COMPILE_LIMIT_S),
             ("its memory, GiB", cost.compile_bytes / 2**30, costs.COMPILE_LIMIT_BYTES / 2**30),
-            ("executor, us a node", cost.node_us, costs.NODE_LIMIT_US),
+            ("executor, us per node", cost.node_us, costs.NODE_LIMIT_US),
             ("ResNet-50 from verify to first answer, s", cost.answer_s, costs.ANSWER_LIMIT_S),
         ]
     agent = footprint.measure()
     return [
         *figures,
-        ("agent and what it needs, installed, MB", agent.installed_bytes / 1e6, 0.0),
+        ("agent and its dependencies, installed, MB", agent.installed_bytes / 1e6, 0.0),
         ("agent, from start to ready, s", agent.ready_s, 0.0),
         ("agent without a model, resident MiB", agent.idle_bytes / 2**20, 0.0),
     ]
@@ -121,7 +121,7 @@ def _picture(document: dict[str, Any], path: Path) -> None:
     for result in document["results"]:
         times.setdefault(result["model"], {})[result["threads"]] = result["median_ms"]
     where = document["machine"]
-    title = f"Milliseconds an inference, float32, batch 1: {where['processor']}, {where['vectors']}"
+    title = f"Milliseconds per inference, float32, batch 1: {where['processor']}, {where['vectors']}"
     pictures.latency(times, path, title)
 
 
@@ -130,7 +130,7 @@ def _written(folder: Path) -> list[str]:
 
 
 def machine() -> dict[str, Any]:
-    """Describe this machine: figures mean nothing without it."""
+    """Return a description of this machine, without which figures mean nothing."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     flags = next((line.split(":", 1)[1].split() for line in lines if line.startswith("flags")), [])
@@ -158,10 +158,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--keep-bundles", action="store_true", help="measure the bundles of an earlier run")
     parser.add_argument("--times-only", action="store_true", help="skip layers and costs")
-    parser.add_argument("--output", type=Path, default=Path("build/bench"), help="where results go")
-    parser.add_argument(
-        "--pictures", type=Path, metavar="DIR", help="copy the pictures there, such as docs/pictures"
-    )
+    parser.add_argument("--output", type=Path, default=Path("build/bench"), help="folder for the results")
+    parser.add_argument("--pictures", type=Path, metavar="DIR", help="also copy the pictures to this folder")
     parser.add_argument("--markdown", action="store_true", help="print the tables of the last run and exit")
     return parser
 
@@ -198,14 +196,14 @@ def _markdown(document: dict[str, Any], results: list[Measured]) -> str:
     where = document["machine"]
     versions = ", ".join(f"{engines.TITLES[name]} {version}" for name, version in document["engines"].items())
     lines = [
-        f"Milliseconds an inference, float32, batch 1, medians; {where['processor']} ({where['vectors']}), "
+        f"Milliseconds per inference, float32, batch 1, medians; {where['processor']} ({where['vectors']}), "
         f"{where['cores']} cores; {versions}.",
         "",
         tables.markdown(*tables.rows(results)),
         "",
     ]
     if any(result.noise.disturbed for result in results):
-        lines += [f"{tables.BUSY} the machine was busy with other work meanwhile.".replace("*", "\\*", 1), ""]
+        lines += [f"{tables.BUSY} the machine was busy with other work.".replace("*", "\\*", 1), ""]
     lines += [f"- {key}: {value:.2f}" for key, value in document["headline"].items()]
     lines += [f"- {key}: {value:.3g}" for key, value in document.get("costs", {}).items()]
     return "\n".join(lines) + "\n"

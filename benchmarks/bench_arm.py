@@ -1,8 +1,9 @@
-"""`make bench-arm`: instructions of an inference on an emulated Cortex-A72, our engine against others.
+"""`make bench-arm`: instructions per inference on an emulated Cortex-A72, our engine against others.
 
-Time under an emulator means nothing; the number of executed instructions is exact and the same every time. No
-board is timed: cores take different numbers of cycles for the same instructions. How fast a core could run
-our hot loops is estimated by llvm-mca. Counts of the other engines do not change, and are kept between runs.
+Time under an emulator means nothing; the number of executed instructions is exact and the same every
+time. But it is not a time either: cores take different numbers of cycles for the same instructions.
+llvm-mca estimates how fast a core could run our hot loops; no board is timed. Counts of the other engines
+are kept between runs.
 
     python -m benchmarks.bench_arm --models mobilenetv2
     python -m benchmarks.bench_arm --markdown      # the tables of the last run, for the README
@@ -33,6 +34,8 @@ from benchmarks.prepare import HEADLINE, MODELS, NO_RECORDS, fixed_shapes, sourc
 from benchmarks.requirements import RequirementError
 from benchmarks.rounds import difference
 
+# Engines add in different orders, and Winograd's transforms lose precision. More means another network.
+LARGEST_DIFFERENCE = 1e-2
 ENGINES = (OURS, UNTUNED, "onnxruntime", "ncnn")
 TARGETS = {"cortex-a53": "rpi3", "cortex-a72": "rpi4", "cortex-a76": "rpi5"}
 AT_ONCE = 2
@@ -113,7 +116,7 @@ def _convert(path: Path, shape: tuple[int, ...]) -> None:
 
 
 def count(emulator: Emulator, engine: str, prepared: Prepared, cpu: str) -> float | None:
-    """Return millions of instructions, None if the engine cannot run the model; keep others' counts."""
+    """Return millions of instructions, None if the engine cannot run the model; reuse others' counts."""
     place = prepared.place
     kept = place / f"count-{engine}-{emulator.version(engine)}-{cpu}.json"
     if engine in (OURS, UNTUNED):
@@ -134,10 +137,6 @@ def count(emulator: Emulator, engine: str, prepared: Prepared, cpu: str) -> floa
             f"got {document['difference']:.1e}"
         )
     return float(document["instructions"]) / 1e6
-
-
-# Engines add in different orders, and Winograd's transforms lose precision. More means another network.
-LARGEST_DIFFERENCE = 1e-2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -195,11 +194,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print(line, highlight=False)
     args.output.mkdir(parents=True, exist_ok=True)
     (args.output / "bench-arm.json").write_text(json.dumps(document, indent=1) + "\n")
-    lines = [f"Millions of instructions an inference, one thread, float32, {args.cpu} emulated.", ""]
+    lines = [f"Millions of instructions per inference, one thread, float32, {args.cpu} emulated.", ""]
     for heads, body in parts:
         lines += [tables.markdown(heads, body), ""]
     (args.output / MARKDOWN).write_text("\n".join([*lines, *(f"- {line}" for line in means)]) + "\n")
-    title = f"Millions of instructions an inference: {args.cpu} emulated, float32, one thread"
+    title = f"Millions of instructions per inference: {args.cpu} emulated, float32, one thread"
     pictures.instructions(counts, args.output / "instructions.png", title)
     if loops:
         title = "Hot loops by llvm-mca, no board timed: share of the core's multiply-add peak"
@@ -221,10 +220,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--tuning-records", metavar="DIR", help="compile with these records instead of the shipped ones"
     )
-    parser.add_argument("--output", type=Path, default=Path("build/bench-arm"), help="where results go")
-    parser.add_argument(
-        "--pictures", type=Path, metavar="DIR", help="copy the pictures there, such as docs/pictures"
-    )
+    parser.add_argument("--output", type=Path, default=Path("build/bench-arm"), help="folder for the results")
+    parser.add_argument("--pictures", type=Path, metavar="DIR", help="also copy the pictures to this folder")
     parser.add_argument("--markdown", action="store_true", help="print the tables of the last run and exit")
     return parser
 

@@ -45,8 +45,8 @@ class Costs:
     nodes
         Nodes of that graph.
     answer_s
-        Seconds from the start of a bundle's verification to its worker's first
-        answer, the least of `ATTEMPTS`.
+        Seconds from the start of a bundle's verification to its worker's first answer, the shortest of
+        `ATTEMPTS`.
     """
 
     compile_s: float
@@ -57,14 +57,14 @@ class Costs:
 
 
 def measured(model: Path) -> Costs:
-    """Measure in a separate process."""
+    """Measure the costs of a model, given as an ONNX file, in a separate process."""
     command = [sys.executable, "-m", "benchmarks.costs", str(model)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, start_new_session=True)
     return Costs(**json.loads(done.stdout.splitlines()[-1]))
 
 
 def cold_compile(model: Path, folder: Path) -> tuple[float, int]:
-    """Run `edgebundle compile` with an empty linker cache; return seconds and bytes."""
+    """Run `edgebundle compile` with an empty linker cache; return seconds and peak memory in bytes."""
     import psutil
 
     command = [sys.executable, "-m", "builder", "compile", str(model), "--target", COLD_TARGET]
@@ -80,7 +80,7 @@ def cold_compile(model: Path, folder: Path) -> tuple[float, int]:
             most = max(most, sum(each.memory_info().rss for each in family))
         time.sleep(SAMPLE_S)
     if process.returncode:
-        raise RuntimeError(f"edgebundle compile ended with {process.returncode}: {process.stderr.read()}")
+        raise RuntimeError(f"edgebundle compile: exit code {process.returncode}: {process.stderr.read()}")
     return time.perf_counter() - start, most
 
 
@@ -115,12 +115,12 @@ def first_answer_s(bundle: Path, folder: Path) -> float:
             channel = Channel(ours)
             ready = channel.receive()
             if ready is None or not isinstance(ready.header, Ready):
-                raise RuntimeError(f"the worker does not start: {ready and ready.header}")
+                raise RuntimeError(f"the worker: expected Ready, got {ready and ready.header}")
             channel.send(Request(1, "application/octet-stream", (tensor,)), payload)
             answer = channel.receive()
             taken = time.perf_counter() - start
             if answer is None or not isinstance(answer.header, Answer) or answer.header.status != 200:
-                raise RuntimeError(f"the worker answers {answer and answer.header}")
+                raise RuntimeError(f"the worker: expected status 200, got {answer and answer.header}")
         finally:
             worker.kill()
             worker.wait()

@@ -22,7 +22,7 @@ import numpy as np
 
 from benchmarks.noise import busy_s, prefer_this_process
 
-# The first load converts the model, which is slow; but nothing may wait for ever.
+# The first load converts the model, which is slow, but must end.
 LOAD_LIMIT_S, TURN_LIMIT_S = 600, 120
 WARM_S, WARM_RUNS = 0.02, 2
 LEAST_RUNS, MOST_RUNS = 3, 400
@@ -80,7 +80,7 @@ class EngineProcess:
         )
 
     def ready(self) -> str | None:
-        """Wait until the engine has run once; return why it cannot run this model, or None if it can."""
+        """Wait until the engine has run once; return why it cannot run this model, None if it can."""
         problem: str | None = self._read(LOAD_LIMIT_S).get("problem")
         return problem
 

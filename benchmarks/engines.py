@@ -1,8 +1,8 @@
 """The engines that are compared, each behind the same two calls: load a model once, run it on fixed inputs.
 
-Every engine gets float32, a batch of 1, fixed shapes and the same number of threads, with its fastest
-documented settings for that; none may change the numbers (no bfloat16, no fast math). An engine that has its
-own converter gets the file that converts best, and conversion is not timed.
+Every engine gets float32, a batch of 1, fixed shapes and the same number of threads, and its fastest
+documented settings that do not change the numbers (no bfloat16, no fast math). An engine that has its own
+converter gets the file that converts best; the conversion is not timed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 Run = Callable[[], list[np.ndarray[Any, Any]]]
-# Our engine, with the heuristic's schedules only, and with shipped records.
+# Our engine: with the heuristic's schedules only, and with shipped records.
 UNTUNED, OURS = "untuned", "edgebundle"
 CONVERSION_LIMIT_S = 300
 
@@ -28,7 +28,7 @@ class UnavailableError(Exception):
 
 
 def bundle_of(model: Path, engine: str) -> Path:
-    """Return the path of the bundle of `engine`, one of ours, in the folder of `model`."""
+    """Return the path of the bundle for `engine`, `OURS` or `UNTUNED`, in the folder of `model`."""
     return model.with_suffix(".bundle" if engine == OURS else f".{UNTUNED}.bundle")
 
 
@@ -139,7 +139,7 @@ def load_ncnn(model: Path, inputs: Arrays, threads: int) -> Run:
 
 
 def convert_for_ncnn(model: Path, shape: tuple[int, ...]) -> Path:
-    """Convert a model for ncnn, unless that was done before; return the stem of ncnn's two files.
+    """Convert a model for ncnn unless it has been converted before; return the stem of ncnn's two files.
 
     Raises
     ------

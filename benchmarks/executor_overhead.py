@@ -1,8 +1,8 @@
 """The overhead of the graph executor: the time of a run whose kernels return at once.
 
-    python benchmarks/executor_overhead.py [MOD.JSON]
+    python -m benchmarks.executor_overhead [MOD.JSON]
 
-takes a compiled model's graph, or a chain of 200 nodes with two inputs each, and prints nanoseconds per node.
+Takes a compiled model's graph, or a chain of 200 nodes with two inputs each, and prints nanoseconds per node.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def empty_kernels(graph: Graph, folder: Path) -> Path:
 
 
 def overhead_us(graph: Graph, repeat: int = 15) -> tuple[float, int]:
-    """Return microseconds per node, and how many nodes run.
+    """Return microseconds per node, and the number of nodes that run.
 
     The figure is the fastest of `repeat` results of 50 runs each: other programs can only add to it.
     """

@@ -16,7 +16,7 @@ RESHAPING = frozenset({"OnnxReshape", "OnnxSqueezeDynamicAxes", "OnnxUnsqueezeDy
 
 
 def write_out(network: fx.GraphModule, inputs: tuple[torch.Tensor, ...]) -> fx.GraphModule:
-    """Change `network` in place, so that it only takes inputs of these shapes, and return it."""
+    """Change `network` in place so that it only accepts inputs of these shapes, and return it."""
     seen: dict[str, Any] = {}
 
     class Recorder(fx.Interpreter):
@@ -55,7 +55,7 @@ def _value(seen: dict[str, Any], argument: fx.Node | None) -> list[int] | None:
 
 
 def _index(rank: int, arguments: list[list[int] | None]) -> tuple[slice, ...]:
-    """The index of an ONNX Slice: starts, ends, and perhaps axes and steps."""
+    """Return the index of an ONNX Slice, of starts, ends, and perhaps axes and steps."""
     starts, ends, axes, steps = (*arguments, None, None)[:4]
     assert starts is not None
     assert ends is not None

@@ -1,4 +1,4 @@
-"""What the agent costs a device: installed size, start time, and idle memory.
+"""The agent's footprint on a device: installed size, start time, and idle memory.
 
 The agent is started with a broker that cannot be reached: many devices start before their network is up.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-# Packages that a device needs, without the builder; pip has recorded their files.
+# Packages that a device needs, without those of the builder. Their files are listed in pip's records.
 DEVICE_PACKAGES = (
     "edgebundle",
     "apache-tvm-ffi",

@@ -1,4 +1,4 @@
-"""A small version of both benchmarks, which fails if kernels got slower, by exact counts of executed steps.
+"""A small version of both benchmarks that fails if kernels got slower, by exact counts of executed steps.
 
 Small networks are compiled without records for an x86-64 core with AVX2 and for a Cortex-A72, and one
 inference of each is counted under qemu. The total is compared as a ratio to ONNX Runtime's count for the same
@@ -35,7 +35,7 @@ WORST = 1.15
 X86, ARM = "x86-64-v3", "cortex-a72"
 TARGETS = {X86: "x86-64-v3", ARM: "rpi4"}
 SEQUENCE = 32
-# A kind with a smaller share of the total changes with what is fused where.
+# A kind with a smaller share of the total changes too much with each change of fusion.
 LEAST_SHARE = 0.02
 
 
@@ -115,7 +115,7 @@ def count(place: Path, core: str, emulator: Emulator | None, *, others: bool) ->
     core
         One of `TARGETS`.
     emulator
-        For ARM; None for x86-64.
+        The emulator for ARM; None for x86-64.
     others
         Count ONNX Runtime too.
     """
@@ -137,10 +137,10 @@ def count(place: Path, core: str, emulator: Emulator | None, *, others: bool) ->
 
 
 def regressions(name: str, now: Count, recorded: Count) -> list[str]:
-    """What got worse by more than `WORST`, a line each.
+    """Return a line for each count that got worse by more than `WORST`.
 
-    The total is compared as a ratio to ONNX Runtime's, so that a faster version of
-    ONNX Runtime is noticed too.
+    The total is compared as a ratio to ONNX Runtime's, so that a faster version of ONNX Runtime
+    is noticed too.
     """
     found = []
     reference = now.onnxruntime or recorded.onnxruntime
@@ -188,7 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _compared(cores: Sequence[str], *, record: bool) -> list[str]:
-    """Count every network for `cores`; return what got worse, or write `guard.json` where `record`."""
+    """Count every network for `cores`; return what got worse, or write `guard.json` if `record`."""
     known = recorded() if RECORDED.exists() else {}
     found: list[str] = []
     for core in cores:

@@ -2,7 +2,7 @@
 
 The hot loop of a kernel is the basic block that ends in a branch to its own start and has the most vector
 multiply-adds. Its cycles come from a model of the core: out of order if the core is, with all loads served by
-the first cache. No board is timed. The peak is what the same model gives for independent multiply-adds.
+the L1 cache. No board is timed. The peak is what the same model gives for independent multiply-adds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from benchmarks.requirements import RequirementError
 
 TRIPLE = "aarch64-linux-gnu"
-# LLVM's model of each core. It has none of the A76, whose server variant is the Neoverse N1.
+# LLVM's model of each core. It has no model of the A76, whose server variant is the Neoverse N1.
 CORES = {"cortex-a72": "cortex-a72", "cortex-a76": "neoverse-n1"}
 # Older versions model the N1 as an A57, which does half as many multiply-adds per cycle.
 LEAST_LLVM = 17
@@ -196,7 +196,7 @@ def _cycles(blocks: Sequence[Sequence[str]], cpu: str) -> list[float]:
 
 
 def kernels_object(path: Path, shapes: dict[str, list[int]] | None, target: str) -> bytes:
-    """Compile a model's kernels, with shipped records, to an object file, which has names unlike `mod.so`."""
+    """Compile a model's kernels, with shipped records, to an object file: unlike `mod.so` it has symbols."""
     from builder.codegen.kernel_object import compile_object
     from builder.compiling.lower import lower
     from builder.importer import import_onnx

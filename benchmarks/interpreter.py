@@ -1,7 +1,7 @@
 """Runs a lowered module node by node on this machine, for tests of kernels and for the kernel profile.
 
-The executor that ships is in `agent.runtime`; this one needs neither a link nor a
-graph, and times every kernel.
+The executor that ships is in `agent.runtime`. This interpreter needs neither a linked library nor a graph,
+and times every kernel.
 """
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ class Interpreter:
     def times_us(self, repeat: int = 20) -> list[float]:
         """Return the least time of each step, in microseconds, over `repeat` runs of the whole model.
 
-        Steps run in the model's order, so that each finds the caches as it would in service: a kernel that is
-        measured by itself finds its weights in a cache that other layers' weights would have filled.
+        Steps run in the model's order, so that each finds the caches as in normal use: a kernel that is
+        measured by itself would find its weights in a cache that normally holds those of other layers.
         """
         functions = [self.library[step.kernel] for step in self.steps]
         arguments = [[self.tensors[i] for i in step.arguments + step.results] for step in self.steps]

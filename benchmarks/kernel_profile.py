@@ -3,9 +3,9 @@
     python -m benchmarks.kernel_profile resnet50 --threads 1
     python -m benchmarks.kernel_profile model.onnx --by-kernel
 
-Prints for each node its time (the least over many runs of the model, so that a busy machine disturbs little),
-its GFLOP/s, its share of the machine's multiply-add peak, and the design space that its loops come from.
-Winograd's GFLOP/s count the operations of the convolution that it replaces, and may exceed the peak.
+Prints for each node its time (the shortest over many runs of the model, so that other work hardly disturbs
+it), its GFLOP/s, its share of the machine's multiply-add peak, and the design space that its loops come from.
+For Winograd, GFLOP/s count the operations of the convolution that it replaces, and may exceed the peak.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("model", help="an architecture's name (resnet18, bert, ...) or an ONNX file")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeat", type=int, default=20)
-    parser.add_argument("--by-kernel", action="store_true", help="one row a kernel, slowest first")
+    parser.add_argument("--by-kernel", action="store_true", help="one row for each kernel, slowest first")
     options = parser.parse_args()
     os.environ["TVM_NUM_THREADS"] = str(options.threads)  # read when TVM's library is loaded
     rows, peak = profile(options.model, options.threads, options.repeat)
@@ -118,7 +118,7 @@ def flops_of(kernel: str, shapes: list[tuple[int, ...]]) -> float:
 
 
 def peak_gflops(lanes: int, threads: int) -> float:
-    """Measure the peak of `threads` cores: matrix products whose operands stay in the first cache."""
+    """Measure the peak of `threads` cores: matrix products whose operands stay in the L1 cache."""
     import tvm
     from tvm import s_tir, te
 

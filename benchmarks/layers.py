@@ -2,9 +2,10 @@
 
     python -m benchmarks.layers THREADS BUNDLE...
 
-Prints JSON. A layer's time is the least over many runs of the whole model, so its caches are as they are in
-use. Its operations are those that its kernel executes, with what is fused into it, by TVM's estimate (for
-Winograd the fewer ones, not the convolution's). Its bytes are those of its arguments, each counted once.
+Prints JSON. A layer's time is the shortest over many runs of the whole model, so its caches are as in normal
+use. Its operations are those that its kernel executes, fused operators included, as TVM estimates them (for
+Winograd, the fewer operations of the transform, not those of the convolution). Its bytes are the sizes of its
+arguments, each counted once.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from benchmarks.noise import prefer_this_process
 
 RUNS_S = 3.0
 LEAST_RUNS = 8
-# Bytes of a thread's arrays: they fit a core's second cache, the shared cache, or none.
+# Bytes of each thread's arrays, which fit a core's L2 cache, the shared L3 cache, or no cache.
 LEVELS: Mapping[str, int] = {"L2": 384 << 10, "L3": 4 << 20, "memory": 192 << 20}
 KINDS = ("winograd", "depthwise", "conv2d", "attention", "matmul")
 
@@ -95,7 +96,7 @@ class Layers:
 
     @property
     def share_of_peak(self) -> float:
-        """Operations of the products, over those that the peak would allow in the time of all layers."""
+        """Operations of the products, divided by those that the peak allows in the time of all layers."""
         time_us = sum(layer.time_us for layer in self.layers)
         return (
             sum(layer.flops for layer in self.layers if layer.is_product) / time_us / 1e3 / self.roof.gflops
@@ -109,7 +110,7 @@ class Layers:
 
 
 def measured(bundles: Sequence[Path], threads: int) -> list[Layers]:
-    """Measure bundles in one separate process, and so under one roof."""
+    """Measure all bundles in one separate process, so that they share one roof."""
     command = [sys.executable, "-m", "benchmarks.layers", str(threads), *map(str, bundles)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, start_new_session=True)
     return [Layers.of(each) for each in json.loads(done.stdout.splitlines()[-1])]
@@ -165,7 +166,7 @@ def profile(bundle: Path, threads: int) -> tuple[Layer, ...]:
 
 
 def kind_of(kernel: str) -> str:
-    """Return the kind of a kernel, which its name tells: one of `KINDS`, or "other"."""
+    """Return the kind of a kernel, by its name: one of `KINDS`, or "other"."""
     return next((kind for kind in KINDS if kind in kernel), "other")
 
 

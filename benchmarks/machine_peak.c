@@ -1,7 +1,7 @@
 /* Measures this machine's limits: independent multiply-adds, and a triad over arrays of any size.
  *   machine_peak fma THREADS            -> GFLOP/s
  *   machine_peak triad THREADS BYTES    -> GB/s; each thread's three arrays take BYTES together
- * Of several attempts the fastest counts: none can exceed the limit, and a busy machine makes many slower.
+ * The fastest of several attempts counts: none can exceed the limit, and a busy machine makes many slower.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -17,7 +17,7 @@
 #define WIDTH 16
 #endif
 #define LANES (WIDTH / 4)
-#define CHAINS 12 /* latency times units of every core that is known; 16 registers hold them and two factors */
+#define CHAINS 12 /* latency times units of all known cores; 16 registers hold them and two factors */
 #define ATTEMPTS 20
 #define SPAN_S 0.02
 

@@ -8,23 +8,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _TICKS = os.sysconf("SC_CLK_TCK")
-# If others use more than this share of the processors, figures are called disturbed.
+# Figures count as disturbed if other processes used more than this share of the processors.
 LIMIT = 0.05
 HIGHEST_PRIORITY = -20
 
 
 def busy_s() -> float:
-    """Return the processor seconds that this machine has been busy since boot, with stolen ones."""
+    """Return the processor seconds that this machine has been busy since boot, including stolen ones."""
     fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
     user, nice, system, _, _, irq, softirq, steal = map(int, fields)
     return (user + nice + system + irq + softirq + steal) / _TICKS
 
 
 def prefer_this_process() -> None:
-    """Give this process, which leads a session, the highest priority if it may.
+    """Give this process, which leads a session, the highest priority if that is permitted.
 
-    Where sessions are scheduled as groups (sched_autogroup), a nice value counts only within its session. So
-    the session's priority is set too.
+    If sessions are scheduled as groups (sched_autogroup), a nice value counts only within its session, so the
+    session's priority is set too.
     """
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, HIGHEST_PRIORITY)
@@ -58,11 +58,11 @@ class Noise:
 
     @property
     def disturbed(self) -> bool:
-        """Whether figures taken meanwhile deserve a warning."""
+        """Whether the figures measured meanwhile deserve a warning."""
         return self.others > LIMIT
 
     def __str__(self) -> str:
         return (
             f"others used {self.others:.0%} of the processors, "
-            f"{self.preempted_per_s:.0f} preemptions a second, load {self.load:.1f}"
+            f"{self.preempted_per_s:.0f} preemptions per second, load {self.load:.1f}"
         )

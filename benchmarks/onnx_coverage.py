@@ -1,9 +1,9 @@
 """How much of ONNX can be imported: the node tests of the onnx package, each imported, built and run.
 
 `python -m benchmarks.onnx_coverage` tries the cases whose inputs and outputs are plain tensors. It counts
-those that pass as they are, and those that pass once inputs that hold a shape, an axis or a count are fixed
-with input values. With `--plain`, TVM's front end gets the models as they are, for comparison. It takes about
-ten minutes; cases run in child processes, so that a crash costs only one case.
+those that pass as they are, and those that pass when inputs that hold a shape, an axis or a count are fixed
+to their values. With `--plain`, only TVM's front end is tried, for comparison. It takes about ten minutes.
+Cases run in child processes, so that a crash costs only one case.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def run_case(case: test_case.TestCase, *, plain: bool) -> Outcome:
 
 
 def _indices(feeds: dict[str, Any]) -> dict[str, Any]:
-    """Small integers (shapes, axes, counts) and single values."""
+    """Return the inputs after the first that are scalars or integer vectors: shapes, axes and counts."""
     first = next(iter(feeds), "")
     small = {n: v for n, v in feeds.items() if v.ndim == 0 or (v.ndim == 1 and v.dtype.kind in "iu")}
     return {name: value for name, value in small.items() if name != first}
@@ -144,7 +144,7 @@ def _child(start: int, stop: int, pattern: str, *, plain: bool) -> None:
 
 
 def _chunk(start: int, stop: int, pattern: str, *, plain: bool) -> tuple[list[Outcome], int]:
-    """Run a chunk in a child; return its outcomes, and where to go on: after a case that killed the child."""
+    """Run a chunk in a child; return its outcomes, and the next case: the one after a crash, if any."""
     command = [
         sys.executable,
         "-m",
@@ -183,7 +183,7 @@ def main() -> None:
     """Run the cases in child processes, and print how many passed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.onnx_coverage", description=__doc__)
     parser.add_argument("--filter", default="", help="only cases whose name matches this regular expression")
-    parser.add_argument("--plain", action="store_true", help="only TVM's front end")
+    parser.add_argument("--plain", action="store_true", help="try only TVM's front end")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("-o", "--output", type=Path, help="write all outcomes here (JSON)")
     arguments = parser.parse_args()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from benchmarks.hot_loops import Loop
 
-# Okabe and Ito's palette, which people with any colour vision tell apart; ours stands out.
+# Okabe and Ito's palette, which people with any kind of colour vision can tell apart; ours stands out.
 COLOURS: Mapping[str, str] = {
     OURS: "#D55E00",
     UNTUNED: "#F0B27A",
@@ -29,7 +29,7 @@ COLOURS: Mapping[str, str] = {
 }
 KIND_COLOURS = ("#0072B2", "#009E73", "#D55E00", "#CC79A7", "#E69F00", "#8A8A8A")
 DPI = 110
-# A bar longer than this multiple of our time is cut, or all other bars would be too short to compare.
+# A bar longer than this multiple of ours is cut, because otherwise all others would be too short to compare.
 LONGEST = 4.0
 MANY_LAYERS = 80
 
@@ -80,7 +80,7 @@ def _bars(panel: Axes, times: Mapping[str, float], unit: str = "ms") -> None:
 
 
 def roofline(models: Mapping[str, Layers], path: Path, title: str) -> None:
-    """Draw each layer under the machine's roofline, and in order the share of the peak that each reaches."""
+    """Draw each layer under the machine's roofline, and then, in order, its share of the peak."""
     figure, axes = _figure(len(models), 2, (13, 3.3 * len(models) + 0.5), width_ratios=(1, 1.25))
     for (left, right), (name, model) in zip(axes, models.items(), strict=True):
         _under_the_roof(left, name, model)
@@ -126,7 +126,7 @@ def _under_the_roof(panel: Axes, name: str, model: Layers) -> None:
     panel.set_xlim(low, high)
     panel.set_ylim(roof.gflops / 150, roof.gflops * 1.8)
     panel.grid(visible=True, which="major", linewidth=0.3)
-    panel.set_xlabel("operations a byte (area: share of the time)", fontsize=8)
+    panel.set_xlabel("operations per byte (area: share of the time)", fontsize=8)
     panel.set_ylabel("GFLOP/s", fontsize=8)
     panel.set_title(f"{name}, {model.threads} thread{'s' * (model.threads > 1)}", fontsize=10, loc="left")
     panel.tick_params(labelsize=8)

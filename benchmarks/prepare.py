@@ -1,4 +1,4 @@
-"""Writes what engines read to a folder: a model's file, its inputs, and our bundles."""
+"""Writes the files that engines read: a model, its inputs, and our bundles."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Prepared:
 
 
 def source(name: str) -> onnx.ModelProto:
-    """Return the model as its users have it, generated or read."""
+    """Return the model: generated, or read from its file."""
     return generate(name) if name in ARCHITECTURES else onnx.load(DIGITS)
 
 
@@ -66,7 +66,7 @@ def prepare(name: str, folder: Path, records: str | None = None, *, keep: bool =
     name
         One of `MODELS`.
     folder
-        The model gets a folder in it.
+        The folder in which the model gets a folder.
     records
         Tuning records to use instead of the shipped ones.
     keep

@@ -1,4 +1,4 @@
-"""What benchmarks need from the machine, checked before any work: installed programs, and root."""
+"""Requirements of benchmarks, checked before any work: installed programs, and root."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def require_programs(packages: Mapping[str, str]) -> None:
     Raises
     ------
     RequirementError
-        If any is missing; the message names all that are, and the command that installs them.
+        If any is missing; the message names all missing programs and the command that installs them.
     """
     missing = [program for program in packages if shutil.which(program) is None]
     if missing:
@@ -36,12 +36,12 @@ def require_root(purpose: str) -> None:
     Parameters
     ----------
     purpose
-        What root is needed for, as the subject of "needs root".
+        The subject of "needs root" in the message, such as "counting instructions".
 
     Raises
     ------
     RequirementError
-        If it does not.
+        If it is not root.
     """
     if os.geteuid() != 0:
         raise RequirementError(f"{purpose} needs root: run it with sudo")

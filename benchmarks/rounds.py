@@ -114,7 +114,7 @@ def measure(
     reference
         The outputs to compare with.
     rounds
-        Turns of each engine.
+        The number of turns of each engine.
     turn_s
         Seconds of a turn; it is longer if a run takes more than a third of it.
     """
@@ -151,7 +151,7 @@ def measure(
 
 
 def difference(outputs: Sequence[np.ndarray], reference: Sequence[np.ndarray]) -> float:
-    """Return the largest absolute difference over the reference's largest magnitude, of the worst output.
+    """Return the largest difference of an output, divided by the largest magnitude of its reference.
 
     Engines name and order outputs differently, and drop a batch of 1, so outputs are matched by size.
     """

@@ -26,7 +26,7 @@ def milliseconds(ms: float | None) -> str:
 
 
 def geometric_mean(results: Sequence[Measured], ours: str) -> float | None:
-    """Return the geometric mean of the headline models' ratios; None unless every one of them has a ratio."""
+    """Return the geometric mean of the headline models' ratios, None unless each of them has one."""
     ratios = [r.ratio(ours) for r in results if r.model in HEADLINE]
     values = [ratio.value for ratio in ratios if ratio is not None]
     return statistics.geometric_mean(values) if values and len(values) == len(ratios) else None
@@ -73,8 +73,8 @@ def show(console: Console, title: str, heads: Sequence[str], body: Sequence[Sequ
 
 
 def spreads(results: Sequence[Measured]) -> tuple[list[str], list[list[str]]]:
-    """Return headings and cells: the spread of the ratios, and what disturbed the measurement."""
-    heads = ["model", "threads", "over the best", "quartiles of the rounds", "of the least", "meanwhile"]
+    """Return headings and cells: the spread of the ratios, and how busy the machine was."""
+    heads = ["model", "threads", "over the best", "quartiles of the rounds", "of the fastest", "meanwhile"]
     body = []
     for r in results:
         ratio = r.ratio()

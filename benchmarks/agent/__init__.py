@@ -1,1 +1,1 @@
-"""What the agent costs and withstands as a service, with a real broker: `make bench-agent`."""
+"""The agent as a service, measured with a real broker: `make bench-agent`."""

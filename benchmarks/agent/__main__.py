@@ -1,8 +1,8 @@
-"""What the agent costs and withstands as a service: `python -m benchmarks.agent` (or `make bench-agent`).
+"""The agent's latency, throughput and behaviour under overload: `python -m benchmarks.agent`.
 
-It runs against a real mosquitto on the loopback, configured as on Debian. The agent, the echo
-that it is compared with, and the bare executor each run in a separate process. Models are
-made here, from seeded weights.
+It runs against a real mosquitto on the loopback interface, configured as on Debian. The agent, the echo
+that it is compared with, and the bare executor each run in a separate process. Models are generated
+with seeded weights.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ CONFIG = "[worker]\nthreads = 1\n"
 
 @dataclass(frozen=True)
 class Size:
-    """How much each part measures.
+    """The size of each part's measurements.
 
     Attributes
     ----------
     requests, large
         Small requests, and requests of 600 KB.
     seconds, rounds
-        Of the throughput: length of a measurement, and how often it is repeated.
+        Throughput: the length of a measurement, and how often it is repeated.
     overload_s
         Seconds of overload.
     swaps
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print and write the figures; return 0 if every one is within its limits."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.agent",
-        description="Measure the agent as a service, beside a bare responder, against a real broker.",
+        description="Measure the agent as a service, compared with a bare responder, with a real broker.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(parts: Sequence[str], size: Size) -> tuple[list[Figure], dict[str, list[float]]]:
-    """Measure some parts; return their figures, and latencies in seconds by what was requested."""
+    """Measure some parts; return their figures, and series of latencies in seconds by label."""
     from rich.console import Console
 
     console = Console(stderr=True)

@@ -1,8 +1,8 @@
 """A client of another model during overload: `python -m benchmarks.agent.bystander PORT MODEL PER_S`.
 
-For each number of seconds that it reads, it sends requests at a rate for that long, and prints their
-latencies and how many were not answered with 200. It is a separate process, so that the flooding client does
-not delay it.
+For each number of seconds that it reads from standard input, it sends requests at a constant rate for that
+long, and prints their latencies and how many were not answered with 200. It is a separate process, so that
+the flooding client does not delay it.
 """
 
 from __future__ import annotations

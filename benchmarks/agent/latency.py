@@ -1,4 +1,4 @@
-"""Round trips at QoS 1, to the agent and to the echo in turn, and the processor time of a request."""
+"""Round trips at QoS 1, to the agent and to the echo in turn, and the processor time per request."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _BLOCK = 50
 _WARM_UP = 200
 # A latency between these bounds would come from a delayed TCP acknowledgement.
 _DELAYED_MS = (30.0, 60.0)
-# This share may fall there by chance: a busy machine pauses every process.
+# This share may be between them by chance: a busy machine pauses every process.
 _DELAYED_SHARE = 0.005
 
 
 @dataclass
 class Latencies:
-    """What was measured.
+    """The measured latencies.
 
     Attributes
     ----------
@@ -56,7 +56,7 @@ async def measure(stage: Stage, bundles: Bundles, requests: int, large: int, pro
         out.series["agent, 16 bytes"], out.series["echo, 16 bytes"] = agent_s, echo_s
         _small(out, agent_s, echo_s)
         out.figures.append(
-            Figure("latency", "CPU a request, agent and worker", used_s * 1e3, "ms", most=0.4, note="/proc")
+            Figure("latency", "CPU per request, agent and worker", used_s * 1e3, "ms", most=0.4, note="/proc")
         )
         await requester.ready("picture")
         progress("600 KB")
@@ -86,7 +86,7 @@ async def _alternate(
         used_s += sum(map(cpu_s, pids)) - before_s
         wrong = [answer.status for answer in tally.answers if answer.status != 200]
         if wrong:
-            raise RuntimeError(f"{model} answered {wrong[0]}")
+            raise RuntimeError(f"{model}: expected status 200, got {wrong[0]}")
         agent += tally.latencies_s()
         echo += (await requester.in_turn(ECHO, payload, block)).latencies_s()
         progress(f"{model}: {len(agent)} of {requests} requests")

@@ -1,4 +1,4 @@
-"""The models that are requested, made here from seeded weights, in the sizes that the measurements need.
+"""The models that are requested, generated with seeded weights in the sizes that the measurements need.
 
 `nothing` adds a number to four others: its kernels take a microsecond, so that a request costs only the
 agent's work. `picture` takes a tensor of 600 KB and returns four numbers. The others are convolutions,
@@ -21,7 +21,7 @@ from builder.bundles.package import Package
 
 OPSET, IR_VERSION = 17, 8
 SIDE, CHANNELS = 56, 64
-# Version of `nothing` -> what it adds: so an answer shows which version computed it.
+# Version of `nothing` -> the number that it adds, so that an answer shows which version computed it.
 VERSIONS = {"1.0.0": 1.0, "1.1.0": 2.0}
 WANTED_MS = {"three": 3.0, "ten": 10.0, "thirty": 30.0}
 _PROBE_LAYERS = 6
@@ -122,13 +122,13 @@ def _picture() -> Network:
 
 def _layers(count: int) -> Network:
     network = Network(f"layers{count}", seed=3)
-    # A small request: queues of large ones have a separate limit, which is not measured here.
+    # A small input: queues of large requests have a separate limit, which is not measured here.
     x = network.input("x", (1, CHANNELS, 1, 1))
     first = network.weight("first.weight", network.normal(1, CHANNELS, SIDE, SIDE, deviation=1.0))
     value = network.node("Add", x, first)
     for index in range(count):
-        # Each layer changes its input only a little, so that rounding errors do not
-        # grow over a hundred layers.
+        # Each layer changes its input only a little, so that rounding errors do not grow over a
+        # hundred layers.
         drawn = network.normal(CHANNELS, CHANNELS, 3, 3, deviation=0.05 / (9 * CHANNELS) ** 0.5)
         weight = network.weight(f"layer{index}.weight", drawn)
         added = network.node("Conv", value, weight, kernel_shape=[3, 3], pads=[1] * 4, strides=[1, 1])

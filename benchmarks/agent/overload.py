@@ -51,8 +51,8 @@ async def measure(stage: Stage, seconds: float, progress: Progress) -> list[Figu
     return _figures(tally, during, calm, memory, offered_s, capacity, recovered_s)
 
 
-# Sends requests for so many seconds; returns latencies in ascending order, and how
-# many were not answered 200.
+# Sends requests for this many seconds; returns latencies in ascending order, and how many were not
+# answered 200.
 Bystander = Callable[[float], Coroutine[None, None, tuple[list[float], int]]]
 
 
@@ -114,7 +114,7 @@ def _figures(
         Figure("overload", "answered 503", statuses[503]),
         Figure("overload", "answered otherwise or not at all", other, most=0),
         Figure("overload", "agent's memory before", memory[0] / 2**20, "MiB"),
-        Figure("overload", "agent's memory, most", max(memory) / 2**20, "MiB"),
+        Figure("overload", "agent's memory, highest", max(memory) / 2**20, "MiB"),
         Figure("overload", "growth", (max(memory) / memory[0] - 1) * 100, "%", most=10.0),
         Figure("overload", "another model's p99, before", before, "ms"),
         Figure("overload", "another model's p99, during", under, "ms"),

@@ -1,4 +1,4 @@
-"""Draws the distribution of latencies: how many requests took how long, on logarithmic axes."""
+"""Draws the distribution of latencies, with logarithmic axes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def draw(series: Mapping[str, Sequence[float]], path: Path, title: str) -> None:
         return LEFT + (WIDTH - LEFT - RIGHT) * math.log10(ms / FIRST_MS) / decades
 
     def y_of(count: float) -> float:
-        # Draw a single request a little above the axis: this picture is there to show outliers.
+        # Draw a single request a little above the axis: outliers must be visible.
         share = math.log10(max(count, 0.5) / 0.5) / math.log10(top / 0.5)
         return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * share
 

@@ -1,4 +1,4 @@
-"""Sends requests over MQTT and times their answers: one after the other, several at once, or at a rate."""
+"""Sends requests over MQTT, one after the other, several at once or at a rate, and times their answers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Answered:
     sent_s, latency_s
         When the request was sent (`time.perf_counter`), and the seconds until the answer arrived.
     status, version, payload
-        The answer; the echo's has neither status nor version.
+        The answer. One of the echo has status 0 and an empty version.
     """
 
     sent_s: float
@@ -91,7 +91,7 @@ class Requester:
                 await asyncio.sleep(0.01)
 
     def send(self, topic: str, payload: bytes, qos: int = 1) -> asyncio.Future[Answered]:
-        """Send a request; the future gets the answer."""
+        """Send a request; return a future that gets the answer."""
         name = b"%d" % next(self._numbers)
         answer: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
         properties = Properties(

@@ -1,7 +1,7 @@
-"""Starts what is measured, each in a separate process: the broker, the agent, the echo, and a bare executor.
+"""Starts the processes of a measurement: the broker, the agent, the echo, and a bare executor.
 
-The broker is mosquitto, configured as on Debian: with persistence, without
-`set_tcp_nodelay`, all else default.
+The broker is mosquitto, configured as on Debian: with persistence, without `set_tcp_nodelay`,
+all else default.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class StageError(Exception):
-    """A process that is measured could not be started."""
+    """A process of a measurement could not be started, or ended."""
 
 
 class Stage:
@@ -33,7 +33,7 @@ class Stage:
     Parameters
     ----------
     folder
-        Gets state, configuration and logs.
+        The folder for state, configuration and logs.
     trust
         The folder with the public key.
     config

@@ -1,4 +1,4 @@
-"""Two versions replace each other repeatedly: no request fails, no answer has the wrong version's label."""
+"""Two versions replace each other: no request may fail, no answer may have the wrong version's label."""
 
 from __future__ import annotations
 

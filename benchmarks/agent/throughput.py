@@ -1,4 +1,4 @@
-"""How fast a served model is compared with a bare executor, and how much two models slow each other down."""
+"""The speed of a served model relative to a bare executor, and how much two models slow each other down."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def measure(
     """
     bare_executor = BareExecutor(bundles.path("three"))
     served, bare = 0.0, 0.0
-    # Processor time of a request and of a run: other work on the machine does not add to it.
+    # Processor time per request and per run: other work on the machine does not add to it.
     worker_s, run_s = 0.0, 0.0
     each = {"thirty": 0.0, "thirty-b": 0.0}
     both = dict(each)
@@ -69,7 +69,9 @@ async def measure(
             Figure("throughput", f"30 ms model {name}, by itself", each[model] / rounds, "/s")
             for name, model in zip("ab", each, strict=True)
         ),
-        Figure("throughput", "two at once, the worse over itself", worst * 100, "%", least=90.0, note=note),
+        Figure(
+            "throughput", "two at once, the slower over its own rate", worst * 100, "%", least=90.0, note=note
+        ),
     ]
 
 
@@ -80,7 +82,7 @@ async def _per_s(requester: Requester, model: str, seconds: float) -> float:
 def _rate(model: str, tally: Tally, took_s: float) -> float:
     refused = [answer for answer in tally.answers if answer.status != 200]
     if refused:
-        raise RuntimeError(f"{model} answered {refused[0].status}")
+        raise RuntimeError(f"{model}: expected status 200, got {refused[0].status}")
     # Do not count the time until the first answer.
     return (len(tally.answers) - 1) / (took_s - min(a.latency_s for a in tally.answers))
 

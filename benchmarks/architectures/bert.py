@@ -1,6 +1,6 @@
 """BERT (Devlin et al. 2018), in the form of the usual `transformers` export at opset 13.
 
-Everything that makes such a file hard to compile is here: INT64 inputs, dynamic batch and sequence, shapes
+It has everything that makes such a file hard to compile: INT64 inputs, dynamic batch and sequence, shapes
 computed by Shape/Gather/Unsqueeze/Concat before each Reshape, positions sliced from a constant by a dynamic
 Slice, the mask expanded through ConstantOfShape/Equal/Where/Expand, LayerNorm and GELU decomposed.
 """
@@ -16,7 +16,7 @@ from benchmarks.architectures.network import Network
 LAYER_NORM_EPSILON = 1e-12
 TOKEN_TYPES = 2
 FEED_FORWARD = 4
-# torch.finfo(float32).min, which masked scores are set to.
+# Masked scores are set to torch.finfo(float32).min.
 MASKED = float(np.finfo(np.float32).min)
 
 
@@ -29,13 +29,13 @@ def bert(
     vocabulary: int = 30522,
     positions: int = 512,
 ) -> onnx.ModelProto:
-    """BERT encoder with pooler; the defaults are bert-base-uncased's.
+    """Return a BERT encoder with pooler; the defaults are those of bert-base-uncased.
 
     Inputs `input_ids`, `attention_mask`, `token_type_ids`, INT64 [batch_size, sequence_length]; outputs
     `last_hidden_state` [batch_size, sequence_length, hidden] and `pooler_output` [batch_size, hidden].
     """
     if hidden % heads:
-        raise ValueError(f"hidden must be a multiple of heads, got {hidden} and {heads}")
+        raise ValueError(f"hidden: expected a multiple of {heads} heads, got {hidden}")
     net = Network("bert", seed)
     dims = ("batch_size", "sequence_length")
     ids = net.input("input_ids", dims, TensorProto.INT64)
@@ -66,7 +66,7 @@ def bert(
 
 
 def _dim(net: Network, x: str, axis: int, scope: str) -> str:
-    """`x.size(axis)` as traced: a 1-element shape tensor."""
+    """Append `x.size(axis)` as traced: a 1-element shape tensor."""
     shape = net.node("Shape", x, scope=scope)
     size = net.node("Gather", shape, net.constant(axis, np.int64, scope), scope=scope, axis=0)
     return net.node("Unsqueeze", size, net.constant([0], np.int64, scope), scope=scope)
@@ -115,7 +115,7 @@ def _embeddings(net: Network, ids: str, types: str, *, hidden: int, vocabulary: 
 
 
 def _linear(net: Network, x: str, name: str, inward: int, outward: int) -> str:
-    """MatMul by a transposed weight, then Add with the bias first: torch.nn.Linear on 3 dimensions."""
+    """Append torch.nn.Linear on 3 dimensions: MatMul by a transposed weight, then Add with the bias first."""
     weight = net.weight(f"onnx::MatMul_{name}", net.normal(inward, outward, deviation=inward**-0.5))
     bias = net.weight(f"{name}.bias", net.normal(outward, deviation=0.1))
     return net.node("Add", bias, net.node("MatMul", x, weight, scope=f"/{name}"), scope=f"/{name}")

@@ -19,13 +19,13 @@ BLOCKS = (
 )
 STEM_CHANNELS = 32
 LAST_CHANNELS = 1280
-# No ReLU follows the linear bottleneck, so nothing halves the variance as He's scale assumes.
+# He's scale assumes that a ReLU halves the variance, but none follows the linear bottleneck.
 PROJECTION_GAIN = 0.7
 LOGIT_GAIN = 3.0
 
 
 def mobilenetv2(seed: int = 0, *, size: int = 224, classes: int = 1000) -> onnx.ModelProto:
-    """MobileNetV2: `input` [1, 3, size, size] to `output` [1, classes]; ReLU6 is a Clip by two constants."""
+    """Return MobileNetV2: `input` [1, 3, size, size] to `output` [1, classes]. ReLU6 is a Clip."""
     net = Network("mobilenetv2", seed)
     x = net.input("input", (1, 3, size, size))
     x = net.conv(x, "features.0.0", (3, STEM_CHANNELS), 3, stride=2)

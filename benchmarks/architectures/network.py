@@ -15,14 +15,14 @@ Attribute: TypeAlias = int | float | str | Sequence[int] | onnx.TensorProto
 BATCH_NORM_EPSILON = 1e-5
 # He et al. 2015 (arXiv 1502.01852): half of the second moment passes a ReLU.
 HE_GAIN = 2.0**0.5
-# Brock et al. 2021 (arXiv 2101.08692): what passes a ReLU has a mean, which random filters turn into an
-# offset that drowns what depends on the picture. Filters of mean zero do not see it, and are scaled by the
-# variance that is left.
+# Brock et al. 2021 (arXiv 2101.08692): the output of a ReLU has a mean, which random filters turn into an
+# offset that drowns what depends on the picture. Filters with a mean of zero cancel it; this gain restores
+# the variance.
 CENTRED_GAIN = (2.0 / (1.0 - 1.0 / np.pi)) ** 0.5
 
 
 class Network:
-    """Collects nodes and weights. A method that adds a layer returns the name of its output.
+    """A network under construction. A method that adds a layer returns the name of its output.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class Network:
         self._outputs.append(helper.make_tensor_value_info(name, dtype, list(shape)))
 
     def node(self, op_type: str, *inputs: str, scope: str = "", **attributes: Attribute) -> str:
-        """Append a node of one output, named as PyTorch's exporter names them (`/layer1/Conv_12`)."""
+        """Append a node named as by PyTorch's exporter (`/layer1/Conv_12`); return its only output."""
         name = f"{scope}/{op_type}_{self._count}"
         self._count += 1
         output = f"{name}_output_0"

@@ -1,4 +1,4 @@
-"""ResNet-18 and ResNet-50 (He et al. 2015, stride in the 3x3 as all export it), and v2 (He et al. 2016)."""
+"""ResNet-18 and ResNet-50 (He et al. 2015, with the usual stride in the 3x3), and v2 (He et al. 2016)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ PRE_ACTIVATION_LOGIT_GAIN = 4.0
 
 
 def resnet18(seed: int = 0, *, size: int = 224, classes: int = 1000) -> onnx.ModelProto:
-    """ResNet-18 as PyTorch exports it with batch norms kept (input `input`, output `output`, batch 1)."""
+    """Return ResNet-18 as PyTorch exports it, with batch norms (input `input`, output `output`, batch 1)."""
     return _version1("resnet18", seed, (2, 2, 2, 2), bottleneck=False, size=size, classes=classes)
 
 
 def resnet50(seed: int = 0, *, size: int = 224, classes: int = 1000) -> onnx.ModelProto:
-    """ResNet-50 as PyTorch exports it with batch norms kept (input `input`, output `output`, batch 1)."""
+    """Return ResNet-50 as PyTorch exports it, with batch norms (input `input`, output `output`, batch 1)."""
     return _version1("resnet50", seed, (3, 4, 6, 3), bottleneck=True, size=size, classes=classes)
 
 
@@ -77,7 +77,7 @@ def _branch(
 
 
 def resnet50_v2(seed: int = 0, *, size: int = 224, classes: int = 1000) -> onnx.ModelProto:
-    """ResNet-50 v2 in the form of the ONNX zoo's `resnet50-v2-7`.
+    """Return ResNet-50 v2 in the form of the ONNX zoo's `resnet50-v2-7`.
 
     Input `data` [N, 3, size, size] with a symbolic batch, `classes` logits; pre-activation, so that many
     batch norms follow an addition and cannot be folded into a convolution; opset 7 and IR version 3, whose
@@ -110,9 +110,8 @@ def resnet50_v2(seed: int = 0, *, size: int = 224, classes: int = 1000) -> onnx.
             inward = outward
     x = net.node("Relu", net.batch_norm(x, "batchnorm2", inward))
     x = net.node("GlobalAveragePool", x)
-    shape = net.weight(
-        "flatten0_shape", np.array([0, -1], np.int64)
-    )  # at that opset Constant could hold only floats
+    # A weight, because at that opset a Constant node can hold only floats.
+    shape = net.weight("flatten0_shape", np.array([0, -1], np.int64))
     x = net.node("Reshape", x, shape)
     x = net.gemm(x, "dense0", (inward, classes), PRE_ACTIVATION_LOGIT_GAIN / inward**0.5)
     net.output("dense0_fwd", x, ("N", classes))

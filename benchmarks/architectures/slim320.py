@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from benchmarks.architectures.network import Network
 
 STEM_CHANNELS = 16
-# Output channels and stride of each depthwise separable layer; a head reads the output of some.
+# Output channels and stride of each depthwise separable layer; heads read those of `HEAD_AFTER`.
 LAYERS = (
     (32, 1),
     (32, 2),
@@ -39,7 +39,7 @@ HEAD_GAIN = 0.5  # scores differ by a few units, and the exponential of a box's 
 
 
 def slim320(seed: int = 0, *, height: int = 240, width: int = 320) -> onnx.ModelProto:
-    """slim-320: `input` [1, 3, height, width] to `scores` [1, n, 2] and `boxes` [1, n, 4]."""
+    """Return slim-320: `input` [1, 3, height, width] to `scores` [1, n, 2] and `boxes` [1, n, 4]."""
     net = Network("slim-320", seed)
     x = net.input("input", (1, 3, height, width))
     x = net.conv(x, "base_net.0.0", (3, STEM_CHANNELS), 3, stride=2)

@@ -21,10 +21,10 @@ PROJECT = HERE.parents[1]
 # Program -> Debian package.
 PROGRAMS = {"gcc": "gcc", "qemu-aarch64": "qemu-user", "debootstrap": "debootstrap"}
 X86_PROGRAMS = {"gcc": "gcc", "qemu-x86_64": "qemu-user"}
-# The kernel opens the static emulator when it is registered, and needs the file no more.
+# The kernel opens the static emulator when it is registered; afterwards it does not need the file.
 STATIC_EMULATOR = {"qemu-aarch64-static": "qemu-user-static"}
 REGISTERED = Path("/proc/sys/fs/binfmt_misc/qemu-aarch64")
-# Wheels that the engines need in the emulated machine, besides the agent, for the root folder's Python.
+# Wheels for the root folder's Python: those of the engines, and those that the agent needs.
 PACKAGES = ("numpy", "apache-tvm-ffi==0.1.14.post1", "onnxruntime", "ncnn")
 PLATFORMS = (
     "manylinux_2_28_aarch64",
@@ -38,7 +38,7 @@ TIMEOUT_S = 1800
 
 @dataclass(frozen=True)
 class Emulator:
-    """An arm64 root folder whose programs are run and counted.
+    """An arm64 root folder whose programs run under the emulator, with their instructions counted.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class Emulator:
 
     @classmethod
     def prepare(cls, needs: Sequence[str] = PACKAGES) -> Emulator:
-        """Make the root folder and install packages in it; what exists already is kept.
+        """Make the root folder and install packages in it, unless they exist already.
 
         Parameters
         ----------
@@ -83,7 +83,7 @@ class Emulator:
         return cls(root, packages)
 
     def version(self, engine: str) -> str:
-        """The installed version of `engine`; empty for ours, which is not installed."""
+        """Return the installed version of `engine`; an empty string for ours, which is not installed."""
         found = [path.name for path in self.packages.glob(f"{engine}-*.dist-info")]
         return found[0].removesuffix(".dist-info").removeprefix(f"{engine}-") if found else ""
 
@@ -137,7 +137,7 @@ def counted(
     Parameters
     ----------
     emulator
-        The emulator's command line, up to where the program's begins.
+        The emulator's command line, without the program's.
     arguments
         The program's command line: Python, script, engine, folder.
     python_path

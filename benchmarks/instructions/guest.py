@@ -1,8 +1,8 @@
-"""Runs inside the emulated machine: one engine, one inference, marked for the counter.
+"""Runs inside the emulated machine: one inference of one engine, between marks for the counter.
 
     guest.py ENGINE FOLDER
 
-Of this project it imports only the agent's runtime, as a device does. It writes the outputs to
+Of this project, it imports only the agent's runtime, as on a device. It writes the outputs to
 `outputs-arm-ENGINE.npz` in the folder.
 """
 

@@ -1,9 +1,9 @@
-"""Runs inside the emulated machine: each node of a bundle, or ONNX Runtime's whole model, marked.
+"""Runs inside the emulated machine: each node of a bundle, or ONNX Runtime's whole model, between marks.
 
     nodes.py edgebundle|onnxruntime FOLDER
 
-The mark before each node has the node's number, so that the difference of two marks is the node's
-instructions. The kernels' names are written to `nodes.json` in the folder, in that order.
+The mark before each node has the node's number, so the difference between two marks is the number of the
+node's instructions. The kernels' names are written to `nodes.json` in the folder, in the order of the nodes.
 """
 
 from __future__ import annotations

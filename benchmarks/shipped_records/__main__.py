@@ -3,9 +3,8 @@
     python -m benchmarks.shipped_records x86-avx512 --minutes 20 --timing-prefix 'nice -n -20'
     python -m benchmarks.shipped_records cortex-a72 --models resnet50 --kinds conv2d
 
-Visits the operators of the benchmark's models, the costliest first, and after every few
-writes those decisions that proved better to builder/records/CORE.json. Entries of operators
-that were not visited stay as they are.
+Visits the operators of the benchmark's models, the costliest first. After every few operators it writes the
+decisions that proved better to builder/records/CORE.json. Entries of operators that were not visited stay.
 """
 
 from __future__ import annotations
@@ -42,16 +41,18 @@ def main() -> int:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--kinds", nargs="+", metavar="KIND", help="design spaces to visit (default: all)")
     parser.add_argument(
-        "--minutes", type=float, default=60.0, help="stop after so many minutes (default: 60)"
+        "--minutes", type=float, default=60.0, help="stop after this many minutes (default: 60)"
     )
-    parser.add_argument("--points", type=int, default=MOST_POINTS, help="most points of an operator")
+    parser.add_argument(
+        "--points", type=int, default=MOST_POINTS, help="most points of an operator (default: %(default)s)"
+    )
     parser.add_argument(
         "--like",
         choices=list(TARGETS),
-        help="only try what was found for another core",
+        help="only try the points that were found for another core",
     )
     parser.add_argument(
-        "--timing-prefix", default="", metavar="CMD", help="run the last comparisons under this command"
+        "--timing-prefix", default="", metavar="CMD", help="wrap the final comparisons in this command"
     )
     parser.add_argument("--steps", type=int, default=8, help="most steps of a search (default: 8)")
     parser.add_argument("--niceness", type=int, default=5, help="niceness of compiling (default: 5)")
@@ -97,20 +98,20 @@ def visit(
     steps: int,
     other: CoreRecords | None,
 ) -> None:
-    """Search a few operators together, and write the decisions that proved better.
+    """Search a few operators together, and write the decisions that proved better to the core's records.
 
     Parameters
     ----------
     todo
         The operators.
     core
-        Whose records are written.
+        The core whose records are written.
     measure
         Measures points.
     most, steps
         Limits of each search: points, and steps.
     other
-        Records of another core: only their points are tried. None for a search.
+        Records of another core, to try only their points; None to search.
     """
     known = CoreRecords.read(core)
     walks = [Descent(w.tasks[0].space, most, seeds(w, (known, other))) for w in todo]
@@ -162,7 +163,7 @@ def next_points(walk: Descent, other: CoreRecords | None) -> list[Decisions]:
 
 
 def is_promising(walk: Descent) -> bool:
-    """Whether the best point is so much better that a second comparison is worth its time."""
+    """Whether the best point is so much better that a more careful comparison is worthwhile."""
     best, default = walk.costs.get(walk.best), walk.costs.get(walk.space.default)
     return bool(
         best and default and walk.best != walk.space.default and default >= best * (LEAST_GAIN - 0.01)

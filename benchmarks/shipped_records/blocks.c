@@ -1,8 +1,8 @@
 /* A QEMU user-mode plugin that counts how often each translated block runs between marks of the guest.
  *
- * A system call with the number MARK is a mark. If its first argument is 0, counting starts again from zero. If it is
- * 1, the plugin writes the counts since then as one line to the file named by BLOCKS_OUT: the label (second argument),
- * the weight as a fraction (third and fourth), then address:instructions:times for each block.
+ * A system call with the number MARK is a mark, after which counting starts again from zero. If its first argument is
+ * 1, the plugin first writes the counts since the last mark as one line to the file named by BLOCKS_OUT: the label
+ * (second argument), the weight as a fraction (third and fourth), then address:instructions:times for each block.
  * It declares the few plugin functions that it uses, because Debian ships no header for plugins.
  */
 #include <inttypes.h>

@@ -52,7 +52,7 @@ class Candidates:
 
 @dataclass(frozen=True)
 class Job:
-    """What a building process gets.
+    """A job of a building process.
 
     Attributes
     ----------
@@ -89,7 +89,7 @@ def job(
 
 
 def build(work: Job) -> bytes:
-    """Compile a job, in a building process; return the code."""
+    """Compile a job in a building process; return the object file, or the shared object if linked."""
     code = compile_object(load_json(work.module), work.target)
     return link(code, work.target) if work.linked else code
 
@@ -125,7 +125,7 @@ class Builders:
     def build(
         self, asked: Sequence[tuple[Task, Sequence[Decisions]]], *, linked: bool
     ) -> list[Candidates | None]:
-        """Build the points of each task that can be built; None for a task without any."""
+        """Build the points of each task; None for a task whose points do not apply or cannot be built."""
         open_jobs: list[
             tuple[Task, tuple[Decisions, ...], tuple[tuple[int, ...], ...], Future[bytes] | None]
         ] = []

@@ -2,8 +2,9 @@
 
     python -m benchmarks.shipped_records.check [CORE ...]
 
-An entry applies if a model still has its operator, if the space offers what was chosen, and if the heuristic
-still chooses what the entry was compared with. The compiler ignores the others; search for them again.
+An entry applies if a model still has its operator, the space still offers the recorded values, and the
+heuristic still chooses the values that the entry was compared with. The compiler ignores all other entries:
+search for their operators again.
 """
 
 from __future__ import annotations
@@ -48,15 +49,15 @@ class Applicability:
 def applicability(records: CoreRecords, models: Sequence[str]) -> Applicability:
     """Check the entries of `records` that were found in `models`."""
     ours = {s: e for s, e in records.entries.items() if set(e.models) & set(models)}
-    there = (
+    found = (
         {w.signature: w for w in operators_of(models, resolve(TARGETS[records.name]), None)} if ours else {}
     )
     stale = []
     for signature, entry in ours.items():
         why = (
-            fault(there[signature].tasks[0], entry)
-            if signature in there
-            else "no model has this operator any more"
+            fault(found[signature].tasks[0], entry)
+            if signature in found
+            else "no model contains this operator"
         )
         if why is not None:
             stale.append((signature, why))
@@ -76,7 +77,7 @@ def fault(task: Task, entry: ShippedEntry) -> str | None:
 
 
 def main() -> int:
-    """Check the named cores' records, or all, and print what does not apply; return the exit status."""
+    """Check the records of the named cores, or of all, and print stale entries; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.shipped_records.check")
     parser.add_argument("core", nargs="*", choices=[[], *TARGETS], default=[])
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))

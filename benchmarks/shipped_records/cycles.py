@@ -20,7 +20,7 @@ from builder.target.device_target import DeviceTarget
 
 ROUNDS, PAIRS = 5, 21
 TIMEOUT_S = 300
-# Two threads are measured by the clock; a smaller difference than this counts as none.
+# Two threads are measured by the clock: a speed of at least this share of the heuristic's counts as equal.
 NOT_SLOWER = 0.98
 
 
@@ -32,7 +32,7 @@ class Cycles:
     target
         The device, which must be this machine.
     prefix
-        A command that runs the last comparisons, such as one that waits for a quiet machine.
+        A command that wraps the final comparisons, such as one that waits for a quiet machine.
     niceness
         The niceness of compiling.
     """
@@ -61,7 +61,7 @@ class Cycles:
         return results
 
     def verdicts(self, asked: Sequence[tuple[Sequence[Task], Decisions]]) -> list[Verdict]:
-        """Compare pairs: on one thread by cycles, on two by the clock."""
+        """Compare points with the heuristic's in pairs: on one thread by cycles, on two by the clock."""
         flat = [(task, (task.space.default, point)) for tasks, point in asked for task in tasks]
         built = self._builders.build(flat, linked=True)
         both = [c for c in built if c is not None and len(c.decisions) == 2]
@@ -80,7 +80,7 @@ class Cycles:
         self._builders.close()
 
     def _time(self, jobs: Sequence[_Job], prefix: Sequence[str]) -> list[list[list[float]]]:
-        """Return the measurements of each round, for each job and each of its kernels."""
+        """Return the measurements: job -> kernel -> round -> cycles, or nanoseconds on two threads."""
         if not jobs:
             return []
         with tempfile.TemporaryDirectory() as folder:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from builder.kernels.design_space import Decisions, DesignSpace
 
-# LLVM takes minutes to compile a tile that is unrolled further than this, and no register file holds it.
+# LLVM takes minutes to compile a tile that is unrolled further than this, and no registers can hold it.
 MAX_UNROLLED = 1024
 TILE, UNROLLED = {"oc", "ow", "tiles", "rows"}, {"ii", "k"}
 LEAST_STEP = 0.99  # the search moves to a neighbour if it is at least this much cheaper
@@ -26,7 +26,7 @@ class Descent:
     space
         The design space.
     most
-        The most points that may be measured.
+        The largest number of points to measure.
     seeds
         Points to begin with, besides the heuristic's.
     """
@@ -40,12 +40,12 @@ class Descent:
 
     @property
     def best(self) -> Decisions:
-        """The cheapest point so far; the heuristic's while there is none."""
+        """The cheapest point so far; the heuristic's if none has run yet."""
         ran = {d: c for d, c in self.costs.items() if c is not None}
         return min(ran, key=lambda d: ran[d]) if ran else self.space.default
 
     def propose(self) -> list[Decisions]:
-        """Return the points to measure next; none when the search is over."""
+        """Return the points to measure next; an empty list when the search is over."""
         if not self.costs:
             around = [*self.seeds, *self._neighbours(self.space.default)]
             self._from = self.space.default

@@ -1,9 +1,8 @@
 """Measures points without a board: instructions executed under qemu, and llvm-mca's cycles of their blocks.
 
-The cost of a block is the mean of two numbers of cycles: those in which the core could issue its
-instructions, and those that llvm-mca estimates from latencies, pipes and window, with all loads
-served by the first cache. Cache misses and mispredicted branches are not included. Needs
-Debian's `qemu-user`, `llvm` and gcc.
+The cost of a block is the mean of two numbers of cycles: those that the core needs to issue its instructions,
+and those that llvm-mca estimates from latencies, pipes and window, with all loads served by the L1 cache.
+Cache misses and mispredicted branches are not included. Needs Debian's `qemu-user`, `llvm` and gcc.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class Cost:
     instructions
         Executed instructions.
     cycles
-        Cycles by llvm-mca.
+        Cycles that llvm-mca estimates.
     total
         The mean that is compared, in cycles.
     """
@@ -66,7 +65,7 @@ class Emulated:
     target
         The device, whose core is emulated.
     samples
-        Iterations of a parallel loop that run, and count for all of its iterations.
+        Iterations of a parallel loop that are run; they are counted for all of its iterations.
     niceness
         The niceness of compiling.
     """
@@ -91,7 +90,7 @@ class Emulated:
         )  # fmt: skip
 
     def costs(self, asked: Sequence[tuple[Task, Sequence[Decisions]]]) -> list[dict[Decisions, float | None]]:
-        """Return the cost of each point; it is the same every time."""
+        """Return the cost of each point, which is the same every time."""
         built = self._builders.build(asked, linked=False)
         with ThreadPoolExecutor(2) as pool:
             counted = list(pool.map(lambda c: {} if c is None else self._count(c), built))
@@ -184,7 +183,8 @@ class Emulated:
         )  # fmt: skip
         found = [float(n) for n in re.findall(r"^Total Cycles:\s+(\d+)", done.stdout, re.MULTILINE)]
         if len(found) != len(texts):
-            raise RuntimeError(f"llvm-mca: {len(texts)} blocks, {len(found)} answers: {done.stderr[:300]}")
+            counts = f"expected {len(texts)} answers, got {len(found)}"
+            raise RuntimeError(f"llvm-mca: {counts}: {done.stderr[:300]}")
         self._cycles.update({text: cycles / ITERATIONS for text, cycles in zip(texts, found, strict=True)})
 
 
@@ -210,7 +210,7 @@ def table(arguments: Arguments, launches: Sequence[Sequence[int]]) -> str:
 
 
 def read_blocks(text: str) -> dict[int, Counter[tuple[int, int]]]:
-    """Return: kernel's number -> (address, instructions) of a block -> executions, scaled up from samples."""
+    """Return kernel number -> (address, instructions) of a block -> executions, scaled up from samples."""
     found: dict[int, Counter[tuple[int, int]]] = {}
     for line in text.splitlines():
         label, every, run, *blocks = line.split()
@@ -234,7 +234,7 @@ def frequent(blocks: Counter[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def disassemble(program: Path) -> dict[int, str]:
-    """Return: address -> instruction."""
+    """Return a program's instructions by address."""
     done = subprocess.run(
         ["llvm-objdump", "-d", "--no-show-raw-insn", str(program)],
         capture_output=True, text=True, check=True, timeout=TIMEOUT_S,

@@ -1,4 +1,4 @@
-"""What a point costs, however it is measured."""
+"""The interface of all ways to measure what a point costs."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ LEAST_GAIN = 1.03  # a smaller gain is not worth an entry, and may be chance
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a point compares with the heuristic's, for all kernels of a signature.
+    """The comparison of a point with the heuristic's, over all kernels of a signature.
 
     Attributes
     ----------
     gain
-        The heuristic's cost over that of the point, in the kernel where that is smallest.
+        The heuristic's cost over that of the point, for the kernel with the smallest ratio.
     holds
-        Whether the point proved better, and gets an entry.
+        Whether the point has proved better, so that it gets an entry.
     summary
         The verdict in one line, for the maintainer.
     """
@@ -34,13 +34,13 @@ class Verdict:
 class Measure(Protocol):
     """Measures the cost of points, in any unit."""
 
-    sentence: str  # describes what is measured, in the records
+    sentence: str  # says in the records how they were measured
 
     def costs(self, asked: Sequence[tuple[Task, Sequence[Decisions]]]) -> list[dict[Decisions, float | None]]:
         """Return the cost of each point of each task; None for one that does not run."""
 
     def verdicts(self, asked: Sequence[tuple[Sequence[Task], Decisions]]) -> list[Verdict]:
-        """Compare points with the heuristic's again, more carefully."""
+        """Compare one point of each signature with the heuristic's again, more carefully."""
 
     def close(self) -> None:
         """End the processes that were started."""

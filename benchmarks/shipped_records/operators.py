@@ -1,4 +1,4 @@
-"""The operators of common models that are searched: each signature once, the costliest first."""
+"""The operators of common models that the search visits: each signature once, the costliest first."""
 
 from __future__ import annotations
 

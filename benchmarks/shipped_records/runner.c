@@ -1,8 +1,8 @@
 /* Calls kernels in an emulated machine, one after the other, with marks that let blocks.c tell them apart.
  *
- * Of each parallel loop only a few iterations run, evenly spread, and count for all: iterations are alike, and the
- * emulator takes sixty nanoseconds for each vector of multiply-adds. The generated table.h holds the kernels, the
- * shapes of their arguments, and how many iterations each of their parallel loops has.
+ * Only a few iterations of each parallel loop run, evenly spread, and are counted for all: iterations are alike, and
+ * the emulator takes sixty nanoseconds for each vector of multiply-adds. The generated table.h holds the kernels, the
+ * shapes of their arguments, and the number of iterations of each of their parallel loops.
  */
 #define _GNU_SOURCE
 #include <stdint.h>
@@ -43,7 +43,7 @@ static int current, launch;
 static int parallel_launch(Lambda lambda, void *data, int tasks) {
   (void)tasks;
   int all = launch < MOST_LAUNCHES ? kernels[current].launches[launch] : 0;
-  if (all == 0) abort(); /* the table knows fewer loops than there are */
+  if (all == 0) abort(); /* the table has fewer loops than the kernel */
   launch++;
   int run = all < SAMPLES ? all : SAMPLES;
   Group group = {NULL, all};
@@ -87,7 +87,7 @@ int main(void) {
     void *memory = aligned_alloc(64, (bytes + 63) / 64 * 64);
     if (!memory) return 3;
     memset(memory, 0, bytes);
-    if (a->code == kDLFloat && a->bits == 32) /* the emulator computes with zeros in another way */
+    if (a->code == kDLFloat && a->bits == 32) /* the emulator computes differently with zeros */
       for (int64_t e = 0; e < bytes / 4; e++) ((float *)memory)[e] = 0.37f + (float)(e % 7) * 0.11f;
     tensors[i] = (DLTensor){memory, {kDLCPU, 0}, a->dimensions, {a->code, a->bits, 1}, (int64_t *)a->shape, NULL, 0};
     memset(&packed[i], 0, sizeof packed[i]);

@@ -2,9 +2,9 @@
 
     timer.py JOBS.json
 
-It imports only what calls kernels. The counter stops while other processes have the core, so that a busy
-machine disturbs little. Without a counter, or with more than one thread (the counter counts only one), it
-reads the clock's nanoseconds instead.
+It imports only what it needs to call kernels. The counter stops while other processes have the core, so a
+busy machine hardly disturbs it. Without a counter, or with more than one thread (the counter counts only
+one), it reads the clock's nanoseconds instead.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def counter() -> Callable[[], int]:
 
 
 def aligned(dtype: str, shape: tuple[int, ...], state: Any) -> Any:  # noqa: ANN401
-    """Return an array, aligned to 64 bytes: normally distributed if floating point, else zeros."""
+    """Return an array, aligned to 64 bytes: normally distributed numbers if floating point, else zeros."""
     import numpy as np
 
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
@@ -49,7 +49,7 @@ def aligned(dtype: str, shape: tuple[int, ...], state: Any) -> Any:  # noqa: ANN
 
 
 def main() -> None:
-    """Measure the jobs of the file that is named, and print the results as JSON."""
+    """Measure the jobs in the file named on the command line, and print the results as JSON."""
     import numpy as np
     import tvm_ffi
 

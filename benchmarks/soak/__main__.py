@@ -1,4 +1,4 @@
-"""`make soak`: every fault with a hundred thousand requests each, and half an hour of even load.
+"""`make soak`: each fault during a hundred thousand requests, then half an hour of steady load.
 
 Prints a table, and writes `soak.json`, `soak.png` and the logs. Ends with status 1 if a promise was not kept.
 """
@@ -55,10 +55,14 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         default=FULL_REQUESTS,
         metavar="N",
-        help="requests with each fault (default: %(default)s)",
+        help="requests during each fault (default: %(default)s)",
     )
     parser.add_argument(
-        "--minutes", type=float, default=30.0, metavar="M", help="minutes of even load (default: %(default)s)"
+        "--minutes",
+        type=float,
+        default=30.0,
+        metavar="M",
+        help="minutes of steady load (default: %(default)s)",
     )
     parser.add_argument("--only", nargs="+", choices=[*names, STEADY], help="run only these")
     parser.add_argument(
@@ -75,7 +79,7 @@ async def _run(options: argparse.Namespace, console: Console) -> int:
     chosen = options.only or [*(fault.name for fault in FAULTS), STEADY]
     log = options.out / "agent.log"
     results: list[TrialResult] = []
-    broken_off: list[str] = []
+    aborted: list[str] = []
     steady: SteadyResult | None = None
     for fault in FAULTS:
         if fault.name not in chosen:
@@ -90,8 +94,8 @@ async def _run(options: argparse.Namespace, console: Console) -> int:
         try:
             results.append(await run_trial(fault, options.requests, log, begin))
         except (OSError, subprocess.SubprocessError) as error:  # TimeoutError is one
-            broken_off.append(fault.name)
-            console.print(f"  broken off: {error}", style="red", highlight=False)
+            aborted.append(fault.name)
+            console.print(f"  aborted: {error}", style="red", highlight=False)
             continue
         finally:
             if reporting is not None:
@@ -100,14 +104,14 @@ async def _run(options: argparse.Namespace, console: Console) -> int:
             console.print(f"  {complaint}", style="red", highlight=False)
         _write(options.out, results, steady)
     if STEADY in chosen:
-        console.print(f"{time.strftime('%X')} even load: {options.minutes:g} minutes", highlight=False)
+        console.print(f"{time.strftime('%X')} steady load: {options.minutes:g} minutes", highlight=False)
         steady = await run_steady(options.minutes, log, _SteadyProgress(console))
         _write(options.out, results, steady)
         draw(steady, options.out / "soak.png")
     _print(console, results, steady)
     console.print(f"written: {options.out}/soak.json" + (f", {options.out}/soak.png" if steady else ""))
     failed = any(not result.passed for result in results) or (steady is not None and not steady.passed)
-    return int(failed or bool(broken_off))
+    return int(failed or bool(aborted))
 
 
 async def _report_trial(console: Console, name: str, trial: Trial) -> None:
@@ -145,7 +149,7 @@ def _write(folder: Path, results: Iterable[TrialResult], steady: SteadyResult | 
 
 def _print(console: Console, results: list[TrialResult], steady: SteadyResult | None) -> None:
     if results:
-        table = Table("fault", title="exactly one answer to each request, in spite of faults")
+        table = Table("fault", title="exactly one answer to each request, despite faults")
         for heading in ("requests", "faults", "s", "sent again", "seen again"):
             table.add_column(heading, justify="right")
         for heading in ("answers", "wrong", "kept"):
@@ -155,7 +159,7 @@ def _print(console: Console, results: list[TrialResult], steady: SteadyResult | 
         console.print(table)
     if steady is not None:
         answers = ", ".join(f"{count:,} x {status}" for status, count in sorted(steady.statuses.items()))
-        title = f"{steady.seconds / 60:.1f} minutes of even load: {answers}; {steady.unanswered} unanswered"
+        title = f"{steady.seconds / 60:.1f} minutes of steady load: {answers}; {steady.unanswered} unanswered"
         table = Table("process", "what", title=title)
         for heading in ("first third", "last third", "highest"):
             table.add_column(heading, justify="right")

@@ -1,4 +1,4 @@
-"""What a soak runs against: a broker, an agent with one model, and a folder for both."""
+"""The rig of a soak: a broker, an agent with one model, and a folder for both."""
 
 from __future__ import annotations
 

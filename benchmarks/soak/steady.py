@@ -1,4 +1,4 @@
-"""An agent under even load for a long time: memory, threads and file descriptors must stay flat."""
+"""An agent under steady load for a long time: memory, threads and file descriptors must stay flat."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from tests.agent.test_agent_process import model_is_ready
 
 RATE = 40.0
 SAMPLE_S = 2.0
-# Fewer than a model's queue holds: shedding load is not tested here.
+# Fewer requests than a model's queue holds: load shedding is not tested here.
 MAX_WAITING = 32
 ANSWER_LIMIT_S = 10.0
-# The share of the time at the beginning in which arenas, caches and the store of answers fill up.
+# The share of the time that is left out at the beginning: arenas, caches and the store of answers fill up.
 WARM_UP = 0.2
 # Flat means: after the warm-up, the median of the last third exceeds that of the first third by at most this.
 MAX_GROWTH, MAX_GROWTH_BYTES = 0.03, 1 << 20
@@ -46,7 +46,7 @@ class Sample:
 
 @dataclass
 class SteadyResult:
-    """What was measured.
+    """The requests and samples of a steady load.
 
     Attributes
     ----------
@@ -100,7 +100,7 @@ class SteadyResult:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How one series of one process developed: medians of its first and last third, and its maximum."""
+    """One series of one process: the medians of its first and last third, and its maximum."""
 
     process: str
     what: str
@@ -151,12 +151,12 @@ def requests() -> Iterator[tuple[str, bytes, str]]:
 
 
 async def run_steady(minutes: float, log: Path, progress: Callable[[SteadyResult], None]) -> SteadyResult:
-    """Put an agent under even load, and take samples every two seconds.
+    """Put an agent under steady load, and take samples every two seconds.
 
     Parameters
     ----------
     minutes
-        How long.
+        Minutes of load.
     log
         The file that the agent's log is appended to.
     progress
@@ -187,7 +187,7 @@ async def run_steady(minutes: float, log: Path, progress: Callable[[SteadyResult
 
 
 async def _ask(client: Client, result: SteadyResult) -> None:
-    """Send requests at an even rate, or as fast as a busy machine answers."""
+    """Send requests at a constant rate, or as fast as a busy machine answers."""
     waiting: dict[bytes, float] = {}
     reply = format_topic(Reply(client.name, "answers"))
     clock_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""The faults: what happens, how often, and what became of every request meanwhile."""
+"""The faults: how each is caused, how often, and how the requests sent meanwhile were answered."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FAULT_LIMIT_S, REQUEST_LIMIT_S = 60.0, 0.2
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to a device.
+    """A fault that a device must survive.
 
     Attributes
     ----------
@@ -108,9 +108,9 @@ async def run_trial(fault: Fault, requests: int, log: Path, begin: Callable[[Tri
     Parameters
     ----------
     fault
-        What happens.
+        The fault.
     requests
-        How many requests are sent.
+        The number of requests to send.
     log
         The file that the agent's log is appended to.
     begin

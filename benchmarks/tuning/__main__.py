@@ -14,7 +14,7 @@ from builder.tuning.views.live import watch
 
 
 def main() -> None:
-    """Take the named measurement, and print its figures."""
+    """Run the named comparison, and print its figures."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tuning", description=__doc__)
     verbs = parser.add_subparsers(dest="what", required=True)
     never = verbs.add_parser("never-slower", help="tune a model, and compare it with the untuned one in turn")
@@ -31,24 +31,26 @@ def main() -> None:
     spaces = verbs.add_parser(
         "spaces", help="compare 60 trials with 1000, and with MetaSchedule's default space"
     )
-    spaces.add_argument("--operators", nargs="+", help="some of the four (default: all)")
+    spaces.add_argument("--operators", nargs="+", help="names of operators (default: all four)")
     spaces.add_argument(
         "--metaschedule-trials",
         type=int,
         default=500,
-        help="trials of MetaSchedule, 0 for none (default: 500)",
+        help="trials of MetaSchedule, 0 to leave it out (default: %(default)s)",
     )
     two = verbs.add_parser("two-boards", help="count trials per minute with two RPC servers and with one")
     two.add_argument("model", type=Path, metavar="ONNX")
     two.add_argument("--trials", type=int, default=16, help="trials of each task (default: %(default)s)")
     for verb in (never, again, spaces):
-        verb.add_argument("--pairs", type=int, default=21)
+        verb.add_argument(
+            "--pairs", type=int, default=21, help="pairs of measurements (default: %(default)s)"
+        )
     args = parser.parse_args()
     if args.what == "two-boards":
-        from benchmarks.tuning.two_boards import trials_a_minute
+        from benchmarks.tuning.two_boards import trials_per_minute
 
-        one, both = (trials_a_minute(args.model, boards, args.trials) for boards in (1, 2))
-        print(f"{one:.0f} trials a minute with one board, {both:.0f} with two: {both / one:.2f} times")
+        one, both = (trials_per_minute(args.model, boards, args.trials) for boards in (1, 2))
+        print(f"{one:.0f} trials per minute with one board, {both:.0f} with two: {both / one:.2f} times")
         return
     runner = RunnerOptions(threads=1)
     started = time.monotonic()
@@ -62,7 +64,7 @@ def main() -> None:
             print(recover(args.model, folder, args.minutes, runner, args.best_known, args.pairs).table())
         else:
             _never_slower(args, args.records or Path(work, "records"), runner)
-    print(f"{(time.monotonic() - started) / 60:.1f} minutes in all; user cycles of one thread")
+    print(f"{(time.monotonic() - started) / 60:.1f} minutes in all; times are user cycles of one thread")
 
 
 def _never_slower(args: argparse.Namespace, folder: Path, runner: RunnerOptions) -> None:
@@ -77,7 +79,7 @@ def _never_slower(args: argparse.Namespace, folder: Path, runner: RunnerOptions)
     used = sum(v.use for key, v in meta.verdicts.items() if key in result.calls)
     print(f"{len(records.all)} points of {len(result.calls)} operators, {used} of them faster beyond doubt")
     if result.ratio is None:
-        print("no record is faster: the model is compiled as before, nothing to compare")
+        print("no record is faster: the compiled model stays the same, so there is nothing to compare")
         return
     ratio = result.ratio
     print(

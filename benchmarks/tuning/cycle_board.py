@@ -1,7 +1,7 @@
-"""A board, this machine, that counts user cycles: figures are exact though others use the machine too.
+"""A board, namely this machine, that counts user cycles: figures are exact even if other processes run.
 
-The CPU's counter stops while another process has the core. It counts one thread, so kernels run on one.
-Cycles are reported as seconds, at the frequency that was measured when the session was opened.
+The CPU's counter stops while another process has the core. It counts one thread, so kernels run on one
+thread. Cycles are reported as seconds, at the frequency that was measured when the session was opened.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def cycle_board(options: RunnerOptions) -> LocalBoard:
 
 
 class CycleSession(MeasuringSession):
-    """A measuring session that counts cycles, where `MeasuringSession` reads the clock."""
+    """A measuring session that counts cycles instead of reading the clock."""
 
     def __init__(self, address: BoardAddress) -> None:
         super().__init__(address)
@@ -50,7 +50,7 @@ class CycleSession(MeasuringSession):
         return self._read() / self._hertz
 
     def arguments(self, code: BuiltKernel) -> list[Any]:
-        """Return tensors of this process; kernels with the same arguments share them."""
+        """Return tensors for a kernel; consecutive kernels with the same arguments share them."""
         if code.arguments not in self._kept:
             import numpy as np
             import tvm
@@ -106,7 +106,7 @@ class CycleSession(MeasuringSession):
     def call(
         self, name: str, request: str, files: Sequence[tuple[str, bytes]], wanted: Sequence[str]
     ) -> tuple[str, tuple[bytes, ...]]:
-        """Compare two bundles by cycles."""
+        """Compare two bundles by cycles; `name` must be `compare`."""
         assert name == "compare", wanted
         with tempfile.TemporaryDirectory() as work:
             for file, content in files:

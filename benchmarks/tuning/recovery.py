@@ -1,8 +1,9 @@
-"""How much of the best known speed a search finds without the heuristic.
+"""How close to the best known speed a search comes without the heuristic.
 
-Every search starts at the middle of its space instead of at the heuristic's point. After the given time, each
-operator's kernels at the middle, as found, and as best known (what compiling uses, or a folder of records)
-are measured in turn. `recovered` is the share of the way from the middle to the best known.
+Every search starts at the middle of its space instead of at the heuristic's point. After the given time,
+three kernels of each operator are measured in turn: the middle, the one that was found, and the best known
+(what compiling uses, or the best of a folder of records). `recovered` is the share of the way from the middle
+to the best known that the search has covered.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Compares our search with all points of its space, and our spaces with MetaSchedule's default space.
 
 Up to a thousand points of an operator's space are measured once. The search is then replayed on these
-measurements: 60 trials, several seeds, as if it measured them itself. Finally the best point is measured in
-turn with the best that MetaSchedule finds.
+measurements, as if it took them itself: 60 trials with each of several seeds. Finally the best point is
+measured in turn with the best that MetaSchedule finds.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Times = dict[Decisions, float | None]
 def compare_spaces(
     names: Sequence[str] | None, metaschedule_trials: int, runner: RunnerOptions, rounds: int
 ) -> None:
-    """Compare operators one after the other, and print a line for each."""
+    """Compare operators one after the other, and print the figures of each."""
     os.environ["TVM_NUM_THREADS"] = "1"
     board, builder = cycle_board(runner), CandidateBuilder(resolve("host"))
     try:

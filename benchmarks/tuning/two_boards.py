@@ -1,4 +1,4 @@
-"""Compares one RPC server with two, all processes of this machine, with a fixed cooldown per candidate."""
+"""Compares one RPC server with two, all on this machine, with a fixed cooldown after each candidate."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ COOLDOWN_MS = 200.0
 TASKS = "0-3"  # enough tasks to build one's batch while another's is measured
 
 
-def trials_a_minute(model: Path, boards: int, trials: int) -> float:
-    """Return the trials per minute of a search, without opening sessions and without the first points."""
+def trials_per_minute(model: Path, boards: int, trials: int) -> float:
+    """Return the trials per minute of a search, not counting the opening of sessions and the first points."""
     with _lab(boards) as tracker, tempfile.TemporaryDirectory() as work:
         watch = _Watch()
         options = TuneOptions(trials=trials, pairs=0, tasks=TASKS)

@@ -50,7 +50,7 @@ def test_parts_measure_and_nothing_is_lost(mosquitto: object, tmp_path: Path) ->
     assert found["overload", "answered otherwise or not at all"] == 0
     assert found["overload", "answered 200"] > 0
     assert found["latency", "small request, p50"] > 0
-    assert found["latency", "CPU a request, agent and worker"] > 0
+    assert found["latency", "CPU per request, agent and worker"] > 0
     assert found["idle", "agent without a model, RSS"] > 1
     assert {label: len(values) for label, values in series.items()} == {
         "agent, 16 bytes": 40,

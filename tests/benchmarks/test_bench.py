@@ -123,7 +123,7 @@ def test_the_demo_model_is_measured_and_written_down(
     assert result["parity"][OURS] <= 1e-4
     assert result["parity"]["onnxruntime"] == 0.0
     assert "| digits | 1" in (tmp_path / "bench.md").read_text()
-    assert "Milliseconds an inference" in capsys.readouterr().out
+    assert "Milliseconds per inference" in capsys.readouterr().out
     capsys.readouterr()
     assert bench.main(["--markdown", "--output", str(tmp_path)]) == 0
     assert "| digits | 1" in capsys.readouterr().out
