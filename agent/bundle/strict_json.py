@@ -1,4 +1,4 @@
-"""What strict JSON excludes, as hooks for `json.loads`: repeated keys, NaN and infinities.
+"""Hooks for `json.loads` that refuse repeated keys, NaN and infinities.
 
 Two readers of a repeated key may see two documents, and NaN is not JSON (RFC 8259, 4 and 6).
 """
@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 
 def unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make an object of its members: the `object_pairs_hook`.
+    """Make an object from its members; for `object_pairs_hook`.
 
     Raises
     ------
@@ -27,11 +27,11 @@ def unique_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def refuse_constant(name: str) -> NoReturn:
-    """Refuse `NaN`, `Infinity` and `-Infinity`: the `parse_constant`.
+    """Refuse `NaN`, `Infinity` and `-Infinity`; for `parse_constant`.
 
     Raises
     ------
     ValueError
-        If it is called.
+        Always: `json.loads` calls it only for these names.
     """
     raise ValueError(f"{name} is not a JSON number")
