@@ -37,7 +37,7 @@ _JOURNAL_LEVELS: Final = {
     logging.INFO: 6,
     logging.DEBUG: 7,
 }
-# A line of the log is for people to read.
+# People read the log, so longer records are cut.
 _MAX_LOG_CHARACTERS: Final = 4000
 
 
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Whoever reads our output has closed the pipe: what is still buffered must not raise again.
+        # The reader of our output has closed the pipe: flushing the rest at exit must not raise again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
     except Exception as error:  # noqa: BLE001 - the outermost loop of the process
@@ -105,7 +105,7 @@ def _add_configuration(parser: argparse.ArgumentParser) -> None:
 
 
 def _load(options: argparse.Namespace, *, unused: Mapping[str, str] | None = None) -> Config:
-    """Read the configuration; `unused` has values for keys that the command does not need."""
+    """Read the configuration; `unused` has values for required keys that the command does not use."""
     path: Path | None = options.config
     if path is None and DEFAULT_CONFIG.exists():
         path = DEFAULT_CONFIG
@@ -128,8 +128,8 @@ def _run(options: argparse.Namespace) -> int:
 
 
 async def _serve(config: Config) -> int:
-    # paho imports dnspython if it is installed, for SRV records, which are not used here: 5 MiB of memory.
-    sys.modules.setdefault("dns", None)  # type: ignore[arg-type]  # None is how an import is made to fail
+    # paho imports dnspython if it is installed: 5 MiB of memory for SRV records, which we do not use.
+    sys.modules.setdefault("dns", None)  # type: ignore[arg-type]  # None makes the import fail
     from agent.service.notify import Notifier
     from agent.service.service import Service
 
@@ -168,7 +168,7 @@ def _version(_options: argparse.Namespace) -> int:
 
 
 class _Formatter(logging.Formatter):
-    """One line a record, of bounded length and without control characters."""
+    """Cuts long records, replaces control characters, and marks each line with its level for journald."""
 
     def __init__(self, *, journal: bool) -> None:
         super().__init__(

@@ -26,7 +26,7 @@ LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """What may wait for one model.
+    """How much may wait for one model.
 
     Attributes
     ----------
@@ -65,24 +65,46 @@ class WorkerSettings:
     crash_window_s: float = 60.0
     threads: int = 0
     share_cores: bool = True
-    memory_bytes: int = 0
+    memory_bytes: int = 512 << 20
     require_sandbox: bool = False
 
 
 @dataclass(frozen=True, slots=True)
+class ListenAddress:
+    """A host and a port to listen on."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> ListenAddress:
+        """Read `HOST:PORT` or `[HOST]:PORT`.
+
+        Raises
+        ------
+        ValueError
+            If it has another form.
+        """
+        found = re.fullmatch(r"\[?([^\s/@\[\]]+)\]?:([0-9]{1,5})", text)
+        if found is None or int(found[2]) > 65535:
+            raise ValueError(f"expected HOST:PORT, got {text!r}")
+        return cls(found[1], int(found[2]))
+
+
+@dataclass(frozen=True, slots=True)
 class MetricsSettings:
-    """Where metrics are published.
+    """Where and how often metrics are published.
 
     Attributes
     ----------
     interval_s
         Seconds between two messages over MQTT.
     listen
-        `HOST:PORT` of the page for Prometheus; None for no page.
+        Where the page for Prometheus listens; None for no page.
     """
 
     interval_s: float
-    listen: str | None
+    listen: ListenAddress | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +188,7 @@ class Key:
     kind
         The kind of its value.
     default
-        Its value when it is absent; None if it is optional or required.
+        Its value if the file does not give it, or None.
     text
         Its explanation.
     required
@@ -185,8 +207,13 @@ def _is_text(value: object) -> bool:
 
 
 def _is_address(value: object) -> bool:
-    found = re.fullmatch(r"[^\s/@]+:([0-9]{1,5})", value) if isinstance(value, str) else None
-    return found is not None and int(found[1]) <= 65535
+    if not isinstance(value, str):
+        return False
+    try:
+        ListenAddress.parse(value)
+    except ValueError:
+        return False
+    return True
 
 
 def _is_texts(value: object) -> bool:
@@ -234,6 +261,8 @@ _DEVICES: Final = Kind(
 )
 _MIB: Final = 1 << 20
 _DAY_S: Final = 86_400
+_QUEUE: Final = QueueLimits()
+_WORKER: Final = WorkerSettings()
 
 KEYS: Final = (
     Key("device", _DEVICE, None, "This device's name in topics; the host name if absent."),
@@ -301,10 +330,12 @@ KEYS: Final = (
     Key(
         "inference.queue_requests",
         _whole(1, 100_000),
-        64,
+        _QUEUE.requests,
         "Requests that may wait for one model; more are answered 503.",
     ),
-    Key("inference.queue_bytes", _whole(1, 1 << 40), 64 * _MIB, "Bytes of their payloads together."),
+    Key(
+        "inference.queue_bytes", _whole(1, 1 << 40), _QUEUE.payload_bytes, "Bytes of their payloads together."
+    ),
     Key(
         "inference.default_deadline_s",
         _number(0.01, _DAY_S),
@@ -314,19 +345,19 @@ KEYS: Final = (
     Key(
         "inference.compute_limit_s",
         _number(0.01, _DAY_S),
-        30.0,
+        _WORKER.compute_limit_s,
         "A request that computes for longer is answered 408.",
     ),
     Key(
         "inference.crash_limit",
         _whole(1, 1000),
-        3,
+        _WORKER.crash_limit,
         "A model is out of service after this many dead workers ...",
     ),
     Key(
         "inference.crash_window_s",
         _number(0.1, _DAY_S),
-        60.0,
+        _WORKER.crash_window_s,
         "... within this time.",
     ),
     Key(
@@ -335,23 +366,25 @@ KEYS: Final = (
         None,
         "Folder where answers outlive the agent, best in memory; $RUNTIME_DIRECTORY or state_dir.",
     ),
-    Key("worker.threads", _whole(0, 1024), 0, "Threads of one model's kernels; 0 for all cores."),
+    Key(
+        "worker.threads", _whole(0, 1024), _WORKER.threads, "Threads of one model's kernels; 0 for all cores."
+    ),
     Key(
         "worker.share_cores",
         _BOOL,
-        True,
+        _WORKER.share_cores,
         "Give each of several models its own processors; divided again when one comes or goes.",
     ),
     Key(
         "worker.memory_bytes",
         _whole(0, 1 << 50),
-        512 * _MIB,
+        _WORKER.memory_bytes,
         "Memory of a worker beyond its bundle's weights and tensors; 0 for no limit.",
     ),
     Key(
         "worker.require_sandbox",
         _BOOL,
-        False,
+        _WORKER.require_sandbox,
         "Run models only where the kernel has both Landlock and seccomp.",
     ),
     Key("metrics.interval_s", _number(0.1, _DAY_S), 10.0, "How often metrics are published."),
@@ -477,6 +510,7 @@ def parse_config(
     assert state_dir is not None
     assert trust_dir is not None
     # The casts state what `kind.check` has established for each key.
+    listen = cast("str | None", values["metrics.listen"])
     return Config(
         device=cast(str, values["device"]),
         state_dir=state_dir,
@@ -504,7 +538,7 @@ def parse_config(
         ),
         metrics=MetricsSettings(
             interval_s=cast(float, values["metrics.interval_s"]),
-            listen=cast("str | None", values["metrics.listen"]),
+            listen=None if listen is None else ListenAddress.parse(listen),
         ),
         home_assistant=HomeAssistantSettings(
             enabled=cast(bool, values["home_assistant.enabled"]),

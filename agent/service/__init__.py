@@ -1,7 +1,6 @@
 """The running agent: it takes requests over MQTT, lets workers answer them, and publishes its state.
 
-`service` wires up all parts. `inference` takes a request from its message to the acknowledgement of its
-answer; `requests` has what it goes through, `models` the queue, the worker and its life cycle for each model.
-`metrics` has what is counted and where it is published, `gauges` what is measured. `presence` keeps the state
-topic correct, `notify` talks to systemd.
+`service` wires up all parts. `inference` takes a request to its answer and acknowledges it; `requests` holds
+the parts for that, `models` each model's queue and worker. `metrics` counts and measures; `gauges` reads the
+current values of all parts. `presence` keeps the agent's state topic correct; `notify` talks to systemd.
 """

@@ -8,7 +8,8 @@ from __future__ import annotations
 from agent.deploy.outbox import Outbox
 from agent.mqtt.connection import Connection
 from agent.mqtt.tls import CertificateFiles
-from agent.service.metrics.host import Gauges, process_cpu_s
+from agent.service.metrics.host import process_cpu_s
+from agent.service.metrics.metrics import Gauges
 from agent.service.models.model import Model
 from agent.service.requests.answers import AnswerStore
 
@@ -30,7 +31,7 @@ def of_outbox(outbox: Outbox) -> Gauges:
 
 
 def of_certificates(files: CertificateFiles) -> Gauges:
-    """Return when the first certificate in each file ends, in seconds since 1970."""
+    """Return when the first certificate in each file expires, in seconds since 1970."""
     return {
         ("edge_certificate_expiry_timestamp_seconds", (("file", name),)): end_s
         for name, end_s in files.expiries().items()

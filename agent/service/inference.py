@@ -1,11 +1,10 @@
-"""From a request that arrives over MQTT to its answer, and to its acknowledgement.
+"""Answers requests that arrive over MQTT, and acknowledges them.
 
 Promises: every request that can be answered is answered; requests are answered in the order in which they
 finish and acknowledged in the order in which they arrived, each only when the broker has its answer; a
-request that is delivered again gets the answer that it got before. What the network sends is logged only
-within bounds.
+request that is delivered again gets the answer that it got before; bad requests cannot flood the log.
 
-The package's docstring draws the whole way.
+The package's docstring shows the whole way of a request.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ from agent.worker.frames import Answer, Buffer
 
 _log = logging.getLogger(__name__)
 
-# Faults that others cause are logged at most this often for each kind; the counters have all of them.
+# Faults of others are logged at most this often for each kind; the metrics count all of them.
 _LOG_INTERVAL_S: Final = 10.0
 _MAX_LOG_CHARACTERS: Final = 400
-# An answer that is published at its deadline, a 408 above all, is worth delivering for this long.
+# An answer that is published at its deadline, such as a 408, is still worth delivering for this long.
 _LATE_EXPIRY_S: Final = 5
 
 
@@ -91,7 +90,7 @@ class Inference:
             self._publish(record.reply, record.key, slots, record.answer)
 
     def refuse_new(self) -> None:
-        """Accept no more requests: from now on they stay unacknowledged, and with the broker."""
+        """Accept no more requests: from now on they stay with the broker, unacknowledged."""
         self._closed = True
 
     async def drain(self, limit_s: float) -> None:
@@ -109,14 +108,14 @@ class Inference:
         self._settling.set()
 
     def on_message(self, message: Message) -> None:
-        """Take a request."""
+        """Accept, answer or drop the request in a message."""
         if self._closed:
             return
         slot = self._acks.arrived(message)
         try:
             self._take(message, [] if slot is None else [slot])
         except Exception:  # noqa: BLE001 - the outermost loop of a request: one must not hold up all others
-            _log.exception("a fault of ours while taking a request")
+            _log.exception("internal error while taking a request")
             self._metrics.count("edge_faults_total")
             if slot is not None:
                 slot.finish()
@@ -145,7 +144,7 @@ class Inference:
             self._drop(slots, error)
             return
         pending.slots = slots
-        if self._is_duplicate(pending):
+        if self._answer_duplicate(pending):
             return
         self._in_flight += 1
         try:
@@ -153,15 +152,15 @@ class Inference:
         except RequestError as error:
             self._finish(pending, refusal(error, pending.head), cheap=True)
 
-    def _is_duplicate(self, pending: Pending) -> bool:
-        """Return whether the request was delivered before; it gets the answer of the first delivery then."""
+    def _answer_duplicate(self, pending: Pending) -> bool:
+        """Return whether the request was delivered before; then it gets the answer of its first delivery."""
         key = pending.key
         if key is None:
             return False
         running = self._running.get(key.digest)
         if running is not None:
             self._metrics.count("edge_inference_duplicates_total")
-            running += pending.slots
+            running += pending.slots  # acknowledged when the first delivery is answered
             return True
         self._running[key.digest] = pending.slots
         known = self._answers.get(key)
@@ -182,7 +181,7 @@ class Inference:
                 )
             raise UnknownModelError(f"no model {pending.model!r} runs on {self._device}")
         if pending.reply.deadline_s <= pending.frame.received_s:
-            raise DeadlineError("the deadline passed before the request came")
+            raise DeadlineError("the deadline passed before the request arrived")
         model.submit(pending)
 
     def _answered(self, pending: Pending, answer: Answer, payload: Buffer, version: str) -> None:
@@ -200,10 +199,11 @@ class Inference:
         self._metrics.durations(pending.model, answer, _now_s() - pending.frame.received_s)
 
     def _refused(self, pending: Pending, error: RequestError) -> None:
-        """Publish why an accepted request has no answer."""
+        """Publish why an accepted request was not computed."""
         self._finish(pending, refusal(error, pending.head), cheap=isinstance(error, OverloadedError))
 
     def _finish(self, pending: Pending, answer: FinalAnswer, *, cheap: bool) -> None:
+        """Remember an answer, publish and count it."""
         if pending.key is not None:
             self._answers.put(AnswerRecord(pending.key, pending.reply, answer), cheap=cheap)
         self._publish(pending.reply, pending.key, pending.slots, answer)
@@ -231,7 +231,7 @@ class Inference:
         )
 
     def _settled(self, key: RequestKey | None, slots: list[Slot], verdict: Reason) -> None:
-        """Acknowledge a request whose answer the broker has, or refused."""
+        """Acknowledge a request whose answer the broker has taken or refused."""
         self._in_flight -= 1
         if not self._in_flight:
             self._settling.set()
@@ -248,7 +248,7 @@ class Inference:
             slot.finish()
 
     def _drop(self, slots: list[Slot], error: UnanswerableError) -> None:
-        """Acknowledge a request that names no place for an answer."""
+        """Acknowledge a request that cannot be answered."""
         self._metrics.count("edge_inference_unanswerable_total", reason=error.reason)
         self._warn(error.reason, f"a request was dropped: {error}")
         for slot in slots:

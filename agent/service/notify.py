@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 READY: Final = "READY=1"
 STOPPING: Final = "STOPPING=1"
 WATCHDOG: Final = "WATCHDOG=1"
-# Loading and testing models may take long: systemd waits as long as this is repeated.
+# Loading and testing models may take long: each of these notifications gives the start 10 more seconds.
 EXTEND_START: Final = "EXTEND_TIMEOUT_USEC=10000000"
 
 

@@ -1,7 +1,7 @@
-"""The agent's state topic: birth, clean stop and will, retained, each with the number of the session.
+"""The agent's state topic: birth, clean stop and will, all retained and with the number of the session.
 
-Promises: a will of an earlier session that a slow broker delivers late does not leave a running agent
-"offline": the agent reads its own topic and corrects it. The number grows with each start, and survives it.
+Promises: if a slow broker publishes the will of an earlier session late, a running agent does not stay
+"offline", because it reads its own topic and corrects it. The number is on disk and grows with each start.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 _FILE: Final = "session_seq"
 _MAX_FILE_BYTES: Final = 32
-# Two agents with the same name would otherwise contradict each other as fast as the broker is.
+# Two agents with the same name would otherwise contradict each other as fast as the broker delivers.
 _REASSERT_INTERVAL_S: Final = 1.0
 
 
@@ -47,7 +47,7 @@ class Session:
 
 
 def next_session_seq(state_dir: Path) -> int:
-    """Count this start durably, and return its number.
+    """Return the number of this start, after it is stored durably.
 
     Raises
     ------
@@ -66,7 +66,7 @@ def next_session_seq(state_dir: Path) -> int:
     before = int(raw) if raw.isdigit() else MAX_SAFE_INTEGER
     if before >= MAX_SAFE_INTEGER:
         # Seconds since 1970 are more than any count of starts, so the number still grows.
-        _log.warning("expected a number of starts in %s, got something else: counting on from the time", path)
+        _log.warning("expected a number of starts in %s, got something else: the time replaces it", path)
         before = int(time.time())
     seq = before + 1
     write_durably(path, str(seq).encode())

@@ -1,9 +1,9 @@
 """The agent, wired up: its parts, and the order in which they start and end.
 
-Promises: without a broker the agent is up with its models loaded, and it keeps trying to connect; asked to
-stop, it answers the requests that it accepted, within a limit, leaves all others with the broker, and says
-goodbye; if one of its tasks fails by a fault of ours, the agent ends with that error rather than running
-half-broken.
+Promises: without a broker, the agent starts, loads its models and keeps trying to connect. When it is asked
+to stop, it answers the requests that it has accepted, within a time limit, leaves all others with the broker,
+and announces that it stops. If one of its tasks fails because of a bug, the agent ends with that error rather
+than running half-broken.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# The event loop was blocked for this long: answers were late by it, which is worth a warning.
+# While the event loop is blocked no answer is sent; this long is worth a warning.
 _LATE_S: Final = 0.5
 _PULSE_S: Final = 1.0
 # Records what was announced to Home Assistant, so that it can be withdrawn when that is switched off.
 HOME_ASSISTANT_FILE: Final = "home_assistant.json"
-# Often enough: certificates are renewed days before they end.
+# Often enough: certificates are renewed days before they expire.
 _CERTIFICATES_INTERVAL_S: Final = 30.0
-# For the goodbye on the state topic and the end of the last jobs.
+# For the broker to acknowledge the last messages: the state topic's, and the reports of jobs.
 _FAREWELL_S: Final = 2.0
 
 
@@ -126,7 +126,7 @@ class Service:
         )
 
     def _announcer(self) -> Announcer | None:
-        """Return what announces to Home Assistant or withdraws that; None if neither is needed."""
+        """Return the announcer to Home Assistant; None if there is nothing to announce or to withdraw."""
         settings, announced = self._config.home_assistant, self._config.state_dir / HOME_ASSISTANT_FILE
         if not settings.enabled and not announced.exists():
             return None
@@ -141,7 +141,7 @@ class Service:
 
     @property
     def online(self) -> bool:
-        """Whether both connections are up and the broker has acknowledged what was published over them."""
+        """Whether both connections are up and subscribed, and every control message is acknowledged."""
         return self._requests.settled and self._control.settled and not self._control.unacknowledged
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -154,9 +154,9 @@ class Service:
         """
         config = self._config
         if config.metrics.listen is not None:
-            from agent.service.metrics.prometheus import PrometheusPage, parse_listen_address
+            from agent.service.metrics.prometheus import PrometheusPage
 
-            self._page = PrometheusPage(parse_listen_address(config.metrics.listen), self._read_metrics)
+            self._page = PrometheusPage(config.metrics.listen, self._read_metrics)
         self._outbox.open()
         starting = asyncio.get_running_loop().create_task(self._pulse(EXTEND_START))
         try:
@@ -240,7 +240,7 @@ class Service:
         await self._control.close(_FAREWELL_S)
 
     async def _pulse(self, *also: str) -> None:
-        """Report to systemd, from within the event loop, that the loop is running; and warn if it was not."""
+        """Report to systemd, from within the event loop, that the loop runs; warn if it was blocked."""
         pulse_s = _PULSE_S
         if self._notifier.watchdog_s is not None:
             pulse_s = min(pulse_s, self._notifier.watchdog_s / 3)
@@ -254,7 +254,7 @@ class Service:
                 self._notifier.notify(WATCHDOG, *also)
 
     async def _watch_certificates(self) -> None:
-        """Use renewed certificates soon, even if nobody sent SIGHUP."""
+        """Use renewed certificates soon, even without a SIGHUP."""
         while True:
             await asyncio.sleep(_CERTIFICATES_INTERVAL_S)
             if self._certificates is not None and self._certificates.changed():
@@ -306,12 +306,12 @@ class Service:
             elif topic is not None:
                 self._deployment.on_message(topic, message.payload)
         except Exception:  # noqa: BLE001 - the outermost loop of a message
-            _log.exception("a fault of ours while handling a message on %.200s", ascii(message.topic))
+            _log.exception("internal error while handling a message on %.200s", ascii(message.topic))
             self._metrics.count("edge_faults_total")
         self._control.ack(message)
 
     def _model_changed(self, name: str) -> None:
-        """Publish a model's state, and take part in its groups' requests while it runs here."""
+        """Publish a model's state, and subscribe to its groups' requests while it runs here."""
         status = self.models.status(name)
         for group in self._config.groups:
             shared = group_filter(group, name)

@@ -1,1 +1,1 @@
-"""The process that serves one model, behind a sandbox; only `channel` is for others."""
+"""The process that serves one model, in a sandbox; the agent imports only `frames` and `channel`."""

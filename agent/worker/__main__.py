@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> int:
             _log.exception("the agent sent an invalid frame")
             return 1
         except (BrokenPipeError, ConnectionResetError):
-            # The agent is gone, and nobody waits for an answer any more.
+            # The agent is gone: nobody waits for an answer.
             return 0
         except Exception:  # noqa: BLE001 - the process's outermost loop
             _log.exception("the worker failed")
@@ -127,7 +127,7 @@ def _serve(channel: Channel, model: Model, cpu_s: int) -> None:
         if not isinstance(frame.header, Request):
             raise ChannelError(f"expected request, share or stop, got {type(frame.header).__name__.lower()}")
         if cpu_s and time.process_time() + cpu_s > limited_s:
-            # For two requests at a time, because the call takes longer than most requests.
+            # Twice the budget: the call takes longer than most requests, and is then needed less often.
             limited_s = sandbox.limit_cpu(2 * cpu_s)
         answer, payload = model.answer(frame.header, memoryview(frame.payload))
         channel.send(answer, payload)

@@ -1,8 +1,8 @@
 """Frames between the agent and one of its workers, over a stream socket pair.
 
-This module has the protocol; only the worker's blocking `Channel` moves bytes. The agent feeds a `Decoder`
-from its event loop and writes what `encode` returns. The agent's main process imports this module, so it must
-not import numpy.
+This module has the protocol; only `send_load` and the worker's `Channel`, which block, move bytes. The agent
+feeds a `Decoder` from its event loop and writes what `encode` returns. The agent's main process imports this
+module, so it must not import numpy.
 
 A frame on the wire::
 
@@ -86,7 +86,7 @@ class Decoder:
 
     @property
     def idle(self) -> bool:
-        """Whether the stream is between two frames: only there it may end."""
+        """Whether the stream is between two frames, the only place where it may end."""
         return self._header is None and not self._pending
 
     def get_buffer(self, sizehint: int = -1) -> memoryview:  # noqa: ARG002 - asyncio's signature
@@ -174,7 +174,8 @@ class Decoder:
 def send_load(connection: socket.socket, load: Load, manifest: bytes, descriptors: Sequence[int]) -> None:
     """Send the first frame and the members' descriptors, over a blocking socket.
 
-    The caller closes the descriptors, so that the memory files are freed when the worker is done.
+    For tests and benchmarks: the agent's `WorkerProcess` does the same without blocking. The caller closes
+    the descriptors, so that the memory files are freed when the worker is done.
 
     Raises
     ------

@@ -1,10 +1,10 @@
-"""Content types: a request's payload into the model's inputs, and its results into the answer's payload.
+"""Content types: decodes a request into the model's inputs, and encodes the results into an answer.
 
 ===========================  =======================================================================
 `application/json`           Open Inference Protocol v2; an image as a BYTES tensor in base64
 `application/octet-stream`   raw tensors, described by user properties `tensor`
 `image/jpeg`, `image/png`    the only input of a model that declares a preprocessing
-`application/cbor`           the JSON's form with tensors as byte strings, where cbor2 is installed
+`application/cbor`           the JSON's form with tensors as byte strings, if cbor2 is installed
 ===========================  =======================================================================
 """
 

@@ -1,6 +1,6 @@
 """The kinds of frames between the agent and a worker, and their bytes.
 
-`agent.worker.channel` says when each is sent.
+`agent.worker.channel` describes when each of them is sent.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class Request:
     id
         The requester's name for it, which JSON answers repeat, or None; the body's own `id` has precedence.
     received_s
-        When the agent received it (`time.monotonic`); from then until the worker takes it counts as the
-        answer's `queue_us`.
+        When the agent received it (`time.monotonic`); the answer's `queue_us` runs from then until the worker
+        takes it.
     deadline_s
         When its answer becomes useless (`time.monotonic`), or None.
     client_json
@@ -212,7 +212,7 @@ def _is_float(value: object) -> bool:
     return math.isfinite(value) if type(value) is float else _is_int(value)
 
 
-# By a field's annotation, as it is written above.
+# The check of a field, by its annotation as it is written above.
 _CHECKS: Final[Mapping[str, Callable[[Any], bool]]] = MappingProxyType(
     {
         "bool": lambda value: type(value) is bool,

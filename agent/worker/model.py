@@ -21,6 +21,7 @@ from agent.runtime.graph_executor import GraphModule, create
 from agent.runtime.module import KernelModule
 from agent.runtime.postprocess import Postprocessor
 from agent.runtime.self_test import check_samples
+from agent.wire.answer_head import OK
 from agent.wire.content_types import JSON
 from agent.worker.codec import Codec, Payload, encode_error, import_cbor
 from agent.worker.frames import Answer, Load, Request
@@ -147,7 +148,7 @@ class Model:
         except MemoryError:
             refused = ExecutionError("the request needs more memory than the model's limit")
             return self._refuse(request, media_type, refused, times, clock)
-        return Answer(request.seq, 200, "", media_type, tensors, **_durations(request, times)), body
+        return Answer(request.seq, OK, "", media_type, tensors, **_durations(request, times)), body
 
     def _refuse(
         self,
@@ -242,7 +243,7 @@ def load_model(prepared: Prepared, members: Members, kernels: KernelModule) -> M
         ):
             error = check_samples(module, manifest.outputs, manifest.samples, inputs, outputs)
     else:
-        # The first run binds every call, for which no request should wait.
+        # The first run binds every call, and no request should wait for that.
         module.run()
     members.close()
     return Model(prepared, module, error)
@@ -274,5 +275,5 @@ def _durations(request: Request, times: list[float]) -> dict[str, int]:
 
 
 def _error_type(request: Request) -> str:
-    """Return the content type of a refusal if the content type of the answer is what was refused."""
+    """Return the content type of a refusal when the answer's content type itself was refused."""
     return JSON if request.client_json or "json" in request.content_type.lower() else ""

@@ -1,6 +1,6 @@
 """Requests and answers of the Open Inference Protocol v2, between documents and tensors.
 
-For JSON and CBOR: a document here is what their parsers return. Promises: every tensor of a request is
+For both JSON and CBOR: a document is what their parsers return. Promises: every tensor of a request is
 exactly what the model takes, or an `InputError` names the input, what was expected and what was found. Whole
 lists of values are checked and converted at once, never one value after the other in Python.
 """

@@ -51,7 +51,7 @@ def image_bytes(data: object) -> bytes:
     Parameters
     ----------
     data
-        An array of one base64 string (RFC 4648, padded); in CBOR also one of the bytes themselves.
+        An array of one base64 string (RFC 4648, padded); in CBOR also an array of one byte string.
 
     Raises
     ------

@@ -3,7 +3,8 @@
 Promises, on a kernel that has them: resource limits that cannot be raised again; no new privileges; Landlock
 without any rule, so that no path can be opened (memory files have no path); a filter for every thread that
 allows the system calls listed in `system_calls` and refuses all others with EPERM. All imports must be done
-before. If the kernel lacks Landlock or seccomp, the rest is applied all the same, and the status says so.
+before it is closed. If the kernel lacks Landlock or seccomp, the rest is applied all the same, and the status
+says so.
 
 The sandbox is closed in two steps: `close_files` before the model's library is mapped, because its
 constructors are native code; then `close_loading`, which also forbids what the dynamic linker needs: opening

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.config import KEYS, load_config, parse_config, sample_config
+from agent.config import KEYS, ListenAddress, load_config, parse_config, sample_config
 from agent.errors import ConfigError
 from agent.mqtt.settings import TlsSettings
 
@@ -131,3 +131,17 @@ def test_file_that_is_not_toml_is_refused_by_name(tmp_path: Path, content: bytes
 def test_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         load_config(tmp_path / "none.toml", {}, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("127.0.0.1:9464", ListenAddress("127.0.0.1", 9464)), ("[::1]:80", ListenAddress("::1", 80))],
+)
+def test_listen_address_is_read(text: str, expected: ListenAddress) -> None:
+    assert ListenAddress.parse(text) == expected
+
+
+@pytest.mark.parametrize("text", ["9464", ":9464", "a:b", "a:65536", "a:-1", ""])
+def test_invalid_listen_address_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="expected HOST:PORT"):
+        ListenAddress.parse(text)

@@ -234,7 +234,7 @@ class Announcer:
             else:
                 self._path.unlink(missing_ok=True)
         except (StoreError, OSError) as error:
-            _log.warning("what was announced to Home Assistant cannot be recorded: %s", error)
+            _log.warning("cannot record what was announced to Home Assistant: %s", error)
 
 
 def _encode(document: Mapping[str, Any]) -> bytes:

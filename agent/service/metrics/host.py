@@ -17,10 +17,12 @@ from typing import Final
 
 import agent
 from agent.bundle.machine import Machine
+from agent.service.metrics.metrics import Gauges
 from agent.wire import content_types
 from agent.wire.info import Capabilities, Hardware, Info, Software
 
-# get_throttled of a Raspberry Pi's firmware: these bits are current, the same ones 16 higher are since boot.
+# get_throttled of a Raspberry Pi's firmware: the lowest bits, in this order, say what happens now; the same
+# bits shifted by 16 say what has happened since the boot.
 _THROTTLE_CAUSES: Final = ("under_voltage", "frequency_capped", "throttled", "soft_temperature_limit")
 _SINCE_BOOT_SHIFT: Final = 16
 # Fields of the first line of /proc/stat, proc(5).
@@ -30,8 +32,6 @@ _MAX_ZONES: Final = 16
 _MAX_FILE_BYTES: Final = 64 << 10
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
-
-Gauges = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 def describe(

@@ -17,7 +17,7 @@ from typing import Final
 
 from agent.worker.frames import Answer
 
-# Seconds: from a tiny model on a fast core to a usual compute limit.
+# Seconds: from a tiny model on a fast core to the default compute limit.
 BUCKETS_S: Final = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 30.0),
@@ -30,6 +30,8 @@ THROUGHPUT_S: Final = 60
 UNKNOWN_MODEL: Final = ""
 
 Labels = tuple[tuple[str, str], ...]
+# (name, labels) -> value.
+Gauges = dict[tuple[str, Labels], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ class Histogram:
 
 
 class Throughput:
-    """Events a second over the last minute, from a ring of one count for each second.
+    """Events a second over the last minute, from a ring with one count for each second.
 
     Parameters
     ----------

@@ -13,12 +13,12 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import TimeoutError as LoopTimeoutError
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
+from agent.config import ListenAddress
 from agent.errors import ConfigError
-from agent.service.metrics.metric_table import METRICS
+from agent.service.metrics.metric_table import COUNTER, METRICS
 from agent.service.metrics.metrics import Sample
 
 if TYPE_CHECKING:
@@ -28,31 +28,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# A client that sends no request within this time is dropped; so is a request if the event loop is busy.
+# A client that sends no request within this time is dropped; if the event loop is blocked for as long, the
+# request is answered 503.
 CLIENT_LIMIT_S: Final = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class ListenAddress:
-    """The host and port of the page."""
-
-    host: str
-    port: int
-
-
-def parse_listen_address(text: str) -> ListenAddress:
-    """Read `HOST:PORT` or `[HOST]:PORT`.
-
-    Raises
-    ------
-    ValueError
-        If it has another form.
-    """
-    host, _, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise ValueError(f"expected HOST:PORT, got {text!r}")
-    return ListenAddress(host, int(port))
 
 
 class _Handler(WSGIRequestHandler):
@@ -76,7 +54,7 @@ class _Server(WSGIServer):
         _log.debug("metrics page: %s went away", client_address, exc_info=True)
 
 
-class _ServerOfIpv6(_Server):
+class _Ipv6Server(_Server):
     address_family = socket.AF_INET6
 
 
@@ -110,7 +88,7 @@ class PrometheusPage:
         registry = CollectorRegistry(auto_describe=False)
         registry.register(self)
         self._page: Callable[[WSGIEnvironment, StartResponse], Iterable[bytes]] = make_wsgi_app(registry)
-        server = _ServerOfIpv6 if ":" in address.host else _Server
+        server = _Ipv6Server if ":" in address.host else _Server
         try:
             self._server = make_server(
                 address.host, address.port, self._answer, server, handler_class=_Handler
@@ -129,7 +107,7 @@ class PrometheusPage:
         return int(self._server.server_port)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield metrics as the library wants them."""
+        """Yield the metrics; the library calls this to write the page."""
         yield from to_metrics(self._read)
 
     async def close(self) -> None:
@@ -163,7 +141,7 @@ def to_metrics(samples: Sequence[Sample]) -> Iterator[Metric]:
         if metric is None:
             described = METRICS[sample.metric]
             # The library's name of a counter lacks the suffix that its samples have.
-            name = sample.metric.removesuffix("_total") if described.kind == "counter" else sample.metric
+            name = sample.metric.removesuffix("_total") if described.kind == COUNTER else sample.metric
             metric = groups[sample.metric] = Metric(name, described.text, described.kind)
         metric.add_sample(sample.name, dict(sample.labels), sample.value)
     yield from groups.values()

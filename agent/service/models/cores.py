@@ -23,7 +23,7 @@ class Cores:
     cpus
         Processors that the agent may use.
     threads
-        Most threads of one model's kernels; 0 for one for each of its processors.
+        Most threads of one model's kernels; 0 for as many as it has processors.
     apart
         Whether several models get different processors.
     """

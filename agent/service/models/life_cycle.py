@@ -146,9 +146,9 @@ class CrashWindow:
     Parameters
     ----------
     limit
-        So many deaths ...
+        Deaths within `window_s` that are too many.
     window_s
-        ... within so many seconds are too many.
+        Length of the window in seconds.
     """
 
     def __init__(self, limit: int, window_s: float) -> None:
@@ -157,7 +157,7 @@ class CrashWindow:
         self.total = 0
 
     def died(self, now_s: float) -> Event:
-        """Count a death at `now_s`, on any clock that never goes back, and return which event it is."""
+        """Count a death at `now_s`, a reading of a monotonic clock, and return which event it is."""
         self.total += 1
         self._died_s.append(now_s)
         full = len(self._died_s) == self._died_s.maxlen

@@ -31,7 +31,7 @@ from agent.worker.frames import Share
 
 @dataclass(frozen=True, slots=True)
 class ModelStatus:
-    """How a model is.
+    """The state of a model, for its document and its metrics.
 
     Attributes
     ----------
@@ -157,7 +157,7 @@ class Model:
         self.pump()
 
     def pump(self) -> None:
-        """Hand queued requests to the worker, as far as it has room."""
+        """Hand queued requests to the worker while it has room."""
         supervisor = self._supervisor
         if supervisor is None:
             return
@@ -168,7 +168,7 @@ class Model:
             supervisor.send(self._queue.pop())
 
     def status(self) -> ModelStatus | None:
-        """Return how it is; None before its first worker is ready."""
+        """Return its state; None before its first worker is ready."""
         supervisor = self._supervisor
         if supervisor is None:
             return None
@@ -187,7 +187,7 @@ class Model:
     async def replace(
         self, verified: VerifiedBundle, settings: WorkerSettings, share: Share
     ) -> Supervisor | None:
-        """Start a worker for a bundle, give it the queue, and return the worker before it.
+        """Start a worker for a bundle, give it the queue, and return its predecessor.
 
         Raises
         ------
@@ -242,14 +242,14 @@ class Model:
 
 
 class _Queue:
-    """Requests that wait for a worker, and the size of their payloads together.
+    """Requests that wait for a worker.
 
     Attributes
     ----------
     pending
         The requests, the first to be computed first.
     payload_bytes
-        Their payloads together.
+        The size of their payloads together.
     empty
         Set while there are none.
     """
@@ -265,7 +265,7 @@ class _Queue:
         self._changed(len(pending.payload))
 
     def put_back(self, left: list[Pending]) -> None:
-        """Put requests in front, in their order; those that are finished meanwhile are left out."""
+        """Put requests in front, in their order, without those that were finished in the meantime."""
         for pending in reversed(left):
             if not pending.finished:
                 self.pending.appendleft(pending)

@@ -68,7 +68,7 @@ class Models:
         return self._models.get(name)
 
     def status(self, name: str) -> ModelStatus | None:
-        """Return how a model is; None if it does not run here."""
+        """Return a model's state; None if it does not run here."""
         model = self._models.get(name)
         return None if model is None else model.status()
 

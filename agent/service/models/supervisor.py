@@ -1,4 +1,4 @@
-"""Keeps a worker alive for one bundle: starts it, starts it again when it dies, and gives up loudly.
+"""Keeps a worker alive for one bundle: starts it, restarts it when it dies, and gives up loudly.
 
 Promises: a worker that dies costs only the request that it was computing, and those sent ahead go to its
 successor; one that computes for longer than its limit is ended, and its request is answered 408; after a few
@@ -40,7 +40,7 @@ from agent.worker.frames import Answer, Buffer, Failed, Frame, Load, Ready, Shar
 
 _log = logging.getLogger(__name__)
 
-# One request is computed while the next waits in the socket: no turn of our event loop is in between.
+# One request is computed while the next waits in the socket: the worker need not wait for our event loop.
 _SENT_AHEAD: Final = 2
 # Copies of a bundle's weights in a worker: the mapped file, the executor's memory, and what kernels pack;
 # Winograd's transform makes four of one.
@@ -65,7 +65,7 @@ class Supervisor:
     spawn
         Makes its processes.
     on_room
-        Called whenever it can take a request again, and whenever it lets go of requests.
+        Called whenever it can take a request again, and whenever it has requests to take back.
     on_state
         Called after each change of `state`.
     """
@@ -250,9 +250,9 @@ class Supervisor:
             self._drained.set()
 
     def _watch(self) -> None:
-        """Note that the process begins with the first request of those sent.
+        """Note that the process now computes the first of the requests that it has.
 
-        One timer serves all requests: each only moves the time that it looks back to.
+        One timer serves all requests: a new request only moves the time from which the limit is measured.
         """
         self._computing_since_s = _now_s()
         if self._limit is None:
@@ -262,7 +262,7 @@ class Supervisor:
         self._limit = asyncio.get_running_loop().call_later(left_s, self._check_limit)
 
     def _check_limit(self) -> None:
-        """End the process if it computes for longer than the limit; look again later if it does not."""
+        """End the process if it has computed for longer than the limit; check again later if not."""
         self._limit = None
         if not self._sent:
             return
@@ -361,7 +361,7 @@ def _memory_bytes(settings: WorkerSettings, manifest: Manifest) -> int:
 def _cpu_s(settings: WorkerSettings, share: Share) -> int:
     """Return the processor seconds of one request over all threads.
 
-    The kernel enforces them, should this process be unable to.
+    The operating system enforces this limit, even if the agent cannot.
     """
     return math.ceil(settings.compute_limit_s * (share.threads or os.cpu_count() or 1))
 

@@ -1,8 +1,8 @@
 """One worker process and the channel to it, on the event loop.
 
-Promises: the process inherits only its end of a socket pair, standard error and a small environment; it gets
-the sealed files; its frames are reported in order, then its end, once; a process that was asked to end does
-end, and is reaped.
+Promises: the process inherits only its end of a socket pair, standard output and error, and a small
+environment; it gets the sealed files; its frames are reported in order, then its end, once; a process that
+was asked to end does end, and is reaped.
 Leaves to others: what is sent when, and what an end means (`supervisor`).
 """
 
@@ -23,7 +23,7 @@ from agent.errors import ChannelError
 from agent.worker.channel import Decoder
 from agent.worker.frames import Buffer, Frame, Header, Load, Stop, encode
 
-# What a worker inherits: how Python finds its modules, how text is shown, and what steers kernels.
+# The variables that a worker inherits: how Python finds its modules, how text is shown, what steers kernels.
 _ENVIRONMENT: Final = ("PATH", "LANG", "LC_ALL", "TZ", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE")
 _ENVIRONMENT_PREFIXES: Final = ("EDGE_",)
 # A worker that has closed its channel is of no use: it gets this long to end before it is killed.
@@ -73,7 +73,7 @@ class WorkerProcess:
         return None if self._process is None or self._ended.is_set() else self._process.pid
 
     async def start(self, load: Load, manifest: bytes, descriptors: Sequence[int]) -> None:
-        """Start it and send it what to load; the frame `ready` or `failed` will tell how that went.
+        """Start it and send the load frame, which it answers with the frame `ready` or `failed`.
 
         Parameters
         ----------
@@ -188,7 +188,7 @@ class _Protocol(asyncio.BufferedProtocol):
         try:
             frames = self._decoder.buffer_updated(nbytes)
         except ChannelError as error:
-            # The worker runs a model's native code, so nothing that it writes is trusted beyond its form.
+            # The worker runs a model's native code: what it writes is not trusted.
             self._complaint = f"sent an invalid frame: {error}"
             if self._transport is not None:
                 self._transport.close()

@@ -1,14 +1,12 @@
 """What an inference request goes through: its forms, the order of acknowledgement, the answers that are kept.
 
-`agent.service.inference` conducts it.
-
 A request takes six forms on its way: `Message` and `InferMessage` (MQTT), `Pending` (accepted, and not
-answered yet), `Request` and `Answer` (frames to and from the worker), `FinalAnswer` (MQTT again). The way
-there and back, in the order of the calls::
+answered yet), `Request` and `Answer` (frames to and from the worker), `FinalAnswer` (MQTT again). Its way to
+the worker and back, in the order of the calls::
 
     Inference.on_message(Message)           a place in the order of acknowledgement (`AckOrder`)
       Pending.read(Message)                 or UnanswerableError: acknowledged, without an answer
-      AnswerStore.get(key)                  answered before? then `_publish` the same answer again
+      Inference._answer_duplicate(Pending)  delivered before? then it gets the answer of its first delivery
       Model.submit(Pending)                 the queue and the deadline; or a refusal at once
         Supervisor.send(Pending)            at most two requests are in a worker
           WorkerProcess.send(Request)       through a socket pair to `agent.worker`
@@ -19,7 +17,7 @@ there and back, in the order of the calls::
         Inference._finish                   AnswerStore.put, before it is published
           Inference._publish(FinalAnswer)   Connection.send
 
-    Inference._settled(verdict)             the broker has the answer, or it never will
+    Inference._settled(verdict)             the broker has the answer, or has refused it
       AnswerStore.delivered(key)
       Slot.finish                           acknowledges the request, and those after it that waited for it
 

@@ -45,13 +45,13 @@ class AckOrder:
         return len(self._slots)
 
     def arrived(self, message: Message) -> Slot | None:
-        """Give a message its place; None if it needs no acknowledgement (QoS 0)."""
+        """Return a message's place at the end; None if it needs no acknowledgement (QoS 0)."""
         receipt = message.receipt
         if receipt is None:
             return None
         if self._slots and self._slots[-1].receipt.epoch != receipt.epoch:
             self.forget()
-        # Not the message itself: many may wait here behind a slow one, and their payloads must be freed.
+        # Keep the receipt, not the message: many may wait behind a slow one, and payloads must be freed.
         slot = Slot(self, receipt)
         self._slots.append(slot)
         return slot

@@ -1,18 +1,18 @@
 """Answers that were given, kept so that a repeated request is not computed again and no answer is lost.
 
-A request is the same as another if topic, Response Topic, Correlation Data and the payload's SHA-256 are
-equal; a request of another client with equal Correlation Data is another request. An answer is remembered
-until `GRACE_S` after the request's own expiry, because a delivery may have waited that long on its way, in a
-broker or on a busy machine. Refusals that cost nothing (a full queue, an unknown model) are counted apart, so
-that a storm of them drops no answer that took work.
+Two requests are the same if their topic, Response Topic, Correlation Data and the SHA-256 of their payload
+are equal; clients that happen to choose equal Correlation Data are kept apart. An answer is remembered until
+`GRACE_S` after the request's expiry, because a second delivery may be that late, in a broker or on a busy
+machine. Refusals that cost nothing (a full queue, an unknown model) have a separate limit, so that a storm of
+them drops no answer that took work.
 
-The answers are in a database of one table beside the agent. It is written before an answer is published and
-never waits for the disk: it must outlive this process, not the machine. After a power cut nothing in it is
-believed (the boot's id is kept with it); the broker delivers again what was not acknowledged, and it is
-computed again. So the file belongs in memory (/run), where it spares the SD card; on a disk it does no harm.
+The answers are in an SQLite database. It is written before an answer is published and never waits for the
+disk: it must outlive this process, not the machine. After a power cut its content is not trusted (it holds
+the id of the boot): the broker delivers again what was not acknowledged, and that is computed again. So the
+file belongs in memory (/run), which spares the SD card; on a disk it does no harm.
 
-Promises: bounded in count, bytes and age, and answers that were dropped early are counted; a damaged, full or
-unwritable database costs only the answers that it remembers.
+Promises: the database is bounded in count, bytes and age; answers that are dropped early are counted; if the
+database is damaged, full or unwritable, only the answers in it are lost.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from agent.wire.answer import FinalAnswer
 
 _log = logging.getLogger(__name__)
 
-# At 16 requests a second these last the default minute; an entry without a payload takes about 1 KB.
+# At 34 requests a second these last two minutes: the default deadline and `GRACE_S`. An entry takes about 1 KB
+# without its payload.
 MAX_ANSWERS: Final = 4096
 MAX_ANSWER_BYTES: Final = 16 << 20
 MAX_REFUSALS: Final = 4096
@@ -46,7 +47,7 @@ _LENGTH: Final = struct.Struct(">I")
 FILE: Final = "answers.db"
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _SCHEMA: Final = 3
-# Expired answers are looked for this often; until then they are within the bounds above.
+# Expired answers are looked for this often; until then they count towards the limits above.
 _SWEEP_INTERVAL_S: Final = 5.0
 # At most this many are dropped at once, because the event loop waits for it.
 _SWEEP_ROWS: Final = 64
@@ -123,9 +124,9 @@ class AnswerStore:
     Parameters
     ----------
     folder
-        The folder of the file, which is made if it is missing.
+        The folder of the database; the file is created if it is missing.
     boot
-        A text that changes with each start of the machine; None for the kernel's.
+        A text that changes with each start of the machine; None for the kernel's boot id.
     clock
         Returns seconds; `time.monotonic` except in tests.
 
@@ -182,7 +183,7 @@ class AnswerStore:
         return None if row is None else _record(key, *row).answer
 
     def put(self, record: AnswerRecord, *, cheap: bool) -> None:
-        """Remember an answer that is about to be published; a `cheap` one took no work."""
+        """Remember an answer that is about to be published; `cheap` is a refusal that took no work."""
         database = self._database
         size = len(record.answer.payload)
         if database is None or size > MAX_ANSWER_BYTES:
@@ -194,7 +195,7 @@ class AnswerStore:
             if self._delivered:
                 database.executemany("DELETE FROM undelivered WHERE number = ?", self._delivered)
             before = self._number(record.key)
-            if before is not None:  # it has expired, and was not swept yet
+            if before is not None:  # it has expired, but was not swept yet
                 self._forget(before)
             number = self._next
             database.execute(

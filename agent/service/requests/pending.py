@@ -1,4 +1,4 @@
-"""A request that was accepted and is not answered yet: what waits in a queue or in a worker.
+"""A request that was accepted and is not answered yet: it waits in a queue or in a worker.
 
 Promises: no I/O and no copy of the payload; a request is answered or refused exactly once.
 Leaves to others: the form of messages (`agent.wire`), deadlines (`model`), and what an answer leads to
@@ -19,7 +19,7 @@ from agent.wire.answer_head import AnswerHead
 from agent.wire.request import InferMessage
 from agent.worker.frames import Answer, Buffer, Request
 
-# One day: neither timers nor memory are made for longer promises.
+# One day: no timer and no queued payload should last longer.
 MAX_DEADLINE_S: Final = 24 * 3600.0
 
 
@@ -35,7 +35,7 @@ class Pending:
     key
         Equal for repeated deliveries of one request; None if nothing tells two requests apart.
     frame
-        What the worker gets; the payload follows it.
+        The frame for the worker, without the payload.
     payload
         As it arrived over MQTT; dropped as soon as the request is finished.
     on_answer
@@ -118,7 +118,7 @@ class Pending:
         Raises
         ------
         UnanswerableError
-            If it names no topic for an answer, or one outside the replies.
+            If it names no topic for an answer, or one that is not a reply topic.
         """
         request = InferMessage.from_message(message)
         limit_s = default_deadline_s if request.deadline_s is None else request.deadline_s

@@ -17,9 +17,10 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
+from agent.config import ListenAddress
 from agent.errors import ConfigError
 from agent.service.metrics.metric_table import METRICS
-from agent.service.metrics.prometheus import ListenAddress, PrometheusPage, parse_listen_address
+from agent.service.metrics.prometheus import PrometheusPage
 from tests.agent.service.conftest import StartService, until
 from tests.conftest import BrokerProcess
 from tests.ports import free_port
@@ -153,20 +154,6 @@ async def test_missing_library_is_told_with_what_to_install(monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(ConfigError, match="expected the package prometheus-client"):
         PrometheusPage(LOCAL, list)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("127.0.0.1:9464", ListenAddress("127.0.0.1", 9464)), ("[::1]:80", ListenAddress("::1", 80))],
-)
-def test_address_is_read(text: str, expected: ListenAddress) -> None:
-    assert parse_listen_address(text) == expected
-
-
-@pytest.mark.parametrize("text", ["9464", ":9464", "a:b", "a:65536", "a:-1", ""])
-def test_what_is_no_address_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="expected HOST:PORT"):
-        parse_listen_address(text)
 
 
 def test_library_is_not_loaded_unless_a_page_is_wanted() -> None:
