@@ -261,6 +261,7 @@ _DEVICES: Final = Kind(
 )
 _MIB: Final = 1 << 20
 _DAY_S: Final = 86_400
+_BROKER: Final = BrokerSettings("localhost")
 _QUEUE: Final = QueueLimits()
 _WORKER: Final = WorkerSettings()
 
@@ -296,24 +297,29 @@ KEYS: Final = (
         "PEM file with the agent's certificate, for brokers that require one.",
     ),
     Key("broker.key", _PATH, None, "PEM file with the certificate's private key."),
-    Key("broker.protocol", _one_of(*PROTOCOLS), "auto", 'MQTT version; "auto" tries 5 first.'),
+    Key("broker.protocol", _one_of(*PROTOCOLS), _BROKER.protocol, 'MQTT version; "auto" tries 5 first.'),
     Key(
         "broker.keepalive_s",
         _whole(5, 3600),
-        30,
+        _BROKER.keepalive_s,
         "A connection without a message for 1.5 times this is closed.",
     ),
     Key(
         "broker.session_expiry_s",
         _whole(0, 7 * _DAY_S),
-        600,
+        _BROKER.session_expiry_s,
         "How long the broker keeps requests while the agent is away.",
     ),
-    Key("broker.receive_maximum", _whole(1, 65535), 10_000, "Unanswered requests that the broker may send."),
+    Key(
+        "broker.receive_maximum",
+        _whole(1, 65535),
+        _BROKER.receive_maximum,
+        "Unanswered requests that the broker may send.",
+    ),
     Key(
         "broker.max_packet_bytes",
         _whole(1024, 256 * _MIB - 1),
-        64 * _MIB,
+        _BROKER.max_packet_bytes,
         "Largest message that the agent accepts (MQTT 5).",
     ),
     Key(

@@ -35,8 +35,8 @@ from agent.wire.answer import FinalAnswer
 
 _log = logging.getLogger(__name__)
 
-# At 34 requests a second these last two minutes: the default deadline and `GRACE_S`. An entry takes about 1 KB
-# without its payload.
+# At 34 requests a second these last two minutes: the default deadline and `GRACE_S`. An entry takes about
+# 1 KB without its payload.
 MAX_ANSWERS: Final = 4096
 MAX_ANSWER_BYTES: Final = 16 << 20
 MAX_REFUSALS: Final = 4096

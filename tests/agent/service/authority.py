@@ -89,7 +89,7 @@ class TlsFront:
     server
         Its certificate, without the suffix; the key lies beside it.
     ca
-        Who may vouch for clients.
+        The authority whose client certificates are accepted.
     """
 
     def __init__(self, upstream: int, server: Path, ca: Path) -> None:
@@ -101,7 +101,7 @@ class TlsFront:
         self.use(server, ca)
 
     def use(self, server: Path, ca: Path) -> None:
-        """Show another certificate, and ask for another authority's, from the next start on."""
+        """Show another certificate and accept another authority's from the next start on."""
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._context.load_cert_chain(server.with_suffix(".pem"), server.with_suffix(".key"))
         self._context.load_verify_locations(ca)

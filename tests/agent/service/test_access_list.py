@@ -1,4 +1,4 @@
-"""The access list in docs/mosquitto, on a real mosquitto: what is needed passes, and nothing else."""
+"""The access list in docs/mosquitto, on a real mosquitto: it allows what is needed, and nothing else."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_person_who_may_ask_is_answered(guarded: BrokerProcess, start_serv
         ("mallory", "edge/v1/kitchen/models/echo/infer"),
     ],
 )
-async def test_what_is_nobodys_business_cannot_be_said(guarded: BrokerProcess, user: str, topic: str) -> None:
+async def test_publishing_without_the_right_is_refused(guarded: BrokerProcess, user: str, topic: str) -> None:
     somebody = await person(guarded.port, user, f"{user}-1")
     verdict = await somebody.connection.publish(topic, b"x")
     assert verdict.name == "Not authorized"
@@ -82,7 +82,7 @@ async def test_what_is_nobodys_business_cannot_be_said(guarded: BrokerProcess, u
         ("homeassistant", "edge/v1/replies/alice-laptop/#", "edge/v1/replies/alice-laptop/x"),
     ],
 )
-async def test_what_is_nobodys_business_cannot_be_heard(
+async def test_subscriber_without_the_right_receives_nothing(
     guarded: BrokerProcess, user: str, topic_filter: str, topic: str
 ) -> None:
     heard: list[Message] = []

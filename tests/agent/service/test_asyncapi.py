@@ -1,4 +1,4 @@
-"""docs/asyncapi.yaml says what topics, parsers and a running agent say."""
+"""docs/asyncapi.yaml agrees with the topics, the parsers and a running agent."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_topics_are_those_of_the_code_and_the_code_has_no_others() -> None:
         assert parameters == set(CHANNELS[name]["parameters"]) == set(type(topic).__match_args__)
 
 
-def test_what_is_subscribed_to_and_what_is_retained_is_said() -> None:
+def test_document_says_what_is_subscribed_to_and_retained() -> None:
     operations = {
         operation["channel"]["$ref"].rpartition("/")[2]: operation
         for operation in DOCUMENT["operations"].values()

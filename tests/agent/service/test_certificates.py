@@ -1,4 +1,4 @@
-"""Certificates: both sides are checked, what is wrong is said with what to do, and renewed ones are used."""
+"""Certificates: both sides are checked, errors say what to do, and renewed certificates are used."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def keys_of(folder: Path, port: int, host: str = "127.0.0.1", **others: str) -> 
         "broker_ca": str(folder / "ca.pem"),
         "broker_certificate": str(folder / "client.pem"),
         "broker_key": str(folder / "client.key"),
-        # A busy machine must not look like a broker that knows no MQTT 5, and is asked twice.
+        # With "auto", a slow answer on a busy machine could look like a broker without MQTT 5.
         "broker_protocol": "5",
         **others,
     }
@@ -91,7 +91,7 @@ async def test_renewed_certificate_is_used_without_a_restart(
     await front.stop()
 
 
-async def test_certificates_that_do_not_fit_leave_the_connection_alone_and_are_told(
+async def test_mismatched_certificates_are_reported_and_leave_the_connection_alone(
     mosquitto: BrokerProcess, start_service: StartService, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     authority = Authority(folder)
@@ -142,7 +142,7 @@ def broker_of_another_authority(folder: Path) -> None:
         (broker_of_another_authority, "was not issued by", "give the authority that issued it"),
     ],
 )
-async def test_broker_whose_certificate_is_wrong_is_not_used_and_said_why(
+async def test_broker_with_a_wrong_certificate_is_not_used_and_the_reason_is_logged(
     mosquitto: BrokerProcess,
     start_service: StartService,
     folder: Path,
@@ -209,7 +209,7 @@ def settings_of(folder: Path) -> TlsSettings:
     return TlsSettings(folder / "ca.pem", folder / "client.pem", folder / "client.key")
 
 
-def test_encrypted_key_is_refused_and_nobody_is_asked_for_its_password(folder: Path) -> None:
+def test_encrypted_key_is_refused_without_asking_for_its_password(folder: Path) -> None:
     Authority(folder).issue("client")
     path = folder / "client.key"
     key = serialization.load_pem_private_key(path.read_bytes(), None)
@@ -253,7 +253,7 @@ def test_key_that_may_not_be_read_is_named(folder: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(("mode", "warned"), [(0o600, False), (0o640, False), (0o644, True)])
-def test_key_that_everybody_can_read_is_warned_of(
+def test_key_that_everybody_can_read_causes_a_warning(
     folder: Path, caplog: pytest.LogCaptureFixture, mode: int, warned: bool
 ) -> None:
     Authority(folder).issue("client")
@@ -263,7 +263,7 @@ def test_key_that_everybody_can_read_is_warned_of(
     assert ("every user of this machine can read the key" in caplog.text) is warned
 
 
-def test_end_of_certificates_is_known_and_known_anew(folder: Path) -> None:
+def test_expiry_of_certificates_is_read_again_when_they_change(folder: Path) -> None:
     authority = Authority(folder)
     authority.issue("client", until=2 * HOUR)
     files = CertificateFiles(settings_of(folder))
@@ -280,7 +280,7 @@ def test_end_of_certificates_is_known_and_known_anew(folder: Path) -> None:
     assert files.expiries().keys() == {"ca"}
 
 
-def test_end_is_read_with_an_old_library_too() -> None:
+def test_expiry_is_read_with_an_old_library_too() -> None:
     of_debian_12 = SimpleNamespace(not_valid_after=datetime(2030, 1, 1))
     assert tls._end(of_debian_12) == 1893456000  # type: ignore[arg-type]
 

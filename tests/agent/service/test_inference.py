@@ -41,7 +41,7 @@ async def test_unknown_model_is_answered_404(mosquitto: BrokerProcess, start_ser
         assert "nobody" in json.loads(answer.payload)["error"]
 
 
-async def test_expired_request_is_answered_408_and_its_late_result_is_no_second_answer(
+async def test_expired_request_is_answered_408_and_its_late_result_is_dropped(
     mosquitto: BrokerProcess, start_service: StartService, tmp_path: Path
 ) -> None:
     async with start_service(mosquitto.port) as rig:
@@ -274,7 +274,7 @@ async def test_json_request_that_cannot_be_served_is_refused_in_json(
         assert (answer["id"], answer["status"], answer["model_name"]) == ("7", 404, "none")
 
 
-async def test_ten_times_too_much_is_answered_to_the_last_request_and_leaves_nothing_behind(
+async def test_tenfold_overload_is_answered_to_the_last_request_and_leaves_nothing_behind(
     mosquitto: BrokerProcess, start_service: StartService
 ) -> None:
     async with start_service(mosquitto.port, inference_queue_requests=8) as rig:

@@ -38,7 +38,7 @@ def test_damaged_number_does_not_stop_the_agent_and_still_grows(tmp_path: Path, 
     assert next_session_seq(tmp_path) == after + 1
 
 
-def test_birth_will_and_stop_bear_the_same_number() -> None:
+def test_birth_will_and_stop_have_the_same_number() -> None:
     connection = Recorder()
     here = Presence(SESSION, connection)  # type: ignore[arg-type]
     here.announce()
@@ -52,7 +52,7 @@ def test_birth_will_and_stop_bear_the_same_number() -> None:
     assert json.loads(will.payload) == {"state": "offline", "session_seq": 7, "version": "0.1.0"}
 
 
-def test_late_will_is_corrected_and_our_own_words_are_not() -> None:
+def test_late_will_is_corrected_and_our_own_state_is_not() -> None:
     connection = Recorder()
     now_s = 0.0
     here = Presence(SESSION, connection, clock=lambda: now_s)  # type: ignore[arg-type]
@@ -64,7 +64,7 @@ def test_late_will_is_corrected_and_our_own_words_are_not() -> None:
     assert [document["state"] for _, document, _ in connection.published] == ["online", "online"]
 
 
-def test_correction_is_not_repeated_as_fast_as_somebody_contradicts() -> None:
+def test_corrections_are_rate_limited() -> None:
     connection = Recorder()
     now_s = 10.0
     here = Presence(SESSION, connection, clock=lambda: now_s)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Home Assistant's entities: what they read is what the agent says, and they go when they should."""
+"""Home Assistant's entities show what the agent publishes, and are removed when they should be."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOPIC = "homeassistant/device/edge_kitchen/config"
 
 
 class Assistant(Watcher):
-    """Home Assistant, as far as it reads discovery and renders templates."""
+    """The parts of Home Assistant that read discovery documents and render templates."""
 
     async def __aenter__(self) -> Assistant:
         await super().__aenter__()
@@ -87,24 +87,24 @@ async def test_entities_of_a_model_that_is_gone_are_taken_away(
         assert not any(name.startswith("echo") for name in clean["components"])
 
 
-async def test_switched_off_everything_is_taken_back_once(
+async def test_announcement_is_withdrawn_once_when_switched_off(
     mosquitto: BrokerProcess, start_service: StartService, tmp_path: Path
 ) -> None:
-    note = tmp_path / "state-kitchen" / HOME_ASSISTANT_FILE
+    record = tmp_path / "state-kitchen" / HOME_ASSISTANT_FILE
     async with Assistant(mosquitto.port) as assistant:
         async with start_service(mosquitto.port, **ON):
             await until(lambda: bool(assistant.entities()))
-        assert TOPIC in json.loads(note.read_text())
+        assert TOPIC in json.loads(record.read_text())
         async with start_service(mosquitto.port):
             await until(lambda: assistant.said[-1] is None)
-            await until(lambda: not note.exists())
+            await until(lambda: not record.exists())
         count = len(assistant.said)
         async with start_service(mosquitto.port) as rig:
             await until(lambda: rig.service.online)
         assert len(assistant.said) == count
 
 
-async def test_another_prefix_takes_the_entities_along(
+async def test_announcement_moves_to_another_prefix(
     mosquitto: BrokerProcess, start_service: StartService
 ) -> None:
     async with Assistant(mosquitto.port) as assistant:

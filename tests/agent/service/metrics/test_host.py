@@ -1,4 +1,4 @@
-"""What a device says of its heat and its power, read from files as the kernels of boards write them."""
+"""Temperatures, clocks and throttling, read from files as Linux writes them on boards."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_raspberry_pi_that_is_slowed_down_says_why(tmp_path: Path) -> None:
     assert ever == {**now, "under_voltage": 0, "frequency_capped": 1}
 
 
-def test_board_says_its_temperatures_clocks_and_coolers(tmp_path: Path) -> None:
+def test_temperatures_clocks_and_coolers_are_read(tmp_path: Path) -> None:
     write(tmp_path, "sys/class/thermal/thermal_zone0/type", "cpu-thermal\n")
     write(tmp_path, "sys/class/thermal/thermal_zone0/temp", "48312\n")
     write(tmp_path, "sys/class/thermal/cooling_device0/type", "pwm-fan\n")
@@ -46,7 +46,7 @@ def test_board_says_its_temperatures_clocks_and_coolers(tmp_path: Path) -> None:
     assert gauges["edge_cpu_seconds_total", (("mode", "idle"),)] == 7
 
 
-def test_machine_without_any_of_it_leaves_it_out(tmp_path: Path) -> None:
+def test_missing_sensors_are_left_out(tmp_path: Path) -> None:
     write(tmp_path, "sys/devices/platform/soc/soc:firmware/get_throttled", "nonsense")
     names = {name for name, _ in Host(tmp_path, tmp_path).gauges()}
     assert names == {"edge_agent_uptime_seconds", "edge_state_free_bytes", "edge_state_size_bytes"}

@@ -26,7 +26,7 @@ from tests.conftest import BrokerProcess
 from tests.ports import free_port
 
 DASHBOARD = Path(__file__).parents[4] / "docs" / "grafana" / "edge-agent.json"
-# What a machine without such sensors, or an agent without TLS, does not say.
+# Missing on a machine without such sensors, or in an agent without TLS.
 OF_SOME_BOARDS = {
     "edge_temperature_celsius",
     "edge_throttled",
@@ -35,7 +35,7 @@ OF_SOME_BOARDS = {
     "edge_cpu_frequency_hertz",
     "edge_certificate_expiry_timestamp_seconds",
 }
-# What is not said before it has happened.
+# Missing until it happens for the first time.
 OF_ACCIDENTS = {
     "edge_faults_total",
     "edge_inference_duplicates_total",
@@ -111,7 +111,7 @@ def assert_dashboard_names_what_is_there(names: set[str]) -> None:
             assert used <= {*of_it.labels, "le", "instance", "job"}, query
 
 
-async def test_busy_agent_is_told_as_busy_and_not_with_old_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_blocked_agent_is_reported_as_busy_without_old_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent.service.metrics.prometheus.CLIENT_LIMIT_S", 0.2)
     page = PrometheusPage(LOCAL, list)
     status: list[int] = []
@@ -133,7 +133,7 @@ async def test_busy_agent_is_told_as_busy_and_not_with_old_numbers(monkeypatch: 
     await page.close()
 
 
-async def test_client_that_says_nothing_does_not_hold_up_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_client_does_not_hold_up_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent.service.metrics.prometheus._Handler.timeout", 0.3)
     page = PrometheusPage(LOCAL, list)
     with socket.create_connection(("127.0.0.1", page.port)):
@@ -141,7 +141,7 @@ async def test_client_that_says_nothing_does_not_hold_up_the_next(monkeypatch: p
     await page.close()
 
 
-async def test_port_that_is_taken_is_told() -> None:
+async def test_port_that_is_taken_is_an_error() -> None:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         sock.listen()
@@ -150,7 +150,7 @@ async def test_port_that_is_taken_is_told() -> None:
     assert caught.value.hint is not None
 
 
-async def test_missing_library_is_told_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_library_is_an_error_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(ConfigError, match="expected the package prometheus-client"):
         PrometheusPage(LOCAL, list)

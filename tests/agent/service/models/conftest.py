@@ -23,7 +23,7 @@ READY = Ready(0.0, 0.0, 0, 1, 0, False, "no sandbox: a test")
 
 
 class FakeProcess:
-    """Stands for a `WorkerProcess`; is ready at once, unless its `Workers` are silent or broken."""
+    """Replaces a `WorkerProcess`; it is ready at once, unless its `Workers` are silent or broken."""
 
     def __init__(
         self, workers: Workers, on_frame: Callable[[Frame], None], on_end: Callable[[str], None]

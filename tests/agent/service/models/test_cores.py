@@ -19,7 +19,7 @@ def test_one_model_has_all_processors() -> None:
     assert Cores((0, 1, 2, 3)).share_out(["a"]) == {"a": Share((0, 1, 2, 3), 4)}
 
 
-def test_several_have_processors_of_their_own_the_earlier_ones_more() -> None:
+def test_several_models_have_different_processors_the_earlier_ones_more() -> None:
     assert Cores((0, 1, 2, 3)).share_out(["a", "b", "c"]) == {
         "a": Share((0, 1), 2),
         "b": Share((2,), 1),
@@ -35,7 +35,7 @@ def test_configured_threads_are_the_most_and_never_more_than_processors() -> Non
     }
 
 
-def test_models_are_not_kept_apart_where_that_is_not_wanted() -> None:
+def test_models_share_all_processors_if_configured() -> None:
     both = Cores((0, 1), apart=False).share_out(["a", "b"])
     assert both == {"a": Share((0, 1), 2), "b": Share((0, 1), 2)}
 

@@ -88,7 +88,7 @@ def test_deaths_are_too_many_only_within_the_window() -> None:
     assert window.total == 100
 
 
-def test_one_death_is_too_many_where_that_is_the_limit() -> None:
+def test_one_death_is_too_many_if_that_is_the_limit() -> None:
     assert CrashWindow(1, 0.1).died(5.0) is Event.DIED_TOO_OFTEN
 
 

@@ -1,4 +1,4 @@
-"""Models come and go: which processors each has."""
+"""Which processors each model has while models come and go."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ async def processors(client: Client, model: str) -> set[int]:
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is nothing to share out")
-async def test_processors_are_shared_out_anew_when_a_model_comes_or_goes(
+async def test_processors_are_divided_again_when_a_model_comes_or_goes(
     mosquitto: BrokerProcess, start_service: StartService
 ) -> None:
     whole = os.sched_getaffinity(0)
@@ -34,7 +34,7 @@ async def test_processors_are_shared_out_anew_when_a_model_comes_or_goes(
         assert await processors(client, "other") == whole
 
 
-async def test_processors_are_everybodys_where_that_is_configured(
+async def test_every_model_has_all_processors_if_configured(
     mosquitto: BrokerProcess, start_service: StartService
 ) -> None:
     async with start_service(mosquitto.port, models=["one", "other"], worker_share_cores=False) as rig:

@@ -1,4 +1,4 @@
-"""One worker is started, watched, started again and given up, in virtual time and without processes."""
+"""One worker is started, watched, restarted and given up, in virtual time and without processes."""
 
 from __future__ import annotations
 
@@ -98,7 +98,9 @@ async def test_request_that_computes_too_long_is_answered_408_at_the_limit(
 
 
 @in_virtual_time
-async def test_third_death_in_the_window_is_the_end(supervised: MakeSupervised, workers: Workers) -> None:
+async def test_third_death_in_the_window_takes_the_bundle_out_of_service(
+    supervised: MakeSupervised, workers: Workers
+) -> None:
     made = supervised(crash_limit=3, crash_window_s=60.0)
     await made.supervisor.start()
     for _ in range(3):
@@ -111,7 +113,7 @@ async def test_third_death_in_the_window_is_the_end(supervised: MakeSupervised, 
 
 
 @in_virtual_time
-async def test_deaths_that_are_far_apart_are_no_end(supervised: MakeSupervised, workers: Workers) -> None:
+async def test_deaths_that_are_far_apart_are_tolerated(supervised: MakeSupervised, workers: Workers) -> None:
     made = supervised(crash_limit=3, crash_window_s=60.0)
     await made.supervisor.start()
     for _ in range(20):

@@ -44,7 +44,7 @@ def test_message_of_qos_0_has_no_place() -> None:
     assert AckOrder(lambda _message: None).arrived(message(0, qos=0)) is None
 
 
-def test_messages_of_an_earlier_connection_hold_up_nobody() -> None:
+def test_messages_of_an_earlier_connection_do_not_hold_up_others() -> None:
     acked: list[int] = []
     acks = AckOrder(lambda receipt: acked.append(receipt.packet_id))
     stale = acks.arrived(message(1, epoch=1))

@@ -1,4 +1,4 @@
-"""Remembered answers: found again, bounded, forgotten in time, and there after the process was killed."""
+"""Remembered answers are found again, bounded, forgotten in time, and survive a kill of the process."""
 
 from __future__ import annotations
 

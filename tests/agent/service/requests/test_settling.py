@@ -26,7 +26,7 @@ SUCCESS = reason(0)
 
 @dataclass
 class FakeConnection:
-    """Keeps what is sent, until the test says what became of it."""
+    """Keeps what is sent until the test settles it."""
 
     connected: bool = True
     acknowledged: list[int] = field(default_factory=list)
