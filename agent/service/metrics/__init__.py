@@ -1,1 +1,1 @@
-"""Metrics: a table of all names, the counters, the gauges, and the outputs (Prometheus, Home Assistant)."""
+"""Metrics: a table of all names, the counters, the device's gauges, Prometheus and Home Assistant."""

@@ -1,4 +1,6 @@
-"""What an inference request goes through: its forms, the order of acknowledgement, the answers that are kept.
+"""The parts of serving a request: its forms, the order of acknowledgement, the answers that are kept.
+
+`agent.service.inference` puts them together.
 
 A request takes six forms on its way: `Message` and `InferMessage` (MQTT), `Pending` (accepted, and not
 answered yet), `Request` and `Answer` (frames to and from the worker), `FinalAnswer` (MQTT again). Its way to
