@@ -20,7 +20,7 @@ from tvm_ffi import WalkResult
 
 from builder.target.device_target import DeviceTarget
 
-# What a core does in a nanosecond at best: vector operations (wide cores have two units at 3 GHz, the others
+# The most that a core does in a nanosecond: vector operations (wide cores have two units at 3 GHz, the others
 # one at 1.5 GHz; a multiply-add is two operations), and bytes from the outer caches.
 _WIDE_OPERATIONS, _OPERATIONS = 12.0, 3.0
 _BYTES: Final = 8.0
@@ -68,7 +68,7 @@ class _Work:
     touched: dict[Any, float] = field(default_factory=lambda: defaultdict(float))
 
     def add(self, body: tirx.Stmt, *, times: float, at_once: float) -> None:
-        """Add what `body` does when it runs `times` times, `at_once` of these in one vector."""
+        """Add the work of `body`, which runs `times` times, `at_once` of them in one vector."""
 
         def loop(stmt: tirx.For) -> WalkResult:
             extent = _extent(stmt.extent)

@@ -33,9 +33,9 @@ class Chooser(Protocol):
         name
             The decision, such as `oc`.
         values
-            What it may be.
+            The values that it may take.
         default
-            What the heuristic would take; it need not be among `values`.
+            The heuristic's choice; it need not be among `values`.
         """
 
 
@@ -49,16 +49,17 @@ class BestKnown(Protocol):
 class Recorded(Chooser, Protocol):
     """Repeats recorded decisions.
 
-    It raises a `ValueError` where the space no longer asks for what was recorded.
+    It raises `ValueError` if the space no longer fits the record: it asks for a decision that was not
+    recorded, or does not offer the recorded value.
     """
 
     def check_all_used(self) -> None:
-        """Check, once a space has asked for its decisions, that it asked for every recorded one.
+        """Check that a space asked for every recorded decision; call this after it has been applied.
 
         Raises
         ------
         ValueError
-            If it did not: the record is of another space.
+            If a decision was not asked for: the record is of another space.
         """
 
 
@@ -66,14 +67,14 @@ class Shipped(Protocol):
     """Decisions that come with the compiler, by signature (`builder.kernels.signature`)."""
 
     def chooser(self, signature: str) -> Recorded | None:
-        """Return what makes the recorded decisions for a signature, None if there is no record."""
+        """Return a chooser that repeats the decisions recorded for a signature, None if there are none."""
 
     def count_outcome(self, signature: str, *, fits: bool) -> None:
-        """Note whether the decisions recorded for `signature` could be applied."""
+        """Count an attempt to apply the decisions recorded for `signature`: `fits` if it succeeded."""
 
 
 def heuristic(name: str, values: Sequence[int], default: int) -> Decision:
-    """Choose what the design space takes without measuring: `default`."""
+    """Choose `default`: what a design space takes without measuring."""
     del name, values
     return default
 
@@ -99,7 +100,7 @@ class Schedules:
     shipped
         Decisions that come with the compiler, such as `builder.records.shipped.shipped_for` returns.
     choose
-        Makes the decisions that neither of them has made.
+        Makes the decisions of a kernel that has neither.
     progress
         Called with a line for each measured schedule that does not apply.
     """

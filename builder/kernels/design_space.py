@@ -52,7 +52,7 @@ class DesignSpace:
     names
         The decisions' names, in the order in which they are made.
     values
-        For each decision, what it may be, ascending.
+        For each decision, the values that it may take, ascending.
     default
         The point that is used if nothing was measured, as indices into `values`.
     """
@@ -78,7 +78,7 @@ class DesignSpace:
         func, target
             The unscheduled function, and the device.
         choose, shipped
-            What chooses the default, as in `builder.kernels.decisions.Schedules`.
+            The sources of the default, as in `builder.kernels.decisions.Schedules`.
         """
         recorded = None
         if shipped is not None:
@@ -108,8 +108,8 @@ class DesignSpace:
 
     def point(self, decisions: Decisions) -> Point | None:
         """Return the candidate at `decisions`, None if the schedule does not apply there."""
-        # Keep the module: a schedule that is its only owner writes into the
-        # function's body, which others share.
+        # Keep the module: a schedule that is its only owner writes into the function's body, which
+        # others share.
         workload, _ = workload_of(self.func)
         sch = st.Schedule(workload)
         try:
@@ -179,7 +179,7 @@ class _Sampler:
     Parameters
     ----------
     sch
-        Whose trace gets the variables.
+        The schedule whose trace gets the variables.
     decisions
         Indices into the values, in order; None for random ones.
     """

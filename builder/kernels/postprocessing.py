@@ -1,8 +1,8 @@
-"""What is done to every scheduled function, whether a heuristic, a record or a search ordered its loops.
+"""The last step for every scheduled function, whether a heuristic, a record or a search ordered its loops.
 
-Prefetches are put in where a design space asked for them. A kernel that is too short to be worth waking other
-cores runs on the calling core only, whichever design space its loops come from: a launch costs two to five
-microseconds, and the other cores must be woken first.
+It adds the prefetches that a design space asked for. And it makes a kernel serial that is too short to be
+worth waking other cores, whichever design space its loops come from: a launch costs two to five microseconds,
+and the other cores must be woken first.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ WORTH_A_LAUNCH_US: Final = 20.0
 def postprocess(func: tirx.PrimFunc, target: DeviceTarget) -> tirx.PrimFunc:
     """Return a scheduled function as it ships.
 
-    Whatever is measured or compiled must pass through here, or a measurement is of another kernel.
+    Every kernel passes through here before it is measured or compiled, so that what is measured
+    is what ships.
     """
     return _serial_if_short(prefetch_panels(func, target), target)
 
 
 def _serial_if_short(func: tirx.PrimFunc, target: DeviceTarget) -> tirx.PrimFunc:
-    """Make the parallel loops of `func` serial if all of its work is not worth a launch."""
+    """Make the parallel loops of `func` serial if its work is too short to be worth a launch."""
     if time_us(func, target) >= WORTH_A_LAUNCH_US:
         return func
 

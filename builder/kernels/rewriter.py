@@ -1,8 +1,8 @@
 """Walks a model's `main` binding by binding, and builds the function that replaces it.
 
-TVM's own mutators visit expressions. A layout pass decides for each value: which forms of it exist, and which
-form a consumer wants. So this walk keeps a table from old variables to new expressions; the pass decides what
-becomes of each call.
+TVM's own mutators visit expressions, but a layout pass decides about values: in which forms a value exists,
+and which form a consumer wants. So this walk keeps a table from old variables to new expressions, and the
+pass decides how to replace each call.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import tvm
 from tvm import relax
 from tvm.ir import Call, GenericConst, Op
 
-# Operators that change the shape and move no data (row-major, contiguous): the graph keeps each of them as
+# Operators that change the shape without moving data (row-major, contiguous): the graph keeps each of them as
 # another name for its input's storage.
 RESHAPES: Final = ("relax.reshape", "relax.flatten", "relax.squeeze", "relax.expand_dims")
 
@@ -40,7 +40,7 @@ class Values:
         self._plain[var] = expr
 
     def plain(self, expr: relax.Expr) -> relax.Expr:
-        """Return `expr` over new variables, in the layout that the model has."""
+        """Return `expr` over new variables, in the model's own layout."""
         if isinstance(expr, relax.Var):
             return self._plain[expr]
         if isinstance(expr, relax.Tuple):
@@ -61,17 +61,17 @@ def rewrite_main(
     emit: Callable[[V, relax.Var, Call], bool],
     values: Callable[[relax.BlockBuilder], V],
 ) -> tvm.IRModule:
-    """Rebuild `main`; `emit` decides what becomes of each call.
+    """Rebuild `main`; `emit` decides how to replace each call.
 
     Parameters
     ----------
     mod
         A module whose `main` is in A-normal form.
     emit
-        Takes the table, the old variable and the old call. It emits what replaces the call, defines the
-        variable and returns True; or it returns False, and the call is copied.
+        Takes the table, the old variable and the old call. It either emits a replacement, defines the
+        variable and returns True, or returns False, and the call is copied.
     values
-        Makes the table: `Values`, or a subclass where a value may have several forms.
+        Makes the table: `Values`, or a subclass if values may have several forms.
     """
     main = mod["main"]
     functions = {g: f for g, f in mod.functions.items() if g.name_hint != "main"}
@@ -122,7 +122,7 @@ def constant_of(expr: relax.Expr) -> np.ndarray | None:
 
 
 def users_of(main: relax.Function) -> Mapping[relax.Var, int]:
-    """Count how often each variable of `main` is read; its result counts as a read."""
+    """Return how often each variable of `main` is read; returning a variable counts as a read."""
     counts: dict[relax.Var, int] = {}
 
     def visit(expr: relax.Expr) -> None:
@@ -137,7 +137,7 @@ def users_of(main: relax.Function) -> Mapping[relax.Var, int]:
 
 
 def definition(table: Values, expr: relax.Expr, *names: str) -> Call | None:
-    """Return the call that a new variable is bound to if its operator is one of `names`, else None."""
+    """Return the call that a new variable is bound to, None if its operator is not one of `names`."""
     if not isinstance(expr, relax.Var):
         return None
     value = table.bb.lookup_binding(expr)
@@ -145,7 +145,7 @@ def definition(table: Values, expr: relax.Expr, *names: str) -> Call | None:
 
 
 def legalise_as_tvm(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
-    """Replace the call of an operator by TVM's own tensor expression for it."""
+    """Return `call` as TVM legalises it: a call of TVM's own tensor expression for the operator."""
     legalise = call.op.get_attr("FLegalize")
     result: relax.Expr = legalise(bb, call)
     return result

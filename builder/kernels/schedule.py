@@ -33,7 +33,7 @@ from builder.target.device_target import DeviceTarget
 
 Schedule = Callable[[st.Schedule, st.schedule.SBlockRV, DeviceTarget, Chooser], None]
 
-SPACES: Mapping[str, Schedule] = {
+SPACES: Final[Mapping[str, Schedule]] = {
     convolution.KIND: convolution.schedule,
     depthwise.KIND: depthwise.schedule,
     matmul.KIND: matmul.schedule,
@@ -48,8 +48,8 @@ SPACES: Mapping[str, Schedule] = {
 }
 
 SCHEDULE: Final = "edge.schedule"  # a kernel's attribute: the kind of space that its loops come from
-# What a space raises where it does not apply. Degenerate shapes (no axes, no elements)
-# surface as any of the last four.
+# What a space raises if it does not apply. Degenerate shapes (no axes, no elements) cause any of the
+# last four.
 SCHEDULE_FAULTS: Final = (
     st.ScheduleError,
     tvm.error.InternalError,
@@ -162,7 +162,7 @@ def apply_space(sch: st.Schedule, target: DeviceTarget, choose: Chooser) -> str 
     Parameters
     ----------
     sch
-        An unscheduled function's schedule; it is changed in place, also where this raises.
+        An unscheduled function's schedule; it is changed in place, even if this raises.
     target
         The device.
     choose

@@ -1,7 +1,7 @@
 """A kernel's signature: what the decisions of its design space depend on, and nothing else.
 
-Two functions with the same anchor have the same signature, whatever is fused around it. So what was measured
-for a convolution in one model serves it in every model, and stays valid when its epilogue changes.
+Two functions with the same anchor have the same signature, whatever is fused around it. So a measurement of a
+convolution in one model applies to it in every model, and stays valid when its epilogue changes.
 """
 
 from __future__ import annotations

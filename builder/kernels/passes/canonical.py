@@ -25,9 +25,11 @@ from builder.kernels.rewriter import (
     users_of,
 )
 
-_EXTREMA: Mapping[type, Callable[..., relax.Expr]] = {tirx.Max: relax.op.maximum, tirx.Min: relax.op.minimum}
-
-_EXTREMA_BY_NAME: Mapping[str, Callable[..., relax.Expr]] = {
+_EXTREMA: Final[Mapping[type, Callable[..., relax.Expr]]] = {
+    tirx.Max: relax.op.maximum,
+    tirx.Min: relax.op.minimum,
+}
+_EXTREMA_BY_NAME: Final[Mapping[str, Callable[..., relax.Expr]]] = {
     "relax.maximum": relax.op.maximum,
     "relax.minimum": relax.op.minimum,
 }
@@ -80,12 +82,11 @@ class _Forms:
     def __init__(self, mod: tvm.IRModule) -> None:
         self._mod = mod
         self._tuples: dict[relax.Var, relax.Expr] = {}
-        self._lowest: dict[
-            relax.Var, tuple[relax.Expr, float]
-        ] = {}  # a maximum with a number: of what, and the number
+        # The variable of a maximum with a number -> the other operand, and the number.
+        self._lowest: dict[relax.Var, tuple[relax.Expr, float]] = {}
 
     def emit(self, table: Values, var: relax.Var, call: Call) -> bool:
-        """Replace `call` if it has another form."""
+        """Replace `call` if it is such an operator, or if it can be folded."""
         name = op_name(call)
         folded = (
             _fold(name, call, [constant_of(table.plain(a)) for a in call.args]) if name in _FOLDS else None
@@ -175,14 +176,14 @@ def _extremum(func: tirx.PrimFunc) -> Callable[..., relax.Expr] | None:
 
 
 class _FoldScale:
-    """Folds a multiplication by a constant per channel into the convolution before it."""
+    """Folds multiplications and additions of one constant per channel into the convolution before them."""
 
     def __init__(self, mod: tvm.IRModule) -> None:
         self._users = users_of(mod["main"])
         self._convs: dict[relax.Var, tuple[Call, np.ndarray | None]] = {}
 
     def emit(self, table: Values, var: relax.Var, call: Call) -> bool:
-        """Fold `call` into the convolution that it reads, if it is such a multiplication or an addition."""
+        """Fold `call` into the convolution that it reads, if it is such a multiplication or addition."""
         name = op_name(call)
         if name == "relax.nn.conv2d":
             if call.attrs.kernel_layout == "OIHW" and call.attrs.data_layout == "NCHW":

@@ -95,7 +95,7 @@ def _emit(table: _FourDimensional, var: relax.Var, call: Call) -> bool:
 
 
 def _one_dimension(table: _FourDimensional, call: Call) -> relax.Expr | None:
-    """Return a one-dimensional convolution as a two-dimensional one, None if its layout or type differs."""
+    """Return a one-dimensional convolution as a two-dimensional one, None unless it is NCW float32."""
     attrs = call.attrs
     if attrs.data_layout != "NCW" or attrs.kernel_layout != "OIW" or str(call.ty.dtype) != "float32":
         return None
@@ -131,7 +131,7 @@ def _between(table: _FourDimensional, call: Call) -> relax.Expr | None:
 def _transposed(table: _FourDimensional, x: relax.Expr, call: Call) -> relax.Expr | None:
     """Return a transposed convolution of `x` as a convolution whose results are interleaved.
 
-    None if its weights are computed, or its layout, type, groups or dilation is another.
+    None unless it is NCHW without groups or dilation, and has constant float32 weights.
     """
     attrs, weight = call.attrs, constant_of(call.args[1])
     plain = attrs.data_layout == "NCHW" and attrs.kernel_layout == "IOHW" and int(attrs.groups) == 1
@@ -164,7 +164,7 @@ def _transposed(table: _FourDimensional, x: relax.Expr, call: Call) -> relax.Exp
 
 
 def _phases(weight: np.ndarray, sh: int, sw: int) -> np.ndarray:
-    """Return `[I, O, kh, kw]` as `[O * sh * sw, I, ceil(kh / sh), ceil(kw / sw)]`, both axes reversed."""
+    """Return `[I, O, kh, kw]` as `[O * sh * sw, I, ceil(kh / sh), ceil(kw / sw)]`, windows reversed."""
     inputs, outputs, kh, kw = weight.shape
     mh, mw = -(-kh // sh), -(-kw // sw)
     whole = np.zeros((inputs, outputs, mh * sh, mw * sw), weight.dtype)

@@ -6,8 +6,8 @@ input and produces packed output; element-wise operators and pooling keep the pa
 other operator asks for the plain layout. A value is converted, once, when a consumer asks for a form in which
 it does not exist yet. Weights are packed here, as constants.
 
-The last block of channels is padded with zeros if it is not full. Later values of the padding are finite but
-meaningless: only operators that do not mix channels may see them.
+The last block of channels is padded with zeros if it is not full. After further operators the padding is
+still finite, but meaningless: only operators that do not mix channels may read it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Packed:
 
     @property
     def is_whole(self) -> bool:
-        """Whether there is no padding."""
+        """Whether the last block is full, so that there is no padding."""
         shape = shape_of(self.expr)
         return shape[1] * shape[4] == self.channels
 
@@ -78,7 +78,7 @@ class LayoutValues(Values):
         return self._packed.get(expr) if isinstance(expr, relax.Var) else None
 
     def plain(self, expr: relax.Expr) -> relax.Expr:
-        """Return `expr` in the plain layout; it is converted the first time this is asked for."""
+        """Return `expr` in the plain layout; convert it when it is first asked for."""
         if isinstance(expr, relax.Var) and expr not in self._plain:
             self.define(expr, self._unpack(self._packed[expr]))
         return super().plain(expr)
@@ -113,7 +113,7 @@ def pack(x: te.Tensor, block: int) -> te.Tensor:
 
     def element(
         i: tvm.tirx.Var, o: tvm.tirx.Var, y: tvm.tirx.Var, z: tvm.tirx.Var, b: tvm.tirx.Var
-    ) -> te.Tensor:
+    ) -> tvm.tirx.Expr:
         value = x[i, o * block + b, y, z]
         if c % block == 0:
             return value
@@ -152,7 +152,8 @@ def pack_array(array: np.ndarray, block: int, fill: float) -> np.ndarray:
     return np.ascontiguousarray(padded.reshape(n, blocks, block, h, w).transpose(0, 1, 3, 4, 2))
 
 
-# Element-wise operators whose result is finite for padding: for zero, and for what earlier ones made of zero.
+# Element-wise operators whose result in the padding is finite: for zero, and for any result of these
+# for zero.
 _UNARY: Final = {
     f"relax.{name}"
     for name in (
@@ -199,8 +200,6 @@ class _Packing:
             new = table.bb.emit(Call(call.op, operands, call.attrs, call.ty_args))
             table.define_packed(var, Packed(new, x.channels))
             return True
-        if name == "relax.concat":
-            return False
         pooled = pooling.emit(table.bb, call, x.expr)
         if pooled is not None:
             table.define_packed(var, Packed(pooled, x.channels))
@@ -232,8 +231,6 @@ class _Packing:
             if op.groups > 1 and (op.out_channels // op.groups) % out_block:
                 return False
             in_block = self._in_block(table, call.args[0], op)
-            if in_block is None:
-                return False
             x = table.as_packed(call.args[0], in_block)
             m = winograd.output_tile(op, in_block, self._target)
             if m is None:
@@ -245,8 +242,8 @@ class _Packing:
         table.define_packed(var, Packed(new, op.out_channels))
         return True
 
-    def _in_block(self, table: LayoutValues, x: relax.Expr, op: convolution.Conv2d) -> int | None:
-        """Return the block of channels in which a convolution reads `x`: its packing if that serves."""
+    def _in_block(self, table: LayoutValues, x: relax.Expr, op: convolution.Conv2d) -> int:
+        """Return the block of channels in which a convolution reads `x`: the present one if possible."""
         have = table.packed(x)
         per_group = op.in_channels // op.groups
         if have is not None and (op.groups == 1 or per_group % have.block == 0):
@@ -300,7 +297,7 @@ def choose_layouts(mod: tvm.IRModule, target: DeviceTarget) -> tvm.IRModule:
     mod
         A canonical module.
     target
-        Its vectors have as many lanes as the largest block has channels.
+        The device; the largest block has as many channels as its vectors have lanes.
     """
     packing = _Packing(target)
     return rewrite_main(mod, packing.emit, LayoutValues)

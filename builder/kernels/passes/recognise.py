@@ -1,9 +1,9 @@
 """Recognises what exporters decompose: layer norm in nine operators, products of flattened rows.
 
-Runs before layouts are chosen. A layer norm becomes one operator, which is computed in one pass
-over each row. A reshape that keeps the last axis moves after the products and element-wise
-operators that follow it, where it usually meets its inverse and both vanish: the operators that it
-separated are then fused into one kernel.
+Runs before layouts are chosen. A layer norm becomes one operator, which is computed row by row while the row
+is in the L1 cache. A reshape that keeps the last axis moves behind the products and element-wise operators
+that follow it. There it usually meets its inverse, and both vanish, so that the operators that it separated
+are fused into one kernel.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _BINARY: Final = {f"relax.{n}" for n in ("add", "subtract", "multiply", "divide"
 
 
 def recognise(mod: tvm.IRModule) -> tvm.IRModule:
-    """Rewrite `mod` with operators in place of their parts, and with reshapes moved out of the way.
+    """Recombine decomposed operators in `mod`, and move reshapes out of the way of fusion.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ def _emit(table: Values, var: relax.Var, call: Call) -> bool:
 
 
 def _unfolded(table: Values, expr: relax.Expr) -> relax.Expr | None:
-    """Return the tensor that `expr` is a reshape of, None if there is none or its last axis is another."""
+    """Return the tensor that `expr` reshapes, None if `expr` is not a reshape or changes the last axis."""
     view = definition(table, expr, *RESHAPES)
     if view is None:
         return None
@@ -68,7 +68,7 @@ def _unfolded(table: Values, expr: relax.Expr) -> relax.Expr | None:
 
 
 def _reshape(table: Values, call: Call) -> relax.Expr | None:
-    """Return a reshape of a reshape as one, or as none if it is the inverse."""
+    """Merge a reshape of a reshape into one; drop both if they are inverse to each other."""
     if op_name(call) not in RESHAPES:
         return None
     x = table.plain(call.args[0])
@@ -138,7 +138,7 @@ def _as_rows(
 def _quotient(table: Values, call: Call) -> relax.Expr | None:
     """Return a division by a constant as a multiplication.
 
-    Only where that changes nothing (a power of two), or next to nothing (the argument of an erf, as in GELU).
+    Only if that changes nothing (a power of two), or next to nothing (the argument of an erf, as in GELU).
     """
     name = op_name(call)
     if name == "relax.erf":

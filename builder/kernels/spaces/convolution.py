@@ -120,7 +120,7 @@ def pack_weights(weight: np.ndarray, in_block: int, out_block: int, together: in
     """Pack `[OC, IC/groups, KH, KW]` as `[OC/bo/t, IC/bi, KH, KW, bi, t, bo]`; fill blocks with zeros.
 
     The `t = together` blocks of a register tile are adjacent: ARM loads vectors in pairs, and streams that
-    are a power of two apart would compete for the same lines of the first cache.
+    are a power of two apart would compete for the same lines of the L1 cache.
     """
     o, i, kh, kw = weight.shape
     ob, ib = -(-o // out_block), -(-i // in_block)
@@ -172,7 +172,7 @@ def emit(
 
 
 def convolve(x: te.Tensor, w: te.Tensor, op: Conv2d) -> te.Tensor:
-    """Return the tensor expression of the convolution of `x`, which is padded already."""
+    """Return the tensor expression of the convolution of `x`, which is already padded."""
     outer, in_blocks, kernel_h, kernel_w, in_block, together, out_block = (int(d) for d in w.shape)
     out_blocks = outer * together
     per_group = out_blocks // op.groups
@@ -183,7 +183,7 @@ def convolve(x: te.Tensor, w: te.Tensor, op: Conv2d) -> te.Tensor:
     (sh, sw), (dh, dw) = op.strides, op.dilation
     parts = int(x.shape[4]) // in_block  # blocks of the reduction in a block of the input
 
-    def element(n: te.Tensor, o: te.Tensor, y: te.Tensor, z: te.Tensor, v: te.Tensor) -> te.Tensor:
+    def element(n: tirx.Var, o: tirx.Var, y: tirx.Var, z: tirx.Var, v: tirx.Var) -> tirx.Expr:
         first = 0 if op.groups == 1 else o // per_group * in_blocks
         at = ii if parts == 1 else ic % parts * in_block + ii
         value = x[n, first + ic // parts, y * sh + kh * dh, z * sw + kw * dw, at]
@@ -208,15 +208,15 @@ class ConvolutionTiles:
     ow
         Output columns held in registers.
     oh
-        Output rows that are computed for all channels before the next ones: their
-        input stays in the second cache.
+        Output rows that are computed for all channels before the next rows, so that their input stays in the
+        L2 cache.
     ii
         Input channels unrolled in the innermost reduction.
     held
         Whether these input values are held in vector registers; see `register_tile.hold_operand`.
     row_held
-        Whether, for an input of single channels, the input row that a row of the
-        window reads is held instead.
+        Whether, for an input of single channels, the input row that a row of the window reads is
+        held instead.
     """
 
     oc: Decision
@@ -273,7 +273,7 @@ class Rows:
     bytes_each: int = 0
 
     def at_once(self, cache_bytes: int) -> int:
-        """Return the largest divisor of `count` such that the input of so many rows fits half of a cache."""
+        """Return the largest divisor of `count` for which the input of that many rows fits half a cache."""
         fits = [r for r in divisors(self.count, self.count) if r * self.bytes_each <= cache_bytes // 2]
         return max(fits, default=1)
 
@@ -288,9 +288,9 @@ def space(
 ) -> ConvolutionSpace:
     """Return the design space of a packed convolution.
 
-    The heuristic takes the tile of `register_tile.best_tile` and unrolls the reduction by four,
-    which is one vector of a held operand. It takes as many rows as keep their input in the
-    second cache while all weights pass.
+    The heuristic takes the tile of `register_tile.best_tile` and unrolls the reduction by four, which is one
+    vector of a held operand. It takes as many rows as keep their input in the L2 cache while all weights are
+    read.
 
     Parameters
     ----------
@@ -347,7 +347,7 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: ConvolutionTiles
 
 
 def schedule_pad(sch: st.Schedule, block: st.schedule.SBlockRV) -> None:
-    """Order the loops of the padded copy: planes are divided among cores, a block of channels is a vector."""
+    """Order the loops of the padded copy: rows are divided among cores, a block of channels is a vector."""
     loops = sch.get_loops(block)
     if len(loops) != 5:
         return

@@ -49,7 +49,7 @@ def emit(bb: relax.BlockBuilder, op: Conv2d, x: relax.Expr, weight: np.ndarray) 
 
 
 def convolve(x: te.Tensor, w: te.Tensor, op: Conv2d) -> te.Tensor:
-    """Return the tensor expression of the convolution of `x`, which is padded already."""
+    """Return the tensor expression of the convolution of `x`, which is already padded."""
     blocks, kernel_h, kernel_w, block = (int(d) for d in w.shape)
     kh = te.reduce_axis((0, kernel_h), "kh")
     kw = te.reduce_axis((0, kernel_w), "kw")
@@ -76,12 +76,12 @@ class DepthwiseTiles:
     ow
         Output columns held in registers.
     oh
-        Output rows computed together. The input that they read is padded into a buffer that stays in the
-        second cache; a padded copy of the whole input would go through memory.
+        Output rows computed together. The input that they read is padded into a buffer that stays in the L2
+        cache; a padded copy of the whole input would go through memory.
     zeros_first
-        Whether to fill that buffer with zeros and then copy the input into it, rather than
-        choose between the two for each column. With narrow vectors that takes a third of the
-        time; with wide ones it writes too much.
+        Whether to fill that buffer with zeros and then copy the input into it, rather than choose between the
+        two for each column. With narrow vectors that takes a third of the time; with wide ones it writes too
+        much.
     """
 
     ow: Decision
@@ -109,7 +109,7 @@ def space(
     """Return the design space of a depthwise convolution.
 
     The heuristic takes as many columns as leave registers for what they read and for a row of the filter, and
-    as many rows as have their input in a quarter of the second cache.
+    as many rows as keep their input in a quarter of the L2 cache.
 
     Parameters
     ----------
@@ -118,11 +118,11 @@ def space(
     kernel_w
         Columns of the filter.
     row_bytes
-        Bytes of the input that one output row takes.
+        Bytes of the input that one output row reads.
     target
         The device.
     stride
-        Columns of the input for each of the output.
+        Columns of the input for each column of the output.
     """
     ows, ohs = divisors(out_width, 32), divisors(out_height, out_height)
     narrow = target.simd.lanes <= 4

@@ -1,8 +1,8 @@
-"""What is fused after an anchor: bias, activation, residual add.
+"""The epilogue: the operators that are fused after an anchor, such as bias, activation and residual add.
 
-The blocks after the anchor are inlined into the last of them, which is computed while the anchor's
-tile is still in registers. An anchor with no block after it gets a copy instead, so that it
-accumulates in a separate buffer.
+The blocks after the anchor are inlined into the last of them, which is computed while the anchor's tile is
+still in registers. If no block follows an anchor, it gets a copy as its epilogue, so that it accumulates in
+a separate buffer.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from tvm import tirx
 
 from builder.kernels.spaces.fallback import is_cheap
 
-# Attributes of a function, TVM's OpPatternKind: whether fusion puts element-wise operators after it.
+# Attributes of a function (TVM's OpPatternKind): whether fusion appends element-wise operators to it.
 FUSES_ELEMENTWISE: Final[Mapping[str, int]] = {"op_pattern": 4}  # kOutEWiseFusable
 NEVER_FUSED: Final[Mapping[str, int]] = {"op_pattern": 8}  # kOpaque
 
 
 @dataclass(frozen=True, slots=True)
 class Epilogue:
-    """What is fused after an anchor, as one block.
+    """The blocks after an anchor, as one block.
 
     Attributes
     ----------
@@ -74,7 +74,7 @@ class Epilogue:
             inner.append(outer)
         sch.vectorize(last)
         # A long formula unrolled over a tile would be more code than the product itself. It stays a loop, and
-        # reads the tile from the first cache.
+        # reads the tile from the L1 cache.
         if is_cheap(sch.get(self.block)):
             for rest in inner:
                 sch.unroll(rest)

@@ -1,8 +1,9 @@
 """The schedule of functions without a design space. It never fails.
 
-Element-wise blocks are inlined where that repeats no work. Each remaining block has its outer spatial loops
-fused and divided among the cores, and its innermost contiguous loop vectorised. A step that a block does not
-allow is left out for that block only, so a loop nest stays serial only if it cannot be parallel.
+Element-wise blocks are inlined unless that repeats expensive work. The outer spatial loops of each
+remaining block are fused and divided among the cores, and its innermost contiguous loop is vectorised. If a
+block does not allow a step, the step is skipped for that block only, so a loop nest stays serial only if it
+cannot be parallel.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _CHEAP_PRODUCTS: Final = 4  # a polynomial that approximates exp or erf has more
 
 
 def is_cheap(block: tirx.Stmt) -> bool:
-    """Whether computing a block's element again costs no more than storing and reading it."""
+    """Whether it costs no more to compute an element of the block again than to store and read it."""
     calls: list[Call] = []
     products: list[tirx.Mul] = []
     tvm_ffi.structural_walk(block.body, (Call, calls.append))
@@ -118,15 +119,14 @@ def _order(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget) 
     elements = math.prod(extents)
     inner = spatial[-1]
     if reduction:
-        sch.reorder(*spatial[:-1], *reduction, inner) if extents[-1] >= lanes else sch.reorder(
-            *spatial, *reduction
-        )
         if extents[-1] >= lanes:
+            sch.reorder(*spatial[:-1], *reduction, inner)
             outer, vector = sch.split(inner, [None, lanes * 4 if extents[-1] % (lanes * 4) == 0 else lanes])
             sch.reorder(*spatial[:-1], outer, *reduction, vector)
             parallel = sch.fuse(*spatial[:-1], outer)
             sch.vectorize(vector)
         else:
+            sch.reorder(*spatial, *reduction)
             parallel = sch.fuse(*spatial)
         sch.parallel(parallel)
         sch.decompose_reduction(block, reduction[0])

@@ -1,8 +1,8 @@
 """Matrix products: with constant weights packed in panels, and of two computed matrices.
 
-Weights become `[N/nb, K, nb]`, where a panel of `nb` columns is one to four vectors wide. A tile
-of `rows` x one panel is kept in registers while K runs. Panels are the outer, parallel loop, so
-each weight is read by one core.
+Weights become `[N/nb, K, nb]`, where a panel of `nb` columns is one to three vectors wide, or up to eight for
+a single row. A tile of `rows` rows x one panel is kept in registers while K runs. Panels are the outer,
+parallel loop, so each weight is read by one core.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ from builder.target.device_target import DeviceTarget
 
 KIND: Final = "matmul"
 BATCHED: Final = "batch_matmul"
+_RANK: Final = 4  # of the operands in attention: batch, heads, rows, columns
+_HEAD_SWAP: Final = [0, 2, 1, 3]  # the axes of a transpose that exchanges heads and rows
 
 
 def panel_width(columns: int, rows: int, target: DeviceTarget) -> int | None:
     """Return the columns of a panel: vectors, or half vectors, that divide `columns`; None if none do.
 
-    With three vectors each broadcast serves more products. Where the rows are held in registers too
-    (`register_tile`), two vectors leave more registers for rows. A single row keeps the multipliers busy with
-    its panel only: eight vectors cover the latency of a multiply-add.
+    With three vectors, each broadcast serves more products. If the rows are held in registers too
+    (`register_tile`), two vectors leave more registers for rows. With a single row, only the panel keeps the
+    multipliers busy: eight vectors cover the latency of a multiply-add.
     """
     lanes = target.simd.lanes
     counts: tuple[int, ...] = (2, 3, 1) if multiplies_by_element(target) else (3, 2, 1)
@@ -123,13 +125,13 @@ class MatmulSpace:
 def space(rows: int, depth: int, vectors: int, target: DeviceTarget) -> MatmulSpace:
     """Return the design space of a product.
 
-    The heuristic takes the most rows whose accumulators fit the registers, beside a row
-    of the panel and one broadcast.
+    The heuristic takes the most rows whose accumulators fit the registers, beside a row of the panel and one
+    broadcast.
 
     Parameters
     ----------
     rows, depth
-        Rows that a tile may divide, and K.
+        The extent that the rows of a tile must divide, and K.
     vectors
         Vectors in a panel.
     target
@@ -174,7 +176,7 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
 
 
 def legalise(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
-    """Legalise the product of two computed matrices of the same rank and batch; any other as TVM does."""
+    """Legalise a product of computed matrices: ours for float32 with the same rank and batch, else TVM's."""
     left, right = shape_of(call.args[0]), shape_of(call.args[1])
     same = len(left) == len(right) >= 2 and left[:-2] == right[:-2]
     if not same or str(call.ty.dtype) != "float32":
@@ -255,10 +257,6 @@ class Heads:
                 primfunc_attrs=FUSES_ELEMENTWISE,
             )
         )
-
-
-_RANK: Final = 4
-_HEAD_SWAP: Final = [0, 2, 1, 3]
 
 
 def swaps_heads_and_rows(call: Call) -> bool:

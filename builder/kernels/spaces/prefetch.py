@@ -1,9 +1,9 @@
 """Prefetches of weights.
 
-Register tiles read one panel of weights again and again, then the next. The first tile of a panel finds it in
-no near cache. On small planes, where a panel serves only a few tiles, the core then waits for memory, which
-was idle before. So a design space marks the loop that reads a panel (`mark`), and `prefetch_panels` makes
-each round of that loop prefetch its share of the next panel.
+Register tiles read one panel of weights again and again, then the next. The first tile of a panel does not
+find it in the L1 or L2 cache. On small planes, where a panel serves only a few tiles, the core then waits for
+memory, which was idle before. So a design space marks the loop that reads a panel (`mark`), and
+`prefetch_panels` makes each round of that loop prefetch its share of the next panel.
 
 Only x86 does this: small ARM cores track few outstanding cache misses, and each instruction costs them more.
 """
@@ -24,8 +24,8 @@ from builder.target.device_target import DeviceTarget
 
 _MARK: Final = "edge.panel_rounds"
 _LINE_BYTES: Final = 64
-# Arguments of llvm.prefetch. The next panel goes to the second cache: the first holds the current panel.
-_READ, _SECOND_CACHE, _DATA = 0, 2, 1
+# Arguments of llvm.prefetch. The next panel goes to the L2 cache: the L1 cache holds the current panel.
+_READ, _L2, _DATA = 0, 2, 1
 
 
 def mark(sch: st.Schedule, loop: st.schedule.LoopRV, rows: int) -> None:
@@ -36,7 +36,7 @@ def mark(sch: st.Schedule, loop: st.schedule.LoopRV, rows: int) -> None:
     sch
         The schedule.
     loop
-        A reduction's outermost loop, inside one parallel loop and any number of others.
+        A loop of a reduction, inside one parallel loop and any number of others.
     rows
         Successive rounds of the parallel loop that read the same panel.
     """
@@ -85,8 +85,8 @@ def _marked(body: tirx.Stmt, outside: tuple[tirx.For, ...]) -> tuple[tirx.For, t
 def _prefetches(outer: tirx.For, between: tuple[tirx.For, ...], inner: tirx.For) -> tuple[tirx.Stmt, ...]:
     """Return the prefetches of a round of `inner`: its share of the next panel, in whole cache lines.
 
-    A share of less than half a line is none: the panel then serves so many tiles that
-    waiting for it hardly matters.
+    If a share is less than half a line, there are none: the panel then serves so many tiles that waiting for
+    it hardly matters.
     """
     weights = _second_factor(inner.body)
     if weights is None:
@@ -103,7 +103,7 @@ def _prefetches(outer: tirx.For, between: tuple[tirx.For, ...], inner: tirx.For)
         at = at * loop.extent + loop.loop_var
     first = (outer.loop_var // rows + 1) * panel + at * (lines * line)
     zeros = [0] * (len(weights.shape) - 1)
-    how = [tirx.const(a, "int32") for a in (_READ, _SECOND_CACHE, _DATA)]
+    how = [tirx.const(a, "int32") for a in (_READ, _L2, _DATA)]
     addresses = [tirx.address_of(weights[(*zeros, first + k * line)]) for k in range(lines)]
     prefetch = Op.get("tirx.prefetch")
     return tuple(tirx.Evaluate(Call(prefetch, [address, *how], ret_ty="void")) for address in addresses)

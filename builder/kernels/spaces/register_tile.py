@@ -1,8 +1,8 @@
 """The register tile: accumulators that stay in registers while a reduction runs, and how to size it.
 
 Each step of the reduction multiplies vectors of one operand by single values of the other. x86 broadcasts
-such a value from memory as part of the load. ARM multiplies by one element of a vector register, so there it
-pays to load four steps of the values as one vector, and to hold that in a register.
+such a value from memory as part of the load. ARM multiplies by one element of a vector register, so on ARM it
+pays to load the values of four steps as one vector, and to hold it in a register.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def multiplies_by_element(target: DeviceTarget) -> bool:
 
 
 def hold_operand(sch: st.Schedule, block: st.schedule.SBlockRV, loop: st.schedule.LoopRV) -> None:
-    """At the top of `loop`, load what `block` reads of its first operand there into vector registers."""
+    """Load the part of its first operand that `block` reads in a round of `loop` into vector registers."""
     copy = sch.cache_read(block, 0, "local")
     sch.compute_at(copy, loop, preserve_unit_loops=True)
     loops = sch.get_loops(copy)[-len(sch.get(copy).iter_vars) :]
@@ -37,14 +37,15 @@ def hold_operand(sch: st.Schedule, block: st.schedule.SBlockRV, loop: st.schedul
 
 
 def unroll_rounds(sch: st.Schedule, loop: st.schedule.LoopRV) -> st.schedule.LoopRV:
-    """Unroll `loop` by 4, 3 or 2 if that divides its extent: with a held operand its rounds are short.
+    """Unroll `loop` by 4, 3 or 2 if that divides its extent.
 
-    Four steps of 14 products are 66 instructions on ARM, of which four only update the loop counter.
+    With a held operand its rounds are short. Four steps of 14 products are 66 instructions on ARM, of which
+    four only update the loop counter.
 
     Returns
     -------
     loop
-        The loop over what is unrolled, or `loop` itself.
+        The loop around the unrolled one, or `loop` itself if it was not unrolled.
     """
     extent = int(sch.get(loop).extent)
     rounds = next(n for n in (4, 3, 2, 1) if extent % n == 0)
@@ -117,6 +118,6 @@ def best_tile(
         # Measured: LLVM spills beyond half of 32 registers, and beyond three quarters of 16.
         most = registers // 2 if registers >= 32 else max(1, registers * 3 // 4)
         fits = [(v, c) for v, c in pairs if v * c <= most]
-        # A vector of weights costs more: it comes from the second cache, values come from the first.
+        # A vector of weights costs more: it comes from the L2 cache, values come from the L1 cache.
         cost = {(v, c): (3 * v + c + 1) / (v * c) for v, c in fits}
     return min(fits, key=lambda t: (cost[t], t[0])) if fits else (1, 1)

@@ -1,8 +1,8 @@
 """Operators on rows, that is on the last axis: softmax and layer norm.
 
-One core computes a row from start to end while it is in the first cache; each stage is a pass
-over the row. A sum is kept as one partial sum for each lane of a vector, because LLVM may not
-reorder floating-point additions.
+One core computes a row from start to end while it is in the L1 cache; each stage is a pass over
+the row. A sum is kept as one partial sum for each lane of a vector, because LLVM may not reorder
+floating-point additions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MARK: Final = {SPACE_MARK: KIND}
 
 
 def softmax(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
-    """Legalise softmax of float32 over the last axis; over another axis or of another type, as TVM does.
+    """Legalise softmax: ours for float32 over the last axis, else TVM's.
 
     Its stages are the maximum, the exponentials, their sum, and the quotients.
     """
@@ -48,7 +48,7 @@ def softmax(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
 
 
 def layer_norm(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
-    """Legalise layer norm of float32 over the last axis; over other axes or of another type, as TVM does.
+    """Legalise layer norm: ours for float32 over the last axis, else TVM's.
 
     Its stages are the mean, the variance about it, and the normalised row.
     """
@@ -95,7 +95,7 @@ def schedule(sch: st.Schedule, last: st.schedule.SBlockRV, target: DeviceTarget,
         If there is a single row, which cannot be divided among cores.
     """
     del choose
-    inline_producers(sch)
+    _inline_producers(sch)
     for block in sch.get_child_blocks(sch.get_sblock("root")):
         if _is_reduction(sch, block):
             _split_sum(sch, block, target.simd.lanes)
@@ -128,7 +128,7 @@ def _order_stage(sch: st.Schedule, block: st.schedule.SBlockRV, lanes: int) -> N
         sch.decompose_reduction(block, reduction[0])
 
 
-def inline_producers(sch: st.Schedule) -> None:
+def _inline_producers(sch: st.Schedule) -> None:
     """Inline cheap element-wise blocks over whole rows that have one consumer."""
     for block in sch.get_child_blocks(sch.get_sblock("root")):
         consumers = sch.get_consumers(block)

@@ -1,10 +1,10 @@
-"""`Sort`, `argsort` and `topk`, by the rank of each element.
+"""`sort`, `argsort` and `topk`, by the rank of each element.
 
-An element's rank is the number of elements that precede it; of equal elements the one with the lower index
-comes first. That takes n comparisons for each element, without branches and in full vectors; a merge sort
-would wait for each of its loads. A thousand classes take less than a millisecond. The time grows with the
-square of the extent, hence `MAX_EXTENT`. The order is the same on every device. TVM's own sort is a function
-of its runtime, which devices do not have.
+An element's rank is the number of elements that precede it; of equal elements, the one with the lower index
+comes first. So the order is the same on every device. A rank takes n comparisons, without branches and in
+full vectors; a merge sort would wait for each of its loads. A thousand classes take less than a millisecond.
+The time grows with the square of the extent, hence `MAX_EXTENT`. TVM's own sort is a function of its runtime,
+which devices do not have.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from tvm.ir import Call
 
 from builder.kernels.rewriter import shape_of
 
-# Takes about a second on a small board. A longer axis is not legalised here, and refused by code generation.
+# An axis of this extent takes about a second on a small board. A longer one is not legalised here, and code
+# generation refuses it.
 MAX_EXTENT: Final = 1 << 15
 
 Index = tuple[tirx.Expr, ...]
@@ -64,11 +65,11 @@ class _Ordered:
     bb
         Receives the calls.
     x
-        What is sorted.
+        The tensor to sort.
     axis
-        Along which axis; a negative one counts from the end.
+        The axis to sort along; a negative one counts from the end.
     descending
-        Largest first.
+        Put the largest first.
     count
         How many elements; 0 for all.
     """
@@ -106,7 +107,7 @@ class _Ordered:
     def _pick(
         self, name: str, what: Callable[[te.Tensor, Index, tirx.Var], tirx.Expr], dtype: str
     ) -> relax.Var:
-        """Emit `what` of the element of each rank, as a sum in which all other elements are zero."""
+        """Emit `what` of the element of each rank: a sum over the axis, in which one term is not zero."""
 
         def compute(x: te.Tensor, ranks: te.Tensor) -> te.Tensor:
             source = te.reduce_axis((0, self._shape[self._axis]), name="source")

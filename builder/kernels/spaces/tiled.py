@@ -5,8 +5,8 @@ completed by repeating the last row, so any number of rows runs at the speed of 
 
 A product with many rows, columns and a large depth is computed as one of 2 x 2 blocks, which takes seven
 products instead of eight (Strassen, "Gaussian elimination is not optimal", 1969; here in Winograd's form with
-15 additions). Successive rows belong to different blocks, and so do successive panels, so that what is added
-is close together. Sums of weights are computed at load, by a node that reads only constants.
+15 additions). Successive rows belong to different blocks, and so do successive panels, so that the operands
+of an addition are close together. Sums of weights are computed at load, by a node that reads only constants.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from builder.target.device_target import DeviceTarget
 KIND: Final = "tiled_matmul"
 WEIGHTS_KIND: Final = "strassen_weights"
 _PRODUCTS: Final = 7  # of Strassen's algorithm
-# Fewer rows are best read where they are. Strassen's algorithm needs `_MANY_ROWS` rows, and `_MANY` in depth
-# and columns, before it saves more than its additions cost.
+# Fewer rows than this are best read in place. Strassen's algorithm saves more than its additions cost from
+# `_MANY_ROWS` rows, and a depth and columns of `_MANY`, on.
 _FEW_ROWS: Final = 4
 _MANY_ROWS, _MANY = 64, 256
 
@@ -238,7 +238,7 @@ def _ravelled(indices: Sequence[tirx.Var], lead: Sequence[int]) -> tirx.Expr:
 
 
 def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
-    """Order the loops: panels are divided among cores; their products stay in the first cache until used."""
+    """Order the loops: panels are divided among cores; their products stay in the L1 cache until used."""
     part = sch.get_producers(block)[0]
     left = sch.get_producers(part)[0]
     epilogue = Epilogue.after(sch, block)

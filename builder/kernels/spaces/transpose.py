@@ -1,7 +1,7 @@
 """Transposes that move the last axis: neighbours in the input are not neighbours in the result.
 
-Each element of a vector of the result comes from another cache line. Rows that share those lines are computed
-one after the other, so that a line is used completely before it is evicted.
+Each element of a vector of the result comes from a different cache line. Rows that share those lines are
+computed one after the other, so that a line is used completely before it is evicted.
 """
 
 from __future__ import annotations

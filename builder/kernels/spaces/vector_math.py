@@ -1,4 +1,4 @@
-"""`exp`, `tanh`, `erf` and the functions made of them, as polynomials, so that they vectorise.
+"""`exp`, `tanh`, `erf` and functions made of them, as polynomials, so that they vectorise.
 
 LLVM turns `exp` of a vector into a library call for each element, which costs a hundred times the arithmetic.
 Here they are plain arithmetic on float32, accurate to a few units in the last place.
@@ -14,7 +14,7 @@ from tvm.ir import Call
 
 from builder.kernels.rewriter import legalise_as_tvm
 
-# Adding 1.5 * 2**23 to a float32 rounds it to an integer, which the low bits of the sum then hold.
+# Adding 1.5 * 2**23 to a float32 rounds it to an integer, which is then in the low bits of the sum.
 _ROUND: Final = 12582912.0
 _ROUND_BITS: Final = 0x4B400000
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
@@ -24,7 +24,7 @@ _EXP: Final = tuple(1.0 / math.factorial(n) for n in range(7))
 
 
 def exp(x: tirx.Expr) -> tirx.Expr:
-    """Return the exponential of a float32 `x`, clamped to -87.3 to 88.3: a normal result."""
+    """Return the exponential of a float32 `x`, clamped to [-87.3, 88.3]: the result is a normal number."""
     x = tirx.max(tirx.min(x, tirx.const(_LARGEST, "float32")), tirx.const(_SMALLEST, "float32"))
     shifted = x * tirx.const(math.log2(math.e), "float32") + tirx.const(_ROUND, "float32")
     # Take the integer from the bits: the compiler would simplify (x + c) - c to x.
@@ -51,7 +51,7 @@ def _elementwise(formula: object, name: str) -> object:
 
 
 def legalise(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
-    """Legalise `exp`, `sigmoid`, `silu`, `tanh`, `erf` or `gelu` of float32; other types as TVM does."""
+    """Legalise `exp`, `sigmoid`, `silu`, `tanh`, `erf` or `gelu`: ours for float32, TVM's for other types."""
     name = str(call.op.name).rsplit(".", 1)[-1]
     if str(call.ty.dtype) != "float32":
         return legalise_as_tvm(bb, call)

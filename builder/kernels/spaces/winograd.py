@@ -43,7 +43,7 @@ _BYTES_PER_OPERATION: Final = 4.0
 
 
 def output_tile(op: Conv2d, in_block: int, target: DeviceTarget) -> int | None:
-    """Choose m, the extent of the output tile; None if the direct convolution is as fast or the only one.
+    """Choose m, the extent of the output tile; None if only the direct convolution applies, or it is as fast.
 
     Costs are counted in multiply-adds of a vector: the products, the transforms, and reading the weights,
     which in a whole model come from memory each time.

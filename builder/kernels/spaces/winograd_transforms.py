@@ -1,9 +1,9 @@
 """The matrices of Winograd's convolution F(m, 3) as exact fractions, and products with them as arithmetic.
 
 The matrices are those of Toom and Cook for the points 0, 1, -1, 2, -2, ... and infinity, transposed
-(Winograd, *Arithmetic Complexity of Computations*, 1980; Lavin and Gray, arXiv:1509.09308).
-Products are written out as arithmetic: terms with a zero vanish, and the rows of the points p and
--p share their even and odd halves.
+(Winograd, *Arithmetic Complexity of Computations*, 1980; Lavin and Gray, arXiv:1509.09308). Products are
+written out as arithmetic: terms with a zero vanish, and the rows of the points p and -p share their even
+and odd halves.
 """
 
 from __future__ import annotations

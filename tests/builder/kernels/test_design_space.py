@@ -17,7 +17,7 @@ from tests.builder.points import existing_point
 
 
 def without_names(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Return `func` without the attributes that tell where it comes from."""
+    """Return `func` without the attributes that say where it comes from."""
     return func.without_attr(SCHEDULE).with_attr("global_symbol", "f")
 
 

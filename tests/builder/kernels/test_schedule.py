@@ -68,7 +68,7 @@ def test_sum_over_nothing_is_zero(target: DeviceTarget) -> None:
     assert result.outputs[0].shape == (3,)
 
 
-def test_what_is_concatenated_is_computed_in_vectors(target: DeviceTarget, randn: Randn) -> None:
+def test_operands_of_a_concatenation_are_computed_in_vectors(target: DeviceTarget, randn: Randn) -> None:
     x = randn(1, 2000, 2)
     result = run(lambda v: relax.op.concat([relax.op.exp(v), v], axis=2), {"x": x}, target)
     assert np.allclose(result.outputs[0], np.concatenate([np.exp(x), x], 2), rtol=1e-5)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 from tvm import relax
 
-from tests.builder.kernels.machines import Randn, close, machine, run
+from tests.builder.kernels.machines import Randn, Result, close, machine, run
 
 
-def kernels(result: object) -> str:
-    """Return the names of all kernels, which tell what they compute."""
-    return " ".join(g.name_hint for g in result.lowered.kernels.functions)  # type: ignore[attr-defined]
+def kernels(result: Result) -> str:
+    """Return the names of all kernels, which say what they compute."""
+    return " ".join(g.name_hint for g in result.lowered.kernels.functions)
 
 
 def number(value: float) -> relax.Expr:
@@ -26,7 +26,7 @@ def test_a_maximum_and_a_minimum_with_a_number_are_a_clip(randn: Randn) -> None:
     assert "maximum" not in kernels(result)
 
 
-def test_bounds_that_differ_stay_as_they_are(randn: Randn) -> None:
+def test_bounds_that_differ_by_element_are_no_clip(randn: Randn) -> None:
     x, low = 5 * randn(2, 12), randn(2, 12)
     build = lambda v: relax.op.minimum(relax.op.maximum(v, relax.const(low)), number(1.0))  # noqa: E731
     result = run(build, {"x": x}, machine(8))
@@ -34,20 +34,20 @@ def test_bounds_that_differ_stay_as_they_are(randn: Randn) -> None:
     assert "clip" not in kernels(result)
 
 
-def test_the_lower_bound_wins_only_where_it_came_last(randn: Randn) -> None:
+def test_crossed_bounds_give_the_lower_one_if_it_comes_last(randn: Randn) -> None:
     x = 5 * randn(2, 12)
     build = lambda v: relax.op.maximum(relax.op.minimum(v, number(-2.0)), number(1.0))  # noqa: E731
     result = run(build, {"x": x}, machine(8))
     close(result.outputs[0], np.ones_like(x))
 
 
-def test_crossed_bounds_give_the_upper_one(randn: Randn) -> None:
+def test_crossed_bounds_give_the_upper_one_if_it_comes_last(randn: Randn) -> None:
     x = 5 * randn(2, 12)
     build = lambda v: relax.op.minimum(relax.op.maximum(v, number(3.0)), number(-1.0))  # noqa: E731
     close(run(build, {"x": x}, machine(8)).outputs[0], np.full_like(x, -1))
 
 
-def test_a_maximum_with_other_readers_is_still_there_for_them(randn: Randn) -> None:
+def test_a_maximum_with_other_readers_is_kept_for_them(randn: Randn) -> None:
     x = 5 * randn(2, 12)
 
     def build(v: relax.Expr) -> relax.Expr:

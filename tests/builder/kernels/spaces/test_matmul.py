@@ -26,7 +26,7 @@ def test_product_with_constant_weights(
         assert result.schedules == {matmul.KIND}
 
 
-def test_gelu_is_fused_behind_the_product(target: DeviceTarget, randn: Randn) -> None:
+def test_gelu_is_fused_after_the_product(target: DeviceTarget, randn: Randn) -> None:
     from scipy.special import erf
 
     x, w = randn(1, 16, 32), randn(32, 48)

@@ -27,5 +27,5 @@ def test_tile_leaves_registers_for_its_operands(columns: int, target: DeviceTarg
     assert v * c + c < element_machine().simd.registers
 
 
-def test_a_tile_of_one_is_left_where_nothing_fits(target: DeviceTarget) -> None:
+def test_the_tile_is_one_by_one_if_nothing_fits(target: DeviceTarget) -> None:
     assert best_tile((64,), (64,), target, held=False) == (1, 1)

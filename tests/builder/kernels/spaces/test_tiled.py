@@ -19,7 +19,7 @@ def linear(w: np.ndarray, b: np.ndarray) -> object:
 @pytest.mark.parametrize(
     ("rows", "depth", "columns"), [((13,), 64, 96), ((1, 197), 32, 64), ((2, 3, 11), 48, 48)]
 )
-def test_rows_that_fill_no_tile(
+def test_rows_that_do_not_fill_the_last_tile(
     rows: tuple[int, ...], depth: int, columns: int, target: DeviceTarget, randn: Randn
 ) -> None:
     x, w, b = randn(*rows, depth), randn(depth, columns), randn(columns)
@@ -37,7 +37,7 @@ def test_large_product_on_arm_takes_seven_products_of_quarters(rows: tuple[int, 
     assert result.schedules == {tiled.KIND, tiled.WEIGHTS_KIND}
 
 
-def test_result_that_is_added_to_its_operand(randn: Randn) -> None:
+def test_a_product_that_is_added_to_its_operand(randn: Randn) -> None:
     x, w = randn(1, 128, 256), randn(256, 256)
     build = lambda v: relax.op.add(relax.op.matmul(v, relax.const(w)), v)  # noqa: E731
     result = run(build, {"x": x}, element_machine())

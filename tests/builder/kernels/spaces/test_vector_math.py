@@ -1,4 +1,4 @@
-"""Polynomials of exp, tanh, erf and what is made of them, against SciPy."""
+"""The polynomials of exp, tanh, erf and the functions made of them, against SciPy."""
 
 from __future__ import annotations
 
