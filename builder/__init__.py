@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 # Disable the telemetry of ONNX Runtime (from 1.29 on) before it is loaded. Set the variable to 0 to allow it.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-_HOME: Final = {
+_MODULE_OF: Final = {
     "DeviceTarget": "builder.target.device_target",
     "Identity": "builder.compiling.compilation",
     "ImportedModel": "builder.importer",
@@ -84,6 +84,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOME:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'builder' has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+    return getattr(import_module(_MODULE_OF[name]), name)

@@ -53,7 +53,7 @@ def generate(directory: str | os.PathLike[str]) -> KeyPair:
     Raises
     ------
     KeyFileError
-        If one of the two files exists or cannot be written; then neither is left behind.
+        If one of the two files exists or cannot be written; then no new file is left behind.
     """
     folder = Path(directory)
     key = ec.generate_private_key(ec.SECP256R1())

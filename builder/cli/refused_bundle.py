@@ -53,8 +53,8 @@ def naming_file(path: str) -> Iterator[None]:
     Raises
     ------
     PackageError
-        If the block raises a `BundleError`. The message has the file and the wire code; the hint is the
-        refusal's own if it has one.
+        If the block raises a `BundleError`. The message names the file and the wire code. The error's own
+        hint is kept; if it has none, a suitable one is added.
     """
     try:
         yield

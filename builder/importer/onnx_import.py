@@ -66,8 +66,8 @@ def import_onnx(
     source
         Path of a file, or a model in memory, which is not changed.
     input_shapes
-        Input name -> shape. Required for inputs with unknown dimensions, unless only the batch is unknown:
-        then it is 1.
+        Input name -> shape, for each input with unknown dimensions. If only batch sizes are unknown, shapes
+        are not required: those sizes become 1.
     input_values
         Inputs to turn into constants: a number fills the input, a list must have its shape.
     progress

@@ -66,7 +66,7 @@ def convert(model: onnx.ModelProto) -> IRModule:
     Raises
     ------
     FrontEndError
-        If it refused the model.
+        If the front end refused the model.
     """
     with quiet_native():
         try:

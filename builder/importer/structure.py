@@ -48,7 +48,7 @@ def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
     ModelError
         If the graph is not valid.
     UnsupportedOperatorError
-        If it has operators that ONNX does not define.
+        If the graph has operators that ONNX does not define.
     """
     _check_versions(model)
     _check_depth(model.graph, 0)

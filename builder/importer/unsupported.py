@@ -68,7 +68,7 @@ def refuse_unsupported(model: onnx.ModelProto) -> None:
     Raises
     ------
     UnsupportedOperatorError
-        If there are any; the message also lists nodes of known operators that the front end refuses.
+        If the model has such operators; the message also lists nodes of known operators that are refused.
     """
     known = supported_operators()
     graph = OnnxGraph(model)

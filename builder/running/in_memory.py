@@ -24,7 +24,7 @@ def load_kernels(code: bytes) -> KernelModule:
     Raises
     ------
     IncompatibleError
-        If it was compiled for another machine.
+        If the code was compiled for another machine.
     """
     fd = os.memfd_create("mod.so", os.MFD_CLOEXEC)
     try:
