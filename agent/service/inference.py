@@ -4,7 +4,7 @@ Promises: every request that can be answered is answered; requests are answered 
 finish and acknowledged in the order in which they arrived, each only when the broker has its answer; a
 request that is delivered again gets the answer that it got before; bad requests cannot flood the log.
 
-The package's docstring shows the whole way of a request.
+The docstring of `agent.service.requests` shows the whole way of a request.
 """
 
 from __future__ import annotations

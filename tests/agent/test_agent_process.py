@@ -181,7 +181,7 @@ async def test_model_that_loops_for_ever_is_ended_at_the_compute_limit(device: D
         assert (await ask(client, "loop", numbers(1, 1, 1, 1))).payload == numbers(2, 2, 2, 2)
 
 
-async def test_model_that_takes_memory_without_end_costs_one_answer(device: Device, kernels: Path) -> None:
+async def test_model_that_allocates_endlessly_costs_one_answer(device: Device, kernels: Path) -> None:
     # Under the default limit.
     device.start()
     device.install("gorge", kernels)
@@ -208,7 +208,7 @@ async def test_model_that_opens_a_socket_or_reads_a_file_is_refused_by_the_kerne
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is nothing to share out")
-async def test_two_models_have_processors_of_their_own(device: Device, kernels: Path) -> None:
+async def test_two_models_have_different_processors(device: Device, kernels: Path) -> None:
     whole = os.sched_getaffinity(0)
     device.start()
     device.install("threaded", kernels)

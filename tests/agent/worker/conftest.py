@@ -1,4 +1,4 @@
-"""Real workers: a bundle in sealed memory files, a mod.so compiled here, a process at the channel's end."""
+"""Real workers: a bundle in sealed memory files, a mod.so compiled for the test, a process and its channel."""
 
 from __future__ import annotations
 

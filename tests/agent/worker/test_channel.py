@@ -143,7 +143,7 @@ def test_a_header_that_is_not_exactly_its_kind_is_refused(raw: bytes) -> None:
 
 
 @pytest.mark.parametrize("field", ["seq", "received_s", "deadline_s"])
-def test_numbers_that_are_none_are_refused(field: str) -> None:
+def test_values_that_are_not_numbers_are_refused(field: str) -> None:
     head, _ = encode(Request(1, received_s=1.0, deadline_s=2.0))
     content = json.loads(head[16:])
     for value in ("NaN", "Infinity", "true", "1e999", "[]", '"1"', "9" * 5000):

@@ -159,7 +159,7 @@ def test_values_that_do_not_fit_are_refused(data: list[Any], datatype: str, word
         ({"inputs": [tensor([1] * 6)], "outputs": [{"name": 1}]}, "expected outputs, an array of objects"),
     ],
 )
-def test_what_is_no_request_is_told_why(document: object, words: str) -> None:
+def test_document_that_is_not_a_request_is_refused_with_the_reason(document: object, words: str) -> None:
     b = bench()
     with pytest.raises(InputError, match=words) as raised:
         b.decode(json.dumps(document).encode())
@@ -180,13 +180,13 @@ def test_what_is_no_request_is_told_why(document: object, words: str) -> None:
         b'{"inputs":' + b"9" * 5000 + b"}",
     ],
 )
-def test_what_is_not_json_is_told_so(payload: bytes) -> None:
+def test_payload_that_is_not_json_is_refused(payload: bytes) -> None:
     b = bench()
     with pytest.raises(InputError, match="expected JSON"):
         b.decode(payload)
 
 
-def test_json_over_its_limit_is_refused_unread() -> None:
+def test_json_over_its_limit_is_refused_before_it_is_parsed() -> None:
     b = bench()
     with pytest.raises(InputError, match="at most 16777216 bytes"):
         b.decode(b" " * (oip_json.MAX_JSON_BYTES + 1))
@@ -364,7 +364,7 @@ def test_a_model_that_takes_images_takes_tensors_too() -> None:
         (image_tensor(png(), "image/gif"), "got 'image/gif'"),
     ],
 )
-def test_an_image_in_json_that_is_none_is_refused(body: dict[str, Any], words: str) -> None:
+def test_invalid_image_in_json_is_refused(body: dict[str, Any], words: str) -> None:
     b = image_bench()
     with pytest.raises(InputError, match=words):
         b.json(body)
@@ -438,7 +438,7 @@ def test_another_content_type_is_415(content_type: str) -> None:
         bench().decode(b"", content_type)
 
 
-def test_no_content_type_is_json() -> None:
+def test_missing_content_type_means_json() -> None:
     with pytest.raises(InputError, match="expected JSON"):
         bench().decode(b"", "")
 
@@ -456,11 +456,11 @@ def test_no_content_type_is_json() -> None:
         ({"content_type": RAW, "accept": RAW, "client_json": True}, JSON),
     ],
 )
-def test_an_answer_has_the_content_type_that_was_wished_for(fields: dict[str, Any], expected: str) -> None:
+def test_answer_has_the_content_type_that_was_asked_for(fields: dict[str, Any], expected: str) -> None:
     assert bench().codec.answer_type(Request(1, **fields)) == expected
 
 
-def test_a_wish_for_a_content_type_that_is_not_served_is_415() -> None:
+def test_asking_for_a_content_type_that_is_not_served_is_415() -> None:
     with pytest.raises(MediaTypeError, match="got 'image/png'"):
         bench().codec.answer_type(Request(1, accept="image/png"))
 
@@ -468,7 +468,7 @@ def test_a_wish_for_a_content_type_that_is_not_served_is_415() -> None:
 # -- answers
 
 
-def test_a_json_answer_is_the_protocols() -> None:
+def test_json_answer_has_the_form_of_the_protocol() -> None:
     values: dict[str, Any] = {
         "y": np.array([[1, 0.1], [-2.5e-8, 3e20]], np.float32),
         "n": np.array([2**63 - 1, -1], np.int64),
@@ -499,7 +499,7 @@ def test_a_json_answer_is_the_protocols() -> None:
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), max_size=20))
-def test_a_json_answer_brings_every_float_back(values: list[float]) -> None:
+def test_every_float_can_be_read_back_from_a_json_answer(values: list[float]) -> None:
     array = np.array(values, np.float32)
     _, payload = bench().encode({"y": array})
     np.testing.assert_array_equal(np.array(json.loads(payload)["outputs"][0]["data"], np.float32), array)
@@ -511,7 +511,7 @@ def test_a_client_without_properties_finds_its_status_in_the_json() -> None:
     assert json.loads(payload) == head | {"outputs": []}
 
 
-def test_nan_cannot_be_told_in_json() -> None:
+def test_nan_cannot_be_answered_in_json() -> None:
     with pytest.raises(ExecutionError, match="'y' has NaN or infinity"):
         bench().encode({"y": np.array([np.nan], np.float32)})
     _, payload = bench().encode({"y": np.array([np.nan], np.float32)}, RAW)
@@ -543,7 +543,7 @@ def test_a_request_may_choose_outputs() -> None:
         b.encode(values, decoded=Decoded(None, ("c",)))
 
 
-def test_an_error_is_told_in_json_alone() -> None:
+def test_only_a_json_answer_has_the_error_in_its_payload() -> None:
     assert encode_error(Request(1, id="i"), RAW, 400, "no") == ("", b"")
     content_type, payload = encode_error(Request(1, id="i"), JSON, 400, "no")
     assert (content_type, json.loads(payload)) == (JSON, {"error": "no", "id": "i"})

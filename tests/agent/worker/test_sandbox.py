@@ -1,4 +1,4 @@
-"""What a hostile mod.so can do: nothing. Each kernel here is compiled C that runs in a real worker."""
+"""A hostile mod.so can do nothing: each kernel is compiled C that runs in a real worker."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def outcome(spawn: Spawn, kernel: str) -> int:
     return result
 
 
-def test_this_kernel_gives_the_whole_sandbox(spawn: Spawn) -> None:
+def test_this_kernel_supports_the_whole_sandbox(spawn: Spawn) -> None:
     loaded = spawn("twice").loaded
     assert isinstance(loaded, Ready)
     assert loaded.landlock >= 1, loaded.sandbox
@@ -60,9 +60,7 @@ def test_this_kernel_gives_the_whole_sandbox(spawn: Spawn) -> None:
         ("raise_limit", errno.EPERM),
     ],
 )
-def test_the_kernel_refuses_what_a_model_has_no_business_with(
-    spawn: Spawn, kernel: str, refused: int
-) -> None:
+def test_forbidden_calls_of_a_model_are_refused(spawn: Spawn, kernel: str, refused: int) -> None:
     trace = Path("/tmp/edgebundle-was-here")
     trace.unlink(missing_ok=True)
     # The kernel runs once while the model is loaded, too.
@@ -71,7 +69,7 @@ def test_the_kernel_refuses_what_a_model_has_no_business_with(
 
 
 def test_the_same_calls_succeed_without_a_sandbox(kernel_library: Path) -> None:
-    # Else the test above could pass because its kernels do nothing.
+    # Otherwise the test above could pass because its kernels do nothing.
     script = """if True:
         import sys, numpy as np
         from agent.runtime.module import KernelModule
@@ -162,7 +160,7 @@ def test_a_library_that_needs_another_library_is_refused_in_one_line(spawn: Spaw
     assert "\n" not in loaded.message
 
 
-def test_constructors_of_the_library_are_behind_the_sandbox_already(spawn: Spawn, tmp_path: Path) -> None:
+def test_constructors_of_the_library_run_in_the_sandbox(spawn: Spawn, tmp_path: Path) -> None:
     source = tmp_path / "early.c"
     source.write_text(
         """
@@ -179,7 +177,7 @@ def test_constructors_of_the_library_are_behind_the_sandbox_already(spawn: Spawn
     assert isinstance(loaded, Ready), loaded
 
 
-def test_a_kernels_own_error_is_an_answer_and_no_death(spawn: Spawn) -> None:
+def test_error_in_a_kernel_is_answered_and_does_not_end_the_worker(spawn: Spawn) -> None:
     worker = spawn("refuse_13")
     answer, _ = worker.infer(np.full(4, 13, np.float32))
     assert (answer.status, answer.message) == (
@@ -202,7 +200,7 @@ def test_a_worker_holds_no_descriptor_of_its_parents(spawn: Spawn) -> None:
     assert sum("memfd" in each for each in held) == 1
 
 
-def test_require_sandbox_is_met_here_and_says_what_lacks_elsewhere(spawn: Spawn) -> None:
+def test_required_sandbox_is_complete_here_and_otherwise_says_what_is_missing(spawn: Spawn) -> None:
     assert isinstance(spawn("twice", load={"require_sandbox": True}).loaded, Ready)
     status = Status(0, True, ("landlock: Function not implemented",))
     assert not status.complete
@@ -317,7 +315,7 @@ def test_the_filter_allows_its_list_and_nothing_else(
     assert verdict(0x40000000) == EPERM
 
 
-def test_the_kernels_own_files_say_what_is_in_force(spawn: Spawn) -> None:
+def test_proc_shows_the_sandbox_in_force(spawn: Spawn) -> None:
     worker = spawn("threaded", load={"memory_bytes": 1 << 30})
     worker.infer_raw(1, 2, 3, 4)
     process = Path(f"/proc/{worker.process.pid}")
@@ -327,7 +325,7 @@ def test_the_kernels_own_files_say_what_is_in_force(spawn: Spawn) -> None:
     assert limits["Max core file size"] == ["0", "0"]
     assert limits["Max open files"] == ["64", "64"]
     assert 1 << 30 < int(limits["Max address space"][1]) < 3 << 30
-    # Every thread, those that were started later among them.
+    # Every thread, including those that were started later.
     for task in (process / "task").iterdir():
         status = dict(
             line.split(":\t", 1) for line in (task / "status").read_text().splitlines() if ":\t" in line

@@ -45,7 +45,7 @@ def test_a_model_answers_raw_tensors_and_json(spawn: Spawn) -> None:
     assert document["outputs"] == [{"name": "y", "datatype": "FP32", "shape": [4], "data": [2, 4, 6, 9]}]
 
 
-def test_what_is_optional_was_imported_before_the_files_were_closed(spawn: Spawn) -> None:
+def test_optional_modules_are_imported_before_the_sandbox_closes(spawn: Spawn) -> None:
     worker = spawn("twice")
     body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [4], "data": X.tobytes()}]}
     answer, payload = worker.infer(cbor2.dumps(body), content_type="application/cbor")
@@ -53,7 +53,7 @@ def test_what_is_optional_was_imported_before_the_files_were_closed(spawn: Spawn
     assert cbor2.loads(payload)["outputs"][0]["data"] == (X * 2).tobytes()
 
 
-def test_times_are_told(spawn: Spawn) -> None:
+def test_answer_has_durations(spawn: Spawn) -> None:
     worker = spawn("burn")
     answer, _ = worker.infer(np.array([0.05, 0, 0, 0], np.float32), received_s=time.monotonic() - 0.5)
     assert 500_000 <= answer.queue_us < 5_000_000
@@ -73,7 +73,7 @@ def test_times_are_told(spawn: Spawn) -> None:
         (X.tobytes(), {"content_type": RAW, "deadline_s": 1.0}, 408, "deadline passed"),
     ],
 )
-def test_a_request_that_cannot_be_answered_is_told_why_and_the_next_is_served(
+def test_a_request_that_cannot_be_answered_gets_the_reason_and_the_next_is_served(
     spawn: Spawn, payload: bytes, fields: dict[str, object], status: int, words: str
 ) -> None:
     worker = spawn("twice")
@@ -118,14 +118,14 @@ def test_a_worker_ends_with_its_agent(spawn: Spawn) -> None:
     assert worker.process.wait(10) == 0
 
 
-def test_a_terminals_interrupt_is_the_agents_business(spawn: Spawn) -> None:
+def test_a_terminals_interrupt_is_ignored(spawn: Spawn) -> None:
     worker = spawn("twice")
     worker.process.send_signal(signal.SIGINT)
     worker.process.send_signal(signal.SIGTERM)
     np.testing.assert_array_equal(worker.infer_raw(*X), X * 2)
 
 
-def test_a_frame_that_is_none_ends_the_worker(spawn: Spawn) -> None:
+def test_an_invalid_frame_ends_the_worker(spawn: Spawn) -> None:
     worker = spawn("twice")
     worker.connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
     assert worker.process.wait(10) == 1
