@@ -1,4 +1,4 @@
-"""Real workers: a bundle in sealed memory files, a mod.so compiled for the test, a process and its channel."""
+"""Real workers: a bundle in sealed memory files, a compiled mod.so, a process and its channel."""
 
 from __future__ import annotations
 
