@@ -74,8 +74,8 @@ class Node:
     inputs
         Entries of earlier nodes, in the order of the kernel's arguments; outputs follow them in the call.
     func_name
-        The kernel's symbol, `__nop` (the output is the input, in the same storage) or `__copy`; empty for
-        `null`.
+        The kernel's symbol, `__nop` (the output is the input, in the same storage) or `__copy`; empty if `op`
+        is `null`.
     num_outputs
         Number of outputs; 1 for `null`.
     flatten_data

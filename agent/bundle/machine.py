@@ -3,8 +3,8 @@
 Promises to read only files and libc's configuration: it runs no program and imports no kernel library. Leaves
 the comparison with a bundle to `admission`.
 
-Everything describes *this process*: a 32-bit Python on a 64-bit kernel is `armv7l`, since it loads 32-bit
-libraries.
+Everything describes *this process*: since a 32-bit Python on a 64-bit kernel loads 32-bit libraries, such a
+machine is `armv7l`.
 """
 
 from __future__ import annotations

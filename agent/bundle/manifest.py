@@ -4,9 +4,8 @@ Promises that `Manifest.from_bytes` accepts only what `Manifest.to_bytes` writes
 declared type and lies within its limits. Leaves the signature and the files' contents to `verify`, and
 whether this machine can run the bundle to `admission`.
 
-The rules for what a user chooses (`check_model_name`, `check_version`, `check_security_counter`,
-`check_compatible`) can be called without a manifest, so that the builder refuses a bad value before it
-compiles.
+The rules for values that users choose (`check_model_name`, `check_version`, `check_security_counter`,
+`check_compatible`) can be called without a manifest: the builder refuses a bad value before it compiles.
 """
 
 from __future__ import annotations

@@ -79,8 +79,8 @@ def make_signature(
     FormatError
         If `files` has a name that no member of a bundle can have.
     ValueError
-        If the key is not on P-256, there are no files, or `name` is not 1 to 256 printable ASCII
-        characters.
+        If the key is not on P-256, there are no files, or `name` is empty, longer than 256 characters or not
+        printable ASCII.
     """
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec

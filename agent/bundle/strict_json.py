@@ -32,6 +32,6 @@ def refuse_constant(name: str) -> NoReturn:
     Raises
     ------
     ValueError
-        Always: `json.loads` calls it only for these names.
+        If it is called: `json.loads` calls it only for these names.
     """
     raise ValueError(f"{name} is not a JSON number")

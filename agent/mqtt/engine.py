@@ -150,8 +150,8 @@ class Engine:
     ) -> Connack:
         """Take over a connected socket, send CONNECT, and return the broker's answer.
 
-        Messages received over this socket carry the number `epoch`. A refusal or a cancellation closes the
-        socket.
+        Messages received over this socket carry the number `epoch`. The socket is closed if the broker
+        refuses us or the caller cancels.
         """
         self.drop()
         self._epoch = epoch

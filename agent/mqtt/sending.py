@@ -1,8 +1,7 @@
 """QoS 1 messages that the broker has not acknowledged: waiting for their turn, or in flight.
 
 paho does not know MQTT 5's Receive Maximum, so the window is kept here: paho never gets more messages than
-the server accepts. The queue is bounded; a message that does not fit is refused at once and never dropped
-silently.
+the server accepts. The queue is bounded; a message that does not fit is refused at once.
 
 A core without sockets, event loop or clock: `Publisher` sends, and the owner passes in clock and timer.
 """

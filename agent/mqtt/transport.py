@@ -1,7 +1,7 @@
 """A TCP or TLS connection to the broker that neither blocks the event loop nor waits for delayed ACKs.
 
-Nagle's algorithm in the broker and delayed acknowledgement here would make every QoS 1 round trip take 44
-ms. TCP_NODELAY helps only with what we send. TCP_QUICKACK helps with what we receive, but the kernel may
+With Nagle's algorithm in the broker and delayed acknowledgement here, every QoS 1 round trip would take
+44 ms. TCP_NODELAY helps only with what we send. TCP_QUICKACK helps with what we receive, but the kernel may
 clear it at any time (tcp(7): "the flag is not permanent"), so it is set again after each receive.
 """
 

@@ -1,7 +1,7 @@
 """Writing values into the commented configuration file; comments and everything else in it are kept.
 
-Promises: the result has the old values and the given ones, and nothing else; it is parsed and compared. Does
-no I/O.
+Promises: the result has the old values and the given ones, and nothing else; it is parsed to check this.
+Does no I/O.
 """
 
 from __future__ import annotations

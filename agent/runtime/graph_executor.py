@@ -12,8 +12,7 @@ It differs from the classic executor in three ways, none of which changes a resu
   this way. A classic executor, which runs these nodes every time, computes the same numbers.
 - **Memory.** As in the classic executor, a storage is allocated once. But inputs, weights and outputs of
   load-time nodes have their own memory, since they must survive a run.
-- **Copies.** `get_output` and `get_input` return copies; `output_view` and `input_view` return the memory
-  itself.
+- **Copies.** `get_output` and `get_input` return copies, `output_view` and `input_view` the memory itself.
 """
 
 from __future__ import annotations
@@ -192,8 +191,8 @@ class GraphModule:
         EndlessDataError
             If it has too many tensors.
         InputError
-            If a load-time node needs a weight that an earlier call loaded and freed: load all weights at
-            once.
+            If a load-time node needs a weight that an earlier call loaded and freed. Load all weights with
+            one call.
         ExecutionError
             If a load-time node fails.
         """

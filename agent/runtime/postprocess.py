@@ -40,7 +40,7 @@ class Postprocessor:
     Raises
     ------
     FormatError
-        If a step reads an output that does not exist or whose shape does not fit, or there are fewer labels
+        If a step reads an output that does not exist or has the wrong shape, or if there are fewer labels
         than classes.
     """
 

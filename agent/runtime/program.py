@@ -1,7 +1,6 @@
 """The calls of a graph, with their arguments bound.
 
-Promises that a run is a loop over calls that allocates nothing. Trusts kernels to stay within their
-arguments.
+Promises that a run is a loop over calls that allocates nothing. Trusts kernels to stay in their arguments.
 """
 
 from __future__ import annotations
