@@ -1,4 +1,4 @@
-"""What builder and agent cost besides kernels: a cold compilation, a node of the graph, a first answer.
+"""Costs of builder and agent besides kernels: a cold compilation, a node of the graph, a first answer.
 
     python -m benchmarks.costs MODEL.onnx
 

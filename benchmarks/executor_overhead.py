@@ -1,4 +1,4 @@
-"""The overhead of the graph executor: the time of a run whose kernels return at once.
+"""The overhead of the graph executor: the time of a run with kernels that return at once.
 
     python -m benchmarks.executor_overhead [MOD.JSON]
 

@@ -33,7 +33,7 @@ def prefer_this_process() -> None:
 
 @dataclass(frozen=True)
 class Noise:
-    """What disturbed a series of measurements.
+    """How busy the machine was with other work during a series of measurements.
 
     Attributes
     ----------

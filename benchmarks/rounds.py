@@ -50,7 +50,7 @@ class Measured:
     Attributes
     ----------
     model, threads
-        What was measured.
+        The model's name, and the number of threads.
     turns_ms
         Engine -> median of each of its turns, round by round.
     problems
@@ -58,7 +58,7 @@ class Measured:
     parity
         Engine -> largest relative difference to the reference.
     noise
-        What disturbed the measurement.
+        How busy the machine was with other work.
     """
 
     model: str
@@ -110,13 +110,13 @@ def measure(
     name
         The model's name in the result.
     model, threads, engines
-        What to measure.
+        The ONNX file, the number of threads, and names of `benchmarks.engines.ENGINES`.
     reference
         The outputs to compare with.
     rounds
         The number of turns of each engine.
     turn_s
-        Seconds of a turn; it is longer if a run takes more than a third of it.
+        Seconds of a turn; a turn is longer if a run takes more than a third of it.
     """
     result = Measured(name, threads)
     started = [EngineProcess(engine, model, threads) for engine in engines]

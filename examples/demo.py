@@ -26,11 +26,11 @@ import psutil
 
 EXAMPLES: Final = Path(__file__).resolve().parent
 DEVICE: Final = "demo"
-# Generous for a small board under load; normally each takes a second or two.
+# Generous, for a small board under load: normally each takes a second or two.
 START_LIMIT_S: Final = 30.0
 STOP_LIMIT_S: Final = 10.0
 METRICS_INTERVAL_S: Final = 2
-METRICS: Final = "requests_total|quantile|resident|ready"  # the most interesting ones
+METRICS: Final = "requests_total|quantile|resident|ready"  # a regular expression of names to print
 
 MOSQUITTO: Final = """\
 listener {port} 127.0.0.1
@@ -192,7 +192,7 @@ def program(name: str) -> str:
 
 
 def choose_broker() -> str:
-    """Return the kind of broker: the one requested, or mosquitto if installed, or amqtt."""
+    """Return the kind of broker: the requested one, else mosquitto if it is installed, else amqtt."""
     wanted = os.environ.get("EDGEBUNDLE_DEMO_BROKER", "")
     if wanted not in {"", "amqtt", "mosquitto"}:
         raise DemoFailedError(f"EDGEBUNDLE_DEMO_BROKER: expected amqtt or mosquitto, got {wanted}")

@@ -26,7 +26,7 @@ from agent.errors import EndlessDataError, FormatError, StoreError
 BLOCK_BYTES: Final = 512
 # Only two blocks of zeros: no signature would cover tar's usual padding to 10240 bytes.
 END_BYTES: Final = 2 * BLOCK_BYTES
-# Large enough for disk speed, small enough to stay in a Pi's second-level cache.
+# Large enough for disk speed, small enough to stay in a Pi's L2 cache.
 CHUNK_BYTES: Final = 1 << 20
 
 MANIFEST: Final = "manifest.json"

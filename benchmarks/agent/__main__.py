@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"some of {', '.join(NEEDS)} (default: all)")
-    parser.add_argument("--quick", action="store_true", help="take about a minute, for a first look")
+    parser.add_argument("--quick", action="store_true", help="measure less: a first look in about a minute")
     parser.add_argument("--overload-s", type=float, metavar="S", help="seconds of overload (default: 60)")
     parser.add_argument("--swaps", type=int, metavar="N", help="number of swaps (default: 200)")
     parser.add_argument("--output", type=Path, default=Path("build/bench-agent.json"), metavar="FILE")

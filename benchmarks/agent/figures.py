@@ -18,7 +18,7 @@ class Figure:
     value, unit
         The number and its unit.
     most, least
-        The limits, None where there is none.
+        The upper and the lower limit, None if there is none.
     note
         How it was measured.
     """
@@ -33,7 +33,7 @@ class Figure:
 
     @property
     def good(self) -> bool | None:
-        """Whether it is within its limits; None if it has none."""
+        """Whether the value is within its limits; None if it has none."""
         if self.most is None and self.least is None:
             return None
         above = self.most is None or self.value <= self.most

@@ -1,4 +1,4 @@
-"""The cores that records are shipped for, and the models whose operators are searched."""
+"""The cores that have shipped records, and the models that supply the operators to search."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What tuning is worth: the figures of `docs/tuning.md` (`python -m benchmarks.tuning`)."""
+"""The figures of `docs/tuning.md`: how much tuning gains (`python -m benchmarks.tuning`)."""

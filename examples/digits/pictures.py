@@ -1,8 +1,8 @@
 """scikit-learn's digits as pictures, and the split into training and held-out data.
 
-The data set has 1797 scans of 8x8 grey levels. They are enlarged to what a scanner would deliver: grey
-pictures of 64x64 pixels, white on black. The model is trained on pictures that went through the declared
-preprocessing (`preprocess.toml`), and tested on PNG files that did. It never sees the 8x8 originals.
+The data set has 1797 scans of 8x8 grey levels. They are enlarged to pictures as from a scanner: 64x64 pixels,
+grey, white on black. The model is trained on pictures after the declared preprocessing (`preprocess.toml`),
+and tested on PNG files after the same preprocessing. It never sees the 8x8 originals.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from PIL import Image
 SIDE: Final = 64  # width and height of a picture, in pixels
 HELD_OUT: Final = 450  # a quarter of the data, never trained on
 SEED: Final = 20261
-MEAN: Final = 0.3  # of grey levels from 0 to 1; preprocess.toml has the same values
+MEAN: Final = 0.3  # of grey levels from 0 to 1; mean and std must be those of preprocess.toml
 STD: Final = 0.4
 
 # Digit -> index of its held-out picture that is committed as a PNG file; chosen to be easy to read.

@@ -46,7 +46,7 @@ def fold(slope: Array, channels: int) -> Array:
 
 
 class Network:
-    """conv-relu, conv-relu, 2x2 maximum, conv-relu, linear; convolution weights are [c * 9, o]."""
+    """Conv-ReLU, conv-ReLU, 2x2 maximum, conv-ReLU, linear; convolution weights are [c * 9, o]."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         shapes = [(9, 16), (9 * 16, WIDTH), (9 * WIDTH, WIDTH), (16 * WIDTH, 10)]

@@ -1,4 +1,4 @@
-"""Other readers accept mod.json and mod.params: one written only from the rules of the format, and TVM.
+"""Other readers accept mod.json and mod.params: a reader written from the format's rules, and TVM's loaders.
 
 The reader below uses no code of this project. It follows the loader of TVM 0.18's graph executor: which keys
 a document must have, which others are errors, how entries are numbered, and how storage is sized.
@@ -24,7 +24,7 @@ SIZES = {"float32": 4, "int64": 8, "int32": 4, "bool": 1, "float64": 8, "int8": 
 
 
 class ClassicReader:
-    """Runs a graph like the classic executor: one pool per storage id, one packed call per node."""
+    """Runs a graph like the classic executor: a pool for each storage id, a packed call for each node."""
 
     def __init__(self, text: str, module: Any) -> None:
         document = json.loads(text)

@@ -33,7 +33,7 @@ def lowered_resnet18(resnet18: Path) -> LoweredModule:
 
 
 def without_load_time(main: relax.Function) -> relax.Function:
-    """Return the function with calls on constants only replaced by parameters: planners differ on those."""
+    """Replace calls that read only constants by parameters: TVM's planner has no nodes that run at load."""
     known: dict[tvm.ir.Expr, tvm.ir.Expr] = {}
     params = list(main.params)
     bindings = []
@@ -88,7 +88,7 @@ def tvm_plan_bytes(lowered: LoweredModule) -> int:
 
 
 def calls_of_a_run(graph: Graph) -> int:
-    """Return the kernel calls of one inference, without those on parameters only, which run once at load."""
+    """Return the number of kernel calls of an inference, without those that read only parameters."""
     at_load = {i for i, node in enumerate(graph.nodes) if node.is_null and node.name != "x"}
     calls = 0
     for i, node in enumerate(graph.nodes):
@@ -108,7 +108,7 @@ def test_resnet18_has_at_most_30_kernels(lowered_resnet18: LoweredModule) -> Non
 
 def test_resnet18_arena_is_at_most_as_large_as_tvms_plan(lowered_resnet18: LoweredModule) -> None:
     made = generate(lowered_resnet18.main, ["x"], ["y"])
-    outputs = sum(spec.nbytes for spec in made.outputs)  # TVM allocates them beside its plan
+    outputs = sum(spec.nbytes for spec in made.outputs)  # TVM does not include them in its plan
     planned = tvm_plan_bytes(lowered_resnet18)
     assert planned > 0
     assert made.arena_bytes <= planned + outputs
@@ -123,7 +123,7 @@ def test_a_real_model_agrees_with_the_reference(models: Path, name: str, target:
 
 
 def paired_speed(package: Package, model: Path, threads: int = 2, runs: int = 15) -> float:
-    """Return ONNX Runtime's time divided by ours: medians of interleaved runs on the same inputs."""
+    """Return ONNX Runtime's time divided by ours: medians of runs in turn on the same inputs."""
     kernels = load_kernels(package.members["mod.so"])
     kernels.set_threads(threads)
     ours = create(package.members["mod.json"], kernels)

@@ -25,7 +25,7 @@ START_LIMIT_S = 30
 
 
 class Fleet:
-    """One agent that trusts one key, and the command line connected to its broker."""
+    """An agent that trusts one key, and the command line, connected to the same broker."""
 
     def __init__(self, broker: str, folder: Path) -> None:
         self.broker, self.folder = broker, folder
@@ -98,7 +98,7 @@ def test_faces_are_found_in_photographs(fleet: Fleet, models: Path, name: str) -
 
 
 def yunet_faces(outputs: dict[str, np.ndarray], size: int = 320) -> list[tuple[float, float, float]]:
-    """Return score and centre (x, y) of each face in YuNet's raw outputs, decoded as by its authors."""
+    """Decode YuNet's raw outputs as its authors do; return score and centre (x, y) of each face."""
     found = []
     for stride in (8, 16, 32):
         columns = size // stride

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def cat(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A JPEG of the size of a photograph with structure at every scale; the network's weights are random."""
+    """A JPEG as large as a photograph, with structure at every scale: enough for random weights."""
     rng = np.random.default_rng(7)
     pixels = sum(
         np.asarray(

@@ -1,4 +1,4 @@
-"""The agent's benchmark: its parts, in small, with a real broker and a real agent."""
+"""The agent's benchmark: small runs of its parts with a real broker and a real agent."""
 
 from __future__ import annotations
 

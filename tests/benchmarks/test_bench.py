@@ -32,7 +32,7 @@ def test_a_ratio_is_that_of_the_medians_over_the_fastest_other_engine() -> None:
 
 
 def test_drift_of_the_machine_does_not_widen_the_spread() -> None:
-    # The machine gets three times slower in each round, for all engines.
+    # In each round the machine is three times slower than before, for all engines.
     result = measured(edgebundle=[1.0, 3.0, 9.0], onnxruntime=[2.0, 6.0, 18.0])
     ratio = result.ratio()
     assert ratio is not None
@@ -74,7 +74,7 @@ def test_outputs_are_compared_by_size_whatever_the_order_and_the_batch() -> None
     assert difference([scores], [scores, boxes]) == float("inf")
 
 
-def test_the_share_of_the_peak_counts_products_and_the_time_of_all() -> None:
+def test_the_share_of_the_peak_counts_operations_of_products_but_the_time_of_all_layers() -> None:
     roof = Roof(100.0, {"memory": 10.0})
     layers = Layers(
         1,
@@ -88,7 +88,7 @@ def test_the_share_of_the_peak_counts_products_and_the_time_of_all() -> None:
     assert layers.share_of_peak == pytest.approx(0.5)
 
 
-def test_the_markdown_of_no_run_is_an_error_with_a_hint(
+def test_markdown_before_the_first_run_is_an_error_with_a_hint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert bench.main(["--markdown", "--output", str(tmp_path)]) == 2
@@ -96,12 +96,11 @@ def test_the_markdown_of_no_run_is_an_error_with_a_hint(
 
 
 @pytest.mark.slow
-def test_the_demo_model_is_measured_and_written_down(
+def test_the_demo_model_is_measured_and_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        bench, "_picture", lambda *_: None
-    )  # needs matplotlib, from the other engines' environment
+    # Pictures need matplotlib, which is in the other engines' environment.
+    monkeypatch.setattr(bench, "_picture", lambda *_: None)
     options = [
         "--models",
         "digits",

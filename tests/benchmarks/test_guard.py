@@ -1,4 +1,4 @@
-"""Kernels do not get slower, by the steps that small networks execute."""
+"""The guard notices kernels that got slower, and the present kernels pass it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.guard import ARM, MODELS, X86, Count, count, prepare, recorded, 
 from benchmarks.instructions.emulator import AGENT_PACKAGES, Emulator
 
 BEFORE = Count({"conv2d": 1_000_000, "depthwise": 100_000, "other": 1_000}, 2_000_000)
-# CI has all of them; elsewhere the reason of the skip names what is missing.
+# CI has all of them; elsewhere the test is skipped, and the reason names the missing ones.
 MISSING = [tool for tool in ("qemu-x86_64", "gcc") if shutil.which(tool) is None]
 
 

@@ -50,7 +50,7 @@ needs_llvm = pytest.mark.skipif(not has_llvm() and "CI" not in os.environ, reaso
 
 
 @needs_llvm
-def test_the_inner_loop_is_the_hot_one_and_functions_without_products_have_none(code: bytes) -> None:
+def test_the_inner_loop_is_hot_and_functions_without_products_have_no_hot_loop(code: bytes) -> None:
     (loop,) = hot_loops.hot_loops(code)
     assert loop.function == "product_compute_"
     assert loop.multiply_adds == 2
@@ -58,7 +58,7 @@ def test_the_inner_loop_is_the_hot_one_and_functions_without_products_have_none(
 
 
 @needs_llvm
-def test_kernels_are_weighed_by_their_operations_and_those_of_loading_left_out(code: bytes) -> None:
+def test_kernels_are_weighted_by_operations_and_those_that_run_at_load_are_left_out(code: bytes) -> None:
     found = of_model(code, {"product": 5.0, "absent": 7.0})
     assert set(found) == {"cortex-a72", "cortex-a76"}
     for loops in found.values():

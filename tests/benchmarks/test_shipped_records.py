@@ -1,4 +1,4 @@
-"""The search for shipped records descends to a minimum, and emulation counts what runs."""
+"""The search for shipped records descends to a minimum, and emulation counts executed instructions."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ def test_samples_count_for_all_iterations() -> None:
     assert blocks[1] == Counter({(0x3000, 7): 1})
 
 
-def test_llvm_mca_does_not_see_branches() -> None:
+def test_branches_are_left_out_for_llvm_mca() -> None:
     lines = {0: "fmla v0.4s, v1.4s, v2.s[0]", 4: "b.ne 0x0", 8: "add x0, x0, #16", 12: "adrp x1, 0x1000"}
     assert text_of((0, 4), lines) == "fmla v0.4s, v1.4s, v2.s[0]\nadd x0, x0, #16"
 
 
-def test_launched_loops_are_found(task: Task, rpi4: DeviceTarget) -> None:
+def test_parallel_loops_are_found(task: Task, rpi4: DeviceTarget) -> None:
     point = task.space.point(task.space.default)
     assert point is not None
     extents = parallel_extents(point.schedule.mod["main"])
@@ -89,7 +89,7 @@ def test_launched_loops_are_found(task: Task, rpi4: DeviceTarget) -> None:
     and not all(shutil.which(tool) for tool in ("qemu-aarch64", "llvm-mca-19", "llvm-objdump", "gcc")),
     reason="needs qemu-user, llvm and gcc",
 )
-def test_sampled_iterations_stand_for_all(task: Task, rpi4: DeviceTarget) -> None:
+def test_sampled_iterations_cost_as_much_as_all(task: Task, rpi4: DeviceTarget) -> None:
     sampled, whole = Emulated(rpi4), Emulated(rpi4, samples=1 << 20)
     try:
         for measure in (sampled, whole):

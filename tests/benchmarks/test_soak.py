@@ -1,4 +1,4 @@
-"""`make soak`, in small: its verdicts detect what is broken, its parts run, its picture is drawn."""
+"""A small `make soak`: its verdicts detect broken promises, its parts run, its picture is drawn."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 DEMO = Path(__file__).resolve().parents[2] / "examples" / "demo.py"
-# The promise is 60 s on two idle cores; other tests may run at the same time.
+# The demo promises 60 s on two idle cores; other tests may run at the same time.
 LIMIT_S = 60
 
 

@@ -1,4 +1,4 @@
-"""The committed example model is as accurate as claimed, measured along the path that a device uses."""
+"""The committed example model is as accurate as its README says, on the same path as on a device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `make` prints before anything is installed."""
+"""The output of `make` before anything is installed."""
 
 from __future__ import annotations
 
@@ -87,9 +87,8 @@ def test_dependencies_are_installed_again_when_pyproject_changed(tmp_path: Path,
     put(tmp_path / ".venv" / "bin", "python", f'echo "$@" >> {tmp_path}/pip.log')
     assert make(tmp_path, "install", tools=tools).returncode == 0
     os.utime(tmp_path / ".venv" / ".installed")
-    assert (
-        make(tmp_path, "--question", "install", tools=tools).returncode == 1
-    )  # the copy of pyproject is newer
+    # The copy of pyproject.toml is newer than the stamp.
+    assert make(tmp_path, "--question", "install", tools=tools).returncode == 1
     log = (tmp_path / "pip.log").read_text()
     assert "-m pip install" in log
     assert ".[builder,demo,dev]" in log

@@ -115,7 +115,7 @@ class _Forms:
         operator: Callable[..., relax.Expr],
         args: list[relax.Expr],
     ) -> bool:
-        """Replace a maximum and a minimum, each with one number, by a clip, whose bounds are in the code.
+        """Replace a maximum and a minimum, each with one number, by a clip, which has its bounds in the code.
 
         A bound that is loaded may be NaN: LLVM then needs three instructions on ARM rather than one.
         """

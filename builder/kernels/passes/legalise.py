@@ -1,4 +1,4 @@
-"""Turns the remaining operators into tensor expressions: TVM's, or ours where TVM's are slow."""
+"""Turns the remaining operators into tensor expressions: TVM's, or ours if TVM's are slow."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def legalise_map() -> dict[str, Legalisation]:
 
 
 def _take(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
-    """Legalise `take`; an index out of range takes the nearest element: indices may come from users."""
+    """Legalise `take`; an index out of range takes the nearest element, as indices may come from users."""
     axis = None if call.attrs.axis is None else int(call.attrs.axis)
     return bb.call_te(topi.take, call.args[0], call.args[1], axis, mode="clip", primfunc_name_hint="take")
 

@@ -1,4 +1,4 @@
-"""Matrix products with constant weights whose rows are packed too: in tiles, or by Strassen's algorithm.
+"""Matrix products with constant weights and packed rows: in tiles, or by Strassen's algorithm.
 
 Rows become `[K / s, rows of a tile, s]`, so that a register tile reads them sequentially. The last tile is
 completed by repeating the last row, so any number of rows runs at the speed of whole tiles.
@@ -90,7 +90,7 @@ class Form:
 
 
 def whole_rows(lead: Sequence[int]) -> int:
-    """Return the extent whose divisors may be a tile's rows: no tile may cross an axis of `lead`."""
+    """Return the extent that a tile's rows must divide, because no tile may cross an axis of `lead`."""
     long = [extent for extent in lead if extent > 1]
     return long[-1] if long else 1
 

@@ -1,4 +1,4 @@
-"""The kernel that measures a board's peak rate: a matrix product that stays in the first-level cache.
+"""The kernel that measures a board's peak rate: a matrix product that stays in the L1 cache.
 
 The live view and the report show each kernel's rate as a share of this peak.
 """
@@ -25,7 +25,7 @@ ATTEMPTS: Final = 3  # the fastest one counts: disturbances only make a measurem
 def peak_kernel(target: DeviceTarget, threads: int | None) -> tuple[BuiltKernel, float]:
     """Return the kernel for `threads` threads (None: one per core), and its floating-point operations."""
     cores = threads or target.cores
-    panel, rows = 2 * target.simd.lanes, ROWS  # each thread's panel fits its first-level cache
+    panel, rows = 2 * target.simd.lanes, ROWS  # each thread's panel fits its L1 cache
     a = te.placeholder((rows, DEPTH), "float32", name="a")
     b = te.placeholder((cores, DEPTH, panel), "float32", name="b")
     product = matmul.product(a, b)

@@ -1,4 +1,4 @@
-"""Generated networks are valid, run, repeat, and give numbers worth comparing."""
+"""Generated networks are valid and reproducible, and their outputs depend on their inputs."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_bert_has_the_traps_of_its_export() -> None:
         assert [d.dim_param for d in value.type.tensor_type.shape.dim] == ["batch_size", "sequence_length"]
 
 
-def test_bert_ignores_what_its_mask_hides() -> None:
+def test_bert_ignores_masked_tokens() -> None:
     model = generate("bert", **SMALL["bert"])
     values = feeds("bert", 1)
     values["attention_mask"][0, 10:] = 0

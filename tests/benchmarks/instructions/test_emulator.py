@@ -1,4 +1,4 @@
-"""Counting under qemu: marks are read in order; a missing program is one line that says what to install."""
+"""Counting under qemu: marks are read in order; for a missing program, one line says what to install."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fixtures for kernels: machines with 4, 8 and 16 lanes, and random numbers with a fixed seed."""
+"""Fixtures for kernels: targets with 4, 8 and 16 lanes, and random numbers with a fixed seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Machines with 4, 8 and 16 lanes whose kernels run on this one; compiles and runs kernels."""
+"""Compiles and runs kernels: for targets with 4, 8 and 16 lanes, on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every scheduled function passes: threads only where they pay."""
+"""The last step for every scheduled function: only kernels that are worth a launch keep their threads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_only_kernels_worth_a_launch_are_parallel(size: int, target: DeviceTarge
         return relax.op.nn.softmax(relax.op.permute_dims(y, [0, 2, 3, 1]))
 
     kernels = run(build, {"x": x}, target).lowered.kernels.functions
-    assert len(kernels) >= 4  # of three design spaces and the fallback
+    assert len(kernels) >= 4  # from three design spaces and the fallback
     for func in kernels.values():
         assert ("T.parallel" in func.script()) == (size == 512)
         assert (time_us(func, target) >= WORTH_A_LAUNCH_US) == (size == 512)

@@ -1,4 +1,4 @@
-"""`main` is rebuilt binding by binding: what a pass replaces, what is copied, and what a pass may ask."""
+"""`main` is rebuilt binding by binding: calls are replaced or copied, and passes can look up definitions."""
 
 from __future__ import annotations
 
