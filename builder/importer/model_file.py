@@ -7,6 +7,7 @@ model's own folder. Leaves checking the graph to `structure`.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import stat
 from collections.abc import Iterator
@@ -161,8 +162,9 @@ def _is_name(text: str | bytes) -> bool:
 
 def _read(path: Path) -> bytes:
     try:
-        with path.open("rb") as stream:
-            status = path.stat()
+        # O_NONBLOCK: opening a pipe would wait for a writer.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as stream:
+            status = os.fstat(stream.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise ModelError(
                     f"expected a regular file, got a device or a pipe: {path}",

@@ -200,7 +200,10 @@ def _parse(spec: str) -> Mapping[str, Any]:
         except ValueError as error:
             raise TargetError(f"target: expected a JSON object, got {text[:80]!r} ({error})") from error
         return parsed
-    words = shlex.split(text)
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise TargetError(f"target: expected matching quotes, got {text[:80]!r}") from error
     if not words or words[0] != "llvm":
         names = ", ".join(PRESETS)
         raise TargetError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 import numpy as np
@@ -182,3 +183,9 @@ def test_a_model_in_memory_may_not_name_files(tmp_path: Path) -> None:
     model = onnx.load(external(tmp_path, "weights.bin"), load_external_data=False)
     with pytest.raises(ModelError):
         import_onnx(model)
+
+
+def test_pipe_without_a_writer_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.onnx")
+    with pytest.raises(ModelError, match="expected a regular file, got a device or a pipe"):
+        read_model(tmp_path / "model.onnx")

@@ -70,6 +70,7 @@ def test_an_x86_target_may_have_fewer_features_than_this_machine() -> None:
         ("rpi9", "unknown target 'rpi9'"),
         ("", "unknown target ''"),
         ("cuda", "unknown target 'cuda'"),
+        ('llvm -mcpu="', "expected matching quotes, got 'llvm -mcpu="),
         ("llvm -mcpu=pentium99", "LLVM does not know the CPU 'pentium99'"),
         ("llvm cortex-a72", "expected -option=value, got 'cortex-a72'"),
         ("llvm -num-cores=many", "expected -num-cores from 1 to 1024, got 'many'"),
