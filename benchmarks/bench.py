@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console
 
@@ -27,8 +27,8 @@ from benchmarks.engines import ENGINES, OURS, UNTUNED, bundle_of
 from benchmarks.prepare import HEADLINE, MODELS, Prepared, prepare
 from benchmarks.rounds import Measured, measure
 
-MARKDOWN = "bench.md"
-COSTS_MODEL = "resnet50"
+MARKDOWN: Final = "bench.md"
+COSTS_MODEL: Final = "resnet50"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

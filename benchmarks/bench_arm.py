@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import onnx
@@ -35,14 +35,14 @@ from benchmarks.requirements import RequirementError
 from benchmarks.rounds import difference
 
 # Engines add in different orders, and Winograd's transforms lose precision. More means another network.
-LARGEST_DIFFERENCE = 1e-2
-ENGINES = (OURS, UNTUNED, "onnxruntime", "ncnn")
-TARGETS = {"cortex-a53": "rpi3", "cortex-a72": "rpi4", "cortex-a76": "rpi5"}
-AT_ONCE = 2
-MARKDOWN = "bench-arm.md"
+LARGEST_DIFFERENCE: Final = 1e-2
+ENGINES: Final = (OURS, UNTUNED, "onnxruntime", "ncnn")
+TARGETS: Final = {"cortex-a53": "rpi3", "cortex-a72": "rpi4", "cortex-a76": "rpi5"}
+AT_ONCE: Final = 2
+MARKDOWN: Final = "bench-arm.md"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Prepared:
     """A model, with the files that the guest reads.
 

@@ -17,6 +17,7 @@ import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
@@ -24,14 +25,14 @@ from benchmarks.noise import prefer_this_process
 
 # Limits that are printed next to the measured values.
 COMPILE_LIMIT_S, COMPILE_LIMIT_BYTES = 90.0, 4 << 30
-NODE_LIMIT_US = 1.0
-ANSWER_LIMIT_S = 1.5
-COLD_TARGET = "rpi4"
-SAMPLE_S = 0.05
-ATTEMPTS = 5
+NODE_LIMIT_US: Final = 1.0
+ANSWER_LIMIT_S: Final = 1.5
+COLD_TARGET: Final = "rpi4"
+SAMPLE_S: Final = 0.05
+ATTEMPTS: Final = 5
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Costs:
     """Figures of one model.
 

@@ -28,7 +28,7 @@ WARM_S, WARM_RUNS = 0.02, 2
 LEAST_RUNS, MOST_RUNS = 3, 400
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Turn:
     """One engine's turn.
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -20,7 +20,7 @@ Arrays = Mapping[str, np.ndarray[Any, Any]]
 Run = Callable[[], list[np.ndarray[Any, Any]]]
 # Our engine: with the heuristic's schedules only, and with shipped records.
 UNTUNED, OURS = "untuned", "edgebundle"
-CONVERSION_LIMIT_S = 300
+CONVERSION_LIMIT_S: Final = 300
 
 
 class UnavailableError(Exception):
@@ -240,10 +240,10 @@ def convert_for_litert(model: Path, inputs: Arrays, path: Path) -> None:
 
 # What torch.export and the converter's passes raise for a model that they cannot express; exceptions of
 # Dynamo and of MLIR's bindings derive from RuntimeError.
-_LITERT_REFUSALS = (RuntimeError, ValueError, TypeError, KeyError, AttributeError, AssertionError)
+_LITERT_REFUSALS: Final = (RuntimeError, ValueError, TypeError, KeyError, AttributeError, AssertionError)
 
 
-ENGINES: Mapping[str, Callable[[Path, Arrays, int], Run]] = {
+ENGINES: Final[Mapping[str, Callable[[Path, Arrays, int], Run]]] = {
     OURS: load_edgebundle,
     UNTUNED: load_untuned,
     "onnxruntime": load_onnxruntime,
@@ -252,9 +252,9 @@ ENGINES: Mapping[str, Callable[[Path, Arrays, int], Run]] = {
     "pytorch": load_pytorch,
     "litert": load_litert,
 }
-OTHERS = tuple(name for name in ENGINES if name not in (OURS, UNTUNED))
+OTHERS: Final = tuple(name for name in ENGINES if name not in (OURS, UNTUNED))
 # Names in tables and pictures.
-TITLES: Mapping[str, str] = {
+TITLES: Final[Mapping[str, str]] = {
     OURS: "edgebundle",
     UNTUNED: "edgebundle, untuned",
     "onnxruntime": "ONNX Runtime",

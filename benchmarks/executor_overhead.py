@@ -11,11 +11,12 @@ import argparse
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Final
 
 from agent.bundle.graph import NOP, Graph, Node, NodeEntry
 from agent.runtime import graph_executor
 
-LIMIT_US = 1.0
+LIMIT_US: Final = 1.0
 
 
 def chain(length: int = 200) -> Graph:

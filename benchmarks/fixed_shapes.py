@@ -7,12 +7,12 @@ one run records them, and the nodes become plain reshapes, expansions and slices
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import fx
 
-RESHAPING = frozenset({"OnnxReshape", "OnnxSqueezeDynamicAxes", "OnnxUnsqueezeDynamicAxes"})
+RESHAPING: Final = frozenset({"OnnxReshape", "OnnxSqueezeDynamicAxes", "OnnxUnsqueezeDynamicAxes"})
 
 
 def write_out(network: fx.GraphModule, inputs: tuple[torch.Tensor, ...]) -> fx.GraphModule:

@@ -13,9 +13,10 @@ import time
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Final
 
 # Packages that a device needs, without those of the builder. Their files are listed in pip's records.
-DEVICE_PACKAGES = (
+DEVICE_PACKAGES: Final = (
     "edgebundle",
     "apache-tvm-ffi",
     "numpy",
@@ -25,10 +26,10 @@ DEVICE_PACKAGES = (
     "pycparser",
     "pillow",
 )
-START_LIMIT_S = 20.0
+START_LIMIT_S: Final = 20.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Footprint:
     """Figures of the agent on this machine.
 

@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import onnx
@@ -30,13 +30,13 @@ from benchmarks.instructions.emulator import AGENT_PACKAGES, PACKAGES, Emulator,
 from benchmarks.layers import kind_of
 from benchmarks.requirements import RequirementError
 
-RECORDED = Path(__file__).with_name("guard.json")
-WORST = 1.15
+RECORDED: Final = Path(__file__).with_name("guard.json")
+WORST: Final = 1.15
 X86, ARM = "x86-64-v3", "cortex-a72"
-TARGETS = {X86: "x86-64-v3", ARM: "rpi4"}
-SEQUENCE = 32
+TARGETS: Final = {X86: "x86-64-v3", ARM: "rpi4"}
+SEQUENCE: Final = 32
 # A kind with a smaller share of the total changes too much with each change of fusion.
-LEAST_SHARE = 0.02
+LEAST_SHARE: Final = 0.02
 
 
 def convolutions() -> onnx.ModelProto:
@@ -62,11 +62,11 @@ def attention() -> onnx.ModelProto:
     return bert(0, layers=1, hidden=192, heads=4, vocabulary=200, positions=64)
 
 
-MODELS = {"convolutions": convolutions, "attention": attention}
-IDS = ("input_ids", "attention_mask", "token_type_ids")
+MODELS: Final = {"convolutions": convolutions, "attention": attention}
+IDS: Final = ("input_ids", "attention_mask", "token_type_ids")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Count:
     """Steps of an inference.
 

@@ -14,27 +14,28 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from benchmarks.requirements import RequirementError
 
-TRIPLE = "aarch64-linux-gnu"
+TRIPLE: Final = "aarch64-linux-gnu"
 # LLVM's model of each core. It has no model of the A76, whose server variant is the Neoverse N1.
-CORES = {"cortex-a72": "cortex-a72", "cortex-a76": "neoverse-n1"}
+CORES: Final = {"cortex-a72": "cortex-a72", "cortex-a76": "neoverse-n1"}
 # Older versions model the N1 as an A57, which does half as many multiply-adds per cycle.
-LEAST_LLVM = 17
-NEWEST_LLVM = 24
-ITERATIONS = 100
-LIMIT_S = 120
+LEAST_LLVM: Final = 17
+NEWEST_LLVM: Final = 24
+ITERATIONS: Final = 100
+LIMIT_S: Final = 120
 
-_FUNCTION = re.compile(r"^[0-9a-f]+ <([^>]+)>:$")
-_LINE = re.compile(r"^\s*([0-9a-f]+):\s+(?:[0-9a-f]{8}\s+)?(\S.*)$")
-_BRANCH = re.compile(r"^(?:b|bl|br|blr|ret|cbn?z|tbn?z|b\.\w+)\b")
-_TARGET = re.compile(r"0x([0-9a-f]+)")
-_MULTIPLY_ADD = re.compile(r"^fml[as]\s+v\d+\.4s")
-_UNKNOWN = re.compile(r"^(?:adrp?|bl|b|cbn?z|tbn?z|b\.\w+)\b")
+_FUNCTION: Final = re.compile(r"^[0-9a-f]+ <([^>]+)>:$")
+_LINE: Final = re.compile(r"^\s*([0-9a-f]+):\s+(?:[0-9a-f]{8}\s+)?(\S.*)$")
+_BRANCH: Final = re.compile(r"^(?:b|bl|br|blr|ret|cbn?z|tbn?z|b\.\w+)\b")
+_TARGET: Final = re.compile(r"0x([0-9a-f]+)")
+_MULTIPLY_ADD: Final = re.compile(r"^fml[as]\s+v\d+\.4s")
+_UNKNOWN: Final = re.compile(r"^(?:adrp?|bl|b|cbn?z|tbn?z|b\.\w+)\b")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class HotLoop:
     """The loop in which a kernel spends its time.
 
@@ -55,7 +56,7 @@ class HotLoop:
         return sum(1 for text in self.instructions if _MULTIPLY_ADD.match(text))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Loop:
     """A kernel's hot loop on a core.
 

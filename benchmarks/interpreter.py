@@ -19,7 +19,7 @@ from builder.compiling.lower import LoweredModule, is_reshape
 from builder.kernels.rewriter import op_name, shape_of
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Step:
     """One call of a kernel.
 

@@ -19,20 +19,20 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from benchmarks.noise import prefer_this_process
 
-RUNS_S = 3.0
-LEAST_RUNS = 8
+RUNS_S: Final = 3.0
+LEAST_RUNS: Final = 8
 # Bytes of each thread's arrays, which fit a core's L2 cache, the shared L3 cache, or no cache.
-LEVELS: Mapping[str, int] = {"L2": 384 << 10, "L3": 4 << 20, "memory": 192 << 20}
-KINDS = ("winograd", "depthwise", "conv2d", "attention", "matmul")
+LEVELS: Final[Mapping[str, int]] = {"L2": 384 << 10, "L3": 4 << 20, "memory": 192 << 20}
+KINDS: Final = ("winograd", "depthwise", "conv2d", "attention", "matmul")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Layer:
     """One node of the graph.
 
@@ -70,7 +70,7 @@ class Layer:
         return self.flops / self.bytes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Roof:
     """The machine's limits with a number of threads.
 
@@ -86,7 +86,7 @@ class Roof:
     gbytes_per_s: Mapping[str, float]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Layers:
     """A model's layers under the roof."""
 

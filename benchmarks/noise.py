@@ -6,11 +6,12 @@ import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
-_TICKS = os.sysconf("SC_CLK_TCK")
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
 # Figures count as disturbed if other processes used more than this share of the processors.
-LIMIT = 0.05
-HIGHEST_PRIORITY = -20
+LIMIT: Final = 0.05
+HIGHEST_PRIORITY: Final = -20
 
 
 def busy_s() -> float:
@@ -31,7 +32,7 @@ def prefer_this_process() -> None:
         Path("/proc/self/autogroup").write_text(str(HIGHEST_PRIORITY))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Noise:
     """How busy the machine was with other work during a series of measurements.
 

@@ -17,7 +17,7 @@ import sys
 import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import onnx
@@ -28,14 +28,14 @@ from builder.errors import BuildError
 from builder.importer import import_onnx
 from builder.importer.silence import FOREIGN_FAILURES, quiet
 
-CHUNK = 40
-CHUNK_TIMEOUT_S = 900
+CHUNK: Final = 40
+CHUNK_TIMEOUT_S: Final = 900
 # Looser than the cases' 1e-7: our float32 sums add in another order.
-ATOL = 1e-5
-ATOL_HALF = 2e-3
+ATOL: Final = 1e-5
+ATOL_HALF: Final = 2e-3
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """The result of a case: `passed`, `passed with values`, or the stage at which it failed, and why."""
 

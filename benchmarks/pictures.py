@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from benchmarks.engines import ENGINES, OURS, TITLES, UNTUNED
 from benchmarks.layers import KINDS, Layers, kind_of
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from benchmarks.hot_loops import Loop
 
 # Okabe and Ito's palette, which people with any kind of colour vision can tell apart; ours stands out.
-COLOURS: Mapping[str, str] = {
+COLOURS: Final[Mapping[str, str]] = {
     OURS: "#D55E00",
     UNTUNED: "#F0B27A",
     "onnxruntime": "#0072B2",
@@ -27,11 +27,11 @@ COLOURS: Mapping[str, str] = {
     "pytorch": "#8A8A8A",
     "litert": "#CC79A7",
 }
-KIND_COLOURS = ("#0072B2", "#009E73", "#D55E00", "#CC79A7", "#E69F00", "#8A8A8A")
-DPI = 110
+KIND_COLOURS: Final = ("#0072B2", "#009E73", "#D55E00", "#CC79A7", "#E69F00", "#8A8A8A")
+DPI: Final = 110
 # A bar longer than this multiple of ours is cut, because otherwise all others would be too short to compare.
-LONGEST = 4.0
-MANY_LAYERS = 80
+LONGEST: Final = 4.0
+MANY_LAYERS: Final = 80
 
 
 def latency(times: Mapping[str, Mapping[int, Mapping[str, float]]], path: Path, title: str) -> None:

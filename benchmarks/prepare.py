@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import onnx
@@ -13,18 +13,18 @@ import onnx
 from benchmarks.architectures import ARCHITECTURES, generate
 from benchmarks.engines import OURS, UNTUNED, bundle_of, simplified_of
 
-PROJECT = Path(__file__).parents[1]
+PROJECT: Final = Path(__file__).parents[1]
 # The demo's classifier is trained. The others are generated with seeded weights: the work of kernels does not
 # depend on the values.
-DIGITS = PROJECT / "examples" / "digits" / "digits.onnx"
-MODELS = ("resnet18", "resnet50", "resnet50-v2", "mobilenetv2", "bert", "slim-320", "digits")
+DIGITS: Final = PROJECT / "examples" / "digits" / "digits.onnx"
+MODELS: Final = ("resnet18", "resnet50", "resnet50-v2", "mobilenetv2", "bert", "slim-320", "digits")
 # The geometric mean is taken over the ratios of these four, with 1 and 2 threads.
-HEADLINE = ("resnet18", "resnet50", "mobilenetv2", "bert")
-SEQUENCE = 128
-NO_RECORDS = "none"
+HEADLINE: Final = ("resnet18", "resnet50", "mobilenetv2", "bert")
+SEQUENCE: Final = 128
+NO_RECORDS: Final = "none"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Prepared:
     """A model that engines can load.
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
@@ -20,10 +21,10 @@ from benchmarks.engines import OURS, UNTUNED
 from benchmarks.noise import Noise
 
 # Threads of an engine that has just run spin for a few milliseconds; OpenMP's for up to 20 on this machine.
-PAUSE_S = 0.03
+PAUSE_S: Final = 0.03
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Ratio:
     """Our time over another's.
 

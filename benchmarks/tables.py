@@ -6,6 +6,7 @@ import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from rich.console import Console
 from rich.table import Table
@@ -14,8 +15,8 @@ from benchmarks.engines import OTHERS, OURS, TITLES, UNTUNED
 from benchmarks.prepare import HEADLINE
 from benchmarks.rounds import Measured, Ratio
 
-MISSING = "–"
-BUSY = "*"
+MISSING: Final = "–"
+BUSY: Final = "*"
 
 
 def milliseconds(ms: float | None) -> str:

@@ -18,27 +18,28 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Final
 
 from benchmarks.agent import latency, models, overload, picture, swaps, throughput
 from benchmarks.agent.figures import Figure, show
 from benchmarks.agent.stage import Stage, StageError
 
-EXAMPLE = """example:
+EXAMPLE: Final = """example:
   python -m benchmarks.agent --quick
   python -m benchmarks.agent latency throughput --picture build/latency.png
 """
 # The models that each part needs.
-NEEDS = {
+NEEDS: Final = {
     "idle": set[str](),
     "latency": {"nothing", "picture"},
     "throughput": {"three", "thirty"},
     "overload": {"ten", "nothing"},
     "swaps": {"nothing"},
 }
-CONFIG = "[worker]\nthreads = 1\n"
+CONFIG: Final = "[worker]\nthreads = 1\n"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Size:
     """The size of each part's measurements.
 
@@ -62,7 +63,7 @@ class Size:
     swaps: int = 200
 
 
-QUICK = Size(requests=500, large=50, seconds=1.0, rounds=2, overload_s=8.0, swaps=4)
+QUICK: Final = Size(requests=500, large=50, seconds=1.0, rounds=2, overload_s=8.0, swaps=4)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

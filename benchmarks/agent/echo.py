@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import socket
 import sys
-from typing import Any
+from typing import Any, Final
 
 from paho.mqtt import client as paho
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-TOPIC = "bench/echo"
+TOPIC: Final = "bench/echo"
 
 
 class _Client(paho.Client):

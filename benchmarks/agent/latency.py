@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 
@@ -12,12 +13,12 @@ from benchmarks.agent.models import Bundles, Progress, input_bytes
 from benchmarks.agent.requester import Requester, topic_of
 from benchmarks.agent.stage import BareExecutor, Stage, cpu_s
 
-_BLOCK = 50
-_WARM_UP = 200
+_BLOCK: Final = 50
+_WARM_UP: Final = 200
 # A latency between these bounds would come from a delayed TCP acknowledgement.
-_DELAYED_MS = (30.0, 60.0)
+_DELAYED_MS: Final = (30.0, 60.0)
 # This share may be between them by chance: a busy machine pauses every process.
-_DELAYED_SHARE = 0.005
+_DELAYED_SHARE: Final = 0.005
 
 
 @dataclass

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
@@ -22,13 +23,13 @@ from builder.bundles.package import Package
 OPSET, IR_VERSION = 17, 8
 SIDE, CHANNELS = 56, 64
 # Version of `nothing` -> the number that it adds, so that an answer shows which version computed it.
-VERSIONS = {"1.0.0": 1.0, "1.1.0": 2.0}
-WANTED_MS = {"three": 3.0, "ten": 10.0, "thirty": 30.0}
-_PROBE_LAYERS = 6
+VERSIONS: Final = {"1.0.0": 1.0, "1.1.0": 2.0}
+WANTED_MS: Final = {"three": 3.0, "ten": 10.0, "thirty": 30.0}
+_PROBE_LAYERS: Final = 6
 Progress = Callable[[str], None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Bundles:
     """The signed bundles of one run.
 

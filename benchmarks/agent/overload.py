@@ -8,18 +8,19 @@ import json
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Final
 
 from benchmarks.agent.figures import Figure, quantile
 from benchmarks.agent.models import Progress, input_bytes
 from benchmarks.agent.requester import Answered, Requester, Tally, topic_of
 from benchmarks.agent.stage import Stage, rss_bytes
 
-_FACTOR = 10
-_OTHER_PER_S = 50
-_QUIET_S = 4.0
-_WATCH_S = 0.2
-_RECOVERY_LIMIT_S = 20.0
-_MOST_LINE_BYTES = 4 << 20
+_FACTOR: Final = 10
+_OTHER_PER_S: Final = 50
+_QUIET_S: Final = 4.0
+_WATCH_S: Final = 0.2
+_RECOVERY_LIMIT_S: Final = 20.0
+_MOST_LINE_BYTES: Final = 4 << 20
 MODEL, OTHER = "ten", "nothing"
 
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from PIL import Image, ImageDraw, ImageFont
 
 WIDTH, HEIGHT = 1400, 640
 LEFT, RIGHT, TOP, BOTTOM = 110, 40, 90, 90
-COLOURS = ("#30638e", "#d1495b", "#7fb069", "#edae49")
+COLOURS: Final = ("#30638e", "#d1495b", "#7fb069", "#edae49")
 FIRST_MS, LAST_MS = 0.1, 200.0
-BINS_PER_DECADE = 40
-TICKS_MS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200)
+BINS_PER_DECADE: Final = 40
+TICKS_MS: Final = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200)
 # Nagle's algorithm with delayed acknowledgements would cause a peak here.
-DELAYED_MS = 40.0
+DELAYED_MS: Final = 40.0
 
 
 def draw(series: Mapping[str, Sequence[float]], path: Path, title: str) -> None:

@@ -7,6 +7,7 @@ import itertools
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Final
 
 from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message
@@ -15,8 +16,8 @@ from agent.mqtt.settings import BrokerSettings
 from agent.wire.topics import Infer, ModelState, Reply, format_topic, reply_filter
 from benchmarks.agent.stage import DEVICE
 
-ANSWER_LIMIT_S = 60.0
-NAME = "bench-requester"
+ANSWER_LIMIT_S: Final = 60.0
+NAME: Final = "bench-requester"
 
 
 @dataclass(frozen=True, slots=True)

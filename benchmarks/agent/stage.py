@@ -17,10 +17,11 @@ import sys
 import time
 from pathlib import Path
 from types import TracebackType
+from typing import Final
 
-DEVICE = "bench"
-_START_LIMIT_S = 30.0
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+DEVICE: Final = "bench"
+_START_LIMIT_S: Final = 30.0
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 class StageError(Exception):
@@ -145,7 +146,7 @@ class Stage:
         return process
 
 
-_AGENT = (sys.executable, "-m", "agent")
+_AGENT: Final = (sys.executable, "-m", "agent")
 
 
 class BareExecutor:

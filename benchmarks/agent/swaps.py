@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Final
 
 import numpy as np
 
@@ -14,8 +15,8 @@ from benchmarks.agent.stage import DEVICE, Stage
 from builder.fleet.broker import Broker
 from builder.fleet.deploy import deploy_async
 
-MODEL = "nothing"
-_PER_S = 50
+MODEL: Final = "nothing"
+_PER_S: Final = 50
 
 
 async def measure(stage: Stage, bundles: Bundles, swaps: int, progress: Progress) -> list[Figure]:

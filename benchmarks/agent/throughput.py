@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from benchmarks.agent.figures import Figure
 from benchmarks.agent.models import Bundles, Progress, input_bytes
@@ -10,8 +11,8 @@ from benchmarks.agent.requester import Requester, Tally, topic_of
 from benchmarks.agent.stage import BareExecutor, Stage, cpu_s
 
 # Requests in flight: one is computed, one waits in the worker, the others are in transit.
-_WIDTH = 6
-_WARM_UP_S = 0.5
+_WIDTH: Final = 6
+_WARM_UP_S: Final = 0.5
 
 
 async def measure(

@@ -8,6 +8,7 @@ a sane scale through all layers, so that comparing logits means something.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Final
 
 import onnx
 
@@ -16,7 +17,7 @@ from benchmarks.architectures.mobilenet import mobilenetv2
 from benchmarks.architectures.resnet import resnet18, resnet50, resnet50_v2
 from benchmarks.architectures.slim320 import slim320
 
-ARCHITECTURES: Mapping[str, Callable[..., onnx.ModelProto]] = {
+ARCHITECTURES: Final[Mapping[str, Callable[..., onnx.ModelProto]]] = {
     "resnet18": resnet18,
     "resnet50": resnet50,
     "resnet50-v2": resnet50_v2,

@@ -7,17 +7,19 @@ Slice, the mask expanded through ConstantOfShape/Equal/Where/Expand, LayerNorm a
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 import onnx
 from onnx import TensorProto
 
 from benchmarks.architectures.network import Network
 
-LAYER_NORM_EPSILON = 1e-12
-TOKEN_TYPES = 2
-FEED_FORWARD = 4
+LAYER_NORM_EPSILON: Final = 1e-12
+TOKEN_TYPES: Final = 2
+FEED_FORWARD: Final = 4
 # Masked scores are set to torch.finfo(float32).min.
-MASKED = float(np.finfo(np.float32).min)
+MASKED: Final = float(np.finfo(np.float32).min)
 
 
 def bert(

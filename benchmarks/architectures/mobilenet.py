@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 import onnx
 
 from benchmarks.architectures.network import Network
 
 # Table 2 of the paper: expansion, channels, repeats, stride of the first.
-BLOCKS = (
+BLOCKS: Final = (
     (1, 16, 1, 1),
     (6, 24, 2, 2),
     (6, 32, 3, 2),
@@ -17,11 +19,11 @@ BLOCKS = (
     (6, 160, 3, 2),
     (6, 320, 1, 1),
 )
-STEM_CHANNELS = 32
-LAST_CHANNELS = 1280
+STEM_CHANNELS: Final = 32
+LAST_CHANNELS: Final = 1280
 # He's scale assumes that a ReLU halves the variance, but none follows the linear bottleneck.
-PROJECTION_GAIN = 0.7
-LOGIT_GAIN = 3.0
+PROJECTION_GAIN: Final = 0.7
+LOGIT_GAIN: Final = 3.0
 
 
 def mobilenetv2(seed: int = 0, *, size: int = 224, classes: int = 1000) -> onnx.ModelProto:

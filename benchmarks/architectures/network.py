@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import onnx
@@ -12,13 +12,13 @@ from onnx import TensorProto, helper, numpy_helper
 
 Dim = int | str
 Attribute: TypeAlias = int | float | str | Sequence[int] | onnx.TensorProto
-BATCH_NORM_EPSILON = 1e-5
+BATCH_NORM_EPSILON: Final = 1e-5
 # He et al. 2015 (arXiv 1502.01852): half of the second moment passes a ReLU.
-HE_GAIN = 2.0**0.5
+HE_GAIN: Final = 2.0**0.5
 # Brock et al. 2021 (arXiv 2101.08692): the output of a ReLU has a mean, which random filters turn into an
 # offset that drowns what depends on the picture. Filters with a mean of zero cancel it; this gain restores
 # the variance.
-CENTRED_GAIN = (2.0 / (1.0 - 1.0 / np.pi)) ** 0.5
+CENTRED_GAIN: Final = (2.0 / (1.0 - 1.0 / np.pi)) ** 0.5
 
 
 class Network:

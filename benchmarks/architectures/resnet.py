@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 import onnx
 
 from benchmarks.architectures.network import Network
 
-STEM_CHANNELS = 64
-STAGE_WIDTHS = (64, 128, 256, 512)
-EXPANSION = 4
+STEM_CHANNELS: Final = 64
+STAGE_WIDTHS: Final = (64, 128, 256, 512)
+EXPANSION: Final = 4
 # A residual branch adds a tenth of its input's variance: sixteen of them keep the sum at a sane scale.
-BRANCH_GAIN = 0.3
+BRANCH_GAIN: Final = 0.3
 # Spread of the last weights, relative to 1/sqrt(inputs): logits differ by a few units, and by picture.
-LOGIT_GAIN = 12.0
-PRE_ACTIVATION_LOGIT_GAIN = 4.0
+LOGIT_GAIN: Final = 12.0
+PRE_ACTIVATION_LOGIT_GAIN: Final = 4.0
 
 
 def resnet18(seed: int = 0, *, size: int = 224, classes: int = 1000) -> onnx.ModelProto:

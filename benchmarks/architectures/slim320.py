@@ -6,6 +6,7 @@ Seventeen depthwise separable layers on 240 x 320 pixels, four detection heads, 
 from __future__ import annotations
 
 import math
+from typing import Final
 
 import numpy as np
 import onnx
@@ -13,9 +14,9 @@ from numpy.typing import NDArray
 
 from benchmarks.architectures.network import Network
 
-STEM_CHANNELS = 16
+STEM_CHANNELS: Final = 16
 # Output channels and stride of each depthwise separable layer; heads read those of `HEAD_AFTER`.
-LAYERS = (
+LAYERS: Final = (
     (32, 1),
     (32, 2),
     (32, 1),
@@ -29,13 +30,13 @@ LAYERS = (
     (256, 2),
     (256, 1),
 )
-HEAD_AFTER = (7, 10, 12)
-EXTRA_CHANNELS = 64
-STRIDES = (8, 16, 32, 64)
-BOX_SIZES = ((10, 16, 24), (32, 48), (64, 96), (128, 192, 256))
+HEAD_AFTER: Final = (7, 10, 12)
+EXTRA_CHANNELS: Final = 64
+STRIDES: Final = (8, 16, 32, 64)
+BOX_SIZES: Final = ((10, 16, 24), (32, 48), (64, 96), (128, 192, 256))
 CENTRE_VARIANCE, SIZE_VARIANCE = 0.1, 0.2
 SCORES, COORDINATES = 2, 4
-HEAD_GAIN = 0.5  # scores differ by a few units, and the exponential of a box's size stays near 1
+HEAD_GAIN: Final = 0.5  # scores differ by a few units, and the exponential of a box's size stays near 1
 
 
 def slim320(seed: int = 0, *, height: int = 240, width: int = 320) -> onnx.ModelProto:

@@ -13,30 +13,31 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from benchmarks.requirements import RequirementError, require_programs, require_root
 
-HERE = Path(__file__).parent
-PROJECT = HERE.parents[1]
+HERE: Final = Path(__file__).parent
+PROJECT: Final = HERE.parents[1]
 # Program -> Debian package.
-PROGRAMS = {"gcc": "gcc", "qemu-aarch64": "qemu-user", "debootstrap": "debootstrap"}
-X86_PROGRAMS = {"gcc": "gcc", "qemu-x86_64": "qemu-user"}
+PROGRAMS: Final = {"gcc": "gcc", "qemu-aarch64": "qemu-user", "debootstrap": "debootstrap"}
+X86_PROGRAMS: Final = {"gcc": "gcc", "qemu-x86_64": "qemu-user"}
 # The kernel opens the static emulator when it is registered; afterwards it does not need the file.
-STATIC_EMULATOR = {"qemu-aarch64-static": "qemu-user-static"}
-REGISTERED = Path("/proc/sys/fs/binfmt_misc/qemu-aarch64")
+STATIC_EMULATOR: Final = {"qemu-aarch64-static": "qemu-user-static"}
+REGISTERED: Final = Path("/proc/sys/fs/binfmt_misc/qemu-aarch64")
 # Wheels for the root folder's Python: those of the engines, and those that the agent needs.
-PACKAGES = ("numpy", "apache-tvm-ffi==0.1.14.post1", "onnxruntime", "ncnn")
-PLATFORMS = (
+PACKAGES: Final = ("numpy", "apache-tvm-ffi==0.1.14.post1", "onnxruntime", "ncnn")
+PLATFORMS: Final = (
     "manylinux_2_28_aarch64",
     "manylinux_2_27_aarch64",
     "manylinux_2_17_aarch64",
     "manylinux2014_aarch64",
 )
-AGENT_PACKAGES = PACKAGES[:2]
-TIMEOUT_S = 1800
+AGENT_PACKAGES: Final = PACKAGES[:2]
+TIMEOUT_S: Final = 1800
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Emulator:
     """An arm64 root folder whose programs run under the emulator, with their instructions counted.
 

@@ -12,14 +12,14 @@ import ctypes
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 Arrays = dict[str, "np.ndarray[Any, Any]"]
 Run = Callable[[], "list[np.ndarray[Any, Any]]"]
-MARK = 24302  # the system call that counter.c watches; no kernel has it
-WARM_RUNS = 1
+MARK: Final = 24302  # the system call that counter.c watches; no kernel has it
+WARM_RUNS: Final = 1
 
 
 def edgebundle(folder: Path, inputs: Arrays) -> Run:

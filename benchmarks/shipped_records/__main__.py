@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Final
 
 from benchmarks.shipped_records.cores import MODELS, TARGETS
 from benchmarks.shipped_records.descent import Descent
@@ -28,9 +29,9 @@ from builder.records.shipped import CoreRecords, ShippedEntry, name_for, point_o
 from builder.records.task import Task
 from builder.target.device_target import DeviceTarget, resolve
 
-FOLDER = Path(__file__).parents[2] / "builder" / "records"
-AT_ONCE = 8  # signatures that are searched together, and share a timing process
-MOST_POINTS = 48
+FOLDER: Final = Path(__file__).parents[2] / "builder" / "records"
+AT_ONCE: Final = 8  # signatures that are searched together, and share a timing process
+MOST_POINTS: Final = 48
 
 
 def main() -> int:

@@ -9,6 +9,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures import TimeoutError as LateError
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from typing import Final
 
 import tvm
 import tvm_ffi
@@ -24,11 +25,11 @@ from builder.records.task import Task
 from builder.target.device_target import DeviceTarget
 from builder.tuning.candidates.candidate_builder import arguments_of, kernel_of
 
-BUILD_TIMEOUT_S = 300.0
+BUILD_TIMEOUT_S: Final = 300.0
 Arguments = tuple[tuple[str, tuple[int, ...]], ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Candidates:
     """Points of a task that were compiled together; kernel `k3` is the fourth.
 
@@ -50,7 +51,7 @@ class Candidates:
     launches: tuple[tuple[int, ...], ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Job:
     """A job of a building process.
 

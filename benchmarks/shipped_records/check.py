@@ -24,7 +24,7 @@ from builder.records.task import Task
 from builder.target.device_target import resolve
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Applicability:
     """How many of one core's entries apply.
 

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from benchmarks.shipped_records.builders import Builders, Candidates
 from benchmarks.shipped_records.measure import LEAST_GAIN, Verdict
@@ -19,9 +19,9 @@ from builder.records.task import Task
 from builder.target.device_target import DeviceTarget
 
 ROUNDS, PAIRS = 5, 21
-TIMEOUT_S = 300
+TIMEOUT_S: Final = 300
 # Two threads are measured by the clock: a speed of at least this share of the heuristic's counts as equal.
-NOT_SLOWER = 0.98
+NOT_SLOWER: Final = 0.98
 
 
 class Cycles:
@@ -105,7 +105,7 @@ class Cycles:
             return result
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Job:
     """Candidates of a task, which of them to measure, how often, and on how many threads."""
 

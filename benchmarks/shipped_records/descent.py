@@ -9,13 +9,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from typing import Final
 
 from builder.kernels.design_space import Decisions, DesignSpace
 
 # LLVM takes minutes to compile a tile that is unrolled further than this, and no registers can hold it.
-MAX_UNROLLED = 1024
+MAX_UNROLLED: Final = 1024
 TILE, UNROLLED = {"oc", "ow", "tiles", "rows"}, {"ii", "k"}
-LEAST_STEP = 0.99  # the search moves to a neighbour if it is at least this much cheaper
+LEAST_STEP: Final = 0.99  # the search moves to a neighbour if it is at least this much cheaper
 
 
 class Descent:

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from benchmarks.hot_loops import CORES, TRIPLE, tool
 from benchmarks.shipped_records.builders import Arguments, Builders, Candidates
@@ -26,19 +27,19 @@ from builder.kernels.design_space import Decisions
 from builder.records.task import Task
 from builder.target.device_target import DeviceTarget
 
-HERE = Path(__file__).parent
-TIMEOUT_S = 300
-ISSUE_WIDTH = {"cortex-a53": 2, "cortex-a72": 3, "cortex-a76": 4}
-SEEN = 0.98  # the share of executed instructions whose blocks are analysed; the rest hardly matters
-ITERATIONS = 50
-SAMPLES = 8
+HERE: Final = Path(__file__).parent
+TIMEOUT_S: Final = 300
+ISSUE_WIDTH: Final = {"cortex-a53": 2, "cortex-a72": 3, "cortex-a76": 4}
+SEEN: Final = 0.98  # the share of executed instructions whose blocks are analysed; the rest hardly matters
+ITERATIONS: Final = 50
+SAMPLES: Final = 8
 
-_CODES = {"int": 0, "uint": 1, "float": 2, "bool": 6}
-_BRANCH = re.compile(r"^(b|bl|br|blr|ret|cbz|cbnz|tbz|tbnz|b\.\w+|adrp?|udf|brk|svc)\b")
-_LINE = re.compile(r"^\s*([0-9a-f]+):\s+(?:[0-9a-f]{8}\s+)?(.*?)(?:\s*(?://|;).*)?$")
+_CODES: Final = {"int": 0, "uint": 1, "float": 2, "bool": 6}
+_BRANCH: Final = re.compile(r"^(b|bl|br|blr|ret|cbz|cbnz|tbz|tbnz|b\.\w+|adrp?|udf|brk|svc)\b")
+_LINE: Final = re.compile(r"^\s*([0-9a-f]+):\s+(?:[0-9a-f]{8}\s+)?(.*?)(?:\s*(?://|;).*)?$")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Cost:
     """The cost of one call.
 

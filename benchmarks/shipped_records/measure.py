@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from builder.kernels.design_space import Decisions
 from builder.records.task import Task
 
-LEAST_GAIN = 1.03  # a smaller gain is not worth an entry, and may be chance
+LEAST_GAIN: Final = 1.03  # a smaller gain is not worth an entry, and may be chance
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """The comparison of a point with the heuristic's, over all kernels of a signature.
 

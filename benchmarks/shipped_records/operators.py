@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from benchmarks.architectures import generate
 from builder.importer import import_onnx
@@ -13,10 +14,10 @@ from builder.records.task import Task
 from builder.target.device_target import DeviceTarget
 from builder.tuning.tasks.extraction import extract_tasks
 
-TOKENS = (1, 128)
+TOKENS: Final = (1, 128)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Operator:
     """An operator: a signature, and the kernels that have it.
 

@@ -17,11 +17,11 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-PERF_EVENT_OPEN = 298  # the system call's number on x86-64
-WARM_CALLS = 2
-LEAST_S = 0.0015  # seconds of one measurement
+PERF_EVENT_OPEN: Final = 298  # the system call's number on x86-64
+WARM_CALLS: Final = 2
+LEAST_S: Final = 0.0015  # seconds of one measurement
 
 
 def counter() -> Callable[[], int]:

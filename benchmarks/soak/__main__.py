@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Final
 
 from rich.console import Console
 from rich.table import Table
@@ -24,9 +25,9 @@ from benchmarks.soak.steady import SteadyResult, run_steady
 from benchmarks.soak.trials import FAULTS, FULL_REQUESTS, TrialResult, row_of, run_trial
 from tests.agent.faults import Trial
 
-PROGRESS_EVERY_S = 30.0
-STEADY = "steady"
-EXAMPLE = """example:
+PROGRESS_EVERY_S: Final = 30.0
+STEADY: Final = "steady"
+EXAMPLE: Final = """example:
   python -m benchmarks.soak --requests 2000 --minutes 2       # everything, in ten minutes
   python -m benchmarks.soak --only agent cuts                 # two faults in full size
 """

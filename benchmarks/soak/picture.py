@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from PIL import Image, ImageDraw, ImageFont
 
 from benchmarks.soak.steady import Sample, SteadyResult
 
 WIDTH, PANEL, LEFT, RIGHT, TOP, BOTTOM = 1000, 230, 80, 50, 34, 36
-COLOURS = {"agent": (209, 73, 91), "worker": (48, 99, 142)}
+COLOURS: Final = {"agent": (209, 73, 91), "worker": (48, 99, 142)}
 INK, GRID = (40, 40, 40), (225, 225, 225)
-PANELS = (
+PANELS: Final = (
     ("resident memory, MiB", "rss_bytes", 1 / (1 << 20)),
     ("threads", "threads", 1.0),
     ("file descriptors", "descriptors", 1.0),

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
+from typing import Final
 
 from agent.mqtt.message import Message
 from agent.mqtt.properties import Properties
@@ -22,18 +23,18 @@ from tests.agent.faults import MODEL
 from tests.agent.service.conftest import Client, connected_client, status_of
 from tests.agent.test_agent_process import model_is_ready
 
-RATE = 40.0
-SAMPLE_S = 2.0
+RATE: Final = 40.0
+SAMPLE_S: Final = 2.0
 # Fewer requests than a model's queue holds: load shedding is not tested here.
-MAX_WAITING = 32
-ANSWER_LIMIT_S = 10.0
+MAX_WAITING: Final = 32
+ANSWER_LIMIT_S: Final = 10.0
 # The share of the time that is left out at the beginning: arenas, caches and the store of answers fill up.
-WARM_UP = 0.2
+WARM_UP: Final = 0.2
 # Flat means: after the warm-up, the median of the last third exceeds that of the first third by at most this.
 MAX_GROWTH, MAX_GROWTH_BYTES = 0.03, 1 << 20
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Sample:
     """Memory, threads and file descriptors of one process at one moment, `at_s` seconds after the start."""
 
@@ -98,7 +99,7 @@ class SteadyResult:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """One series of one process: the medians of its first and last third, and its maximum."""
 

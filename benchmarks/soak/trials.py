@@ -6,6 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from benchmarks.soak.rig import device_and_broker
 from tests.agent.cutting_proxy import CuttingProxy
@@ -22,12 +23,12 @@ from tests.agent.faults import (
 )
 from tests.agent.test_agent_process import Device, model_is_ready
 
-AT_ONCE = 16
+AT_ONCE: Final = 16
 # On a busy board the slowest fault takes ten seconds, and a request a hundredth of a second.
 FAULT_LIMIT_S, REQUEST_LIMIT_S = 60.0, 0.2
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Fault:
     """A fault that a device must survive.
 
@@ -50,7 +51,7 @@ class Fault:
     persistent: bool = True
 
 
-FAULTS = (
+FAULTS: Final = (
     Fault("broker", "broker restarted, with persistence", 100, restart_broker),
     Fault("broker-forgets", "broker restarted, without persistence", 100, restart_broker, persistent=False),
     Fault("broker-killed", "broker SIGKILLed, with persistence", 100, kill_broker),
@@ -58,10 +59,10 @@ FAULTS = (
     Fault("agent", "agent SIGKILLed", 50, kill_agent),
     Fault("cuts", "connections cut in mid-packet", 200, None),
 )
-FULL_REQUESTS = 100_000
+FULL_REQUESTS: Final = 100_000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TrialResult:
     """The result of a fault's trial; `statuses` counts requests by the status of their only answer."""
 

@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from benchmarks.shipped_records.timer import counter
 from builder.boards.local_board import LocalBoard
@@ -27,7 +27,7 @@ from builder.boards.measuring_process import (
 from builder.boards.measuring_session import MeasuringSession, serve
 from builder.boards.remote_functions import BoardState, compare_json
 
-SPIN = 200_000
+SPIN: Final = 200_000
 
 
 def cycle_board(options: RunnerOptions) -> LocalBoard:

@@ -16,7 +16,7 @@ from builder.target.device_target import DeviceTarget
 from builder.tuning.candidates.candidate_builder import build_module
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Tuned:
     """The best kernel that was found, the number of points that were measured, and the seconds it took."""
 

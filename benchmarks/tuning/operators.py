@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import onnx
@@ -11,10 +12,10 @@ import tvm
 from onnx import TensorProto, helper, numpy_helper
 from tvm import te, topi
 
-KERNEL = "kernel"
+KERNEL: Final = "kernel"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Operator:
     """A convolution with bias and ReLU, or a matrix product with weights and a bias.
 
@@ -95,7 +96,7 @@ class Operator:
         return tvm.IRModule({"main": func}), arguments
 
 
-OPERATORS: Mapping[str, Operator] = {
+OPERATORS: Final[Mapping[str, Operator]] = {
     operator.name: operator
     for operator in (
         Operator("conv-3x3-stride-2", (1, 64, 56, 56), 128, 3, 2),  # ResNet-18

@@ -25,7 +25,7 @@ from builder.tuning.candidates.candidate_builder import CandidateBuilder
 from builder.tuning.verdicts.paired_timing import compare_kernels
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Row:
     """An operator's times.
 
@@ -46,7 +46,7 @@ class Row:
     best_s: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Recovery:
     """The times of all operators of a model."""
 

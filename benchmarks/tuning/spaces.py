@@ -13,6 +13,7 @@ import statistics
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import onnx
 
@@ -26,10 +27,10 @@ from builder.records.task import Task
 from builder.tuning.candidates.candidate_builder import CandidateBuilder
 from builder.tuning.search import strategies
 
-MOST = 1000
-TRIALS = 60
-BATCH = 8
-SEEDS = range(5)
+MOST: Final = 1000
+TRIALS: Final = 60
+BATCH: Final = 8
+SEEDS: Final = range(5)
 Times = dict[Decisions, float | None]
 
 

@@ -12,16 +12,17 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from builder import RunnerOptions, TuneOptions, load, tune
 from builder.boards.tracker_client import Tracker
 from builder.errors import FleetError
 from builder.tuning.views.progress import Progress
 
-KEY = "bench"
-START_S = 120.0
-COOLDOWN_MS = 200.0
-TASKS = "0-3"  # enough tasks to build one's batch while another's is measured
+KEY: Final = "bench"
+START_S: Final = 120.0
+COOLDOWN_MS: Final = 200.0
+TASKS: Final = "0-3"  # enough tasks to build one's batch while another's is measured
 
 
 def trials_per_minute(model: Path, boards: int, trials: int) -> float:
