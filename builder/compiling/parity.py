@@ -75,6 +75,8 @@ def reference_outputs(model: onnx.ModelProto, inputs: Arrays) -> list[npt.NDArra
     """
     options = ort.SessionOptions()
     options.log_severity_level = 3  # errors only: its warnings are about its own optimiser
+    # One run: threads that spin afterwards, waiting for another, would only disturb what follows.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
         session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         outputs: list[npt.NDArray[np.generic]] = session.run(None, dict(inputs))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,12 @@ pytestmark = pytest.mark.slow
 
 REAL = ["mnist", "slim-320", "RFB-320", "yunet_n_320"]
 TOLERANCE = 1e-4
+
+
+@cache
+def compiled(model: Path, target: str = "host") -> Package:
+    """Compile a model once for all tests of this file."""
+    return compile(model, target)
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +124,7 @@ def test_resnet18_arena_is_at_most_as_large_as_tvms_plan(lowered_resnet18: Lower
 @pytest.mark.parametrize("target", ["host", "rpi4"])
 @pytest.mark.parametrize("name", REAL)
 def test_a_real_model_agrees_with_the_reference(models: Path, name: str, target: str) -> None:
-    package = compile(models / f"{name}.onnx", target)
+    package = compiled(models / f"{name}.onnx", target)
     assert package.manifest.provenance.parity_error is not None
     assert package.manifest.provenance.parity_error <= TOLERANCE
 
@@ -147,7 +154,7 @@ def paired_speed(package: Package, model: Path, threads: int = 2, runs: int = 15
 
 @pytest.mark.parametrize("name", ["slim-320", "RFB-320", "yunet_n_320"])
 def test_real_model_has_at_least_a_tenth_of_the_references_speed(models: Path, name: str) -> None:
-    speed = paired_speed(compile(models / f"{name}.onnx"), models / f"{name}.onnx")
+    speed = paired_speed(compiled(models / f"{name}.onnx"), models / f"{name}.onnx")
     print(f"{name}: {speed:.2f} of ONNX Runtime's speed")
     assert speed >= 0.1
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -43,7 +43,8 @@ LIMITS = {
 }
 
 
-def texts(path: Path) -> Iterator[str]:
+@cache
+def texts(path: Path) -> frozenset[str]:
     """Every string of a module but its docstrings."""
     tree = ast.parse(path.read_text())
     documentation = {
@@ -51,15 +52,20 @@ def texts(path: Path) -> Iterator[str]:
         for node in ast.walk(tree)
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     }
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documentation:
-            yield node.value
+    return frozenset(
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documentation
+    )
 
 
-def assigned(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            yield node.target.id
+@cache
+def assigned(path: Path) -> tuple[str, ...]:
+    return tuple(
+        node.target.id
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    )
 
 
 @pytest.mark.parametrize(("text", "owner"), TEXTS.items())
