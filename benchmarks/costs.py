@@ -46,8 +46,8 @@ class Costs:
     nodes
         Nodes of that graph.
     answer_s
-        Seconds from the start of a bundle's verification to its worker's first answer, the shortest of
-        `ATTEMPTS`.
+        Seconds from the start of a bundle's verification to its worker's first answer: the shortest of
+        `ATTEMPTS` attempts.
     """
 
     compile_s: float

@@ -223,8 +223,8 @@ def convert_for_litert(model: Path, inputs: Arrays, path: Path) -> None:
     Raises
     ------
     UnavailableError
-        If litert-torch refuses the model. Any other failure is left to the engine's
-        process, which reports it.
+        If litert-torch refuses the model. Any other failure is left to the engine's process, which
+        reports it.
     """
     import litert_torch
 

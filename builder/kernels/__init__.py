@@ -2,8 +2,7 @@
 
 A model passes through, in this order:
 
-1. `passes`, over the whole graph: other convolutions become two-dimensional ones
-(`convolutions`), each operator
+1. `passes`, over the whole graph: other convolutions become two-dimensional (`convolutions`), each operator
    gets one form (`canonical`), operators that an exporter decomposed are recombined (`recognise`), channels
    are packed and convolutions and matrix products become our tensor expressions (`layouts`), and the
    remaining operators become tensor expressions, ours or TVM's (`legalise`);

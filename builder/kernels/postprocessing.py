@@ -1,8 +1,8 @@
 """The last step for every scheduled function, whether a heuristic, a record or a search ordered its loops.
 
-It adds the prefetches that a design space asked for. And it makes a kernel serial that is too short to be
-worth waking other cores, whichever design space its loops come from: a launch costs two to five microseconds,
-and the other cores must be woken first.
+It adds the prefetches that a design space asked for. If a kernel is too short to be worth waking other cores,
+it becomes serial, whichever design space its loops come from: a launch costs two to five microseconds, and
+the other cores must be woken first.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ WORTH_A_LAUNCH_US: Final = 20.0
 def postprocess(func: tirx.PrimFunc, target: DeviceTarget) -> tirx.PrimFunc:
     """Return a scheduled function as it ships.
 
-    Every kernel passes through here before it is measured or compiled, so that what is measured
-    is what ships.
+    Every kernel must pass through here before it is measured or compiled: the measured kernel is the
+    one that ships.
     """
     return _serial_if_short(prefetch_panels(func, target), target)
 

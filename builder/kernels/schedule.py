@@ -48,8 +48,7 @@ SPACES: Final[Mapping[str, Schedule]] = {
 }
 
 SCHEDULE: Final = "edge.schedule"  # a kernel's attribute: the kind of space that its loops come from
-# What a space raises if it does not apply. Degenerate shapes (no axes, no elements) cause any of the
-# last four.
+# The errors of a space that does not apply. Degenerate shapes (no axes, no elements) cause the last four.
 SCHEDULE_FAULTS: Final = (
     st.ScheduleError,
     tvm.error.InternalError,

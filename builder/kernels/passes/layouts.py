@@ -152,8 +152,7 @@ def pack_array(array: np.ndarray, block: int, fill: float) -> np.ndarray:
     return np.ascontiguousarray(padded.reshape(n, blocks, block, h, w).transpose(0, 1, 3, 4, 2))
 
 
-# Element-wise operators whose result in the padding is finite: for zero, and for any result of these
-# for zero.
+# Element-wise operators whose results in the padding stay finite: it begins as zeros.
 _UNARY: Final = {
     f"relax.{name}"
     for name in (

@@ -215,8 +215,7 @@ class ConvolutionTiles:
     held
         Whether these input values are held in vector registers; see `register_tile.hold_operand`.
     row_held
-        Whether, for an input of single channels, the input row that a row of the window reads is
-        held instead.
+        Whether, for an input of single channels, the input row that a row of the window reads is held.
     """
 
     oc: Decision
@@ -288,9 +287,9 @@ def space(
 ) -> ConvolutionSpace:
     """Return the design space of a packed convolution.
 
-    The heuristic takes the tile of `register_tile.best_tile` and unrolls the reduction by four, which is one
-    vector of a held operand. It takes as many rows as keep their input in the L2 cache while all weights are
-    read.
+    The heuristic takes the tile of `register_tile.best_tile` and unrolls the reduction by four, which is
+    one vector of a held operand. It takes as many rows as keep their input in the L2 cache while all
+    weights are read.
 
     Parameters
     ----------

@@ -79,9 +79,9 @@ class DepthwiseTiles:
         Output rows computed together. The input that they read is padded into a buffer that stays in the L2
         cache; a padded copy of the whole input would go through memory.
     zeros_first
-        Whether to fill that buffer with zeros and then copy the input into it, rather than choose between the
-        two for each column. With narrow vectors that takes a third of the time; with wide ones it writes too
-        much.
+        Whether to fill that buffer with zeros and then copy the input into it, rather than choose between
+        the two for each column. With narrow vectors that takes a third of the time; with wide ones it
+        writes too much.
     """
 
     ow: Decision

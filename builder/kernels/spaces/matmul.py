@@ -125,8 +125,8 @@ class MatmulSpace:
 def space(rows: int, depth: int, vectors: int, target: DeviceTarget) -> MatmulSpace:
     """Return the design space of a product.
 
-    The heuristic takes the most rows whose accumulators fit the registers, beside a row of the panel and one
-    broadcast.
+    The heuristic takes the most rows whose accumulators fit the registers, beside a row of the panel
+    and one broadcast.
 
     Parameters
     ----------
