@@ -16,7 +16,7 @@ from typing import Final, cast
 
 from agent.errors import ConfigError, PermissionDeniedError
 from agent.mqtt.settings import PROTOCOLS, BrokerSettings, TlsSettings, parse_broker_url
-from agent.wire.topics import is_device_name
+from agent.wire.topics import MAX_DISCOVERY_PREFIX_CHARACTERS, is_device_name, is_discovery_prefix
 
 DEFAULT_CONFIG: Final = Path("/etc/edge-agent/agent.toml")
 # A configuration has about fifty lines; a file of a megabyte is something else.
@@ -247,13 +247,8 @@ _DEVICE: Final = Kind(
 )
 _LISTEN: Final = Kind("a string of the form HOST:PORT", _is_address)
 _PREFIX: Final = Kind(
-    "1 to 128 letters, digits, '.', '_', '-' or '/', and not below edge/",
-    lambda value: (
-        isinstance(value, str)
-        and re.fullmatch(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*", value) is not None
-        and len(value) <= 128
-        and not f"{value}/".startswith("edge/")
-    ),
+    f"1 to {MAX_DISCOVERY_PREFIX_CHARACTERS} letters, digits, '.', '_', '-' or '/', and not below edge/",
+    lambda value: isinstance(value, str) and is_discovery_prefix(value),
 )
 _DEVICES: Final = Kind(
     "a list of names, each 1 to 64 letters, digits, '.', '_' or '-', and neither \"groups\" nor \"replies\"",

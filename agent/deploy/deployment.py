@@ -2,7 +2,7 @@
 
 Promises: a desired document is durable before it is acknowledged, the newest wins, and one that cannot be
 read changes nothing. Jobs run one after the other, in the order in which they arrived. After each connect
-everything is published again, as the broker may have forgotten it. At each start every active bundle is
+everything is published again, because the broker may have forgotten it. At each start every active bundle is
 verified again before it runs, and if it cannot be used, its predecessor serves.
 Leaves to others: the steps of a job (`installer`), the connection, and running models.
 
@@ -21,6 +21,7 @@ from typing import Final
 
 from agent.bundle.keyring import Keyring
 from agent.bundle.machine import Machine
+from agent.bundle.names import hex_digest
 from agent.deploy.fetch.block_source import SILENCE_LIMIT_S, BlockSource
 from agent.deploy.fetch.https import HttpsSettings, HttpsSource
 from agent.deploy.fetch.sources import Downloader
@@ -40,7 +41,7 @@ from agent.wire.reported import Origin, Rejection
 
 # How often the inbox is checked.
 INBOX_INTERVAL_S: Final = 1.0
-# Prefix of jobs that the agent creates itself, to fetch a damaged bundle again that is still desired.
+# Prefix of the jobs that the agent creates itself, to fetch a damaged bundle again.
 _REPAIR: Final = "repair-"
 
 _log = logging.getLogger(__name__)
@@ -212,7 +213,7 @@ class Deployment:
             return
         known = self._journal.get(request.job)
         if known is not None and known.status.final:
-            job = f"{_REPAIR}{model.digest[7:19]}-{time.time_ns():x}"
+            job = f"{_REPAIR}{hex_digest(model.digest)[:12]}-{time.time_ns():x}"
             self._record(Job(replace(Request.from_desired(request), job=job)).now(), True)
 
     def _on_desired(self, payload: bytes) -> None:
@@ -342,7 +343,7 @@ class Deployment:
 
 
 def _is_for(request: Request, wanted: DesiredModel | None) -> bool:
-    """Whether a job installs what is wanted now."""
+    """Return whether a job installs what is wanted now."""
     if wanted is None:
         return False
     repairs = request.job.startswith(_REPAIR) and request.digest == wanted.digest

@@ -2,8 +2,8 @@
 
 `edge-agent install FILE` writes `inbox/<hex digest>.bundle` durably. The agent checks the folder once a
 second, runs a job as for any other bundle, and leaves `inbox/<hex digest>.result` with the job's final
-state. A folder needs no second protocol, no signal and no other permission than its own, and a bundle that
-is dropped while no agent runs is found when one starts.
+state. A folder needs no second protocol and no signal, its permissions decide who may use it, and a bundle
+that is dropped while no agent runs is found when one starts.
 
 Promises: a file is read only under its final name, and verified before its name is trusted.
 Leaves to others: the job.
@@ -20,7 +20,7 @@ from typing import Final
 
 from agent.bundle.archive import MAX_BUNDLE_BYTES
 from agent.bundle.keyring import Keyring
-from agent.bundle.names import SHA256
+from agent.bundle.names import SHA256, format_digest, hex_digest
 from agent.bundle.verify import verify_only
 from agent.deploy.jobs import Job, Request
 from agent.durable import write_durably
@@ -47,7 +47,7 @@ class Inbox:
         for path in sorted(self._directory.iterdir()):
             match = _DROPPED.fullmatch(path.name)
             if match is not None:
-                yield f"sha256:{match[1]}"
+                yield format_digest(match[1])
             elif path.suffix in (".result", ".tmp"):
                 try:
                     if now - path.stat().st_mtime > RESULT_LIFETIME_S:
@@ -70,12 +70,12 @@ class Inbox:
         except OSError as error:
             raise StoreError(f"reading {path.name}: {error.strerror}") from error
         if not regular:
-            raise FormatError(f"expected {path.name} to be a regular file")
+            raise FormatError(f"{path.name}: expected a regular file, got a link or a special file")
         if size > MAX_BUNDLE_BYTES:
             raise EndlessDataError(f"expected a bundle of at most {MAX_BUNDLE_BYTES} bytes, got {size}")
         manifest, _ = verify_only(path, keyring)
         return Request(
-            job=f"local-{digest[7:19]}-{time.time_ns():x}",
+            job=f"local-{hex_digest(digest)[:12]}-{time.time_ns():x}",
             model=manifest.name,
             digest=digest,
             size=size,
@@ -87,7 +87,7 @@ class Inbox:
     def refuse(self, digest: str, error: EdgeError) -> None:
         """Remove a dropped bundle, and leave the reason as its result."""
         request = Request(
-            job=f"local-{digest[7:19]}",
+            job=f"local-{hex_digest(digest)[:12]}",
             model="",
             digest=digest,
             size=0,
@@ -127,4 +127,4 @@ class Inbox:
         return state
 
     def _path(self, digest: str, suffix: str) -> Path:
-        return self._directory / f"{digest.removeprefix('sha256:')}.{suffix}"
+        return self._directory / f"{hex_digest(digest)}.{suffix}"

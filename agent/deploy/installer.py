@@ -5,9 +5,9 @@ anything fails after that. Every step can be repeated, so an interrupted job res
 ends in a final state. Only verified and admitted bundles reach the store.
 Leaves to others: which jobs there are and in which order (`deployment`), fetching, and running models.
 
-The order follows from what each step may trust: sizes and free space, the digest, the signature,
-the manifest's requirements, the model's own samples; only then comes the switch, and after it
-the security counter.
+The order follows from what each step may trust: sizes and free space, the digest, the signature, the
+manifest's requirements, the model's recorded samples. Only then comes the switch, and after it the security
+counter.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from agent.wire.job import Result, Status, Step
 
 # A job that was interrupted this often after its download probably crashes the agent.
 MAX_ATTEMPTS: Final = 3
-# Often enough for a person who watches, and cheap enough for a metered link.
+# Often enough for a person who watches, and rare enough for a metered link.
 PROGRESS_INTERVAL_S: Final = 1.0
 
 _log = logging.getLogger(__name__)

@@ -1,6 +1,6 @@
-"""What deployment needs of the rest of the agent: a connection to the broker, and what runs models.
+"""The parts of the agent that deployment uses: a connection to the broker, and the models that run.
 
-`Connection`, `Outbox` and `agent.service.models.models.Models` have these methods; tests have others.
+`Connection`, `Outbox` and `agent.service.models.models.Models` have these methods; tests use fakes.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class Control(Protocol):
 
 
 class Models(Protocol):
-    """What runs models."""
+    """Runs models."""
 
     async def activate(self, verified: VerifiedBundle) -> None:
         """Start a worker with the bundle, run its recorded samples, and then give it the model's requests.
 
-        The worker that answered them before does so until then, and goes on if this raises. The callee owns
-        and closes the bundle.
+        The previous worker answers them until then, and goes on if this raises. The callee owns the bundle
+        and closes it.
 
         Raises
         ------

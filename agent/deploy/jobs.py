@@ -20,9 +20,9 @@ from agent.wire.desired import DesiredModel
 from agent.wire.job import MAX_MESSAGE_CHARACTERS, JobState, Result, Status, Step
 from agent.wire.reported import Origin
 
-# A fleet tool needs the last one or two; the others are for a person who wants to know what
-# happened last week.
+# A fleet tool needs the last one or two; the others show a person what happened last week.
 KEEP_JOBS: Final = 64
+
 _log = logging.getLogger(__name__)
 
 

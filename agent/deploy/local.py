@@ -33,7 +33,7 @@ EXIT_REFUSED: Final = 4
 
 
 class Settings(Protocol):
-    """The part of the agent's configuration that is needed."""
+    """The part of the agent's configuration that `install` needs."""
 
     @property
     def state_dir(self) -> Path:
@@ -113,7 +113,7 @@ def _drop(source: Path, target: Path) -> None:
 
 
 def _open_store(state_dir: Path) -> Store:
-    """Open the state directory, unless the agent has yet to create it: root would own what it creates."""
+    """Open the state directory, unless the agent must create its folders first: root would own them."""
     try:
         foreign = state_dir.exists() and state_dir.stat().st_uid != os.geteuid()
         if foreign and not (state_dir / "inbox").is_dir():

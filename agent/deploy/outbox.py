@@ -1,11 +1,11 @@
 """Retained messages about deployments that the broker does not have yet, kept in a file until it has them.
 
-Of each topic only the last message counts, so the outbox holds one for each. A message is stored before it
-is sent, and deleted when the broker has acknowledged it. So even an agent that restarted while the broker
-was away publishes what happened before, also about jobs that its journal no longer has.
+Only the last message of each topic counts, so the outbox holds one for each. A message is stored before it is
+sent, and deleted when the broker has acknowledged it. So even an agent that was restarted while the broker
+was away publishes what happened before, including jobs that its journal has forgotten.
 
-Promises: bounded in number, bytes and age; the oldest messages are dropped first, and counted. A damaged,
-full or unwritable file costs only the messages in it, and what can be sent at once is sent.
+Promises: the outbox is bounded in number, bytes and age; the oldest messages are dropped first, and counted.
+If the file is damaged, full or unwritable, only the messages in it are lost, and new ones are still sent.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _log = logging.getLogger(__name__)
 FILE: Final = "outbox.db"
 # The journal has 64 jobs, and as many forgotten ones may have to be removed; the rest is reserve.
 MAX_MESSAGES: Final = 512
-# A job takes half a kilobyte, a report of 64 models 20.
+# A job takes half a kilobyte, a report of 64 models 20 kilobytes.
 MAX_BYTES: Final = 1 << 20
-# After a month nobody needs the result of a deployment.
+# The result of a deployment is of no use after a month.
 MAX_AGE_S: Final = 30 * 86_400.0
 _LOG_INTERVAL_S: Final = 60.0
 _SCHEMA: Final = 1

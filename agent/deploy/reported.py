@@ -1,4 +1,4 @@
-"""The reported document, from the store and what runs."""
+"""Makes the reported document from the store and the models that run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from agent.deploy.store.store import Store
 from agent.errors import EdgeError
 from agent.wire.desired import Desired
 from agent.wire.job import MAX_MESSAGE_CHARACTERS
-from agent.wire.reported import Rejection, Reported, ReportedModel, Service
+from agent.wire.reported import Rejection, Reported, ReportedModel, ServiceState
 
 
 def reported(
@@ -32,7 +32,7 @@ def reported(
             name=model.name,
             digest=running.get(model.name, model.digest),
             version=model.version,
-            state=Service.ACTIVE if model.name in running else Service.FAILED,
+            state=ServiceState.ACTIVE if model.name in running else ServiceState.FAILED,
             origin=model.origin,
             job=model.job,
             previous=model.previous,

@@ -40,7 +40,7 @@ class Transition:
 
 
 _S: Final = Step
-TRANSITIONS: Mapping[Step, Transition] = MappingProxyType(
+TRANSITIONS: Final[Mapping[Step, Transition]] = MappingProxyType(
     {
         _S.DOWNLOADING: Transition(_S.VERIFYING, _S.CLEANUP, _S.DOWNLOADING, _S.DOWNLOADING),
         _S.VERIFYING: Transition(_S.INSTALLING, _S.CLEANUP, _S.DOWNLOADING, _S.DOWNLOADING),

@@ -46,7 +46,7 @@ MAX_STATUS_MESSAGE_CHARACTERS: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class FinalAnswer:
-    """An answer as an agent publishes it, without what belongs to the single message.
+    """An answer as an agent publishes it, without what belongs to one delivery (topic, correlation, expiry).
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ class FinalAnswer:
     model_version
         Of the model that answered; empty in a refusal.
     tensors
-        Of a raw payload: one `name;FP32;1,3,4` for each tensor, in order.
+        One `name;FP32;1,3,4` for each tensor of a raw payload, in order.
     """
 
     status: int
@@ -125,8 +125,8 @@ class ReceivedAnswer:
     tensors
         The outputs of a JSON answer.
     raw, raw_tensors
-        The little-endian bytes of all tensors, one after the other, and what they are; None for
-        a JSON answer.
+        The little-endian bytes of all tensors, one after the other, and their descriptions; None and empty
+        for a JSON answer.
     """
 
     status: int
@@ -171,7 +171,7 @@ def read_answer(message: Message) -> ReceivedAnswer:
 
 
 def one_line(text: str) -> str:
-    """Make a message fit for a user property and a log: printable, in one line, at most 500 characters."""
+    """Return a message for a user property and a log: printable, in one line, at most 500 characters."""
     shown = "".join(character if character.isprintable() else "?" for character in text)
     return shown[:MAX_STATUS_MESSAGE_CHARACTERS]
 

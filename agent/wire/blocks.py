@@ -1,7 +1,7 @@
 """The want document: an agent asks for blocks of a bundle, at `edge/v1/<device>/bundles/<digest>/want`.
 
-The answer is one message for each block, at `.../block/<offset>`, whose payload is the file's bytes
-from there on.
+The answer is one message for each block, at `.../block/<offset>`, whose payload is the file's bytes from that
+offset on.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from agent.wire import document
 
 # Four integers and their keys take about 70 bytes.
 MAX_WANT_BYTES: Final = 1024
-# Whoever may publish a want can make the other side send 64 blocks of 1 MiB at a time, and no more.
+# A client that may publish a want can make the other side send at most 64 blocks of 1 MiB at a time.
 MAX_BLOCK_BYTES: Final = 1024 * 1024
 MAX_COUNT: Final = 64
 _KEYS: Final = frozenset({"offset", "count", "block_bytes", "seq"})

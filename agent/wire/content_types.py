@@ -8,7 +8,7 @@ from typing import Final
 JSON: Final = "application/json"
 # Raw tensors, described by user properties `tensor`.
 RAW: Final = "application/octet-stream"
-# The JSON's form with tensors as byte strings, where cbor2 is installed.
+# The JSON's form with tensors as byte strings, if cbor2 is installed.
 CBOR: Final = "application/cbor"
 JPEG: Final = "image/jpeg"
 PNG: Final = "image/png"

@@ -11,7 +11,7 @@ optional: the digest of the document that this one was written from. With it, tw
 the same moment do not undo each other: the agent refuses the second document (`ERR_CONFLICT`), and its tool
 writes a new one.
 
-Promises: the reader is strict. It takes nothing from a document that has a single mistake.
+Promises: the reader is strict. A document with a single mistake is refused as a whole.
 Leaves to others: whether a source is allowed, and the installation.
 """
 
@@ -34,10 +34,10 @@ MAX_DESIRED_BYTES: Final = 256 * 1024
 # One worker process each: none of the supported boards runs more.
 MAX_MODELS: Final = 64
 MAX_SOURCES: Final = 8
-# What servers and proxies commonly accept as a URL; a source needs far less.
+# URLs of this length are accepted by most servers and proxies; a source needs far less.
 MAX_SOURCE_CHARACTERS: Final = 2048
 MAX_VERSION: Final = document.MAX_SAFE_INTEGER
-# A source: blocks over MQTT. The others are https URLs.
+# The source that stands for blocks over MQTT; all others are https URLs.
 MQTT_SOURCE: Final = "mqtt"
 
 # The requester's claim; the version in the signed manifest counts.
@@ -87,9 +87,9 @@ class DesiredModel:
         Raises
         ------
         EndlessDataError
-            If the bundle is larger than any may be.
+            If the bundle is over the size limit.
         FormatError
-            If the entry is not exactly one that `to_document` returns.
+            If the entry does not have the form that `to_document` returns.
         """
         if not MODEL_NAME.fullmatch(name):
             raise FormatError(f"expected the name of a model, got {document.shown(name)}")
@@ -124,7 +124,7 @@ class Desired:
     version
         Grows with each document.
     models
-        What should run, names unique.
+        What should run, with unique names.
     base
         The `digest` of the document that this one was written from, or None.
     """
@@ -175,7 +175,7 @@ class Desired:
         Raises
         ------
         EndlessDataError, FormatError
-            If `from_bytes` would raise it.
+            For the same reasons as `from_bytes`.
         """
         if not isinstance(value, dict) or value.keys() - {"base"} != {"version", "models"}:
             raise FormatError(
@@ -200,7 +200,7 @@ class Desired:
 
 
 def find_version(raw: bytes) -> int:
-    """Return the version of a document that may be unreadable otherwise; 0 if there is none.
+    """Return the version of a document even if nothing else in it can be read; 0 if it has none.
 
     A tool that replaces such a document gives its own a higher version.
     """

@@ -18,7 +18,7 @@ MAX_TEXT_CHARACTERS: Final = 1024
 MAX_SAFE_INTEGER: Final = 2**53 - 1
 # An integer of 1024 bits and more cannot become a float.
 _MAX_INTEGER_BITS: Final = 1023
-# What an error message shows of a wrong value.
+# Longer values are cut in error messages.
 _SHOWN_CHARACTERS: Final = 60
 
 Members = Mapping[str, object]

@@ -17,13 +17,13 @@ from agent.errors import InputError
 from agent.wire import document
 from agent.wire.topics import MAX_TOPIC_CHARACTERS
 
-# A name for a request, not a document.
+# An id names a request; it is not a place for data.
 MAX_ID_CHARACTERS: Final = 256
-# Tensors have at most 16 dimensions; no deeper nesting is one.
+# Tensors have at most 16 dimensions, and nothing else in a request is nested deeply.
 MAX_DEPTH: Final = 64
 # Strings and brackets in one value; each costs 0.3 us here. A 224 x 224 picture as nested arrays has 1400.
 MAX_MARKS: Final = 100_000
-# Keys of the object; the Open Inference Protocol and the envelope know eight.
+# Keys of the object; the Open Inference Protocol and the envelope have eight.
 MAX_MEMBERS: Final = 32
 
 _SPACE: Final = re.compile(rb"[ \t\r\n]*")
@@ -55,13 +55,12 @@ class Envelope:
 def read_envelope(body: bytes) -> Envelope:
     """Find the envelope in a JSON body.
 
-    Of a repeated key the last value counts: the request can then be answered, and the worker refuses it.
+    If a key is repeated, its last value counts: the request can then be answered, and the worker refuses it.
 
     Raises
     ------
     InputError
-        If the body is not a JSON object, or a key of the envelope has a value of another type, or too
-        long a one.
+        If the body is not a JSON object, or a value of the envelope has the wrong type or is too long.
     """
     at = _space(body, 0)
     if body[at : at + 1] != b"{":
@@ -97,7 +96,7 @@ def read_envelope(body: bytes) -> Envelope:
 
 
 def write_envelope(envelope: Envelope, body: bytes) -> bytes:
-    """Return a request's JSON body with the envelope's keys, in place of those that it has.
+    """Return a request's JSON body with the envelope's keys, which replace those of the same name.
 
     Raises
     ------

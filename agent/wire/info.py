@@ -15,13 +15,13 @@ class Hardware:
     Attributes
     ----------
     arch
-        `x86_64`, `aarch64`, `armv7l`, `riscv64`, or what uname says otherwise.
+        `x86_64`, `aarch64`, `armv7l`, `riscv64`, or another name that uname reports.
     board, cpu
-        Names of board and processor; empty or None where unknown.
+        Names of board and processor; empty or None if unknown.
     cores
-        Logical processors, or None where unknown.
+        Logical processors, or None if unknown.
     memory_bytes
-        Physical memory, or None where unknown.
+        Physical memory, or None if unknown.
     features
         CPU features with the names of /proc/cpuinfo, sorted.
     """
@@ -43,7 +43,7 @@ class Software:
     kernel, glibc, python
         Their versions; glibc is None with another C library.
     abi
-        `tvm-ffi-<major>.<minor>`, or None where it is not installed.
+        `tvm-ffi-<major>.<minor>`, or None if it is not installed.
     """
 
     kernel: str = ""
@@ -54,7 +54,7 @@ class Software:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What the agent can be asked for.
+    """What clients may ask of the agent.
 
     Attributes
     ----------
@@ -85,7 +85,7 @@ class Info:
     agent
         The agent's version.
     compatible
-        Names by which bundles may ask for this machine, sorted.
+        Names of this machine that a bundle's `compatible` may require, sorted.
     """
 
     device: str

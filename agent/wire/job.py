@@ -1,4 +1,4 @@
-"""The job document: how one deployment goes, retained at `edge/v1/<device>/jobs/<job>`."""
+"""The job document: progress and result of one deployment, retained at `edge/v1/<device>/jobs/<job>`."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class JobState:
     code, message
         Why the job did not succeed, as `ERR_...` and in words, or None.
     time_s
-        Seconds since the epoch when this was noted, by the device's clock.
+        When this state was recorded, in seconds since the epoch by the device's clock.
     """
 
     id: str
@@ -109,7 +109,7 @@ class JobState:
         EndlessDataError
             If it is too long.
         FormatError
-            If it is not a JSON object, or has a status, step or result that is not known here.
+            If it is not a JSON object, or has an unknown status, step or result.
         """
         fields = document.parse_object(raw, "the job document")
         step, result = fields.get("step"), fields.get("result")

@@ -20,7 +20,7 @@ PLATFORM: Final = "edgebundle_graph"
 
 
 class ModelPhase(StrEnum):
-    """Where a model's worker is in its life."""
+    """The state of a model's worker."""
 
     STARTING = "starting"
     READY = "ready"
@@ -42,7 +42,7 @@ class ModelState:
     ready
         Whether it answers requests.
     state
-        A member of `ModelPhase`; any other text if a later version of the agent says it.
+        A member of `ModelPhase`; a later version of the agent may use other texts.
     message
         Why it is not ready, or empty.
     security_counter, digest, key_id
@@ -89,7 +89,7 @@ class ModelState:
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> ModelState:
-        """Read the document tolerantly: a member of another type counts as absent, a tensor too.
+        """Read the document tolerantly: a member or tensor of the wrong form counts as absent.
 
         Raises
         ------

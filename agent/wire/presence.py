@@ -17,7 +17,7 @@ class AgentState(StrEnum):
     OFFLINE = "offline"
 
 
-# What a reader makes of a document without a state.
+# The state that a reader finds in a document without one.
 UNKNOWN: Final = "unknown"
 
 
@@ -28,9 +28,9 @@ class Presence:
     Attributes
     ----------
     state
-        A member of `AgentState`; any other text if a later version of the agent says it.
+        A member of `AgentState`; a later version of the agent may use other texts.
     session_seq
-        The number of the agent's start; it grows with each. 0 if a reader did not find one.
+        The number of the agent's start, which grows each time; 0 if a document has none.
     version
         The agent's version.
     """

@@ -14,14 +14,14 @@ CONFLICT: Final = ConflictError.code
 
 
 class Origin(StrEnum):
-    """Who asked for a model: a desired document removes only models that one has asked for."""
+    """Who asked for a model. A desired document removes only models with the origin `desired`."""
 
     DESIRED = "desired"
     LOCAL = "local"
 
 
-class Service(StrEnum):
-    """Whether a model that should run does."""
+class ServiceState(StrEnum):
+    """Whether a model that should run is running."""
 
     ACTIVE = "active"
     FAILED = "failed"
@@ -36,11 +36,9 @@ class ReportedModel:
     name
         The model's name.
     digest, version
-        Of the bundle that runs, or should.
-    state
-        A member of `Service`; any other text if a later version of the agent says it.
-    origin
-        A member of `Origin`; likewise.
+        Of the bundle that runs or should run.
+    state, origin
+        Members of `ServiceState` and `Origin`; a later version of the agent may use other texts.
     job
         The deployment that installed it.
     previous
@@ -83,10 +81,10 @@ class Reported:
     Attributes
     ----------
     desired
-        The desired document in force, or None. It lets the next deployment keep its models although the
-        broker has forgotten it.
+        The desired document in force, or None. It lets the next deployment keep its models even if the broker
+        has forgotten it.
     models
-        What runs, or should.
+        What runs or should run.
     error
         Why the last desired document was not accepted, or None.
     """
@@ -122,10 +120,9 @@ class Reported:
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> Reported:
-        """Read the document tolerantly, but for the desired document in it.
+        """Read the document tolerantly, except for the desired document in it.
 
-        That one is read strictly: a tool that overlooked one of its models would take the model
-        out of service.
+        That one is read strictly: a tool that overlooked one of its models would take it out of service.
 
         Raises
         ------

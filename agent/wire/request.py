@@ -29,9 +29,9 @@ class InferMessage:
     body
         The payload; with an envelope, `reply_to`, `id` and `deadline_s` are among its keys.
     content_type
-        What the body is.
+        The media type of the body.
     tensors
-        Of a raw body: one `name;FP32;1,3,4` for each tensor, in order.
+        One `name;FP32;1,3,4` for each tensor of a raw body, in order.
     accept
         The content type that the answer should have, or None.
     correlation
@@ -39,7 +39,7 @@ class InferMessage:
     deadline_s
         Seconds until the answer is of no use, or None.
     id
-        The requester's name for the request, from the envelope; None if it is not there.
+        The requester's name for the request, from the envelope, or None.
     has_envelope
         The requester has no MQTT 5 properties: status and message belong in the answer's JSON.
     trace
@@ -102,7 +102,7 @@ class InferMessage:
         Raises
         ------
         UnanswerableError
-            If it names no topic for an answer, or one outside the replies.
+            If it names no topic for an answer, or one that is not a reply topic.
         """
         properties = message.properties
         if properties.response_topic is None:

@@ -1,6 +1,6 @@
 """How a tensor's name, datatype and shape are written: in a user property, and in JSON.
 
-The numbers themselves are left to those who have numpy: the worker and the builder.
+Leaves to others: the numbers, which the worker and the builder read and write with numpy.
 """
 
 from __future__ import annotations

@@ -19,11 +19,13 @@ PREFIX: Final = "edge/v1"
 RESERVED_NAMES: Final = frozenset({"groups", "replies"})
 
 _OFFSET: Final = re.compile(r"0|[1-9][0-9]{0,15}", re.ASCII)
-# The levels that a client adds below its reply space: at most 8, without wildcards, control
-# characters and `$`.
+# The levels that a client adds below its reply space: at most 8, without wildcards, control characters, `$`.
 _REPLY_SUFFIX: Final = re.compile(r"[A-Za-z0-9._~:=@-]{1,128}(/[A-Za-z0-9._~:=@-]{1,128}){0,7}", re.ASCII)
 # Longer strings are refused before any pattern looks at them.
 MAX_TOPIC_CHARACTERS: Final = 1024
+# Home Assistant's discovery prefix; its default has 13 characters.
+MAX_DISCOVERY_PREFIX_CHARACTERS: Final = 128
+_DISCOVERY_PREFIX: Final = re.compile(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*")
 # Requests use few topics: parsing one takes 4 us, looking it up in the cache a quarter of that.
 _REMEMBERED_TOPICS: Final = 256
 
@@ -114,7 +116,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """`edge/v1/replies/<client>/<suffix>`: an answer; no other topic may get one."""
+    """`edge/v1/replies/<client>/<suffix>`: an answer; answers go to no other topic."""
 
     client: str
     suffix: str
@@ -137,7 +139,7 @@ Topic = (
 
 
 def is_device_name(name: str) -> bool:
-    """Whether `name` can be the device, client or group level of a topic."""
+    """Return whether `name` can be the device, client or group level of a topic."""
     return LEVEL_NAME.fullmatch(name) is not None and name not in RESERVED_NAMES
 
 
@@ -235,43 +237,52 @@ def _parse_device_topic(device: str, levels: list[str]) -> Topic | None:
 
 
 def infer_filter(device: str) -> str:
-    """Requests for any model of a device, so that an unknown model is answered with 404."""
+    """Return the filter for requests to any model of a device; an unknown model is answered with 404."""
     return f"{PREFIX}/{device}/models/+/infer"
 
 
 def group_filter(group: str, model: str) -> str:
-    """The shared subscription of a group's members: the broker sends each request to one of them."""
+    """Return a group's shared subscription: the broker sends each request to one member."""
     return f"$share/{group}/{format_topic(GroupInfer(group, model))}"
 
 
 def reply_filter(client: str) -> str:
-    """Everything below a client's reply space."""
+    """Return the filter for everything below a client's reply space."""
     return f"{PREFIX}/replies/{client}/#"
 
 
 def block_filter(device: str, digest: str) -> str:
-    """All blocks of one bundle for a device."""
+    """Return the filter for all blocks of one bundle for a device."""
     return f"{PREFIX}/{device}/bundles/{digest}/block/+"
 
 
 def want_filter(device: str) -> str:
-    """All want documents of a device."""
+    """Return the filter for all want documents of a device."""
     return f"{PREFIX}/{device}/bundles/+/want"
 
 
 def jobs_filter(device: str) -> str:
-    """All jobs of a device."""
+    """Return the filter for all jobs of a device."""
     return f"{PREFIX}/{device}/jobs/+"
 
 
 def states_filter() -> str:
-    """The states of all devices."""
+    """Return the filter for the states of all devices."""
     return f"{PREFIX}/+/state"
 
 
 def fleet_filters() -> tuple[str, ...]:
-    """The documents of every device about itself and its models."""
+    """Return the filters for the documents of every device about itself and its models."""
     return (states_filter(), f"{PREFIX}/+/info", f"{PREFIX}/+/models/+/state")
+
+
+def is_discovery_prefix(prefix: str) -> bool:
+    """Return whether Home Assistant's topics may begin with `prefix`: not those of agents."""
+    return (
+        len(prefix) <= MAX_DISCOVERY_PREFIX_CHARACTERS
+        and _DISCOVERY_PREFIX.fullmatch(prefix) is not None
+        and prefix.partition("/")[0] != PREFIX.partition("/")[0]
+    )
 
 
 def discovery_id(name: str) -> str:
@@ -280,5 +291,5 @@ def discovery_id(name: str) -> str:
 
 
 def discovery_topic(prefix: str, device: str) -> str:
-    """Where Home Assistant looks for a device's entities; the only topic outside `edge/v1`."""
+    """Return where Home Assistant looks for a device's entities: the only topic outside `edge/v1`."""
     return f"{prefix}/device/edge_{discovery_id(device)}/config"

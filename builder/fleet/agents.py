@@ -19,7 +19,7 @@ from builder.fleet.client import Client
 
 # The list is complete when no message has arrived for this long.
 QUIET_S: Final = 0.3
-# Of each text that is printed.
+# Longer texts of an agent are cut when they are printed.
 _MAX_SHOWN_CHARACTERS: Final = 200
 
 
@@ -133,7 +133,7 @@ class _Listing:
 
     def summaries(self) -> tuple[AgentSummary, ...]:
         names = sorted({*self._presences, *self._infos, *self._models})
-        # A state without a readable document was removed from the broker, and its agent with it.
+        # An agent whose state document is empty or unreadable was removed from the broker.
         removed = {name for name, presence in self._presences.items() if presence is None}
         return tuple(self._summary(name) for name in names if name not in removed)
 

@@ -1,4 +1,4 @@
-"""One command's connection to a broker, with a name and a reply space of its own.
+"""One command's connection to a broker, with its own name and reply space.
 
 Promises: every message is acknowledged after its handler has returned. The name is random, so two commands
 on one machine never take over each other's session at the broker.

@@ -32,13 +32,13 @@ from builder.fleet.desired import DesiredState
 from builder.fleet.offer import Offer
 from builder.fleet.presence import PresenceWatch, unknown_agent
 
-# How long an agent may take to appear. One that was just installed may still be starting.
-ABSENT_LIMIT_S: Final = 10.0
+# How long an agent may take to appear: one that was just installed may still be starting.
+APPEAR_LIMIT_S: Final = 10.0
 # A broker acknowledges a small message within milliseconds.
 PUBLISH_LIMIT_S: Final = 10.0
-# How long the retained messages of one agent may take after the subscription was granted.
+# How long the retained messages of one agent may take to arrive after the subscription was granted.
 SETTLE_S: Final = 0.3
-# An agent reports at once after it has come online. One that does not is deployed to all the same.
+# An agent reports as soon as it is online. If it does not, the deployment goes on without its report.
 REPORT_LIMIT_S: Final = 2.0
 # How often to write the document again after another tool's has replaced it.
 _MAX_MERGES: Final = 20
@@ -48,7 +48,7 @@ _MAX_BACKOFF_MS: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class DeployProgress:
-    """How far a deployment is.
+    """The progress of a deployment.
 
     Attributes
     ----------
@@ -202,7 +202,7 @@ class _Deployment:
         ):
             await client.subscribe(topics.format_topic(topic), 1)
         await asyncio.sleep(SETTLE_S)
-        if not await self._presence.wait(min(wait_s, ABSENT_LIMIT_S)):
+        if not await self._presence.wait(min(wait_s, APPEAR_LIMIT_S)):
             return None
         await self._wait_for_report()
         await self._request()
@@ -275,7 +275,7 @@ class _Deployment:
         self._requested = True
 
     async def _wait_for_end(self, end: float, wait_s: float) -> JobState:
-        """Return the job when it has ended; restore the desired document if another replaces it before."""
+        """Return the job when it has ended; restore the desired document if another replaces it first."""
         while self._job is None or not self._job.status.final:
             left_s = end - time.monotonic()
             if left_s <= 0:

@@ -69,7 +69,7 @@ class DesiredState:
         ----------
         online
             Whether the agent is online. An agent that is not will see only the last of several documents,
-            so it cannot check what each was written from.
+            so it cannot check the `base` of each.
 
         Raises
         ------

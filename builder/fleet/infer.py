@@ -106,7 +106,7 @@ def infer(
     agent, model
         The names of the agent and the model.
     what
-        An image's bytes; a path of an image, an `.npz` or a `.json`; arrays by input name; or a request.
+        An image's bytes; the path of an image, an `.npz` or a `.json`; arrays by input name; or a request.
     deadline_s
         Seconds until an answer is of no use; the agent does not start to compute after that.
     progress
@@ -230,12 +230,12 @@ class _Inference:
         self._reconnected.set()
 
     def _published(self, verdict: asyncio.Future[Reason]) -> None:
-        """Note whether an agent has subscribed, which an MQTT 5 broker says."""
+        """Record whether any agent has subscribed, which an MQTT 5 broker reports."""
         if not verdict.cancelled() and verdict.exception() is None:
             self._no_subscriber = verdict.result().code == NO_SUBSCRIBERS
 
     def _absent(self, waited_s: float) -> bool:
-        """Whether the agent has neither subscribed nor published its state, at a broker that did not restart.
+        """Return whether the agent has neither subscribed nor published its state since the broker started.
 
         A broker that restarted may have forgotten an agent that is about to reconnect.
         """
@@ -264,7 +264,7 @@ class _Inference:
                 verdict = client.publish(self._topic, message.body, properties=message.properties())
                 verdict.add_done_callback(self._published)
             else:
-                # The same bytes each time: by them the agent recognises a repeated request.
+                # The same bytes each time, by which the agent recognises a repeated request.
                 message = message or self._with_envelope(reply_to, left_s)
                 client.publish(self._topic, message.body)
             woken: asyncio.Future[Any] = asyncio.ensure_future(self._reconnected.wait())

@@ -13,7 +13,7 @@ from builder.errors import FleetError
 from builder.fleet.broker import Broker
 from builder.fleet.client import Client
 
-# Retained messages arrive at once: after this long, the broker knows no agent of that name.
+# Retained messages arrive at once: if none has come after this long, the broker knows no agent of that name.
 ABSENT_LIMIT_S: Final = 3.0
 # The names that the broker knows are complete when none has arrived for this long.
 _QUIET_S: Final = 0.2
@@ -43,11 +43,11 @@ class PresenceWatch:
 
     @property
     def away(self) -> str:
-        """A sentence that says so if the agent is known not to be online; empty otherwise."""
+        """`<agent> is <state>` if the agent is known not to be online; empty otherwise."""
         return f"{self._agent} is {self.state}" if self.state and not self.online else ""
 
     def on_message(self, topic: topics.Topic, message: Message) -> None:
-        """Take a message; all but the agent's state are ignored."""
+        """Take a message; only the agent's state is read."""
         if topic == topics.State(self._agent):
             try:
                 self.state = Presence.from_bytes(message.payload).state
@@ -96,4 +96,4 @@ def _hint(names: list[str]) -> str:
     if not names:
         return "the broker knows no agent: check that edge-agent runs with this broker in its configuration"
     more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
-    return f"known there: {', '.join(names[:_MAX_LISTED])}{more}"
+    return f"use one of the agents at this broker: {', '.join(names[:_MAX_LISTED])}{more}"

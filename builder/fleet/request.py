@@ -30,7 +30,7 @@ class Request:
     Attributes
     ----------
     content_type
-        What `body` is.
+        The media type of `body`.
     body
         The payload.
     tensors
@@ -43,7 +43,7 @@ class Request:
 
     @classmethod
     def image(cls, raw: bytes) -> Request:
-        """Make a request of an image file's bytes.
+        """Make a request from an image file's bytes.
 
         Raises
         ------
@@ -57,7 +57,7 @@ class Request:
 
     @classmethod
     def arrays(cls, arrays: Mapping[str, np.ndarray[Any, Any]]) -> Request:
-        """Make a request of arrays by input name.
+        """Make a request from arrays by input name.
 
         Raises
         ------
@@ -78,7 +78,7 @@ class Request:
 
     @classmethod
     def from_file(cls, path: Path) -> Request:
-        """Make a request of a file: a JPEG, a PNG, an `.npz` of inputs, or a `.json` request.
+        """Make a request from a file: a JPEG, a PNG, an `.npz` of inputs, or a `.json` request.
 
         Raises
         ------
@@ -127,7 +127,7 @@ class Request:
             return document.encode({"inputs": [tensor.to_document() for tensor in tensors]})
         except ValueError as error:
             raise PackageError(
-                "expected finite numbers, got NaN or infinity, which JSON cannot carry",
+                "expected finite numbers, got NaN or infinity, which JSON cannot represent",
                 hint="use a broker with MQTT 5",
             ) from error
 

@@ -1,4 +1,4 @@
-"""Download a bundle over MQTT: the block protocol with the connection, the file and the clock.
+"""Download a bundle over MQTT: connects the block protocol to the broker, the file and the clock.
 
 Promises: the transfer survives restarts of the broker, the connection and the offering side. Time without a
 connection does not count against the time limit.
@@ -113,7 +113,7 @@ class BlockSource:
             if not pulling.done.done():
                 pulling.done.cancel()
             elif not pulling.done.cancelled():
-                pulling.done.exception()  # mark it as retrieved, should this task have been cancelled
+                pulling.done.exception()  # mark it as retrieved, in case this task was cancelled
 
     def on_block(self, key: str, offset: int, data: bytes) -> None:
         """Take a block of the bundle whose hex digest is `key`."""
@@ -129,7 +129,7 @@ class BlockSource:
                 self._decide(key, pulling, pulling.pull.connected(self._connected_at))
 
     def _pause_s(self, pull: BlockPull) -> float:
-        """Seconds until the transfer is looked at again; without a connection there is nothing to repeat."""
+        """Return the seconds until the next look; without a connection there is nothing to repeat."""
         if not self._control.connected:
             return POLL_S
         return min(max(pull.ask_again_at - self._clock(), 0.0), POLL_S)

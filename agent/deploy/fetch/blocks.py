@@ -44,9 +44,8 @@ class Write:
 class BlockPull:
     """The state of one download.
 
-    The window starts at two blocks, grows by one with each block that arrives, and is halved when
-    none does. So requests of a slow link do not pile up in the broker, and a fast link is busy after
-    a few blocks.
+    The window starts at two blocks, grows by one with each block that arrives, and is halved when none does.
+    So requests of a slow link do not pile up in the broker, and a fast link is busy after a few blocks.
 
     Parameters
     ----------
@@ -59,7 +58,7 @@ class BlockPull:
     silence_s, longest_silence_s
         When to repeat a request, in seconds without a block: the first time, and at most.
     now
-        A monotonic time in seconds, as all `now` below.
+        A monotonic time in seconds, like every `now` below.
     """
 
     def __init__(
@@ -139,8 +138,7 @@ class BlockPull:
             yield Write(self._written, ready)
             self._written += len(ready)
         self._requested = max(self._requested, self._written)
-        # Requesting when half a window is left keeps the link busy with fewer requests than one
-        # for each block.
+        # Requesting when half a window is left keeps the link busy without one request for each block.
         if 2 * (self._requested - self._written) <= self._window_blocks * self._block_bytes:
             yield from self._ask()
 

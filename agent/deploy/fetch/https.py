@@ -1,4 +1,4 @@
-"""Download a bundle over https from a place that the configuration allows, and resume after an interruption.
+"""Download a bundle over https from an allowed place, and resume after an interruption.
 
 Promises: only hosts, ports and paths of the allow list are contacted, and redirects are not followed.
 Certificates and host names are checked. Nothing beyond the announced size is written. A server that is too
@@ -190,8 +190,7 @@ class _Transfer:
         self._cut = True
         if self._socket is not None:
             with contextlib.suppress(OSError):
-                # Of the base class: SSLSocket.shutdown removes the TLS object that the other thread
-                # is reading from.
+                # The base class's: SSLSocket.shutdown removes the TLS object that the other thread uses.
                 socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def run(self) -> None:
@@ -254,7 +253,7 @@ class _Transfer:
             self._expect_range(answer)
         elif answer.status == _RANGE_NOT_SATISFIABLE and part.written:
             part.restart()
-            raise _TransientError("the server's file is another than the one that was begun")
+            raise _TransientError("the server's file has changed since the download began")
         elif answer.status in _TRANSIENT:
             raise _TransientError(f"status {answer.status}")
         else:

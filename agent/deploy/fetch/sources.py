@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from agent.bundle.names import hex_digest
+from agent.bundle.names import format_digest, hex_digest
 from agent.deploy.fetch.block_source import BlockSource
 from agent.deploy.fetch.https import HttpsSource
 from agent.deploy.jobs import Request
@@ -128,8 +128,7 @@ class Downloader:
             part.restart()
             if not resumed:
                 raise MixAndMatchError(f"expected a bundle with {request.digest}, got {digest}")
-            # The resumed beginning may be wrong: from another source, or damaged by a power cut.
-            # Start over once.
+            # Start over once: the resumed beginning may be from another source, or damaged by a power cut.
             resumed = False
 
     async def _move_from_inbox(self, request: Request) -> Path:
@@ -151,6 +150,6 @@ class Downloader:
 def _file_digest(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+            return format_digest(hashlib.file_digest(file, "sha256").hexdigest())
     except OSError as error:
         raise store_error(f"reading {path.name}", error) from error

@@ -8,10 +8,13 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from agent.bundle.names import hex_digest
-from agent.deploy.store.state_file import peek
+from agent.deploy.store.state_file import mirror_of, peek
 from agent.wire.reported import Origin
+
+ACTIVE_FILE: Final = "active.json"
 
 _log = logging.getLogger(__name__)
 
@@ -40,8 +43,8 @@ class ActiveModel:
 
 def read_active(root: Path) -> dict[str, ActiveModel]:
     """Return the active models of the state directory `root` without changing anything there."""
-    path = root / "active.json"
-    return parse_active(peek(path) or peek(path.with_name(path.name + ".mirror")))
+    path = root / ACTIVE_FILE
+    return parse_active(peek(path) or peek(mirror_of(path)))
 
 
 def parse_active(document: object) -> dict[str, ActiveModel]:

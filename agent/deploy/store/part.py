@@ -1,8 +1,7 @@
 """An unfinished download: the file that a transfer appends to, and resumes from after an interruption.
 
-Promises: the file is only appended to or emptied, so its length is where a transfer resumes. It never
-grows beyond the announced size. A full disk is reported as such, and a partial file is never mistaken
-for a bundle.
+Promises: the file is only appended to or emptied, so its length is where a transfer resumes. It never grows
+beyond the announced size. A full disk is reported as such, and a partial file is never mistaken for a bundle.
 Leaves to others: whether the bytes are the right ones (the digest and then the signature decide).
 """
 
@@ -16,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
+from agent.bundle.names import format_digest
 from agent.durable import store_error, write_durably
 from agent.errors import EndlessDataError, StoreError
 
@@ -145,7 +145,7 @@ class Part:
                 offset += len(chunk)
         except OSError as error:
             raise StoreError(f"reading {self._path.name}: {error.strerror}") from error
-        return f"sha256:{sha256.hexdigest()}"
+        return format_digest(sha256.hexdigest())
 
     def close(self) -> None:
         """Close the file."""

@@ -46,7 +46,7 @@ class StateFile:
 
     def __init__(self, path: Path, *, mirrored: bool, checkpoint: Checkpoint = no_checkpoint) -> None:
         self._path = path
-        self._mirror = path.with_name(path.name + ".mirror") if mirrored else None
+        self._mirror = mirror_of(path) if mirrored else None
         self._checkpoint = checkpoint
 
     def load(self) -> object | None:
@@ -81,6 +81,11 @@ class StateFile:
         except StoreError as error:
             _log.warning("cannot write the mirror of %s: %s", self._path.name, error)
         self._checkpoint(f"{self._path.name}:mirrored")
+
+
+def mirror_of(path: Path) -> Path:
+    """Return the path of a document's mirror."""
+    return path.with_name(path.name + ".mirror")
 
 
 def peek(path: Path) -> object | None:

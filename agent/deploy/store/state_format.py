@@ -13,7 +13,7 @@ from typing import Final
 from agent.durable import store_error, write_durably
 from agent.errors import StoreError
 
-# Raised when an older agent could not read, or would damage, what this one writes.
+# Incremented when an older agent could not read, or would damage, what this one writes.
 STATE_FORMAT: Final = 1
 FORMAT_FILE: Final = "format"
 _MAX_BYTES: Final = 16

@@ -11,9 +11,9 @@
       counters.json                the committed security counter of each name; never lowered
       jobs.json, desired.json      see `jobs` and `deployment`
 
-Promises: every change is complete and durable when the call returns, or has not happened. A counter is
-never lowered, and survives the loss of every bundle. A bundle that is active, was active just before, or is
-being installed is never deleted by `collect`.
+Promises: every change is complete and durable when the call returns, or has not happened. A counter is never
+lowered, and survives the loss of every bundle. `collect` never deletes a bundle that is active, was active
+just before, or is being installed.
 Leaves to others: verification (a file in the store proves nothing), and what to do with a damaged bundle.
 """
 
@@ -32,7 +32,7 @@ from typing import Final
 
 from agent.bundle.names import hex_digest
 from agent.deploy.store import state_format
-from agent.deploy.store.active import ActiveModel, parse_active
+from agent.deploy.store.active import ACTIVE_FILE, ActiveModel, parse_active
 from agent.deploy.store.counters import Counters
 from agent.deploy.store.part import Part
 from agent.deploy.store.state_file import Checkpoint, StateFile, no_checkpoint
@@ -78,7 +78,7 @@ class Store:
                 hint="pass --state-dir DIR with a folder that this user may create or write to",
             ) from error
         self._lock: int | None = None
-        self._active_file = StateFile(root / "active.json", mirrored=True, checkpoint=checkpoint)
+        self._active_file = StateFile(root / ACTIVE_FILE, mirrored=True, checkpoint=checkpoint)
         self._active = parse_active(self._active_file.load())
         self._counters = Counters(root / "counters.json", checkpoint=checkpoint)
 

@@ -21,7 +21,7 @@ from agent.wire.job import JobState, Result, Status, Step
 from agent.wire.metrics import format_metrics, parse_metrics
 from agent.wire.model_state import ModelPhase, ModelState
 from agent.wire.presence import UNKNOWN, AgentState, Presence
-from agent.wire.reported import Origin, Rejection, Reported, ReportedModel, Service
+from agent.wire.reported import Origin, Rejection, Reported, ReportedModel, ServiceState
 from agent.wire.tensors import JsonTensor, format_tensor, parse_spec, parse_tensor, spec_document
 
 DIGEST = "sha256:" + "ab" * 32
@@ -56,7 +56,7 @@ reported_models = st.builds(
     name=names,
     digest=digests,
     version=texts,
-    state=st.sampled_from(Service),
+    state=st.sampled_from(ServiceState),
     origin=st.sampled_from(Origin),
     job=texts,
     previous=st.none() | digests,

@@ -162,7 +162,7 @@ async def test_a_foreign_source_is_refused(mosquitto: BrokerProcess, tmp_path: P
 async def test_unknown_agent_is_an_error(
     mosquitto: BrokerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(builder.fleet.deploy, "ABSENT_LIMIT_S", 0.5)
+    monkeypatch.setattr(builder.fleet.deploy, "APPEAR_LIMIT_S", 0.5)
     with pytest.raises(FleetError, match="no agent called kitchne is known"):
         await deploy_async(write(tmp_path, make_bundle()), "kitchne", Broker(mosquitto.url))
 

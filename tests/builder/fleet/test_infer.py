@@ -213,7 +213,7 @@ async def test_misspelt_name_is_an_error_with_the_known_names(
     began = time.monotonic()
     with pytest.raises(FleetError, match="no agent called kitchne is known") as caught:
         await infer_async("kitchne", "digits", Request.image(JPEG), Broker(mosquitto.url), deadline_s=30)
-    assert caught.value.hint == "known there: kitchen"
+    assert caught.value.hint == "use one of the agents at this broker: kitchen"
     assert time.monotonic() - began < 10
 
 
