@@ -17,6 +17,8 @@ import tvm
 
 from builder import Package, compile, run
 
+pytestmark = pytest.mark.slow
+
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"
 REQUIRED = {"nodes", "arg_nodes", "heads", "attrs", "node_row_ptr"}
 TAGS = {"dltype": "list_str", "storage_id": "list_int", "shape": "list_shape", "device_index": "list_int"}

@@ -31,6 +31,8 @@ from tests.bundles import Signer, build
 from tests.conftest import BrokerProcess
 from tests.fake_module import params
 
+pytestmark = pytest.mark.slow
+
 KERNELS = Path(__file__).parent / "worker" / "kernels.c"
 START_LIMIT_S = 20.0
 # The promises of docs/mqtt.md about an agent without a model.

@@ -26,6 +26,8 @@ from tests.agent.faults import (
 from tests.agent.test_agent_process import Device, device, kernels, model_is_ready, signer  # noqa: F401 - fixtures
 from tests.conftest import BrokerProcess
 
+pytestmark = pytest.mark.slow
+
 REQUESTS = 600
 LIMIT_S = 2.0 * DEADLINE_S
 

@@ -62,6 +62,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # Success
 
 
+@pytest.mark.slow
 def test_signed_bundle_is_written_and_verifies(edgebundle: Edgebundle, pair: KeyPair, tmp_path: Path) -> None:
     done = edgebundle(
         *("compile", MODEL, "--sign-key", pair.private, "--labels", DIGITS / "labels.txt"),
@@ -309,6 +310,7 @@ def test_full_disk_leaves_no_incomplete_file(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_old_bundle_survives_a_failed_compile(terminal: Terminal, compiled: Path, tmp_path: Path) -> None:
     old = tmp_path / "o.bundle"
     old.write_bytes(compiled.read_bytes())
@@ -325,6 +327,7 @@ def test_unreadable_values_are_usage_errors(terminal: Terminal, arguments: list[
     assert result.err[-1] == "edgebundle: hint: see `edgebundle compile --help`"
 
 
+@pytest.mark.slow
 def test_interrupted_compile_leaves_nothing(tmp_path: Path) -> None:
     command = str(Path(sys.executable).parent / "edgebundle")
     process = subprocess.Popen(

@@ -22,6 +22,8 @@ from tests.cli.terminal import Edgebundle
 from tests.conftest import BrokerProcess
 from tests.ports import free_port
 
+pytestmark = pytest.mark.slow
+
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits"
 START_LIMIT_S = 30
 

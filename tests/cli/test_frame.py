@@ -110,6 +110,7 @@ def test_python_m_builder_is_the_same_command() -> None:
     assert done.stdout == run("--version").stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", verbs())
 def test_help_of_each_verb_shows_an_example(verb: str) -> None:
     done = run(*verb.split(), "--help")

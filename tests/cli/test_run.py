@@ -121,6 +121,7 @@ def test_file_that_is_not_a_bundle(terminal: Terminal, tmp_path: Path, content: 
     fails(terminal("profile", tmp_path / "no.bundle"), "no.bundle")
 
 
+@pytest.mark.slow
 def test_bundle_for_another_machine(terminal: Terminal, for_another_machine: Path) -> None:
     result = terminal("run", for_another_machine)
     fails(result, "aarch64")

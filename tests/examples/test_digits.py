@@ -70,6 +70,7 @@ def test_model_is_small_and_has_a_widely_supported_opset() -> None:
     assert model.ir_version <= 8
 
 
+@pytest.mark.slow
 def test_held_out_png_files_are_recognised_with_98_per_cent_accuracy(classify: Classify) -> None:
     _, _, held_out, classes = pictures.load()
     assert len(held_out) == pictures.HELD_OUT
@@ -109,6 +110,7 @@ def test_labels_are_in_the_order_of_the_classes() -> None:
     assert tuple((DIGITS / "labels.txt").read_text().split()) == pictures.NAMES
 
 
+@pytest.mark.slow
 def test_training_exports_a_model_with_the_accuracy_that_it_prints(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(DIGITS / "train.py"), "--epochs", "3", "-o", str(tmp_path)],

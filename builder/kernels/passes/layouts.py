@@ -47,7 +47,7 @@ class Packed:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the last block is full, so that there is no padding."""
+        """Whether the last block is full: there is no padding."""
         shape = shape_of(self.expr)
         return shape[1] * shape[4] == self.channels
 

@@ -25,6 +25,8 @@ from agent.bundle.tensor_spec import TensorSpec
 from agent.bundle.verify import verify
 from agent.errors import EdgeError, FormatError
 
+pytestmark = pytest.mark.slow
+
 # The same inputs in every run, so that a failure can be reproduced.
 fuzz = settings(
     max_examples=300,

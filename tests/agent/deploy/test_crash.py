@@ -25,6 +25,8 @@ from agent.deploy.store.store import SPACE_MARGIN_BYTES, Store
 from agent.errors import NoSpaceError
 from tests.agent.deploy.rig import Agent, Bundle, make_bundle
 
+pytestmark = pytest.mark.slow
+
 OLD = make_bundle(version="1.0.0", counter=1, params=b"old")
 NEW = make_bundle(version="2.0.0", counter=2, params=b"new" * 200_000)
 FINAL = ("SUCCEEDED", "FAILED", "REJECTED", "TIMED_OUT")
@@ -122,6 +124,7 @@ def check_disk(root: Path, agent: Agent) -> None:
     assert not list(root.rglob("*.tmp"))
 
 
+@pytest.mark.slow
 def test_killed_at_any_boundary_the_old_or_the_new_version_serves(prepared: Path) -> None:
     names = asyncio.run(deploy_new(copy(prepared, "whole"), Killer(NEVER))).seen
     assert len(names) > 20

@@ -38,6 +38,7 @@ def write(tmp_path: Path, bundle: Bundle) -> Path:
     return path
 
 
+@pytest.mark.slow
 async def test_running_agent_installs_the_bundle(
     agent: Agent, config: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

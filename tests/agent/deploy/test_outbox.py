@@ -160,6 +160,7 @@ async def test_transient_refusal_is_retried_at_the_next_connect(broker: Broker, 
     assert len(broker.came) == 2
 
 
+@pytest.mark.slow
 async def test_file_of_another_agent_is_left_alone(broker: Broker, tmp_path: Path) -> None:
     box = opened(broker, tmp_path)
     await box.publish(JOB, b"x", retain=True)

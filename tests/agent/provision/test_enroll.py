@@ -79,6 +79,7 @@ def test_device_is_enrolled_with_password_and_key_and_its_configuration_keeps_it
     assert contents(tmp_path / "etc") == found
 
 
+@pytest.mark.slow
 def test_certificates_of_both_sides_are_written_next_to_the_configuration(
     tmp_path: Path, trust: Path, authority: Authority, start_broker: StartBroker
 ) -> None:
@@ -150,6 +151,7 @@ def test_invalid_certificate_of_the_broker_is_named(
     assert contents(tmp_path / "etc") == {}
 
 
+@pytest.mark.slow
 def test_unknown_authority_and_ports_of_the_other_kind_are_named(
     tmp_path: Path, trust: Path, authority: Authority, start_broker: StartBroker
 ) -> None:
@@ -219,6 +221,7 @@ def test_file_that_is_not_a_key_or_certificate_is_refused_before_anything_is_wri
     assert contents(tmp_path / "etc") == {}
 
 
+@pytest.mark.slow
 def test_one_file_is_enough_for_a_first_boot_and_the_broker_may_start_later(
     tmp_path: Path, trust: Path, authority: Authority
 ) -> None:
@@ -250,6 +253,7 @@ def test_one_file_is_enough_for_a_first_boot_and_the_broker_may_start_later(
     assert found["tls/device.pem"] == own.read_bytes()
 
 
+@pytest.mark.slow
 def test_killed_enrollment_leaves_the_device_with_the_old_or_the_new_one(tmp_path: Path, trust: Path) -> None:
     words = ["--trust", str(trust), "--no-connect", "--username", "u", "--force"]
     (tmp_path / "one").write_text("first\n")

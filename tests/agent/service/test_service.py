@@ -256,6 +256,7 @@ async def test_retained_request_is_not_computed_at_each_connect(
         assert len(await client.answers(b"r", 1)) == 1
 
 
+@pytest.mark.slow
 async def test_second_agent_on_a_state_directory_is_refused(
     mosquitto: BrokerProcess, start_service: StartService
 ) -> None:

@@ -136,6 +136,7 @@ JSON_VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.sampled_from(sorted(ENTRY)), JSON_VALUES)
 def test_any_value_of_any_key_is_a_document_or_an_error(key: str, value: Any) -> None:
     with contextlib.suppress(FormatError, EndlessDataError):

@@ -140,6 +140,7 @@ tolerant = pytest.mark.parametrize("kind", TOLERANT, ids=lambda kind: kind.__nam
 strict = pytest.mark.parametrize("kind", STRICT, ids=lambda kind: kind.__name__)
 
 
+@pytest.mark.slow
 @every
 @given(data=st.data())
 def test_what_is_written_is_read_again(kind: type[Any], data: st.DataObject) -> None:
@@ -157,6 +158,7 @@ def test_document_types_are_frozen_and_have_slots(kind: type[Any]) -> None:
         setattr(EXAMPLES[kind], fields(kind)[0].name, None)
 
 
+@pytest.mark.slow
 @every
 @given(raw=st.binary(max_size=100) | JSON_VALUES.map(lambda value: json.dumps(value).encode()))
 def test_any_bytes_are_a_document_or_an_error(kind: type[Any], raw: bytes) -> None:
@@ -164,6 +166,7 @@ def test_any_bytes_are_a_document_or_an_error(kind: type[Any], raw: bytes) -> No
         assert isinstance(kind.from_bytes(raw), kind)
 
 
+@pytest.mark.slow
 @every
 @given(data=st.data(), value=JSON_VALUES)
 def test_any_value_of_any_key_is_a_document_or_an_error(

@@ -40,6 +40,7 @@ def test_this_kernel_supports_the_whole_sandbox(spawn: Spawn) -> None:
     assert loaded.sandbox == f"landlock {loaded.landlock}, seccomp"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kernel", "refused"),
     [
@@ -105,6 +106,7 @@ def test_a_crash_ends_the_worker_and_leaves_no_core(
     assert worker.process.wait(10) == -death
 
 
+@pytest.mark.slow
 def test_an_endless_kernel_is_ended_by_its_processor_time(spawn: Spawn) -> None:
     worker = spawn("loop", load={"cpu_s": 1})
     np.testing.assert_array_equal(worker.infer_raw(1, 2, 3, 4), [2, 4, 6, 8])
@@ -116,6 +118,7 @@ def test_an_endless_kernel_is_ended_by_its_processor_time(spawn: Spawn) -> None:
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before_s < 6
 
 
+@pytest.mark.slow
 def test_the_processor_time_of_many_requests_is_not_added_up(spawn: Spawn) -> None:
     worker = spawn("burn", load={"cpu_s": 1})
     # 0.4 s each: far more than one budget together.

@@ -195,6 +195,7 @@ def test_a_bundle_whose_samples_do_not_come_out_is_not_served(spawn: Spawn) -> N
     assert worker.process.wait(10) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "code", "words"),
     [

@@ -12,6 +12,8 @@ import pytest
 from benchmarks.architectures import ARCHITECTURES, generate
 from benchmarks.architectures.slim320 import priors
 
+pytestmark = pytest.mark.slow
+
 SMALL: dict[str, dict[str, int]] = {
     "resnet18": {"size": 64},
     "resnet50": {"size": 64},

@@ -13,6 +13,8 @@ from builder.boards.measuring_process import BoardAddress, BuiltKernel, RunnerOp
 from builder.boards.remote_functions import BoardState
 from builder.records.meta_json import BoardTime
 
+pytestmark = pytest.mark.slow
+
 OPTIONS = RunnerOptions(number=1, repeat=2, min_repeat_ms=0, timeout_s=20)
 
 

@@ -34,6 +34,7 @@ def test_inputs_are_checked_before_a_board_is_asked(package: Package, tmp_path: 
         run_on_board(package, {"x": np.zeros((1, 4), np.float32)}, tracker=nowhere, key=KEY)
 
 
+@pytest.mark.slow
 def test_a_board_gives_the_outputs_of_this_machine(lab: Any, digits: ImportedModel) -> None:
     lab.start_board(free_port())
     package = compile(digits)

@@ -24,6 +24,8 @@ from builder.boards.tracker_client import Tracker
 from builder.errors import FleetError
 from tests.ports import free_port
 
+pytestmark = pytest.mark.slow
+
 KEY = "testboard"
 OPTIONS = RunnerOptions(number=1, repeat=2, min_repeat_ms=0, timeout_s=20)
 

@@ -156,6 +156,7 @@ def board(tmp_path: Path) -> Iterator[Board]:
         os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_board_behind_ssh_measures_and_leaves_no_process(
     lab: Any, board: Board, tasks: tuple[Task, ...], device: Any
 ) -> None:

@@ -45,6 +45,7 @@ async def test_a_bundle_is_deployed_over_either_broker(broker: BrokerProcess, tm
     assert {"verifying", "testing", "committing"} <= {progress.step for progress in seen}
 
 
+@pytest.mark.slow
 async def test_broker_that_restarts_without_memory_costs_only_time(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -139,6 +140,7 @@ async def test_a_replayed_older_bundle_is_refused_with_its_reason(
         assert device.models.serving == {"digits": "2.0.0"}
 
 
+@pytest.mark.slow
 async def test_documents_of_other_jobs_and_agents_are_ignored(broker: BrokerProcess, tmp_path: Path) -> None:
     """Amqtt sends a new subscriber messages that are retained at other topics."""
     old, new = make_bundle(counter=1), make_bundle(version="2.0.0", counter=2)
@@ -167,6 +169,7 @@ async def test_unknown_agent_is_an_error(
         await deploy_async(write(tmp_path, make_bundle()), "kitchne", Broker(mosquitto.url))
 
 
+@pytest.mark.slow
 async def test_no_result_in_time_is_an_error_with_the_last_step(
     mosquitto: BrokerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -178,6 +178,7 @@ async def test_model_that_stays_overloaded_is_a_refusal_at_the_deadline(mosquitt
     assert result.status == 503
 
 
+@pytest.mark.slow
 async def test_broker_that_restarts_costs_only_time(
     mosquitto: BrokerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,6 +195,7 @@ async def test_broker_that_restarts_costs_only_time(
     assert result.attempts >= 2
 
 
+@pytest.mark.slow
 async def test_error_at_the_deadline_has_the_state_of_the_agent(mosquitto: BrokerProcess) -> None:
     with pytest.raises(FleetError, match=r"no answer from nobody within 1\.\d s: no agent of that name"):
         await infer_async("nobody", "digits", Request.image(JPEG), Broker(mosquitto.url), deadline_s=1)
@@ -204,6 +206,7 @@ async def test_error_at_the_deadline_has_the_state_of_the_agent(mosquitto: Broke
         await infer_async("kitchen", "digits", Request.image(JPEG), Broker(mosquitto.url), deadline_s=1)
 
 
+@pytest.mark.slow
 async def test_misspelt_name_is_an_error_with_the_known_names(
     mosquitto: BrokerProcess,
 ) -> None:

@@ -16,6 +16,8 @@ from benchmarks.architectures import generate
 from builder.errors import ShapeError
 from builder.importer import ImportedModel, import_onnx
 
+pytestmark = pytest.mark.slow
+
 # A folder of published ONNX models, which the project may not redistribute.
 MODELS_VARIABLE = "EDGEBUNDLE_MODELS"
 RELATIVE_ERROR = 1e-4

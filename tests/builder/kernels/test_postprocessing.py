@@ -16,6 +16,7 @@ def target(request: pytest.FixtureRequest) -> DeviceTarget:
     return machine(request.param)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [8, 512])
 def test_only_kernels_worth_a_launch_are_parallel(size: int, target: DeviceTarget, randn: Randn) -> None:
     x, w = randn(1, 16, size, size), randn(16, 16, 1, 1)

@@ -37,6 +37,7 @@ def test_scatter_of_rows_warns_of_no_pragma(
     assert "pragma" not in capfd.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "float64", "int8", "int32", "int64", "uint8"])
 @pytest.mark.parametrize("shape", [(), (1,), (3, 5), (0,), (2, 0, 3), (1, 70, 33)])
 def test_any_type_and_shape_is_computed(dtype: str, shape: tuple[int, ...], target: DeviceTarget) -> None:

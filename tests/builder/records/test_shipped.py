@@ -28,6 +28,8 @@ from builder.target.device_target import DeviceTarget
 from builder.tuning.tasks.extraction import extract_tasks
 from tests.builder.records.conftest import point_at
 
+pytestmark = pytest.mark.slow
+
 DIGITS = Path(__file__).resolve().parents[3] / "examples" / "digits" / "digits.onnx"
 NAMES = ("x86-avx512", "x86-avx2", "cortex-a53", "cortex-a72", "cortex-a76")
 

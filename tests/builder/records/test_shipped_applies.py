@@ -13,6 +13,8 @@ from builder.kernels.design_space import DesignSpace
 from builder.records.shipped import CoreRecords, ShippedEntry
 from builder.target.device_target import resolve
 
+pytestmark = pytest.mark.slow
+
 # The smaller models; `python -m benchmarks.shipped_records.check` checks all of them.
 MODELS = ("resnet18", "mobilenetv2")
 

@@ -42,6 +42,7 @@ def test_inputs_are_checked_by_name_shape_and_dtype(digits: Package) -> None:
             run(digits, {"image": wrong})
 
 
+@pytest.mark.slow
 def test_a_bundle_for_another_machine_does_not_run_here() -> None:
     package = compile(DIGITS / "digits.onnx", "riscv64")
     with pytest.raises(PackageError, match="got one for riscv64-linux-gnu"):

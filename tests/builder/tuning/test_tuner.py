@@ -26,6 +26,8 @@ from builder.tuning.views.html_report import render as render_report
 from builder.tuning.views.html_report import write_report
 from builder.tuning.views.progress import Progress
 
+pytestmark = pytest.mark.slow
+
 DIGITS = Path(__file__).resolve().parents[3] / "examples" / "digits" / "digits.onnx"
 FAST = RunnerOptions(number=1, repeat=2, min_repeat_ms=0, timeout_s=30)
 

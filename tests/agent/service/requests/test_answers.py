@@ -188,6 +188,7 @@ def test_file_that_can_no_longer_be_written_costs_only_new_answers(
     store.close()
 
 
+@pytest.mark.slow
 def test_a_second_agent_does_not_take_the_answers_of_the_first(tmp_path: Path) -> None:
     first = AnswerStore(tmp_path)
     before = (tmp_path / "answers.db").stat().st_ino

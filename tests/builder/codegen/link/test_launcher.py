@@ -96,6 +96,7 @@ def test_the_number_of_threads_can_change_between_runs(library: Path) -> None:
     assert lines == [["True", str(n), str(n - 1)] for n in (4, 1, 2, 3, 3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", ["0", "257", "'2'", "2.0"])
 def test_an_impossible_number_of_threads_is_refused(library: Path, count: str) -> None:
     body = f"""

@@ -12,6 +12,8 @@ from onnx import helper
 from builder.importer import import_onnx
 from tests.builder.importer.rewrites.cases import ModelMaker, operators
 
+pytestmark = pytest.mark.slow
+
 STEPS, BATCH, WIDTH, HIDDEN = 4, 2, 3, 5
 
 

@@ -9,6 +9,8 @@ from tvm import relax
 from builder.target.device_target import DeviceTarget
 from tests.builder.kernels.machines import Randn, close, conv2d, run
 
+pytestmark = pytest.mark.slow
+
 
 def transposed(x: np.ndarray, w: np.ndarray, stride: int, padding: int, more: int) -> np.ndarray:
     """Return the transposed convolution in double precision, by its definition."""

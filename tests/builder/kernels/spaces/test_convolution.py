@@ -14,6 +14,8 @@ from builder.kernels.spaces import convolution
 from builder.target.device_target import DeviceTarget
 from tests.builder.kernels.machines import Randn, Result, close, conv2d, element_machine, machine, run
 
+pytestmark = pytest.mark.slow
+
 
 def convolve(x: np.ndarray, w: np.ndarray, target: DeviceTarget, **how: Any) -> Result:
     build = lambda v: relax.op.nn.relu(  # noqa: E731

@@ -13,6 +13,7 @@ from builder.target.device_target import DeviceTarget
 from tests.builder.kernels.machines import Randn, close, conv2d, run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize(("channels", "size", "kernel"), [(32, 14, 3), (24, 9, 5), (7, 6, 3), (1, 6, 3)])
 def test_depthwise_agrees_with_its_definition(

@@ -12,6 +12,7 @@ from builder.target.device_target import DeviceTarget
 from tests.builder.kernels.machines import Randn, close, element_machine, machine, run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rows", "depth", "columns"), [(128, 96, 144), (1, 50, 1000), (7, 33, 64), (13, 5, 10), (2, 3, 1)]
 )
@@ -62,6 +63,7 @@ def test_broadcast_batches_fall_back_to_tvm(target: DeviceTarget, randn: Randn) 
     close(run(relax.op.matmul, {"a": a, "b": b}, target).outputs[0], a.astype("f8") @ b)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heads", [1, 3])
 def test_attention_needs_one_transpose(heads: int, target: DeviceTarget, randn: Randn) -> None:
     rows, size, op = 12, 16, relax.op
@@ -103,6 +105,7 @@ def test_a_product_that_is_read_with_heads_swapped_and_not(target: DeviceTarget,
     close(run(build, {"a": a, "b": b}, target).outputs[0], want)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lead", [(2, 3, 11), (4, 9), (3, 1, 8)])
 def test_rows_counted_in_several_axes(lead: tuple[int, ...], target: DeviceTarget, randn: Randn) -> None:
     x, w, residual = randn(*lead, 48), randn(48, 48), randn(*lead, 48)

@@ -14,6 +14,8 @@ from builder.kernels.spaces import pooling
 from builder.target.device_target import DeviceTarget
 from tests.builder.kernels.machines import Build, Randn, close, run
 
+pytestmark = pytest.mark.slow
+
 
 def reference(kind: str, x: np.ndarray, **attributes: Any) -> np.ndarray:
     node = onnx.helper.make_node(kind, ["x"], ["y"], **attributes)

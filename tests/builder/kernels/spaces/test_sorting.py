@@ -17,6 +17,7 @@ from tests.builder.kernels.machines import Randn, run
 HOST = resolve("host")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("largest", [True, False])
 @pytest.mark.parametrize(
     ("shape", "axis", "k"),

@@ -11,6 +11,7 @@ from builder.target.device_target import DeviceTarget
 from tests.builder.kernels.machines import Randn, run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "axes"),
     [

@@ -21,6 +21,7 @@ FORMULAS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMULAS)
 def test_formula_is_accurate_over_the_whole_range(name: str, target: DeviceTarget) -> None:
     operator, reference = FORMULAS[name]

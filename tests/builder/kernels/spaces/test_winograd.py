@@ -26,6 +26,8 @@ from tests.builder.kernels.machines import (
     run,
 )
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("m", [2, 4, 6])
 def test_transforms_are_exact(m: int) -> None:

@@ -14,6 +14,8 @@ from builder.tuning.search.ranked_search import RankedSearch
 from builder.tuning.search.strategies import TUNERS, start
 from builder.tuning.search.unvisited import Unvisited
 
+pytestmark = pytest.mark.slow
+
 
 def _cost(decisions: Any) -> float:
     return 1e-5 * float(1 + sum((a - b) ** 2 for a, b in zip(decisions, (1, 2, 1), strict=False)))

@@ -23,6 +23,8 @@ from builder.tuning.verdicts.final_comparison import FINALISTS, FinalComparison
 from builder.tuning.verdicts.paired_timing import ATTEMPTS
 from tests.builder.records.conftest import others, point_at
 
+pytestmark = pytest.mark.slow
+
 
 class Builder:
     """Builds nothing: the first kernel of a comparison is empty, the others are their numbers."""
