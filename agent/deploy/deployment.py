@@ -146,7 +146,9 @@ class Deployment:
         """Run jobs as they arrive, until cancelled."""
         while True:
             try:
-                await asyncio.wait_for(self._work.wait(), INBOX_INTERVAL_S)
+                # Not `wait_for`, which loses a cancellation if work arrives at the same time (Python 3.11).
+                async with asyncio.timeout(INBOX_INTERVAL_S):
+                    await self._work.wait()
             except TimeoutError:
                 await self._check_inbox()
                 continue

@@ -37,7 +37,7 @@ MACHINE = Machine(
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle's bytes, with what a desired document says about them."""
+    """A bundle's bytes, and the metadata for a desired document."""
 
     raw: bytes
     name: str
@@ -214,6 +214,7 @@ class Agent:
         self.deployment.on_message(topics.Desired(DEVICE), payload)
 
     async def finished(self, job: str, limit_s: float = 10.0) -> dict[str, Any]:
+        """Wait until a job has ended and its outcome is reported; return its final state."""
         async with asyncio.timeout(limit_s):
             while True:
                 assert self._task is not None
@@ -223,12 +224,11 @@ class Agent:
                 if topic in self.control.retained:
                     state = self.control.job(job)
                     if state["status"] not in ("QUEUED", "IN_PROGRESS"):
-                        await asyncio.sleep(0.01)
                         return state
                 await asyncio.sleep(0.005)
 
     async def settle(self, limit_s: float = 10.0) -> None:
-        """Wait until the deployment has nothing left to do: nothing more will happen then."""
+        """Wait until the deployment has nothing left to do; without new input, nothing happens after that."""
         async with asyncio.timeout(limit_s):
             while not self.deployment.idle:
                 await asyncio.sleep(0.001)

@@ -71,7 +71,7 @@ async def deploy_new(root: Path, killer: Killer) -> Killer:
     agent.version = 10
     agent.desire({"digits": NEW.entry("job-2")})
     await agent.finished("job-2")
-    await asyncio.sleep(0.02)
+    await agent.settle()
     await agent.stop()
     return killer
 
@@ -87,7 +87,7 @@ async def recover(root: Path, killer: Killer | None = None) -> Agent:
     agent.version = 10
     agent.desire({"digits": NEW.entry("job-2")})
     state = await agent.finished("job-2")
-    await asyncio.sleep(0.02)
+    await agent.settle()
     await agent.stop()
     agent.models.history.append(str(served_at_once))
     assert state["status"] in FINAL
@@ -186,7 +186,7 @@ async def finish_alone(root: Path) -> Agent:
     agent.offer(NEW)
     await agent.start()
     await agent.finished("job-2")
-    await asyncio.sleep(0.02)
+    await agent.settle()
     await agent.stop()
     return agent
 
@@ -331,7 +331,7 @@ async def full_disk_scenario(root: Path) -> None:
     agent.desire({"digits": NEW.entry("job-2")})
     if agent.control.reported()["error"] is None:
         await agent.finished("job-2")
-        await asyncio.sleep(0.02)
+        await agent.settle()
     else:
         assert agent.control.reported()["error"]["code"] == "ERR_NO_SPACE"
     assert agent.models.serving in ({"digits": "1.0.0"}, {"digits": "2.0.0"})

@@ -1,4 +1,4 @@
-"""Deployments from the desired document to the result: what is installed, what is refused, what stays."""
+"""Deployments from the desired document to the result: which are installed, and which are refused."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def test_a_restarted_agent_runs_what_was_active_without_a_broker(agent: Ag
     agent.control.retained.clear()
     await agent.start()
     assert agent.models.serving == {"digits": "1.0.0"}
-    assert agent.control.job("job-1")["status"] == "SUCCEEDED", "said again to a broker that forgot"
+    assert agent.control.job("job-1")["status"] == "SUCCEEDED", "published again: the broker forgot it"
     assert agent.control.reported()["version"] == 1
     await agent.stop()
 
@@ -140,8 +140,8 @@ async def test_a_signed_older_bundle_replayed_is_refused_even_after_its_successo
     await agent.deploy(old, "job-1")
     await agent.deploy(new, "job-2")
     agent.desire({})
-    while agent.models.serving:
-        await asyncio.sleep(0.01)
+    await agent.settle()
+    assert agent.models.serving == {}
     await agent.stop()
     for path in (agent.root / "store").iterdir():
         path.unlink()
@@ -224,8 +224,8 @@ async def test_a_model_that_is_absent_is_taken_out_of_service(agent: Agent) -> N
     await agent.finished("job-2")
     assert agent.models.serving == {"digits": "1.0.0", "faces": "1.0.0"}
     agent.desire({"faces": faces.entry("job-2")})
-    while "digits" in agent.models.serving:
-        await asyncio.sleep(0.01)
+    await agent.settle()
+    assert agent.models.serving == {"faces": "1.0.0"}
     assert list(agent.control.reported()["models"]) == ["faces"]
     assert agent.store.committed_counter("digits") == 1, "the counter outlives the model"
     assert not agent.store.has(digits.digest)
@@ -350,9 +350,8 @@ async def test_damaged_active_bundle_is_replaced_by_its_predecessor_and_fetched_
     path.write_bytes(damaged)
     await agent.start()
     assert agent.models.history[-1] == "+digits 1.0.0"
-    async with asyncio.timeout(5):
-        while agent.models.serving != {"digits": "1.1.0"}:
-            await asyncio.sleep(0.01)
+    await agent.settle()
+    assert agent.models.serving == {"digits": "1.1.0"}
     assert hashlib.sha256(path.read_bytes()).hexdigest() == new.hex
     await agent.stop()
 
@@ -429,3 +428,15 @@ async def test_old_jobs_are_removed_from_the_journal_and_the_broker(agent: Agent
     assert topic not in agent.control.retained
     assert json.loads((agent.root / "jobs.json").read_text())["body"][0]["request"]["job"] == "job-6"
     await agent.stop()
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_stop_is_not_lost_when_work_arrives_at_the_same_time(agent: Agent, turns: int) -> None:
+    await agent.start()
+    await agent.settle()
+    agent.desire({"digits": make_bundle(abi="tvm-ffi-9.9").entry("job-1")})
+    for _ in range(turns):  # of the event loop, between the work and the stop
+        await asyncio.sleep(0)
+    stopping = asyncio.create_task(agent.stop())
+    done, _ = await asyncio.wait({stopping}, timeout=2.0)
+    assert done

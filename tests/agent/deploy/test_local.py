@@ -77,9 +77,8 @@ async def test_desired_document_without_a_local_model_leaves_it_in_service(
     newer = make_bundle(version="2.0.0", counter=2)
     assert (await agent.deploy(newer, "job-2"))["status"] == "SUCCEEDED"
     agent.desire({})
-    async with asyncio.timeout(5):
-        while agent.models.serving:
-            await asyncio.sleep(0.01)
+    await agent.settle()
+    assert agent.models.serving == {}
     await agent.stop()
 
 

@@ -302,7 +302,7 @@ def test_want_out_of_its_ranges_is_refused(changes: dict[str, Any]) -> None:
         Want.from_bytes(json.dumps({**whole, **changes}).encode())
 
 
-def test_want_has_a_limit_of_its_own() -> None:
+def test_want_has_its_own_limit() -> None:
     raw = EXAMPLES[Want].to_bytes()
     assert Want.from_bytes(raw.ljust(MAX_WANT_BYTES)) == EXAMPLES[Want]
     with pytest.raises(EndlessDataError):

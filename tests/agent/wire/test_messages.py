@@ -148,7 +148,7 @@ def test_refusal_says_the_same_in_properties_and_in_json(has_envelope: bool) -> 
     assert ("status" in body, body.get("id")) == ((True, "7") if has_envelope else (False, None))
 
 
-def test_head_has_the_status_for_requesters_without_properties_only() -> None:
+def test_head_has_the_status_only_for_requesters_without_properties() -> None:
     assert AnswerHead("m", "1.0.0", "7").to_document() == {
         "model_name": "m",
         "model_version": "1.0.0",

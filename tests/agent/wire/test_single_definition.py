@@ -69,13 +69,13 @@ def assigned(path: Path) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(("text", "owner"), TEXTS.items())
-def test_text_is_in_its_owner_only(text: str, owner: str) -> None:
+def test_text_is_only_in_its_owner(text: str, owner: str) -> None:
     found = [str(path.relative_to(ROOT)) for path in SOURCES if text in texts(path)]
     assert found == [owner]
 
 
 @pytest.mark.parametrize(("name", "owner"), LIMITS.items())
-def test_limit_is_defined_by_its_owner_only(name: str, owner: str) -> None:
+def test_limit_is_defined_only_by_its_owner(name: str, owner: str) -> None:
     assert [str(path.relative_to(ROOT)) for path in SOURCES if name in assigned(path)] == [owner]
 
 

@@ -91,7 +91,7 @@ def test_a_changed_character_is_another_topic_or_none(text: str, at: int, charac
         "$share/g/edge/v1/replies/client/x",
     ],
 )
-def test_nothing_but_a_topic_in_the_reply_space_is_a_reply(text: str) -> None:
+def test_only_a_topic_in_the_reply_space_is_a_reply(text: str) -> None:
     assert not isinstance(parse_topic(text), Reply)
 
 
@@ -102,7 +102,7 @@ def test_name_that_cannot_be_a_device_is_refused(name: str) -> None:
         format_topic(State(name))
 
 
-def test_device_called_like_a_reserved_word_is_no_topic() -> None:
+def test_reserved_word_as_a_device_is_not_a_topic() -> None:
     assert parse_topic("edge/v1/groups/state") is None
     assert parse_topic("edge/v1/replies/state") is None
     assert parse_topic("edge/v1/groups/g/models/m/infer") == GroupInfer("g", "m")

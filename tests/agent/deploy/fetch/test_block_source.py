@@ -14,6 +14,7 @@ from agent.deploy.store.part import Part
 from agent.wire import topics
 from agent.wire.blocks import Want
 from tests.agent.deploy.rig import DEVICE, FakeControl
+from tests.virtual_time import settle
 
 HEX = "ab" * 32
 
@@ -91,8 +92,7 @@ async def test_transfer_waits_for_the_connection_without_spinning(
     monkeypatch.setattr(block_source, "POLL_S", 60.0)
     await download.looked(1)
     looks = download.looks
-    for _ in range(100):
-        await asyncio.sleep(0)
+    await settle()
     assert download.looks == looks
     download.task.cancel()
 

@@ -201,7 +201,7 @@ def test_a_part_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
 
 
 @given(st.binary(max_size=100))
-def test_any_bytes_as_the_origin_of_a_part_are_survived(raw: bytes) -> None:
+def test_origin_of_a_part_may_hold_any_bytes(raw: bytes) -> None:
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
