@@ -10,8 +10,9 @@ STAMP := .venv/.installed
 PYTEST_ARGS ?=
 # Some tests wait more than they compute, so there is one process more than cores.
 PARALLEL ?= -n $(shell n=$$(nproc); echo $$((n < 7 ? n + 1 : 8))) --dist worksteal
-# ... and no process takes all cores for itself: threads of OpenMP that wait would spin.
-QUIET_THREADS := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
+# No process takes all cores for itself (waiting threads of OpenMP would spin), and compiled modules are kept:
+# the tests start some hundred Python processes.
+TEST_ENVIRONMENT := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE PYTHONDONTWRITEBYTECODE=
 # Disable the telemetry of ONNX Runtime.
 export ORT_DISABLE_TELEMETRY := 1
 
@@ -26,11 +27,11 @@ demo: $(STAMP) ## compile, sign, deploy and query a small classifier over MQTT, 
 
 .PHONY: test
 test: $(STAMP) broker ## run all tests that do not need root (PYTEST_ARGS adds options, such as '-k tuning')
-	$(QUIET_THREADS) $(WITHOUT_MOSQUITTO) $(BIN)/pytest $(PARALLEL) $(PYTEST_ARGS)
+	$(TEST_ENVIRONMENT) $(WITHOUT_MOSQUITTO) $(BIN)/pytest $(PARALLEL) $(PYTEST_ARGS)
 
 .PHONY: test-fast
 test-fast: $(STAMP) broker ## run the tests that are not slow, for the inner loop
-	$(QUIET_THREADS) $(WITHOUT_MOSQUITTO) $(BIN)/pytest $(PARALLEL) --fast $(PYTEST_ARGS)
+	$(TEST_ENVIRONMENT) $(WITHOUT_MOSQUITTO) $(BIN)/pytest $(PARALLEL) --fast $(PYTEST_ARGS)
 
 .PHONY: test-arm
 test-arm: $(STAMP) ## run the tests that need root: an arm64 system under qemu, and a real systemd

@@ -175,7 +175,7 @@ class Desired:
         Raises
         ------
         EndlessDataError, FormatError
-            For the same reasons as `from_bytes`.
+            If it is not such a document, as in `from_bytes`.
         """
         if not isinstance(value, dict) or value.keys() - {"base"} != {"version", "models"}:
             raise FormatError(
