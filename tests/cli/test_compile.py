@@ -77,6 +77,7 @@ def test_signed_bundle_is_written_and_verifies(edgebundle: Edgebundle, pair: Key
     assert sorted(path.name for path in tmp_path.iterdir()) == ["digits.bundle", "keys"]
 
 
+@pytest.mark.slow
 def test_json_is_the_only_output(terminal: Terminal, out: Path) -> None:
     result = terminal("compile", MODEL, "-o", out, "--json")
     assert (result.code, result.err) == (0, [])
@@ -85,6 +86,7 @@ def test_json_is_the_only_output(terminal: Terminal, out: Path) -> None:
     assert document["parity_error"] < 1e-4
 
 
+@pytest.mark.slow
 def test_unsigned_bundle_is_reported(terminal: Terminal, out: Path) -> None:
     result = terminal("compile", MODEL, "-q", "-o", out)
     assert result.code == 0
@@ -100,6 +102,7 @@ def test_symbolic_batch_becomes_one_and_is_reported(terminal: Terminal, tmp_path
     assert document["manifest"]["inputs"] == [{"datatype": "FP32", "name": "x", "shape": [1, 4]}]
 
 
+@pytest.mark.slow
 def test_given_name_version_and_counter_are_in_the_bundle(terminal: Terminal, out: Path) -> None:
     result = terminal(
         *("compile", MODEL, "-q", "-o", out, "--name", "eyes", "--model-version", "2.1.0"),
@@ -264,6 +267,7 @@ def test_description_that_no_manifest_allows_is_refused_before_the_model_is_read
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_disagreement_with_the_reference_writes_nothing(terminal: Terminal, out: Path) -> None:
     fails(terminal("compile", MODEL, "-q", "-o", out, "--tolerance", "1e-30"))
     assert not out.exists()
@@ -291,6 +295,7 @@ def test_output_that_is_a_folder(terminal: Terminal, tmp_path: Path) -> None:
     fails(terminal("compile", MODEL, "-q", "-o", tmp_path / "o.bundle"), "o.bundle")
 
 
+@pytest.mark.slow
 def test_full_disk_leaves_no_incomplete_file(
     terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,6 +43,7 @@ def for_another_machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_picture_gives_labels(edgebundle: Edgebundle, digits: Path) -> None:
     done = edgebundle("run", digits, "--inputs", DIGITS / "seven.png")
     assert (done.returncode, done.stderr) == (0, "")
@@ -171,6 +172,7 @@ def test_truncated_picture(terminal: Terminal, digits: Path, tmp_path: Path) -> 
     fails(terminal("run", digits, "--inputs", tmp_path / "cut.png"))
 
 
+@pytest.mark.slow
 def test_picture_for_a_model_that_declares_no_preprocessing(terminal: Terminal, tmp_path: Path) -> None:
     path = tmp_path / "plain.bundle"
     assert terminal("compile", DIGITS / "digits.onnx", "-q", "-o", path).code == 0

@@ -20,6 +20,8 @@ from builder.bundles.package import Package
 from builder.compiling.compilation import compile
 from builder.running.in_memory import executor
 
+pytestmark = pytest.mark.slow
+
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits"
 sys.path.insert(0, str(DIGITS))
 import pictures  # noqa: E402
@@ -79,6 +81,7 @@ def test_held_out_png_files_are_recognised_with_98_per_cent_accuracy(classify: C
     assert right >= 0.98
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("digit", pictures.SAMPLES)
 def test_each_committed_picture_is_recognised_as_its_name(classify: Classify, digit: int) -> None:
     path = DIGITS / f"{pictures.NAMES[digit]}.png"

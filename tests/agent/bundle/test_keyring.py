@@ -174,6 +174,7 @@ def test_point_that_is_not_on_the_curve_is_refused(key: ec.EllipticCurvePrivateK
         Keyring.from_files([path])
 
 
+@pytest.mark.slow
 @settings(max_examples=600, deadline=None, derandomize=True)
 @given(
     der=DERS,

@@ -21,6 +21,8 @@ from tests.agent.provision.conftest import StartBroker
 from tests.conftest import BrokerProcess
 from tests.ports import free_port
 
+pytestmark = pytest.mark.slow
+
 ACCESS_LIST = Path(__file__).parents[3] / "docs/mosquitto/edge.acl"
 
 

@@ -274,6 +274,7 @@ async def test_json_request_that_cannot_be_served_is_refused_in_json(
         assert (answer["id"], answer["status"], answer["model_name"]) == ("7", 404, "none")
 
 
+@pytest.mark.slow
 async def test_tenfold_overload_is_answered_to_the_last_request_and_leaves_nothing_behind(
     mosquitto: BrokerProcess, start_service: StartService
 ) -> None:

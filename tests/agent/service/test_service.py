@@ -97,6 +97,7 @@ async def test_late_will_of_an_earlier_session_does_not_leave_the_agent_offline(
         await watcher.state("online")
 
 
+@pytest.mark.slow
 async def test_everything_is_published_again_to_a_broker_that_forgot_it(
     mosquitto: BrokerProcess, start_service: StartService
 ) -> None:

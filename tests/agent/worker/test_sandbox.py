@@ -21,6 +21,8 @@ from agent.worker.frames import Failed, Ready, Request
 from agent.worker.sandbox import Status, filter_program
 from tests.agent.worker.conftest import Spawn, compile_c, processor_s
 
+pytestmark = pytest.mark.slow
+
 
 def outcome(spawn: Spawn, kernel: str) -> int:
     """The result of the call inside a kernel: an errno, or 0."""

@@ -24,6 +24,8 @@ from agent.worker.frames import Answer, Failed, Ready, Request, Stop
 from tests.agent.worker.conftest import Spawn, one_kernel
 from tests.fake_module import GraphBuilder, params
 
+pytestmark = pytest.mark.slow
+
 RAW, JSON = "application/octet-stream", "application/json"
 X = np.array([1, 2, 3, 4], np.float32)
 BODY = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [4], "data": [1, 2, 3, 4.5]}]}

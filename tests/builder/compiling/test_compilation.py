@@ -33,6 +33,7 @@ def digits() -> Package:
     return compile(DIGITS / "digits.onnx", **PROCESSING)
 
 
+@pytest.mark.slow
 def test_the_manifest_describes_the_model_and_its_parity(digits: Package) -> None:
     manifest = digits.manifest
     source = hashlib.sha256((DIGITS / "digits.onnx").read_bytes()).hexdigest()
@@ -88,11 +89,13 @@ def test_every_target_gets_a_bundle_that_agrees_with_the_reference(target: str) 
     assert package.manifest.provenance.parity_error < 1e-5
 
 
+@pytest.mark.slow
 def test_no_package_is_made_beyond_the_tolerance() -> None:
     with pytest.raises(ParityError, match="expected a relative error of at most 0"):
         compile(DIGITS / "digits.onnx", tolerance=0.0)
 
 
+@pytest.mark.slow
 def test_a_single_wrong_weight_is_caught_by_parity(monkeypatch: pytest.MonkeyPatch) -> None:
     from builder.compiling import compilation
 

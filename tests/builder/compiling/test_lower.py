@@ -12,6 +12,8 @@ from builder.kernels.rewriter import op_name
 from builder.target.device_target import DeviceTarget
 from tests.builder.kernels.machines import Result, close, conv2d, machine, run
 
+pytestmark = pytest.mark.slow
+
 X = np.random.RandomState(3).randn(1, 16, 10, 10).astype("f4")
 W = np.random.RandomState(4).randn(16, 16, 3, 3).astype("f4")
 
@@ -29,6 +31,7 @@ def padded(v: relax.Expr) -> relax.Expr:
     return relax.op.nn.conv2d(v, relax.const(W), padding=(1, 1, 1, 1))
 
 
+@pytest.mark.slow
 def test_main_contains_only_calls_of_kernels_and_reshapes(target: DeviceTarget) -> None:
     def build(v: relax.Expr) -> relax.Expr:
         pooled = relax.op.mean(relax.op.nn.relu(padded(v)), [2, 3], keepdims=True)
@@ -44,6 +47,7 @@ def test_main_contains_only_calls_of_kernels_and_reshapes(target: DeviceTarget) 
         assert func.attrs["global_symbol"] == var.name_hint
 
 
+@pytest.mark.slow
 def test_equal_layers_share_a_kernel(target: DeviceTarget) -> None:
     def build(v: relax.Expr) -> relax.Expr:
         for _ in range(4):
@@ -59,6 +63,7 @@ def test_equal_layers_share_a_kernel(target: DeviceTarget) -> None:
     close(result.outputs[0], want, 5e-5)
 
 
+@pytest.mark.slow
 def test_batch_norm_disappears_into_the_convolution(target: DeviceTarget) -> None:
     state = np.random.RandomState(5)
     gamma, beta, mean = (state.randn(16).astype("f4") for _ in range(3))
@@ -82,6 +87,7 @@ def test_batch_norm_disappears_into_the_convolution(target: DeviceTarget) -> Non
     assert len(result.lowered.kernels.functions) <= 4
 
 
+@pytest.mark.slow
 def test_a_value_that_two_layouts_read_is_converted_once(target: DeviceTarget) -> None:
     def build(v: relax.Expr) -> relax.Expr:
         y = relax.op.nn.relu(padded(v))

@@ -24,6 +24,7 @@ def parts(package: Package) -> tuple[bytes, bytes, bytes]:
     return package.members["mod.so"], package.members["mod.json"], package.members["mod.params"]
 
 
+@pytest.mark.slow
 def test_execute_gives_the_same_output_as_running_the_bundle(digits: Package) -> None:
     (found,) = execute(*parts(digits), {"image": IMAGE})
     np.testing.assert_array_equal(found, run(digits, {"image": IMAGE}).get_output("output_0"))

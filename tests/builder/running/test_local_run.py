@@ -25,6 +25,7 @@ def digits() -> Package:
     )
 
 
+@pytest.mark.slow
 def test_a_picture_gets_its_label(digits: Package) -> None:
     result = run(digits, DIGITS / "seven.png")
     assert result.answers is not None

@@ -19,6 +19,8 @@ from builder.codegen.kernel_object import compile_object
 from builder.codegen.link.linker import link
 from builder.target.device_target import resolve
 
+pytestmark = pytest.mark.slow
+
 PREAMBLE = """
 import gc, os, sys, threading
 import numpy as np

@@ -10,6 +10,8 @@ from builder.kernels.spaces import rows
 from builder.target.device_target import DeviceTarget
 from tests.builder.kernels.machines import Randn, close, run
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("shape", [(4, 128, 128), (2, 3, 50), (1, 10), (6, 1)])
 def test_softmax_of_rows(shape: tuple[int, ...], target: DeviceTarget, randn: Randn) -> None:

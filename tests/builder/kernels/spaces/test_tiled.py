@@ -11,6 +11,8 @@ from builder.kernels.spaces.tiled import Form
 from builder.target.device_target import DeviceTarget, resolve
 from tests.builder.kernels.machines import Randn, close, element_machine, run
 
+pytestmark = pytest.mark.slow
+
 
 def linear(w: np.ndarray, b: np.ndarray) -> object:
     return lambda v: relax.op.nn.relu(relax.op.add(relax.op.matmul(v, relax.const(w)), relax.const(b)))
