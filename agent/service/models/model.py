@@ -20,12 +20,13 @@ from dataclasses import dataclass
 from agent.bundle.manifest import Manifest
 from agent.bundle.verify import VerifiedBundle
 from agent.config import QueueLimits, WorkerSettings
-from agent.errors import DeadlineError, OverloadedError, RequestError
+from agent.errors import DeadlineError, InputError, OverloadedError, RequestError
 from agent.service.models.life_cycle import OUT_OF_SERVICE, PHASES, State
 from agent.service.models.supervisor import Supervisor
 from agent.service.models.worker_process import Spawn, WorkerProcess
 from agent.service.requests.pending import Pending
 from agent.wire.model_state import ModelPhase, ModelState
+from agent.worker.channel import MAX_PAYLOAD_BYTES
 from agent.worker.frames import Share
 
 
@@ -135,7 +136,15 @@ class Model:
         ------
         OverloadedError
             If the queue is full or the model out of service; the request is not accepted then.
+        InputError
+            If the payload is longer than a worker accepts.
         """
+        if len(pending.payload) > MAX_PAYLOAD_BYTES:
+            # A worker would end itself: MQTT 3.1.1 has no limit for packets, and MQTT 5's is configured.
+            raise InputError(
+                f"{self.name}: expected a payload of at most {MAX_PAYLOAD_BYTES} bytes, "
+                f"got {len(pending.payload)}"
+            )
         supervisor = self._supervisor
         if supervisor is None or supervisor.state in OUT_OF_SERVICE:
             why = "stopped" if supervisor is None else supervisor.message

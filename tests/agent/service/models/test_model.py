@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from agent.config import QueueLimits, WorkerSettings
-from agent.errors import DeadlineError, OverloadedError
+from agent.errors import DeadlineError, InputError, OverloadedError
 from agent.service.models.model import Model
 from agent.service.models.supervisor import Supervisor
+from agent.worker.channel import MAX_PAYLOAD_BYTES
 from agent.worker.frames import Share
 from tests.agent.service.models.conftest import Requests, Workers
 from tests.bundles import Signer
@@ -66,6 +67,17 @@ async def test_payloads_that_wait_are_bounded(workers: Workers, signer: Signer, 
         model.submit(requests.new(b"x"))
     workers.latest.answer()
     model.submit(requests.new(bytes(60)))
+    await model.stop(0)
+
+
+@in_virtual_time
+async def test_payload_that_a_worker_would_not_accept_is_refused(
+    workers: Workers, signer: Signer, requests: Requests
+) -> None:
+    model = await started(workers, signer)
+    with pytest.raises(InputError, match=f"at most {MAX_PAYLOAD_BYTES} bytes"):
+        model.submit(requests.new(bytes(MAX_PAYLOAD_BYTES + 1)))
+    assert workers.latest.requests == []
     await model.stop(0)
 
 
