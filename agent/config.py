@@ -21,6 +21,9 @@ from agent.wire.topics import MAX_DISCOVERY_PREFIX_CHARACTERS, is_device_name, i
 DEFAULT_CONFIG: Final = Path("/etc/edge-agent/agent.toml")
 # A configuration has about fifty lines; a file of a megabyte is something else.
 MAX_CONFIG_BYTES: Final = 1 << 20
+# So long that 1000 agents with three connections each make at most 150 connects in any second, and so short
+# that all of them are back within 30 s (docs/decisions/0018).
+RECONNECT_SPREAD_S: Final = 27.0
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 
 
@@ -304,6 +307,12 @@ KEYS: Final = (
         _whole(0, 7 * _DAY_S),
         _BROKER.session_expiry_s,
         "How long the broker keeps requests while the agent is away.",
+    ),
+    Key(
+        "broker.reconnect_spread_s",
+        _number(0, 3600),
+        RECONNECT_SPREAD_S,
+        "Agents reconnect at random moments within this time, so that a fleet does not return all at once.",
     ),
     Key(
         "broker.receive_maximum",
@@ -617,6 +626,7 @@ def _broker(
         protocol=cast(str, values["broker.protocol"]),
         keepalive_s=cast(int, values["broker.keepalive_s"]),
         session_expiry_s=cast(int, values["broker.session_expiry_s"]),
+        reconnect_spread_s=float(cast(float, values["broker.reconnect_spread_s"])),
         receive_maximum=cast(int, values["broker.receive_maximum"]),
         max_packet_bytes=cast(int, values["broker.max_packet_bytes"]),
     )

@@ -32,6 +32,8 @@ from agent.mqtt.transport import open_socket as open_tcp_socket
 _log = logging.getLogger(__name__)
 
 _KEEP_ALIVE_TICK_S: Final = 1.0
+# A person who reads the log wonders about a longer pause.
+_WORTH_SAYING_S: Final = 1.0
 
 
 class Connection:
@@ -282,7 +284,7 @@ class Connection:
 
     async def _stay_connected(self) -> None:
         ticking = asyncio.get_running_loop().create_task(self._keep_alive())
-        backoff = Backoff()
+        backoff = Backoff(self.settings.reconnect_spread_s)
         try:
             while True:
                 why, detail = LOST, ""
@@ -309,7 +311,10 @@ class Connection:
                             detail or why,
                         )
                     backoff.failed()
-                await asyncio.sleep(backoff.delay_s(why))
+                delay_s = backoff.delay_s(why, _now_s())
+                if delay_s >= _WORTH_SAYING_S and backoff.failures <= 1:
+                    _log.info("%s: next attempt in %.0f s", self.client_id, delay_s)
+                await asyncio.sleep(delay_s)
         finally:
             ticking.cancel()
 

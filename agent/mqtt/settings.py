@@ -54,6 +54,9 @@ class BrokerSettings:
         Limit for name look-up, connection, TLS handshake and CONNACK together.
     session_expiry_s
         How long the broker keeps a persistent session's messages for a client that is away.
+    reconnect_spread_s
+        The interval over which the clients of a fleet spread their attempts to connect again (see `backoff`);
+        0 for a client that is alone, which tries again at once.
     receive_maximum
         How many QoS 1 messages the broker may send before we acknowledge one.
     max_packet_bytes
@@ -73,6 +76,7 @@ class BrokerSettings:
     keepalive_s: int = 30
     connect_timeout_s: float = 10.0
     session_expiry_s: int = 600
+    reconnect_spread_s: float = 0.0
     receive_maximum: int = 10_000
     max_packet_bytes: int = 64 << 20
     quick_ack: bool = True

@@ -30,8 +30,8 @@ MODEL = "unique"
 AT_ONCE = 8
 RESEND_S = 1.0
 DEADLINE_S = 60
-# Workers are killed from outside here, which must not take the model out of service.
-CONFIG = "[inference]\ncrash_limit = 1000\n"
+# Workers are killed from outside here, which must not take the model out of service. The agent is no fleet.
+CONFIG = "[inference]\ncrash_limit = 1000\n[broker]\nreconnect_spread_s = 0\n"
 
 
 @dataclass

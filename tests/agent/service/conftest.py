@@ -187,6 +187,7 @@ def configure(folder: Path, trust: Path, port: int, **keys: object) -> Config:
     document: dict[str, Any] = {"device": device, "state_dir": str(folder / f"state-{device}")}
     for name, value in {
         "broker_url": f"mqtt://127.0.0.1:{port}",
+        "broker_reconnect_spread_s": 0,  # tests have few agents, and no time
         "trust_dir": str(trust),
         "shutdown_limit_s": 2.0,
         **keys,
