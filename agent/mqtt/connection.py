@@ -56,6 +56,8 @@ class Connection:
         still had the session.
     on_down
         Called with the reason when an established connection is lost.
+    on_subscribed
+        Called whenever the broker has answered a SUBSCRIBE or UNSUBSCRIBE.
     open_socket
         Opens a socket to the broker; tests pass their own.
     """
@@ -70,6 +72,7 @@ class Connection:
         persistent: bool = False,
         on_up: Callable[[bool], None] | None = None,
         on_down: Callable[[Reason], None] | None = None,
+        on_subscribed: Callable[[], None] | None = None,
         open_socket: SocketOpener = open_tcp_socket,
     ) -> None:
         self.settings = settings
@@ -80,6 +83,7 @@ class Connection:
         self._persistent = persistent
         self._on_up = on_up
         self._on_down = on_down
+        self._on_subscribed = on_subscribed
         self._negotiation = Negotiation(settings, self._engine_of, self._accepted, open_socket)
         self._engine: Engine | None = None
         self._sending = Sending(clock=_now_s, call_later=_call_later, wake=self._pump)
@@ -87,7 +91,7 @@ class Connection:
         self._up = asyncio.Event()
         self._up_s = 0.0
         self._down: asyncio.Future[Reason] | None = None
-        self._subscriptions = Subscriptions(client_id, self._ask_for)
+        self._subscriptions = Subscriptions(client_id, self._ask_for, self._leave)
         self._task: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -100,6 +104,11 @@ class Connection:
     def settled(self) -> bool:
         """Whether the connection is up and the broker has answered its subscriptions."""
         return self.connected and self._subscriptions.settled
+
+    @property
+    def granted(self) -> bool:
+        """Whether the connection is up and the broker has granted everything that it was asked for."""
+        return self.settled and not self._subscriptions.refused
 
     @property
     def version(self) -> int:
@@ -273,14 +282,19 @@ class Connection:
         finally:
             self._subscriptions.stop_waiting(topic_filter, granted)
         if why.failed:
-            self._subscriptions.remove(topic_filter)
+            self._subscriptions.remove(topic_filter, connected=False)
             raise BrokerError(f"the broker refused the subscription to {topic_filter}: {why}", why.code)
 
     def unsubscribe(self, topic_filter: str) -> None:
         """End a subscription."""
-        self._subscriptions.remove(topic_filter)
-        if self.connected and self._engine is not None:
-            self._engine.unsubscribe(topic_filter)
+        self._subscriptions.remove(topic_filter, connected=self.connected)
+
+    async def wait_subscribed(self) -> None:
+        """Return when the broker has answered every SUBSCRIBE and UNSUBSCRIBE, or the connection is lost.
+
+        All messages that it sent because of an earlier subscription have arrived by then.
+        """
+        await self._subscriptions.idle()
 
     async def _stay_connected(self) -> None:
         ticking = asyncio.get_running_loop().create_task(self._keep_alive())
@@ -392,9 +406,15 @@ class Connection:
         assert self._engine is not None
         return self._engine.subscribe(filters)
 
+    def _leave(self, topic_filter: str) -> int | None:
+        assert self._engine is not None
+        return self._engine.unsubscribe(topic_filter)
+
     def _granted(self, packet_id: int, verdicts: Sequence[Reason]) -> None:
         self._subscriptions.granted(packet_id, verdicts)
         self._pump()
+        if self._on_subscribed is not None:
+            self._on_subscribed()
 
 
 def _now_s() -> float:

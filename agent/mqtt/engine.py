@@ -65,7 +65,8 @@ class Callbacks:
     acknowledged
         Called with a packet identifier and the broker's verdict on that message.
     granted
-        Called with the packet identifier of a SUBSCRIBE and the broker's verdict on each of its filters.
+        Called with the packet identifier of a SUBSCRIBE and the broker's verdict on each of its filters, or
+        with that of an UNSUBSCRIBE and no verdict.
     lost
         Called once when an accepted connection is gone, with the broker's reason, or None if it gave none;
         not called after `Engine.disconnect` and `Engine.drop`.
@@ -139,6 +140,7 @@ class Engine:
         client.on_disconnect = self._disconnected
         client.packet_acknowledged = self._acknowledged
         client.on_subscribe = self._subscribed
+        client.on_unsubscribe = self._unsubscribed
         client.on_socket_register_write = self._write_requested
         client.on_socket_unregister_write = self._write_done
         if will is not None:
@@ -214,9 +216,9 @@ class Engine:
             wanted = [(text, SubscribeOptions(qos=qos)) for text, qos in filters]
         return self._client.subscribe(wanted)[1]
 
-    def unsubscribe(self, topic_filter: str) -> None:
-        """End a subscription."""
-        self._client.unsubscribe(topic_filter)
+    def unsubscribe(self, topic_filter: str) -> int | None:
+        """Send an UNSUBSCRIBE; return its packet identifier."""
+        return self._client.unsubscribe(topic_filter)[1]
 
     def disconnect(self) -> None:
         """Send DISCONNECT, so that the broker discards the will, and close the socket."""
@@ -313,3 +315,8 @@ class Engine:
         self, _client: object, _data: object, packet_id: int, codes: list[ReasonCode], _properties: object
     ) -> None:
         self._callbacks.granted(packet_id, [reason(code.value) for code in codes])
+
+    def _unsubscribed(
+        self, _client: object, _data: object, packet_id: int, _codes: list[ReasonCode], _properties: object
+    ) -> None:
+        self._callbacks.granted(packet_id, ())

@@ -1,7 +1,7 @@
-"""The subscriptions of one connection: wanted filters, SUBSCRIBE packets in flight, verdicts of the broker.
+"""The subscriptions of one connection: wanted filters, packets in flight, verdicts of the broker.
 
-A core without a socket: `ask` sends a SUBSCRIBE; the owner calls `begin` when the connection is up and `lost`
-when it is gone.
+A core without a socket: `ask` sends a SUBSCRIBE and `leave` an UNSUBSCRIBE; the owner calls `begin` when the
+connection is up and `lost` when it is gone.
 """
 
 from __future__ import annotations
@@ -25,11 +25,21 @@ class Subscriptions:
     ask
         Sends a SUBSCRIBE for filters, each with its largest QoS; returns the packet identifier, or None if it
         cannot be sent now.
+    leave
+        Sends an UNSUBSCRIBE for a filter; returns the same.
     """
 
-    def __init__(self, name: str, ask: Callable[[list[tuple[str, int]]], int | None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        ask: Callable[[list[tuple[str, int]]], int | None],
+        leave: Callable[[str], int | None],
+    ) -> None:
         self._name = name
         self._ask = ask
+        self._leave = leave
+        self._refused: set[str] = set()
+        self._idle: asyncio.Future[None] | None = None
         self._filters: dict[str, int] = {}
         self._in_flight: dict[int, tuple[str, ...]] = {}
         self._verdicts: dict[str, asyncio.Future[Reason]] = {}
@@ -40,15 +50,30 @@ class Subscriptions:
         """Whether the broker has answered the SUBSCRIBE that was sent when the connection came up."""
         return self._first is None
 
+    @property
+    def refused(self) -> bool:
+        """Whether the broker has refused one of the filters on this connection."""
+        return bool(self._refused)
+
+    async def idle(self) -> None:
+        """Return when the broker has answered everything that was sent, or the connection is lost."""
+        if self._in_flight:
+            self._idle = self._idle or asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._idle)
+
     def add(self, topic_filter: str, qos: int, *, connected: bool) -> None:
         """Keep a filter subscribed from now on."""
         self._filters[topic_filter] = qos
         if connected:
             self._send((topic_filter,))
 
-    def remove(self, topic_filter: str) -> None:
-        """Stop subscribing to a filter at the next connections."""
+    def remove(self, topic_filter: str, *, connected: bool) -> None:
+        """End the subscription to a filter, now and at the next connections."""
         self._filters.pop(topic_filter, None)
+        self._refused.discard(topic_filter)
+        packet_id = self._leave(topic_filter) if connected else None
+        if packet_id is not None:
+            self._in_flight[packet_id] = ()
 
     def wait_for(self, topic_filter: str) -> asyncio.Future[Reason]:
         """Return a future for the broker's verdict on a filter."""
@@ -67,9 +92,11 @@ class Subscriptions:
             self._first = self._send(tuple(self._filters))
 
     def lost(self) -> None:
-        """Forget the packets in flight: the connection is gone."""
+        """Forget the packets in flight and the verdicts: the connection is gone."""
         self._in_flight.clear()
+        self._refused.clear()
         self._first = None
+        self._end_wait()
 
     def close(self, why: Reason) -> None:
         """Settle every future that still waits for a verdict with this one."""
@@ -82,6 +109,10 @@ class Subscriptions:
         if packet_id == self._first:
             self._first = None
         for topic_filter, verdict in zip(self._in_flight.pop(packet_id, ()), verdicts, strict=False):
+            if topic_filter in self._filters and verdict.failed:
+                self._refused.add(topic_filter)
+            else:
+                self._refused.discard(topic_filter)
             waiting = self._verdicts.get(topic_filter)
             if waiting is not None and not waiting.done():
                 waiting.set_result(verdict)
@@ -89,6 +120,14 @@ class Subscriptions:
                 _log.error(
                     "%s: the broker refuses the subscription to %s: %s", self._name, topic_filter, verdict
                 )
+
+        if not self._in_flight:
+            self._end_wait()
+
+    def _end_wait(self) -> None:
+        if self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
+        self._idle = None
 
     def _send(self, filters: tuple[str, ...]) -> int | None:
         packet_id = self._ask([(text, self._filters[text]) for text in filters])

@@ -28,10 +28,17 @@ class Asked:
         self.packets.append(filters)
         return len(self.packets)
 
+    def leave(self, topic_filter: str) -> int | None:
+        return self([(topic_filter, -1)])
+
+
+def no_packet(_topic_filter: str) -> int | None:
+    return None
+
 
 def test_each_connection_begins_with_every_filter() -> None:
     asked = Asked()
-    subscriptions = Subscriptions("me", asked)
+    subscriptions = Subscriptions("me", asked, asked.leave)
     subscriptions.add("a/#", 1, connected=False)
     subscriptions.add("b", 0, connected=False)
     assert not asked.packets
@@ -43,7 +50,7 @@ def test_each_connection_begins_with_every_filter() -> None:
 
 def test_filter_added_while_connected_is_asked_for_at_once() -> None:
     asked = Asked()
-    subscriptions = Subscriptions("me", asked)
+    subscriptions = Subscriptions("me", asked, asked.leave)
     subscriptions.begin()
     subscriptions.add("a", 1, connected=True)
     assert asked.packets == [[("a", 1)]]
@@ -52,16 +59,16 @@ def test_filter_added_while_connected_is_asked_for_at_once() -> None:
 
 def test_removed_filter_is_not_asked_for_again() -> None:
     asked = Asked()
-    subscriptions = Subscriptions("me", asked)
+    subscriptions = Subscriptions("me", asked, asked.leave)
     subscriptions.add("a", 1, connected=False)
     subscriptions.add("b", 1, connected=False)
-    subscriptions.remove("a")
+    subscriptions.remove("a", connected=False)
     subscriptions.begin()
     assert asked.packets == [[("b", 1)]]
 
 
 def test_connection_is_settled_when_the_broker_has_answered_the_first_packet() -> None:
-    subscriptions = Subscriptions("me", Asked())
+    subscriptions = Subscriptions("me", Asked(), no_packet)
     subscriptions.add("a", 1, connected=False)
     subscriptions.begin()
     assert not subscriptions.settled
@@ -73,13 +80,13 @@ def test_connection_is_settled_when_the_broker_has_answered_the_first_packet() -
 
 
 def test_connection_without_filters_is_settled_at_once() -> None:
-    subscriptions = Subscriptions("me", Asked())
+    subscriptions = Subscriptions("me", Asked(), no_packet)
     subscriptions.begin()
     assert subscriptions.settled
 
 
 def test_lost_connection_is_not_waited_for() -> None:
-    subscriptions = Subscriptions("me", Asked())
+    subscriptions = Subscriptions("me", Asked(), no_packet)
     subscriptions.add("a", 1, connected=False)
     subscriptions.begin()
     subscriptions.lost()
@@ -87,7 +94,7 @@ def test_lost_connection_is_not_waited_for() -> None:
 
 
 async def test_each_filters_verdict_settles_the_future_for_it() -> None:
-    subscriptions = Subscriptions("me", Asked())
+    subscriptions = Subscriptions("me", Asked(), no_packet)
     waiting = [subscriptions.wait_for(name) for name in ("a", "b")]
     subscriptions.add("a", 1, connected=False)
     subscriptions.add("b", 1, connected=False)
@@ -97,7 +104,7 @@ async def test_each_filters_verdict_settles_the_future_for_it() -> None:
 
 
 async def test_verdict_of_a_lost_connection_is_ignored() -> None:
-    subscriptions = Subscriptions("me", Asked())
+    subscriptions = Subscriptions("me", Asked(), no_packet)
     waiting = subscriptions.wait_for("a")
     subscriptions.add("a", 1, connected=True)
     subscriptions.lost()
@@ -109,7 +116,7 @@ async def test_verdict_of_a_lost_connection_is_ignored() -> None:
 
 
 async def test_close_settles_every_waiting_future() -> None:
-    subscriptions = Subscriptions("me", Asked())
+    subscriptions = Subscriptions("me", Asked(), no_packet)
     waiting = [subscriptions.wait_for(name) for name in ("a", "b")]
     waiting[0].cancel()
     subscriptions.close(CLOSED)
@@ -117,7 +124,7 @@ async def test_close_settles_every_waiting_future() -> None:
 
 
 async def test_refusal_that_nobody_waits_for_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    subscriptions = Subscriptions("me", Asked())
+    subscriptions = Subscriptions("me", Asked(), no_packet)
     verdict = subscriptions.wait_for("b")
     subscriptions.stop_waiting("b", verdict)
     for name in ("a", "b"):
@@ -130,7 +137,7 @@ async def test_refusal_that_nobody_waits_for_is_logged(caplog: pytest.LogCapture
 
 
 async def test_only_the_latest_of_two_who_wait_for_one_filter_can_be_forgotten() -> None:
-    subscriptions = Subscriptions("me", Asked())
+    subscriptions = Subscriptions("me", Asked(), no_packet)
     first, second = subscriptions.wait_for("a"), subscriptions.wait_for("a")
     subscriptions.stop_waiting("a", first)
     subscriptions.add("a", 1, connected=True)
@@ -141,7 +148,7 @@ async def test_only_the_latest_of_two_who_wait_for_one_filter_can_be_forgotten()
 def test_packet_that_cannot_be_sent_does_not_block_the_connection() -> None:
     asked = Asked()
     asked.up = False
-    subscriptions = Subscriptions("me", asked)
+    subscriptions = Subscriptions("me", asked, asked.leave)
     subscriptions.add("a", 1, connected=False)
     subscriptions.begin()
     assert subscriptions.settled
@@ -152,14 +159,52 @@ def test_filters_of_a_connection_are_those_added_and_not_removed(
     changes: list[tuple[bool, str, int]],
 ) -> None:
     asked = Asked()
-    subscriptions = Subscriptions("me", asked)
+    subscriptions = Subscriptions("me", asked, asked.leave)
     wanted: dict[str, int] = {}
     for added, name, qos in changes:
         if added:
             subscriptions.add(name, qos, connected=False)
             wanted[name] = qos
         else:
-            subscriptions.remove(name)
+            subscriptions.remove(name, connected=False)
             wanted.pop(name, None)
     subscriptions.begin()
     assert dict(asked.packets[0] if asked.packets else []) == wanted
+
+
+async def test_wait_for_the_broker_ends_when_nothing_is_in_flight_or_the_connection_is_lost() -> None:
+    asked = Asked()
+    subscriptions = Subscriptions("me", asked, asked.leave)
+    await subscriptions.idle()
+    subscriptions.add("a", 1, connected=True)
+    subscriptions.remove("a", connected=True)
+    assert asked.packets == [[("a", 1)], [("a", -1)]]
+    waiting = asyncio.ensure_future(subscriptions.idle())
+    await asyncio.sleep(0)
+    subscriptions.granted(1, (GRANTED,))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    subscriptions.granted(2, ())
+    await asyncio.wait_for(waiting, 1)
+    subscriptions.remove("b", connected=True)
+    waiting = asyncio.ensure_future(subscriptions.idle())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    subscriptions.lost()
+    await asyncio.wait_for(waiting, 1)
+
+
+@pytest.mark.parametrize("forget", ["remove", "lost"])
+def test_refused_filter_is_known_until_it_is_removed_or_the_connection_is_lost(forget: str) -> None:
+    asked = Asked()
+    subscriptions = Subscriptions("me", asked, asked.leave)
+    subscriptions.add("a", 1, connected=False)
+    subscriptions.add("b", 1, connected=False)
+    subscriptions.begin()
+    subscriptions.granted(1, (REFUSED, GRANTED))
+    assert subscriptions.refused
+    if forget == "remove":
+        subscriptions.remove("a", connected=True)
+    else:
+        subscriptions.lost()
+    assert not subscriptions.refused
