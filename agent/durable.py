@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from agent.errors import NoSpaceError, StoreError
+from agent.errors import DiskError, NoSpaceError
 
 # A process that is killed leaves `.*.tmp` behind; the store removes its own at the next start.
 TEMPORARY_SUFFIX: Final = ".tmp"
@@ -73,7 +73,7 @@ def write_durably(path: Path, data: bytes, *, mode: int = 0o640) -> None:
     ------
     NoSpaceError
         If the disk is full; `path` holds what it held before.
-    StoreError
+    DiskError
         If the file system refuses for another reason; `path` holds what it held before.
     """
     try:
@@ -85,8 +85,8 @@ def write_durably(path: Path, data: bytes, *, mode: int = 0o640) -> None:
         raise store_error(f"writing {path.name}", error) from error
 
 
-def store_error(doing: str, error: OSError) -> StoreError:
-    """Turn a file system error into a `StoreError`.
+def store_error(doing: str, error: OSError) -> DiskError:
+    """Turn a file system error into a `DiskError`.
 
     Parameters
     ----------
@@ -97,4 +97,4 @@ def store_error(doing: str, error: OSError) -> StoreError:
     """
     if error.errno in _FULL:
         return NoSpaceError(f"{doing}: {error.strerror}", hint="free some space in the state directory")
-    return StoreError(f"{doing}: {error.strerror or error}")
+    return DiskError(f"{doing}: {error.strerror or error}")

@@ -23,7 +23,8 @@
     ├── ChannelError            bytes between agent and worker that are not a frame   ERR_CHANNEL
     ├── StoreError              the device's storage cannot be read or written        ERR_STORE
     │   ├── StateDirectoryError     the state directory cannot be created or used
-    │   └── NoSpaceError            the disk is full                                  ERR_NO_SPACE
+    │   └── DiskError               the disk refuses: read-only, failing, gone
+    │       └── NoSpaceError            the disk is full                              ERR_NO_SPACE
     ├── ConflictError           a desired document based on an outdated one           ERR_CONFLICT
     ├── ConfigError             the configuration, or a file that it names            exit code 78
     │   ├── PermissionDeniedError   a file that this user may not read
@@ -186,7 +187,14 @@ class StateDirectoryError(StoreError):
     """The agent's user cannot create the state directory, or cannot write to it."""
 
 
-class NoSpaceError(StoreError):
+class DiskError(StoreError):
+    """The disk refuses for now: it is full, read-only, failing, gone, or does not respond.
+
+    What failed because of it is worth another attempt when the disk is back.
+    """
+
+
+class NoSpaceError(DiskError):
     """The disk, or the memory used in its place, is full."""
 
     code = "ERR_NO_SPACE"

@@ -12,7 +12,7 @@ import pytest
 
 from agent import durable
 from agent.durable import replacing, write_durably
-from agent.errors import NoSpaceError, StoreError
+from agent.errors import DiskError, NoSpaceError, StoreError
 
 ROOT = Path(__file__).parents[2]
 
@@ -58,7 +58,7 @@ def test_block_that_raises_leaves_the_old_file_and_nothing_else(tmp_path: Path, 
 
 
 @pytest.mark.parametrize(
-    ("number", "kind"), [(errno.ENOSPC, NoSpaceError), (errno.EDQUOT, NoSpaceError), (errno.EIO, StoreError)]
+    ("number", "kind"), [(errno.ENOSPC, NoSpaceError), (errno.EDQUOT, NoSpaceError), (errno.EIO, DiskError)]
 )
 def test_write_that_fails_leaves_the_old_file_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[StoreError]

@@ -1,0 +1,59 @@
+"""Calls that read or write the disk, away from the event loop.
+
+Promises: the event loop goes on while the disk is slow or does not respond, and so does every other call. A
+call that never returns costs one thread, and does not keep the process from ending.
+Leaves to others: how long to wait, and the order of calls that depend on each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from agent.errors import StoreError
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+async def in_disk_thread(function: Callable[_P, _T], *arguments: _P.args, **options: _P.kwargs) -> _T:
+    """Call a function in a thread of its own, and return what it returns.
+
+    `asyncio.to_thread` has few threads for everything, which calls that hang would use up, and the process
+    waits for them at its end.
+
+    Raises
+    ------
+    StoreError
+        If no thread can be started.
+    Exception
+        Whatever the function raises.
+    """
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[_T] = loop.create_future()
+
+    def settle(result: _T | None, error: BaseException | None) -> None:
+        if outcome.cancelled():
+            return
+        if error is None:
+            outcome.set_result(result)  # type: ignore[arg-type]  # without an error it is the result
+        else:
+            outcome.set_exception(error)
+
+    def work() -> None:
+        result, raised = None, None
+        try:
+            result = function(*arguments, **options)
+        except BaseException as error:  # noqa: BLE001 - the outermost frame of a thread; the caller gets it
+            raised = error
+        with contextlib.suppress(RuntimeError):  # the loop was closed in the meantime
+            loop.call_soon_threadsafe(settle, result, raised)
+
+    try:
+        threading.Thread(target=work, name=f"disk {function.__name__}", daemon=True).start()
+    except RuntimeError as error:
+        raise StoreError(f"no thread can be started: {error}") from error
+    return await outcome
