@@ -3,11 +3,13 @@
 Promises: a desired document is durable before it is acknowledged, the newest wins, and one that cannot be
 read changes nothing. Jobs run one after the other, in the order in which they arrived. After each connect
 everything is published again, because the broker may have forgotten it. At each start every active bundle is
-verified again before it runs, and if it cannot be used, its predecessor serves.
+verified again before it runs, and if it cannot be used, its predecessor serves. The models that were used
+last are loaded first, and one that hangs does not hold up the others.
 Leaves to others: the steps of a job (`installer`), the connection, and running models.
 
 Call `start()` before connecting, and run `run()` as a task while the agent lives: it never returns, and an
-exception in it is a bug. The connection calls `on_message` and `on_connected`.
+exception in it is a bug. It begins with loading the active models, which may take minutes. The connection
+calls `on_message` and `on_connected`.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from agent.deploy.interfaces import Control, Models
 from agent.deploy.jobs import Job, Journal, Request
 from agent.deploy.reported import reject, reported
 from agent.deploy.store.active import ActiveModel
+from agent.deploy.store.last_use import LastUse
 from agent.deploy.store.state_file import Checkpoint, StateFile, no_checkpoint
 from agent.deploy.store.store import Store
 from agent.errors import ConflictError, EdgeError, SourceError
@@ -41,6 +44,9 @@ from agent.wire.reported import Origin, Rejection
 
 # How often the inbox is checked.
 INBOX_INTERVAL_S: Final = 1.0
+# A small board loads the largest models in this time. What takes longer may hang on a dead disk: the next
+# model is loaded beside it.
+RESTORE_PATIENCE_S: Final = 60.0
 # Prefix of the jobs that the agent creates itself, to fetch a damaged bundle again.
 _REPAIR: Final = "repair-"
 
@@ -70,6 +76,11 @@ class Deployment:
         How long to wait for a block over MQTT while the broker is connected.
     checkpoint
         Called after each durable step, for fault injection.
+
+    Attributes
+    ----------
+    restored
+        Whether the active bundles were loaded, as far as they can be.
 
     Raises
     ------
@@ -101,6 +112,8 @@ class Deployment:
         self._desired: Desired | None = None
         self._rejection: Rejection | None = None
         self._inbox = Inbox(store.inbox)
+        self._models = models
+        self._last_use = LastUse(store.root)
         self._installer = Installer(
             store,
             self._downloader,
@@ -114,14 +127,15 @@ class Deployment:
         self._current: Request | None = None
         self._work = asyncio.Event()
         self._busy = False
+        self.restored = False
 
     @property
     def idle(self) -> bool:
-        """Whether all jobs have ended and unwanted models are removed; the inbox may have more."""
-        return not self._busy and not self._work.is_set()
+        """Whether all models are loaded, jobs ended and unwanted models removed; the inbox may have more."""
+        return self.restored and not self._busy and not self._work.is_set()
 
     async def start(self) -> None:
-        """Lock the state directory, run the active bundles, and subscribe.
+        """Lock the state directory, plan what is desired, and subscribe.
 
         Raises
         ------
@@ -135,15 +149,20 @@ class Deployment:
                 self._desired = Desired.from_document(document)
             except EdgeError as error:
                 _log.error("desired.json is ignored: %s", error)
-        for model in tuple(self._store.active().values()):
-            await self._restore(model)
+        self._last_use.load()
+        self._models.expect(self._store.active())
         if self._desired is not None:
             self._plan(self._desired)  # a crash may have separated the document from its plan
         self._control.want(topics.format_topic(topics.Desired(self._device)))
         self._work.set()
 
     async def run(self) -> None:
-        """Run jobs as they arrive, until cancelled."""
+        """Run the active bundles, and then jobs as they arrive, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            await self._restore_all(group)
+            await self._run_jobs()
+
+    async def _run_jobs(self) -> None:
         while True:
             try:
                 # Not `wait_for`, which loses a cancellation if work arrives at the same time (Python 3.11).
@@ -186,6 +205,17 @@ class Deployment:
     def close(self) -> None:
         """Unlock the state directory."""
         self._store.unlock()
+
+    async def _restore_all(self, group: asyncio.TaskGroup) -> None:
+        """Run the active bundles, one after the other unless one hangs."""
+        active = self._store.active()
+        for model in [active[name] for name in self._last_use.order(active)]:
+            restoring = group.create_task(self._restore(model))
+            done, _ = await asyncio.wait({restoring}, timeout=RESTORE_PATIENCE_S)
+            if not done:
+                _log.error("%s is not loaded after %g s: the next one is", model.name, RESTORE_PATIENCE_S)
+            self._report()
+        self.restored = True
 
     async def _restore(self, model: ActiveModel) -> None:
         """Run the active bundle, or else the one that was active before it."""

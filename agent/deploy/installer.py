@@ -30,6 +30,7 @@ from agent.deploy.fetch.sources import Downloader
 from agent.deploy.interfaces import Models
 from agent.deploy.jobs import Job, Request
 from agent.deploy.store.active import ActiveModel
+from agent.deploy.store.disk_thread import in_disk_thread
 from agent.deploy.store.state_file import Checkpoint, no_checkpoint
 from agent.deploy.store.store import Store
 from agent.deploy.transitions import TRANSITIONS, Failure, classify
@@ -183,7 +184,10 @@ class Installer:
         verified = await self._verified(name, digest)
         manifest = verified.manifest
         await self._activate(verified, digest)
-        self._store.commit_counter(name, manifest.security_counter)
+        try:
+            self._store.commit_counter(name, manifest.security_counter)
+        except StoreError as error:  # it was committed when the bundle was installed, or the file was lost
+            _log.warning("%s: its security counter is not stored: %s", name, error)
         return manifest
 
     async def remove(self, name: str) -> None:
@@ -289,7 +293,7 @@ class Installer:
         if not path.exists():
             path = self._store.part_path(digest)
         try:
-            verified = await asyncio.to_thread(verify, path, self._keyring())
+            verified = await in_disk_thread(verify, path, self._keyring())
         except OSError as error:
             raise StoreError(f"reading {path.name}: {error.strerror}") from error
         with contextlib.ExitStack() as undo:
@@ -376,4 +380,4 @@ class Installer:
         request = run.job.request
         if run.failure is None or run.failure.status is Status.REJECTED:
             self._store.discard_part(request.digest)
-        await asyncio.to_thread(self._store.collect, self._in_use())
+        await in_disk_thread(self._store.collect, self._in_use())

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Protocol
 
 from agent.bundle.verify import VerifiedBundle
@@ -33,6 +34,9 @@ class Control(Protocol):
 
 class Models(Protocol):
     """Runs models."""
+
+    def expect(self, names: Iterable[str]) -> None:
+        """Take note of models that will be activated: until then, requests for them are answered 503."""
 
     async def activate(self, verified: VerifiedBundle) -> None:
         """Start a worker with the bundle, run its recorded samples, and then give it the model's requests.

@@ -174,6 +174,10 @@ class Inference:
     def _submit(self, pending: Pending, topic: Infer | GroupInfer) -> None:
         model = self._models.get(pending.model)
         if model is None:
+            if pending.model in self._models.expected:
+                raise OverloadedError(
+                    f"{pending.model} is not loaded yet on {self._device}", hint="ask again in a few seconds"
+                )
             if isinstance(topic, GroupInfer):
                 # It ran here a moment ago; another member may still be able to answer.
                 raise OverloadedError(

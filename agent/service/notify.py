@@ -16,8 +16,6 @@ _log = logging.getLogger(__name__)
 READY: Final = "READY=1"
 STOPPING: Final = "STOPPING=1"
 WATCHDOG: Final = "WATCHDOG=1"
-# Loading and testing models may take long: each of these notifications gives the start 10 more seconds.
-EXTEND_START: Final = "EXTEND_TIMEOUT_USEC=10000000"
 
 
 class Notifier:

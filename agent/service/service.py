@@ -1,6 +1,7 @@
 """The agent, wired up: its parts, and the order in which they start and end.
 
-Promises: without a broker, the agent starts, loads its models and keeps trying to connect. When it is asked
+Promises: without a broker, the agent starts, loads its models and keeps trying to connect. It connects before
+it loads its models, so a device that takes minutes to load them is seen meanwhile. When it is asked
 to stop, it answers the requests that it has accepted, within a time limit, leaves all others with the broker,
 and announces that it stops. If one of its tasks fails because of a bug, the agent ends with that error rather
 than running half-broken.
@@ -34,10 +35,12 @@ from agent.service.metrics.metrics import Metrics, Sample, to_document
 from agent.service.models.cores import Cores
 from agent.service.models.models import Models
 from agent.service.models.worker_process import Spawn, WorkerProcess
-from agent.service.notify import EXTEND_START, READY, STOPPING, WATCHDOG, Notifier
+from agent.service.notify import READY, STOPPING, WATCHDOG, Notifier
 from agent.service.presence import Presence, Session, next_session_seq
 from agent.service.requests.answers import AnswerStore
 from agent.wire.metrics import format_metrics
+from agent.wire.model_state import ModelPhase
+from agent.wire.model_state import ModelState as ModelStateDocument
 from agent.wire.topics import Info, ModelState, State, format_topic, group_filter, infer_filter, parse_topic
 from agent.wire.topics import Metrics as MetricsTopic
 
@@ -158,11 +161,7 @@ class Service:
 
             self._page = PrometheusPage(config.metrics.listen, self._read_metrics)
         self._outbox.open()
-        starting = asyncio.get_running_loop().create_task(self._pulse(EXTEND_START))
-        try:
-            await self._deployment.start()
-        finally:
-            starting.cancel()
+        await self._deployment.start()
         try:
             session = Session(config.device, next_session_seq(config.state_dir), agent.__version__)
             self._presence = Presence(session, self._control)
@@ -239,7 +238,7 @@ class Service:
             self._presence.stop()
         await self._control.close(_FAREWELL_S)
 
-    async def _pulse(self, *also: str) -> None:
+    async def _pulse(self) -> None:
         """Report to systemd, from within the event loop, that the loop runs; warn if it was blocked."""
         pulse_s = _PULSE_S
         if self._notifier.watchdog_s is not None:
@@ -250,8 +249,8 @@ class Service:
             late_s = time.monotonic() - before_s - pulse_s
             if late_s > _LATE_S:
                 _log.warning("the event loop was blocked for %.1f s", late_s)
-            if self._notifier.watchdog_s is not None or also:
-                self._notifier.notify(WATCHDOG, *also)
+            if self._notifier.watchdog_s is not None:
+                self._notifier.notify(WATCHDOG)
 
     async def _watch_certificates(self) -> None:
         """Use renewed certificates soon, even without a SIGHUP."""
@@ -292,8 +291,8 @@ class Service:
         if self._home_assistant is not None:
             self._home_assistant.forget()
             self._announce_to_home_assistant()
-        for model in self.models:
-            self._model_changed(model.name)
+        for name in {*self.models.expected, *(model.name for model in self.models)}:
+            self._model_changed(name)
         self._deployment.on_connected()
         self._outbox.on_connected()
 
@@ -323,12 +322,36 @@ class Service:
                 self._requests.unsubscribe(shared)
         if status is None:
             self._metrics.forget(name)
-        payload = b"" if status is None else status.document().to_bytes()
+        document = self._loading_document(name) if status is None else status.document()
+        payload = b"" if document is None else document.to_bytes()
         if self._published.get(name) != payload:
             self._published[name] = payload
             self._control.publish(format_topic(ModelState(self._config.device, name)), payload, retain=True)
             if self._control.connected:
                 self._announce_to_home_assistant()
+
+    def _loading_document(self, name: str) -> ModelStateDocument | None:
+        """Return what is retained about a model that is not loaded yet, or None if it does not run here.
+
+        Its tensors are known only when its bundle is verified.
+        """
+        active = self._store.active().get(name)
+        if active is None or name not in self.models.expected:
+            return None
+        return ModelStateDocument(
+            name=name,
+            version=active.version,
+            inputs=(),
+            outputs=(),
+            ready=False,
+            state=ModelPhase.STARTING,
+            message="it is not loaded yet",
+            security_counter=self._store.committed_counter(name),
+            digest=active.digest,
+            key_id="",
+            image_input=None,
+            postprocess=(),
+        )
 
     def _announce_to_home_assistant(self) -> None:
         if self._home_assistant is None:
@@ -341,7 +364,7 @@ class Service:
                 name=self._config.device,
                 version=agent.__version__,
                 board=self._board,
-                models=[model.name for model in self.models],
+                models=sorted({*self.models.expected, *(model.name for model in self.models)}),
                 zones=[
                     labels[0][1] for (name, labels) in sorted(gauges) if name == "edge_temperature_celsius"
                 ],

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from agent.bundle.verify import VerifiedBundle
@@ -57,6 +57,7 @@ class Models:
         self._on_change = on_change
         self._spawn = spawn
         self._models: dict[str, Model] = {}
+        self._expected: set[str] = set()
         self._locks: dict[str, asyncio.Lock] = {}
         self._retiring: set[asyncio.Task[None]] = set()
 
@@ -66,6 +67,15 @@ class Models:
     def get(self, name: str) -> Model | None:
         """Return the model of that name, or None if it does not run here."""
         return self._models.get(name)
+
+    @property
+    def expected(self) -> frozenset[str]:
+        """Models that were announced by `expect` and do not run yet."""
+        return frozenset(self._expected)
+
+    def expect(self, names: Iterable[str]) -> None:
+        """Take note of models that will be activated, so that they are not unknown until then."""
+        self._expected.update(name for name in names if name not in self._models)
 
     def status(self, name: str) -> ModelStatus | None:
         """Return a model's state; None if it does not run here."""
@@ -91,6 +101,7 @@ class Models:
             started_s = time.monotonic()
             before = await model.replace(verified, self._settings, self._first_share(name))
             self._models[name] = model
+            self._expected.discard(name)
             self._share_out()
             self._on_change(name)
             _log.info(
@@ -108,6 +119,7 @@ class Models:
         """Answer accepted requests, and end the model's worker."""
         async with self._locks.setdefault(name, asyncio.Lock()):
             model = self._models.pop(name, None)
+            self._expected.discard(name)
             if model is not None:
                 self._on_change(name)
                 await model.stop(DRAIN_LIMIT_S)

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,11 +92,19 @@ class FakeModels:
     def __init__(self) -> None:
         self.serving: dict[str, str] = {}
         self.history: list[str] = []
+        self.expected: set[str] = set()
+        # Models whose activation waits for ever, as on a disk that does not respond.
+        self.hanging: set[str] = set()
+
+    def expect(self, names: Iterable[str]) -> None:
+        self.expected.update(names)
 
     async def activate(self, verified: VerifiedBundle) -> None:
         with verified:
             params = os.pread(verified.files["mod.params"], 100, 0)
             await asyncio.sleep(0)
+            if verified.manifest.name in self.hanging:
+                await asyncio.Event().wait()
             if params == b"wrong":
                 raise SelfTestError("sample 0 is off by 3.5")
             self.serving[verified.manifest.name] = verified.manifest.version
@@ -175,7 +183,7 @@ class Agent:
         self.version = 0
         self._task: asyncio.Task[None] | None = None
 
-    async def start(self) -> Agent:
+    async def start(self, *, wait: bool = True) -> Agent:
         self.store = Store(self.root, checkpoint=self.checkpoint)
         self.models.serving.clear()
         self.deployment = Deployment(
@@ -193,6 +201,10 @@ class Agent:
         await self.deployment.start()
         self.deployment.on_connected()
         self._task = asyncio.create_task(self.deployment.run())
+        if wait:
+            async with asyncio.timeout(10):
+                while not (self.deployment.restored or self._task.done()):
+                    await asyncio.sleep(0.001)
         return self
 
     async def stop(self) -> None:

@@ -13,7 +13,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from agent.bundle.archive import pack
 from agent.bundle.keyring import Keyring, key_id
+from agent.deploy import deployment
 from agent.deploy.fetch.blocks import BLOCK_BYTES
+from agent.deploy.store.last_use import LastUse
 from agent.deploy.store.store import Store
 from agent.errors import StoreError
 from agent.wire import topics
@@ -440,3 +442,40 @@ async def test_stop_is_not_lost_when_work_arrives_at_the_same_time(agent: Agent,
     stopping = asyncio.create_task(agent.stop())
     done, _ = await asyncio.wait({stopping}, timeout=2.0)
     assert done
+
+
+async def test_model_that_hangs_while_it_is_loaded_does_not_hold_up_the_others(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundles = [make_bundle(name) for name in ("a", "b", "c")]
+    await agent.start()
+    agent.offer(*bundles)
+    agent.desire({bundle.name: bundle.entry(f"job-{bundle.name}") for bundle in bundles})
+    await agent.settle()
+    LastUse(agent.root).record(["b"])
+    await agent.stop()
+    agent.models.hanging = {"b"}
+    agent.models.expected.clear()
+    agent.models.history.clear()
+    monkeypatch.setattr(deployment, "RESTORE_PATIENCE_S", 0.01)
+    await agent.start(wait=False)
+    assert agent.models.expected == {"a", "b", "c"}
+    assert agent.models.serving == {}, "connected before anything is loaded"
+    await agent.settle()
+    assert agent.models.history == ["+a 1.0.0", "+c 1.0.0"]
+    assert (await agent.deploy(make_bundle("a", "2.0.0"), "job-2"))["status"] == "SUCCEEDED"
+    await agent.stop()
+
+
+async def test_models_are_loaded_in_the_order_of_their_last_use(agent: Agent) -> None:
+    bundles = [make_bundle(name) for name in ("a", "b", "c")]
+    await agent.start()
+    agent.offer(*bundles)
+    agent.desire({bundle.name: bundle.entry(f"job-{bundle.name}") for bundle in bundles})
+    await agent.settle()
+    LastUse(agent.root).record(["c", "a"])
+    await agent.stop()
+    agent.models.history.clear()
+    await agent.start()
+    assert agent.models.history == ["+c 1.0.0", "+a 1.0.0", "+b 1.0.0"]
+    await agent.stop()

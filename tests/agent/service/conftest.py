@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 
 from agent.config import Config, parse_config
+from agent.deploy.store.active import ActiveModel
+from agent.deploy.store.store import Store
 from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message
 from agent.mqtt.properties import Properties
@@ -23,8 +25,9 @@ from agent.mqtt.settings import BrokerSettings
 from agent.service.models.worker_process import WorkerProcess
 from agent.service.notify import Notifier
 from agent.service.service import Service
+from agent.wire.reported import Origin
 from agent.wire.topics import Infer, Reply, format_topic, reply_filter
-from tests.bundles import Signer
+from tests.bundles import Signer, sha256
 
 FAKE_WORKER = (sys.executable, str(Path(__file__).with_name("fake_worker.py")))
 ANSWER_LIMIT_S = 10.0
@@ -180,6 +183,14 @@ def start_service(tmp_path: Path, signer: Signer) -> StartService:
                 await client.connection.close()
 
     return start
+
+
+def keep_active(state_dir: Path, bundle: bytes, name: str = "echo", version: str = "1.0.0") -> None:
+    """Leave a bundle in a state directory as an agent does that served it."""
+    store = Store(state_dir)
+    digest = f"sha256:{sha256(bundle)}"
+    store.bundle_path(digest).write_bytes(bundle)
+    store.switch(ActiveModel(name, digest, version, Origin.LOCAL, "job-1", None))
 
 
 def configure(folder: Path, trust: Path, port: int, **keys: object) -> Config:

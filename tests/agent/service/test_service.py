@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from agent.deploy.installer import Installer
 from agent.errors import StoreError
 from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message
@@ -16,7 +18,8 @@ from agent.mqtt.properties import Properties
 from agent.mqtt.settings import BrokerSettings
 from agent.service import presence
 from agent.wire.topics import GroupInfer, Infer, Job, State, format_topic
-from tests.agent.service.conftest import StartService, connected_client, status_of, until
+from tests.agent.service.conftest import StartService, connected_client, keep_active, status_of, until
+from tests.bundles import Signer
 from tests.conftest import BrokerProcess
 
 
@@ -287,3 +290,33 @@ async def test_end_of_a_job_is_published_by_the_next_agent_to_a_broker_that_was_
             await until(lambda: watcher.latest("jobs/deploy-1") == {"status": "SUCCEEDED"})
             await until(lambda: watcher.latest("jobs/deploy-0") is None)
             await until(lambda: rig.service.samples()['edge_outbox_messages{kind="reports"}'] == 0)
+
+
+async def test_presence_is_shown_and_requests_are_put_off_while_models_are_loaded(
+    mosquitto: BrokerProcess,
+    start_service: StartService,
+    signer: Signer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    go_on = asyncio.Event()
+    restore = Installer.restore
+
+    async def slow(installer: Installer, name: str, digest: str) -> Any:
+        await go_on.wait()
+        return await restore(installer, name, digest)
+
+    monkeypatch.setattr(Installer, "restore", slow)
+    keep_active(tmp_path / "state-kitchen", signer.packed())
+    async with Watcher(mosquitto.port) as watcher, start_service(mosquitto.port) as rig:
+        await watcher.state("online")
+        await until(lambda: (watcher.latest("models/echo/state") or {}).get("state") == "starting")
+        assert watcher.latest("models/echo/state")["ready"] is False
+        client = await rig.client()
+        early = await client.ask(b"early")
+        assert status_of(early) == 503
+        assert json.loads(early.payload)["hint"] == "ask again in a few seconds"
+        assert status_of(await client.ask(b"other", model="other")) == 404
+        go_on.set()
+        await until(lambda: (watcher.latest("models/echo/state") or {}).get("ready") is True)
+        assert status_of(await client.ask(b"late")) == 200
