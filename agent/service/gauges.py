@@ -60,6 +60,7 @@ def of_model(model: Model) -> Gauges:
         ("edge_model_queue_length", labels): status.queued,
         ("edge_worker_resident_memory_bytes", labels): status.rss_bytes,
         ("edge_worker_restarts_total", labels): status.restarts,
+        ("edge_inference_quarantined_total", labels): status.quarantined,
     }
     cpu_s = None if model.worker_pid is None else process_cpu_s(model.worker_pid)
     if cpu_s is not None:

@@ -27,8 +27,8 @@ share     agent to worker  none. Other models came or went: later requests run o
 stop      agent to worker  none. The worker answers all earlier requests, and ends with status 0.
 ========= ================ ============================================================================
 
-A worker also ends with status 0 if the agent closes the socket. If a worker dies, the agent answers the
-request that was being computed with 500, and gives the others to the next worker.
+A worker also ends with status 0 if the agent closes the socket. If a worker dies, the agent gives its
+requests to the next worker; a request that ends two workers is answered with 500.
 
 Times of both sides are comparable: `received_s` and `deadline_s` are readings of `time.monotonic`, which
 is one clock for all processes of a machine.

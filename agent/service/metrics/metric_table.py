@@ -57,6 +57,9 @@ METRICS: Final = {
     "edge_model_ready": Metric(GAUGE, "Whether a model answers.", _MODEL),
     "edge_model_queue_length": Metric(GAUGE, "Requests that wait for a model or are computed.", _MODEL),
     "edge_worker_restarts_total": Metric(COUNTER, "Deaths of a model's worker.", _MODEL),
+    "edge_inference_quarantined_total": Metric(
+        COUNTER, "Requests answered 500 because equal ones had ended the model's worker.", _MODEL
+    ),
     "edge_worker_resident_memory_bytes": Metric(GAUGE, "Resident memory of a model's worker.", _MODEL),
     "edge_worker_cpu_seconds_total": Metric(COUNTER, "CPU time of a model's current worker.", _MODEL),
     "edge_answers_undelivered_total": Metric(COUNTER, "Answers that were given up.", ("reason",)),

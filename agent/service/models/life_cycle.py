@@ -1,8 +1,10 @@
 """The life cycle of a supervised worker as data: its states, what may happen in each, and what follows.
 
 Promises: `TRANSITIONS` is the only place that says which state follows which, and an event that a state does
-not list raises. The rules for a restart are here too: how long to wait before each attempt, and how many
-deaths take a bundle out of service. Nothing here knows a process or reads a clock.
+not list raises. The rules for a restart are here too: how long to wait before each attempt, and which deaths
+take a bundle out of service. A death while a request was computed never does: a client could otherwise take a
+model away from all others. Such requests are quarantined instead (`agent.service.requests.quarantine`).
+Nothing here knows a process or reads a clock.
 `tests/agent/service/models/test_life_cycle.py` walks the table.
 Leaves to others: doing what a state requires (`supervisor`).
 """
@@ -79,6 +81,21 @@ class Event(Enum):
     DRAINED = auto()
 
 
+class Cause(Enum):
+    """Why a process that was ready died.
+
+    Attributes
+    ----------
+    REQUEST
+        It was computing a request, or answered one with what an agent does not accept.
+    ITSELF
+        It had nothing to compute.
+    """
+
+    REQUEST = auto()
+    ITSELF = auto()
+
+
 _S, _E = State, Event
 TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = MappingProxyType(
     {
@@ -141,24 +158,50 @@ def restart_delay_s(attempt: int) -> float:
 
 
 class CrashWindow:
-    """The latest deaths of a worker.
+    """The latest deaths of a worker, by their cause.
 
     Parameters
     ----------
     limit
-        Deaths within `window_s` that are too many.
+        Deaths of the worker's own within `window_s` that are too many.
     window_s
         Length of the window in seconds.
+
+    Attributes
+    ----------
+    by_itself, by_requests
+        All deaths so far, by their cause.
     """
 
     def __init__(self, limit: int, window_s: float) -> None:
         self._window_s = window_s
-        self._died_s: deque[float] = deque(maxlen=limit)
-        self.total = 0
+        self._by_itself_s: deque[float] = deque(maxlen=limit)
+        # More than this make the next restart no slower.
+        self._by_requests_s: deque[float] = deque(maxlen=len(_RESTART_DELAYS_S))
+        self.by_itself = 0
+        self.by_requests = 0
 
-    def died(self, now_s: float) -> Event:
+    @property
+    def total(self) -> int:
+        """All deaths so far."""
+        return self.by_itself + self.by_requests
+
+    def died(self, now_s: float, cause: Cause) -> Event:
         """Count a death at `now_s`, a reading of a monotonic clock, and return which event it is."""
-        self.total += 1
-        self._died_s.append(now_s)
-        full = len(self._died_s) == self._died_s.maxlen
-        return Event.DIED_TOO_OFTEN if full and now_s - self._died_s[0] <= self._window_s else Event.DIED
+        if cause is Cause.REQUEST:
+            self.by_requests += 1
+            self._by_requests_s.append(now_s)
+            return Event.DIED
+        self.by_itself += 1
+        self._by_itself_s.append(now_s)
+        full = len(self._by_itself_s) == self._by_itself_s.maxlen
+        return Event.DIED_TOO_OFTEN if full and now_s - self._by_itself_s[0] <= self._window_s else Event.DIED
+
+    def restart_delay_s(self, attempt: int, now_s: float) -> float:
+        """Return the seconds to wait before an attempt to start another worker, counted from 0.
+
+        Requests that kill one worker after the other slow their restarts down, within the limits of
+        `restart_delay_s`, so that the processor is not spent on loading the model.
+        """
+        recent = sum(now_s - died_s <= self._window_s for died_s in self._by_requests_s)
+        return restart_delay_s(attempt + max(0, recent - 1))

@@ -20,11 +20,12 @@ from dataclasses import dataclass
 from agent.bundle.manifest import Manifest
 from agent.bundle.verify import VerifiedBundle
 from agent.config import QueueLimits, WorkerSettings
-from agent.errors import DeadlineError, InputError, OverloadedError, RequestError
+from agent.errors import DeadlineError, ExecutionError, InputError, OverloadedError, RequestError
 from agent.service.models.life_cycle import OUT_OF_SERVICE, PHASES, State
 from agent.service.models.supervisor import Supervisor
 from agent.service.models.worker_process import Spawn, WorkerProcess
 from agent.service.requests.pending import Pending
+from agent.service.requests.quarantine import MAX_DEATHS
 from agent.wire.model_state import ModelPhase, ModelState
 from agent.worker.channel import MAX_PAYLOAD_BYTES
 from agent.worker.frames import Share
@@ -48,6 +49,8 @@ class ModelStatus:
         How many requests wait or are computed.
     rss_bytes
         Resident memory of its worker.
+    quarantined
+        How many requests were refused because equal ones had ended its worker.
     """
 
     name: str
@@ -59,6 +62,7 @@ class ModelStatus:
     restarts: int
     queued: int
     rss_bytes: int
+    quarantined: int = 0
 
     @property
     def ready(self) -> bool:
@@ -113,6 +117,7 @@ class Model:
         self._spawn = spawn
         self._queue = _Queue()
         self._supervisor: Supervisor | None = None
+        self._quarantined = 0
 
     @property
     def version(self) -> str:
@@ -138,6 +143,8 @@ class Model:
             If the queue is full or the model out of service; the request is not accepted then.
         InputError
             If the payload is longer than a worker accepts.
+        ExecutionError
+            If equal requests ended the worker before.
         """
         if len(pending.payload) > MAX_PAYLOAD_BYTES:
             # A worker would end itself: MQTT 3.1.1 has no limit for packets, and MQTT 5's is configured.
@@ -151,6 +158,7 @@ class Model:
             raise OverloadedError(
                 f"{self.name} is out of service: {why}", hint="deploy it again, or ask later"
             )
+        self._inspect(supervisor, pending)
         at_once = supervisor.has_room and not self._queue.pending
         if not at_once and (
             len(self._queue.pending) >= self._limits.requests
@@ -165,6 +173,18 @@ class Model:
         self._queue.append(pending)
         self.pump()
 
+    def _inspect(self, supervisor: Supervisor, pending: Pending) -> None:
+        """Refuse a quarantined request, and mark a suspected one."""
+        deaths = supervisor.quarantine.deaths(pending.frame, pending.payload, pending.frame.received_s)
+        if deaths >= MAX_DEATHS:
+            self._quarantined += 1
+            raise ExecutionError(
+                f"{self.name}: this request crashed the model and is not computed again",
+                hint="send other inputs, or deploy another version",
+            )
+        if deaths:
+            pending.suspect = pending.content()
+
     def pump(self) -> None:
         """Hand queued requests to the worker while it has room."""
         supervisor = self._supervisor
@@ -174,7 +194,13 @@ class Model:
         if supervisor.state is State.FAILED:
             self._refuse_all(OverloadedError(f"{self.name} is out of service: {supervisor.message}"))
         while self._queue.pending and supervisor.has_room:
-            supervisor.send(self._queue.pop())
+            pending = self._queue.pop()
+            try:
+                self._inspect(supervisor, pending)
+            except ExecutionError as error:  # an equal one ended the worker while this one waited
+                pending.refuse(error)
+            else:
+                supervisor.send(pending)
 
     def status(self) -> ModelStatus | None:
         """Return its state; None before its first worker is ready."""
@@ -191,6 +217,7 @@ class Model:
             restarts=supervisor.crashes,
             queued=len(self._queue.pending) + supervisor.busy,
             rss_bytes=supervisor.rss_bytes(),
+            quarantined=self._quarantined,
         )
 
     async def replace(
@@ -245,9 +272,12 @@ class Model:
             pending.refuse(error)
 
     def _expire(self, pending: Pending) -> None:
-        where = "while it waited" if self._queue.remove(pending) else "while it was computed"
         waited_s = asyncio.get_running_loop().time() - pending.frame.received_s
-        pending.refuse(DeadlineError(f"{self.name}: the deadline of {waited_s:.3g} s passed {where}"))
+        passed = f"{self.name}: the deadline of {waited_s:.3g} s passed"
+        if self._queue.remove(pending):
+            pending.refuse(DeadlineError(f"{passed} while it waited"))
+        else:
+            pending.expire(DeadlineError(f"{passed} while it was computed"))
 
 
 class _Queue:

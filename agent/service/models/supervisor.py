@@ -1,9 +1,10 @@
 """Keeps a worker alive for one bundle: starts it, restarts it when it dies, and gives up loudly.
 
-Promises: a worker that dies costs only the request that it was computing, and those sent ahead go to its
-successor; one that computes for longer than its limit is ended, and its request is answered 408; after a few
-deaths in a short time the bundle is out of service and says so. `life_cycle` holds the states and the rules;
-this file does what they ask for.
+Promises: a worker that dies costs no request: its successor computes those that it had, first the one that
+it was computing. If that one ends a second worker, it is answered 500 and quarantined; one that computes for
+longer than its limit is answered 408. After a few deaths of the worker's own in a short time the bundle is
+out of service and says so. `life_cycle` holds the states and the rules, `quarantine` the requests that end
+workers; this file does what they ask for.
 Leaves to others: queues, deadlines, and which worker succeeds which (`model`).
 
 All times are readings of the event loop's clock, which on Linux is `time.monotonic`.
@@ -31,11 +32,13 @@ from agent.errors import (
     IncompatibleError,
     MixAndMatchError,
     NoSpaceError,
+    RequestError,
     SelfTestError,
 )
-from agent.service.models.life_cycle import COMPUTING, CrashWindow, Event, State, next_state, restart_delay_s
+from agent.service.models.life_cycle import COMPUTING, Cause, CrashWindow, Event, State, next_state
 from agent.service.models.worker_process import Spawn, WorkerProcess
 from agent.service.requests.pending import Pending
+from agent.service.requests.quarantine import Quarantine
 from agent.worker.frames import Answer, Buffer, Failed, Frame, Load, Ready, Share
 
 _log = logging.getLogger(__name__)
@@ -68,6 +71,13 @@ class Supervisor:
         Called whenever it can take a request again, and whenever it has requests to take back.
     on_state
         Called after each change of `state`.
+
+    Attributes
+    ----------
+    deaths
+        The latest deaths of its processes, and all of them by their cause.
+    quarantine
+        The requests that ended its processes.
     """
 
     def __init__(
@@ -95,7 +105,8 @@ class Supervisor:
         self._limit: asyncio.TimerHandle | None = None
         self._computing_since_s = 0.0
         self._over_limit = False
-        self._crashes = CrashWindow(settings.crash_limit, settings.crash_window_s)
+        self.deaths = CrashWindow(settings.crash_limit, settings.crash_window_s)
+        self.quarantine = Quarantine()
         self._restarting: asyncio.Task[None] | None = None
         self._drained = asyncio.Event()
         self._drained.set()
@@ -113,7 +124,7 @@ class Supervisor:
     @property
     def crashes(self) -> int:
         """How many of its processes died."""
-        return self._crashes.total
+        return self.deaths.total
 
     @property
     def pid(self) -> int | None:
@@ -243,6 +254,8 @@ class Supervisor:
             return
         pending = self._sent.popleft()
         self._watch()
+        if pending.suspect is not None:
+            self.quarantine.acquit(pending.suspect)
         pending.answer(answer, payload, self.verified.manifest.version)
         if self.has_room:
             self._on_room()
@@ -291,30 +304,44 @@ class Supervisor:
             self._loading.set_exception(SelfTestError(f"{name}: its worker {how} before it was ready"))
         if self.state not in COMPUTING:
             return
-        event = self._crashes.died(_now_s())
+        computed = self._sent[0] if self._sent else None
+        event = self.deaths.died(_now_s(), Cause.ITSELF if computed is None else Cause.REQUEST)
         following = next_state(self.state, event)
         if following is State.FAILED:
             count, window_s = self._settings.crash_limit, self._settings.crash_window_s
             self.message = f"{count} workers died within {window_s:g} s, the last one {how}"
         elif following is State.RESTARTING:
             self.message = f"worker {how}"
-            _log.error("%s: its worker %s, starting another", name, how)
-        computed = self._sent.popleft() if self._sent else None
-        self._enter(event)
-        if computed is not None:
-            limit_s = self._settings.compute_limit_s
-            computed.refuse(
-                DeadlineError(f"{name} computed for more than {limit_s:g} s")
-                if over_limit
-                else ExecutionError(f"{name}: its worker {how}")
+            what = (
+                "" if computed is None else f" while it computed the request of content {computed.content()}"
             )
+            _log.error("%s: its worker %s%s, starting another", name, how, what)
+        # Before the owner takes the requests back, which `_enter` may lead to.
+        refusal = None if computed is None else self._judge(computed, how, over_limit=over_limit)
+        if refusal is not None:
+            self._sent.popleft()
+        self._enter(event)
+        if computed is not None and refusal is not None:
+            computed.refuse(refusal)
         self._on_room()
         self._drained.set()
+
+    def _judge(self, computed: Pending, how: str, *, over_limit: bool) -> RequestError | None:
+        """Return why the request that a dead process computed is refused; None if it gets another try."""
+        name = self.verified.manifest.name
+        content = computed.content()
+        quarantined = self.quarantine.died(content, _now_s())
+        if over_limit:
+            return DeadlineError(f"{name} computed for more than {self._settings.compute_limit_s:g} s")
+        if quarantined:
+            return ExecutionError(f"{name}: this request crashed the model: its worker {how}")
+        computed.suspect = content
+        return None
 
     async def _restart(self) -> None:
         name = self.verified.manifest.name
         for attempt in itertools.count(1):
-            await asyncio.sleep(restart_delay_s(attempt - 1))
+            await asyncio.sleep(self.deaths.restart_delay_s(attempt - 1, _now_s()))
             try:
                 self.ready = await self._launch()
             except EdgeError as error:

@@ -23,7 +23,7 @@ the worker and back, in the order of the calls::
       AnswerStore.delivered(key)
       Slot.finish                           acknowledges the request, and those after it that waited for it
 
-`Pending.refuse` is also called by `Model`, when a deadline passes or the model is stopped, and by
-`Supervisor`, when the worker died with the request. Everything runs in the event loop's thread; only the
-worker is another process.
+`Pending.refuse` is also called by `Model`, when a deadline passes, the model is stopped or the request is
+quarantined (`Quarantine`), and by `Supervisor`, when the request ended its second worker. Everything runs in
+the event loop's thread; only the worker is another process.
 """

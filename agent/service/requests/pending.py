@@ -15,6 +15,7 @@ from agent.errors import RequestError
 from agent.mqtt.message import Message
 from agent.service.requests.acknowledgement import Slot
 from agent.service.requests.answers import ReplyTo, RequestKey
+from agent.service.requests.quarantine import Content
 from agent.wire.answer_head import AnswerHead
 from agent.wire.request import InferMessage
 from agent.worker.frames import Answer, Buffer, Request
@@ -51,6 +52,8 @@ class Pending:
         The timer of its deadline, while it waits or is computed.
     finished
         Whether it was answered or refused.
+    suspect
+        Its content, if a worker died while it computed an equal one; None otherwise.
     """
 
     __slots__ = (
@@ -64,6 +67,7 @@ class Pending:
         "payload",
         "reply",
         "slots",
+        "suspect",
     )
 
     def __init__(
@@ -85,6 +89,7 @@ class Pending:
         self.slots: list[Slot] = []
         self.deadline: asyncio.TimerHandle | None = None
         self.finished = False
+        self.suspect: Content | None = None
         self._on_answer = on_answer
         self._on_refusal = on_refusal
 
@@ -150,6 +155,10 @@ class Pending:
         """The head of a refusal's JSON."""
         return AnswerHead(self.model, id=self.frame.id, has_envelope=self.frame.client_json)
 
+    def content(self) -> Content:
+        """Return what the model gets, while the payload is here."""
+        return Content.of(self.frame, self.payload)
+
     def answer(self, answer: Answer, payload: Buffer, version: str) -> None:
         """Report a worker's answer; a late one is dropped, since the 408 has already been sent."""
         if self._finish():
@@ -160,7 +169,15 @@ class Pending:
         if self._finish():
             self._on_refusal(self, error)
 
-    def _finish(self) -> bool:
+    def expire(self, error: RequestError) -> None:
+        """Report that it is too late for a request that a worker computes.
+
+        Its payload is kept until the worker is done with it: if it ends the worker, it is identified by that.
+        """
+        if self._finish(keep_payload=True):
+            self._on_refusal(self, error)
+
+    def _finish(self, *, keep_payload: bool = False) -> bool:
         if self.finished:
             return False
         self.finished = True
@@ -169,5 +186,6 @@ class Pending:
         # The timer and this object refer to each other: without that cycle both are freed now, and the
         # payload with them, instead of at the next garbage collection.
         self.deadline = None
-        self.payload = b""
+        if not keep_payload:
+            self.payload = b""
         return True

@@ -135,13 +135,13 @@ async def test_equal_correlation_of_another_client_or_payload_is_another_request
         assert {message.payload for message in await two.answers(b"0", 2)} == {b"1.0.0:a", b"1.0.0:b"}
 
 
-async def test_killed_worker_costs_the_request_that_it_computed_and_no_other(
-    mosquitto: BrokerProcess, start_service: StartService
+async def test_killed_worker_costs_no_request(
+    mosquitto: BrokerProcess, start_service: StartService, tmp_path: Path
 ) -> None:
     async with start_service(mosquitto.port) as rig:
         await rig.service.models.activate(rig.signer.bundle())
         client = await rig.client()
-        victim = client.send(b"sleep:30")
+        victim = client.send(b"hold:%s" % bytes(tmp_path / "go"))
         others = [client.send(b"other %d" % number) for number in range(4)]
         model = rig.service.models.get("echo")
         assert model is not None
@@ -149,7 +149,8 @@ async def test_killed_worker_costs_the_request_that_it_computed_and_no_other(
         pid = model.worker_pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        assert status_of(await client.answer(victim)) == 500
+        (tmp_path / "go").touch()
+        assert status_of(await client.answer(victim)) == 200
         for number, correlation in enumerate(others):
             assert (await client.answer(correlation)).payload == b"1.0.0:other %d" % number
 
@@ -165,14 +166,36 @@ async def test_aborting_model_is_back_within_two_seconds(
         assert answer.payload == b"1.0.0:again"
 
 
-async def test_three_crashes_take_the_model_out_of_service(
+async def test_requests_that_crash_the_model_do_not_take_it_from_others(
+    mosquitto: BrokerProcess, start_service: StartService
+) -> None:
+    async with start_service(mosquitto.port, inference_crash_limit=1) as rig:
+        await rig.service.models.activate(rig.signer.bundle())
+        client, other = await rig.client(), await rig.client("other")
+        for _ in range(2):
+            answer = await client.ask(b"crash")
+            assert status_of(answer) == 500
+            assert "this request crashed the model" in json.loads(answer.payload)["error"]
+        assert (await other.ask(b"still here?")).payload == b"1.0.0:still here?"
+        samples = rig.service.samples()
+        assert samples['edge_worker_restarts_total{model="echo"}'] == 2
+        assert samples['edge_inference_quarantined_total{model="echo"}'] == 1
+
+
+async def test_three_deaths_of_an_idle_worker_take_the_model_out_of_service(
     mosquitto: BrokerProcess, start_service: StartService
 ) -> None:
     async with start_service(mosquitto.port) as rig:
         await rig.service.models.activate(rig.signer.bundle())
         client = await rig.client()
-        for _ in range(3):
-            assert status_of(await client.ask(b"crash")) == 500
+        model = rig.service.models.get("echo")
+        assert model is not None
+        for deaths in range(1, 4):
+            assert status_of(await client.ask(b"alive?")) == 200
+            pid = model.worker_pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            await until(lambda deaths=deaths: model.status().restarts == deaths)  # type: ignore[misc, union-attr]
         answer = await client.ask(b"anyone?")
         assert status_of(answer) == 503
         assert "out of service" in json.loads(answer.payload)["error"]

@@ -11,6 +11,7 @@ from agent.service.models.life_cycle import (
     OUT_OF_SERVICE,
     PHASES,
     TRANSITIONS,
+    Cause,
     CrashWindow,
     Event,
     State,
@@ -78,18 +79,36 @@ def test_every_state_is_published_as_a_phase() -> None:
 
 def test_deaths_are_too_many_only_within_the_window() -> None:
     window = CrashWindow(3, 60.0)
-    assert [window.died(second) for second in (0.0, 30.0, 60.0)] == [
+    assert [window.died(second, Cause.ITSELF) for second in (0.0, 30.0, 60.0)] == [
         Event.DIED,
         Event.DIED,
         Event.DIED_TOO_OFTEN,
     ]
     window = CrashWindow(3, 60.0)
-    assert {window.died(30.1 * number) for number in range(100)} == {Event.DIED}
+    assert {window.died(30.1 * number, Cause.ITSELF) for number in range(100)} == {Event.DIED}
     assert window.total == 100
 
 
 def test_one_death_is_too_many_if_that_is_the_limit() -> None:
-    assert CrashWindow(1, 0.1).died(5.0) is Event.DIED_TOO_OFTEN
+    assert CrashWindow(1, 0.1).died(5.0, Cause.ITSELF) is Event.DIED_TOO_OFTEN
+
+
+def test_deaths_by_requests_are_never_too_many() -> None:
+    window = CrashWindow(1, 60.0)
+    assert {window.died(0.1 * number, Cause.REQUEST) for number in range(1000)} == {Event.DIED}
+    assert (window.by_requests, window.by_itself, window.total) == (1000, 0, 1000)
+    assert window.died(100.0, Cause.ITSELF) is Event.DIED_TOO_OFTEN
+
+
+def test_deaths_by_requests_slow_restarts_down_for_the_length_of_the_window() -> None:
+    window = CrashWindow(3, 60.0)
+    delays_s = []
+    for second in range(10):
+        window.died(second, Cause.REQUEST)
+        delays_s.append(window.restart_delay_s(0, second))
+    assert delays_s[:3] == [0.05, 0.25, 1.0]
+    assert set(delays_s[3:]) == {1.0}
+    assert window.restart_delay_s(0, 9 + 60.1) == 0.05
 
 
 def test_restarts_slow_down() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent.config import QueueLimits, WorkerSettings
-from agent.errors import DeadlineError, InputError, OverloadedError
+from agent.errors import DeadlineError, ExecutionError, InputError, OverloadedError
 from agent.service.models.model import Model
 from agent.service.models.supervisor import Supervisor
 from agent.worker.channel import MAX_PAYLOAD_BYTES
@@ -127,7 +127,73 @@ async def test_expired_request_does_not_go_to_the_successor_of_a_dead_worker(
     await asyncio.sleep(2)
     workers.latest.die()
     await asyncio.sleep(1)
-    assert [request.seq for request, _ in workers.latest.requests] == [3]
+    assert [request.seq for request, _ in workers.latest.requests] == [1, 3]
+    await model.stop(0)
+
+
+async def crash(model: Model, workers: Workers) -> None:
+    """Let the worker die of the request that it computes."""
+    workers.latest.die()
+    await asyncio.sleep(1.1)
+    assert model.worker_pid is not None
+
+
+@in_virtual_time
+async def test_quarantined_request_is_refused_and_others_are_computed(
+    workers: Workers, signer: Signer, requests: Requests
+) -> None:
+    model = await started(workers, signer)
+    model.submit(requests.new(b"evil"))
+    model.submit(requests.new(b"evil"))
+    model.submit(requests.new(b"good"))
+    await crash(model, workers)
+    assert requests.ended == {}
+    await crash(model, workers)  # that was its second worker; the second request is equal to it
+    assert [isinstance(requests.ended[seq], ExecutionError) for seq in (1, 2)] == [True, True]
+    assert [payload for _, payload in workers.latest.requests] == [b"good"]
+    with pytest.raises(ExecutionError, match="echo: this request crashed the model and is not computed"):
+        model.submit(requests.new(b"evil"))
+    workers.latest.answer()
+    model.submit(requests.new(b"also"))
+    workers.latest.answer()
+    assert (requests.ended[3], requests.ended[5]) == (b"good", b"also")
+    status = model.status()
+    assert status is not None
+    assert (status.ready, status.restarts, status.quarantined) == (True, 2, 2)
+    await model.stop(0)
+
+
+@in_virtual_time
+async def test_new_version_computes_what_the_old_one_died_of(
+    workers: Workers, signer: Signer, requests: Requests
+) -> None:
+    model = await started(workers, signer)
+    model.submit(requests.new(b"evil"))
+    await crash(model, workers)
+    await crash(model, workers)
+    old = await replace(model, signer)
+    assert old is not None
+    await model.retire(old, 1.0)
+    model.submit(requests.new(b"evil"))
+    workers.latest.answer()
+    assert requests.ended[2] == b"evil"
+    await model.stop(0)
+
+
+@in_virtual_time
+async def test_request_that_hangs_past_its_deadline_is_known_by_its_content(
+    workers: Workers, signer: Signer, requests: Requests
+) -> None:
+    model = await started(workers, signer)
+    for seq in (1, 2):
+        model.submit(requests.new(b"hang", deadline_s=1))
+        await asyncio.sleep(40)  # the compute limit ends the worker
+        assert isinstance(requests.ended[seq], DeadlineError)
+    with pytest.raises(ExecutionError, match="crashed the model"):
+        model.submit(requests.new(b"hang"))
+    model.submit(requests.new(b""))
+    workers.latest.answer()
+    assert requests.ended[4] == b""
     await model.stop(0)
 
 
@@ -216,13 +282,10 @@ async def test_model_that_failed_refuses_what_waits_and_what_comes(
     model = await started(workers, signer)
     for _ in range(6):
         model.submit(requests.new())
-    for _ in range(3):
-        workers.latest.die()
-        await asyncio.sleep(1)
-    assert [type(requests.ended[seq]).__name__ for seq in range(1, 7)] == [
-        *["ExecutionError"] * 3,
-        *["OverloadedError"] * 3,
-    ]
-    with pytest.raises(OverloadedError, match="out of service: 3 workers died"):
+    workers.broken = True
+    workers.latest.die()
+    await asyncio.sleep(5)
+    assert [type(requests.ended[seq]) for seq in range(1, 7)] == [OverloadedError] * 6
+    with pytest.raises(OverloadedError, match="out of service: echo: its worker does not start"):
         model.submit(requests.new())
     await model.stop(0)

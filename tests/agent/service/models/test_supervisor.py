@@ -61,7 +61,7 @@ async def test_worker_that_cannot_be_started_or_loaded_says_why(
 
 
 @in_virtual_time
-async def test_death_costs_only_the_request_that_was_computed(
+async def test_death_costs_no_request(
     supervised: MakeSupervised, workers: Workers, requests: Requests
 ) -> None:
     made = supervised()
@@ -70,8 +70,8 @@ async def test_death_costs_only_the_request_that_was_computed(
         made.supervisor.send(requests.new())
     assert not made.supervisor.has_room
     workers.latest.die()
-    assert isinstance(requests.ended[1], ExecutionError)
-    assert [pending.frame.seq for pending in made.supervisor.take_back()] == [2]
+    assert requests.ended == {}
+    assert [pending.frame.seq for pending in made.supervisor.take_back()] == [1, 2]
     assert made.states == ["READY", "RESTARTING"]
     await asyncio.sleep(0.1)
     assert made.states == ["READY", "RESTARTING", "READY"]
@@ -94,6 +94,62 @@ async def test_request_that_computes_too_long_is_answered_408_at_the_limit(
     await asyncio.sleep(1.01)
     assert isinstance(requests.ended[2], DeadlineError)
     assert made.supervisor.crashes == 1
+    await made.supervisor.stop(0)
+
+
+@in_virtual_time
+async def test_request_that_ends_two_workers_is_answered_500(
+    supervised: MakeSupervised, workers: Workers, requests: Requests
+) -> None:
+    made = supervised()
+    await made.supervisor.start()
+    made.supervisor.send(requests.new())
+    workers.latest.die()
+    (again,) = made.supervisor.take_back()
+    await asyncio.sleep(0.1)
+    made.supervisor.send(again)
+    workers.latest.die()
+    assert isinstance(requests.ended[1], ExecutionError)
+    assert str(requests.ended[1]) == "echo: this request crashed the model: its worker killed by SIGSEGV"
+    assert made.supervisor.take_back() == []
+    await made.supervisor.stop(0)
+
+
+@in_virtual_time
+async def test_suspect_that_is_computed_by_the_next_worker_is_acquitted(
+    supervised: MakeSupervised, workers: Workers, requests: Requests
+) -> None:
+    made = supervised()
+    await made.supervisor.start()
+    for number in range(5):  # always the same payload
+        made.supervisor.send(requests.new())
+        workers.latest.die("killed by SIGKILL")
+        (again,) = made.supervisor.take_back()
+        await asyncio.sleep(2)
+        made.supervisor.send(again)
+        workers.latest.answer()
+        assert requests.ended[number + 1] == b"x"
+        assert len(made.supervisor.quarantine) == 0
+    await made.supervisor.stop(0)
+
+
+@in_virtual_time
+async def test_requests_that_end_workers_never_take_the_bundle_out_of_service(
+    supervised: MakeSupervised, workers: Workers, requests: Requests
+) -> None:
+    made = supervised(crash_limit=3, crash_window_s=60.0)
+    await made.supervisor.start()
+    for number in range(50):
+        made.supervisor.send(requests.new(b"evil %d" % number))
+        workers.latest.die()
+        (again,) = made.supervisor.take_back()
+        await asyncio.sleep(1.1)  # never slower than this
+        made.supervisor.send(again)
+        workers.latest.die()
+        await asyncio.sleep(1.1)
+        assert made.supervisor.state is State.READY
+    assert (made.supervisor.deaths.by_requests, made.supervisor.deaths.by_itself) == (100, 0)
+    assert all(isinstance(ended, ExecutionError) for ended in requests.ended.values())
     await made.supervisor.stop(0)
 
 
@@ -170,8 +226,8 @@ async def test_worker_that_dies_while_it_is_stopped_is_not_restarted(
     stopping = asyncio.ensure_future(made.supervisor.stop(10.0))
     await settle()
     workers.latest.die()
-    assert [pending.frame.seq for pending in await stopping] == [2]
-    assert isinstance(requests.ended[1], ExecutionError)
+    assert [pending.frame.seq for pending in await stopping] == [1, 2]
+    assert requests.ended == {}
     assert asyncio.get_running_loop().time() == pytest.approx(START_S)
     await asyncio.sleep(60)
     assert len(workers.processes) == 1
@@ -202,7 +258,7 @@ async def test_worker_that_breaks_the_protocol_is_killed(
     made.supervisor.send(requests.new())
     workers.latest.on_frame(frame)
     await settle()
-    assert isinstance(requests.ended[1], ExecutionError)
+    assert [pending.frame.seq for pending in made.supervisor.take_back()] == [1]
     assert made.supervisor.crashes == 1
     await made.supervisor.stop(0)
 

@@ -1,0 +1,120 @@
+"""Requests that end a model's worker: who is suspected, who is quarantined.
+
+A worker computes one request at a time, so the request that it computed when it died is known. It may still
+be innocent: the machine may have run out of memory, or an earlier request may have damaged the process. So it
+is only a suspect, and is computed once more, as the first request of the next worker. If that one dies too,
+the request is quarantined: it is answered 500 at once, instead of costing another worker.
+
+Promises: no I/O and no clock; bounded in count and age; a request is hashed only while a request of the same
+size is suspected or quarantined.
+Leaves to others: when a worker died (`supervisor`), and refusing requests (`model`). One object serves one
+version of one model, so that a new version starts without a record.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+from agent.worker.frames import Request
+
+# So many workers does a request cost before it is quarantined.
+MAX_DEATHS: Final = 2
+# Each takes about 200 bytes. Whoever wants to push one out must kill two workers for each of them.
+MAX_ENTRIES: Final = 256
+# After this long a request is tried again: what made it fail may have been the machine's fault.
+MAX_AGE_S: Final = 3600.0
+_LENGTH: Final = struct.Struct(">I")
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a model gets from a request: equal contents have equal results.
+
+    Attributes
+    ----------
+    nbytes
+        Size of the payload.
+    digest
+        SHA-256 over what describes the payload, each part after its length, and the payload.
+    """
+
+    nbytes: int
+    digest: bytes
+
+    @classmethod
+    def of(cls, request: Request, payload: bytes) -> Content:
+        """Return the content of one request, without what only names it."""
+        described = (request.content_type, request.accept or "", *request.tensors)
+        whole = hashlib.sha256()
+        for text in described:
+            raw = text.encode("utf-8", "surrogatepass")
+            whole.update(_LENGTH.pack(len(raw)) + raw)
+        whole.update(b"\1" if request.client_json else b"\0")
+        whole.update(payload)
+        return cls(len(payload), whole.digest())
+
+    def __str__(self) -> str:
+        return f"sha256:{self.digest.hex()[:16]}"
+
+
+@dataclass(slots=True)
+class _Entry:
+    deaths: int
+    latest_s: float
+
+
+class Quarantine:
+    """The requests that one version of a model died of.
+
+    Parameters
+    ----------
+    max_entries
+        Most requests that are remembered; the one whose last death is the longest ago is forgotten first.
+    max_age_s
+        Seconds after which a request is forgotten, from the last death.
+    """
+
+    def __init__(self, max_entries: int = MAX_ENTRIES, max_age_s: float = MAX_AGE_S) -> None:
+        self._max_entries = max_entries
+        self._max_age_s = max_age_s
+        # In the order of their last death.
+        self._entries: dict[Content, _Entry] = {}
+        self._sizes: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def died(self, content: Content, now_s: float) -> bool:
+        """Note that a worker died while it computed this; return whether it is quarantined now."""
+        self._forget_old(now_s)
+        entry = self._entries.pop(content, None) or _Entry(0, now_s)
+        entry.deaths += 1
+        entry.latest_s = now_s
+        self._entries[content] = entry
+        while len(self._entries) > self._max_entries:
+            del self._entries[next(iter(self._entries))]
+        self._sizes = {each.nbytes for each in self._entries}
+        return entry.deaths >= MAX_DEATHS
+
+    def deaths(self, request: Request, payload: bytes, now_s: float) -> int:
+        """Return how many workers have died of a request."""
+        if len(payload) not in self._sizes:
+            return 0
+        self._forget_old(now_s)
+        entry = self._entries.get(Content.of(request, payload)) if self._entries else None
+        return 0 if entry is None else entry.deaths
+
+    def acquit(self, content: Content) -> None:
+        """Forget a suspect that was computed without harm."""
+        if self._entries.pop(content, None) is not None:
+            self._sizes = {each.nbytes for each in self._entries}
+
+    def _forget_old(self, now_s: float) -> None:
+        while self._entries:
+            oldest = next(iter(self._entries))
+            if now_s - self._entries[oldest].latest_s < self._max_age_s:
+                return
+            self.acquit(oldest)
