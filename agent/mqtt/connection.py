@@ -28,12 +28,15 @@ from agent.mqtt.sending import MAX_IN_FLIGHT, Outgoing, Sending
 from agent.mqtt.settings import BrokerSettings
 from agent.mqtt.subscriptions import Subscriptions
 from agent.mqtt.transport import open_socket as open_tcp_socket
+from agent.rate_limited_log import RateLimitedLog
 
 _log = logging.getLogger(__name__)
 
 _KEEP_ALIVE_TICK_S: Final = 1.0
 # A person who reads the log wonders about a longer pause.
 _WORTH_SAYING_S: Final = 1.0
+# What others may cause as often as they like is logged at most this often; the counters count all of it.
+_LOG_INTERVAL_S: Final = 60.0
 
 
 class Connection:
@@ -60,6 +63,13 @@ class Connection:
         Called whenever the broker has answered a SUBSCRIBE or UNSUBSCRIBE.
     open_socket
         Opens a socket to the broker; tests pass their own.
+
+    Attributes
+    ----------
+    connects
+        How often the broker accepted us.
+    over_limit
+        How many messages arrived that MQTT allows and that are over a limit of ours (`Message.refusal`).
     """
 
     def __init__(
@@ -78,6 +88,8 @@ class Connection:
         self.settings = settings
         self.client_id = client_id
         self.connects = 0
+        self.over_limit = 0
+        self._log = RateLimitedLog(_log, _LOG_INTERVAL_S)
         self._on_message = on_message
         self.will = will
         self._persistent = persistent
@@ -353,7 +365,7 @@ class Connection:
         return engine
 
     def _replace_engine(self, version: int) -> Engine:
-        callbacks = Callbacks(self._on_message, self._acknowledged, self._granted, self._lost)
+        callbacks = Callbacks(self._received, self._acknowledged, self._granted, self._lost)
         self._sending.start_over()
         self._engine = engine = Engine(
             self.client_id, version, callbacks=callbacks, persistent=self._persistent, will=self.will
@@ -375,6 +387,18 @@ class Connection:
         if self._on_up is not None:
             self._on_up(connack.session_present)
         return reason(0)
+
+    def _received(self, message: Message) -> None:
+        if message.refusal is not None:
+            self.over_limit += 1
+            if self._log.due("over limit"):
+                _log.warning(
+                    "%s: a message on %.200s is over a limit: %s",
+                    self.client_id,
+                    ascii(message.topic[:200]),
+                    message.refusal,
+                )
+        self._on_message(message)
 
     def _lost(self, given: Reason | None) -> None:
         if not self._up.is_set():

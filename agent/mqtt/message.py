@@ -40,9 +40,12 @@ class Message:
     Attributes
     ----------
     topic, payload, qos, retain, dup, properties
-        As received.
+        As received. Bytes of the topic that are not UTF-8 are escaped, so that it is not one of ours.
     receipt
         For the acknowledgement; None at QoS 0.
+    refusal
+        Why a request in this message should be refused, or None. The message is valid, or its mistake may be
+        the publisher's, so it must be acknowledged; its properties may be incomplete.
     """
 
     topic: str
@@ -52,6 +55,7 @@ class Message:
     dup: bool = False
     properties: Properties = EMPTY
     receipt: Receipt | None = None
+    refusal: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,7 @@ def decode_publish(flags: int, packet: bytes | bytearray, *, version: int, epoch
     Raises
     ------
     MalformedPacketError
-        If the packet breaks the rules of MQTT.
+        If the packet breaks the rules of MQTT in a way that only the broker can cause.
     """
     view = memoryview(packet)
     qos = (flags & _QOS) >> 1
@@ -96,17 +100,15 @@ def decode_publish(flags: int, packet: bytes | bytearray, *, version: int, epoch
         raise MalformedPacketError(f"expected QoS 0 or 1, as subscribed, got {qos}")
     if at + 2 * qos > len(view):
         raise MalformedPacketError("the topic runs past the end of the packet")
-    try:
-        topic = str(view[2:at], "utf-8")
-    except UnicodeDecodeError as error:
-        raise MalformedPacketError(f"expected a topic in UTF-8: {error}") from error
+    # Escaped where it is not UTF-8: some brokers pass on what a publisher sent.
+    topic = str(view[2:at], "utf-8", "backslashreplace")
     receipt = None
     if qos:
         receipt = Receipt(int.from_bytes(view[at : at + 2], "big"), epoch)
         at += 2
-    properties = EMPTY
+    properties, refusal = EMPTY, None
     if version == 5:
-        properties, at = decode(view, at)
+        properties, refusal, at = decode(view, at)
     if not topic:
         raise MalformedPacketError("expected a topic, got none: we never grant a topic alias")
     return Message(
@@ -117,4 +119,5 @@ def decode_publish(flags: int, packet: bytes | bytearray, *, version: int, epoch
         dup=bool(flags & _DUP),
         properties=properties,
         receipt=receipt,
+        refusal=refusal,
     )

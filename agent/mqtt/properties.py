@@ -3,6 +3,11 @@
 A core without sockets: bytes in, a frozen value out. Properties that the agent does not use are handled by
 the rules of the specification: subscription identifiers are skipped, and a topic alias is a protocol error,
 because we never grant one.
+
+Promises: decoding takes bounded time and memory, however many properties there are. What the broker itself
+must get right (lengths, identifiers) is an error. What the publisher may have got wrong is not, because
+brokers pass it on: text that is not UTF-8 (EMQX checks only in its strict mode), or more than our limits. The
+message is then decoded as far as possible, and comes with the reason why it should be refused.
 """
 
 from __future__ import annotations
@@ -14,8 +19,12 @@ from agent.errors import MalformedPacketError
 
 # The largest value of a two-byte length.
 MAX_STRING_BYTES: Final = 65535
-# A request carries a handful of user properties; more than this is an attack.
+# A request has one user property for each raw tensor and a handful of others.
 MAX_USER_PROPERTIES: Final = 256
+# 256 descriptions of tensors with long names. Each string may have 65535 bytes, and there are two in each.
+MAX_USER_PROPERTY_BYTES: Final = 64 * 1024
+# Where the search for the Response Topic ends: walking over a property takes 0.4 us here.
+MAX_PROPERTIES: Final = 1024
 MAX_EXPIRY_S: Final = 2**32 - 1
 
 _PAYLOAD_FORMAT: Final = 0x01
@@ -98,13 +107,19 @@ def encode(properties: Properties) -> bytes:
     return _encode_length(len(out)) + bytes(out)
 
 
-def decode(packet: memoryview, start: int) -> tuple[Properties, int]:
-    """Decode the properties that begin at `start`; return them and the offset after them.
+def decode(packet: memoryview, start: int) -> tuple[Properties, str | None, int]:
+    """Decode the properties that begin at `start`.
+
+    Returns
+    -------
+    tuple[Properties, str | None, int]
+        The properties; why the message should be refused, or None; the offset after the properties. If the
+        message should be refused, the properties are incomplete.
 
     Raises
     ------
     MalformedPacketError
-        If the bytes break the specification's rules.
+        If the bytes break the specification's rules in a way that only the broker can cause.
     """
     length, at = _decode_varint(packet, start)
     end = at + length
@@ -119,31 +134,52 @@ def decode(packet: memoryview, start: int) -> tuple[Properties, int]:
     expiry_s: int | None = None
     utf8 = False
     user: list[tuple[str, str]] = []
+    room = MAX_USER_PROPERTY_BYTES
+    walked = 0
+    refusal: str | None = None
     while at < end:
+        walked += 1
+        if walked > MAX_PROPERTIES:
+            refusal = f"expected at most {MAX_PROPERTIES} properties, got more"
+            break
         identifier = packet[at]
         at += 1
         if identifier == _USER_PROPERTY:
-            if len(user) == MAX_USER_PROPERTIES:
-                raise MalformedPacketError(
-                    f"expected at most {MAX_USER_PROPERTIES} user properties, got more"
+            begin, middle = at, _skip_bytes(packet, at, end)
+            at = _skip_bytes(packet, middle, end)
+            room -= at - begin
+            if len(user) == MAX_USER_PROPERTIES or room < 0:
+                refusal = (
+                    f"expected at most {MAX_USER_PROPERTIES} user properties of {MAX_USER_PROPERTY_BYTES} "
+                    "bytes together, got more"
                 )
-            name, at = _get_string(packet, at, end)
-            value, at = _get_string(packet, at, end)
-            user.append((name, value))
+                continue
+            name, value = _text(packet[begin + 2 : middle]), _text(packet[middle + 2 : at])
+            if name is None or value is None:
+                refusal = _not_text("user properties")
+            else:
+                user.append((name, value))
             continue
         if identifier in seen and identifier != _SUBSCRIPTION_ID:
             raise MalformedPacketError(f"property 0x{identifier:02x} is given twice")
         seen.add(identifier)
+        begin = at
         if identifier == _RESPONSE_TOPIC:
-            response_topic, at = _get_string(packet, at, end)
+            at = _skip_bytes(packet, at, end)
+            response_topic = _text(packet[begin + 2 : at])
+            if response_topic is None:
+                refusal = _not_text("a Response Topic")
         elif identifier == _CORRELATION_DATA:
-            correlation_data, at = _get_bytes(packet, at, end)
+            at = _skip_bytes(packet, at, end)
+            correlation_data = bytes(packet[begin + 2 : at])
         elif identifier == _CONTENT_TYPE:
-            content_type, at = _get_string(packet, at, end)
+            at = _skip_bytes(packet, at, end)
+            content_type = _text(packet[begin + 2 : at])
+            if content_type is None:
+                refusal = _not_text("a Content Type")
         elif identifier == _MESSAGE_EXPIRY:
-            raw = packet[at : at + 4]
             at += 4
-            expiry_s = int.from_bytes(raw, "big")
+            expiry_s = int.from_bytes(packet[begin:at], "big")
         elif identifier == _PAYLOAD_FORMAT:
             utf8 = at < end and packet[at] == 1
             at += 1
@@ -155,7 +191,8 @@ def decode(packet: memoryview, start: int) -> tuple[Properties, int]:
             )
         if at > end:
             raise MalformedPacketError("a property runs past the end of the properties")
-    return Properties(content_type, response_topic, correlation_data, expiry_s, utf8, tuple(user)), end
+    found = Properties(content_type, response_topic, correlation_data, expiry_s, utf8, tuple(user))
+    return found, refusal, end
 
 
 def _put(out: bytearray, value: bytes) -> None:
@@ -165,23 +202,25 @@ def _put(out: bytearray, value: bytes) -> None:
     out += value
 
 
-def _get_bytes(packet: memoryview, at: int, end: int) -> tuple[bytes, int]:
-    begin = at + 2
-    stop = begin + int.from_bytes(packet[at:begin], "big")
-    if stop > end or begin > end:
+def _skip_bytes(packet: memoryview, at: int, end: int) -> int:
+    """Return the offset after a string or binary data."""
+    stop = at + 2 + int.from_bytes(packet[at : at + 2], "big")
+    if stop > end or at + 2 > end:
         raise MalformedPacketError("a string runs past the end of the properties")
-    return bytes(packet[begin:stop]), stop
+    return stop
 
 
-def _get_string(packet: memoryview, at: int, end: int) -> tuple[str, int]:
-    raw, stop = _get_bytes(packet, at, end)
+def _text(raw: memoryview) -> str | None:
+    """Decode a string; None if it is not text that MQTT allows (MQTT 5.0, 1.5.4)."""
     try:
-        text = raw.decode()
-    except UnicodeDecodeError as error:
-        raise MalformedPacketError(f"expected a string in UTF-8: {error}") from error
-    if "\0" in text:  # MQTT 5.0, 1.5.4
-        raise MalformedPacketError("a string contains U+0000")
-    return text, stop
+        text = str(raw, "utf-8")
+    except UnicodeDecodeError:
+        return None
+    return None if "\0" in text else text
+
+
+def _not_text(what: str) -> str:
+    return f"expected {what} in UTF-8 without U+0000, got other bytes"
 
 
 def _encode_length(length: int) -> bytes:

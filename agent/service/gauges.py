@@ -46,6 +46,7 @@ def of_connection(connection: Connection) -> Gauges:
         ("edge_mqtt_reconnects_total", labels): max(0, connection.connects - 1),
         ("edge_mqtt_connected", labels): int(connection.connected),
         ("edge_mqtt_unacknowledged", labels): connection.unacknowledged,
+        ("edge_mqtt_over_limit_total", labels): connection.over_limit,
     }
 
 

@@ -122,9 +122,9 @@ class Inference:
 
     def _take(self, message: Message, slots: list[Slot]) -> None:
         topic = parse_topic(message.topic)
-        if not isinstance(topic, Infer | GroupInfer):
-            for slot in slots:  # some brokers send messages that nobody subscribed to
-                slot.finish()
+        if topic is not None and not isinstance(topic, Infer | GroupInfer):
+            # Some brokers send what nobody subscribed to.
+            self._drop(slots, UnanswerableError("foreign_topic", f"not a request's: {message.topic!r:.200}"))
             return
         if message.retain:
             # It would be computed again at each connect, although the requester is long gone.
@@ -133,7 +133,8 @@ class Inference:
         try:
             pending = Pending.read(
                 message,
-                topic.model,
+                # The filter also matches names that no model can have.
+                "" if topic is None else topic.model,
                 seq=next(self._numbers),
                 now_s=_now_s(),
                 default_deadline_s=self._default_deadline_s,
@@ -144,6 +145,10 @@ class Inference:
             self._drop(slots, error)
             return
         pending.slots = slots
+        if pending.error is not None:
+            self._in_flight += 1
+            self._finish(pending, refusal(pending.error, pending.head), cheap=True)
+            return
         if self._answer_duplicate(pending):
             return
         self._in_flight += 1
@@ -171,7 +176,7 @@ class Inference:
         self._publish(pending.reply, key, pending.slots, known)
         return True
 
-    def _submit(self, pending: Pending, topic: Infer | GroupInfer) -> None:
+    def _submit(self, pending: Pending, topic: Infer | GroupInfer | None) -> None:
         model = self._models.get(pending.model)
         if model is None:
             if pending.model in self._models.expected:
@@ -183,7 +188,11 @@ class Inference:
                 raise OverloadedError(
                     f"{pending.model} does not run on this member of {topic.group} any more"
                 )
-            raise UnknownModelError(f"no model {pending.model!r} runs on {self._device}")
+            raise UnknownModelError(
+                f"no model {pending.model!r} runs on {self._device}"
+                if topic is not None
+                else "expected the name of a model in the topic, got another name"
+            )
         if pending.reply.deadline_s <= pending.frame.received_s:
             raise DeadlineError("the deadline passed before the request arrived")
         model.submit(pending)

@@ -1,21 +1,34 @@
 """An inference request: a message at `.../infer`, with MQTT 5 properties or, without them, a JSON envelope.
 
 Promises: an answer is only ever sent below `edge/v1/replies/`. A requester that could name any topic could
-make the agent write wherever the agent's own credentials allow.
+make the agent write wherever the agent's own credentials allow. Every string that a requester sets is bounded
+here, before it is stored, echoed or sent to a worker.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Final
 
-from agent.errors import InputError, UnanswerableError
+from agent.errors import InputError, MediaTypeError, RequestError, UnanswerableError
 from agent.mqtt.message import Message
 from agent.mqtt.properties import Properties
 from agent.wire.content_types import JSON
 from agent.wire.envelope import Envelope, read_envelope, write_envelope
 from agent.wire.properties import ACCEPT, TENSOR, TRACE
 from agent.wire.topics import PREFIX, Reply, parse_topic
+
+# Type and subtype have at most 127 characters each (RFC 6838, 4.2); this leaves room for no parameter, and
+# none has a meaning here.
+MAX_CONTENT_TYPE_CHARACTERS: Final = 255
+# All descriptions of raw tensors together: with escaped quotes half of what a frame to the worker holds.
+MAX_TENSOR_CHARACTERS: Final = 16 * 1024
+# It names a request; UUIDs have 16 bytes. It is stored with each answer that is remembered.
+MAX_CORRELATION_BYTES: Final = 1024
+# W3C Trace Context, 3.3.1.5: at least 512 characters of tracestate are carried on; traceparent has 55.
+MAX_TRACE_CHARACTERS: Final = 1024
+_MAX_TRACES: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +56,10 @@ class InferMessage:
     has_envelope
         The requester has no MQTT 5 properties: status and message belong in the answer's JSON.
     trace
-        User properties that the answer carries on.
+        User properties that the answer carries on; none if they are too long.
+    refusal
+        Why the request must be refused: a property is over a limit. The properties in this object are within
+        theirs, except for `correlation`, which a refusal repeats and nothing else keeps.
     """
 
     reply_to: str
@@ -56,6 +72,7 @@ class InferMessage:
     id: str | None = None
     has_envelope: bool = False
     trace: tuple[tuple[str, str], ...] = ()
+    refusal: RequestError | None = None
 
     def properties(self) -> Properties:
         """Return the MQTT 5 properties of the message."""
@@ -108,15 +125,17 @@ class InferMessage:
         if properties.response_topic is None:
             request = _from_envelope(message)
         else:
+            error = _over_limit(message)
             request = cls(
                 reply_to=properties.response_topic,
                 body=message.payload,
-                content_type=properties.content_type or JSON,
-                tensors=properties.all(TENSOR),
-                accept=properties.first(ACCEPT),
+                content_type=JSON if error is not None else properties.content_type or JSON,
+                tensors=() if error is not None else properties.all(TENSOR),
+                accept=None if error is not None else properties.first(ACCEPT),
                 correlation=properties.correlation_data,
                 deadline_s=None if properties.expiry_s is None else float(properties.expiry_s),
                 trace=_trace(properties),
+                refusal=error,
             )
         if not isinstance(parse_topic(request.reply_to), Reply):
             raise UnanswerableError(
@@ -129,13 +148,14 @@ class InferMessage:
 def _from_envelope(message: Message) -> InferMessage:
     properties = message.properties
     if properties.content_type not in (None, JSON):
-        raise _no_topic(f"no Response Topic beside {properties.content_type!r}")
+        raise _no_topic(f"no Response Topic beside {properties.content_type[:80]!r}")
     try:
         envelope = read_envelope(message.payload)
     except InputError as error:
         raise _no_topic(f"no Response Topic, and in the payload: {error}") from error
     if envelope.reply_to is None:
         raise _no_topic("expected a Response Topic, or reply_to in the payload, got neither")
+    over_limit = _over_limit(message)
     correlation = properties.correlation_data
     if correlation is None and envelope.id is not None:
         correlation = envelope.id.encode("utf-8", "surrogatepass")
@@ -143,13 +163,14 @@ def _from_envelope(message: Message) -> InferMessage:
     return InferMessage(
         reply_to=envelope.reply_to,
         body=message.payload,
-        tensors=properties.all(TENSOR),
-        accept=properties.first(ACCEPT),
+        tensors=() if over_limit is not None else properties.all(TENSOR),
+        accept=None if over_limit is not None else properties.first(ACCEPT),
         correlation=correlation,
         deadline_s=envelope.deadline_s or expiry_s,
         id=envelope.id,
         has_envelope=True,
         trace=_trace(properties),
+        refusal=over_limit,
     )
 
 
@@ -157,5 +178,36 @@ def _no_topic(message: str) -> UnanswerableError:
     return UnanswerableError("no_response_topic", message)
 
 
+def _over_limit(message: Message) -> RequestError | None:
+    """Return the error for the first property of a request that is over its limit; None if all are within."""
+    properties = message.properties
+    if message.refusal is not None:
+        return InputError(message.refusal)
+    for name, text in (("Content Type", properties.content_type), (ACCEPT, properties.first(ACCEPT))):
+        if text is not None and not _is_short(text, MAX_CONTENT_TYPE_CHARACTERS):
+            return MediaTypeError(
+                f"expected {name} of at most {MAX_CONTENT_TYPE_CHARACTERS} printable ASCII characters, "
+                f"got {len(text)}: {text[:40]!a}"
+            )
+    if not _is_short("".join(properties.all(TENSOR)), MAX_TENSOR_CHARACTERS):
+        return InputError(
+            f"expected descriptions of tensors of at most {MAX_TENSOR_CHARACTERS} printable ASCII characters "
+            "together, got more or others"
+        )
+    correlation = properties.correlation_data
+    if correlation is not None and len(correlation) > MAX_CORRELATION_BYTES:
+        return InputError(
+            f"expected Correlation Data of at most {MAX_CORRELATION_BYTES} bytes, got {len(correlation)}"
+        )
+    return None
+
+
+def _is_short(text: str, limit: int) -> bool:
+    return len(text) <= limit and text.isascii() and text.isprintable()
+
+
 def _trace(properties: Properties) -> tuple[tuple[str, str], ...]:
-    return tuple((name, value) for name, value in properties.user if name in TRACE)
+    found = tuple((name, value) for name, value in properties.user if name in TRACE)
+    # A receiver may drop trace context that it cannot carry (W3C Trace Context, 4.3).
+    too_long = len(found) > _MAX_TRACES or sum(len(value) for _, value in found) > MAX_TRACE_CHARACTERS
+    return () if too_long else found

@@ -76,6 +76,9 @@ METRICS: Final = {
     "edge_mqtt_unacknowledged": Metric(
         GAUGE, "Messages that the broker has not acknowledged.", ("connection",)
     ),
+    "edge_mqtt_over_limit_total": Metric(
+        COUNTER, "Received messages with more or other properties than the agent takes.", ("connection",)
+    ),
     "edge_certificate_expiry_timestamp_seconds": Metric(
         GAUGE, "When the first certificate in a file ends, seconds since the epoch.", ("file",)
     ),

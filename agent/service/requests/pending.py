@@ -54,12 +54,15 @@ class Pending:
         Whether it was answered or refused.
     suspect
         Its content, if a worker died while it computed an equal one; None otherwise.
+    error
+        Why it must be refused at once, because one of its properties is over a limit; None for most.
     """
 
     __slots__ = (
         "_on_answer",
         "_on_refusal",
         "deadline",
+        "error",
         "finished",
         "frame",
         "key",
@@ -90,6 +93,7 @@ class Pending:
         self.deadline: asyncio.TimerHandle | None = None
         self.finished = False
         self.suspect: Content | None = None
+        self.error: RequestError | None = None
         self._on_answer = on_answer
         self._on_refusal = on_refusal
 
@@ -128,10 +132,11 @@ class Pending:
         request = InferMessage.from_message(message)
         limit_s = default_deadline_s if request.deadline_s is None else request.deadline_s
         deadline_s = now_s + min(limit_s, MAX_DEADLINE_S)
-        correlation = request.correlation
-        return cls(
+        # A request that is refused for its properties is not remembered: they may be too long to be stored.
+        correlation = None if request.refusal is not None else request.correlation
+        pending = cls(
             model,
-            ReplyTo(request.reply_to, correlation, message.qos, deadline_s, request.trace),
+            ReplyTo(request.reply_to, request.correlation, message.qos, deadline_s, request.trace),
             None
             if correlation is None
             else RequestKey.of(message.topic, request.reply_to, correlation, message.payload),
@@ -149,6 +154,8 @@ class Pending:
             on_answer=on_answer,
             on_refusal=on_refusal,
         )
+        pending.error = request.refusal
+        return pending
 
     @property
     def head(self) -> AnswerHead:

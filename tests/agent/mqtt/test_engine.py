@@ -217,7 +217,6 @@ async def test_small_packets_are_written_together_and_a_large_one_by_itself() ->
         b"\x30\x05\x00\x09abc",  # a topic longer than its packet
         b"\x34\x08\x00\x01a\x00\x01\x00ab",  # QoS 2, which we never subscribe to
         b"\x30\x06\x00\x01a\x02\x23\x00",  # a topic alias that was never granted
-        b"\x30\x04\x00\x02\xff\xfe",  # a topic that is not UTF-8
         b"\xf0\x00",  # AUTH without a beginning
         b"\x40\x01\x00",  # PUBACK without an identifier
         b"\xff\xff\xff\xff\xff\xff",  # a length of five bytes

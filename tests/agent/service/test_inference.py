@@ -7,12 +7,14 @@ import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agent.errors import SelfTestError
 from agent.mqtt.properties import Properties
-from agent.wire.topics import Infer, format_topic
+from agent.wire.desired import Desired as DesiredDocument
+from agent.wire.topics import Desired, Infer, format_topic
 from tests.agent.service.conftest import StartService, status_of, until
 from tests.conftest import BrokerProcess
 
@@ -98,6 +100,73 @@ async def test_request_without_response_topic_is_acknowledged_and_counted(
         samples = rig.service.samples()
         assert samples['edge_inference_unanswerable_total{reason="no_response_topic"}'] == 1
         assert samples['edge_inference_requests_total{model="echo",status="200"}'] == 1
+
+
+OVER_LIMIT: tuple[tuple[dict[str, Any], int], ...] = (
+    ({"user": (("a", "b"),) * 257}, 400),
+    ({"user": (("a", "b" * 60_000),) * 3}, 400),
+    ({"content_type": "x" * 22_000}, 415),
+    ({"user": (("tensor", "x" * 22_000),)}, 400),
+    ({"user": (("accept", "x" * 22_000),)}, 415),
+    ({"correlation_data": b"x" * 22_000}, 400),
+)
+
+
+async def test_request_over_a_limit_is_answered_and_acknowledged(
+    mosquitto: BrokerProcess, start_service: StartService
+) -> None:
+    async with start_service(mosquitto.port, broker_receive_maximum=1) as rig:
+        await rig.service.models.activate(rig.signer.bundle())
+        client = await rig.client()
+        for number, (properties, status) in enumerate(OVER_LIMIT):
+            correlation = properties.get("correlation_data", b"bad %d" % number)
+            sent = Properties(
+                **{**properties, "correlation_data": correlation},
+                response_topic="edge/v1/replies/client/x",
+            )
+            topic = format_topic(Infer(rig.device, "echo"))
+            client.connection.publish(topic, b"hello", qos=1, properties=sent)
+            assert sent.correlation_data is not None
+            answer = await client.answer(sent.correlation_data)
+            assert status_of(answer) == status
+            assert "expected" in json.loads(answer.payload)["error"]
+        assert status_of(await client.ask(b"good")) == 200
+        samples = rig.service.samples()
+        assert samples['edge_inference_requests_total{model="echo",status="400"}'] == 4
+        assert samples['edge_inference_requests_total{model="echo",status="415"}'] == 2
+        assert samples['edge_mqtt_over_limit_total{connection="inference"}'] == 2
+        assert samples['edge_mqtt_connects_total{connection="inference"}'] == 1
+        assert samples['edge_worker_restarts_total{model="echo"}'] == 0
+
+
+async def test_desired_document_with_many_user_properties_does_not_hold_the_connection_down(
+    mosquitto: BrokerProcess, start_service: StartService
+) -> None:
+    async with start_service(mosquitto.port) as rig:
+        client = await rig.client()
+        await client.connection.publish(
+            format_topic(Desired(rig.device)),
+            b'{"version":1,"models":{}}',
+            retain=True,
+            properties=Properties(user=(("a", "b"),) * 257),
+        )
+        over_limit = 'edge_mqtt_over_limit_total{connection="control"}'
+        await until(lambda: rig.service.samples()[over_limit] == 1)
+        rig.cut()
+        await until(lambda: rig.service.samples()[over_limit] == 2 and rig.service.online)
+        assert rig.service._deployment._desired == DesiredDocument(1, ())
+        assert rig.service.samples()['edge_mqtt_connects_total{connection="control"}'] == 2
+
+
+async def test_request_to_a_name_that_no_model_can_have_is_answered_404(
+    mosquitto: BrokerProcess, start_service: StartService
+) -> None:
+    async with start_service(mosquitto.port) as rig:
+        client = await rig.client()
+        properties = Properties(response_topic="edge/v1/replies/client/x", correlation_data=b"n")
+        topic = f"edge/v1/{rig.device}/models/Not A Model/infer"
+        client.connection.publish(topic, b"hello", properties=properties)
+        assert status_of(await client.answer(b"n")) == 404
 
 
 async def test_duplicate_request_gets_the_same_answer_and_runs_once(

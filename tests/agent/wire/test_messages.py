@@ -25,7 +25,13 @@ from agent.wire.answer import (
 from agent.wire.answer_head import AnswerHead
 from agent.wire.content_types import JSON, RAW
 from agent.wire.envelope import MAX_ID_CHARACTERS, Envelope
-from agent.wire.request import InferMessage
+from agent.wire.request import (
+    MAX_CONTENT_TYPE_CHARACTERS,
+    MAX_CORRELATION_BYTES,
+    MAX_TENSOR_CHARACTERS,
+    MAX_TRACE_CHARACTERS,
+    InferMessage,
+)
 
 TOPIC = "edge/v1/kitchen/models/digits/infer"
 REPLY = "edge/v1/replies/alice/1"
@@ -104,6 +110,50 @@ def test_identifier_of_an_envelope_is_bounded() -> None:
         body = json.dumps({"reply_to": REPLY, "id": "x" * length}).encode()
         with contextlib.nullcontext() if fits else pytest.raises(UnanswerableError, match="id"):
             InferMessage.from_message(Message(TOPIC, body, 1))
+
+
+@pytest.mark.parametrize(
+    ("properties", "status", "what"),
+    [
+        ({"content_type": "x" * (MAX_CONTENT_TYPE_CHARACTERS + 1)}, 415, "Content Type"),
+        ({"content_type": "image/\N{SNOWMAN}"}, 415, "Content Type"),
+        ({"user": (("accept", "x" * 22_000),)}, 415, "accept"),
+        ({"user": (("tensor", "x" * MAX_TENSOR_CHARACTERS), ("tensor", "x"))}, 400, "tensors"),
+        ({"user": (("tensor", "\x1f" * 10),)}, 400, "tensors"),
+        ({"correlation_data": b"x" * (MAX_CORRELATION_BYTES + 1)}, 400, "Correlation Data"),
+    ],
+)
+def test_property_over_its_limit_is_refused_with_what_was_expected(
+    properties: dict[str, Any], status: int, what: str
+) -> None:
+    message = Message(TOPIC, b"", 1, properties=Properties(response_topic=REPLY, **properties))
+    request = InferMessage.from_message(message)
+    assert request.refusal is not None
+    assert request.refusal.status == status
+    assert what in str(request.refusal)
+    assert len(str(request.refusal)) < MAX_STATUS_MESSAGE_CHARACTERS
+    assert (request.content_type, request.accept, request.tensors) == (JSON, None, ())
+
+
+def test_message_that_mqtt_allows_and_we_do_not_is_refused() -> None:
+    message = Message(TOPIC, b"", 1, properties=Properties(response_topic=REPLY), refusal="expected less")
+    error = InferMessage.from_message(message).refusal
+    assert error is not None
+    assert (error.status, str(error)) == (400, "expected less")
+
+
+@pytest.mark.parametrize(
+    "trace",
+    [
+        (("tracestate", "x" * (MAX_TRACE_CHARACTERS + 1)),),
+        (("tracestate", "x" * 1000), ("traceparent", "x" * 1000)),
+        (("traceparent", "x"),) * 200,
+    ],
+)
+def test_trace_context_that_is_too_long_is_not_carried_on(trace: tuple[tuple[str, str], ...]) -> None:
+    message = Message(TOPIC, b"", 1, properties=Properties(response_topic=REPLY, user=trace))
+    request = InferMessage.from_message(message)
+    assert (request.trace, request.refusal) == ((), None)
 
 
 @given(st.binary(max_size=60) | st.text('{}[]":,\\ ab1', max_size=40).map(str.encode))
