@@ -40,7 +40,7 @@ class Message:
     Attributes
     ----------
     topic, payload, qos, retain, dup, properties
-        As received. Bytes of the topic that are not UTF-8 are escaped, so that it is not one of ours.
+        As received. A topic that is not UTF-8 is read as Latin-1.
     receipt
         For the acknowledgement; None at QoS 0.
     refusal
@@ -100,8 +100,10 @@ def decode_publish(flags: int, packet: bytes | bytearray, *, version: int, epoch
         raise MalformedPacketError(f"expected QoS 0 or 1, as subscribed, got {qos}")
     if at + 2 * qos > len(view):
         raise MalformedPacketError("the topic runs past the end of the packet")
-    # Escaped where it is not UTF-8: some brokers pass on what a publisher sent.
-    topic = str(view[2:at], "utf-8", "backslashreplace")
+    try:
+        topic = str(view[2:at], "utf-8")
+    except UnicodeDecodeError:
+        topic = str(view[2:at], "latin-1")  # not one of ours, but some brokers pass it on
     receipt = None
     if qos:
         receipt = Receipt(int.from_bytes(view[at : at + 2], "big"), epoch)

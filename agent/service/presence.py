@@ -106,7 +106,7 @@ class Presence:
         if payload == self._session.document(self._state) or self._state != AgentState.ONLINE:
             return
         if self._clock() - self._asserted_s >= _REASSERT_INTERVAL_S:
-            _log.info("the state topic says %.100s, correcting it", ascii(payload))
+            _log.info("the state topic says %.100s, correcting it", ascii(payload[:100]))
             self.announce()
 
     def stop(self) -> None:

@@ -118,6 +118,32 @@ def test_over_a_limit_is_endless_data() -> None:
         Desired.from_bytes(b" " * (MAX_DESIRED_BYTES + 1))
 
 
+@pytest.mark.parametrize(
+    "raw",
+    [b"[" + b"{}," * 80_000 + b"1]", b"[" * 200_000, b'["",' + b'"",' * 60_000 + b"1]", b'{"a":' * 30_000],
+    ids=["objects", "arrays", "strings", "nested"],
+)
+def test_document_that_is_slow_to_read_is_refused_before_it_is_read(
+    raw: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json, "loads", lambda *_arguments, **_options: pytest.fail("it was read"))
+    assert len(raw) <= MAX_DESIRED_BYTES
+    with pytest.raises(EndlessDataError, match="values in JSON"):
+        Desired.from_bytes(raw)
+
+
+def test_largest_document_has_no_more_values_than_are_read() -> None:
+    sources = [f"https://files.example:8443/{number}?a=1,2" for number in range(MAX_SOURCES)]
+    models = {f"m{n}": ENTRY | {"job": f"j{n}", "sources": sources} for n in range(MAX_MODELS)}
+    raw = json.dumps({"version": 1, "models": models}).encode()
+    assert len(Desired.from_bytes(raw).models) == MAX_MODELS
+
+
+def test_integer_of_thousands_of_digits_is_refused() -> None:
+    with pytest.raises(FormatError, match="an integer of at most 21 characters, got 4300"):
+        Desired.from_bytes(b'{"version":' + b"9" * 4300 + b',"models":{}}')
+
+
 def test_two_models_with_one_job_are_refused() -> None:
     with pytest.raises(FormatError, match="same job"):
         Desired.from_bytes(json.dumps({"version": 1, "models": {"a": ENTRY, "b": ENTRY}}).encode())
