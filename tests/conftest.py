@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -82,8 +82,18 @@ class BrokerProcess:
 
     host = "127.0.0.1"
 
-    def __init__(self, kind: str, folder: Path, *, persistent: bool = True, extra: str = "") -> None:
+    def __init__(
+        self,
+        kind: str,
+        folder: Path,
+        *,
+        persistent: bool = True,
+        extra: str = "",
+        program: Sequence[str] = (),
+    ) -> None:
         self.kind = kind
+        # How to start mosquitto; by default, the one that is installed.
+        self._program = program
         self.port = free_port()
         self.folder = folder
         self._persistent = persistent
@@ -109,6 +119,8 @@ class BrokerProcess:
             else f"listener {self.port} 127.0.0.1\nallow_anonymous true\nlog_dest none\n"
             f"{persistence}{user}{self._extra}"
         )
+        if self._program:
+            return [*self._program, "-c", str(config)]
         program = shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
         if program is None:
             if os.environ.get("EDGEBUNDLE_WITHOUT_MOSQUITTO"):
@@ -154,6 +166,18 @@ def mosquitto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProces
     broker.start()
     yield broker
     broker.stop()
+
+
+def debian_mosquitto(suite: str) -> list[str]:
+    """Return the command that starts the mosquitto of a Debian release; it is downloaded once, and kept."""
+    script = Path(__file__).parents[1] / "packaging" / "debian-mosquitto.sh"
+    command = [str(script), suite] if os.environ.get("CI") else [str(script), "--kept", suite]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode and not os.environ.get("CI"):
+        pytest.skip(f"to run this, download a broker once: packaging/debian-mosquitto.sh {suite}")
+    if done.returncode:
+        pytest.fail(f"{script.name} {suite} failed:\n{done.stderr}")
+    return done.stdout.splitlines()
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message
 from agent.mqtt.tls import CertificateFiles
 from agent.service import gauges as gauges_of
+from agent.service.client_ids import ClientIds
 from agent.service.inference import Inference
 from agent.service.metrics import host
 from agent.service.metrics.metrics import Metrics, Sample, to_document
@@ -97,9 +98,10 @@ class Service:
         self._inference = Inference(
             config.device, self.models, self._answers, self._metrics, config.default_deadline_s
         )
+        client_ids = ClientIds(config.device, config.state_dir)
         self._requests = Connection(
             config.broker,
-            client_id=f"{config.device}-inference",
+            client_id=client_ids.of("inference"),
             on_message=self._inference.on_message,
             on_down=self._inference.on_down,
             persistent=True,
@@ -107,7 +109,7 @@ class Service:
         self._inference.use(self._requests)
         self._control = Connection(
             config.broker,
-            client_id=f"{config.device}-control",
+            client_id=client_ids.of("control"),
             on_message=self._on_control_message,
             on_up=self._on_control_up,
         )

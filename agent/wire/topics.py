@@ -19,6 +19,8 @@ PREFIX: Final = "edge/v1"
 RESERVED_NAMES: Final = frozenset({"groups", "replies"})
 
 _OFFSET: Final = re.compile(r"0|[1-9][0-9]{0,15}", re.ASCII)
+# A client's user name, which may be an e-mail address.
+_REPLY_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~:=@-]{0,127}", re.ASCII)
 # The levels that a client adds below its reply space: at most 8, without wildcards, control characters, `$`.
 _REPLY_SUFFIX: Final = re.compile(r"[A-Za-z0-9._~:=@-]{1,128}(/[A-Za-z0-9._~:=@-]{1,128}){0,7}", re.ASCII)
 # Longer strings are refused before any pattern looks at them.
@@ -139,8 +141,13 @@ Topic = (
 
 
 def is_device_name(name: str) -> bool:
-    """Return whether `name` can be the device, client or group level of a topic."""
+    """Return whether `name` can be the device or group level of a topic."""
     return LEVEL_NAME.fullmatch(name) is not None and name not in RESERVED_NAMES
+
+
+def is_reply_name(name: str) -> bool:
+    """Return whether `name` can be the client level of a reply topic."""
+    return _REPLY_NAME.fullmatch(name) is not None and name not in RESERVED_NAMES
 
 
 def format_topic(topic: Topic) -> str:
@@ -206,7 +213,7 @@ def _parse(text: str) -> Topic | None:
 
 def _parse_reply(rest: str) -> Reply | None:
     client, _, suffix = rest.partition("/")
-    if is_device_name(client) and _REPLY_SUFFIX.fullmatch(suffix):
+    if is_reply_name(client) and _REPLY_SUFFIX.fullmatch(suffix):
         return Reply(client, suffix)
     return None
 
@@ -246,9 +253,9 @@ def group_filter(group: str, model: str) -> str:
     return f"$share/{group}/{format_topic(GroupInfer(group, model))}"
 
 
-def reply_filter(client: str) -> str:
-    """Return the filter for everything below a client's reply space."""
-    return f"{PREFIX}/replies/{client}/#"
+def reply_filter(client: str, below: str = "") -> str:
+    """Return the filter for everything in a client's reply space, or only for what is below `below` in it."""
+    return f"{PREFIX}/replies/{client}/{below}/#" if below else f"{PREFIX}/replies/{client}/#"
 
 
 def block_filter(device: str, digest: str) -> str:

@@ -36,6 +36,17 @@ class Broker:
     password_file: Path | None = None
     protocol: str = "auto"
 
+    @property
+    def user(self) -> str | None:
+        """The name that the broker knows this client by: that of the URL, or else the certificate's.
+
+        None for an anonymous client, and if the certificate has no common name or cannot be read.
+        """
+        name = urlsplit(self.url).username
+        if name is not None:
+            return unquote(name)
+        return None if self.certificate is None else _common_name(self.certificate)
+
     def settings(self) -> BrokerSettings:
         """Return the settings of a connection.
 
@@ -75,3 +86,17 @@ class Broker:
 def _without_password(parts: SplitResult) -> str:
     user, _, host = parts.netloc.rpartition("@")
     return parts._replace(netloc=f"{user.partition(':')[0]}@{host}").geturl()
+
+
+def _common_name(certificate: Path) -> str | None:
+    """Return whom a certificate was issued to, which mosquitto takes for the user name."""
+    # Loaded only here: most commands need no certificate.
+    from cryptography import x509
+    from cryptography.x509.oid import NameOID
+
+    try:
+        subject = x509.load_pem_x509_certificate(certificate.read_bytes()).subject
+    except (OSError, ValueError):
+        return None  # connecting reports it, with a hint
+    names = subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    return str(names[0].value) if names else None

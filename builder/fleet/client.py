@@ -1,7 +1,8 @@
-"""One command's connection to a broker, with its own name and reply space.
+"""One command's connection to a broker, and its part of the reply space.
 
-Promises: every message is acknowledged after its handler has returned. The name is random, so two commands
-on one machine never take over each other's session at the broker.
+Promises: every message is acknowledged after its handler has returned. The client identifier is random, so
+two commands never take over each other's session at the broker. Nothing that is published contains it,
+because anybody who knows a client's identifier can disconnect it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message
 from agent.mqtt.properties import EMPTY, Properties
 from agent.mqtt.reason_codes import Reason
-from agent.wire.topics import Topic, parse_topic
+from agent.wire.topics import Topic, is_reply_name, parse_topic
 from builder.errors import FleetError
 from builder.fleet.broker import Broker
 
@@ -35,6 +36,12 @@ class Client:
         Called in the event loop with each message on one of our topics.
     on_up
         Called after each connect.
+
+    Attributes
+    ----------
+    reply_name
+        The first level of this client's reply topics: its user name, which the broker's access list compares;
+        a random name for an anonymous client, and for a user name that cannot be a level of a topic.
     """
 
     def __init__(
@@ -44,11 +51,15 @@ class Client:
         *,
         on_up: Callable[[], None] | None = None,
     ) -> None:
-        self.name = f"edgebundle-{secrets.token_hex(6)}"
+        name = f"edgebundle-{secrets.token_hex(8)}"
+        user = broker.user
+        self.reply_name = (
+            user if user is not None and is_reply_name(user) else f"anonymous-{secrets.token_hex(6)}"
+        )
         self._on_message = on_message
         self._on_up = on_up
         self._connection = Connection(
-            broker.settings(), client_id=self.name, on_message=self._received, on_up=self._up
+            broker.settings(), client_id=name, on_message=self._received, on_up=self._up
         )
 
     async def __aenter__(self) -> Client:

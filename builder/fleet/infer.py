@@ -175,6 +175,10 @@ class _Inference:
         self._connects = 0
         self._no_subscriber = False
         self._inputs: tuple[TensorSpec, ...] = ()
+        # The access list in docs/mosquitto lets an agent answer only below its own name. The random part
+        # keeps the answers to two commands of one user apart, and others cannot guess it.
+        self._folder = f"{agent}/{secrets.token_hex(8)}"
+        self._reply_filter = ""
         self._id = ""
         self._answer: asyncio.Future[Message] | None = None
         self._inputs_known = asyncio.Event()
@@ -183,7 +187,8 @@ class _Inference:
 
     async def run(self, client: Client, deadline_s: float) -> InferResult | None:
         """Send the request until there is an answer; return None if there is no such agent."""
-        await client.subscribe(topics.reply_filter(client.name), 1)
+        self._reply_filter = topics.reply_filter(client.reply_name, self._folder)
+        await client.subscribe(self._reply_filter, 1)
         self._presence.subscribe(client)
         client.want(topics.format_topic(topics.ModelState(self._agent, self._model)), 0)
         began = time.monotonic()
@@ -220,7 +225,7 @@ class _Inference:
                     self._inputs = ModelState.from_bytes(message.payload).inputs
                 if self._inputs:
                     self._inputs_known.set()
-            case topics.Reply(_, self._id):
+            case topics.Reply(_, suffix) if suffix == f"{self._folder}/{self._id}":
                 if self._answer is not None and not self._answer.done():
                     self._answer.set_result(message)
 
@@ -246,7 +251,7 @@ class _Inference:
         """Send the request under one identifier until its answer arrives; None if there is no such agent."""
         self._id = secrets.token_hex(8)
         self._answer = asyncio.get_running_loop().create_future()
-        reply_to = topics.format_topic(topics.Reply(client.name, self._id))
+        reply_to = topics.format_topic(topics.Reply(client.reply_name, f"{self._folder}/{self._id}"))
         message: InferMessage | None = None
         resend_s = RESEND_S
         while True:
@@ -309,4 +314,9 @@ class _Inference:
     def _no_answer(self, waited_s: float) -> FleetError:
         state = self._presence.state
         why = f"it is {state}" if state else "no agent of that name is known at the broker"
-        return FleetError(f"no answer from {self._agent} within {waited_s:.1f} s: {why}", hint=AGENTS_HINT)
+        hint = AGENTS_HINT
+        if self._presence.online:
+            # MQTT has no error for an answer that the access list withholds.
+            readable = self._reply_filter.rpartition(f"/{self._folder}")[0]
+            hint = f"check that the broker's access list lets this user read {readable}/#"
+        return FleetError(f"no answer from {self._agent} within {waited_s:.1f} s: {why}", hint=hint)

@@ -84,7 +84,7 @@ async def check_broker(
         tls = "TLS" if settings.tls is not None else "no TLS"
         findings = [ok("broker", f"{settings.url} accepted us in {took_ms:.0f} ms: MQTT {version}, {tls}")]
         findings += await _subscriptions(connection, device, groups)
-        findings += await _publications(connection, device)
+        findings += await _publications(connection, device, groups)
         findings += await _requests(connection, probe)
         findings += probe.presence(serving=serving)
         if probe.heard:
@@ -162,13 +162,14 @@ async def _subscriptions(connection: Connection, device: str, groups: Sequence[s
     return [ok("rights", f"{device} may read {', '.join(wanted)}")]
 
 
-async def _publications(connection: Connection, device: str) -> list[Finding]:
+async def _publications(connection: Connection, device: str, groups: Sequence[str]) -> list[Finding]:
     # An empty retained message removes the retained message of its topic, and these topics have none.
     topics = [
         (format_topic(ModelState(device, _PROBE)), True),
         (format_topic(Job(device, _PROBE)), True),
         (format_topic(BlockWant(device, _NO_DIGEST)), False),
-        (format_topic(Reply(f"{device}-check", _PROBE)), False),
+        # Answers, below the name that the request was sent to.
+        *((format_topic(Reply(f"{device}-check", f"{name}/{_PROBE}")), False) for name in (device, *groups)),
     ]
     for topic, retain in topics:
         sent = connection.publish(topic, b"", retain=retain, properties=_SHORT_LIVED)

@@ -1,100 +1,335 @@
-"""The access list in docs/mosquitto, on a real mosquitto: it allows what is needed, and nothing else."""
+"""The access list in docs/mosquitto, on the mosquitto of Debian 12 and 13: it allows what is needed, no more.
+
+Two clients (alice, bob), two devices (kitchen, garage), and each of them as an attacker of the others.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+import contextlib
+import itertools
+import socket
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
 from agent.mqtt.connection import Connection
-from agent.mqtt.message import Message
+from agent.mqtt.message import Message, Will
+from agent.mqtt.properties import Properties
 from agent.mqtt.settings import BrokerSettings
-from tests.agent.service.conftest import Client, StartService, status_of, until
-from tests.conftest import BrokerProcess
+from builder.errors import FleetError
+from builder.fleet.broker import Broker
+from builder.fleet.client import Client
+from builder.fleet.infer import _Inference, infer_async
+from builder.fleet.request import Request
+from tests.agent.service.conftest import StartService, status_of, until
+from tests.conftest import BrokerProcess, debian_mosquitto
 
 ACCESS_LIST = Path(__file__).parents[3] / "docs" / "mosquitto" / "edge.acl"
+# Each client has its own block; the sample has alice's.
+BOB = """
+user bob
+topic write edge/v1/+/models/+/infer
+topic read edge/v1/+/state
+"""
+TEST = """
+user test
+topic readwrite #
+"""
+RAW = Request("application/octet-stream", b"hello", ("x;FP32;1,4",))
 
 
-@pytest.fixture
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """Return a mosquitto with the access list, which trusts the given user name."""
+@pytest.fixture(scope="module", params=["bookworm", "trixie"])
+def guarded(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[BrokerProcess]:
+    """Return a release's mosquitto with the access list, which trusts the given user name."""
     folder = tmp_path_factory.mktemp("guarded")
     acl = folder / "edge.acl"
-    acl.write_text(ACCESS_LIST.read_text() + "user test\ntopic readwrite #\n")
+    acl.write_text(ACCESS_LIST.read_text() + BOB + TEST)
     acl.chmod(0o644)
-    process = BrokerProcess("mosquitto", folder, extra=f"acl_file {acl}\n")
+    program = debian_mosquitto(request.param)
+    process = BrokerProcess("mosquitto", folder, extra=f"acl_file {acl}\n", program=program)
     process.start()
     yield process
     process.stop()
 
 
-async def person(port: int, user: str, client_id: str) -> Client:
-    client = Client(BrokerSettings("127.0.0.1", port, username=user), client_id, "kitchen")
-    await client.connection.connect()
-    return client
+class User:
+    """One connection of a user, and everything that it received."""
+
+    _numbers = itertools.count()
+
+    def __init__(self, port: int, name: str, client_id: str | None = None, **options: object) -> None:
+        self.name = name
+        self.heard: list[Message] = []
+        settings = BrokerSettings("127.0.0.1", port, username=name)
+        self.connection = Connection(
+            settings,
+            client_id=client_id or f"{name}-{next(self._numbers)}".replace("+", "x").replace("#", "x"),
+            on_message=self._take,
+            **options,  # type: ignore[arg-type]
+        )
+
+    def _take(self, message: Message) -> None:
+        self.heard.append(message)
+        self.connection.ack(message)
+
+    async def publish(self, topic: str, payload: bytes = b"x", **options: object) -> bool:
+        """Publish, and return whether the broker allowed it."""
+        verdict = await self.connection.publish(topic, payload, **options)  # type: ignore[arg-type]
+        assert not verdict.failed or verdict.name == "Not authorized"
+        return not verdict.failed
+
+    async def settle(self) -> None:
+        """Return when everything that the broker sent before this has arrived."""
+        await self.connection.publish("edge/v1/settle", b"")
+
+    async def ask(self, device: str, reply_to: str) -> None:
+        properties = Properties(
+            content_type="application/octet-stream",
+            response_topic=reply_to,
+            correlation_data=b"1",
+            expiry_s=9,
+        )
+        topic = f"edge/v1/{device}/models/echo/infer"
+        assert await self.publish(topic, b"private", properties=properties)
 
 
-async def test_person_who_may_ask_is_answered(guarded: BrokerProcess, start_service: StartService) -> None:
-    async with start_service(guarded.port, broker_username="kitchen", groups=["door"]) as rig:
-        await rig.service.models.activate(rig.signer.bundle())
-        alice = await person(guarded.port, "alice", "alice-laptop")
-        await alice.start()
-        assert status_of(await alice.ask(b"hello")) == 200
-        await until(lambda: rig.service.samples()["edge_inference_in_flight"] == 0)
-        await alice.connection.close()
-    assert not any("undelivered" in name for name in rig.service.samples())
+@contextlib.asynccontextmanager
+async def connected(port: int, *names: str) -> AsyncIterator[list[User]]:
+    users = [User(port, name) for name in names]
+    await asyncio.gather(*(user.connection.connect() for user in users))
+    try:
+        yield users
+    finally:
+        await asyncio.gather(*(user.connection.close() for user in users))
 
 
-@pytest.mark.parametrize(
-    ("user", "topic"),
-    [
-        ("kitchen", "edge/v1/garage/desired"),
-        ("kitchen", "edge/v1/garage/models/echo/infer"),
-        ("kitchen", "edge/v1/garage/state"),
-        ("kitchen", "homeassistant/device/edge_garage/config"),
-        ("alice", "homeassistant/device/edge_kitchen/config"),
-        ("homeassistant", "edge/v1/kitchen/models/echo/infer"),
-        ("alice", "edge/v1/kitchen/desired"),
-        ("alice", "edge/v1/kitchen/state"),
-        ("alice", "edge/v1/replies/alice-laptop/forged"),
-        ("fleet", "edge/v1/replies/alice-laptop/forged"),
-        ("fleet", "edge/v1/kitchen/state"),
-        ("mallory", "edge/v1/kitchen/models/echo/infer"),
-    ],
-)
-async def test_publishing_without_the_right_is_refused(guarded: BrokerProcess, user: str, topic: str) -> None:
-    somebody = await person(guarded.port, user, f"{user}-1")
-    verdict = await somebody.connection.publish(topic, b"x")
-    assert verdict.name == "Not authorized"
-    await somebody.connection.close()
-
-
-@pytest.mark.parametrize(
-    ("user", "topic_filter", "topic"),
-    [
-        ("kitchen", "edge/v1/garage/models/+/infer", "edge/v1/garage/models/echo/infer"),
-        ("kitchen", "edge/v1/replies/alice-laptop/#", "edge/v1/replies/alice-laptop/x"),
-        ("alice", "edge/v1/replies/bob-laptop/#", "edge/v1/replies/bob-laptop/x"),
-        ("alice", "edge/v1/kitchen/models/+/infer", "edge/v1/kitchen/models/echo/infer"),
-        ("alice", "edge/v1/kitchen/jobs/+", "edge/v1/kitchen/jobs/7"),
-        ("alice", "#", "edge/v1/kitchen/desired"),
-        ("homeassistant", "edge/v1/replies/alice-laptop/#", "edge/v1/replies/alice-laptop/x"),
-    ],
-)
-async def test_subscriber_without_the_right_receives_nothing(
-    guarded: BrokerProcess, user: str, topic_filter: str, topic: str
+async def test_client_is_answered_by_each_device_under_its_user_name(
+    guarded: BrokerProcess, start_service: StartService
 ) -> None:
-    heard: list[Message] = []
-    settings = BrokerSettings("127.0.0.1", guarded.port, username=user)
-    somebody = Connection(settings, client_id=f"{user}-1", on_message=heard.append)
-    await somebody.connect()
-    await somebody.subscribe(topic_filter)  # mosquitto checks rights at delivery
-    test = await person(guarded.port, "test", "test")
-    await test.connection.subscribe(topic_filter)
-    assert not (await test.connection.publish(topic, b"secret")).failed
-    await until(lambda: [message.payload for message in test.received] == [b"secret"])
-    await somebody.publish(f"edge/v1/{user}/note", b"", qos=1)  # everything before it has arrived now
-    assert b"secret" not in [message.payload for message in heard]
-    await somebody.close()
-    await test.connection.close()
+    async with (
+        start_service(guarded.port, broker_username="kitchen", groups=["door"]) as kitchen,
+        start_service(guarded.port, broker_username="garage", device="garage") as garage,
+    ):
+        for rig in (kitchen, garage):
+            await rig.service.models.activate(rig.signer.bundle())
+        for user, device in itertools.product(("alice", "bob"), ("kitchen", "garage")):
+            broker = Broker(f"mqtt://{user}@127.0.0.1:{guarded.port}")
+            answer = await infer_async(device, "echo", RAW, broker, deadline_s=5)
+            assert answer.status == 200
+        for rig in (kitchen, garage):
+            await until(lambda rig=rig: rig.service.samples()["edge_inference_in_flight"] == 0)
+            assert not any("undelivered" in name for name in rig.service.samples())
+
+
+async def test_request_to_a_group_is_answered_below_the_name_of_the_group(
+    guarded: BrokerProcess, start_service: StartService
+) -> None:
+    async with (
+        start_service(guarded.port, broker_username="kitchen", groups=["door"]) as rig,
+        connected(guarded.port, "alice") as [alice],
+    ):
+        await rig.service.models.activate(rig.signer.bundle())
+        await until(lambda: rig.service.online)
+        await alice.connection.subscribe("edge/v1/replies/alice/#")
+        properties = Properties(
+            content_type="application/octet-stream", response_topic="edge/v1/replies/alice/door/1", expiry_s=9
+        )
+        assert await alice.publish("edge/v1/groups/door/models/echo/infer", b"hi", properties=properties)
+        await until(lambda: [status_of(message) for message in alice.heard] == [200])
+
+
+async def test_nobody_else_sees_a_request_or_its_answer(
+    guarded: BrokerProcess, start_service: StartService
+) -> None:
+    async with (
+        start_service(guarded.port, broker_username="kitchen") as rig,
+        connected(guarded.port, "alice", "bob", "garage", "fleet", "homeassistant", "+", "#") as users,
+    ):
+        alice, *others = users
+        await rig.service.models.activate(rig.signer.bundle())
+        for user in users:
+            for topic_filter in ("#", "edge/v1/replies/#", "edge/v1/replies/alice/#", "edge/v1/kitchen/#"):
+                await user.connection.subscribe(topic_filter)
+        await alice.ask("kitchen", "edge/v1/replies/alice/kitchen/1")
+        await until(lambda: any("/replies/" in message.topic for message in alice.heard))
+        for user in others:
+            await user.settle()
+            topics = {message.topic for message in user.heard}
+            assert not any("replies" in topic or "infer" in topic for topic in topics), (user.name, topics)
+
+
+async def test_device_cannot_be_thrown_out_by_its_client_identifier(
+    guarded: BrokerProcess, start_service: StartService
+) -> None:
+    attackers = ("garage", "alice", "mallory")
+    async with (
+        connected(guarded.port, *attackers) as users,
+        start_service(guarded.port, broker_username="kitchen") as rig,
+    ):
+        await rig.service.models.activate(rig.signer.bundle())
+        # What the attackers can learn at the broker must not contain the identifier.
+        for user in users:
+            for topic_filter in ("#", "$SYS/#"):
+                await user.connection.subscribe(topic_filter)
+        broker = Broker(f"mqtt://alice@127.0.0.1:{guarded.port}")
+        assert (await infer_async("kitchen", "echo", RAW, broker, deadline_s=5)).status == 200
+        ids = [connection.client_id for connection in rig.service.connections]
+        for user in users:
+            await user.settle()
+            for message in user.heard:
+                said = f"{message.topic} {message.payload!r} {message.properties}"
+                assert not any(client_id in said for client_id in ids)
+        guesses = ("kitchen", "kitchen-control", "kitchen-inference", "kitchen-groups", "kitchen-1-control")
+        for name, client_id in itertools.product(attackers, guesses):
+            attacker = User(guarded.port, name, client_id)
+            await attacker.connection.connect()
+            await attacker.connection.close()
+        samples = rig.service.samples()
+        connects = {name: count for name, count in samples.items() if "mqtt_connects_total" in name}
+        assert set(connects.values()) == {1}
+        assert (await infer_async("kitchen", "echo", RAW, broker, deadline_s=5)).status == 200
+
+
+async def test_client_of_a_command_does_not_publish_its_client_identifier(guarded: BrokerProcess) -> None:
+    # A device that is asked sees the Response Topic, and could disconnect the client by its identifier.
+    async with connected(guarded.port, "kitchen") as [kitchen]:
+        await kitchen.connection.subscribe("edge/v1/kitchen/models/+/infer")
+        client = Client(Broker(f"mqtt://alice@127.0.0.1:{guarded.port}"), lambda *_: None)
+        inference = _Inference("kitchen", "echo", "edge/v1/kitchen/models/echo/infer", RAW, print)
+        async with client:
+            with pytest.raises(FleetError, match="no answer from kitchen"):
+                await inference.run(client, 0.2)
+        await until(lambda: bool(kitchen.heard))
+        said = kitchen.heard[0].properties
+        assert (said.response_topic or "").startswith("edge/v1/replies/alice/kitchen/")
+        assert client._connection.client_id not in f"{said}"
+
+
+ALLOWED, REFUSED = True, False
+PUBLISHES = [
+    # A client cannot publish as a device, as another client, or as a deployer.
+    ("alice", "edge/v1/kitchen/models/echo/infer", ALLOWED),
+    ("alice", "edge/v1/groups/door/models/echo/infer", ALLOWED),
+    ("alice", "edge/v1/kitchen/state", REFUSED),
+    ("alice", "edge/v1/alice/state", REFUSED),
+    ("alice", "edge/v1/alice/models/echo/state", REFUSED),
+    ("alice", "edge/v1/kitchen/desired", REFUSED),
+    ("alice", "edge/v1/kitchen/bundles/00/block/0", REFUSED),
+    ("alice", "edge/v1/replies/bob/kitchen/forged", REFUSED),
+    ("alice", "edge/v1/replies/alice/kitchen/forged", REFUSED),
+    ("alice", "homeassistant/device/edge_kitchen/config", REFUSED),
+    ("alice", "homeassistant/device/edge_alice/config", REFUSED),
+    # A device cannot write another device's topics, ask another device, or answer in its place.
+    ("kitchen", "edge/v1/kitchen/state", ALLOWED),
+    ("kitchen", "edge/v1/replies/alice/kitchen/1", ALLOWED),
+    ("kitchen", "edge/v1/replies/alice/door/1", ALLOWED),
+    ("kitchen", "homeassistant/device/edge_kitchen/config", ALLOWED),
+    ("kitchen", "edge/v1/garage/state", REFUSED),
+    ("kitchen", "edge/v1/garage/desired", REFUSED),
+    ("kitchen", "edge/v1/garage/jobs/1", REFUSED),
+    ("kitchen", "edge/v1/garage/models/echo/state", REFUSED),
+    ("kitchen", "edge/v1/garage/models/echo/infer", REFUSED),
+    ("kitchen", "edge/v1/groups/door/models/echo/infer", REFUSED),
+    ("kitchen", "homeassistant/device/edge_garage/config", REFUSED),
+    ("garage", "edge/v1/replies/alice/kitchen/forged", REFUSED),
+    ("garage", "edge/v1/replies/alice/door/forged", REFUSED),
+    ("garage", "edge/v1/replies/kitchen/kitchen/forged", REFUSED),
+    # The other roles.
+    ("fleet", "edge/v1/kitchen/desired", ALLOWED),
+    ("fleet", "edge/v1/kitchen/bundles/00/block/0", ALLOWED),
+    ("fleet", "edge/v1/replies/alice/kitchen/forged", REFUSED),
+    ("fleet", "edge/v1/kitchen/state", REFUSED),
+    ("homeassistant", "edge/v1/kitchen/models/echo/infer", REFUSED),
+    ("mallory", "edge/v1/kitchen/models/echo/infer", REFUSED),
+    # A name that is a wildcard is not every name.
+    ("+", "edge/v1/kitchen/state", REFUSED),
+    ("#", "edge/v1/kitchen/state", REFUSED),
+]
+
+
+async def test_each_user_may_publish_what_is_needed_and_nothing_else(guarded: BrokerProcess) -> None:
+    names = sorted({user for user, _, _ in PUBLISHES})
+    async with connected(guarded.port, *names) as users:
+        of = dict(zip(names, users, strict=True))
+        wrong = [row for row in PUBLISHES if await of[row[0]].publish(row[1]) != row[2]]
+    assert wrong == []
+
+
+READS = [
+    ("alice", "edge/v1/replies/alice/kitchen/1", ALLOWED),
+    ("alice", "edge/v1/kitchen/state", ALLOWED),
+    ("alice", "edge/v1/replies/bob/kitchen/1", REFUSED),
+    ("alice", "edge/v1/replies/kitchen/garage/1", REFUSED),
+    ("alice", "edge/v1/kitchen/models/echo/infer", REFUSED),
+    ("alice", "edge/v1/groups/door/models/echo/infer", REFUSED),
+    ("alice", "edge/v1/kitchen/jobs/7", REFUSED),
+    ("alice", "edge/v1/kitchen/desired", REFUSED),
+    ("kitchen", "edge/v1/kitchen/models/echo/infer", ALLOWED),
+    ("kitchen", "edge/v1/kitchen/desired", ALLOWED),
+    ("kitchen", "edge/v1/groups/door/models/echo/infer", ALLOWED),
+    ("kitchen", "edge/v1/garage/models/echo/infer", REFUSED),
+    ("kitchen", "edge/v1/garage/desired", REFUSED),
+    ("kitchen", "edge/v1/garage/state", REFUSED),
+    ("kitchen", "edge/v1/replies/alice/kitchen/1", REFUSED),
+    ("garage", "edge/v1/groups/door/models/echo/infer", REFUSED),
+    ("garage", "edge/v1/replies/alice/kitchen/1", REFUSED),
+    ("fleet", "edge/v1/kitchen/jobs/7", ALLOWED),
+    ("fleet", "edge/v1/replies/alice/kitchen/1", REFUSED),
+    ("fleet", "edge/v1/kitchen/models/echo/infer", REFUSED),
+    ("homeassistant", "edge/v1/replies/alice/kitchen/1", REFUSED),
+    ("+", "edge/v1/replies/alice/kitchen/1", REFUSED),
+    ("#", "edge/v1/replies/alice/kitchen/1", REFUSED),
+]
+
+
+async def test_each_user_receives_what_is_needed_and_nothing_else(guarded: BrokerProcess) -> None:
+    names = sorted({user for user, _, _ in READS})
+    async with connected(guarded.port, "test", *names) as [test, *users]:
+        of = dict(zip(names, users, strict=True))
+        for user in users:
+            await user.connection.subscribe("#")  # mosquitto checks rights when it delivers
+        for topic in sorted({topic for _, topic, _ in READS}):
+            assert await test.publish(topic)
+        for user in users:
+            await user.settle()
+        wrong = [row for row in READS if (row[1] in [m.topic for m in of[row[0]].heard]) != row[2]]
+    assert wrong == []
+
+
+async def test_session_of_another_user_is_not_inherited(guarded: BrokerProcess) -> None:
+    """Whoever learns a client identifier gets neither the waiting answers nor the subscriptions."""
+    alice = User(guarded.port, "alice", "known", persistent=True)
+    await alice.connection.connect()
+    await alice.connection.subscribe("edge/v1/replies/alice/#")
+    await alice.connection.close()
+    async with connected(guarded.port, "test") as [test]:
+        assert await test.publish("edge/v1/replies/alice/kitchen/1", b"private")
+        garage = User(guarded.port, "garage", "known", persistent=True)
+        await garage.connection.connect()
+        assert await test.publish("edge/v1/replies/alice/kitchen/2", b"private")
+        await garage.settle()
+        assert garage.heard == []
+        await garage.connection.close()
+
+
+async def test_will_is_not_published_where_its_user_may_not_publish(guarded: BrokerProcess) -> None:
+    async with connected(guarded.port, "test") as [test]:
+        await test.connection.subscribe("edge/v1/garage/#")
+        await test.connection.subscribe("edge/v1/kitchen/#")
+        for device in ("kitchen", "garage"):
+            user = User(guarded.port, "garage", will=Will(f"edge/v1/{device}/state", b"will"))
+            await user.connection.connect()
+            assert user.connection._engine is not None
+            sock = user.connection._engine._socket
+            assert sock is not None
+            sock._sock.shutdown(socket.SHUT_RDWR)
+            await user.connection.close()
+        # The broker publishes wills in the order in which it lost their clients.
+        await until(lambda: any(message.payload == b"will" for message in test.heard))
+        assert {message.topic for message in test.heard if message.payload == b"will"} == {
+            "edge/v1/garage/state"
+        }
