@@ -47,7 +47,7 @@ class Connection:
     settings
         The broker.
     client_id
-        Unique at the broker: two clients with one name evict each other.
+        Unique at the broker: two clients with one identifier evict each other.
     on_message
         Called in the event loop with each message; each QoS 1 message must be passed to `ack` once.
     will
@@ -63,6 +63,8 @@ class Connection:
         Called whenever the broker has answered a SUBSCRIBE or UNSUBSCRIBE.
     open_socket
         Opens a socket to the broker; tests pass their own.
+    name
+        What the log calls this connection, for an identifier that others must not know; else the identifier.
 
     Attributes
     ----------
@@ -84,9 +86,11 @@ class Connection:
         on_down: Callable[[Reason], None] | None = None,
         on_subscribed: Callable[[], None] | None = None,
         open_socket: SocketOpener = open_tcp_socket,
+        name: str = "",
     ) -> None:
         self.settings = settings
         self.client_id = client_id
+        self.name = name or client_id
         self.connects = 0
         self.over_limit = 0
         self._log = RateLimitedLog(_log, _LOG_INTERVAL_S)
@@ -103,7 +107,7 @@ class Connection:
         self._up = asyncio.Event()
         self._up_s = 0.0
         self._down: asyncio.Future[Reason] | None = None
-        self._subscriptions = Subscriptions(client_id, self._ask_for, self._leave)
+        self._subscriptions = Subscriptions(self.name, self._ask_for, self._leave)
         self._task: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -135,7 +139,7 @@ class Connection:
     def start(self) -> None:
         """Connect and stay connected, in the background, until `close`."""
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._stay_connected(), name=self.client_id)
+            self._task = asyncio.get_running_loop().create_task(self._stay_connected(), name=self.name)
 
     async def connect(self, timeout_s: float | None = None) -> None:
         """Connect, and stay connected from then on.
@@ -325,21 +329,21 @@ class Connection:
                         detail = describe(error, self.settings)
                 if self.connected:
                     if backoff.failures:
-                        _log.info("%s: connected to %s", self.client_id, self.settings.url)
+                        _log.info("%s: connected to %s", self.name, self.settings.url)
                     why = await self._wait_for_loss()
                     backoff.ended(_now_s() - self._up_s)
                 else:
                     if backoff.failures == 0 or why.connecting is Action.LATER:
                         _log.warning(
                             "%s: no connection to %s (%.400s), trying again",
-                            self.client_id,
+                            self.name,
                             self.settings.url,
                             detail or why,
                         )
                     backoff.failed()
                 delay_s = backoff.delay_s(why, _now_s())
                 if delay_s >= _WORTH_SAYING_S and backoff.failures <= 1:
-                    _log.info("%s: next attempt in %.0f s", self.client_id, delay_s)
+                    _log.info("%s: next attempt in %.0f s", self.name, delay_s)
                 await asyncio.sleep(delay_s)
         finally:
             ticking.cancel()
@@ -348,7 +352,7 @@ class Connection:
         """Return the reason for the end of the connection, once it has ended."""
         assert self._down is not None
         why = await self._down
-        _log.warning("%s: connection to %s ended: %s", self.client_id, self.settings.url, why)
+        _log.warning("%s: connection to %s ended: %s", self.name, self.settings.url, why)
         return why
 
     async def _keep_alive(self) -> None:

@@ -40,7 +40,7 @@ def of_certificates(files: CertificateFiles) -> Gauges:
 
 def of_connection(connection: Connection) -> Gauges:
     """Return the state of a connection to the broker."""
-    labels = (("connection", connection.client_id.rpartition("-")[2]),)
+    labels = (("connection", connection.name.rpartition("-")[2]),)
     return {
         ("edge_mqtt_connects_total", labels): connection.connects,
         ("edge_mqtt_reconnects_total", labels): max(0, connection.connects - 1),

@@ -102,6 +102,7 @@ class Service:
         self._requests = Connection(
             config.broker,
             client_id=client_ids.of("inference"),
+            name=f"{config.device}-inference",
             on_message=self._inference.on_message,
             on_down=self._inference.on_down,
             persistent=True,
@@ -110,6 +111,7 @@ class Service:
         self._control = Connection(
             config.broker,
             client_id=client_ids.of("control"),
+            name=f"{config.device}-control",
             on_message=self._on_control_message,
             on_up=self._on_control_up,
         )

@@ -163,7 +163,7 @@ async def test_nobody_else_sees_a_request_or_its_answer(
 
 
 async def test_device_cannot_be_thrown_out_by_its_client_identifier(
-    guarded: BrokerProcess, start_service: StartService
+    guarded: BrokerProcess, start_service: StartService, caplog: pytest.LogCaptureFixture
 ) -> None:
     attackers = ("garage", "alice", "mallory")
     async with (
@@ -188,10 +188,10 @@ async def test_device_cannot_be_thrown_out_by_its_client_identifier(
             attacker = User(guarded.port, name, client_id)
             await attacker.connection.connect()
             await attacker.connection.close()
-        samples = rig.service.samples()
-        connects = {name: count for name, count in samples.items() if "mqtt_connects_total" in name}
-        assert set(connects.values()) == {1}
         assert (await infer_async("kitchen", "echo", RAW, broker, deadline_s=5)).status == 200
+        assert all(connection.connected for connection in rig.service.connections)
+        assert {connection.connects for connection in rig.service.connections} == {1}
+        assert "ended" not in caplog.text
 
 
 async def test_client_of_a_command_does_not_publish_its_client_identifier(guarded: BrokerProcess) -> None:

@@ -135,7 +135,7 @@ def test_desired_example_is_taken_and_the_schema_is_as_strict_as_the_parser() ->
 def test_request_examples_are_read() -> None:
     tensor, without_properties = (example["payload"] for example in MESSAGES["requestJson"]["examples"])
     topic = format_topic(topics.Infer("kitchen", "digits"))
-    reply = format_topic(Reply("alice-laptop", "answers"))
+    reply = format_topic(Reply("alice", "kitchen/3f9c5a1be07d2264"))
     properties = Properties(response_topic=reply)
     with_properties = Message(topic, json.dumps(tensor).encode(), 1, properties=properties)
     bare = Message(topic, json.dumps(without_properties).encode(), 1)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,13 +15,19 @@ from types import SimpleNamespace
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from agent.errors import ConfigError
+from agent.errors import ConfigError, EdgeError
 from agent.mqtt import tls
 from agent.mqtt.settings import BrokerSettings, TlsSettings
 from agent.mqtt.tls import CertificateFiles, tls_context
+from builder.fleet.broker import Broker
+from builder.fleet.client import Client as FleetClient
+from builder.fleet.infer import infer_async
+from builder.fleet.request import Request
 from tests.agent.service.authority import HOUR, Authority, TlsFront
 from tests.agent.service.conftest import Client, StartService, status_of, until
-from tests.conftest import BrokerProcess
+from tests.conftest import BrokerProcess, debian_mosquitto
+
+FILES_OF_A_PAIR = (("certificate", "pem"), ("key", "key"))
 
 
 @pytest.fixture
@@ -297,40 +305,80 @@ def test_change_of_a_file_is_seen_once(folder: Path) -> None:
     assert files.changed()
 
 
-async def test_sample_configuration_serves_an_agent_over_mutual_tls_under_the_access_list(
-    start_service: StartService, folder: Path
-) -> None:
-    authority = Authority(folder)
-    authority.issue("server")
-    authority.issue("kitchen")
-    authority.issue("alice")
-    samples = Path(__file__).parents[3] / "docs" / "mosquitto"
-    (folder / "edge.acl").write_text((samples / "edge.acl").read_text())
+SAMPLES = Path(__file__).parents[3] / "docs" / "mosquitto"
+BY_CERTIFICATE = "require_certificate true\nuse_identity_as_username true\n"
+
+
+@contextlib.contextmanager
+def sample_broker(
+    folder: Path, suite: str, change: Callable[[str], str] = lambda text: text
+) -> Iterator[BrokerProcess]:
+    """Start the broker of docs/mosquitto, with only its paths and its port changed."""
+    (folder / "edge.acl").write_text((SAMPLES / "edge.acl").read_text())
     for path in folder.iterdir():
         path.chmod(0o644)
-    broker = BrokerProcess("mosquitto", folder)
-    text = (samples / "mosquitto.conf").read_text().replace("listener 8883", f"listener {broker.port}")
+    broker = BrokerProcess("mosquitto", folder, program=debian_mosquitto(suite))
+    text = change((SAMPLES / "mosquitto.conf").read_text()).replace(
+        "listener 8883", f"listener {broker.port}"
+    )
     text = text.replace("/etc/mosquitto/certs", str(folder)).replace("/etc/mosquitto", str(folder))
     broker.configuration = text.replace("/var/lib/mosquitto/", f"{folder}/")
     broker.start()
     try:
-        own = {name: str(folder / f"kitchen.{end}") for name, end in (("certificate", "pem"), ("key", "key"))}
-        keys = {f"broker_{name}": path for name, path in own.items()}
-        url = f"mqtts://127.0.0.1:{broker.port}"
-        async with start_service(0, broker_url=url, broker_ca=str(authority.path), **keys) as rig:
-            await rig.service.models.activate(rig.signer.bundle())
-            settings = BrokerSettings(
-                "127.0.0.1",
-                broker.port,
-                TlsSettings(authority.path, folder / "alice.pem", folder / "alice.key"),
-            )
-            alice = Client(settings, "alice-laptop", "kitchen")
-            await alice.start()
-            assert status_of(await alice.ask(b"hello")) == 200
-            ends = [name for name in rig.service.samples() if "certificate_expiry" in name]
-            assert len(ends) == 2
-            verdict = await alice.connection.publish("edge/v1/kitchen/desired", b"{}", retain=True)
-            assert verdict.name == "Not authorized"
-            await alice.connection.close()
+        yield broker
     finally:
         broker.stop()
+
+
+@pytest.mark.parametrize("suite", ["bookworm", "trixie"])
+async def test_sample_configuration_serves_an_agent_over_mutual_tls_under_the_access_list(
+    start_service: StartService, folder: Path, suite: str
+) -> None:
+    authority = Authority(folder)
+    for name in ("server", "kitchen", "alice"):
+        authority.issue(name)
+    own = {f"broker_{key}": str(folder / f"kitchen.{end}") for key, end in FILES_OF_A_PAIR}
+    with sample_broker(folder, suite) as broker:
+        url = f"mqtts://127.0.0.1:{broker.port}"
+        async with start_service(0, broker_url=url, broker_ca=str(authority.path), **own) as rig:
+            await rig.service.models.activate(rig.signer.bundle())
+            alice = Broker(url, authority.path, folder / "alice.pem", folder / "alice.key")
+            request = Request("application/octet-stream", b"hello", ("x;FP32;1,4",))
+            assert (await infer_async("kitchen", "echo", request, alice, deadline_s=5)).status == 200
+            ends = [name for name in rig.service.samples() if "certificate_expiry" in name]
+            assert len(ends) == 2
+            async with FleetClient(alice, lambda *_: None) as client:
+                verdict = await client.publish("edge/v1/kitchen/desired", b"{}", retain=True)
+                assert verdict.name == "Not authorized"
+
+
+@pytest.mark.parametrize("suite", ["bookworm", "trixie"])
+async def test_sample_configuration_serves_users_with_passwords(
+    start_service: StartService, folder: Path, suite: str
+) -> None:
+    authority = Authority(folder)
+    authority.issue("server")
+    *loader, program = debian_mosquitto(suite)
+    mosquitto_passwd = str(Path(program).parents[1] / "bin" / "mosquitto_passwd")
+    passwords = folder / "passwords"
+    passwords.touch()
+    for user in ("kitchen", "alice"):
+        command = [*loader, mosquitto_passwd, "-b", str(passwords), user, f"secret of {user}"]
+        subprocess.run(command, check=True)
+        (folder / f"{user}.password").write_text(f"secret of {user}\n")
+
+    def with_passwords(text: str) -> str:
+        return text.replace(BY_CERTIFICATE, "").replace("#password_file", "password_file")
+
+    with sample_broker(folder, suite, with_passwords) as broker:
+        url = f"mqtts://127.0.0.1:{broker.port}"
+        own = {"broker_username": "kitchen", "broker_password_file": str(folder / "kitchen.password")}
+        async with start_service(0, broker_url=url, broker_ca=str(authority.path), **own) as rig:
+            await rig.service.models.activate(rig.signer.bundle())
+            place = url.replace("//", "//alice@")
+            alice = Broker(place, authority.path, password_file=folder / "alice.password")
+            request = Request("application/octet-stream", b"hello", ("x;FP32;1,4",))
+            assert (await infer_async("kitchen", "echo", request, alice, deadline_s=5)).status == 200
+            with pytest.raises(EdgeError, match="Not authorized"):
+                wrong = Broker(place, authority.path, password_file=folder / "kitchen.password")
+                await infer_async("kitchen", "echo", request, wrong, deadline_s=5)
