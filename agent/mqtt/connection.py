@@ -398,7 +398,7 @@ class Connection:
             if self._log.due("over limit"):
                 _log.warning(
                     "%s: a message on %.200s is over a limit: %s",
-                    self.client_id,
+                    self.name,
                     ascii(message.topic[:200]),
                     message.refusal,
                 )
