@@ -121,7 +121,7 @@ async def test_client_is_answered_by_each_device_under_its_user_name(
             answer = await infer_async(device, "echo", RAW, broker, deadline_s=5)
             assert answer.status == 200
         for rig in (kitchen, garage):
-            await until(lambda rig=rig: rig.service.samples()["edge_inference_in_flight"] == 0)
+            await rig.settle()
             assert not any("undelivered" in name for name in rig.service.samples())
 
 
