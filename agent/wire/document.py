@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from typing import Final, TypeVar
 
 from agent.bundle.strict_json import refuse_constant, short_integer, unique_object
@@ -130,6 +131,19 @@ def number(value: object) -> float | None:
     if type(value) is int and abs(value) < 1 << _MAX_INTEGER_BITS:
         return value
     return value if type(value) is float and math.isfinite(value) else None
+
+
+def format_time(time_s: float | None) -> str | None:
+    """Write seconds since the epoch as ISO 8601 in UTC, to milliseconds; None for no time."""
+    return None if time_s is None else datetime.fromtimestamp(time_s, UTC).isoformat(timespec="milliseconds")
+
+
+def parse_time(value: object) -> float | None:
+    """Read what `format_time` wrote; None if it is something else."""
+    try:
+        return datetime.fromisoformat(text(value)).timestamp()
+    except (ValueError, OverflowError):
+        return None
 
 
 def choice(make: Callable[[str], _Value], value: object, what: str) -> _Value:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Final
 
@@ -96,7 +95,7 @@ class JobState:
                 "result": self.result,
                 "code": self.code,
                 "message": self.message,
-                "time": datetime.fromtimestamp(self.time_s, UTC).isoformat(timespec="milliseconds"),
+                "time": document.format_time(self.time_s),
             }
         )
 
@@ -124,12 +123,5 @@ class JobState:
             result=None if result is None else document.choice(Result, result, "job result"),
             code=document.optional_text(fields.get("code")),
             message=document.optional_text(fields.get("message")),
-            time_s=_seconds(fields.get("time")),
+            time_s=document.parse_time(fields.get("time")) or 0.0,
         )
-
-
-def _seconds(value: object) -> float:
-    try:
-        return datetime.fromisoformat(document.text(value)).timestamp()
-    except (ValueError, OverflowError):
-        return 0.0

@@ -51,6 +51,8 @@ class ModelState:
         The input that takes an image, or None.
     postprocess
         Names of the declared postprocessing steps, in order.
+    next_try_s
+        When a failed model is tried again, in seconds since the epoch by the device's clock; None otherwise.
     """
 
     name: str
@@ -65,6 +67,7 @@ class ModelState:
     key_id: str
     image_input: str | None
     postprocess: tuple[str, ...]
+    next_try_s: float | None = None
 
     def to_bytes(self) -> bytes:
         """Write the document."""
@@ -84,6 +87,7 @@ class ModelState:
                 "key_id": self.key_id,
                 "image_input": self.image_input,
                 "postprocess": self.postprocess,
+                "next_try": document.format_time(self.next_try_s),
             }
         )
 
@@ -111,6 +115,7 @@ class ModelState:
             key_id=document.text(fields.get("key_id")),
             image_input=document.optional_text(fields.get("image_input")),
             postprocess=document.texts(fields.get("postprocess")),
+            next_try_s=document.parse_time(fields.get("next_try")),
         )
 
 

@@ -1,10 +1,10 @@
 """The life cycle of a supervised worker as data: its states, what may happen in each, and what follows.
 
 Promises: `TRANSITIONS` is the only place that says which state follows which, and an event that a state does
-not list raises. The rules for a restart are here too: how long to wait before each attempt, and which deaths
-take a bundle out of service. A death while a request was computed never does: a client could otherwise take a
-model away from all others. Such requests are quarantined instead (`agent.service.requests.quarantine`).
-Nothing here knows a process or reads a clock.
+not list raises. Only `STOPPED` is the end. The rules for a restart are here too: how long to wait before each
+attempt, and which deaths take a bundle out of service. A death while a request was computed never does: a
+client could otherwise take a model away from all others. Such requests are quarantined instead
+(`agent.service.requests.quarantine`). Nothing here knows a process or reads a clock.
 `tests/agent/service/models/test_life_cycle.py` walks the table.
 Leaves to others: doing what a state requires (`supervisor`).
 """
@@ -22,6 +22,13 @@ from agent.wire.model_state import ModelPhase
 # Seconds before each attempt to start another worker; the last one repeats. The first is short, so that a
 # worker is back within two seconds; the others keep a worker that always dies from becoming a loop of forks.
 _RESTART_DELAYS_S: Final = (0.05, 0.25, 1.0)
+# A bundle that is out of service is tried again after this long, then after twice as long, and so on. Memory
+# or processes may be short for seconds, or until a person acts.
+RETRY_FIRST_S: Final = 5.0
+# A start costs a second or two of a processor: with this pause it is not noticed.
+RETRY_LONGEST_S: Final = 600.0
+# Models that failed together, such as all of a device that ran out of memory, do not start together again.
+_RETRY_SPREAD: Final = 0.2
 
 
 class State(Enum):
@@ -36,7 +43,9 @@ class State(Enum):
     RESTARTING
         The process ended by itself; another one is being started.
     FAILED
-        It died too often or could not be started again. Only a new deployment helps.
+        It died too often or could not be started again. Requests are refused until the next attempt succeeds.
+    RETRYING
+        After a pause, another process is being started. Requests are still refused.
     STOPPING
         It answers what it was sent, and is then ended.
     STOPPED
@@ -47,6 +56,7 @@ class State(Enum):
     READY = auto()
     RESTARTING = auto()
     FAILED = auto()
+    RETRYING = auto()
     STOPPING = auto()
     STOPPED = auto()
 
@@ -66,6 +76,8 @@ class Event(Enum):
         The same, and it was one death too many within the crash window.
     GAVE_UP
         The last attempt to restart it failed.
+    RETRY
+        The pause of a failed worker is over.
     STOP
         The supervisor was asked to stop.
     DRAINED
@@ -77,6 +89,7 @@ class Event(Enum):
     DIED = auto()
     DIED_TOO_OFTEN = auto()
     GAVE_UP = auto()
+    RETRY = auto()
     STOP = auto()
     DRAINED = auto()
 
@@ -113,7 +126,10 @@ TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = MappingProxyType(
                 _E.STOP: _S.STOPPED,
             },
         ),
-        _S.FAILED: MappingProxyType({_E.STOP: _S.STOPPED}),
+        _S.FAILED: MappingProxyType({_E.RETRY: _S.RETRYING, _E.STOP: _S.STOPPED}),
+        _S.RETRYING: MappingProxyType(
+            {_E.LOADED: _S.READY, _E.NOT_LOADED: _S.FAILED, _E.STOP: _S.STOPPED},
+        ),
         _S.STOPPING: MappingProxyType(
             {_E.DRAINED: _S.STOPPED, _E.DIED: _S.STOPPED, _E.DIED_TOO_OFTEN: _S.STOPPED},
         ),
@@ -127,6 +143,7 @@ PHASES: Final[Mapping[State, ModelPhase]] = MappingProxyType(
         _S.READY: ModelPhase.READY,
         _S.RESTARTING: ModelPhase.RESTARTING,
         _S.FAILED: ModelPhase.FAILED,
+        _S.RETRYING: ModelPhase.FAILED,
         _S.STOPPING: ModelPhase.STOPPED,
         _S.STOPPED: ModelPhase.STOPPED,
     }
@@ -134,7 +151,7 @@ PHASES: Final[Mapping[State, ModelPhase]] = MappingProxyType(
 # States in which the process computes what it was sent.
 COMPUTING: Final = frozenset({State.READY, State.STOPPING})
 # States in which requests are refused at once.
-OUT_OF_SERVICE: Final = frozenset({State.FAILED, State.STOPPED})
+OUT_OF_SERVICE: Final = frozenset({State.FAILED, State.RETRYING, State.STOPPED})
 
 
 def next_state(state: State, event: Event) -> State:
@@ -155,6 +172,20 @@ def next_state(state: State, event: Event) -> State:
 def restart_delay_s(attempt: int) -> float:
     """Return the seconds to wait before an attempt to start another worker, counted from 0."""
     return _RESTART_DELAYS_S[min(attempt, len(_RESTART_DELAYS_S) - 1)]
+
+
+def retry_delay_s(attempt: int, chance: float) -> float:
+    """Return the seconds to wait before a bundle that is out of service is tried again.
+
+    Parameters
+    ----------
+    attempt
+        Counted from 0; from 0 again after the bundle was in service for `RETRY_LONGEST_S`.
+    chance
+        A random number from 0 to 1, which spreads attempts that would fall together.
+    """
+    doubled_s = min(RETRY_FIRST_S * 2.0 ** min(attempt, 16), RETRY_LONGEST_S)
+    return doubled_s * (1 - _RETRY_SPREAD * chance)
 
 
 class CrashWindow:

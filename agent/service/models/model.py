@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from agent.bundle.manifest import Manifest
 from agent.bundle.verify import VerifiedBundle
 from agent.config import QueueLimits, WorkerSettings
+from agent.deploy.trial import Score
 from agent.errors import DeadlineError, ExecutionError, InputError, OverloadedError, RequestError
 from agent.service.models.life_cycle import OUT_OF_SERVICE, PHASES, State
 from agent.service.models.supervisor import Supervisor
@@ -49,6 +50,8 @@ class ModelStatus:
         How many requests wait or are computed.
     rss_bytes
         Resident memory of its worker.
+    next_try_s
+        When a model that is out of service is tried again, in seconds since the epoch; None otherwise.
     quarantined
         How many requests were refused because equal ones had ended its worker.
     """
@@ -62,6 +65,7 @@ class ModelStatus:
     restarts: int
     queued: int
     rss_bytes: int
+    next_try_s: float | None = None
     quarantined: int = 0
 
     @property
@@ -81,6 +85,7 @@ class ModelStatus:
             ready=self.ready,
             state=self.phase,
             message=self.message,
+            next_try_s=self.next_try_s,
             security_counter=manifest.security_counter,
             digest=self.digest,
             key_id=self.key_id,
@@ -156,7 +161,7 @@ class Model:
         if supervisor is None or supervisor.state in OUT_OF_SERVICE:
             why = "stopped" if supervisor is None else supervisor.message
             raise OverloadedError(
-                f"{self.name} is out of service: {why}", hint="deploy it again, or ask later"
+                f"{self.name} is out of service: {why}", hint="ask again later: it is tried again"
             )
         self._inspect(supervisor, pending)
         at_once = supervisor.has_room and not self._queue.pending
@@ -217,8 +222,13 @@ class Model:
             restarts=supervisor.crashes,
             queued=len(self._queue.pending) + supervisor.busy,
             rss_bytes=supervisor.rss_bytes(),
+            next_try_s=supervisor.next_try_s,
             quarantined=self._quarantined,
         )
+
+    def score(self) -> Score:
+        """Return how its bundle has done since it was put into service."""
+        return Score() if self._supervisor is None else self._supervisor.record.score()
 
     async def replace(
         self, verified: VerifiedBundle, settings: WorkerSettings, share: Share

@@ -1,13 +1,13 @@
-"""Keeps a worker alive for one bundle: starts it, restarts it when it dies, and gives up loudly.
+"""Keeps a worker alive for one bundle: starts it, restarts it when it dies, and slows down if that fails.
 
 Promises: a worker that dies costs no request: its successor computes those that it had, first the one that
 it was computing. If that one ends a second worker, it is answered 500 and quarantined; one that computes for
 longer than its limit is answered 408. After a few deaths of the worker's own in a short time the bundle is
-out of service and says so. `life_cycle` holds the states and the rules, `quarantine` the requests that end
-workers; this file does what they ask for.
+out of service, says so, and is tried again after growing pauses. `life_cycle` holds the states and the rules,
+`quarantine` the requests that end workers; this file does what they ask for.
 Leaves to others: queues, deadlines, and which worker succeeds which (`model`).
 
-All times are readings of the event loop's clock, which on Linux is `time.monotonic`.
+Times are readings of the event loop's clock, which on Linux is `time.monotonic`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import itertools
 import logging
 import math
 import os
+import random
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -35,7 +37,18 @@ from agent.errors import (
     RequestError,
     SelfTestError,
 )
-from agent.service.models.life_cycle import COMPUTING, Cause, CrashWindow, Event, State, next_state
+from agent.service.models.life_cycle import (
+    COMPUTING,
+    OUT_OF_SERVICE,
+    RETRY_LONGEST_S,
+    Cause,
+    CrashWindow,
+    Event,
+    State,
+    next_state,
+    retry_delay_s,
+)
+from agent.service.models.track_record import TrackRecord
 from agent.service.models.worker_process import Spawn, WorkerProcess
 from agent.service.requests.pending import Pending
 from agent.service.requests.quarantine import Quarantine
@@ -74,6 +87,13 @@ class Supervisor:
 
     Attributes
     ----------
+    state, message
+        What it is doing, and why it is not ready.
+    next_try_s
+        When a bundle that is out of service is tried again, in seconds since the epoch by the device's clock;
+        None while it is in service or being tried.
+    record
+        How the bundle has done.
     deaths
         The latest deaths of its processes, and all of them by their cause.
     quarantine
@@ -93,6 +113,8 @@ class Supervisor:
         self.verified = verified
         self.state = State.STARTING
         self.message = ""
+        self.next_try_s: float | None = None
+        self.record = TrackRecord()
         self.ready: Ready | None = None
         self._settings = settings
         self._share = share
@@ -108,6 +130,8 @@ class Supervisor:
         self.deaths = CrashWindow(settings.crash_limit, settings.crash_window_s)
         self.quarantine = Quarantine()
         self._restarting: asyncio.Task[None] | None = None
+        self._retries = 0
+        self._ready_since_s = self._ready_for_s = 0.0
         self._drained = asyncio.Event()
         self._drained.set()
 
@@ -256,6 +280,7 @@ class Supervisor:
         self._watch()
         if pending.suspect is not None:
             self.quarantine.acquit(pending.suspect)
+        self.record.answered(answer)
         pending.answer(answer, payload, self.verified.manifest.version)
         if self.has_room:
             self._on_room()
@@ -319,6 +344,7 @@ class Supervisor:
         # Before the owner takes the requests back, which `_enter` may lead to.
         refusal = None if computed is None else self._judge(computed, how, over_limit=over_limit)
         if refusal is not None:
+            self.record.failed()
             self._sent.popleft()
         self._enter(event)
         if computed is not None and refusal is not None:
@@ -357,6 +383,31 @@ class Supervisor:
             self._on_room()
             return
 
+    def _plan_retry(self) -> None:
+        """Say when a bundle that is out of service is tried again, and wait for it."""
+        if self._ready_for_s > RETRY_LONGEST_S:
+            self._retries, self._ready_for_s = 0, 0.0
+        pause_s = retry_delay_s(self._retries, random.random())  # noqa: S311 - jitter, not a secret
+        self._retries += 1
+        self.next_try_s = time.time() + pause_s
+        self.message = f"{self.message}; next attempt in {pause_s:.0f} s"
+        self._restarting = asyncio.get_running_loop().create_task(self._retry(pause_s))
+
+    async def _retry(self, pause_s: float) -> None:
+        """Start another process after a pause, and put the bundle into service again if it loads."""
+        await asyncio.sleep(pause_s)
+        self.next_try_s = None
+        self._enter(Event.RETRY)
+        try:
+            self.ready = await self._launch()
+        except EdgeError as error:
+            self.message = str(error)
+            self._enter(Event.NOT_LOADED)
+            return
+        self.message = ""
+        self._enter(Event.LOADED)
+        self._on_room()
+
     async def _end_process(self, limit_s: float) -> None:
         if self._process is not None and self._process.pid is not None:
             await self._process.stop(limit_s)
@@ -366,10 +417,18 @@ class Supervisor:
         before, self.state = self.state, next_state(self.state, event)
         if self.state is before:
             return
-        self._on_state()
+        name = self.verified.manifest.name
+        if before is State.READY:
+            self._ready_for_s = _now_s() - self._ready_since_s
+        elif self.state is State.READY:
+            self._ready_since_s = _now_s()
+            if before in OUT_OF_SERVICE:
+                _log.warning("%s is in service again", name)
         if self.state is State.FAILED:
-            _log.critical("%s is out of service: %s", self.verified.manifest.name, self.message)
-        elif self.state is State.RESTARTING:
+            self._plan_retry()
+            _log.critical("%s is out of service: %s", name, self.message)
+        self._on_state()
+        if self.state is State.RESTARTING:
             self._restarting = asyncio.get_running_loop().create_task(self._restart())
 
 

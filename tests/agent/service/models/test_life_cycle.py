@@ -17,6 +17,7 @@ from agent.service.models.life_cycle import (
     State,
     next_state,
     restart_delay_s,
+    retry_delay_s,
 )
 from agent.wire.model_state import ModelPhase
 
@@ -67,9 +68,15 @@ def test_a_worker_dies_only_while_it_computes() -> None:
     assert all(Event.DIED_TOO_OFTEN in TRANSITIONS[state] for state in mortal)
 
 
-def test_a_failed_worker_is_not_restarted() -> None:
-    assert set(TRANSITIONS[State.FAILED]) == {Event.STOP}
-    assert {State.FAILED, State.STOPPED} == OUT_OF_SERVICE
+def test_a_failed_worker_is_tried_again_until_it_is_stopped() -> None:
+    assert next_state(State.FAILED, Event.RETRY) is State.RETRYING
+    assert next_state(State.RETRYING, Event.NOT_LOADED) is State.FAILED
+    assert next_state(State.RETRYING, Event.LOADED) is State.READY
+    assert {State.FAILED, State.RETRYING, State.STOPPED} == OUT_OF_SERVICE
+
+
+def test_only_a_stopped_worker_stays_as_it_is() -> None:
+    assert {state for state, following in TRANSITIONS.items() if not following} == {State.STOPPED}
 
 
 def test_every_state_is_published_as_a_phase() -> None:
@@ -115,3 +122,9 @@ def test_restarts_slow_down() -> None:
     delays_s = [restart_delay_s(attempt) for attempt in range(10)]
     assert all(earlier <= later for earlier, later in itertools.pairwise(delays_s))
     assert (delays_s[0], delays_s[-1]) == (0.05, 1.0)
+
+
+def test_retries_slow_down_to_one_in_ten_minutes_and_do_not_fall_together() -> None:
+    assert [retry_delay_s(attempt, 0.0) for attempt in range(9)] == [5, 10, 20, 40, 80, 160, 320, 600, 600]
+    assert retry_delay_s(10**6, 0.0) == 600
+    assert retry_delay_s(0, 1.0) == pytest.approx(4)

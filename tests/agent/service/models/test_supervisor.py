@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import time
 from collections.abc import Callable
 
 import pytest
@@ -161,11 +163,83 @@ async def test_third_death_in_the_window_takes_the_bundle_out_of_service(
     await made.supervisor.start()
     for _ in range(3):
         workers.latest.die()
-        await asyncio.sleep(5)
-    assert made.supervisor.state is State.FAILED
-    assert made.supervisor.message == "3 workers died within 60 s, the last one killed by SIGSEGV"
+        await asyncio.sleep(3)
+    assert made.states[-1] == "FAILED"
+    why = "3 workers died within 60 s, the last one killed by SIGSEGV"
+    assert made.supervisor.message.startswith(f"{why}; next attempt in ")
     assert len(workers.processes) == 3
     await made.supervisor.stop(0)
+
+
+@in_virtual_time
+async def test_bundle_out_of_service_is_tried_again_more_and_more_slowly(
+    supervised: MakeSupervised, workers: Workers
+) -> None:
+    made = supervised(crash_limit=1)
+    await made.supervisor.start()
+    workers.broken = True
+    workers.latest.die()
+    failed_s = asyncio.get_running_loop().time()
+    await asyncio.sleep(3600)
+    assert set(made.states[1:]) == {"FAILED", "RETRYING"}
+    times = [process.started_s - failed_s for process in workers.processes[1:]]
+    pauses = [later - earlier for earlier, later in itertools.pairwise([0.0, *times])]
+    for pause, longest in zip(pauses, [5, 10, 20, 40, 80, 160, 320, 600, 600], strict=False):
+        assert 0.8 * longest <= pause <= longest
+    workers.broken = False
+    await asyncio.sleep(600)
+    assert made.supervisor.state is State.READY
+    assert made.supervisor.message == ""
+    assert made.supervisor.next_try_s is None
+    await made.supervisor.stop(0)
+
+
+@in_virtual_time
+async def test_failed_bundle_says_when_it_is_tried_again(
+    supervised: MakeSupervised, workers: Workers
+) -> None:
+    made = supervised(crash_limit=1)
+    await made.supervisor.start()
+    workers.latest.die()
+    assert made.supervisor.next_try_s is not None
+    assert 3 <= made.supervisor.next_try_s - time.time() <= 5
+    await asyncio.sleep(5)
+    assert made.supervisor.state is State.READY
+    await made.supervisor.stop(0)
+
+
+@in_virtual_time
+async def test_pauses_grow_if_the_bundle_fails_soon_again_and_are_short_after_a_good_time(
+    supervised: MakeSupervised, workers: Workers
+) -> None:
+    made = supervised(crash_limit=1)
+    await made.supervisor.start()
+
+    async def fail() -> float:
+        workers.latest.die()
+        died_s = asyncio.get_running_loop().time()
+        async with asyncio.timeout(1000):
+            while made.supervisor.state is not State.READY:
+                await asyncio.sleep(0.1)
+        return asyncio.get_running_loop().time() - died_s
+
+    assert await fail() <= 5.2
+    assert 8 <= await fail() <= 10.2
+    assert 16 <= await fail() <= 20.2
+    await asyncio.sleep(601)
+    assert await fail() <= 5.2
+    await made.supervisor.stop(0)
+
+
+@in_virtual_time
+async def test_stop_ends_the_wait_for_the_next_attempt(supervised: MakeSupervised, workers: Workers) -> None:
+    made = supervised(crash_limit=1)
+    await made.supervisor.start()
+    workers.latest.die()
+    await made.supervisor.stop(0)
+    await asyncio.sleep(3600)
+    assert len(workers.processes) == 1
+    assert made.states[-1] == "STOPPED"
 
 
 @in_virtual_time
@@ -190,9 +264,9 @@ async def test_worker_that_cannot_be_started_again_is_given_up(
     died_s = asyncio.get_running_loop().time()
     workers.latest.die()
     await asyncio.sleep(60)
-    assert made.states == ["READY", "RESTARTING", "FAILED"]
+    assert made.states[:3] == ["READY", "RESTARTING", "FAILED"]
     assert "out of processes" in made.supervisor.message
-    waited_s = [process.started_s - died_s for process in workers.processes[1:]]
+    waited_s = [process.started_s - died_s for process in workers.processes[1:5]]
     assert waited_s == pytest.approx([0.05, 0.3, 1.3, 2.3])
     await made.supervisor.stop(0)
     assert made.states[-1] == "STOPPED"
