@@ -9,8 +9,8 @@ the version              what follows
 is out of service        its predecessor comes back: its worker died by itself too often, or does not start
 ends the agent often     its predecessor comes back: `MAX_STARTS` starts of the agent in a trial, none of
                          which lasted `STEADY_S` or ended with a clean stop
-fails nearly always      its predecessor comes back: at least `MIN_FAILED` requests failed or ended the worker, and
-                         they are more than half of all
+fails nearly always      its predecessor comes back: at least `MIN_FAILED` requests failed or ended the
+                         worker, and they are more than half of all
 fails more often         its predecessor comes back: at least `MIN_ANSWERS` answers, and more than
                          `MAX_ERROR_SHARE` of them failed, beyond the share of the predecessor
 is much slower           its predecessor comes back: both have `MIN_ANSWERS` answers, and the 95th percentile
@@ -120,7 +120,7 @@ class Trial:
         Raises
         ------
         KeyError, TypeError, ValueError
-            If it is something else.
+            If `value` is something else.
         """
         baseline = value["baseline"]
         return cls(
