@@ -1,7 +1,8 @@
-"""One worker process: `python -m agent.worker FD`, where FD is its end of the channel.
+"""One worker process: `python -m agent.worker FD [GATE]`.
 
-Only the agent starts it. It receives the bundle's members over the channel, imports what it needs, closes its
-sandbox, loads the model, and then answers requests one by one until the agent stops it or is gone.
+FD is its end of the channel, GATE its end of the socket for `sandbox.close_files`. Only the agent starts it.
+It receives the bundle's members over the channel, imports what it needs, closes its sandbox, loads the model,
+and then answers requests one by one until the agent stops it or is gone.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ _log = logging.getLogger("agent.worker")
 
 def main(arguments: list[str]) -> int:
     """Serve one model; return the process's exit status."""
-    if len(arguments) != 1 or not arguments[0].isdigit():
-        sys.stderr.write("usage: python -m agent.worker FD (started by edge-agent)\n")
+    if len(arguments) not in (1, 2) or not all(each.isdigit() for each in arguments):
+        sys.stderr.write("usage: python -m agent.worker FD [GATE] (started by edge-agent)\n")
         return 2
     logging.basicConfig(format="worker: %(message)s", level=logging.INFO)
     # Ctrl-C in a terminal and a stop by the service manager reach every process, but the agent decides when
@@ -45,9 +46,10 @@ def main(arguments: list[str]) -> int:
     with socket.socket(fileno=int(arguments[0])) as connection:
         channel = Channel(connection)
         try:
-            model = _load(channel, connection)
+            gate = socket.socket(fileno=int(arguments[1])) if arguments[1:] else None
+            model = _load(channel, connection, gate)
             if model is not None:
-                _serve(channel, *model)
+                _serve(channel, model)
         except ChannelError:
             _log.exception("the agent sent an invalid frame")
             return 1
@@ -60,7 +62,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _load(channel: Channel, connection: socket.socket) -> tuple[Model, int] | None:
+def _load(channel: Channel, connection: socket.socket, gate: socket.socket | None) -> Model | None:
     received = channel.receive_load()
     if received is None:
         return None
@@ -68,9 +70,11 @@ def _load(channel: Channel, connection: socket.socket) -> tuple[Model, int] | No
     start_s = time.monotonic()
     load = frame.header
     assert isinstance(load, Load)
-    _close_others({0, 1, 2, connection.fileno(), *descriptors})
+    _close_others({0, 1, 2, connection.fileno(), *descriptors, *(() if gate is None else (gate.fileno(),))})
     if load.cpus:
         os.sched_setaffinity(0, load.cpus)
+    if load.cpu_s:
+        sandbox.limit_cpu(load.cpu_s)
     try:
         # numpy's linear algebra would start a thread for each processor; kernels have their own threads.
         os.environ.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
@@ -83,11 +87,13 @@ def _load(channel: Channel, connection: socket.socket) -> tuple[Model, int] | No
         prepared = Prepared(Manifest.from_bytes(bytes(frame.payload)), load, members)
         # Opened before the sandbox forbids it, read when the model is loaded.
         statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
-        status = sandbox.close_files(sandbox.Limits(load.memory_bytes))
+        status = sandbox.close_files(sandbox.Limits(load.memory_bytes), gate)
+        if gate is not None:
+            gate.close()
         if load.require_sandbox and not status.complete:
             raise IncompatibleError(
-                f"expected a kernel with Landlock and seccomp, got: {status}",
-                hint="Landlock needs Linux 5.13 with lsm=landlock; or allow an incomplete sandbox",
+                f"expected a complete sandbox, got: {status}",
+                hint="`edge-agent check` says what is missing; or set worker.require_sandbox = false",
             )
         _watch(connection)
         kernels = load_kernels(members, load.threads)
@@ -110,38 +116,25 @@ def _load(channel: Channel, connection: socket.socket) -> tuple[Model, int] | No
             threads=model.threads,
             landlock=status.landlock,
             seccomp=status.seccomp,
+            threads_bounded=status.threads,
             sandbox=str(status),
         )
     )
-    return model, load.cpu_s
+    return model
 
 
-def _serve(channel: Channel, model: Model, cpu_s: int) -> None:
-    limited_s = 0.0
+def _serve(channel: Channel, model: Model) -> None:
     while (frame := channel.receive()) is not None:
         if isinstance(frame.header, Stop):
             return
         if isinstance(frame.header, Share):
-            _move(model, frame.header)
+            # The agent has moved the threads; those that the model starts from now on inherit it.
+            model.use_threads(frame.header.threads)
             continue
         if not isinstance(frame.header, Request):
             raise ChannelError(f"expected request, share or stop, got {type(frame.header).__name__.lower()}")
-        if cpu_s and time.process_time() + cpu_s > limited_s:
-            # Twice the budget: the call takes longer than most requests, and is then needed less often.
-            limited_s = sandbox.limit_cpu(2 * cpu_s)
         answer, payload = model.answer(frame.header, memoryview(frame.payload))
         channel.send(answer, payload)
-
-
-def _move(model: Model, share: Share) -> None:
-    """Run on other processors. Threads inherit affinity when created, so stop the existing ones first."""
-    model.use_threads(1)
-    try:
-        os.sched_setaffinity(0, share.cpus)
-    except OSError as error:
-        # A processor can be switched off at any time; the model must run all the same.
-        _log.warning("processors %s: %s", list(share.cpus), error.strerror)
-    model.use_threads(share.threads)
 
 
 def _close_others(kept: Iterable[int]) -> None:

@@ -40,11 +40,11 @@ class Load:
     memory_bytes
         Address space that loading and serving the model may add to the worker's; 0 for no limit.
     cpu_s
-        Processor seconds of one request over all threads, which the kernel enforces; 0 for no limit.
+        Processor seconds over all threads until the agent allows more; 0 for no limit.
     max_pixels
         Pixels of the largest image that is decoded; 0 for the decoder's default.
     require_sandbox
-        Refuse to load unless the kernel has both Landlock and seccomp.
+        Refuse to load unless the sandbox is complete.
     """
 
     files: tuple[str, ...]
@@ -131,7 +131,9 @@ class Ready:
     seccomp
         Whether a system call filter is in force.
     sandbox
-        One line about both, for the log.
+        One line about all parts, for the log.
+    threads_bounded
+        Whether the agent decides about each new thread.
     """
 
     load_s: float
@@ -141,6 +143,7 @@ class Ready:
     landlock: int
     seccomp: bool
     sandbox: str
+    threads_bounded: bool = False
 
 
 @dataclass(frozen=True, slots=True)

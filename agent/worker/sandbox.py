@@ -19,6 +19,7 @@ import ctypes
 import errno
 import os
 import resource
+import socket
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,12 +27,9 @@ from pathlib import Path
 from typing import Final
 
 from agent.worker import system_calls as calls
-from agent.worker.system_calls import Architecture, Numbers
+from agent.worker.system_calls import Architecture, Numbers, Rule
 
 _PR_SET_NO_NEW_PRIVS: Final = 38
-_PR_SET_NAME: Final = 15
-# glibc names thread stacks and heaps with it.
-_PR_SET_VMA: Final = 0x53564D41
 
 _LANDLOCK_CREATE_RULESET_VERSION: Final = 1
 # Rights that Landlock handles, and so refuses, each with the version of the ABI that introduced them.
@@ -40,10 +38,14 @@ _LANDLOCK_NET: Final = ((4, 0b11),)
 _LANDLOCK_SCOPED: Final = ((6, 0b11),)
 
 _SECCOMP_SET_MODE_FILTER: Final = 1
-_SECCOMP_FILTER_FLAG_TSYNC: Final = 1
+_FLAG_TSYNC: Final = 1
+_FLAG_NEW_LISTENER: Final = 8
+# With a listener the result is its descriptor, so a thread that cannot take the filter is told by an errno.
+_FLAG_TSYNC_ESRCH: Final = 16
 _RET_ALLOW: Final = 0x7FFF0000
 _RET_KILL_PROCESS: Final = 0x80000000
 _RET_ERRNO: Final = 0x00050000
+_RET_USER_NOTIF: Final = 0x7FC00000
 
 # Classic BPF, and offsets in struct seccomp_data: nr, arch, instruction pointer, six arguments of 64 bits.
 _LOAD: Final = 0x20
@@ -56,11 +58,24 @@ _ARCH: Final = 4
 _ARGUMENT: Final = 16
 _X32_BIT: Final = 0x40000000
 
-_CLONE_THREAD: Final = 0x10000
-_PROT_EXEC: Final = 4
-
-# The channel, the standard streams, the bundle's members, and files that imports may have left open.
-_MAX_DESCRIPTORS: Final = 64
+# Soft and hard limits of the process, which its filter keeps it from changing.
+_LIMITS: Final = (
+    # A core file would contain the model's memory.
+    (resource.RLIMIT_CORE, 0),
+    # The channel, the standard streams, the bundle's members, and files that imports may have left open.
+    (resource.RLIMIT_NOFILE, 64),
+    # The only regular file that it can write is a log that the agent was started with.
+    (resource.RLIMIT_FSIZE, 64 << 20),
+    # What programs get by default; a model declares no stack.
+    (resource.RLIMIT_STACK, 8 << 20),
+    # Signals that wait for it are counted for the agent's user; it needs none that queue.
+    (resource.RLIMIT_SIGPENDING, 64),
+    # Memory that cannot be swapped, message queues, and priorities above the others.
+    (resource.RLIMIT_MEMLOCK, 0),
+    (resource.RLIMIT_MSGQUEUE, 0),
+    (resource.RLIMIT_NICE, 0),
+    (resource.RLIMIT_RTPRIO, 0),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,27 +101,36 @@ class Status:
         Version of Landlock's ABI; 0 if it is not in force.
     seccomp
         Whether the filter of system calls is in force.
+    threads
+        Whether the agent is asked for each new thread.
     reasons
         Why a part is not in force.
     """
 
     landlock: int
     seccomp: bool
+    threads: bool
     reasons: tuple[str, ...]
 
     @property
     def complete(self) -> bool:
-        """Whether both are in force."""
-        return self.landlock > 0 and self.seccomp
+        """Whether all are in force."""
+        return self.landlock > 0 and self.seccomp and self.threads
 
     def __str__(self) -> str:
         landlock = f"landlock {self.landlock}" if self.landlock else "no landlock"
         seccomp = "seccomp" if self.seccomp else "no seccomp"
-        return ", ".join((landlock, seccomp, *self.reasons))
+        threads = "bounded threads" if self.threads else "unbounded threads"
+        return ", ".join((landlock, seccomp, threads, *self.reasons))
 
 
-def close_files(limits: Limits) -> Status:
+def close_files(limits: Limits, gate: socket.socket | None = None) -> Status:
     """Limit the process, and forbid files, network and other processes. This cannot be undone.
+
+    Parameters
+    ----------
+    gate
+        The agent's end decides about each new thread; None if nobody does.
 
     Returns
     -------
@@ -118,8 +142,8 @@ def close_files(limits: Limits) -> Status:
     OSError
         If a resource limit or no-new-privileges is refused, which no supported kernel does.
     """
-    _limit(resource.RLIMIT_CORE, 0)
-    _limit(resource.RLIMIT_NOFILE, _MAX_DESCRIPTORS)
+    for kind, value in _LIMITS:
+        _limit(kind, value)
     if limits.memory_bytes:
         _limit(resource.RLIMIT_AS, _address_space_bytes() + limits.memory_bytes)
     libc = ctypes.CDLL(None, use_errno=True)
@@ -132,8 +156,9 @@ def close_files(limits: Limits) -> Status:
         # Landlock applies to the calling thread and those it starts, but an import has started others.
         reasons.append(f"{threads - 1} threads without landlock")
         landlock = 0
-    seccomp = bool(_attempt(lambda: _filter(libc, loading=True), "seccomp", reasons))
-    return Status(landlock, seccomp, tuple(reasons))
+    asked = gate is not None and bool(_attempt(lambda: _filter_and_ask(libc, gate), "threads", reasons))
+    seccomp = asked or bool(_attempt(lambda: _filter(libc, loading=True), "seccomp", reasons))
+    return Status(landlock, seccomp, asked, tuple(reasons))
 
 
 def close_loading(status: Status) -> None:
@@ -148,23 +173,18 @@ def close_loading(status: Status) -> None:
         _filter(ctypes.CDLL(None, use_errno=True), loading=False)
 
 
-def limit_cpu(budget_s: int) -> int:
+def limit_cpu(budget_s: int) -> None:
     """Let the kernel end this process (SIGXCPU) after `budget_s` more processor seconds.
 
-    Returns
-    -------
-    int
-        The limit, as a reading of `time.process_time`.
+    The agent allows more from time to time; the process itself cannot, once its sandbox is closed.
     """
     usage = resource.getrusage(resource.RUSAGE_SELF)
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    # The limit counts whole seconds; the current one does not count for this request.
-    most_s = int(usage.ru_utime + usage.ru_stime) + 1 + budget_s
-    resource.setrlimit(resource.RLIMIT_CPU, (most_s, hard))
-    return most_s
+    # The limit counts whole seconds; the current one does not count.
+    resource.setrlimit(resource.RLIMIT_CPU, (int(usage.ru_utime + usage.ru_stime) + 1 + budget_s, hard))
 
 
-def filter_program(architecture: Architecture, pid: int, *, loading: bool) -> bytes:
+def filter_program(architecture: Architecture, pid: int, *, loading: bool, ask: bool = False) -> bytes:
     """Return the filter as classic BPF.
 
     Parameters
@@ -173,6 +193,8 @@ def filter_program(architecture: Architecture, pid: int, *, loading: bool) -> by
         This process, the only one that may be sent signals.
     loading
         Whether a library must still be mapped.
+    ask
+        Whether a listener decides about new threads.
     """
     program = [
         _instruction(_LOAD, _ARCH),
@@ -189,32 +211,40 @@ def filter_program(architecture: Architecture, pid: int, *, loading: bool) -> by
         if number is not None:
             program.extend((_instruction(_JUMP_EQUAL, number, 0, len(then)), *then))
 
-    allow = _instruction(_RETURN, _RET_ALLOW)
-    refuse = _instruction(_RETURN, _RET_ERRNO | errno.EPERM)
-
-    def if_equal(argument: int, *values: int) -> tuple[bytes, ...]:
-        tests = [_instruction(_JUMP_EQUAL, value, len(values) - i, 0) for i, value in enumerate(values)]
-        return _load(argument), *tests, refuse, allow
-
-    def unless_bit(argument: int, bits: int) -> tuple[bytes, ...]:
-        return _load(argument), _instruction(_JUMP_ANY_BIT, bits, 0, 1), refuse, allow
-
     for numbers in calls.ALLOWED.values():
-        when(numbers, allow)
-    when(calls.CLONE, _load(0), _instruction(_JUMP_ANY_BIT, _CLONE_THREAD, 0, 1), allow, refuse)
+        when(numbers, _ALLOW)
+    checked = {**calls.CHECKED, **(calls.LOADING if loading else calls.SERVING)}
+    allow_thread = _instruction(_RETURN, _RET_USER_NOTIF) if ask else _ALLOW
+    for call, allow in (*((each, _ALLOW) for each in checked.values()), (calls.CLONE, allow_thread)):
+        when(call.numbers, *(each for rule in call.rules for each in _refuse_unless(rule, pid)), allow)
     when(calls.CLONE3, _instruction(_RETURN, _RET_ERRNO | errno.ENOSYS))
-    when(calls.KILL, *if_equal(0, pid))
-    when(calls.TGKILL, *if_equal(0, pid))
-    when(calls.PRLIMIT64, *if_equal(0, 0))
-    when(calls.PRCTL, *if_equal(0, _PR_SET_NAME, _PR_SET_VMA))
-    if loading:
-        for numbers in (calls.MMAP, calls.MPROTECT, calls.OPEN, calls.OPENAT, calls.SECCOMP):
-            when(numbers, allow)
-    else:
-        when(calls.MMAP, *unless_bit(2, _PROT_EXEC))
-        when(calls.MPROTECT, *unless_bit(2, _PROT_EXEC))
-    program.append(refuse)
+    program.append(_REFUSE)
     return b"".join(program)
+
+
+def _refuse_unless(rule: Rule, pid: int) -> tuple[bytes, ...]:
+    """Return instructions that refuse a call which breaks the rule, and else go on behind themselves."""
+    low = _load(rule.argument)
+    match rule:
+        case calls.OneOf(_, values):
+            tests = (_instruction(_JUMP_EQUAL, value, len(values) - i, 0) for i, value in enumerate(values))
+            return low, *tests, _REFUSE
+        case calls.NoneOf(_, values):
+            last = len(values) - 1
+            tests = (
+                _instruction(_JUMP_EQUAL, value, last - i, int(i == last)) for i, value in enumerate(values)
+            )
+            return low, *tests, _REFUSE
+        case calls.AtLeast(_, value):
+            return low, _instruction(_JUMP_AT_LEAST, value, 1, 0), _REFUSE
+        case calls.Without(_, bits):
+            return low, _instruction(_JUMP_ANY_BIT, bits, 0, 1), _REFUSE
+        case calls.Null():
+            high = _instruction(_LOAD, _ARGUMENT + 8 * rule.argument + 4)
+            zero = _instruction(_JUMP_EQUAL, 0, 1, 0)
+            return low, zero, _REFUSE, high, zero, _REFUSE
+        case calls.OwnProcess():
+            return low, _instruction(_JUMP_EQUAL, pid, 1, 0), _REFUSE
 
 
 def _limit(kind: int, value: int) -> None:
@@ -253,19 +283,35 @@ def _restrict_files(libc: ctypes.CDLL) -> int:
 
 
 def _filter(libc: ctypes.CDLL, *, loading: bool) -> int:
-    architecture = calls.detect_architecture()
-    if architecture is None:
-        raise OSError(errno.ENOSYS, "no table of system calls for this architecture")
-    number = architecture.number(calls.SECCOMP)
-    assert number is not None
-    program = filter_program(architecture, os.getpid(), loading=loading)
-    buffer = ctypes.create_string_buffer(program, len(program))
-    # struct sock_fprog: count, padding, pointer.
-    description = struct.pack("@HP", len(program) // 8, ctypes.addressof(buffer))
-    thread = _call(libc, number, _SECCOMP_SET_MODE_FILTER, _SECCOMP_FILTER_FLAG_TSYNC, description)
+    thread = _set_filter(libc, _FLAG_TSYNC, loading=loading, ask=False)
     if thread:
         raise OSError(errno.EBUSY, f"thread {thread} could not take the filter")
     return 1
+
+
+def _filter_and_ask(libc: ctypes.CDLL, gate: socket.socket) -> int:
+    flags = _FLAG_TSYNC | _FLAG_TSYNC_ESRCH | _FLAG_NEW_LISTENER
+    listener = _set_filter(libc, flags, loading=True, ask=True)
+    try:
+        # Without an agent that takes it, the kernel refuses every thread.
+        socket.send_fds(gate, [b"\0"], [listener])
+    finally:
+        # The model must not answer for the agent.
+        os.close(listener)
+    return 1
+
+
+def _set_filter(libc: ctypes.CDLL, flags: int, *, loading: bool, ask: bool) -> int:
+    architecture = calls.detect_architecture()
+    if architecture is None:
+        raise OSError(errno.ENOSYS, "no table of system calls for this architecture")
+    number = architecture.number(calls.LOADING["seccomp"].numbers)
+    assert number is not None
+    program = filter_program(architecture, os.getpid(), loading=loading, ask=ask)
+    buffer = ctypes.create_string_buffer(program, len(program))
+    # struct sock_fprog: count, padding, pointer.
+    description = struct.pack("@HP", len(program) // 8, ctypes.addressof(buffer))
+    return _call(libc, number, _SECCOMP_SET_MODE_FILTER, flags, description)
 
 
 def _call(libc: ctypes.CDLL, number: int, *arguments: int | bytes | None) -> int:
@@ -285,3 +331,7 @@ def _load(argument: int) -> bytes:
 
 def _instruction(code: int, k: int, jump_true: int = 0, jump_false: int = 0) -> bytes:
     return struct.pack("=HBBI", code, jump_true, jump_false, k)
+
+
+_ALLOW: Final = _instruction(_RETURN, _RET_ALLOW)
+_REFUSE: Final = _instruction(_RETURN, _RET_ERRNO | errno.EPERM)

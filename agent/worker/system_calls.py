@@ -19,27 +19,19 @@ Numbers = tuple[int | None, int | None, int | None]
 # Memory, threads, time, signals, and descriptors that are already open. All other calls are refused.
 ALLOWED: Final[Mapping[str, Numbers]] = MappingProxyType(
     {
-        "read": (0, 63, 3),
         "write": (1, 64, 4),
-        "readv": (19, 65, 145),
         "writev": (20, 66, 146),
         "pread64": (17, 67, 180),
         "close": (3, 57, 6),
-        "lseek": (8, 62, 19),
-        "_llseek": (None, None, 140),
         "fstat": (5, 80, 108),
         "fstat64": (None, None, 197),
         # The dynamic linker's fstat, by an empty path; of other paths it only reveals whether they exist.
         "newfstatat": (262, 79, None),
         "fstatat64": (None, None, 327),
         "statx": (332, 291, 397),
-        "fcntl": (72, 25, 55),
-        "fcntl64": (None, None, 221),
         "munmap": (11, 215, 91),
-        "madvise": (28, 233, 220),
         "mremap": (25, 216, 163),
         "brk": (12, 214, 45),
-        "membarrier": (324, 283, 389),
         "futex": (202, 98, 240),
         "futex_time64": (None, None, 422),
         "set_robust_list": (273, 99, 338),
@@ -55,11 +47,7 @@ ALLOWED: Final[Mapping[str, Numbers]] = MappingProxyType(
         "getgid32": (None, None, 200),
         "getegid32": (None, None, 202),
         "sched_yield": (24, 124, 158),
-        # Kernels pin their threads.
-        "sched_getaffinity": (204, 123, 242),
-        "sched_setaffinity": (203, 122, 241),
         "getcpu": (309, 168, 345),
-        "rt_sigaction": (13, 134, 174),
         "rt_sigprocmask": (14, 135, 175),
         "rt_sigreturn": (15, 139, 173),
         "sigreturn": (None, None, 119),
@@ -77,13 +65,6 @@ ALLOWED: Final[Mapping[str, Numbers]] = MappingProxyType(
         "poll": (7, None, 168),
         "ppoll": (271, 73, 336),
         "ppoll_time64": (None, None, 414),
-        # The channel: there is no other socket, and none can be made.
-        "recvfrom": (45, 207, 292),
-        "recvmsg": (47, 212, 297),
-        "sendto": (44, 206, 290),
-        "sendmsg": (46, 211, 296),
-        "recv": (None, None, 291),
-        "send": (None, None, 289),
         "getrandom": (318, 278, 384),
         "getrusage": (98, 165, 77),
         # qsort of older glibc asks for the size of the memory.
@@ -93,21 +74,144 @@ ALLOWED: Final[Mapping[str, Numbers]] = MappingProxyType(
         "exit_group": (231, 94, 248),
     }
 )
-# Allowed depending on an argument.
-CLONE: Final[Numbers] = (56, 220, 120)
-KILL: Final[Numbers] = (62, 129, 37)
-TGKILL: Final[Numbers] = (234, 131, 268)
-PRLIMIT64: Final[Numbers] = (302, 261, 369)
-PRCTL: Final[Numbers] = (157, 167, 172)
-MMAP: Final[Numbers] = (9, 222, 192)
-MPROTECT: Final[Numbers] = (10, 226, 125)
+# Flags of glibc's threads, and one that musl adds; others make a process, or a thread that shares less.
+_THREAD: Final = 0x3D0F00
+_CLONE_DETACHED: Final = 0x400000
+_PROT_EXEC: Final = 4
+_MAP_LOCKED: Final = 0x2000
+_MAP_HUGETLB: Final = 0x40000
+_MSG_OOB: Final = 1
+_SIGXCPU: Final = 24
+_FIRST_OWN_DESCRIPTOR: Final = 3
+# F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC, F_GET_SEALS. Not F_SETFL (O_ASYNC, and O_NONBLOCK of what the
+# agent shares), F_SETOWN and F_SETSIG (signals to any process), locks, leases, F_NOTIFY, F_SETPIPE_SZ.
+_FCNTL: Final = (1, 2, 3, 1030, 1034)
+# NORMAL, RANDOM, SEQUENTIAL, WILLNEED, DONTNEED, FREE, DONTFORK, HUGEPAGE, NOHUGEPAGE, POPULATE_READ,
+# POPULATE_WRITE, GUARD_INSTALL, GUARD_REMOVE. Not MERGEABLE, which shares pages with other processes and
+# makes the kernel search for them, nor PAGEOUT.
+_MADVISE: Final = (0, 1, 2, 3, 4, 8, 10, 14, 15, 22, 23, 102, 103)
+# QUERY and the private commands. GLOBAL and GLOBAL_EXPEDITED interrupt the processors of other processes.
+_MEMBARRIER: Final = (0, 8, 16, 32, 64, 128, 256)
+# PR_SET_NAME, and PR_SET_VMA, with which glibc names thread stacks and heaps.
+_PRCTL: Final = (15, 0x53564D41)
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """The argument of that index, as a C int, is one of these values."""
+
+    argument: int
+    values: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NoneOf:
+    """The argument is none of these values."""
+
+    argument: int
+    values: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AtLeast:
+    """The argument, without a sign, is at least this value."""
+
+    argument: int
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Without:
+    """The argument has none of these bits."""
+
+    argument: int
+    bits: int
+
+
+@dataclass(frozen=True, slots=True)
+class Null:
+    """The argument is a null pointer."""
+
+    argument: int
+
+
+@dataclass(frozen=True, slots=True)
+class OwnProcess:
+    """The argument is the number of this process."""
+
+    argument: int
+
+
+Rule = OneOf | NoneOf | AtLeast | Without | Null | OwnProcess
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A call that is allowed if its arguments pass all rules.
+
+    Attributes
+    ----------
+    numbers
+        Its numbers.
+    rules
+        What is compared. A filter sees the arguments' registers and not what pointers refer to.
+    """
+
+    numbers: Numbers
+    rules: tuple[Rule, ...]
+
+
+CHECKED: Final[Mapping[str, Checked]] = MappingProxyType(
+    {
+        # Standard output and error are the agent's, whose position and input they share.
+        "read": Checked((0, 63, 3), (NoneOf(0, (1, 2)),)),
+        "readv": Checked((19, 65, 145), (NoneOf(0, (1, 2)),)),
+        "lseek": Checked((8, 62, 19), (AtLeast(0, _FIRST_OWN_DESCRIPTOR),)),
+        "_llseek": Checked((None, None, 140), (AtLeast(0, _FIRST_OWN_DESCRIPTOR),)),
+        "fcntl": Checked((72, 25, 55), (AtLeast(0, _FIRST_OWN_DESCRIPTOR), OneOf(1, _FCNTL))),
+        "fcntl64": Checked((None, None, 221), (AtLeast(0, _FIRST_OWN_DESCRIPTOR), OneOf(1, _FCNTL))),
+        "madvise": Checked((28, 233, 220), (OneOf(2, _MADVISE),)),
+        "membarrier": Checked((324, 283, 389), (OneOf(0, _MEMBARRIER),)),
+        # The channel: there is no other socket, none can be made, and descriptors cannot be received.
+        "recvfrom": Checked((45, 207, 292), (Without(3, _MSG_OOB),)),
+        "recv": Checked((None, None, 291), (Without(3, _MSG_OOB),)),
+        "sendmsg": Checked((46, 211, 296), (Without(2, _MSG_OOB),)),
+        "kill": Checked((62, 129, 37), (OwnProcess(0),)),
+        "tgkill": Checked((234, 131, 268), (OwnProcess(0),)),
+        # A process that ignores SIGXCPU outlives its processor time.
+        "rt_sigaction": Checked((13, 134, 174), (NoneOf(0, (_SIGXCPU,)),)),
+        # Only the agent moves a worker to other processors.
+        "sched_getaffinity": Checked((204, 123, 242), (OneOf(0, (0,)),)),
+        # Limits may be read.
+        "prlimit64": Checked((302, 261, 369), (OneOf(0, (0,)), Null(2))),
+        "prctl": Checked((157, 167, 172), (OneOf(0, _PRCTL),)),
+    }
+)
+# A thread, and no process.
+CLONE: Final = Checked((56, 220, 120), (OneOf(0, (_THREAD, _THREAD | _CLONE_DETACHED)),))
+# mmap2 on arm; locked and huge pages are taken from what all processes share.
+_MMAP: Final[Numbers] = (9, 222, 192)
+_MPROTECT: Final[Numbers] = (10, 226, 125)
+# Until the model is loaded, the dynamic linker opens files and maps code.
+LOADING: Final[Mapping[str, Checked]] = MappingProxyType(
+    {
+        "mmap": Checked(_MMAP, (Without(3, _MAP_LOCKED | _MAP_HUGETLB),)),
+        "mprotect": Checked(_MPROTECT, ()),
+        "open": Checked((2, None, 5), ()),
+        "openat": Checked((257, 56, 322), ()),
+        # For the second filter.
+        "seccomp": Checked((317, 277, 383), ()),
+    }
+)
+SERVING: Final[Mapping[str, Checked]] = MappingProxyType(
+    {
+        "mmap": Checked(_MMAP, (Without(2, _PROT_EXEC), Without(3, _MAP_LOCKED | _MAP_HUGETLB))),
+        "mprotect": Checked(_MPROTECT, (Without(2, _PROT_EXEC),)),
+    }
+)
 # Refused with ENOSYS: the C library then makes a thread with clone, whose flags a filter can check.
 CLONE3: Final[Numbers] = (435, 435, 435)
-# For the dynamic linker, until the model is loaded.
-OPEN: Final[Numbers] = (2, None, 5)
-OPENAT: Final[Numbers] = (257, 56, 322)
-# For the sandbox itself, until it is closed completely.
-SECCOMP: Final[Numbers] = (317, 277, 383)
+# For the sandbox itself.
 LANDLOCK_CREATE_RULESET: Final = 444
 LANDLOCK_RESTRICT_SELF: Final = 446
 

@@ -49,7 +49,7 @@ from agent.service.models.life_cycle import (
     retry_delay_s,
 )
 from agent.service.models.track_record import TrackRecord
-from agent.service.models.worker_process import Spawn, WorkerProcess
+from agent.service.models.worker_process import CHECK_INTERVAL_S, Spawn, WorkerProcess
 from agent.service.requests.pending import Pending
 from agent.service.requests.quarantine import Quarantine
 from agent.worker.frames import Answer, Buffer, Failed, Frame, Load, Ready, Share
@@ -445,11 +445,13 @@ def _memory_bytes(settings: WorkerSettings, manifest: Manifest) -> int:
 
 
 def _cpu_s(settings: WorkerSettings, share: Share) -> int:
-    """Return the processor seconds of one request over all threads.
+    """Return the processor seconds over all threads until the agent must allow more.
 
-    The operating system enforces this limit, even if the agent cannot.
+    The operating system enforces this limit, even if the agent cannot. It suffices for one request, and for
+    what the worker computes until the agent looks again, even if the agent is late once.
     """
-    return math.ceil(settings.compute_limit_s * (share.threads or os.cpu_count() or 1))
+    seconds = settings.compute_limit_s + 2 * CHECK_INTERVAL_S
+    return math.ceil(seconds * max(share.threads, len(share.cpus), os.cpu_count() or 1))
 
 
 def _error_of(failed: Failed) -> EdgeError:

@@ -1,15 +1,20 @@
 """One worker process and the channel to it, on the event loop.
 
-Promises: the process inherits only its end of a socket pair, standard output and error, and a small
+Promises: the process inherits only its ends of two socket pairs, standard output and error, and a small
 environment; it gets the sealed files; its frames are reported in order, then its end, once; a process that
-was asked to end does end, and is reaped.
+was asked to end does end, and is reaped. Its processors, processor time and threads are set here, because its
+sandbox keeps it from changing them.
 Leaves to others: what is sent when, and what an end means (`supervisor`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
+import math
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -20,8 +25,12 @@ from typing import Final, Protocol
 
 import agent
 from agent.errors import ChannelError
+from agent.service.models.processor_meter import ProcessorMeter
+from agent.service.models.thread_gate import ThreadGate, thread_limit
 from agent.worker.channel import Decoder
-from agent.worker.frames import Buffer, Frame, Header, Load, Stop, encode
+from agent.worker.frames import Answer, Buffer, Frame, Header, Load, Ready, Request, Share, Stop, encode
+
+_log = logging.getLogger(__name__)
 
 # The variables that a worker inherits: how Python finds its modules, how text is shown, what steers kernels.
 _ENVIRONMENT: Final = ("PATH", "LANG", "LC_ALL", "TZ", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE")
@@ -30,6 +39,13 @@ _ENVIRONMENT_PREFIXES: Final = ("EDGE_",)
 _END_GRACE_S: Final = 1.0
 # The first write must fit into a new socket's buffer, and be small enough to go with the descriptors.
 _FIRST_WRITE_BYTES: Final = 16 << 10
+# How often a worker is allowed more processor time, and its use is compared with its requests.
+CHECK_INTERVAL_S: Final = 10.0
+# Processor time that no request explains: as much as the longest request may take by default.
+_UNEXPLAINED_LIMIT_S: Final = 30.0
+# Threads that start while others are moved inherit the old processors, so the list is read again.
+_MOVE_ROUNDS: Final = 4
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
 # Up to this size a copy costs less than another system call.
 _JOINED_BYTES: Final = 16 << 10
 
@@ -63,9 +79,18 @@ class WorkerProcess:
         self._on_frame = on_frame
         self._on_end = on_end
         self._process: subprocess.Popen[bytes] | None = None
+        self._gate: ThreadGate | None = None
         self._transport: asyncio.Transport | None = None
         self._ended = asyncio.Event()
         self._reaping: asyncio.Task[None] | None = None
+        self._allowance_s = 0
+        self._processors = 0
+        self._meter: ProcessorMeter | None = None
+        self._check: asyncio.TimerHandle | None = None
+        self._unanswered = 0
+        self._answered = 0
+        self._busy_s = 0.0
+        self._busy_since_s = 0.0
 
     @property
     def pid(self) -> int | None:
@@ -90,36 +115,49 @@ class WorkerProcess:
             If no process can be started.
         """
         ours, theirs = socket.socketpair()
+        self._allowance_s = load.cpu_s
+        self._processors = len(load.cpus) or os.cpu_count() or 1
+        self._gate = gate = ThreadGate(self.name, thread_limit(load.threads))
         try:
             with theirs:
+                passed = (theirs.fileno(), gate.theirs.fileno())
                 self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                    [*self._command, str(theirs.fileno())],
-                    pass_fds=(theirs.fileno(),),
+                    [*self._command, *map(str, passed)],
+                    pass_fds=passed,
                     stdin=subprocess.DEVNULL,
                     env=_environment(os.environ),
                     cwd="/",
                     # Ctrl-C is for the agent, which ends its workers when they have answered their requests.
                     start_new_session=True,
                 )
+            gate.watch(self._process.pid)
             ours.setblocking(False)
             head, payload = encode(load, manifest)
             data = head + bytes(payload)
             sent = socket.send_fds(ours, [data[:_FIRST_WRITE_BYTES]], list(descriptors))
             loop = asyncio.get_running_loop()
             self._transport, _ = await loop.create_connection(
-                lambda: _Protocol(self._on_frame, self._lost), sock=ours
+                lambda: _Protocol(self._take, self._lost), sock=ours
             )
         except OSError:
             ours.close()
+            gate.close()
             if self._process is not None:
                 self._lost("")
                 self.kill()
             raise
         self._transport.write(data[sent:])
+        self._check_later()
 
     def send(self, header: Header, payload: Buffer = b"") -> None:
         """Send a frame; one for a worker that is gone is dropped, since its end is reported anyway."""
+        if isinstance(header, Share):
+            self._move(header.cpus)
         if self._transport is not None and not self._transport.is_closing():
+            if isinstance(header, Request):
+                if not self._unanswered:
+                    self._busy_since_s = _now_s()
+                self._unanswered += 1
             head, body = encode(header, payload)
             if len(body) > _JOINED_BYTES:
                 self._transport.write(head)
@@ -152,6 +190,80 @@ class WorkerProcess:
             return 0
         return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") if pid is not None else 0
 
+    def _take(self, frame: Frame) -> None:
+        """Take note of when it computes, and hand the frame on."""
+        if isinstance(frame.header, Answer):
+            self._answered += 1
+            self._unanswered = max(0, self._unanswered - 1)
+            if not self._unanswered:
+                self._busy_s += _now_s() - self._busy_since_s
+        elif isinstance(frame.header, Ready):
+            self._meter = ProcessorMeter(_now_s(), self._processor_s())
+            self._busy_s = 0.0
+        self._on_frame(frame)
+
+    def _move(self, cpus: Sequence[int]) -> None:
+        """Move all of its threads to other processors."""
+        pid = self.pid
+        if pid is None:
+            return
+        self._processors = max(self._processors, len(cpus))
+        moved: set[str] = set()
+        try:
+            for _ in range(_MOVE_ROUNDS):
+                threads = set(os.listdir(f"/proc/{pid}/task")) - moved  # noqa: PTH208 - names, not paths
+                for thread in threads:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.sched_setaffinity(int(thread), cpus)
+                moved |= threads
+                if not threads:
+                    break
+        except OSError as error:
+            # A processor can be switched off at any time; the model must run all the same.
+            _log.warning("%s: processors %s: %s", self.name, list(cpus), error.strerror)
+
+    def _check_later(self) -> None:
+        self._check = asyncio.get_running_loop().call_later(CHECK_INTERVAL_S, self._check_processor)
+
+    def _check_processor(self) -> None:
+        """Allow it more processor time, unless it uses time that no request explains."""
+        pid = self.pid
+        if pid is None:
+            return
+        used_s = self._processor_s()
+        if self._allowance_s:
+            with contextlib.suppress(OSError, ValueError):
+                hard = resource.prlimit(pid, resource.RLIMIT_CPU)[1]
+                resource.prlimit(pid, resource.RLIMIT_CPU, (math.ceil(used_s) + self._allowance_s, hard))
+        if self._meter is not None and self._unexplained_s(self._meter, used_s) > _UNEXPLAINED_LIMIT_S:
+            _log.error(
+                "%s: its worker computed for %g s without a request and is ended",
+                self.name,
+                _UNEXPLAINED_LIMIT_S,
+            )
+            self.kill()
+            return
+        self._check_later()
+
+    def _unexplained_s(self, meter: ProcessorMeter, used_s: float) -> float:
+        now_s = _now_s()
+        if self._unanswered:
+            self._busy_s += now_s - self._busy_since_s
+            self._busy_since_s = now_s
+        unexplained_s = meter.feed(
+            now_s, used_s, busy_s=self._busy_s, requests=self._answered, processors=self._processors
+        )
+        self._busy_s, self._answered = 0.0, 0
+        return unexplained_s
+
+    def _processor_s(self) -> float:
+        """Return its processor time (proc_pid_stat(5), utime and stime); 0 when it is gone."""
+        try:
+            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return 0.0
+        return (int(fields[11]) + int(fields[12])) / _TICKS
+
     def _lost(self, complaint: str) -> None:
         """Take note that the channel is closed; `complaint` says what was wrong, if anything was."""
         if self._reaping is None:
@@ -164,6 +276,10 @@ class WorkerProcess:
         await asyncio.wait({exit_}, timeout=_END_GRACE_S)
         self.kill()
         await exit_
+        if self._check is not None:
+            self._check.cancel()
+        if self._gate is not None:
+            self._gate.close()
         self._ended.set()
         self._on_end(complaint or _ending(process.returncode))
 
@@ -229,6 +345,10 @@ def _environment(ours: Mapping[str, str]) -> dict[str, str]:
     # numpy's thread pool would only cost memory: kernels have their own.
     kept["OPENBLAS_NUM_THREADS"] = kept["OMP_NUM_THREADS"] = "1"
     return kept
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
 
 
 async def _wait_for_exit(process: subprocess.Popen[bytes]) -> None:

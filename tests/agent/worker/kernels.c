@@ -127,10 +127,7 @@ static void *double_in_thread(void *args) {
 }
 KERNEL(threaded) {
   pthread_t thread;
-  cpu_set_t cpus;
-  sched_getaffinity(0, sizeof cpus, &cpus);
   if (pthread_create(&thread, 0, double_in_thread, (void *)args)) return say(&args[1], -1);
-  if (pthread_setaffinity_np(thread, sizeof cpus, &cpus)) return say(&args[1], -1);
   pthread_join(thread, 0);
   return 0;
 }

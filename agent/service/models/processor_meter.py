@@ -1,0 +1,54 @@
+"""Compares a worker's processor time with what its requests explain.
+
+The kernel's limit of processor time (RLIMIT_CPU) sends a signal that a hostile model can block, and the agent
+has no right to renew a limit that kills. So the agent looks: a worker computes while it has requests, each of
+which has a limit of its own, and otherwise waits. A worker that uses processor time without a request has a
+model that goes on computing in a thread of its own.
+
+This module has only arithmetic: no clock, no files.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# After each launch of a kernel its threads stay awake for some 60 us, the last time after the answer.
+_AFTER_REQUEST_S: Final = 0.001
+# What is forgiven: the share of one processor that a process may use for nothing.
+_FORGIVEN: Final = 0.05
+
+
+class ProcessorMeter:
+    """One worker's processor time, from the moment when it is ready.
+
+    Parameters
+    ----------
+    now_s, used_s
+        The time, and the processor time that the process has used; loading explains all of it.
+    """
+
+    def __init__(self, now_s: float, used_s: float) -> None:
+        self._now_s = now_s
+        self._used_s = used_s
+        self._unexplained_s = 0.0
+
+    def feed(self, now_s: float, used_s: float, *, busy_s: float, requests: int, processors: int) -> float:
+        """Take a reading, and return the processor seconds that no request explains.
+
+        Parameters
+        ----------
+        now_s, used_s
+            The time and the process's processor time.
+        busy_s
+            How long it had at least one request since the reading before.
+        requests
+            How many it has answered since then.
+        processors
+            Processors on which it may run.
+        """
+        explained_s = processors * (busy_s + requests * _AFTER_REQUEST_S)
+        forgiven_s = _FORGIVEN * (now_s - self._now_s)
+        more_s = used_s - self._used_s - explained_s - forgiven_s
+        self._now_s, self._used_s = now_s, used_s
+        self._unexplained_s = max(0.0, self._unexplained_s + more_s)
+        return self._unexplained_s

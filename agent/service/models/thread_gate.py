@@ -1,0 +1,129 @@
+"""Decides about each thread that a worker wants to start, so that no worker takes the device's threads.
+
+A filter of system calls cannot count, RLIMIT_NPROC counts all processes of a user, and a control group needs
+rights that the agent does not have. So the worker's filter asks: the kernel stops a thread that calls clone,
+and notifies the agent, which looks how many threads the process has (seccomp_unotify(2); Linux 5.7). The
+worker hands over the descriptor of these notifications before it maps the model's library.
+
+Promises: a worker has at most `limit` threads, or nearly twice as many if all of them start others in the
+same moment; nothing here blocks.
+Reference: linux/seccomp.h.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import select
+import socket
+import struct
+from typing import Final
+
+_log = logging.getLogger(__name__)
+
+# _IOWR('!', 0, struct seccomp_notif) and _IOWR('!', 1, struct seccomp_notif_resp).
+_RECEIVE: Final = 0xC0502100
+_SEND: Final = 0xC0182101
+_NOTIFICATION_BYTES: Final = 80
+_ID: Final = struct.Struct("=Q")
+# The id, a result, an errno, flags.
+_ANSWER: Final = struct.Struct("=QqiI")
+_CONTINUE: Final = 1
+# The main thread, one that watches the channel, and some that libraries start.
+_SPARE: Final = 6
+
+
+def thread_limit(threads: int) -> int:
+    """Return the limit of a worker whose kernels have so many threads; 0 for one for each processor.
+
+    Twice, because a changed number of threads replaces all of them.
+    """
+    return 2 * max(threads, os.cpu_count() or 1) + _SPARE
+
+
+class ThreadGate:
+    """One worker's gate.
+
+    Parameters
+    ----------
+    name
+        The model's name, for the log.
+    limit
+        Threads that its process may have.
+    """
+
+    def __init__(self, name: str, limit: int) -> None:
+        self._name = name
+        self._limit = limit
+        self._pid = 0
+        self._refused = 0
+        self._listener: int | None = None
+        self._ours, self.theirs = socket.socketpair()
+
+    def watch(self, pid: int) -> None:
+        """Serve the process from now on, whose end `theirs` is closed here."""
+        self._pid = pid
+        self.theirs.close()
+        self._ours.setblocking(False)
+        asyncio.get_running_loop().add_reader(self._ours, self._take_listener)
+
+    def close(self) -> None:
+        """Serve no more; a thread that waits is refused by the kernel."""
+        loop = asyncio.get_running_loop()
+        if self._ours.fileno() >= 0:
+            loop.remove_reader(self._ours)
+        self._ours.close()
+        self.theirs.close()
+        if self._listener is not None:
+            loop.remove_reader(self._listener)
+            os.close(self._listener)
+            self._listener = None
+
+    def _take_listener(self) -> None:
+        """Take the descriptor of the notifications, if there is one."""
+        received: list[int] = []
+        with contextlib.suppress(OSError):
+            received = socket.recv_fds(self._ours, 1, 1)[1]
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._ours)
+        self._ours.close()
+        if received:
+            self._listener = received[0]
+            loop.add_reader(self._listener, self._decide)
+
+    def _decide(self) -> None:
+        """Answer one notification."""
+        listener = self._listener
+        if listener is None:
+            return
+        poll = select.poll()
+        poll.register(listener, select.POLLIN)
+        if not any(events & select.POLLIN for _, events in poll.poll(0)):
+            # The process is gone. To read now could block.
+            asyncio.get_running_loop().remove_reader(listener)
+            return
+        notification = bytearray(_NOTIFICATION_BYTES)
+        # ENOENT: the thread was killed, or interrupted by a signal, and asks again.
+        with contextlib.suppress(OSError):
+            fcntl.ioctl(listener, _RECEIVE, notification)
+            (number,) = _ID.unpack_from(notification)
+            allowed = self._threads() < self._limit
+            if not allowed:
+                self._refuse()
+            answer = _ANSWER.pack(number, 0, 0 if allowed else -errno.EAGAIN, _CONTINUE if allowed else 0)
+            fcntl.ioctl(listener, _SEND, answer)
+
+    def _threads(self) -> int:
+        try:
+            return len(os.listdir(f"/proc/{self._pid}/task"))  # noqa: PTH208 - only the number matters
+        except OSError:
+            return self._limit
+
+    def _refuse(self) -> None:
+        self._refused += 1
+        if self._refused == 1:
+            _log.warning("%s: its worker may start no more than %d threads", self._name, self._limit)

@@ -1,0 +1,265 @@
+"""What the agent enforces on a worker from outside: threads, processors, processor time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from agent.service.models import worker_process
+from agent.service.models.processor_meter import ProcessorMeter
+from agent.service.models.thread_gate import ThreadGate, thread_limit
+from agent.service.models.worker_process import WorkerProcess
+from agent.worker.frames import Answer, Failed, Frame, Load, Ready, Request, Share
+from tests.agent.service.conftest import until
+
+PRELUDE = """
+import ctypes, os, signal, socket, sys, threading, time
+from agent.worker import sandbox
+from agent.worker.channel import Channel
+from agent.worker.frames import Answer, Failed, Ready
+connection = socket.socket(fileno=int(sys.argv[1]))
+gate = socket.socket(fileno=int(sys.argv[2]))
+channel = Channel(connection)
+loaded, descriptors = channel.receive_load()
+def ready():
+    channel.send(Ready(0.0, 0.0, 0, 1, 0, True, "a test", True))
+def spin():
+    while True: pass
+"""
+SANDBOXED = """
+status = sandbox.close_files(sandbox.Limits(), gate)
+sandbox.close_loading(status)
+gate.close()
+"""
+
+
+@dataclass
+class Worker:
+    """A process and what it reported."""
+
+    process: WorkerProcess
+    frames: list[Frame]
+    ends: list[str]
+
+    async def report(self) -> str:
+        await until(lambda: bool(self.frames))
+        header = self.frames[-1].header
+        assert isinstance(header, Failed)
+        return header.message
+
+
+@asynccontextmanager
+async def started(script: str, load: Load | None = None) -> AsyncIterator[Worker]:
+    frames: list[Frame] = []
+    ends: list[str] = []
+    command = (sys.executable, "-c", PRELUDE + script)
+    process = WorkerProcess("echo", command=command, on_frame=frames.append, on_end=ends.append)
+    member = os.memfd_create("mod.so")
+    try:
+        await process.start(load or Load(("mod.so",)), b"{}", [member])
+        yield Worker(process, frames, ends)
+    finally:
+        process.kill()
+        await until(lambda: bool(ends))
+        os.close(member)
+
+
+def entries(folder: str) -> list[str]:
+    return [each.name for each in Path(folder).iterdir()]
+
+
+async def test_a_worker_starts_only_so_many_threads_and_goes_on() -> None:
+    script = """
+count = 0
+try:
+    while count < 200:
+        threading.Thread(target=time.sleep, args=(100,), daemon=True).start()
+        count += 1
+except RuntimeError:
+    pass
+channel.send(Failed("ERR", str(count)))
+channel.receive()
+"""
+    async with started(SANDBOXED + script) as worker:
+        # The main thread counts, too.
+        assert int(await worker.report()) == thread_limit(0) - 1
+        assert not worker.ends
+
+
+async def test_threads_that_start_others_at_once_stay_below_twice_the_limit() -> None:
+    script = """
+def multiply():
+    while True:
+        try:
+            threading.Thread(target=multiply, daemon=True).start()
+        except RuntimeError:
+            time.sleep(0.01)
+        else:
+            time.sleep(0.001)
+threading.Thread(target=multiply, daemon=True).start()
+time.sleep(0.2)
+channel.send(Failed("ERR", str(threading.active_count())))
+channel.receive()
+"""
+    async with started(SANDBOXED + script) as worker:
+        assert int(await worker.report()) < 2 * thread_limit(0)
+
+
+async def test_neither_processes_nor_a_gate_of_its_own_are_left_to_a_worker() -> None:
+    # The listener's descriptor must not stay with the process that it decides about.
+    script = """
+try:
+    os.fork()
+    forked = "forked"
+except PermissionError:
+    forked = "refused"
+held = []
+for fd in range(3, 64):
+    try: os.fstat(fd)
+    except OSError: continue
+    held.append(fd)
+channel.send(Failed("ERR", f"{forked} {held == sorted({connection.fileno(), *descriptors})}"))
+"""
+    async with started(SANDBOXED + script) as worker:
+        assert await worker.report() == "refused True"
+
+
+async def test_a_worker_that_dies_leaves_no_descriptor_and_no_busy_loop() -> None:
+    before = len(entries("/proc/self/fd"))
+    async with started(SANDBOXED + "ready(); channel.receive(); os.kill(os.getpid(), 9)") as worker:
+        await until(lambda: bool(worker.frames))
+        used_s = time.process_time()
+        worker.process.kill()
+        await until(lambda: bool(worker.ends))
+        assert worker.ends == ["killed by SIGKILL"]
+        assert len(entries("/proc/self/fd")) == before + len(["the member"])
+        assert time.process_time() - used_s < 1
+
+
+async def test_a_worker_that_hands_over_nothing_is_served_all_the_same() -> None:
+    async with started("gate.close(); ready(); channel.receive()") as worker:
+        await until(lambda: bool(worker.frames))
+        assert worker.process.pid is not None
+
+
+async def test_a_gate_without_a_listener_closes_quietly() -> None:
+    gate = ThreadGate("echo", 4)
+    theirs = socket.socket(fileno=os.dup(gate.theirs.fileno()))
+    gate.watch(os.getpid())
+    theirs.sendall(b"no descriptor")
+    theirs.close()
+    await asyncio.sleep(0)
+    gate.close()
+    gate.close()
+
+
+async def test_all_threads_of_a_worker_move_to_other_processors() -> None:
+    cpus = sorted(os.sched_getaffinity(0))
+    script = """
+for _ in range(3):
+    threading.Thread(target=time.sleep, args=(100,), daemon=True).start()
+ready()
+channel.receive()
+"""
+    async with started(SANDBOXED + script) as worker:
+        await until(lambda: bool(worker.frames))
+        worker.process.send(Share((cpus[0],), 1))
+        threads = entries(f"/proc/{worker.process.pid}/task")
+        assert len(threads) == 4
+        assert {frozenset(os.sched_getaffinity(int(each))) for each in threads} == {frozenset(cpus[:1])}
+
+
+async def test_a_processor_that_is_switched_off_costs_a_line_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with started("ready(); channel.receive()") as worker:
+        worker.process.send(Share((1023,), 1))
+        assert [record.getMessage() for record in caplog.records] == [
+            "echo: processors [1023]: Invalid argument"
+        ]
+
+
+async def test_the_kernels_limit_is_renewed_by_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_process, "CHECK_INTERVAL_S", 0.01)
+    async with started("ready(); channel.receive()", Load(("mod.so",), cpu_s=77)) as worker:
+        pid = worker.process.pid
+        assert pid is not None
+        await until(lambda: 77 < resource.prlimit(pid, resource.RLIMIT_CPU)[0] < 80)
+
+
+async def test_a_worker_that_computes_without_a_request_is_ended(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(worker_process, "CHECK_INTERVAL_S", 0.02)
+    monkeypatch.setattr(worker_process, "_UNEXPLAINED_LIMIT_S", 0.1)
+    # It blocks the kernel's signal, which it can.
+    script = """
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGXCPU})
+threading.Thread(target=spin, daemon=True).start()
+ready()
+channel.receive()
+time.sleep(100)
+"""
+    async with started(SANDBOXED + script) as worker:
+        await until(lambda: bool(worker.ends))
+        assert worker.ends == ["killed by SIGKILL"]
+        assert "computed for 0.1 s without a request" in caplog.text
+
+
+async def test_a_worker_that_computes_for_a_request_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_process, "CHECK_INTERVAL_S", 0.02)
+    monkeypatch.setattr(worker_process, "_UNEXPLAINED_LIMIT_S", 0.1)
+    script = """
+ready()
+seq = channel.receive().header.seq
+end_s = time.process_time() + 0.25
+while time.process_time() < end_s: pass
+channel.send(Answer(seq, 200))
+channel.receive()
+"""
+    async with started(script) as worker:
+        await until(lambda: bool(worker.frames))
+        worker.process.send(Request(1))
+        await until(lambda: len(worker.frames) == 2)
+        assert isinstance(worker.frames[0].header, Ready)
+        assert isinstance(worker.frames[1].header, Answer)
+        assert not worker.ends
+
+
+# -- the arithmetic
+
+
+def test_time_of_requests_is_explained_and_time_without_them_is_not() -> None:
+    meter = ProcessorMeter(100.0, 5.0)
+    # Four processors for 10 s of requests.
+    assert meter.feed(110.0, 45.0, busy_s=10.0, requests=3, processors=4) == 0.0
+    # A thread that goes on: 10 s, of which half a second is forgiven.
+    assert meter.feed(120.0, 55.0, busy_s=0.0, requests=0, processors=4) == pytest.approx(9.5)
+    assert meter.feed(130.0, 65.0, busy_s=0.0, requests=0, processors=4) == pytest.approx(19.0)
+
+
+def test_threads_that_stay_awake_after_each_request_are_forgiven() -> None:
+    meter = ProcessorMeter(0.0, 0.0)
+    for second in range(1, 1000):
+        # 500 short requests a second on four processors, with 60 us of each thread after each.
+        unexplained_s = meter.feed(
+            float(second), second * (0.2 + 500 * 4 * 60e-6), busy_s=0.05, requests=500, processors=4
+        )
+        assert unexplained_s == 0.0
+
+
+def test_unexplained_time_is_forgiven_slowly() -> None:
+    meter = ProcessorMeter(0.0, 0.0)
+    assert meter.feed(10.0, 10.0, busy_s=0.0, requests=0, processors=1) == pytest.approx(9.5)
+    assert meter.feed(110.0, 10.0, busy_s=0.0, requests=0, processors=1) == pytest.approx(4.5)
+    assert meter.feed(1010.0, 10.0, busy_s=0.0, requests=0, processors=1) == 0.0
