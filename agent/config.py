@@ -60,7 +60,7 @@ class WorkerSettings:
     memory_bytes
         Address space of a worker beyond what its bundle's weights and tensors need; 0 for no limit.
     require_sandbox
-        Refuse to load a model unless the kernel has both Landlock and seccomp.
+        Refuse to load a model unless the sandbox is complete.
     """
 
     compute_limit_s: float = 30.0
@@ -395,7 +395,7 @@ KEYS: Final = (
         "worker.require_sandbox",
         _BOOL,
         _WORKER.require_sandbox,
-        "Run models only where the kernel has both Landlock and seccomp.",
+        "Run models only in a complete sandbox; `edge-agent check` says whether this kernel has it.",
     ),
     Key("metrics.interval_s", _number(0.1, _DAY_S), 10.0, "How often metrics are published."),
     Key(

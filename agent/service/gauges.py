@@ -63,6 +63,8 @@ def of_model(model: Model) -> Gauges:
         ("edge_worker_restarts_total", labels): status.restarts,
         ("edge_inference_quarantined_total", labels): status.quarantined,
     }
+    if model.sandbox is not None:
+        gauges["edge_sandbox_complete", labels] = int(model.sandbox.complete)
     cpu_s = None if model.worker_pid is None else process_cpu_s(model.worker_pid)
     if cpu_s is not None:
         gauges["edge_worker_cpu_seconds_total", labels] = cpu_s

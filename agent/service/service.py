@@ -14,6 +14,7 @@ import gc
 import logging
 import os
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import agent
@@ -83,13 +84,14 @@ class Service:
         self._shared: set[str] = set()
         Keyring.from_dir(config.trust_dir)  # a wrong folder is an error now, not at the first bundle
         machine = Machine.detect(configured=config.compatible)
-        self._info = host.describe(
+        self._about = host.describe(
             config.device,
             machine,
             sources=("mqtt", *config.sources_https),
             groups=config.groups,
             max_packet_bytes=config.broker.max_packet_bytes,
-        ).to_bytes()
+        )
+        self._info = b""
         self._store = Store(config.state_dir)
         self._host = host.Host(config.state_dir)
         cores = Cores.detect(os.environ, threads=config.worker.threads, apart=config.worker.share_cores)
@@ -290,7 +292,8 @@ class Service:
     def _on_control_up(self, _session_present: bool) -> None:
         assert self._presence is not None
         self._presence.announce()
-        self._control.publish(format_topic(Info(self._config.device)), self._info, retain=True)
+        self._info = b""
+        self._publish_info()
         self._published.clear()
         if self._home_assistant is not None:
             self._home_assistant.forget()
@@ -326,6 +329,7 @@ class Service:
                 self._requests.unsubscribe(shared)
         if status is None:
             self._metrics.forget(name)
+        self._publish_info()
         document = self._loading_document(name) if status is None else status.document()
         payload = b"" if document is None else document.to_bytes()
         if self._published.get(name) != payload:
@@ -356,6 +360,13 @@ class Service:
             image_input=None,
             postprocess=(),
         )
+
+    def _publish_info(self) -> None:
+        """Publish the info document if it has changed: workers report their sandbox when they are ready."""
+        info = replace(self._about, sandbox=self.models.sandbox()).to_bytes()
+        if self._info != info:
+            self._info = info
+            self._control.publish(format_topic(Info(self._config.device)), info, retain=True)
 
     def _announce_to_home_assistant(self) -> None:
         if self._home_assistant is None:

@@ -75,6 +75,27 @@ class Capabilities:
 
 
 @dataclass(frozen=True, slots=True)
+class Sandbox:
+    """What the sandbox of the device's workers consists of.
+
+    Attributes
+    ----------
+    landlock
+        Version of Landlock's ABI that is in force; 0 for none.
+    missing
+        Parts that are not in force: `landlock`, `seccomp`, `threads`; sorted.
+    """
+
+    landlock: int = 0
+    missing: tuple[str, ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        """Whether all parts are in force."""
+        return not self.missing
+
+
+@dataclass(frozen=True, slots=True)
 class Info:
     """One info document.
 
@@ -86,6 +107,8 @@ class Info:
         The agent's version.
     compatible
         Names of this machine that a bundle's `compatible` may require, sorted.
+    sandbox
+        The sandbox of its workers, or None while there is none, and from older agents.
     """
 
     device: str
@@ -94,10 +117,12 @@ class Info:
     compatible: tuple[str, ...] = ()
     software: Software = Software()
     capabilities: Capabilities = Capabilities()
+    sandbox: Sandbox | None = None
 
     def to_bytes(self) -> bytes:
         """Write the document."""
         hardware, software, capabilities = self.hardware, self.software, self.capabilities
+        sandbox = self.sandbox
         return document.encode(
             {
                 "device": self.device,
@@ -124,6 +149,13 @@ class Info:
                     "groups": capabilities.groups,
                     "max_packet_bytes": capabilities.max_packet_bytes,
                 },
+                "sandbox": None
+                if sandbox is None
+                else {
+                    "complete": sandbox.complete,
+                    "landlock": sandbox.landlock,
+                    "missing": sandbox.missing,
+                },
             }
         )
 
@@ -140,6 +172,7 @@ class Info:
         hardware = document.members(fields.get("hardware"))
         software = document.members(fields.get("software"))
         capabilities = document.members(fields.get("capabilities"))
+        sandbox = document.members(fields.get("sandbox"))
         return cls(
             device=document.text(fields.get("device")),
             agent=document.text(fields.get("agent")),
@@ -164,4 +197,10 @@ class Info:
                 groups=document.texts(capabilities.get("groups")),
                 max_packet_bytes=document.integer(capabilities.get("max_packet_bytes")) or 0,
             ),
+            sandbox=Sandbox(
+                landlock=document.integer(sandbox.get("landlock")) or 0,
+                missing=document.texts(sandbox.get("missing")),
+            )
+            if sandbox
+            else None,
         )

@@ -249,6 +249,8 @@ def _agents(args: argparse.Namespace) -> int:
     for agent in found:
         words = (agent.state, f"edge-agent {agent.version}" if agent.version else "", agent.machine)
         print(f"{agent.name}  {'  '.join(word for word in words if word)}")
+        if agent.sandbox_missing:
+            print(f"    sandbox without {', '.join(agent.sandbox_missing)}")
         for model in agent.models:
             state = "ready" if model.ready else "not ready"
             print(f"    {model.name} {model.version}  {state}  {model.digest[:19]}")
@@ -297,6 +299,9 @@ def _agent_json(agent: AgentSummary) -> dict[str, Any]:
         "state": agent.state,
         "version": agent.version,
         "machine": agent.machine,
+        "sandbox": None
+        if agent.sandbox_missing is None
+        else {"complete": not agent.sandbox_missing, "missing": list(agent.sandbox_missing)},
         "models": [
             {
                 "name": model.name,

@@ -21,6 +21,8 @@ from builder.fleet.client import Client
 QUIET_S: Final = 0.3
 # Longer texts of an agent are cut when they are printed.
 _MAX_SHOWN_CHARACTERS: Final = 200
+# An agent names three parts of its sandbox at most; a stranger at the broker could name more.
+_MAX_SHOWN_PARTS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,8 @@ class AgentSummary:
         The board or processor and the architecture, for people.
     models
         By name.
+    sandbox_missing
+        Parts that the sandbox of its models lacks; empty for a complete sandbox, None if it is unknown.
     """
 
     name: str
@@ -67,6 +71,7 @@ class AgentSummary:
     version: str
     machine: str
     models: tuple[ModelSummary, ...]
+    sandbox_missing: tuple[str, ...] | None = None
 
 
 def agents(broker: Broker, *, wait_s: float = 2.0) -> tuple[AgentSummary, ...]:
@@ -155,6 +160,9 @@ class _Listing:
             version=_printable((presence.version if presence else "") or (info.agent if info else "")),
             machine="" if info is None else _machine(info),
             models=models,
+            sandbox_missing=None
+            if info is None or info.sandbox is None
+            else tuple(_printable(part) for part in info.sandbox.missing[:_MAX_SHOWN_PARTS]),
         )
 
 

@@ -102,6 +102,7 @@ def test_agents_lists_the_agent_its_machine_and_its_models(edgebundle: Edgebundl
     assert second.split()[:3] == ["digits", "1.0.0", "ready"]
     [agent] = json.loads(edgebundle("agents", "--broker", site.broker, "--json").stdout)
     assert (agent["name"], agent["models"][0]["name"]) == ("kitchen", "digits")
+    assert agent["sandbox"] == {"complete": True, "missing": []}
 
 
 def test_infer_prints_labels_and_the_latency(edgebundle: Edgebundle, site: Site) -> None:

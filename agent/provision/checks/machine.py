@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import datetime
+import json
 import os
 import platform
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -39,10 +40,14 @@ for name in names:
 print(", ".join(found))
 """
 _SANDBOX: Final = """
+import json, socket
 from agent.worker import sandbox
-status = sandbox.close_files(sandbox.Limits())
-print(int(status.complete), status)
+ours, gate = socket.socketpair()
+status = sandbox.close_files(sandbox.Limits(), gate)
+parts = {"landlock": status.landlock, "seccomp": status.seccomp, "threads": status.threads}
+print(json.dumps([str(status), [name for name, in_force in parts.items() if not in_force]]))
 """
+_COMMAND_LINE: Final = "/boot/firmware/cmdline.txt"
 # adjtimex(2): returned for a clock that is not synchronised.
 _TIME_ERROR: Final = 5
 # One or two workers take this much; with less, the kernel starts to kill processes.
@@ -180,19 +185,54 @@ def check_heat(root: Path = Path("/")) -> Iterator[Finding]:
 
 
 def check_sandbox(*, required: bool) -> Iterator[Finding]:
-    """Enter a worker's sandbox in a separate process, and report what the kernel supports."""
+    """Enter a worker's sandbox in a separate process, and report which parts the kernel supports."""
     done = _run(_SANDBOX)
-    complete, _, status = done.stdout.strip().partition(" ")
-    if done.returncode == 0 and complete == "1":
-        yield ok("sandbox", f"workers get {status}")
-        return
-    text = f"workers get {status}" if status else f"it cannot be set up: {done.stderr.strip()[-200:]}"
-    hint = "use Linux 5.13 or later, with lsm=landlock,... in /boot/firmware/cmdline.txt (docs/sandbox.md)"
-    yield (
-        fail("sandbox", f"{text}, but worker.require_sandbox demands a complete one", hint)
-        if required
-        else warn("sandbox", text, hint)
-    )
+    try:
+        status, missing = json.loads(done.stdout)
+    except ValueError:
+        last = done.stderr.strip()[-200:]
+        text, missing = f"it cannot be set up: {last}", ["landlock", "seccomp", "threads"]
+    else:
+        text = f"workers get {status}"
+    yield judge_sandbox(text, missing, required=required)
+
+
+def judge_sandbox(text: str, missing: Sequence[str], *, required: bool, root: Path = Path("/")) -> Finding:
+    """Return the finding about a sandbox that lacks some parts, with a hint for each of them.
+
+    Parameters
+    ----------
+    text
+        What workers get.
+    missing
+        `landlock`, `seccomp` or `threads`.
+    required
+        Whether `worker.require_sandbox` is set.
+    root
+        `/` except in tests.
+    """
+    if not missing:
+        return ok("sandbox", text)
+    hint = "; ".join(_sandbox_hint(part, root) for part in missing)
+    if required:
+        return fail("sandbox", f"{text}, but worker.require_sandbox demands a complete one", hint)
+    return warn("sandbox", text, hint)
+
+
+def _sandbox_hint(part: str, root: Path) -> str:
+    if part == "seccomp":
+        return "seccomp: use a kernel with CONFIG_SECCOMP_FILTER"
+    if part == "threads":
+        return (
+            "threads: use Linux 5.7 or later, in a container engine that has no seccomp listener of its own"
+        )
+    # The boot parameter replaces the list, so it must repeat the modules that are active now.
+    active = _text(root / "sys/kernel/security/lsm").strip()
+    modules = [name for name in active.split(",") if name and name != "capability"]
+    value = ",".join(["landlock", *modules]) if modules else "landlock,lockdown,yama,integrity,apparmor"
+    raspberry_pi = (root / _COMMAND_LINE.lstrip("/")).exists()
+    where = f"the line in {_COMMAND_LINE}" if raspberry_pi else "the kernel's command line"
+    return f"landlock: add lsm={value} to {where}, and reboot; it needs Linux 5.13 or later"
 
 
 def _run(program: str) -> subprocess.CompletedProcess[str]:

@@ -61,6 +61,7 @@ METRICS: Final = {
         COUNTER, "Requests answered 500 because equal ones had ended the model's worker.", _MODEL
     ),
     "edge_worker_resident_memory_bytes": Metric(GAUGE, "Resident memory of a model's worker.", _MODEL),
+    "edge_sandbox_complete": Metric(GAUGE, "Whether a model's worker has all parts of the sandbox.", _MODEL),
     "edge_worker_cpu_seconds_total": Metric(COUNTER, "CPU time of a model's current worker.", _MODEL),
     "edge_answers_undelivered_total": Metric(COUNTER, "Answers that were given up.", ("reason",)),
     "edge_answers_dropped_total": Metric(COUNTER, "Answers that were forgotten early."),

@@ -27,6 +27,7 @@ from agent.service.models.supervisor import Supervisor
 from agent.service.models.worker_process import Spawn, WorkerProcess
 from agent.service.requests.pending import Pending
 from agent.service.requests.quarantine import MAX_DEATHS
+from agent.wire.info import Sandbox
 from agent.wire.model_state import ModelPhase, ModelState
 from agent.worker.channel import MAX_PAYLOAD_BYTES
 from agent.worker.frames import Share
@@ -133,6 +134,11 @@ class Model:
     def busy(self) -> int:
         """How many requests its worker has."""
         return 0 if self._supervisor is None else self._supervisor.busy
+
+    @property
+    def sandbox(self) -> Sandbox | None:
+        """Its worker's sandbox; None before the first worker is ready."""
+        return None if self._supervisor is None else self._supervisor.sandbox
 
     @property
     def worker_pid(self) -> int | None:

@@ -15,9 +15,11 @@ from typing import Final
 
 from agent.bundle.verify import VerifiedBundle
 from agent.config import QueueLimits, WorkerSettings
+from agent.service.models.confinement import weakest
 from agent.service.models.cores import Cores
 from agent.service.models.model import Model, ModelStatus
 from agent.service.models.worker_process import Spawn, WorkerProcess
+from agent.wire.info import Sandbox
 from agent.worker.frames import Share
 
 _log = logging.getLogger(__name__)
@@ -76,6 +78,10 @@ class Models:
     def expect(self, names: Iterable[str]) -> None:
         """Take note of models that will be activated, so that they are not unknown until then."""
         self._expected.update(name for name in names if name not in self._models)
+
+    def sandbox(self) -> Sandbox | None:
+        """Return the sandbox that all workers have; None while there are none."""
+        return weakest(model.sandbox for model in self if model.sandbox is not None)
 
     def status(self, name: str) -> ModelStatus | None:
         """Return a model's state; None if it does not run here."""

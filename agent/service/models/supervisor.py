@@ -37,6 +37,7 @@ from agent.errors import (
     RequestError,
     SelfTestError,
 )
+from agent.service.models.confinement import sandbox_of
 from agent.service.models.life_cycle import (
     COMPUTING,
     OUT_OF_SERVICE,
@@ -52,6 +53,7 @@ from agent.service.models.track_record import TrackRecord
 from agent.service.models.worker_process import CHECK_INTERVAL_S, Spawn, WorkerProcess
 from agent.service.requests.pending import Pending
 from agent.service.requests.quarantine import Quarantine
+from agent.wire.info import Sandbox
 from agent.worker.frames import Answer, Buffer, Failed, Frame, Load, Ready, Share
 
 _log = logging.getLogger(__name__)
@@ -63,6 +65,8 @@ _SENT_AHEAD: Final = 2
 _WEIGHT_COPIES: Final = 6
 # Import, load and self-test; a large model on a slow SD card takes its time.
 START_LIMIT_S: Final = 120.0
+# What a worker says about itself is cut in the log.
+_SHOWN_CHARACTERS: Final = 200
 # For a worker that has nothing left to answer.
 _END_LIMIT_S: Final = 1.0
 
@@ -149,6 +153,11 @@ class Supervisor:
     def crashes(self) -> int:
         """How many of its processes died."""
         return self.deaths.total
+
+    @property
+    def sandbox(self) -> Sandbox | None:
+        """The sandbox of its last process that was ready; None before the first one."""
+        return None if self.ready is None else sandbox_of(self.ready)
 
     @property
     def pid(self) -> int | None:
@@ -254,6 +263,10 @@ class Supervisor:
             raise SelfTestError(f"{manifest.name}: its worker died as soon as it was ready")
         if self._share != share:
             process.send(self._share)
+        missing = sandbox_of(ready).missing
+        if missing:
+            text = ascii(ready.sandbox[:_SHOWN_CHARACTERS])
+            _log.warning("%s: its worker's sandbox lacks %s: %s", manifest.name, ", ".join(missing), text)
         return ready
 
     def _on_frame(self, frame: Frame) -> None:

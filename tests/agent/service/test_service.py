@@ -76,6 +76,30 @@ async def test_agent_publishes_what_it_is_and_that_it_stops(
         assert watcher.latest("state")["session_seq"] == seq
 
 
+async def test_incomplete_sandbox_is_in_info_as_soon_as_a_worker_is_ready_in_a_metric_and_in_the_log(
+    broker: BrokerProcess, start_service: StartService, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        Watcher(broker.port) as watcher,
+        start_service(broker.port, metrics_interval_s=0.1) as rig,
+    ):
+        await until(lambda: watcher.latest("info") is not None)
+        assert watcher.latest("info")["sandbox"] is None
+        await rig.service.models.activate(rig.signer.bundle())
+        missing = {"complete": False, "landlock": 0, "missing": ["landlock", "seccomp", "threads"]}
+        await until(lambda: watcher.latest("info")["sandbox"] == missing)
+        await until(lambda: (watcher.latest("metrics") or {}).get('edge_sandbox_complete{model="echo"}') == 0)
+        warnings = [record.getMessage() for record in caplog.records if "sandbox" in record.getMessage()]
+        assert warnings == [
+            "echo: its worker's sandbox lacks landlock, seccomp, threads: 'no sandbox: a test'"
+        ]
+        published = [message for message in watcher.messages if message.topic.endswith("/info")]
+        # Not again for a worker with the same sandbox.
+        await rig.service.models.activate(rig.signer.bundle("echo", "2.0.0"))
+        await until(lambda: (watcher.latest("models/echo/state") or {}).get("version") == "2.0.0")
+        assert len(published) == len([each for each in watcher.messages if each.topic.endswith("/info")])
+
+
 async def test_model_that_is_taken_out_of_service_leaves_nothing_retained(
     mosquitto: BrokerProcess, start_service: StartService
 ) -> None:

@@ -368,3 +368,13 @@ def test_proc_shows_the_sandbox_in_force(spawn: Spawn) -> None:
             line.split(":\t", 1) for line in (task / "status").read_text().splitlines() if ":\t" in line
         )
         assert (status["NoNewPrivs"], status["Seccomp"], status["Seccomp_filters"]) == ("1", "2", "2")
+
+
+def test_every_allowed_call_is_explained() -> None:
+    page = (Path(__file__).parents[3] / "docs/sandbox.md").read_text()
+    explained = page.partition("## System calls")[2].partition("`clone3` fails")[0]
+    checked = {**system_calls.CHECKED, **system_calls.LOADING, **system_calls.SERVING, "clone": None}
+    assert set(re.findall(r"`([a-z0-9_]+)`", explained)) - {"system_calls"} == {
+        *system_calls.ALLOWED,
+        *checked,
+    }

@@ -165,7 +165,7 @@ def test_weights_samples_labels_and_steps_of_a_bundle_are_used(spawn: Spawn) -> 
         ),
         postprocess=Postprocess((Softmax("scores"), TopK("scores", 2))),
         samples=Samples(1, 1e-4, 1e-5),
-        load={"require_sandbox": True, "memory_bytes": 1 << 30, "threads": 1, "cpus": (0,)},
+        load={"memory_bytes": 1 << 30, "threads": 1, "cpus": (0,)},
     )
     assert isinstance(worker.loaded, Ready), worker.loaded
     file = io.BytesIO()

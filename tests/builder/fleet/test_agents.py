@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
+import pytest
+
 from agent.wire import topics
+from builder.cli import main
 from builder.fleet.agents import AgentSummary, ModelSummary, agents_async
 from builder.fleet.broker import Broker
 from builder.fleet.client import Client
@@ -28,6 +32,8 @@ async def test_agents_are_listed_with_their_models(broker: BrokerProcess) -> Non
                 "agent": "0.1.0",
                 "hardware": {"board": "Raspberry Pi 4", "arch": "aarch64", "cpu": "Cortex-A72"},
             },
+            topics.Info("attic"): {"sandbox": {"complete": False, "missing": ["land\x1block", "seccomp"]}},
+            topics.Info("cellar"): {"sandbox": {"complete": True, "landlock": 7, "missing": []}},
             topics.ModelState("kitchen", "digits"): {
                 "ready": True,
                 "version": "1.0.0",
@@ -40,7 +46,8 @@ async def test_agents_are_listed_with_their_models(broker: BrokerProcess) -> Non
     )
     found = await agents_async(Broker(broker.url), wait_s=5)
     assert found == (
-        AgentSummary("attic", "offline", "", "", ()),
+        AgentSummary("attic", "offline", "", "", (), ("land?lock", "seccomp")),
+        AgentSummary("cellar", "unknown", "", "", (), ()),
         AgentSummary(
             "kitchen",
             "online",
@@ -69,3 +76,23 @@ async def test_control_characters_of_an_agent_do_not_reach_the_terminal(mosquitt
 
 async def test_a_broker_without_agents_lists_none(mosquitto: BrokerProcess) -> None:
     assert await agents_async(Broker(mosquitto.url), wait_s=0.5) == ()
+
+
+async def test_sandbox_that_is_incomplete_is_marked_in_the_list(
+    mosquitto: BrokerProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await retain(
+        mosquitto,
+        {
+            topics.State("attic"): {"state": "online"},
+            topics.Info("attic"): {"sandbox": {"complete": False, "missing": ["landlock", "threads"]}},
+            topics.State("cellar"): {"state": "online"},
+            topics.Info("cellar"): {"sandbox": {"complete": True, "missing": []}},
+        },
+    )
+    assert await asyncio.to_thread(main, ["agents", "--broker", mosquitto.url]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "attic  online",
+        "    sandbox without landlock, threads",
+        "cellar  online",
+    ]

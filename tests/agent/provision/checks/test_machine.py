@@ -95,3 +95,41 @@ def test_full_disk_is_found(
 def test_processor_without_the_vector_unit_that_kernels_need_is_found() -> None:
     assert one(machine.check_processor(HERE)).level is Level.OK
     assert one(machine.check_processor(replace(HERE, features=frozenset()))).level is Level.WARN
+
+
+def test_sandbox_of_this_machine_is_complete() -> None:
+    found = one(machine.check_sandbox(required=True))
+    assert found.level is Level.OK, found
+    assert found.message.startswith("workers get landlock ")
+    assert found.message.endswith("seccomp, bounded threads")
+
+
+@pytest.mark.parametrize(
+    ("missing", "required", "level", "hint"),
+    [
+        ([], True, Level.OK, None),
+        (
+            ["landlock"],
+            False,
+            Level.WARN,
+            "landlock: add lsm=landlock,lockdown,yama to the line in /boot/firmware/cmdline.txt",
+        ),
+        (["landlock"], True, Level.FAIL, "and reboot"),
+        (["seccomp", "threads"], False, Level.WARN, "CONFIG_SECCOMP_FILTER; threads: use Linux 5.7"),
+    ],
+)
+def test_parts_that_the_sandbox_lacks_come_with_what_to_do(
+    tmp_path: Path, missing: list[str], required: bool, level: Level, hint: str | None
+) -> None:
+    (tmp_path / "sys/kernel/security").mkdir(parents=True)
+    (tmp_path / "sys/kernel/security/lsm").write_text("capability,lockdown,yama")
+    (tmp_path / "boot/firmware").mkdir(parents=True)
+    (tmp_path / "boot/firmware/cmdline.txt").touch()
+    found = machine.judge_sandbox("workers get something", missing, required=required, root=tmp_path)
+    assert found.level is level
+    assert found.hint is None if hint is None else hint in (found.hint or "")
+
+
+def test_hint_about_landlock_suits_a_machine_that_is_not_a_raspberry_pi(tmp_path: Path) -> None:
+    found = machine.judge_sandbox("none", ["landlock"], required=False, root=tmp_path)
+    assert "add lsm=landlock,lockdown,yama,integrity,apparmor to the kernel's command line" in str(found)

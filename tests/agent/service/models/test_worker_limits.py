@@ -6,6 +6,7 @@ import asyncio
 import os
 import resource
 import socket
+import struct
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -15,12 +16,18 @@ from pathlib import Path
 
 import pytest
 
+from agent.bundle.tensor_spec import TensorSpec
 from agent.service.models import worker_process
+from agent.service.models.confinement import sandbox_of
 from agent.service.models.processor_meter import ProcessorMeter
 from agent.service.models.thread_gate import ThreadGate, thread_limit
 from agent.service.models.worker_process import WorkerProcess
 from agent.worker.frames import Answer, Failed, Frame, Load, Ready, Request, Share
 from tests.agent.service.conftest import until
+from tests.agent.worker.conftest import kernel_library, manifest, one_kernel, sealed
+from tests.fake_module import params
+
+__all__ = ["kernel_library"]
 
 PRELUDE = """
 import ctypes, os, signal, socket, sys, threading, time
@@ -234,6 +241,35 @@ channel.receive()
         assert isinstance(worker.frames[0].header, Ready)
         assert isinstance(worker.frames[1].header, Answer)
         assert not worker.ends
+
+
+@pytest.mark.slow
+async def test_real_worker_has_the_complete_sandbox_and_starts_threads(kernel_library: Path) -> None:
+    files = {
+        "mod.so": kernel_library.read_bytes(),
+        "mod.json": one_kernel("threaded").to_json(),
+        "mod.params": params(),
+    }
+    spec = TensorSpec("x", "FP32", (4,)), TensorSpec("y", "FP32", (4,))
+    described = manifest(files, spec[:1], spec[1:]).to_bytes()
+    descriptors = [sealed(each) for each in files.values()]
+    frames: list[Frame] = []
+    ends: list[str] = []
+    process = WorkerProcess("probe", on_frame=frames.append, on_end=ends.append)
+    try:
+        await process.start(Load(tuple(files), require_sandbox=True), described, descriptors)
+        await until(lambda: bool(frames))
+        ready = frames[0].header
+        assert isinstance(ready, Ready), ready
+        assert ready.threads_bounded
+        assert sandbox_of(ready).complete
+        process.send(Request(1, "application/octet-stream"), struct.pack("=4f", 1, 2, 3, 4))
+        await until(lambda: len(frames) == 2)
+        assert struct.unpack("=4f", bytes(frames[1].payload)) == (2, 4, 6, 8)
+    finally:
+        await process.stop(5)
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
 # -- the arithmetic
