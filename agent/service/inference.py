@@ -27,7 +27,7 @@ from agent.service.requests.answers import AnswerRecord, AnswerStore, ReplyTo, R
 from agent.service.requests.pending import Pending
 from agent.wire.answer import FinalAnswer, refusal
 from agent.wire.topics import GroupInfer, Infer, parse_topic
-from agent.worker.frames import Answer, Buffer
+from agent.worker.frames import Answer
 
 _log = logging.getLogger(__name__)
 
@@ -197,13 +197,13 @@ class Inference:
             raise DeadlineError("the deadline passed before the request arrived")
         model.submit(pending)
 
-    def _answered(self, pending: Pending, answer: Answer, payload: Buffer, version: str) -> None:
+    def _answered(self, pending: Pending, answer: Answer, payload: bytes, version: str) -> None:
         """Publish what a worker computed."""
         final = FinalAnswer(
             status=answer.status,
             message=answer.message,
             content_type=answer.content_type,
-            payload=bytes(payload),
+            payload=payload,
             model_version=version,
             tensors=answer.tensors,
         )

@@ -6,7 +6,6 @@ requester without properties it is a member of the JSON.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -24,7 +23,7 @@ from agent.errors import (
 from agent.mqtt.message import Message
 from agent.mqtt.properties import Properties
 from agent.wire import document
-from agent.wire.answer_head import OK, AnswerHead
+from agent.wire.answer_head import OK, AnswerHead, one_line
 from agent.wire.content_types import JSON, RAW
 from agent.wire.properties import MODEL_VERSION, STATUS, STATUS_MESSAGE, TENSOR
 from agent.wire.tensors import JsonTensor, parse_tensor
@@ -40,8 +39,6 @@ STATUSES: Final = (
     ExecutionError.status,
     OverloadedError.status,
 )
-# With four bytes for each character it stays far below the 65535 bytes of an MQTT string.
-MAX_STATUS_MESSAGE_CHARACTERS: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +50,7 @@ class FinalAnswer:
     status, message
         200 and an empty message, or another status and the reason.
     content_type, payload
-        What the requester gets; a refusal to a request for raw tensors has neither.
+        What the requester gets; a refusal is always JSON.
     model_version
         Of the model that answered; empty in a refusal.
     tensors
@@ -97,19 +94,7 @@ class FinalAnswer:
 
 def refusal(error: RequestError, head: AnswerHead) -> FinalAnswer:
     """Return the answer to a request that was not, or could not be, computed."""
-    message = one_line(str(error))
-    body: dict[str, object] = {"error": message}
-    if error.hint is not None:
-        body["hint"] = error.hint
-    if head.has_envelope:
-        body = {
-            "id": head.id,
-            "model_name": head.model_name,
-            "status": error.status,
-            "message": message,
-            **body,
-        }
-    return FinalAnswer(error.status, message, JSON, json.dumps(body).encode())
+    return FinalAnswer(error.status, one_line(str(error)), JSON, head.refusal(error))
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,12 +153,6 @@ def read_answer(message: Message) -> ReceivedAnswer:
         model_version=document.text(body.get("model_version")),
         tensors=tuple(JsonTensor.from_document(output) for output in outputs),
     )
-
-
-def one_line(text: str) -> str:
-    """Return a message for a user property and a log: printable, in one line, at most 500 characters."""
-    shown = "".join(character if character.isprintable() else "?" for character in text)
-    return shown[:MAX_STATUS_MESSAGE_CHARACTERS]
 
 
 def _status(text: str | None) -> int | None:

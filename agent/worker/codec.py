@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
@@ -19,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from agent.bundle.manifest import Manifest
 from agent.bundle.tensor_spec import TensorSpec
-from agent.errors import InputError, MediaTypeError
+from agent.errors import ExecutionError, InputError, MediaTypeError
 from agent.runtime.placement import Placement
 from agent.runtime.postprocess import Value
 from agent.runtime.storage import Array
 from agent.wire.answer_head import AnswerHead
 from agent.wire.content_types import CBOR, IMAGES, JSON, RAW
 from agent.worker import oip, oip_json, raw_tensors
+from agent.worker.channel import MAX_PAYLOAD_BYTES
 from agent.worker.frames import Request
 
 if TYPE_CHECKING:
@@ -126,7 +126,12 @@ class Codec:
         )
 
     def encode(
-        self, request: Request, decoded: Decoded, media_type: str, values: Mapping[str, Value]
+        self,
+        request: Request,
+        decoded: Decoded,
+        media_type: str,
+        values: Mapping[str, Value],
+        max_bytes: int = MAX_PAYLOAD_BYTES,
     ) -> tuple[tuple[str, ...], Payload]:
         """Return the user properties `tensor` of an answer, and its payload.
 
@@ -136,13 +141,15 @@ class Codec:
             What `answer_type` returned.
         values
             Results by name, BYTES as a tuple. The payload may be the memory of a result.
+        max_bytes
+            Largest payload that may be returned.
 
         Raises
         ------
         InputError
             If the request asks for an output that the model does not have.
         ExecutionError
-            If a result cannot be written in this content type.
+            If a result cannot be written in this content type, or is too large for it.
         """
         if decoded.outputs is not None:
             unknown = [name for name in decoded.outputs if name not in values]
@@ -151,6 +158,10 @@ class Codec:
                     f"expected outputs among {', '.join(map(repr, values))}, got {unknown[0]!r:.80}"
                 )
             values = {name: values[name] for name in decoded.outputs}
+        raw_bytes = sum(map(raw_tensors.size_of, values.values()))
+        if raw_bytes > max_bytes:
+            # The other content types take more bytes for the same numbers, at least for those of four bytes.
+            raise ExecutionError(f"expected an answer of at most {max_bytes} bytes, got {raw_bytes}")
         if media_type == RAW:
             return raw_tensors.format_answer(values)
         manifest = self._manifest
@@ -159,8 +170,13 @@ class Codec:
             assert self._cbor is not None
             outputs = [_cbor_tensor(name, value) for name, value in values.items()]
             body: bytes = self._cbor.dumps(head | {"outputs": outputs})
+            if len(body) > max_bytes:
+                raise ExecutionError(
+                    f"expected an answer of at most {max_bytes} bytes, got {len(body)} as CBOR",
+                    hint=f"ask for {RAW}",
+                )
             return (), body
-        return (), oip_json.format_answer(head, values)
+        return (), oip_json.format_answer(head, values, max_bytes)
 
     def _decode_document(self, document: object, given_id: str | None) -> Decoded:
         request = oip.parse_request(document)
@@ -211,21 +227,6 @@ class Codec:
 
     def _served(self, *media_types: str) -> tuple[str, ...]:
         return media_types if self._cbor is None else (*media_types, CBOR)
-
-
-def encode_error(request: Request, media_type: str, status: int, message: str) -> tuple[str, bytes]:
-    """Return content type and payload of a refusal.
-
-    Only JSON has the error in its payload, as in the Open Inference Protocol; otherwise user properties do.
-    """
-    if media_type != JSON:
-        return "", b""
-    document: dict[str, Any] = {"error": message}
-    if request.id is not None:
-        document["id"] = request.id
-    if request.client_json:
-        document |= {"status": status, "message": message}
-    return JSON, json.dumps(document, separators=(",", ":")).encode()
 
 
 def _media_type(text: str) -> str:

@@ -7,13 +7,14 @@ variables are set and before the sandbox is closed.
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from agent.bundle.manifest import Manifest
 from agent.errors import DeadlineError, ExecutionError, FormatError, RequestError
@@ -21,15 +22,22 @@ from agent.runtime.graph_executor import GraphModule, create
 from agent.runtime.module import KernelModule
 from agent.runtime.postprocess import Postprocessor
 from agent.runtime.self_test import check_samples
-from agent.wire.answer_head import OK
+from agent.wire.answer_head import OK, AnswerHead, one_line
 from agent.wire.content_types import JSON
-from agent.worker.codec import Codec, Payload, encode_error, import_cbor
+from agent.worker.channel import MAX_PAYLOAD_BYTES
+from agent.worker.codec import Codec, Payload, import_cbor
 from agent.worker.frames import Answer, Load, Request
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from agent.runtime.preprocess import Preprocessor
+
+
+_log = logging.getLogger(__name__)
+
+# The agent ends a worker that sends more.
+MAX_ANSWER_BYTES: Final = MAX_PAYLOAD_BYTES
 
 
 class Members:
@@ -95,6 +103,7 @@ class Model:
 
     def __init__(self, prepared: Prepared, module: GraphModule, self_test_error: float) -> None:
         self.self_test_error = self_test_error
+        self._name = prepared.manifest.name
         self._module = module
         self._outputs = {spec.name: module.output_view(i) for i, spec in enumerate(prepared.manifest.outputs)}
         self._postprocess = prepared.postprocessor
@@ -130,40 +139,39 @@ class Model:
             The payload may be the model's own memory, which the next request overwrites.
         """
         times = [clock()]
-        media_type = ""
         try:
             media_type = self._codec.answer_type(request)
-            if request.deadline_s is not None and times[0] >= request.deadline_s:
-                late_ms = (times[0] - request.deadline_s) * 1e3
-                raise DeadlineError(f"the deadline passed {late_ms:.0f} ms before the model was free")
+            _check_deadline(request, times[0])
             decoded = self._codec.decode(request, payload)
             times.append(clock())
             self._module.run()
             times.append(clock())
             values = self._postprocess(self._outputs, decoded.placement)
-            tensors, body = self._codec.encode(request, decoded, media_type, values)
+            tensors, body = self._codec.encode(request, decoded, media_type, values, MAX_ANSWER_BYTES)
             times.append(clock())
         except RequestError as error:
-            return self._refuse(request, media_type, error, times, clock)
+            return self._refuse(request, error, times, clock)
         except MemoryError:
             refused = ExecutionError("the request needs more memory than the model's limit")
-            return self._refuse(request, media_type, refused, times, clock)
+            return self._refuse(request, refused, times, clock)
+        except Exception as error:  # noqa: BLE001 - the outermost loop of a request: one must not end the worker
+            _log.exception("a request failed")
+            refused = ExecutionError(f"the worker failed: {type(error).__name__}")
+            return self._refuse(request, refused, times, clock)
         return Answer(request.seq, OK, "", media_type, tensors, **_durations(request, times)), body
 
     def _refuse(
         self,
         request: Request,
-        media_type: str,
         error: RequestError,
         times: list[float],
         clock: Callable[[], float],
     ) -> tuple[Answer, Payload]:
         times.append(clock())
-        message = str(error) if error.hint is None else f"{error} ({error.hint})"
-        content_type, body = encode_error(request, media_type or _error_type(request), error.status, message)
-        return Answer(
-            request.seq, error.status, message, content_type, (), **_durations(request, times)
-        ), body
+        # Requesters that read only the properties get the hint too.
+        message = one_line(str(error) if error.hint is None else f"{error} ({error.hint})")
+        body = AnswerHead(self._name, id=request.id, has_envelope=request.client_json).refusal(error)
+        return Answer(request.seq, error.status, message, JSON, (), **_durations(request, times)), body
 
 
 class Prepared:
@@ -266,14 +274,15 @@ def _check_interface(manifest: Manifest, module: GraphModule) -> None:
         )
 
 
+def _check_deadline(request: Request, now_s: float) -> None:
+    if request.deadline_s is not None and now_s >= request.deadline_s:
+        late_ms = (now_s - request.deadline_s) * 1e3
+        raise DeadlineError(f"the deadline passed {late_ms:.0f} ms before the model was free")
+
+
 def _durations(request: Request, times: list[float]) -> dict[str, int]:
     # A refused request has fewer times; the last one is when it was refused.
     steps = [max(0, round((after - before) * 1e6)) for before, after in pairwise(times)]
     decode, compute, encode = (*steps, 0, 0, 0)[:3]
     queue = max(0, round((times[0] - request.received_s) * 1e6)) if request.received_s else 0
     return {"queue_us": queue, "decode_us": decode, "compute_us": compute, "encode_us": encode}
-
-
-def _error_type(request: Request) -> str:
-    """Return the content type of a refusal when the answer's content type itself was refused."""
-    return JSON if request.client_json or "json" in request.content_type.lower() else ""

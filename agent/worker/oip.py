@@ -83,7 +83,7 @@ def parse_request(document: object) -> InferRequest:
     if len({tensor.name for tensor in tensors}) != len(tensors):
         raise InputError("expected each input once, got a duplicate")
     name = document.get("id")
-    if name is not None and (not isinstance(name, str) or len(name) > MAX_ID_CHARACTERS):
+    if name is not None and not (isinstance(name, str) and len(name) <= MAX_ID_CHARACTERS and _is_text(name)):
         raise InputError(
             f"expected id, a string of at most {MAX_ID_CHARACTERS} characters, got {_kind(name)}"
         )
@@ -246,6 +246,11 @@ def _convert(values: Sequence[Any], spec: TensorSpec) -> Array:
     if dtype.kind == "f" and not np.isfinite(array).all():
         raise InputError(f"input {spec.name!r} is {spec.datatype}, got a value out of its range")
     return array
+
+
+def _is_text(text: str) -> bool:
+    # JSON can write half of a surrogate pair, which no other encoding can.
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _short(number: int) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
@@ -13,6 +14,8 @@ import numpy as np
 from agent.bundle.strict_json import refuse_constant, unique_object
 from agent.errors import ExecutionError, InputError
 from agent.runtime.storage import Array
+from agent.wire.content_types import RAW
+from agent.worker.channel import MAX_PAYLOAD_BYTES
 from agent.worker.oip import datatype_of
 
 # A list of numbers takes four times the size of its text in memory, a list of empty arrays thirty times: half
@@ -21,6 +24,8 @@ MAX_JSON_BYTES: Final = 16 * 1024 * 1024
 
 # Enough digits to read every value of a type back, and half the text that Python would print as float64.
 _FORMATS: Final = {"float16": "%.5g", "float32": "%.9g"}
+# Written at once: a value takes about 100 bytes until it is text, and large outputs would need gigabytes.
+_PIECE_VALUES: Final = 1 << 16
 
 
 def parse(payload: bytes | bytearray | memoryview) -> object:
@@ -70,8 +75,12 @@ def image_bytes(data: object) -> bytes:
         raise InputError(f"expected an image in base64: {error}") from error
 
 
-def format_answer(head: Mapping[str, Any], outputs: Mapping[str, Array | tuple[bytes, ...]]) -> bytes:
-    """Return the answer's JSON.
+def format_answer(
+    head: Mapping[str, Any],
+    outputs: Mapping[str, Array | tuple[bytes, ...]],
+    max_bytes: int = MAX_PAYLOAD_BYTES,
+) -> bytes:
+    """Return the answer's JSON, in ASCII.
 
     Parameters
     ----------
@@ -79,32 +88,52 @@ def format_answer(head: Mapping[str, Any], outputs: Mapping[str, Array | tuple[b
         Members before the outputs, such as model_name, model_version and id.
     outputs
         Tensors by name, BYTES as a tuple of UTF-8 strings.
+    max_bytes
+        Largest JSON that may be returned; no more than this is kept while it is written.
 
     Raises
     ------
     ExecutionError
-        If an output has NaN or infinity, which JSON cannot represent.
+        If an output has NaN or infinity, which JSON cannot represent, or the JSON would be too large.
     """
-    parts = []
+    start = json.dumps(dict(head), separators=(",", ":"))
+    parts = [f'{start[:-1]}{"," if head else ""}"outputs":['.encode()]
+    left = max_bytes - len(parts[0])
     for name, value in outputs.items():
         datatype, shape = datatype_of(value)
         meta = json.dumps({"name": name, "datatype": datatype, "shape": shape}, separators=(",", ":"))
-        parts.append(f'{meta[:-1]},"data":{_data(name, value)}}}')
-    start = json.dumps(dict(head), separators=(",", ":"))
-    comma = "," if head else ""
-    return f'{start[:-1]}{comma}"outputs":[{",".join(parts)}]}}'.encode()
+        comma = "," if len(parts) > 1 else ""
+        for text in chain((f'{comma}{meta[:-1]},"data":[',), _data(name, value), ("]}",)):
+            parts.append(text.encode())
+            left -= len(parts[-1])
+            if left < 2:  # for the last brackets
+                size = len(value) if isinstance(value, tuple) else value.size
+                raise ExecutionError(
+                    f"expected an answer of at most {max_bytes} bytes, got more as JSON: output {name!r:.80} "
+                    f"has {size} values",
+                    hint=f"ask for {RAW}",
+                )
+    parts.append(b"]}")
+    return b"".join(parts)
 
 
-def _data(name: str, value: Array | tuple[bytes, ...]) -> str:
+def _data(name: str, value: Array | tuple[bytes, ...]) -> Iterator[str]:
+    """Yield the values of an output in pieces, with the commas between them."""
     if isinstance(value, tuple):
-        return json.dumps([each.decode("utf-8", "replace") for each in value], separators=(",", ":"))
+        yield json.dumps([each.decode("utf-8", "replace") for each in value], separators=(",", ":"))[1:-1]
+        return
     if value.dtype.kind == "f" and not np.isfinite(value).all():
         raise ExecutionError(
             f"output {name!r} has NaN or infinity, which JSON cannot represent",
-            hint="ask for application/octet-stream",
+            hint=f"ask for {RAW}",
         )
-    values = value.ravel().tolist()
     form = _FORMATS.get(str(value.dtype))
-    if form is None or not values:
-        return json.dumps(values, separators=(",", ":"))
-    return f"[{','.join([form] * len(values))}]" % tuple(values)
+    flat = value.ravel()
+    for begin in range(0, flat.size, _PIECE_VALUES):
+        values = flat[begin : begin + _PIECE_VALUES].tolist()
+        if begin:
+            yield ","
+        if form is None:
+            yield json.dumps(values, separators=(",", ":"))[1:-1]
+        else:
+            yield ",".join([form] * len(values)) % tuple(values)

@@ -13,12 +13,15 @@ from typing import Final
 import numpy as np
 
 from agent.bundle.tensor_spec import TensorSpec
-from agent.errors import InputError
+from agent.errors import ExecutionError, InputError
 from agent.runtime.storage import Array
+from agent.wire.content_types import JSON
 from agent.wire.tensors import format_tensor, parse_tensor
 from agent.worker.oip import check_names, datatype_of, fill_raw
 
 _LENGTH: Final = struct.Struct("<I")
+# They travel in the header of a frame, whose limit is 64 KiB: names may have characters that JSON escapes.
+MAX_DESCRIPTION_CHARACTERS: Final = 24 * 1024
 
 
 def fill_inputs(
@@ -68,6 +71,11 @@ def format_answer(
     """Return the user properties and the payload of an answer.
 
     A single contiguous tensor is not copied: the payload is its memory.
+
+    Raises
+    ------
+    ExecutionError
+        If there are more tensors than the properties have room for.
     """
     properties = []
     parts: list[bytes | memoryview] = []
@@ -78,7 +86,21 @@ def format_answer(
             parts.extend(piece for each in value for piece in (_LENGTH.pack(len(each)), each))
         else:
             parts.append(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
+    described = sum(map(len, properties))
+    if described > MAX_DESCRIPTION_CHARACTERS:
+        raise ExecutionError(
+            f"expected descriptions of at most {MAX_DESCRIPTION_CHARACTERS} characters for all tensors, "
+            f"got {described}",
+            hint=f"ask for {JSON}",
+        )
     return tuple(properties), parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def size_of(value: Array | tuple[bytes, ...]) -> int:
+    """Return how many bytes a result takes among raw tensors."""
+    if isinstance(value, tuple):
+        return sum(map(len, value)) + _LENGTH.size * len(value)
+    return int(value.nbytes)
 
 
 def _parse(text: str) -> TensorSpec:

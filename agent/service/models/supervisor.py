@@ -22,21 +22,25 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from agent.bundle.manifest import Manifest
 from agent.bundle.verify import VerifiedBundle
 from agent.config import WorkerSettings
 from agent.errors import (
+    ChannelError,
     DeadlineError,
     EdgeError,
     ExecutionError,
     IncompatibleError,
+    InputError,
     MixAndMatchError,
     NoSpaceError,
     RequestError,
     SelfTestError,
 )
+from agent.service.models.answer_check import fault_of
 from agent.service.models.confinement import sandbox_of
 from agent.service.models.life_cycle import (
     COMPUTING,
@@ -53,8 +57,9 @@ from agent.service.models.track_record import TrackRecord
 from agent.service.models.worker_process import CHECK_INTERVAL_S, Spawn, WorkerProcess
 from agent.service.requests.pending import Pending
 from agent.service.requests.quarantine import Quarantine
+from agent.wire.answer_head import one_line
 from agent.wire.info import Sandbox
-from agent.worker.frames import Answer, Buffer, Failed, Frame, Load, Ready, Share
+from agent.worker.frames import Answer, Failed, Frame, Load, Ready, Share
 
 _log = logging.getLogger(__name__)
 
@@ -131,6 +136,8 @@ class Supervisor:
         self._limit: asyncio.TimerHandle | None = None
         self._computing_since_s = 0.0
         self._over_limit = False
+        # What the process did that it must not do; what else it says is ignored then.
+        self._fault = ""
         self.deaths = CrashWindow(settings.crash_limit, settings.crash_window_s)
         self.quarantine = Quarantine()
         self._restarting: asyncio.Task[None] | None = None
@@ -186,13 +193,20 @@ class Supervisor:
         self._enter(Event.LOADED)
 
     def send(self, pending: Pending) -> None:
-        """Hand a request over; `has_room` must hold."""
+        """Hand a request over; `has_room` must hold.
+
+        One that does not fit a frame is refused: the worker never hears of it.
+        """
         assert self._process is not None
+        try:
+            self._process.send(pending.frame, pending.payload)
+        except ChannelError as error:
+            pending.refuse(InputError(f"{self.verified.manifest.name}: {error}"))
+            return
         self._sent.append(pending)
         self._drained.clear()
         if len(self._sent) == 1:
             self._watch()
-        self._process.send(pending.frame, pending.payload)
 
     def share(self, share: Share) -> None:
         """Move it to other processors from the next request on."""
@@ -271,23 +285,27 @@ class Supervisor:
 
     def _on_frame(self, frame: Frame) -> None:
         """Take a frame from the process."""
+        if self._fault:
+            return
         loading = self._loading if self._loading is not None and not self._loading.done() else None
         match frame.header:
             case Answer() as answer:
-                self._answered(answer, frame.payload)
+                self._answered(answer, bytes(frame.payload))
             case Ready() as ready if loading is not None:
-                loading.set_result(ready)
+                loading.set_result(replace(ready, sandbox=one_line(ready.sandbox)))
             case Failed() as failed if loading is not None:
                 loading.set_exception(_error_of(failed))
             case _:
-                kind = type(frame.header).__name__
-                _log.error("%s: its worker sent %s out of turn", self.verified.manifest.name, kind)
-                self._kill()
+                self._end_faulty(f"sent the frame {type(frame.header).__name__.lower()} out of turn")
 
-    def _answered(self, answer: Answer, payload: Buffer) -> None:
+    def _answered(self, answer: Answer, payload: bytes) -> None:
         if not self._sent or self._sent[0].frame.seq != answer.seq:
-            _log.error("%s: its worker answered a request that it does not have", self.verified.manifest.name)
-            self._kill()
+            self._end_faulty("answered a request that it does not have")
+            return
+        fault = fault_of(answer, payload)
+        if fault is not None:
+            # Its request stays at the head: the death that follows is attributed to it.
+            self._end_faulty(f"sent an invalid answer: {fault}")
             return
         pending = self._sent.popleft()
         self._watch()
@@ -327,6 +345,11 @@ class Supervisor:
         _log.error("%s: its worker computed for more than %g s and is ended", name, limit_s)
         self._kill()
 
+    def _end_faulty(self, fault: str) -> None:
+        """End a process that says what it must not say."""
+        self._fault = fault
+        self._kill()
+
     def _kill(self) -> None:
         if self._process is not None:
             self._process.kill()
@@ -337,6 +360,8 @@ class Supervisor:
             self._limit.cancel()
             self._limit = None
         over_limit, self._over_limit = self._over_limit, False
+        if self._fault:
+            how, self._fault = self._fault, ""
         name = self.verified.manifest.name
         if self._loading is not None and not self._loading.done():
             self._loading.set_exception(SelfTestError(f"{name}: its worker {how} before it was ready"))
@@ -471,4 +496,5 @@ def _error_of(failed: Failed) -> EdgeError:
     """Make the error that a worker reported; a code that a worker must not use becomes a failed self-test."""
     kinds: Sequence[type[EdgeError]] = (IncompatibleError, MixAndMatchError, NoSpaceError)
     kind = next((kind for kind in kinds if kind.code == failed.code), SelfTestError)
-    return kind(failed.message[:500], hint=failed.hint)
+    hint = None if failed.hint is None else one_line(failed.hint)
+    return kind(one_line(failed.message), hint=hint)

@@ -18,7 +18,7 @@ from agent.service.requests.answers import ReplyTo, RequestKey
 from agent.service.requests.quarantine import Content
 from agent.wire.answer_head import AnswerHead
 from agent.wire.request import InferMessage
-from agent.worker.frames import Answer, Buffer, Request
+from agent.worker.frames import Answer, Request
 
 # One day: no timer and no queued payload should last longer.
 MAX_DEADLINE_S: Final = 24 * 3600.0
@@ -81,7 +81,7 @@ class Pending:
         frame: Request,
         payload: bytes,
         *,
-        on_answer: Callable[[Pending, Answer, Buffer, str], None],
+        on_answer: Callable[[Pending, Answer, bytes, str], None],
         on_refusal: Callable[[Pending, RequestError], None],
     ) -> None:
         self.model = model
@@ -106,7 +106,7 @@ class Pending:
         seq: int,
         now_s: float,
         default_deadline_s: float,
-        on_answer: Callable[[Pending, Answer, Buffer, str], None],
+        on_answer: Callable[[Pending, Answer, bytes, str], None],
         on_refusal: Callable[[Pending, RequestError], None],
     ) -> Pending:
         """Read a request from a message.
@@ -166,7 +166,7 @@ class Pending:
         """Return what the model gets, while the payload is here."""
         return Content.of(self.frame, self.payload)
 
-    def answer(self, answer: Answer, payload: Buffer, version: str) -> None:
+    def answer(self, answer: Answer, payload: bytes, version: str) -> None:
         """Report a worker's answer; a late one is dropped, since the 408 has already been sent."""
         if self._finish():
             self._on_answer(self, answer, payload, version)

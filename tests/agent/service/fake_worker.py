@@ -69,7 +69,10 @@ def main() -> None:
         else:
             body = version.encode() + b":" + payload
             answer = Answer(
-                frame.header.seq, 200, content_type="application/octet-stream", tensors=("y;UINT8;1",)
+                frame.header.seq,
+                200,
+                content_type="application/octet-stream",
+                tensors=(f"y;UINT8;{len(body)}",),
             )
             channel.send(answer, body)
 

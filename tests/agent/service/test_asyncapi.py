@@ -18,7 +18,8 @@ from agent.mqtt.message import Message
 from agent.mqtt.properties import Properties
 from agent.service.metrics.metric_table import METRICS
 from agent.wire import content_types, desired, properties, topics
-from agent.wire.answer import MAX_STATUS_MESSAGE_CHARACTERS, STATUSES
+from agent.wire.answer import STATUSES
+from agent.wire.answer_head import MAX_STATUS_MESSAGE_CHARACTERS
 from agent.wire.blocks import MAX_BLOCK_BYTES, MAX_COUNT
 from agent.wire.envelope import MAX_ID_CHARACTERS
 from agent.wire.job import MAX_MESSAGE_CHARACTERS, Result, Status, Step

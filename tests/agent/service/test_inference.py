@@ -30,7 +30,7 @@ async def test_request_is_answered_with_its_correlation_and_version(
         assert answer.payload == b"1.0.0:hello"
         assert answer.properties.content_type == "application/octet-stream"
         assert answer.properties.first("model_version") == "1.0.0"
-        assert answer.properties.all("tensor") == ("y;UINT8;1",)
+        assert answer.properties.all("tensor") == ("y;UINT8;11",)
         assert answer.properties.expiry_s is not None
         assert 0 < answer.properties.expiry_s <= 30
 

@@ -14,15 +14,8 @@ from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import FormatError, OverloadedError, UnanswerableError
 from agent.mqtt.message import Message
 from agent.mqtt.properties import Properties
-from agent.wire.answer import (
-    MAX_STATUS_MESSAGE_CHARACTERS,
-    STATUSES,
-    FinalAnswer,
-    one_line,
-    read_answer,
-    refusal,
-)
-from agent.wire.answer_head import AnswerHead
+from agent.wire.answer import STATUSES, FinalAnswer, read_answer, refusal
+from agent.wire.answer_head import MAX_STATUS_MESSAGE_CHARACTERS, AnswerHead, one_line
 from agent.wire.content_types import JSON, RAW
 from agent.wire.envelope import MAX_ID_CHARACTERS, Envelope
 from agent.wire.request import (

@@ -38,7 +38,7 @@ LIMITS = {
     "MAX_BLOCK_BYTES": "agent/wire/blocks.py",
     "MAX_ID_CHARACTERS": "agent/wire/envelope.py",
     "MAX_TOPIC_CHARACTERS": "agent/wire/topics.py",
-    "MAX_STATUS_MESSAGE_CHARACTERS": "agent/wire/answer.py",
+    "MAX_STATUS_MESSAGE_CHARACTERS": "agent/wire/answer_head.py",
     "MAX_MESSAGE_CHARACTERS": "agent/wire/job.py",
 }
 

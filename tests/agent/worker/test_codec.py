@@ -8,6 +8,7 @@ import re
 import struct
 import sys
 import time
+import tracemalloc
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,7 +24,7 @@ from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import ExecutionError, InputError, MediaTypeError, RequestError
 from agent.runtime.preprocess import Preprocessor
 from agent.worker import oip_json
-from agent.worker.codec import Codec, Decoded, encode_error, import_cbor
+from agent.worker.codec import Codec, Decoded, import_cbor
 from agent.worker.frames import Request
 from tests.agent.worker.conftest import manifest
 
@@ -543,14 +544,42 @@ def test_a_request_may_choose_outputs() -> None:
         b.encode(values, decoded=Decoded(None, ("c",)))
 
 
-def test_only_a_json_answer_has_the_error_in_its_payload() -> None:
-    assert encode_error(Request(1, id="i"), RAW, 400, "no") == ("", b"")
-    content_type, payload = encode_error(Request(1, id="i"), JSON, 400, "no")
-    assert (content_type, json.loads(payload)) == (JSON, {"error": "no", "id": "i"})
-    _, payload = encode_error(Request(1, client_json=True), JSON, 408, "late")
-    assert json.loads(payload) == {"error": "late", "status": 408, "message": "late"}
-
-
 def test_every_refusal_has_its_status() -> None:
     assert {error.status for error in (InputError, MediaTypeError, ExecutionError)} == {400, 415, 500}
     assert issubclass(InputError, RequestError)
+
+
+def test_large_outputs_are_written_in_pieces_that_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    values: dict[str, Any] = {
+        "f": np.linspace(0, 1, 10, dtype=np.float32),
+        "i": np.arange(7).reshape(7, 1),
+        "b": np.array([True] * 4),
+        "one": np.array(3.5, np.float32),
+        "labels": (b"a",) * 9,
+    }
+    _, whole = bench().encode(values)
+    monkeypatch.setattr(oip_json, "_PIECE_VALUES", 3)
+    _, pieces = bench().encode(values)
+    assert pieces == whole
+    assert [len(output["data"]) for output in json.loads(whole)["outputs"]] == [10, 7, 4, 1, 9]
+
+
+def test_json_answer_takes_its_limit_and_not_more() -> None:
+    outputs = {"y": np.arange(5), "z": np.arange(3)}
+    exact = oip_json.format_answer({"id": "a"}, outputs)
+    assert oip_json.format_answer({"id": "a"}, outputs, len(exact)) == exact
+    with pytest.raises(ExecutionError, match=f"at most {len(exact) - 1} bytes"):
+        oip_json.format_answer({"id": "a"}, outputs, len(exact) - 1)
+
+
+def test_memory_for_a_json_answer_is_bounded_however_large_the_output() -> None:
+    limit = 1 << 20
+    huge = np.zeros(8 << 20, np.uint8)  # as text it would take 16 MiB, and as Python's objects 64
+    tracemalloc.start()
+    try:
+        with pytest.raises(ExecutionError):
+            oip_json.format_answer({}, {"y": huge}, limit)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 8 * limit

@@ -82,10 +82,8 @@ def test_a_request_that_cannot_be_answered_gets_the_reason_and_the_next_is_serve
     answer, body = worker.infer(payload, **fields)
     assert (answer.status, answer.compute_us) == (status, 0)
     assert words in answer.message
-    # A requester of raw tensors reads the status from the properties; all others also get it as JSON.
-    assert answer.content_type == ("" if fields["content_type"] == RAW else JSON)
-    if answer.content_type == JSON:
-        assert json.loads(body)["error"] == answer.message
+    assert answer.content_type == JSON
+    assert json.loads(body)["error"] == answer.message
     np.testing.assert_array_equal(worker.infer_raw(*X), X * 2)
 
 

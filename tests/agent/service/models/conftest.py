@@ -16,7 +16,7 @@ from agent.service.models.supervisor import Supervisor
 from agent.service.models.worker_process import WorkerProcess
 from agent.service.requests.answers import ReplyTo
 from agent.service.requests.pending import Pending
-from agent.worker.frames import Answer, Buffer, Frame, Header, Load, Ready, Request, Share
+from agent.worker.frames import Answer, Buffer, Frame, Header, Load, Ready, Request, Share, encode
 from tests.bundles import Signer
 
 READY = Ready(0.0, 0.0, 0, 1, 0, False, "no sandbox: a test")
@@ -49,6 +49,7 @@ class FakeProcess:
             asyncio.get_running_loop().call_soon(self.on_frame, Frame(READY))
 
     def send(self, header: Header, payload: Buffer = b"") -> None:
+        encode(header, payload)
         if isinstance(header, Request):
             self.requests.append((header, bytes(payload)))
         elif isinstance(header, Share):
@@ -57,7 +58,10 @@ class FakeProcess:
     def answer(self) -> None:
         """Answer the oldest request with its own payload."""
         request, payload = self.requests.pop(0)
-        self.on_frame(Frame(Answer(request.seq, 200), payload))
+        tensors = (f"y;UINT8;{len(payload)}",)
+        self.on_frame(
+            Frame(Answer(request.seq, 200, "", "application/octet-stream", tensors), memoryview(payload))
+        )
 
     def die(self, how: str = "killed by SIGSEGV") -> None:
         if self.pid is not None:
@@ -102,16 +106,16 @@ class Requests:
     ended: dict[int, bytes | RequestError] = field(default_factory=dict)
     count: int = 0
 
-    def new(self, payload: bytes = b"x", *, deadline_s: float = 60.0) -> Pending:
+    def new(self, payload: bytes = b"x", *, deadline_s: float = 60.0, content_type: str = "") -> Pending:
         self.count += 1
         now_s = asyncio.get_running_loop().time()
         reply = ReplyTo("edge/v1/replies/me/a", b"1", 1, now_s + deadline_s)
-        frame = Request(self.count, received_s=now_s, deadline_s=reply.deadline_s)
+        frame = Request(self.count, content_type, received_s=now_s, deadline_s=reply.deadline_s)
         return Pending(
             "echo", reply, None, frame, payload, on_answer=self._answered, on_refusal=self._refused
         )
 
-    def _answered(self, pending: Pending, answer: Answer, payload: Buffer, version: str) -> None:
+    def _answered(self, pending: Pending, answer: Answer, payload: bytes, version: str) -> None:
         assert (answer.seq, version) == (pending.frame.seq, "1.0.0")
         self._end(pending, bytes(payload))
 

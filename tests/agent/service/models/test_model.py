@@ -15,7 +15,7 @@ from agent.errors import DeadlineError, ExecutionError, InputError, OverloadedEr
 from agent.service.models.model import Model
 from agent.service.models.supervisor import Supervisor
 from agent.worker.channel import MAX_PAYLOAD_BYTES
-from agent.worker.frames import Share
+from agent.worker.frames import MAX_HEADER_BYTES, Share
 from tests.agent.service.models.conftest import Requests, Workers
 from tests.bundles import Signer
 from tests.virtual_time import START_S, in_virtual_time
@@ -128,6 +128,26 @@ async def test_expired_request_does_not_go_to_the_successor_of_a_dead_worker(
     workers.latest.die()
     await asyncio.sleep(1)
     assert [request.seq for request, _ in workers.latest.requests] == [1, 3]
+    await model.stop(0)
+
+
+@in_virtual_time
+async def test_request_that_does_not_fit_a_frame_is_refused_and_the_worker_lives(
+    workers: Workers, signer: Signer, requests: Requests
+) -> None:
+    model = await started(workers, signer)
+    for seq in range(1, 10, 3):
+        model.submit(requests.new(content_type="x" * MAX_HEADER_BYTES))
+        model.submit(requests.new(b"good"))
+        model.submit(requests.new(content_type='"' * (MAX_HEADER_BYTES // 2)))
+        workers.latest.answer()
+        assert isinstance(requests.ended[seq], InputError)
+        assert requests.ended[seq + 1] == b"good"
+        assert isinstance(requests.ended[seq + 2], InputError)
+        await asyncio.sleep(40)  # no limit of any of them ends the worker
+    status = model.status()
+    assert status is not None
+    assert (status.ready, status.restarts, status.queued) == (True, 0, 0)
     await model.stop(0)
 
 

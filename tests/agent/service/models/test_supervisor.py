@@ -6,14 +6,17 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from agent.errors import DeadlineError, ExecutionError, IncompatibleError, SelfTestError
 from agent.service.models.life_cycle import State
 from agent.service.models.supervisor import START_LIMIT_S
-from agent.worker.frames import Answer, Failed, Frame, Share
-from tests.agent.service.models.conftest import Requests, Supervised, Workers
+from agent.worker.frames import Answer, Failed, Frame, Header, Share
+from tests.agent.service.models.conftest import READY, Requests, Supervised, Workers
 from tests.virtual_time import START_S, in_virtual_time, settle
 
 MakeSupervised = Callable[..., Supervised]
@@ -335,6 +338,126 @@ async def test_worker_that_breaks_the_protocol_is_killed(
     assert [pending.frame.seq for pending in made.supervisor.take_back()] == [1]
     assert made.supervisor.crashes == 1
     await made.supervisor.stop(0)
+
+
+BAD_ANSWERS = (
+    Answer(1, 200, content_type="a\0b"),
+    Answer(1, 200, content_type="\ud800"),
+    Answer(1, 500, "\ud800", "application/json", ("x;UINT8;1",)),
+    Answer(1, 999, "why", "application/json"),
+    Answer(1, 200, content_type="application/octet-stream", tensors=("y;UINT8;9",)),
+)
+
+
+@pytest.mark.parametrize("answer", BAD_ANSWERS)
+@in_virtual_time
+async def test_bad_answer_is_the_workers_fault_and_its_request_gets_500(
+    supervised: MakeSupervised, workers: Workers, requests: Requests, answer: Answer
+) -> None:
+    made = supervised(crash_limit=1)
+    await made.supervisor.start()
+    made.supervisor.send(requests.new(b"bad"))
+    made.supervisor.send(requests.new(b"good"))
+    workers.latest.on_frame(Frame(answer, b"{}"))
+    # Nothing else that it says counts.
+    workers.latest.on_frame(Frame(Answer(1, 200, "", "application/json"), b"{}"))
+    assert requests.ended == {}
+    await settle()
+    bad, good = made.supervisor.take_back()
+    await asyncio.sleep(1)
+    made.supervisor.send(bad)
+    made.supervisor.send(good)
+    workers.latest.on_frame(Frame(answer, b"{}"))
+    await settle()
+    error = requests.ended[1]
+    assert isinstance(error, ExecutionError)
+    assert "its worker sent an invalid answer: expected" in str(error)
+    assert made.supervisor.take_back() == [good]
+    await asyncio.sleep(1)
+    made.supervisor.send(good)
+    workers.latest.answer()
+    assert requests.ended[2] == b"good"
+    await made.supervisor.stop(0)
+
+
+@in_virtual_time
+async def test_what_a_worker_says_about_itself_is_one_bounded_line(
+    supervised: MakeSupervised, workers: Workers
+) -> None:
+    workers.silent = True
+    made = supervised()
+    starting = asyncio.ensure_future(made.supervisor.start())
+    await settle()
+    workers.latest.on_frame(Frame(replace(READY, sandbox="\x1b[2J\n" * 9000)))
+    await starting
+    assert made.supervisor.ready is not None
+    assert made.supervisor.ready.sandbox == "?[2J?" * 100
+    await made.supervisor.stop(0)
+    starting = asyncio.ensure_future(supervised().supervisor.start())
+    await settle()
+    workers.latest.on_frame(Frame(Failed("ERR_INCOMPATIBLE", "a\nb", "\ud800" * 9000)))
+    with pytest.raises(IncompatibleError, match=r"^a\?b$") as caught:
+        await starting
+    assert caught.value.hint == "?" * 500
+
+
+frames = st.one_of(
+    st.builds(
+        Answer,
+        seq=st.integers(0, 6),
+        status=st.sampled_from([200, 400, 500, 503]) | st.integers(),
+        message=st.text(st.characters(codec=None), max_size=5),
+        content_type=st.sampled_from(["application/json", "application/octet-stream", ""]),
+        tensors=st.lists(st.sampled_from(["y;UINT8;2", "a\0b;UINT8;2"]), max_size=2).map(tuple),
+    ),
+    st.just(READY),
+    st.builds(Failed, st.just("ERR"), st.text(max_size=3)),
+    st.just(Share((), 1)),
+)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(said=st.lists(st.one_of(frames, st.none(), st.just("die")), max_size=30))
+def test_whatever_a_worker_says_every_request_ends_once(
+    supervised: MakeSupervised, workers: Workers, said: list[Header | str | None]
+) -> None:
+    """None answers as asked. After all of it an honest worker answers what is left."""
+    requests = Requests()
+
+    @in_virtual_time
+    async def say() -> None:
+        made = supervised()
+        await made.supervisor.start()
+        waiting = [requests.new(b"%d" % number) for number in range(6)]
+
+        async def fill() -> None:
+            await settle()
+            waiting[:0] = made.supervisor.take_back()
+            await asyncio.sleep(2)  # a worker is ready again
+            while waiting and made.supervisor.has_room:
+                made.supervisor.send(waiting.pop(0))
+
+        for word in said:
+            await fill()
+            process = workers.latest
+            if word == "die":
+                process.die()
+            elif not isinstance(word, str | None):
+                process.on_frame(Frame(word, b"{}"))
+            elif process.requests:
+                process.answer()
+        for _ in range(20):
+            await fill()
+            while workers.latest.requests:
+                workers.latest.answer()
+        if made.supervisor.state is State.READY:
+            assert set(requests.ended) == set(range(1, 7))
+        else:  # it died too often while it had nothing to do
+            left = {pending.frame.seq for pending in waiting + made.supervisor.take_back()}
+            assert left | set(requests.ended) == set(range(1, 7))
+        await made.supervisor.stop(0)
+
+    say()
 
 
 @in_virtual_time
