@@ -33,6 +33,7 @@ from agent.deploy.interfaces import Control, Models
 from agent.deploy.jobs import Job, Journal, Request
 from agent.deploy.reported import reject, reported
 from agent.deploy.store.active import ActiveModel
+from agent.deploy.store.disk_thread import in_disk_thread
 from agent.deploy.store.last_use import LastUse
 from agent.deploy.store.state_file import Checkpoint, StateFile, no_checkpoint
 from agent.deploy.store.store import Store
@@ -340,7 +341,7 @@ class Deployment:
     async def _check_inbox(self) -> None:
         for digest in tuple(self._inbox.dropped()):
             try:
-                request = await asyncio.to_thread(self._inbox.request, digest, self._keyring())
+                request = await in_disk_thread(self._inbox.request, digest, self._keyring())
             except EdgeError as error:
                 _log.warning("inbox: %s: %s", digest, error)
                 self._inbox.refuse(digest, error)

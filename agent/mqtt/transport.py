@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 import ssl
 from collections.abc import Callable, Sequence
@@ -224,7 +225,11 @@ async def _look_up(host: str, port: int) -> Sequence[_Address]:
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     except socket.gaierror:
         loop = asyncio.get_running_loop()
-        return await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        try:
+            return await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except RuntimeError as error:
+            # No thread can be started: this attempt fails, and the connection tries again.
+            raise OSError(errno.EAGAIN, f"cannot look up {host}: {error}") from error
 
 
 async def _handshake(sock: socket.socket, context: ssl.SSLContext, host: str) -> ssl.SSLSocket:

@@ -15,6 +15,7 @@ import pytest
 from benchmarks.architectures import generate
 from builder import run
 from builder.errors import FleetError
+from builder.fleet.agents import agents
 from builder.fleet.broker import Broker
 from builder.fleet.deploy import deploy
 from builder.fleet.infer import infer
@@ -136,11 +137,17 @@ def test_the_report_finds_no_fault_in_service_sandbox_and_model(device: Device) 
     assert report["counts"]["fail"] == 0, report
     found = {row["subject"]: row for row in report["findings"]}
     assert found["service"]["message"].startswith("active (running), enabled")
+    assert found["sandbox"]["level"] == "ok", found["sandbox"]
     assert found["sandbox"]["message"].startswith("workers get landlock")
-    assert "no seccomp" not in found["sandbox"]["message"]
     assert "is intact, signed" in found["models"]["message"]
     # The agent with this name is the device itself: no warning about a duplicate.
     assert "device" not in found
+
+
+def test_workers_have_the_complete_sandbox_under_the_unit(device: Device) -> None:
+    (listed,) = agents(device.broker)
+    assert listed.sandbox_missing == (), device.system.journal()
+    assert "sandbox lacks" not in device.system.journal()
 
 
 def test_a_worker_has_more_filters_than_the_agent(device: Device) -> None:

@@ -124,6 +124,7 @@ def test_a_container_enrolls_serves_and_is_confined(
         report = engine.run(IMAGE, "check")
         assert "fail  " not in report
         assert "workers get landlock" in report
+        assert "seccomp, bounded threads" in report
         assert "digits 1.0.0 is intact" in report
     finally:
         process.send_signal(signal.SIGTERM)

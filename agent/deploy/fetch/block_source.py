@@ -16,6 +16,7 @@ from typing import Final
 from agent.bundle.names import hex_digest
 from agent.deploy.fetch.blocks import BlockPull, Write
 from agent.deploy.interfaces import Control
+from agent.deploy.store.disk_thread import in_disk_thread
 from agent.deploy.store.part import Part
 from agent.errors import EdgeError
 from agent.wire.blocks import Want
@@ -106,7 +107,7 @@ class BlockSource:
                 if self._control.connected:
                     self._decide(key, pulling, pulling.pull.tick(self._clock()))
             await pulling.done
-            await asyncio.to_thread(part.sync)
+            await in_disk_thread(part.sync)
         finally:
             del self._pulling[key]
             self._control.unsubscribe(topic_filter)

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from agent.deploy.fetch.allow_list import AllowList, Location
+from agent.deploy.store.disk_thread import in_disk_thread
 from agent.deploy.store.part import Part, UrlVersion
 from agent.errors import ConfigError, EndlessDataError, SourceError, StoreError
 
@@ -137,7 +138,7 @@ class HttpsSource:
 
     async def _watch(self, transfer: _Transfer, progress: Callable[[int], None]) -> None:
         """Run one request in a thread; shut it down if it is too slow or this task is cancelled."""
-        thread = asyncio.ensure_future(asyncio.to_thread(transfer.run))
+        thread = asyncio.ensure_future(in_disk_thread(transfer.run))
         window_s, floor = self._settings.floor_window_s, self._settings.floor_bytes_per_s
         seen, since = transfer.received, time.monotonic()
         too_slow = False

@@ -7,7 +7,6 @@ Leaves to others: signatures. The downloaded bytes are only hashed here.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import logging
 from collections.abc import Callable, Collection
@@ -17,6 +16,7 @@ from agent.bundle.names import format_digest, hex_digest
 from agent.deploy.fetch.block_source import BlockSource
 from agent.deploy.fetch.https import HttpsSource
 from agent.deploy.jobs import Request
+from agent.deploy.store.disk_thread import in_disk_thread
 from agent.deploy.store.part import Part
 from agent.deploy.store.store import Store
 from agent.durable import store_error
@@ -79,7 +79,7 @@ class Downloader:
         self.check(request)
         stored = self._store.bundle_path(request.digest)
         if stored.exists():
-            if await asyncio.to_thread(_file_digest, stored) == request.digest:
+            if await in_disk_thread(_file_digest, stored) == request.digest:
                 return stored
             _log.error("%s is damaged; fetching it again", stored)
             self._store.set_aside(request.digest)
@@ -122,7 +122,7 @@ class Downloader:
                 await self._blocks.download(request.digest, part, progress)
             else:
                 await self._https.download(source, part, progress)
-            digest = await asyncio.to_thread(part.digest)
+            digest = await in_disk_thread(part.digest)
             if digest == request.digest:
                 return
             part.restart()
@@ -141,7 +141,7 @@ class Downloader:
                 raise SourceError(f"{dropped.name} is no longer in the inbox")
         except OSError as error:
             raise store_error(f"taking {dropped.name} from the inbox", error) from error
-        digest = await asyncio.to_thread(_file_digest, part)
+        digest = await in_disk_thread(_file_digest, part)
         if digest != request.digest:
             raise MixAndMatchError(f"expected {request.digest} in the inbox, got {digest}")
         return part

@@ -43,6 +43,8 @@ _FIRST_WRITE_BYTES: Final = 16 << 10
 CHECK_INTERVAL_S: Final = 10.0
 # Processor time that no request explains: as much as the longest request may take by default.
 _UNEXPLAINED_LIMIT_S: Final = 30.0
+# How soon the end of a process is seen without a descriptor for it.
+_POLL_INTERVAL_S: Final = 0.1
 # Threads that start while others are moved inherit the old processors, so the list is read again.
 _MOVE_ROUNDS: Final = 4
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
@@ -114,10 +116,14 @@ class WorkerProcess:
         OSError
             If no process can be started.
         """
-        ours, theirs = socket.socketpair()
         self._allowance_s = load.cpu_s
         self._processors = len(load.cpus) or os.cpu_count() or 1
         self._gate = gate = ThreadGate(self.name, thread_limit(load.threads))
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError:
+            gate.close()
+            raise
         try:
             with theirs:
                 passed = (theirs.fileno(), gate.theirs.fileno())
@@ -355,8 +361,9 @@ async def _wait_for_exit(process: subprocess.Popen[bytes]) -> None:
     """Return when the process has ended and is reaped."""
     try:
         descriptor = os.pidfd_open(process.pid)
-    except OSError:  # a kernel before 5.3, or a system call filter: a thread waits
-        await asyncio.to_thread(process.wait)
+    except OSError:  # a kernel before 5.3, a system call filter, or no descriptor left
+        while process.poll() is None:
+            await asyncio.sleep(_POLL_INTERVAL_S)
         return
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,22 @@ async def test_a_bundle_is_pulled_installed_and_reported(agent: Agent) -> None:
     model = agent.control.reported()["models"]["digits"]
     assert (model["digest"], model["state"], model["security_counter"]) == (bundle.digest, "active", 1)
     assert agent.store.bundle_path(bundle.digest).read_bytes() == bundle.raw
+    await agent.stop()
+
+
+async def test_a_job_fails_and_the_agent_goes_on_while_no_thread_can_be_started(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Models, or other programs of the user, have used them up.
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    await agent.start()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        state = await agent.deploy(make_bundle(), "job-1")
+    assert (state["status"], state["code"]) == ("FAILED", "ERR_STORE")
+    assert (await agent.deploy(make_bundle(), "job-2"))["status"] == "SUCCEEDED"
     await agent.stop()
 
 

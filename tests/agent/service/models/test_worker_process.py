@@ -51,9 +51,9 @@ async def start(script: str, member: int) -> tuple[WorkerProcess, Recorder]:
     return process, recorder
 
 
-@pytest.fixture(params=["pidfd", "thread"])
+@pytest.fixture(params=["pidfd", "poll"])
 def way_to_wait(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "thread":
+    if request.param == "poll":
 
         def refuse(_pid: int) -> int:
             raise OSError("an old kernel")
