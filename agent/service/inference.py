@@ -53,6 +53,11 @@ class Inference:
         The counters.
     default_deadline_s
         For requests without Message Expiry.
+
+    Attributes
+    ----------
+    taken_for_groups
+        How many messages to groups have arrived.
     """
 
     def __init__(
@@ -64,7 +69,10 @@ class Inference:
         self._metrics = metrics
         self._default_deadline_s = default_deadline_s
         self._connection: Connection | None = None
+        self._group_connection: Connection | None = None
         self._acks = AckOrder(self._ack)
+        self._group_acks = AckOrder(self._ack_group)
+        self.taken_for_groups = 0
         # Requests that are not settled, by the digest of their key, with the deliveries to acknowledge.
         self._running: dict[bytes, list[Slot]] = {}
         self._numbers = itertools.count(1)
@@ -82,6 +90,14 @@ class Inference:
         """Answer over this connection; its messages must be given to `on_message`."""
         self._connection = connection
 
+    def use_for_groups(self, connection: Connection) -> None:
+        """Take the requests of groups from this connection; they are answered over the other one.
+
+        Its messages must be given to `on_group_message`. The broker gives what is delivered there to no one
+        else, so each request is answered, with 503 if it cannot be served now.
+        """
+        self._group_connection = connection
+
     def deliver_left_over(self) -> None:
         """Publish the answers that an earlier process computed and could not deliver."""
         for record in self._answers.undelivered():
@@ -90,7 +106,10 @@ class Inference:
             self._publish(record.reply, record.key, slots, record.answer)
 
     def refuse_new(self) -> None:
-        """Accept no more requests: from now on they stay with the broker, unacknowledged."""
+        """Accept no more requests: from now on they stay with the broker, unacknowledged.
+
+        Those of groups are answered with 503.
+        """
         self._closed = True
 
     async def drain(self, limit_s: float) -> None:
@@ -107,11 +126,22 @@ class Inference:
         self._acks.forget()
         self._settling.set()
 
+    def on_group_down(self, _why: Reason) -> None:
+        """Forget the order of acknowledgement on the connection of the groups."""
+        self._group_acks.forget()
+
     def on_message(self, message: Message) -> None:
         """Accept, answer or drop the request in a message."""
-        if self._closed:
-            return
-        slot = self._acks.arrived(message)
+        if not self._closed:
+            self._arrived(message, self._acks)
+
+    def on_group_message(self, message: Message) -> None:
+        """Do the same with a message to a group."""
+        self.taken_for_groups += 1
+        self._arrived(message, self._group_acks)
+
+    def _arrived(self, message: Message, acks: AckOrder) -> None:
+        slot = acks.arrived(message)
         try:
             self._take(message, [] if slot is None else [slot])
         except Exception:  # noqa: BLE001 - the outermost loop of a request: one must not hold up all others
@@ -178,15 +208,15 @@ class Inference:
 
     def _submit(self, pending: Pending, topic: Infer | GroupInfer | None) -> None:
         model = self._models.get(pending.model)
+        if isinstance(topic, GroupInfer) and (self._closed or model is None or not model.ready):
+            # The broker dealt it to us a moment before we left; another member may be able to answer.
+            raise OverloadedError(
+                f"{pending.model} cannot be served by this member of {topic.group} now", hint="ask again"
+            )
         if model is None:
             if pending.model in self._models.expected:
                 raise OverloadedError(
                     f"{pending.model} is not loaded yet on {self._device}", hint="ask again in a few seconds"
-                )
-            if isinstance(topic, GroupInfer):
-                # It ran here a moment ago; another member may still be able to answer.
-                raise OverloadedError(
-                    f"{pending.model} does not run on this member of {topic.group} any more"
                 )
             raise UnknownModelError(
                 f"no model {pending.model!r} runs on {self._device}"
@@ -270,6 +300,10 @@ class Inference:
     def _ack(self, receipt: Receipt) -> None:
         assert self._connection is not None
         self._connection.ack(receipt)
+
+    def _ack_group(self, receipt: Receipt) -> None:
+        assert self._group_connection is not None
+        self._group_connection.ack(receipt)
 
     def _warn(self, kind: str, text: str) -> None:
         if self._rate_limited_log.due(kind):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,8 @@ _FILE: Final = "session_seq"
 _MAX_FILE_BYTES: Final = 32
 # Two agents with the same name would otherwise contradict each other as fast as the broker delivers.
 _REASSERT_INTERVAL_S: Final = 1.0
+# Our own documents come back to us, and an earlier one may do so after the next one was published.
+_REMEMBERED: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +40,13 @@ class Session:
     seq: int
     version: str
 
-    def document(self, state: AgentState) -> bytes:
-        """Return the document for the state topic."""
-        return StateDocument(state, self.seq, self.version).to_bytes()
+    def document(
+        self, state: AgentState, *, inference: bool | None = None, groups: bool | None = None
+    ) -> bytes:
+        """Return the document for the state topic; a connection that is None is not in it."""
+        return StateDocument(
+            state, self.seq, self.version, inference=_word(inference), groups=_word(groups)
+        ).to_bytes()
 
     def will(self) -> Will:
         """Return the message that the broker publishes when the connection is lost."""
@@ -73,8 +80,17 @@ def next_session_seq(state_dir: Path) -> int:
     return seq
 
 
+def _word(up: bool | None) -> str:
+    if up is None:
+        return ""
+    return AgentState.ONLINE if up else AgentState.OFFLINE
+
+
 class Presence:
     """Keeps the state topic correct.
+
+    The control connection speaks for the others as long as it lives, and its will for all of them. They have
+    no wills: two of one device on one topic would overwrite each other in an order that nobody controls.
 
     Parameters
     ----------
@@ -94,16 +110,29 @@ class Presence:
         self._clock = clock
         self._topic = format_topic(State(session.device))
         self._state = AgentState.ONLINE
+        self._inference: bool | None = None
+        self._groups: bool | None = None
+        self._said: deque[bytes] = deque(maxlen=_REMEMBERED)
         self._asserted_s = float("-inf")
 
     def announce(self) -> None:
         """Publish the current state."""
         self._asserted_s = self._clock()
-        self._connection.publish(self._topic, self._session.document(self._state), retain=True)
+        document = self._session.document(self._state, inference=self._inference, groups=self._groups)
+        self._said.append(document)
+        self._connection.publish(self._topic, document, retain=True)
+
+    def connections_changed(self, *, inference: bool, groups: bool | None) -> None:
+        """Take note whether the other connections are up; `groups` is None without groups."""
+        if (inference, groups) == (self._inference, self._groups):
+            return
+        self._inference, self._groups = inference, groups
+        if self._connection.connected:  # else it is announced at the next connect
+            self.announce()
 
     def on_state(self, payload: bytes) -> None:
         """Read the retained state of this device, and correct it if it is wrong."""
-        if payload == self._session.document(self._state) or self._state != AgentState.ONLINE:
+        if self._state != AgentState.ONLINE or payload in self._said:
             return
         if self._clock() - self._asserted_s >= _REASSERT_INTERVAL_S:
             _log.info("the state topic says %.100s, correcting it", ascii(payload[:100]))
@@ -112,4 +141,5 @@ class Presence:
     def stop(self) -> None:
         """Publish that the agent stops as intended."""
         self._state = AgentState.STOPPED
-        self._connection.publish(self._topic, self._session.document(AgentState.STOPPED), retain=True)
+        self._inference = self._groups = None
+        self.announce()

@@ -10,6 +10,7 @@ than running half-broken.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -28,9 +29,12 @@ from agent.deploy.store.store import Store
 from agent.errors import EdgeError
 from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message
+from agent.mqtt.reason_codes import Reason
 from agent.mqtt.tls import CertificateFiles
 from agent.service import gauges as gauges_of
+from agent.service import groups
 from agent.service.client_ids import ClientIds
+from agent.service.groups import Groups
 from agent.service.inference import Inference
 from agent.service.metrics import host
 from agent.service.metrics.metrics import Metrics, Sample, to_document
@@ -43,7 +47,7 @@ from agent.service.requests.answers import AnswerStore
 from agent.wire.metrics import format_metrics
 from agent.wire.model_state import ModelPhase
 from agent.wire.model_state import ModelState as ModelStateDocument
-from agent.wire.topics import Info, ModelState, State, format_topic, group_filter, infer_filter, parse_topic
+from agent.wire.topics import Info, ModelState, State, format_topic, infer_filter, parse_topic
 from agent.wire.topics import Metrics as MetricsTopic
 
 if TYPE_CHECKING:
@@ -61,6 +65,8 @@ HOME_ASSISTANT_FILE: Final = "home_assistant.json"
 _CERTIFICATES_INTERVAL_S: Final = 30.0
 # For the broker to acknowledge the last messages: the state topic's, and the reports of jobs.
 _FAREWELL_S: Final = 2.0
+# A broker that holds requests back until we acknowledge earlier ones sends the next ones within this.
+_QUIET_S: Final = 0.1
 
 
 class Service:
@@ -81,7 +87,6 @@ class Service:
         self._notifier = notifier
         self._metrics = Metrics()
         self._published: dict[str, bytes] = {}
-        self._shared: set[str] = set()
         Keyring.from_dir(config.trust_dir)  # a wrong folder is an error now, not at the first bundle
         machine = Machine.detect(configured=config.compatible)
         self._about = host.describe(
@@ -106,10 +111,26 @@ class Service:
             client_id=client_ids.of("inference"),
             name=f"{config.device}-inference",
             on_message=self._inference.on_message,
-            on_down=self._inference.on_down,
+            on_up=self._on_requests_up,
+            on_down=self._on_requests_down,
+            on_subscribed=self._connections_changed,
             persistent=True,
         )
         self._inference.use(self._requests)
+        self._group_requests: Connection | None = None
+        self._groups: Groups | None = None
+        if config.groups:
+            self._group_requests = Connection(
+                groups.settings_of(config.broker),
+                client_id=client_ids.of("groups"),
+                name=f"{config.device}-groups",
+                on_message=self._inference.on_group_message,
+                on_up=self._on_groups_up,
+                on_down=self._on_groups_down,
+                on_subscribed=self._connections_changed,
+            )
+            self._inference.use_for_groups(self._group_requests)
+            self._groups = Groups(config.groups, self._group_requests)
         self._control = Connection(
             config.broker,
             client_id=client_ids.of("control"),
@@ -120,6 +141,7 @@ class Service:
         tls = config.broker.tls
         self._certificates = None if tls is None else CertificateFiles(tls)
         self._presence: Presence | None = None
+        self._stopping = False
         self._page: PrometheusPage | None = None
         self._home_assistant = self._announcer()
         self._board = machine.board or machine.cpu_model or machine.arch
@@ -144,14 +166,16 @@ class Service:
         return Announcer(self._control, announced, settings.prefix if settings.enabled else None)
 
     @property
-    def connections(self) -> tuple[Connection, Connection]:
-        """The connection for control, and the one for requests."""
-        return self._control, self._requests
+    def connections(self) -> tuple[Connection, ...]:
+        """The connections for control, for requests, and for the requests of groups if there are groups."""
+        if self._group_requests is None:
+            return self._control, self._requests
+        return self._control, self._requests, self._group_requests
 
     @property
     def online(self) -> bool:
-        """Whether both connections are up and subscribed, and every control message is acknowledged."""
-        return self._requests.settled and self._control.settled and not self._control.unacknowledged
+        """Whether all connections are up and subscribed, and every control message is acknowledged."""
+        return all(connection.settled for connection in self.connections) and not self._control.unacknowledged
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set.
@@ -171,12 +195,15 @@ class Service:
         try:
             session = Session(config.device, next_session_seq(config.state_dir), agent.__version__)
             self._presence = Presence(session, self._control)
+            self._connections_changed()
             self._control.will = session.will()
             self._control.want(format_topic(State(config.device)))
             self._requests.want(infer_filter(config.device))
             self._inference.deliver_left_over()
             self._control.start()
             self._requests.start()
+            if self._group_requests is not None:
+                self._group_requests.start()
             # Freeze long-lived objects, so that the garbage collector skips them.
             gc.collect()
             gc.freeze()
@@ -237,12 +264,28 @@ class Service:
         limit_s = self._config.shutdown_limit_s
         end_s = time.monotonic() + limit_s
         self._inference.refuse_new()
+        self._stopping = True
+        self._connections_changed()
         await self.models.close(limit_s)
+        if self._group_requests is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, end_s - time.monotonic())):
+                    await self._answer_groups(self._group_requests)
+            await self._group_requests.close()
         await self._inference.drain(max(0.0, end_s - time.monotonic()))
         await self._requests.close()
         if self._presence is not None:
             self._presence.stop()
         await self._control.close(_FAREWELL_S)
+
+    async def _answer_groups(self, connection: Connection) -> None:
+        """Return when every request that the broker has dealt to us is answered; nobody else gets them."""
+        await connection.wait_subscribed()
+        taken = -1
+        while connection.connected and taken != self._inference.taken_for_groups:
+            taken = self._inference.taken_for_groups
+            await self._inference.drain(_FAREWELL_S)
+            await asyncio.sleep(_QUIET_S)
 
     async def _pulse(self) -> None:
         """Report to systemd, from within the event loop, that the loop runs; warn if it was blocked."""
@@ -316,17 +359,36 @@ class Service:
             self._metrics.count("edge_faults_total")
         self._control.ack(message)
 
+    def _on_requests_up(self, _session_present: bool) -> None:
+        self._connections_changed()
+
+    def _on_requests_down(self, why: Reason) -> None:
+        self._inference.on_down(why)
+        self._connections_changed()
+
+    def _on_groups_up(self, _session_present: bool) -> None:
+        self._connections_changed()
+
+    def _on_groups_down(self, why: Reason) -> None:
+        self._inference.on_group_down(why)
+        self._connections_changed()
+
+    def _connections_changed(self) -> None:
+        """Say which connections are up, and take part in groups only while answers can be sent."""
+        serving = not self._stopping
+        if self._groups is not None:
+            self._groups.answers_changed(possible=serving and self._requests.connected)
+        if self._presence is not None:
+            self._presence.connections_changed(
+                inference=serving and self._requests.granted,
+                groups=None if self._group_requests is None else serving and self._group_requests.granted,
+            )
+
     def _model_changed(self, name: str) -> None:
-        """Publish a model's state, and subscribe to its groups' requests while it runs here."""
+        """Publish a model's state, and take part in its groups while it is ready."""
         status = self.models.status(name)
-        for group in self._config.groups:
-            shared = group_filter(group, name)
-            if status is not None and shared not in self._shared:
-                self._shared.add(shared)
-                self._requests.want(shared)
-            elif status is None and shared in self._shared:
-                self._shared.discard(shared)
-                self._requests.unsubscribe(shared)
+        if self._groups is not None:
+            self._groups.model_changed(name, ready=status is not None and status.ready)
         if status is None:
             self._metrics.forget(name)
         self._publish_info()

@@ -10,7 +10,11 @@ from agent.wire import document
 
 
 class AgentState(StrEnum):
-    """What the state document says; the broker publishes `offline` as the agent's will."""
+    """What the state document says; the broker publishes `offline` as the agent's will.
+
+    `online` means that the control connection is up. Requests have other connections, whose states are
+    `online` or `offline` too.
+    """
 
     ONLINE = "online"
     STOPPED = "stopped"
@@ -33,17 +37,27 @@ class Presence:
         The number of the agent's start, which grows each time; 0 if a document has none.
     version
         The agent's version.
+    inference
+        Whether requests to the device can arrive, and answers leave: `online` or `offline`; empty if that is
+        not known, as in a will.
+    groups
+        The same for the requests of its groups; empty if the device has none.
     """
 
     state: str
     session_seq: int
     version: str
+    inference: str = ""
+    groups: str = ""
 
     def to_bytes(self) -> bytes:
         """Write the document."""
-        return document.encode(
-            {"state": self.state, "session_seq": self.session_seq, "version": self.version}
-        )
+        fields = {"state": self.state, "session_seq": self.session_seq, "version": self.version}
+        if self.inference:
+            fields["inference"] = self.inference
+        if self.groups:
+            fields["groups"] = self.groups
+        return document.encode(fields)
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> Presence:
@@ -59,4 +73,6 @@ class Presence:
             state=document.text(fields.get("state")) or UNKNOWN,
             session_seq=document.integer(fields.get("session_seq")) or 0,
             version=document.text(fields.get("version")),
+            inference=document.text(fields.get("inference")),
+            groups=document.text(fields.get("groups")),
         )

@@ -247,7 +247,7 @@ def _agents(args: argparse.Namespace) -> int:
     if not found:
         print("no agents at this broker", file=sys.stderr)
     for agent in found:
-        words = (agent.state, f"edge-agent {agent.version}" if agent.version else "", agent.machine)
+        words = (agent.condition, f"edge-agent {agent.version}" if agent.version else "", agent.machine)
         print(f"{agent.name}  {'  '.join(word for word in words if word)}")
         if agent.sandbox_missing:
             print(f"    sandbox without {', '.join(agent.sandbox_missing)}")
@@ -297,6 +297,8 @@ def _agent_json(agent: AgentSummary) -> dict[str, Any]:
     return {
         "name": agent.name,
         "state": agent.state,
+        "inference": agent.inference,
+        "groups": agent.groups,
         "version": agent.version,
         "machine": agent.machine,
         "sandbox": None

@@ -13,7 +13,7 @@ from agent.mqtt.message import Message
 from agent.wire import topics
 from agent.wire.info import Info
 from agent.wire.model_state import ModelState
-from agent.wire.presence import UNKNOWN, Presence
+from agent.wire.presence import UNKNOWN, AgentState, Presence
 from builder.fleet.broker import Broker
 from builder.fleet.client import Client
 
@@ -64,6 +64,8 @@ class AgentSummary:
         By name.
     sandbox_missing
         Parts that the sandbox of its models lacks; empty for a complete sandbox, None if it is unknown.
+    inference, groups
+        Whether requests to it, and to its groups, can arrive: `online` or `offline`; empty if not known.
     """
 
     name: str
@@ -72,6 +74,17 @@ class AgentSummary:
     machine: str
     models: tuple[ModelSummary, ...]
     sandbox_missing: tuple[str, ...] | None = None
+    inference: str = ""
+    groups: str = ""
+
+    @property
+    def condition(self) -> str:
+        """The state in words for people: also which of its other connections are down."""
+        parts = (("requests", self.inference), ("groups", self.groups))
+        down = [name for name, state in parts if state == AgentState.OFFLINE]
+        if not down or self.state != AgentState.ONLINE:
+            return self.state
+        return f"{self.state} ({' and '.join(down)} {AgentState.OFFLINE})"
 
 
 def agents(broker: Broker, *, wait_s: float = 2.0) -> tuple[AgentSummary, ...]:
@@ -163,6 +176,8 @@ class _Listing:
             sandbox_missing=None
             if info is None or info.sandbox is None
             else tuple(_printable(part) for part in info.sandbox.missing[:_MAX_SHOWN_PARTS]),
+            inference="" if presence is None else _printable(presence.inference),
+            groups="" if presence is None else _printable(presence.groups),
         )
 
 

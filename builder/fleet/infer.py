@@ -312,7 +312,7 @@ class _Inference:
             raise FleetError(why, hint=AGENTS_HINT) from error
 
     def _no_answer(self, waited_s: float) -> FleetError:
-        state = self._presence.state
+        state = self._presence.said
         why = f"it is {state}" if state else "no agent of that name is known at the broker"
         hint = AGENTS_HINT
         if self._presence.online:

@@ -29,10 +29,13 @@ class PresenceWatch:
     ----------
     state
         `online`, `stopped`, `offline`, or `unknown` for a document without a state; empty before one arrives.
+    deaf
+        Whether the agent is online, but has no connection for requests.
     """
 
     def __init__(self, agent: str) -> None:
         self.state = ""
+        self.deaf = False
         self._agent = agent
         self._arrived = asyncio.Event()
 
@@ -43,16 +46,23 @@ class PresenceWatch:
 
     @property
     def away(self) -> str:
-        """`<agent> is <state>` if the agent is known not to be online; empty otherwise."""
-        return f"{self._agent} is {self.state}" if self.state and not self.online else ""
+        """`<agent> is <state>` if the agent is known not to be able to answer requests; empty otherwise."""
+        return f"{self._agent} is {self.said}" if self.deaf or (self.state and not self.online) else ""
+
+    @property
+    def said(self) -> str:
+        """The state in words for people; empty before a document arrives."""
+        return f"{self.state}, but its connection for requests is not" if self.deaf else self.state
 
     def on_message(self, topic: topics.Topic, message: Message) -> None:
         """Take a message; only the agent's state is read."""
         if topic == topics.State(self._agent):
             try:
-                self.state = Presence.from_bytes(message.payload).state
+                presence = Presence.from_bytes(message.payload)
+                self.state = presence.state
+                self.deaf = self.online and presence.inference == AgentState.OFFLINE
             except BundleError:
-                self.state = UNKNOWN
+                self.state, self.deaf = UNKNOWN, False
             self._arrived.set()
 
     def subscribe(self, client: Client) -> None:

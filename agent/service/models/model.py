@@ -131,6 +131,11 @@ class Model:
         return "" if self._supervisor is None else self._supervisor.verified.manifest.version
 
     @property
+    def ready(self) -> bool:
+        """Whether its worker answers requests."""
+        return self._supervisor is not None and self._supervisor.state is State.READY
+
+    @property
     def busy(self) -> int:
         """How many requests its worker has."""
         return 0 if self._supervisor is None else self._supervisor.busy

@@ -12,7 +12,7 @@ from agent.mqtt.settings import BrokerSettings
 from agent.mqtt.transport import BrokerSocket
 
 CONNECT, CONNACK, PUBLISH, PUBACK, SUBSCRIBE, SUBACK = 0x10, 0x20, 0x30, 0x40, 0x80, 0x90
-UNSUBSCRIBE, PINGREQ, PINGRESP, DISCONNECT = 0xA0, 0xC0, 0xD0, 0xE0
+UNSUBSCRIBE, UNSUBACK, PINGREQ, PINGRESP, DISCONNECT = 0xA0, 0xB0, 0xC0, 0xD0, 0xE0
 
 ACCEPTED = b"\x20\x03\x00\x00\x00"
 ACCEPTED_3_1_1 = b"\x20\x02\x00\x00"
@@ -198,6 +198,10 @@ def puback(packet_id: int, code: int = 0) -> bytes:
 
 def suback(packet_id: int, *codes: int) -> bytes:
     return bytes((SUBACK, 3 + len(codes))) + packet_id.to_bytes(2, "big") + b"\0" + bytes(codes)
+
+
+def unsuback(packet_id: int) -> bytes:
+    return bytes((UNSUBACK, 4)) + packet_id.to_bytes(2, "big") + b"\0\0"
 
 
 def publish(topic: str, payload: bytes, packet_id: int | None = None) -> bytes:

@@ -28,6 +28,7 @@ from tests.agent.mqtt.memory_broker import (
     PUBACK,
     PUBLISH,
     SUBSCRIBE,
+    UNSUBSCRIBE,
     Client,
     MemoryBroker,
     Packet,
@@ -556,3 +557,54 @@ async def test_close_waits_for_acknowledgements_as_long_as_that_can_help(
     await peer.close(drain_s=5.0)
     assert loop.time() - started_s == pytest.approx(closed_after_s, abs=0.01)
     assert await sent == verdict
+
+
+@in_virtual_time
+async def test_refused_subscription_is_settled_but_not_granted() -> None:
+    refused = {"b"}
+
+    def answer(client: Client, packet: Packet) -> None:
+        if packet.kind == SUBSCRIBE:
+            codes = [0x87 if name in refused else qos for name, qos in packet.filters]
+            client.send(memory_broker.suback(packet.packet_id, *codes))
+        else:
+            memory_broker.polite(client, packet)
+
+    heard: list[bool] = []
+    broker = MemoryBroker(answer)
+    peers: list[Peer] = []
+    async with in_memory(broker, on_subscribed=lambda: heard.append(peers[0].granted)) as peer:
+        peers.append(peer)
+        assert peer.granted
+        peer.want("a")
+        await settle()
+        peer.want("b")
+        await settle()
+        assert peer.settled
+        assert heard == [True, False]
+        refused.clear()
+        peer.want("b")
+        await settle()
+        assert heard == [True, False, True]
+
+
+@in_virtual_time
+async def test_wait_until_subscribed_ends_with_the_unsuback() -> None:
+    held: list[bytes] = []
+
+    def answer(client: Client, packet: Packet) -> None:
+        if packet.kind == UNSUBSCRIBE:
+            held.append(memory_broker.unsuback(packet.packet_id))
+        else:
+            memory_broker.polite(client, packet)
+
+    broker = MemoryBroker(answer)
+    async with in_memory(broker) as peer:
+        peer.want("a")
+        await peer.wait_subscribed()
+        peer.unsubscribe("a")
+        waiting = asyncio.ensure_future(peer.wait_subscribed())
+        await settle()
+        assert not waiting.done()
+        broker.clients[0].send(held[0])
+        await asyncio.wait_for(waiting, 1)

@@ -146,8 +146,22 @@ class Rig:
         self.stop.set()
         await until(lambda: self.service._inference._closed)
 
+    def lose_power(self) -> list[socket.socket]:
+        """End the agent's part of its connections without a word; the broker sees it when these close."""
+        left = []
+        for connection in self.service.connections:
+            assert connection._engine is not None
+            sock = connection._engine._socket
+            assert sock is not None
+            left.append(sock._sock.dup())
+            connection._engine.drop()
+            connection._up.clear()
+            assert connection._task is not None
+            connection._task.cancel()
+        return left
+
     def cut(self) -> None:
-        """Cut both of the agent's connections, without a word to either side."""
+        """Cut all of the agent's connections, without a word to either side."""
         for connection in self.service.connections:
             assert connection._engine is not None
             sock = connection._engine._socket

@@ -19,6 +19,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.published: list[tuple[str, dict[str, Any], bool]] = []
+        self.connected = True
 
     def publish(self, topic: str, payload: bytes, *, retain: bool) -> None:
         self.published.append((topic, json.loads(payload), retain))
@@ -79,3 +80,47 @@ def test_nothing_is_corrected_after_the_stop() -> None:
     here.stop()
     here.on_state(b"anything")
     assert len(connection.published) == 1
+
+
+def test_state_covers_the_connections_for_requests() -> None:
+    connection = Recorder()
+    here = Presence(SESSION, connection)  # type: ignore[arg-type]
+    here.connections_changed(inference=False, groups=None)
+    here.connections_changed(inference=True, groups=None)
+    here.connections_changed(inference=True, groups=None)
+    here.connections_changed(inference=True, groups=False)
+    here.stop()
+    said = [
+        (document["state"], document.get("inference"), document.get("groups"))
+        for _, document, _ in connection.published
+    ]
+    assert said == [
+        ("online", "offline", None),
+        ("online", "online", None),
+        ("online", "online", "offline"),
+        ("stopped", None, None),
+    ]
+
+
+def test_change_while_the_control_connection_is_down_is_published_with_the_birth() -> None:
+    connection = Recorder()
+    connection.connected = False
+    here = Presence(SESSION, connection)  # type: ignore[arg-type]
+    here.connections_changed(inference=True, groups=None)
+    assert not connection.published
+    here.announce()
+    assert connection.published[0][1]["inference"] == "online"
+
+
+def test_echo_of_an_earlier_state_of_ours_is_not_corrected() -> None:
+    connection = Recorder()
+    now_s = 0.0
+    here = Presence(SESSION, connection, clock=lambda: now_s)  # type: ignore[arg-type]
+    here.connections_changed(inference=False, groups=None)
+    here.connections_changed(inference=True, groups=None)
+    now_s = 10.0
+    here.on_state(SESSION.document(AgentState.ONLINE, inference=False))
+    here.on_state(SESSION.document(AgentState.ONLINE, inference=True))
+    assert len(connection.published) == 2
+    here.on_state(SESSION.will().payload)
+    assert connection.published[2][1]["inference"] == "online"

@@ -124,6 +124,25 @@ async def test_late_will_of_an_earlier_session_does_not_leave_the_agent_offline(
         await watcher.state("online")
 
 
+async def test_state_says_that_requests_cannot_arrive_and_that_they_can_again(
+    mosquitto: BrokerProcess, start_service: StartService
+) -> None:
+    async with start_service(mosquitto.port) as rig, Watcher(mosquitto.port) as watcher:
+        await until(lambda: (watcher.latest("state") or {}).get("inference") == "online")
+        before = len(watcher.messages)
+        _control, requests = rig.service.connections
+        assert requests._engine is not None
+        requests._engine.drop()
+        requests._lost(None)
+        await until(lambda: (watcher.latest("state") or {}).get("inference") == "online", 10)
+        await until(lambda: len(watcher.messages) > before + 1)
+    said = [json.loads(m.payload) for m in watcher.messages[before:] if m.topic == "edge/v1/kitchen/state"]
+    assert [(state["state"], state.get("inference")) for state in said[:2]] == [
+        ("online", "offline"),
+        ("online", "online"),
+    ]
+
+
 @pytest.mark.slow
 async def test_everything_is_published_again_to_a_broker_that_forgot_it(
     mosquitto: BrokerProcess, start_service: StartService

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from agent.mqtt.message import Message
 from agent.wire import topics
 from builder.cli import main
-from builder.fleet.agents import AgentSummary, ModelSummary, agents_async
+from builder.fleet.agents import AgentSummary, ModelSummary, _Listing, agents_async
 from builder.fleet.broker import Broker
 from builder.fleet.client import Client
+from builder.fleet.presence import PresenceWatch
 from tests.conftest import BrokerProcess
 
 
@@ -59,6 +61,31 @@ async def test_agents_are_listed_with_their_models(broker: BrokerProcess) -> Non
             ),
         ),
     )
+
+
+@pytest.mark.parametrize(
+    ("said", "condition"),
+    [
+        ({"state": "online"}, "online"),
+        ({"state": "online", "inference": "online", "groups": "online"}, "online"),
+        ({"state": "online", "inference": "offline"}, "online (requests offline)"),
+        (
+            {"state": "online", "inference": "offline", "groups": "offline"},
+            "online (requests and groups offline)",
+        ),
+        ({"state": "offline", "inference": "offline"}, "offline"),
+    ],
+)
+def test_agent_that_cannot_be_asked_is_shown_as_such(said: dict[str, str], condition: str) -> None:
+    listing = _Listing()
+    topic = topics.State("kitchen")
+    message = Message(topics.format_topic(topic), json.dumps(said).encode())
+    listing.on_message(topic, message)
+    (summary,) = listing.summaries()
+    assert summary.condition == condition
+    watch = PresenceWatch("kitchen")
+    watch.on_message(topic, message)
+    assert bool(watch.away) == (condition != "online")
 
 
 async def test_control_characters_of_an_agent_do_not_reach_the_terminal(mosquitto: BrokerProcess) -> None:
