@@ -140,8 +140,9 @@ class Config:
         `trust.dir`, `sources.https`, `sources.ca`, `shutdown.limit_s`.
     queue
         `inference.queue_requests` and `inference.queue_bytes`.
-    default_deadline_s, answers_dir
-        The keys of these names under `inference`; `answers_dir` is `state_dir` if the file leaves it open.
+    default_deadline_s, max_deadline_s, answers_dir
+        The keys of these names under `inference`; `max_deadline_s` is at least `default_deadline_s`;
+        `answers_dir` is `state_dir` if the file leaves it open.
     worker
         The section `worker`, and the limits under `inference` that concern workers.
     """
@@ -157,6 +158,7 @@ class Config:
     sources_ca: Path | None
     queue: QueueLimits
     default_deadline_s: float
+    max_deadline_s: float
     answers_dir: Path
     worker: WorkerSettings
     metrics: MetricsSettings
@@ -353,6 +355,12 @@ KEYS: Final = (
         "Deadline of requests without Message Expiry.",
     ),
     Key(
+        "inference.max_deadline_s",
+        _number(0.01, _DAY_S),
+        600.0,
+        "No request waits and computes for longer; longer deadlines are shortened to this.",
+    ),
+    Key(
         "inference.compute_limit_s",
         _number(0.01, _DAY_S),
         _WORKER.compute_limit_s,
@@ -536,6 +544,10 @@ def parse_config(
             payload_bytes=cast(int, values["inference.queue_bytes"]),
         ),
         default_deadline_s=cast(float, values["inference.default_deadline_s"]),
+        max_deadline_s=max(
+            cast(float, values["inference.max_deadline_s"]),
+            cast(float, values["inference.default_deadline_s"]),
+        ),
         answers_dir=paths["inference.answers_dir"] or state_dir,
         worker=WorkerSettings(
             compute_limit_s=cast(float, values["inference.compute_limit_s"]),

@@ -53,6 +53,8 @@ class Inference:
         The counters.
     default_deadline_s
         For requests without Message Expiry.
+    max_deadline_s
+        No request waits and is computed for longer.
 
     Attributes
     ----------
@@ -61,13 +63,20 @@ class Inference:
     """
 
     def __init__(
-        self, device: str, models: Models, answers: AnswerStore, metrics: Metrics, default_deadline_s: float
+        self,
+        device: str,
+        models: Models,
+        answers: AnswerStore,
+        metrics: Metrics,
+        default_deadline_s: float,
+        max_deadline_s: float,
     ) -> None:
         self._device = device
         self._models = models
         self._answers = answers
         self._metrics = metrics
         self._default_deadline_s = default_deadline_s
+        self._max_deadline_s = max_deadline_s
         self._connection: Connection | None = None
         self._group_connection: Connection | None = None
         self._acks = AckOrder(self._ack)
@@ -168,6 +177,7 @@ class Inference:
                 seq=next(self._numbers),
                 now_s=_now_s(),
                 default_deadline_s=self._default_deadline_s,
+                max_deadline_s=self._max_deadline_s,
                 on_answer=self._answered,
                 on_refusal=self._refused,
             )

@@ -103,7 +103,12 @@ class Service:
         self.models = Models(config.worker, config.queue, self._model_changed, cores, spawn)
         self._answers = AnswerStore(config.answers_dir)
         self._inference = Inference(
-            config.device, self.models, self._answers, self._metrics, config.default_deadline_s
+            config.device,
+            self.models,
+            self._answers,
+            self._metrics,
+            config.default_deadline_s,
+            config.max_deadline_s,
         )
         client_ids = ClientIds(config.device, config.state_dir)
         self._requests = Connection(

@@ -1,8 +1,8 @@
 """One model that runs here: a bounded queue, and the worker that empties it.
 
-Promises: a full queue refuses at once; a request whose deadline passes is answered 408 immediately and is
-not computed any more; a new version takes over between two requests, and the old one answers what it was
-given; every request that is accepted is finished exactly once.
+Promises: a full queue refuses at once a request of the client that has the most in it; a request whose
+deadline passes is answered 408 immediately and is not computed any more; a new version takes over between two
+requests, and the old one answers what it was given; every request that is accepted is finished exactly once.
 Leaves to others: topics, acknowledgement and the text of answers (`inference`), processes (`supervisor`),
 which models there are (`models`).
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -25,6 +24,7 @@ from agent.errors import DeadlineError, ExecutionError, InputError, OverloadedEr
 from agent.service.models.life_cycle import OUT_OF_SERVICE, PHASES, State
 from agent.service.models.supervisor import Supervisor
 from agent.service.models.worker_process import Spawn, WorkerProcess
+from agent.service.requests.fair_queue import FairQueue
 from agent.service.requests.pending import Pending
 from agent.service.requests.quarantine import MAX_DEATHS
 from agent.wire.info import Sandbox
@@ -121,7 +121,10 @@ class Model:
         self._limits = limits
         self._on_state = on_state
         self._spawn = spawn
-        self._queue = _Queue()
+        self._queue: FairQueue[Pending] = FairQueue(limits.requests, limits.payload_bytes)
+        # Set while no request waits.
+        self._emptied = asyncio.Event()
+        self._emptied.set()
         self._supervisor: Supervisor | None = None
         self._quarantined = 0
 
@@ -175,18 +178,19 @@ class Model:
                 f"{self.name} is out of service: {why}", hint="ask again later: it is tried again"
             )
         self._inspect(supervisor, pending)
-        at_once = supervisor.has_room and not self._queue.pending
-        if not at_once and (
-            len(self._queue.pending) >= self._limits.requests
-            or self._queue.payload_bytes + len(pending.payload) > self._limits.payload_bytes
-        ):
-            raise OverloadedError(
-                f"{self.name} has {len(self._queue.pending)} requests waiting",
-                hint="ask again later, or less often",
-            )
+        if supervisor.has_room and not len(self._queue):
+            self._queue.append(pending)  # it does not wait, so that no limit matters
+        else:
+            waiting = len(self._queue)
+            for other in self._queue.offer(pending):
+                error = OverloadedError(
+                    f"{self.name} has {waiting} requests waiting", hint="ask again later, or less often"
+                )
+                if other is pending:
+                    raise error
+                other.refuse(error)
         loop = asyncio.get_running_loop()
-        pending.deadline = loop.call_at(pending.reply.deadline_s, self._expire, pending)
-        self._queue.append(pending)
+        pending.deadline = loop.call_at(pending.expires_s, self._expire, pending)
         self.pump()
 
     def _inspect(self, supervisor: Supervisor, pending: Pending) -> None:
@@ -206,10 +210,10 @@ class Model:
         supervisor = self._supervisor
         if supervisor is None:
             return
-        self._queue.put_back(supervisor.take_back())
+        self._put_back(supervisor.take_back())
         if supervisor.state is State.FAILED:
             self._refuse_all(OverloadedError(f"{self.name} is out of service: {supervisor.message}"))
-        while self._queue.pending and supervisor.has_room:
+        while len(self._queue) and supervisor.has_room:
             pending = self._queue.pop()
             try:
                 self._inspect(supervisor, pending)
@@ -217,6 +221,7 @@ class Model:
                 pending.refuse(error)
             else:
                 supervisor.send(pending)
+        self._note_whether_empty()
 
     def status(self) -> ModelStatus | None:
         """Return its state; None before its first worker is ready."""
@@ -231,7 +236,7 @@ class Model:
             digest=supervisor.verified.digest,
             key_id=supervisor.verified.key_id,
             restarts=supervisor.crashes,
-            queued=len(self._queue.pending) + supervisor.busy,
+            queued=len(self._queue) + supervisor.busy,
             rss_bytes=supervisor.rss_bytes(),
             next_try_s=supervisor.next_try_s,
             quarantined=self._quarantined,
@@ -257,7 +262,7 @@ class Model:
         await supervisor.start()
         before, self._supervisor = self._supervisor, supervisor
         if before is not None:
-            self._queue.put_back(before.take_back())
+            self._put_back(before.take_back())
         self._on_state()
         self.pump()
         return before
@@ -269,7 +274,7 @@ class Model:
 
     async def retire(self, supervisor: Supervisor, limit_s: float) -> None:
         """End a worker that has been replaced; its successor gets what it does not answer in time."""
-        self._queue.put_back(await supervisor.stop(limit_s))
+        self._put_back(await supervisor.stop(limit_s))
         self.pump()
 
     async def stop(self, limit_s: float) -> None:
@@ -281,7 +286,7 @@ class Model:
         if supervisor is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(end_s):
-                    await self._queue.empty.wait()
+                    await self._emptied.wait()
         self._supervisor = None
         if supervisor is not None:
             for pending in await supervisor.stop(max(0.0, end_s - loop.time())):
@@ -291,69 +296,25 @@ class Model:
     def _refuse_all(self, error: RequestError) -> None:
         for pending in self._queue.clear():
             pending.refuse(error)
+        self._note_whether_empty()
+
+    def _put_back(self, left: list[Pending]) -> None:
+        """Take back what a worker does not compute, without what was finished in the meantime."""
+        self._queue.put_back(pending for pending in left if not pending.finished)
+        self._note_whether_empty()
+
+    def _note_whether_empty(self) -> None:
+        if len(self._queue):
+            self._emptied.clear()
+        else:
+            self._emptied.set()
 
     def _expire(self, pending: Pending) -> None:
         waited_s = asyncio.get_running_loop().time() - pending.frame.received_s
-        passed = f"{self.name}: the deadline of {waited_s:.3g} s passed"
+        longest = ", the longest on this device," if pending.expires_s < pending.reply.deadline_s else ""
+        passed = f"{self.name}: the deadline of {waited_s:.3g} s{longest} passed"
         if self._queue.remove(pending):
+            self._note_whether_empty()
             pending.refuse(DeadlineError(f"{passed} while it waited"))
         else:
             pending.expire(DeadlineError(f"{passed} while it was computed"))
-
-
-class _Queue:
-    """Requests that wait for a worker.
-
-    Attributes
-    ----------
-    pending
-        The requests, the first to be computed first.
-    payload_bytes
-        The size of their payloads together.
-    empty
-        Set while there are none.
-    """
-
-    def __init__(self) -> None:
-        self.pending: deque[Pending] = deque()
-        self.payload_bytes = 0
-        self.empty = asyncio.Event()
-        self.empty.set()
-
-    def append(self, pending: Pending) -> None:
-        self.pending.append(pending)
-        self._changed(len(pending.payload))
-
-    def put_back(self, left: list[Pending]) -> None:
-        """Put requests in front, in their order, without those that were finished in the meantime."""
-        for pending in reversed(left):
-            if not pending.finished:
-                self.pending.appendleft(pending)
-                self._changed(len(pending.payload))
-
-    def pop(self) -> Pending:
-        pending = self.pending.popleft()
-        self._changed(-len(pending.payload))
-        return pending
-
-    def remove(self, pending: Pending) -> bool:
-        """Take one out; False if it is not there."""
-        if pending not in self.pending:
-            return False
-        self.pending.remove(pending)
-        self._changed(-len(pending.payload))
-        return True
-
-    def clear(self) -> list[Pending]:
-        """Take all out."""
-        left = list(self.pending)
-        self.pending.clear()
-        self._changed(-self.payload_bytes)
-        return left
-
-    def _changed(self, nbytes: int) -> None:
-        self.payload_bytes += nbytes
-        if self.pending:
-            self.empty.clear()
-        else:
-            self.empty.set()

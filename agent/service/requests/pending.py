@@ -20,7 +20,7 @@ from agent.wire.answer_head import AnswerHead
 from agent.wire.request import InferMessage
 from agent.worker.frames import Answer, Request
 
-# One day: no timer and no queued payload should last longer.
+# One day: no answer is kept for longer.
 MAX_DEADLINE_S: Final = 24 * 3600.0
 
 
@@ -46,6 +46,10 @@ class Pending:
 
     Attributes
     ----------
+    client
+        Who sent it: the fourth level of `edge/v1/replies/<client>/...`.
+    nbytes
+        The size of its payload, also after that was dropped.
     slots
         Every delivery of the request that waits for an acknowledgement.
     deadline
@@ -61,12 +65,14 @@ class Pending:
     __slots__ = (
         "_on_answer",
         "_on_refusal",
+        "client",
         "deadline",
         "error",
         "finished",
         "frame",
         "key",
         "model",
+        "nbytes",
         "payload",
         "reply",
         "slots",
@@ -89,6 +95,8 @@ class Pending:
         self.key = key
         self.frame = frame
         self.payload = payload
+        self.nbytes = len(payload)
+        self.client = reply.topic.split("/", 4)[3]
         self.slots: list[Slot] = []
         self.deadline: asyncio.TimerHandle | None = None
         self.finished = False
@@ -106,6 +114,7 @@ class Pending:
         seq: int,
         now_s: float,
         default_deadline_s: float,
+        max_deadline_s: float,
         on_answer: Callable[[Pending, Answer, bytes, str], None],
         on_refusal: Callable[[Pending, RequestError], None],
     ) -> Pending:
@@ -123,6 +132,8 @@ class Pending:
             When it arrived (`time.monotonic`).
         default_deadline_s
             For requests without Message Expiry and `deadline_s`.
+        max_deadline_s
+            A request waits and is computed for no longer; its answer is kept until its own deadline.
 
         Raises
         ------
@@ -131,12 +142,12 @@ class Pending:
         """
         request = InferMessage.from_message(message)
         limit_s = default_deadline_s if request.deadline_s is None else request.deadline_s
-        deadline_s = now_s + min(limit_s, MAX_DEADLINE_S)
+        until_s = now_s + min(limit_s, MAX_DEADLINE_S)
         # A request that is refused for its properties is not remembered: they may be too long to be stored.
         correlation = None if request.refusal is not None else request.correlation
         pending = cls(
             model,
-            ReplyTo(request.reply_to, request.correlation, message.qos, deadline_s, request.trace),
+            ReplyTo(request.reply_to, request.correlation, message.qos, until_s, request.trace),
             None
             if correlation is None
             else RequestKey.of(message.topic, request.reply_to, correlation, message.payload),
@@ -147,7 +158,7 @@ class Pending:
                 accept=request.accept,
                 id=request.id,
                 received_s=now_s,
-                deadline_s=deadline_s,
+                deadline_s=now_s + min(limit_s, max_deadline_s),
                 client_json=request.has_envelope,
             ),
             message.payload,
@@ -156,6 +167,12 @@ class Pending:
         )
         pending.error = request.refusal
         return pending
+
+    @property
+    def expires_s(self) -> float:
+        """When it is given up (`time.monotonic`): at its deadline, or earlier."""
+        deadline_s = self.frame.deadline_s
+        return self.reply.deadline_s if deadline_s is None else deadline_s
 
     @property
     def head(self) -> AnswerHead:

@@ -106,11 +106,20 @@ class Requests:
     ended: dict[int, bytes | RequestError] = field(default_factory=dict)
     count: int = 0
 
-    def new(self, payload: bytes = b"x", *, deadline_s: float = 60.0, content_type: str = "") -> Pending:
+    def new(
+        self,
+        payload: bytes = b"x",
+        *,
+        deadline_s: float = 60.0,
+        content_type: str = "",
+        client: str = "me",
+        given_up_s: float | None = None,
+    ) -> Pending:
         self.count += 1
         now_s = asyncio.get_running_loop().time()
-        reply = ReplyTo("edge/v1/replies/me/a", b"1", 1, now_s + deadline_s)
-        frame = Request(self.count, content_type, received_s=now_s, deadline_s=reply.deadline_s)
+        reply = ReplyTo(f"edge/v1/replies/{client}/a", b"1", 1, now_s + deadline_s)
+        expires_s = now_s + (deadline_s if given_up_s is None else given_up_s)
+        frame = Request(self.count, content_type, received_s=now_s, deadline_s=expires_s)
         return Pending(
             "echo", reply, None, frame, payload, on_answer=self._answered, on_refusal=self._refused
         )

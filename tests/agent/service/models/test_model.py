@@ -71,6 +71,41 @@ async def test_payloads_that_wait_are_bounded(workers: Workers, signer: Signer, 
 
 
 @in_virtual_time
+async def test_client_that_fills_the_queue_makes_room_for_another(
+    workers: Workers, signer: Signer, requests: Requests
+) -> None:
+    model = await started(workers, signer, QueueLimits(requests=4))
+    for _ in range(6):  # two in the worker, four in the queue
+        model.submit(requests.new(client="greedy"))
+    with pytest.raises(OverloadedError, match="4 requests waiting"):
+        model.submit(requests.new(client="greedy"))
+    model.submit(requests.new(b"honest", client="honest"))
+    assert str(requests.ended[6]) == "echo has 4 requests waiting"
+    for _ in range(3):
+        workers.latest.answer()
+    # Behind what the worker had, the honest client has every second turn.
+    assert [payload for _, payload in workers.latest.requests] == [b"honest", b"x"]
+    status = model.status()
+    assert status is not None
+    assert status.queued == 3
+    await model.stop(0)
+
+
+@in_virtual_time
+async def test_request_is_given_up_at_the_longest_deadline_of_the_device(
+    workers: Workers, signer: Signer, requests: Requests
+) -> None:
+    model = await started(workers, signer)
+    for _ in range(3):
+        model.submit(requests.new(deadline_s=86_400, given_up_s=10))
+    await asyncio.sleep(11)
+    assert str(requests.ended[3]) == (
+        "echo: the deadline of 10 s, the longest on this device, passed while it waited"
+    )
+    await model.stop(0)
+
+
+@in_virtual_time
 async def test_payload_that_a_worker_would_not_accept_is_refused(
     workers: Workers, signer: Signer, requests: Requests
 ) -> None:

@@ -52,7 +52,7 @@ def store(tmp_path: Path) -> Iterator[AnswerStore]:
 def serving(store: AnswerStore) -> tuple[Inference, FakeConnection]:
     """Return an agent without models, which answers everything 404 at once."""
     models = Models(WorkerSettings(), QueueLimits(), lambda _name: None)
-    inference = Inference("kitchen", models, store, Metrics(), 60.0)
+    inference = Inference("kitchen", models, store, Metrics(), 60.0, 600.0)
     connection = FakeConnection()
     inference.use(cast(Connection, connection))
     return inference, connection

@@ -1,0 +1,182 @@
+"""The requests that wait for one model, with a fair share of the queue and of the worker for each client.
+
+MQTT does not tell a subscriber who published a message. A client's name is therefore the one in its Response
+Topic, `edge/v1/replies/<client>/...`, because only that client can read answers there (docs/mosquitto has an
+access list). Each client has a lane:
+
+- The worker takes one request from each lane in turn, in the order of arrival within a lane. With N clients,
+  a request that is the first of its lane waits for at most N - 1 others.
+- If the queue is full, the newest request of the longest lane gives way; in bytes, of the heaviest. A client
+  that has one request waiting never loses it to a client that has more.
+
+Promises: bounded in requests and bytes; no I/O and no clock. Requests that come back from a worker
+(`put_back`) go first and never give way.
+Leaves to others: deadlines, and answering those that give way (`model`).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from typing import Final, Generic, Protocol, TypeVar
+
+# More clients than this share one lane, so that a full queue is searched in microseconds.
+MAX_LANES: Final = 256
+_SHARED: Final = ""
+
+
+class Waiting(Protocol):
+    """What the queue must know about a request."""
+
+    @property
+    def client(self) -> str:
+        """Who sent it."""
+
+    @property
+    def nbytes(self) -> int:
+        """Size of its payload."""
+
+
+Item = TypeVar("Item", bound=Waiting)
+
+
+class _Lane(Generic[Item]):
+    """The requests of one client."""
+
+    __slots__ = ("items", "nbytes")
+
+    def __init__(self) -> None:
+        self.items: deque[Item] = deque()
+        self.nbytes = 0
+
+
+class FairQueue(Generic[Item]):
+    """The queue of one model.
+
+    Parameters
+    ----------
+    max_items, max_bytes
+        How many requests may wait, and their payloads together.
+
+    Attributes
+    ----------
+    nbytes
+        The payloads of all waiting requests together.
+    """
+
+    def __init__(self, max_items: int, max_bytes: int) -> None:
+        self._max_items = max_items
+        self._max_bytes = max_bytes
+        self._returned: deque[Item] = deque()
+        # In the order of their turns.
+        self._lanes: OrderedDict[str, _Lane[Item]] = OrderedDict()
+        self._count = 0
+        self.nbytes = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def append(self, item: Item) -> None:
+        """Add a request at the end of its lane, whatever the limits say."""
+        name = self._lane_of(item)
+        lane = self._lanes.get(name)
+        if lane is None:
+            lane = self._lanes[name] = _Lane()
+        lane.items.append(item)
+        lane.nbytes += item.nbytes
+        self._changed(1, item.nbytes)
+
+    def offer(self, item: Item) -> list[Item]:
+        """Add a request, and return those that give way: others, only itself, or none."""
+        if self._count < self._max_items and self.nbytes + item.nbytes <= self._max_bytes:
+            self.append(item)
+            return []
+        leaving = self._find_room(item)
+        if leaving is None:
+            return [item]
+        for other in leaving:
+            self.remove(other)
+        self.append(item)
+        return leaving
+
+    def put_back(self, items: Iterable[Item]) -> None:
+        """Put requests before all others, in their order."""
+        for item in reversed(list(items)):
+            self._returned.appendleft(item)
+            self._changed(1, item.nbytes)
+
+    def pop(self) -> Item:
+        """Take out the request whose turn it is.
+
+        Raises
+        ------
+        IndexError
+            If there is none.
+        """
+        if self._returned:
+            item = self._returned.popleft()
+        elif self._lanes:
+            name = next(iter(self._lanes))
+            lane = self._lanes[name]
+            item = lane.items.popleft()
+            lane.nbytes -= item.nbytes
+            if lane.items:
+                self._lanes.move_to_end(name)
+            else:
+                del self._lanes[name]
+        else:
+            raise IndexError("expected a waiting request, got none")
+        self._changed(-1, -item.nbytes)
+        return item
+
+    def remove(self, item: Item) -> bool:
+        """Take out one request; return whether it was here."""
+        for name in (item.client, _SHARED):
+            lane = self._lanes.get(name)
+            if lane is not None and item in lane.items:
+                lane.items.remove(item)
+                lane.nbytes -= item.nbytes
+                if not lane.items:
+                    del self._lanes[name]
+                break
+        else:
+            if item not in self._returned:
+                return False
+            self._returned.remove(item)
+        self._changed(-1, -item.nbytes)
+        return True
+
+    def clear(self) -> list[Item]:
+        """Take out all requests, and return them in the order of their turns."""
+        return [self.pop() for _ in range(self._count)]
+
+    def _lane_of(self, item: Item) -> str:
+        known = item.client in self._lanes or len(self._lanes) < MAX_LANES
+        return item.client if known else _SHARED
+
+    def _find_room(self, item: Item) -> list[Item] | None:
+        """Return the requests that must give way for this one; None if it must itself."""
+        name = self._lane_of(item)
+        own = self._lanes.get(name) or _Lane()
+        own_items, own_bytes = len(own.items) + 1, own.nbytes + item.nbytes
+        # Other lanes as they would be without the requests that give way.
+        lanes = {
+            other: [len(lane.items), lane.nbytes] for other, lane in self._lanes.items() if other != name
+        }
+        items, nbytes = self._count + 1, self.nbytes + item.nbytes
+        leaving: list[Item] = []
+        while items > self._max_items or nbytes > self._max_bytes:
+            measure, limit = (0, own_items) if items > self._max_items else (1, own_bytes)
+            victim = max(lanes, key=lambda other: lanes[other][measure], default=None)
+            if victim is None or lanes[victim][measure] <= limit:
+                return None
+            count, _ = lanes[victim]
+            newest = self._lanes[victim].items[count - 1]
+            leaving.append(newest)
+            items, nbytes = items - 1, nbytes - newest.nbytes
+            lanes[victim] = [count - 1, lanes[victim][1] - newest.nbytes]
+        return leaving
+
+    def _changed(self, count: int, nbytes: int) -> None:
+        self._count += count
+        self.nbytes += nbytes
