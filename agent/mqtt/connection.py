@@ -2,8 +2,8 @@
 
 Promises: a lost connection is re-established with back-off, and its subscriptions with it; a message
 published at QoS 1 is sent again until the broker acknowledges it, it expires, or the broker refuses it for
-good; no more messages are in flight than the server's Receive Maximum allows; a received message is
-acknowledged when the owner calls `ack`. MQTT 5 first, 3.1.1 if the broker refuses 5.
+good; what the broker says in CONNACK is obeyed; a received message is acknowledged when the owner calls
+`ack`. MQTT 5 first, 3.1.1 if the broker refuses 5.
 
 Leaves to others: what messages mean, the order of acknowledgement, and keeping anything across a restart.
 """
@@ -15,15 +15,27 @@ import contextlib
 import logging
 import ssl
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from agent.errors import BrokerError, ConfigError
 from agent.mqtt.backoff import Backoff
-from agent.mqtt.engine import Callbacks, Connack, Engine
-from agent.mqtt.message import Message, Receipt, Will
+from agent.mqtt.engine import MQTT_5, Callbacks, Connack, Engine
+from agent.mqtt.limits import NO_LIMITS
+from agent.mqtt.message import Message, Receipt, Will, check_topic, encode_publish
 from agent.mqtt.negotiation import Negotiation, SocketOpener
-from agent.mqtt.properties import EMPTY, Properties
-from agent.mqtt.reason_codes import CLOSED, LOST, NOT_CONNECTED, RENEWED, Action, Reason, reason
+from agent.mqtt.properties import EMPTY, Properties, encode
+from agent.mqtt.reason_codes import (
+    CLOSED,
+    LOST,
+    NOT_CONNECTED,
+    POISON,
+    RENEWED,
+    TOO_LARGE,
+    Action,
+    Reason,
+    reason,
+)
 from agent.mqtt.sending import MAX_IN_FLIGHT, Outgoing, Sending
 from agent.mqtt.settings import BrokerSettings
 from agent.mqtt.subscriptions import Subscriptions
@@ -37,6 +49,12 @@ _KEEP_ALIVE_TICK_S: Final = 1.0
 _WORTH_SAYING_S: Final = 1.0
 # What others may cause as often as they like is logged at most this often; the counters count all of it.
 _LOG_INTERVAL_S: Final = 60.0
+# More than all that stands before a payload of ours.
+_LARGEST_HEAD_BYTES: Final = 256 << 10
+# Ours, and the broker's own in PUBACK or DISCONNECT.
+_TOO_LARGE: Final = frozenset({TOO_LARGE.code, 0x95})
+_RETAIN_NOT_SUPPORTED: Final = 0x9A
+_QOS_NOT_SUPPORTED: Final = 0x9B
 
 
 class Connection:
@@ -72,6 +90,11 @@ class Connection:
         How often the broker accepted us.
     over_limit
         How many messages arrived that MQTT allows and that are over a limit of ours (`Message.refusal`).
+    unsendable
+        How many messages were given up because they are too large for the broker, or because it ended the
+        connection each time they were sent.
+    limits
+        What the broker said that it accepts, the last time it accepted us.
     """
 
     def __init__(
@@ -93,6 +116,9 @@ class Connection:
         self.name = name or client_id
         self.connects = 0
         self.over_limit = 0
+        self.unsendable = 0
+        self.limits = NO_LIMITS
+        self._said: set[str] = set()
         self._log = RateLimitedLog(_log, _LOG_INTERVAL_S)
         self._on_message = on_message
         self.will = will
@@ -260,17 +286,54 @@ class Connection:
         ValueError
             If MQTT cannot represent the topic or the properties; `settle` is not called then.
         """
+        check_topic(topic)
+        packed = encode(properties)
         if qos == 0:
-            sent = None
+            verdict: Reason | None = NOT_CONNECTED
             if self.connected and self._engine is not None:
-                sent = self._engine.publish(topic, payload, qos=0, retain=retain, properties=properties)
-            settle(NOT_CONNECTED if sent is None else reason(0))
+                verdict = self._engine.publish(topic, payload, packet_id=None, retain=retain, packed=packed)
+            assert verdict is not None
+            self._settled(topic, payload, verdict)
+            settle(verdict)
         elif self._closed:
             settle(CLOSED)
         else:
+
+            def settled(verdict: Reason) -> None:
+                self._settled(topic, payload, verdict)
+                settle(verdict)
+
             deadline_s = None if properties.expiry_s is None else _now_s() + properties.expiry_s
-            self._sending.add(Outgoing(topic, payload, retain, properties, settle, deadline_s))
+            self._sending.add(Outgoing(topic, payload, retain, properties, settled, deadline_s, packed))
             self._pump()
+
+    def fits(self, topic: str, payload: bytes, *, qos: int, properties: Properties) -> bool:
+        """Return whether the broker accepts a packet of this size, by what it said last."""
+        room = self.limits.max_packet_bytes - len(payload)
+        if room >= _LARGEST_HEAD_BYTES:
+            return True
+        head = encode_publish(
+            topic,
+            len(payload),
+            packet_id=1 if qos and self.limits.max_qos else None,
+            retain=False,
+            packed=encode(properties) if self.version == MQTT_5 else None,
+        )
+        return len(head) <= room
+
+    def _settled(self, topic: str, payload: bytes, verdict: Reason) -> None:
+        if verdict.code not in _TOO_LARGE and verdict is not POISON:
+            return
+        self.unsendable += 1
+        if self._log.due("unsendable"):
+            _log.error(
+                "%s: a message on %.200s with %d bytes was given up: %s; packets may have %d bytes",
+                self.client_id,
+                ascii(topic[:200]),
+                len(payload),
+                verdict,
+                self.limits.max_packet_bytes,
+            )
 
     def ack(self, message: Message | Receipt) -> None:
         """Acknowledge a message, unless it came over an earlier connection: the broker delivers it again."""
@@ -332,6 +395,8 @@ class Connection:
                         _log.info("%s: connected to %s", self.name, self.settings.url)
                     why = await self._wait_for_loss()
                     backoff.ended(_now_s() - self._up_s)
+                elif self._lower_will(why):
+                    continue
                 else:
                     if backoff.failures == 0 or why.connecting is Action.LATER:
                         _log.warning(
@@ -362,31 +427,46 @@ class Connection:
                 self._engine.keep_alive()
 
     def _engine_of(self, version: int) -> Engine:
-        engine = self._engine
-        if engine is None or engine.version != version or not self._persistent:
-            # Without a session, messages get new identifiers, and are sent after subscribing.
-            engine = self._replace_engine(version)
-        return engine
-
-    def _replace_engine(self, version: int) -> Engine:
-        callbacks = Callbacks(self._received, self._acknowledged, self._granted, self._lost)
-        self._sending.start_over()
+        if self._engine is not None:
+            self._engine.drop()
         self._engine = engine = Engine(
-            self.client_id, version, callbacks=callbacks, persistent=self._persistent, will=self.will
+            self.client_id,
+            version,
+            callbacks=Callbacks(self._received, self._acknowledged, self._granted, self._lost),
+            persistent=self._persistent,
+            will=self.will,
+            next_id=self._sending.next_id,
         )
         return engine
+
+    def _lower_will(self, why: Reason) -> bool:
+        """Return whether a broker that refused the will may accept it now (MQTT 5.0, 3.2.2.3.4 and 5)."""
+        will = self.will
+        if will is not None and why.code == _RETAIN_NOT_SUPPORTED and will.retain:
+            self.will = replace(will, retain=False)
+        elif will is not None and why.code == _QOS_NOT_SUPPORTED and will.qos:
+            self.will = replace(will, qos=0)
+        else:
+            return False
+        return True
 
     def _accepted(self, engine: Engine, connack: Connack) -> Reason:
         if not engine.connected:  # accepted, and dropped at once
             return LOST
-        self._sending.limit = max(1, min(MAX_IN_FLIGHT, connack.receive_maximum))
+        self.limits = limits = connack.limits
+        for line in limits.missing():
+            if line not in self._said:
+                self._said.add(line)
+                _log.warning("%s: the broker %s", self.client_id, line)
+        self._sending.limit = max(1, min(MAX_IN_FLIGHT, limits.receive_maximum))
+        self._sending.resume(session_present=connack.session_present)
         self._down = asyncio.get_running_loop().create_future()
         self._up.set()
         self._up_s = _now_s()
         self.connects += 1
         # Answers to the waiting messages may arrive at once, and not every broker handles packets in order,
         # so nothing is sent before the subscriptions are granted.
-        self._subscriptions.begin()
+        self._subscriptions.begin(limits)
         self._pump()
         if self._on_up is not None:
             self._on_up(connack.session_present)
@@ -411,6 +491,7 @@ class Connection:
         self._up.clear()
         self._end_drain()
         self._subscriptions.lost()
+        self._sending.lost(why)
         if self._down is not None and not self._down.done():
             self._down.set_result(why)
         if self._on_down is not None:

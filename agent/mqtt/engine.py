@@ -1,9 +1,11 @@
-"""paho on an asyncio event loop: one session of one protocol version.
+"""paho on an asyncio event loop: one connection in one protocol version.
 
-paho keeps the protocol's state (packet identifiers, unacknowledged messages, keep-alive) and sends messages
-in flight again with their original identifiers after a reconnection. It gets a connected socket, after any
-TLS handshake, is called when that socket is readable or writable, and runs no thread. The methods that every
-message passes through are replaced in `paho_client`, the only other file that imports paho.
+Nothing leaves here that the broker has said in CONNACK that it does not accept: a packet that is too large is
+not sent, QoS is lowered, the retain flag is taken off. Messages in flight are kept in `sending`.
+
+paho gets a connected socket, after any TLS handshake, is called when that socket is readable or writable, and
+runs no thread. The methods that every message passes through are replaced in `paho_client`, the only other
+file that imports paho.
 
 No I/O happens here: the socket passed to `connect` reads, writes and watches itself.
 """
@@ -16,23 +18,21 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from paho.mqtt.client import ConnectFlags, DisconnectFlags
-from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
+from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties as PahoProperties
 from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from agent.mqtt.message import Message, Will, decode_publish
-from agent.mqtt.paho_client import PackedProperties, PahoClient
-from agent.mqtt.properties import Properties, encode
-from agent.mqtt.reason_codes import Reason, reason
+from agent.mqtt.limits import LARGEST_PACKET_BYTES, NO_LIMITS, BrokerLimits
+from agent.mqtt.message import Message, Will, decode_publish, encode_publish
+from agent.mqtt.paho_client import PahoClient
+from agent.mqtt.reason_codes import NOT_CONNECTED, TOO_LARGE, Reason, reason
 from agent.mqtt.settings import BrokerSettings
 from agent.mqtt.transport import BrokerSocket
 
 MQTT_5: Final = 5
 MQTT_3_1_1: Final = 4
-# An identifier may still be in use by a message sent 65535 messages ago; then the next one is tried.
-_MAX_PACKET_IDS: Final = 65535
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +45,13 @@ class Connack:
         The broker's verdict; None if it ended the connection without a CONNACK.
     session_present
         Whether the broker still had our session.
-    receive_maximum
-        How many QoS 1 messages the broker accepts before it acknowledges one.
+    limits
+        What the broker accepts.
     """
 
     reason: Reason | None
     session_present: bool = False
-    receive_maximum: int = 65535
+    limits: BrokerLimits = NO_LIMITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Callbacks:
 
 
 class Engine:
-    """One MQTT session, over as many connections as it takes.
+    """One connection to a broker.
 
     Parameters
     ----------
@@ -105,6 +105,13 @@ class Engine:
         Sent to the broker with each CONNECT.
     bare
         Whether CONNECT carries only the version: neither properties nor credentials.
+    next_id
+        Returns an identifier that no packet in flight has; None for a connection that publishes nothing.
+
+    Attributes
+    ----------
+    limits
+        What the broker accepts, once it has accepted the connection.
     """
 
     def __init__(
@@ -116,8 +123,11 @@ class Engine:
         persistent: bool = False,
         will: Will | None = None,
         bare: bool = False,
+        next_id: Callable[[], int] | None = None,
     ) -> None:
         self.version = version
+        self.limits = NO_LIMITS
+        self._keepalive_s = 0
         self._epoch = 0
         self._persistent = persistent
         self._bare = bare
@@ -134,7 +144,7 @@ class Engine:
             reconnect_on_failure=False,
             manual_ack=True,
         )
-        client.max_inflight_messages = 0  # no limit and no search: the owner counts the messages in flight
+        client.next_id = next_id
         client.packet_received = self._received
         client.on_connect = self._connected
         client.on_disconnect = self._disconnected
@@ -157,6 +167,7 @@ class Engine:
         """
         self.drop()
         self._epoch = epoch
+        self._keepalive_s = settings.keepalive_s
         self._socket = sock
         self._connack = asyncio.get_running_loop().create_future()
         client = self._client
@@ -191,19 +202,52 @@ class Engine:
         return self._socket is not None
 
     def publish(
-        self, topic: str, payload: bytes, *, qos: int, retain: bool, properties: Properties
-    ) -> int | None:
-        """Send one message; return its packet identifier, or None without a connection."""
+        self,
+        topic: str,
+        payload: bytes,
+        *,
+        packet_id: int | None,
+        retain: bool,
+        packed: bytes,
+        dup: bool = False,
+    ) -> Reason | None:
+        """Send one message, at QoS 1 if it has an identifier.
+
+        Parameters
+        ----------
+        topic, payload, retain
+            The message.
+        packet_id
+            Its identifier at QoS 1.
+        packed
+            Its encoded properties, which MQTT 3.1.1 does without.
+        dup
+            Whether it was sent before, over an earlier connection.
+
+        Returns
+        -------
+        Reason | None
+            None if the broker will acknowledge the message; otherwise what became of it, `NOT_CONNECTED` and
+            `TOO_LARGE` among others.
+        """
         if self._socket is None:
-            return None
-        packed = PackedProperties(encode(properties)) if self.version == MQTT_5 else None
-        for _ in range(_MAX_PACKET_IDS):
-            info = self._client.publish(topic, payload, qos, retain, packed)
-            if info.rc == MQTTErrorCode.MQTT_ERR_SUCCESS:
-                return info.mid
-            if info.rc != MQTTErrorCode.MQTT_ERR_QUEUE_SIZE:
-                break
-        return None
+            return NOT_CONNECTED
+        limits = self.limits
+        if limits.max_qos == 0:
+            packet_id, dup = None, False
+        head = encode_publish(
+            topic,
+            len(payload),
+            packet_id=packet_id,
+            retain=retain and limits.retain,
+            packed=packed if self.version == MQTT_5 else None,
+            dup=dup,
+        )
+        if len(head) + len(payload) > limits.max_packet_bytes:
+            return TOO_LARGE
+        if not self._client.send_packet(head + payload):
+            return NOT_CONNECTED
+        return reason(0) if packet_id is None else None
 
     def ack(self, packet_id: int) -> None:
         """Acknowledge a received QoS 1 message."""
@@ -289,8 +333,13 @@ class Engine:
     ) -> None:
         if self._connack is not None and not self._connack.done():
             self._accepted = not reason(code.value).failed
-            limit = getattr(properties, "ReceiveMaximum", 65535)
-            self._connack.set_result(Connack(reason(code.value), flags.session_present, limit))
+            self.limits = limits = _limits(properties)
+            if limits.keep_alive_s:
+                # More often is allowed (MQTT 5.0, 3.1.2.10), and notices a lost connection sooner.
+                self._client.ping_after(min(limits.keep_alive_s, self._keepalive_s or limits.keep_alive_s))
+            elif limits.keep_alive_s == 0:
+                self._client.ping_after(self._keepalive_s)
+            self._connack.set_result(Connack(reason(code.value), flags.session_present, limits))
 
     def _disconnected(
         self,
@@ -320,3 +369,21 @@ class Engine:
         self, _client: object, _data: object, packet_id: int, _codes: list[ReasonCode], _properties: object
     ) -> None:
         self._callbacks.granted(packet_id, ())
+
+
+def _limits(properties: PahoProperties | None) -> BrokerLimits:
+    """Read the limits of a CONNACK (MQTT 5.0, 3.2.2.3); a limit of zero, which MQTT forbids, is none."""
+
+    def said(name: str, default: int) -> int:
+        value: int = getattr(properties, name, default)
+        return value
+
+    return BrokerLimits(
+        receive_maximum=said("ReceiveMaximum", 0) or 65535,
+        max_packet_bytes=said("MaximumPacketSize", 0) or LARGEST_PACKET_BYTES,
+        max_qos=min(1, said("MaximumQoS", 1)),
+        retain=bool(said("RetainAvailable", 1)),
+        wildcards=bool(said("WildcardSubscriptionAvailable", 1)),
+        shared=bool(said("SharedSubscriptionAvailable", 1)),
+        keep_alive_s=getattr(properties, "ServerKeepAlive", None),
+    )

@@ -1,7 +1,8 @@
-"""Received messages, and the will.
+"""Received messages, the will, and the two forms of a PUBLISH packet.
 
-The decoder takes a PUBLISH packet without its fixed header and copies the payload once; paho's own decoder
-makes four copies and spends 0.4 ms on a 600 KB tensor.
+The encoder returns everything before the payload, so that the size of a packet is known before a large
+payload is copied. The decoder takes a PUBLISH packet without its fixed header and copies the payload once;
+paho's own makes four copies and spends 0.4 ms on a 600 KB tensor.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from agent.errors import MalformedPacketError
-from agent.mqtt.properties import EMPTY, Properties, decode
+from agent.mqtt.properties import EMPTY, MAX_STRING_BYTES, Properties, decode, encode_length
 
 _DUP: Final = 0x08
 _QOS: Final = 0x06
 _RETAIN: Final = 0x01
+_PUBLISH: Final = 0x30
+_FORBIDDEN: Final = frozenset("+#\0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,53 @@ class Will:
     payload: bytes
     qos: int = 1
     retain: bool = True
+
+
+def check_topic(topic: str) -> None:
+    """Check that a message can be published to a topic.
+
+    Raises
+    ------
+    ValueError
+        If MQTT cannot represent it.
+    """
+    if not topic or not _FORBIDDEN.isdisjoint(topic) or len(topic.encode()) > MAX_STRING_BYTES:
+        raise ValueError(f"expected a topic without wildcards, got {topic!a:.80}")
+
+
+def encode_publish(
+    topic: str,
+    payload_bytes: int,
+    *,
+    packet_id: int | None,
+    retain: bool,
+    packed: bytes | None,
+    dup: bool = False,
+) -> bytes:
+    """Encode a PUBLISH packet up to its payload (MQTT 3.1.1 and 5.0, section 3.3).
+
+    Parameters
+    ----------
+    topic
+        One that `check_topic` accepts.
+    payload_bytes
+        The length of the payload.
+    packet_id
+        Its identifier at QoS 1; None at QoS 0.
+    retain, dup
+        The flags.
+    packed
+        The encoded properties; None for MQTT 3.1.1.
+    """
+    name = topic.encode()
+    flags = _PUBLISH | (0 if packet_id is None else 0x02) | (_RETAIN if retain else 0) | (_DUP if dup else 0)
+    parts = [len(name).to_bytes(2, "big"), name]
+    if packet_id is not None:
+        parts.append(packet_id.to_bytes(2, "big"))
+    if packed is not None:
+        parts.append(packed)
+    body = b"".join(parts)
+    return bytes((flags,)) + encode_length(len(body) + payload_bytes) + body
 
 
 def decode_publish(flags: int, packet: bytes | bytearray, *, version: int, epoch: int) -> Message:

@@ -3,8 +3,8 @@
 paho reads a packet one byte at a time, represents properties and reason codes as objects that check
 themselves, and writes each packet with its own system call: together, half of what a request costs the agent.
 The replacements read whole packets from the bytes that have arrived, decode PUBLISH and PUBACK, and write all
-waiting packets at once. Connecting, subscribing, packet identifiers, keep-alive and resending after a
-reconnection remain paho's.
+waiting packets at once. Messages in flight and their identifiers are kept by `sending`, which knows what the
+broker accepts. Connecting, subscribing and keep-alive remain paho's.
 
 These methods and attributes are private to paho and may change with any release, so pyproject.toml pins
 paho's minor version (docs/decisions/0003), and tests/agent/mqtt/test_paho_client.py lists them.
@@ -21,7 +21,6 @@ from typing import Any, Final, cast
 from paho.mqtt import client as paho
 from paho.mqtt.enums import MQTTErrorCode
 from paho.mqtt.properties import MalformedPacket  # type: ignore[attr-defined]
-from paho.mqtt.properties import Properties as PahoProperties
 
 from agent.errors import MalformedPacketError
 from agent.mqtt.transport import BrokerSocket
@@ -36,19 +35,8 @@ _KIND: Final = 0xF0
 _JOINED_BYTES: Final = 64 << 10
 
 
-class PackedProperties(PahoProperties):
-    """Properties that are already encoded: paho's own encoder takes 50 us for five of them."""
-
-    def __init__(self, packed: bytes) -> None:  # skips the base class, whose attributes make it slow
-        object.__setattr__(self, "packed", packed)
-
-    def pack(self) -> bytes:
-        """Return the encoded properties."""
-        return cast(bytes, object.__getattribute__(self, "packed"))
-
-
 class PahoClient(paho.Client):
-    """The client; the engine sets these three attributes before it connects.
+    """The client; the engine sets these attributes before it connects.
 
     Attributes
     ----------
@@ -57,12 +45,26 @@ class PahoClient(paho.Client):
     packet_received
         Called with a PUBLISH packet's first byte and everything after its fixed header.
     packet_acknowledged
-        Called with the packet identifier and reason code of a PUBACK for a message in flight.
+        Called with the packet identifier and reason code of a PUBACK.
+    next_id
+        Returns an identifier that no packet in flight has; paho's own counter if it is None.
     """
 
     next_socket: BrokerSocket | None = None
     packet_received: Callable[[int, bytes], None]
     packet_acknowledged: Callable[[int, int], None]
+    next_id: Callable[[], int] | None = None
+
+    def send_packet(self, packet: bytes) -> bool:
+        """Send a PUBLISH; return False without a connection."""
+        return self._packet_queue(_PUBLISH, packet, 0, 0) == MQTTErrorCode.MQTT_ERR_SUCCESS
+
+    def ping_after(self, seconds: int) -> None:
+        """Send a ping after this long without a packet."""
+        self._keepalive = seconds
+
+    def _mid_generate(self) -> int:
+        return super()._mid_generate() if self.next_id is None else self.next_id()
 
     def _create_socket(self) -> paho.SocketLike:
         # paho's own method connects with a blocking call, however long that takes.
@@ -123,10 +125,7 @@ class PahoClient(paho.Client):
         if len(body) < 2:
             _log.warning("the broker sent an acknowledgement without an identifier, connection dropped")
             return MQTTErrorCode.MQTT_ERR_PROTOCOL
-        packet_id = int.from_bytes(body[:2], "big")
-        if self._out_messages.pop(packet_id, None) is not None:
-            self._inflight_messages -= 1
-            self.packet_acknowledged(packet_id, body[2] if len(body) > 2 else 0)
+        self.packet_acknowledged(int.from_bytes(body[:2], "big"), body[2] if len(body) > 2 else 0)
         return MQTTErrorCode.MQTT_ERR_SUCCESS
 
     def _packet_write(self) -> MQTTErrorCode:

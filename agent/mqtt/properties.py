@@ -79,7 +79,7 @@ def encode(properties: Properties) -> bytes:
     Raises
     ------
     ValueError
-        If a string is too long for MQTT, or the expiry is out of range.
+        If MQTT cannot represent a string, or the expiry is out of range.
     """
     out = bytearray()
     if properties.utf8:
@@ -93,18 +93,18 @@ def encode(properties: Properties) -> bytes:
         out += properties.expiry_s.to_bytes(4, "big")
     if properties.content_type is not None:
         out.append(_CONTENT_TYPE)
-        _put(out, properties.content_type.encode())
+        _put_text(out, properties.content_type)
     if properties.response_topic is not None:
         out.append(_RESPONSE_TOPIC)
-        _put(out, properties.response_topic.encode())
+        _put_text(out, properties.response_topic)
     if properties.correlation_data is not None:
         out.append(_CORRELATION_DATA)
         _put(out, properties.correlation_data)
     for name, value in properties.user:
         out.append(_USER_PROPERTY)
-        _put(out, name.encode())
-        _put(out, value.encode())
-    return _encode_length(len(out)) + bytes(out)
+        _put_text(out, name)
+        _put_text(out, value)
+    return encode_length(len(out)) + bytes(out)
 
 
 def decode(packet: memoryview, start: int) -> tuple[Properties, str | None, int]:
@@ -202,6 +202,12 @@ def _put(out: bytearray, value: bytes) -> None:
     out += value
 
 
+def _put_text(out: bytearray, text: str) -> None:
+    if "\0" in text:
+        raise ValueError(f"expected an MQTT string without U+0000, got {text!a:.80}")
+    _put(out, text.encode())
+
+
 def _skip_bytes(packet: memoryview, at: int, end: int) -> int:
     """Return the offset after a string or binary data."""
     stop = at + 2 + int.from_bytes(packet[at : at + 2], "big")
@@ -223,7 +229,8 @@ def _not_text(what: str) -> str:
     return f"expected {what} in UTF-8 without U+0000, got other bytes"
 
 
-def _encode_length(length: int) -> bytes:
+def encode_length(length: int) -> bytes:
+    """Encode a variable byte integer (MQTT 5.0, 1.5.5)."""
     out = bytearray()
     while True:
         length, low = divmod(length, 128)

@@ -110,8 +110,25 @@ CLOSED: Final = Reason(0x103, "The connection was closed", _GIVE_UP, _GIVE_UP)
 LOST: Final = Reason(0x104, "Connection lost", _RETRY, _RETRY)
 SILENCE: Final = Reason(0x105, "Connection ended without an answer", _FALL_BACK, _RETRY)
 RENEWED: Final = Reason(0x106, "Reconnecting with renewed credentials", _RETRY, _RETRY)
+TOO_LARGE: Final = Reason(0x107, "Larger than the broker accepts", _GIVE_UP, _GIVE_UP)
+POISON: Final = Reason(0x108, "Connection lost each time it was sent", _GIVE_UP, _GIVE_UP)
+UNSENDABLE: Final = Reason(0x109, "MQTT cannot represent it", _GIVE_UP, _GIVE_UP)
 
-_OURS: Final = (NOT_CONNECTED, QUEUE_FULL, EXPIRED, CLOSED, LOST, SILENCE, RENEWED)
+# With one of these, a broker ends a connection because of a packet (MQTT 5.0, 3.14.2.1).
+BLAMES_A_PACKET: Final = frozenset({0x81, 0x82, 0x87, 0x90, 0x94, 0x95, 0x99, 0x9A, 0x9B})
+
+_OURS: Final = (
+    NOT_CONNECTED,
+    QUEUE_FULL,
+    EXPIRED,
+    CLOSED,
+    LOST,
+    SILENCE,
+    RENEWED,
+    TOO_LARGE,
+    POISON,
+    UNSENDABLE,
+)
 _BY_CODE: Final = {reason.code: reason for reason in (*_TABLE, *_OURS)}
 
 

@@ -1,7 +1,12 @@
 """QoS 1 messages that the broker has not acknowledged: waiting for their turn, or in flight.
 
-paho does not know MQTT 5's Receive Maximum, so the window is kept here: paho never gets more messages than
-the server accepts. The queue is bounded; a message that does not fit is refused at once.
+Promises: no more messages are in flight than the server's Receive Maximum, also after a reconnection, when
+those in flight are sent again in their order and with their identifiers (MQTT 5.0, 4.4). The queue is
+bounded; a message that does not fit is refused at once.
+
+No message is poison: some brokers end a connection without a word because of one message, which is too large
+or has something in it that they refuse. A message that was in flight at several losses is sent with nothing
+beside it; if the connection is lost then too, the message is given up.
 
 A core without sockets, event loop or clock: `Publisher` sends, and the owner passes in clock and timer.
 """
@@ -13,8 +18,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
-from agent.mqtt.properties import Properties
-from agent.mqtt.reason_codes import CLOSED, EXPIRED, QUEUE_FULL, Action, Reason
+from agent.mqtt.properties import Properties, encode
+from agent.mqtt.reason_codes import (
+    BLAMES_A_PACKET,
+    CLOSED,
+    EXPIRED,
+    NOT_CONNECTED,
+    POISON,
+    QUEUE_FULL,
+    RENEWED,
+    Action,
+    Reason,
+)
 
 # A server that states no Receive Maximum accepts 65535; a message costs less in our queue than in its queue.
 MAX_IN_FLIGHT: Final = 1000
@@ -24,6 +39,12 @@ MAX_WAITING_BYTES: Final = 64 << 20
 # After a temporary refusal (a quota, say): how long to pause, and how many times.
 RESEND_DELAY_S: Final = 1.0
 MAX_RESENDS: Final = 10
+# A message that was in flight at so many losses of the connection is suspected of causing them.
+SUSPECT_LOSSES: Final = 2
+# A message is given up at this one, if nothing else was in flight. A broker that is restarted again and again
+# hardly ever meets the same message so often.
+MAX_LOSSES: Final = 5
+MAX_PACKET_ID: Final = 65535
 
 
 @dataclass(slots=True, eq=False)
@@ -38,8 +59,14 @@ class Outgoing:
         Called once with the verdict: the broker's, or one of our own such as `EXPIRED`.
     deadline_s
         When the message expires, by the clock given to `Sending`; None for never.
+    packed
+        The properties as they are sent.
     resends
         How many times it was sent again after a temporary refusal.
+    packet_id
+        Its identifier, once it was sent in the session that the broker keeps.
+    losses
+        How many connections ended while it was in flight.
     """
 
     topic: str
@@ -48,16 +75,26 @@ class Outgoing:
     properties: Properties
     settle: Callable[[Reason], None]
     deadline_s: float | None = None
+    packed: bytes = b"\0"
     resends: int = 0
+    packet_id: int | None = None
+    losses: int = 0
 
 
 class Publisher(Protocol):
     """Sends messages: an engine, or a test's stand-in for one."""
 
     def publish(
-        self, topic: str, payload: bytes, *, qos: int, retain: bool, properties: Properties
-    ) -> int | None:
-        """Send it; return its packet identifier, or None if that is not possible now."""
+        self,
+        topic: str,
+        payload: bytes,
+        *,
+        packet_id: int | None,
+        retain: bool,
+        packed: bytes,
+        dup: bool,
+    ) -> Reason | None:
+        """Send it; return None if it will be acknowledged, `NOT_CONNECTED`, or its verdict."""
 
 
 class Sending:
@@ -88,6 +125,10 @@ class Sending:
         self._waiting_bytes = 0
         self._in_flight: dict[int, Outgoing] = {}
         self._pausing: set[Outgoing] = set()
+        self._suspects: set[Outgoing] = set()
+        # Identifiers of messages that wait to be sent again.
+        self._reserved: set[int] = set()
+        self._last_id = 0
         self._closed = False
 
     def __len__(self) -> int:
@@ -106,51 +147,98 @@ class Sending:
             self._waiting.append(outgoing)
             self._waiting_bytes += len(outgoing.payload)
 
+    def next_id(self) -> int:
+        """Return an identifier that no message in flight has."""
+        while True:
+            self._last_id = self._last_id % MAX_PACKET_ID + 1
+            if self._last_id not in self._in_flight and self._last_id not in self._reserved:
+                return self._last_id
+
     def pump(self, publisher: Publisher) -> None:
         """Send waiting messages while the window has room."""
         while (outgoing := self._next()) is not None:
-            packet_id = publisher.publish(
+            dup = outgoing.packet_id is not None
+            packet_id = outgoing.packet_id = outgoing.packet_id or self.next_id()
+            self._reserved.discard(packet_id)
+            # Before it is sent: if the connection breaks meanwhile, `lost` finds it.
+            self._in_flight[packet_id] = outgoing
+            verdict = publisher.publish(
                 outgoing.topic,
                 outgoing.payload,
-                qos=1,
+                packet_id=packet_id,
                 retain=outgoing.retain,
-                properties=outgoing.properties,
+                packed=outgoing.packed,
+                dup=dup,
             )
-            if packet_id is None:
+            if verdict is None:
+                continue
+            if self._in_flight.pop(packet_id, None) is None:
+                return  # the connection broke
+            if verdict is NOT_CONNECTED:
+                outgoing.packet_id = packet_id if dup else None
                 self._put_back(outgoing)
                 return
-            self._in_flight[packet_id] = outgoing
+            self._settle(outgoing, verdict)
 
     def acknowledged(self, packet_id: int, verdict: Reason) -> None:
         """Settle the message with this identifier, or send it again later if the refusal is temporary."""
         outgoing = self._in_flight.pop(packet_id, None)
         if outgoing is None:
             return
+        outgoing.packet_id = None
         if verdict.failed and verdict.sending is Action.RETRY and outgoing.resends < MAX_RESENDS:
             outgoing.resends += 1
+            self._suspects.discard(outgoing)
             self._pausing.add(outgoing)
             self._call_later(RESEND_DELAY_S, lambda: self._resend(outgoing))
         else:
-            outgoing.settle(verdict)
+            self._settle(outgoing, verdict)
 
-    def start_over(self) -> None:
-        """Queue the messages in flight again, in order: a new session knows nothing of them."""
-        for outgoing in reversed(self._in_flight.values()):
-            self._put_back(outgoing)
+    def lost(self, why: Reason) -> None:
+        """Queue the messages in flight again, in order: the connection is gone.
+
+        Parameters
+        ----------
+        why
+            The broker's reason, or one of ours.
+        """
+        lost = tuple(self._in_flight.values())
         self._in_flight.clear()
+        blamed = why.code in BLAMES_A_PACKET
+        guilty: list[Outgoing] = []
+        for outgoing in reversed(lost):
+            if why is not RENEWED:
+                outgoing.losses = max(outgoing.losses + 1, SUSPECT_LOSSES if blamed else 0)
+            if len(lost) == 1 and (blamed or outgoing.losses >= MAX_LOSSES):
+                guilty.append(outgoing)
+                continue
+            if outgoing.losses >= SUSPECT_LOSSES:
+                self._suspects.add(outgoing)
+            self._put_back(outgoing)
+        for outgoing in guilty:
+            self._settle(outgoing, why if blamed else POISON)
+
+    def resume(self, *, session_present: bool) -> None:
+        """Begin a connection: in a new session, the messages that were in flight get new identifiers."""
+        if not session_present:
+            for outgoing in self._waiting:
+                outgoing.packet_id = None
+            self._reserved.clear()
 
     def close(self) -> None:
         """Settle every message with `CLOSED`."""
         self._closed = True
-        for outgoing in (*self._in_flight.values(), *self._waiting, *self._pausing):
-            outgoing.settle(CLOSED)
+        left = (*self._in_flight.values(), *self._waiting, *self._pausing)
         self._in_flight.clear()
         self._waiting.clear()
         self._pausing.clear()
+        self._reserved.clear()
         self._waiting_bytes = 0
+        for outgoing in left:
+            self._settle(outgoing, CLOSED)
 
     def _next(self) -> Outgoing | None:
-        while self._waiting and len(self._in_flight) < self.limit:
+        while self._waiting and len(self._in_flight) < (1 if self._suspects else self.limit):
             outgoing = self._waiting.popleft()
             self._waiting_bytes -= len(outgoing.payload)
             if outgoing.deadline_s is None:
@@ -161,13 +249,22 @@ class Sending:
                 expiry_s = max(1, round(left_s))
                 if expiry_s != outgoing.properties.expiry_s:
                     outgoing.properties = replace(outgoing.properties, expiry_s=expiry_s)
+                    outgoing.packed = encode(outgoing.properties)
                 return outgoing
-            outgoing.settle(EXPIRED)
+            self._settle(outgoing, EXPIRED)
         return None
 
     def _put_back(self, outgoing: Outgoing) -> None:
         self._waiting.appendleft(outgoing)
         self._waiting_bytes += len(outgoing.payload)
+        if outgoing.packet_id is not None:
+            self._reserved.add(outgoing.packet_id)
+
+    def _settle(self, outgoing: Outgoing, verdict: Reason) -> None:
+        self._suspects.discard(outgoing)
+        if outgoing.packet_id is not None:
+            self._reserved.discard(outgoing.packet_id)
+        outgoing.settle(verdict)
 
     def _resend(self, outgoing: Outgoing) -> None:
         if outgoing in self._pausing:  # not closed meanwhile

@@ -9,10 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from typing import Final
 
-from agent.mqtt.reason_codes import Reason
+from agent.mqtt.limits import NO_LIMITS, BrokerLimits
+from agent.mqtt.reason_codes import Reason, reason
 
 _log = logging.getLogger(__name__)
+
+# Some brokers accept no more in one SUBSCRIBE (AWS IoT Core: 8), and all of them accept its length.
+MAX_FILTERS: Final = 8
+_NO_WILDCARDS: Final = reason(0xA2)
+_NO_SHARING: Final = reason(0x9E)
 
 
 class Subscriptions:
@@ -43,12 +50,13 @@ class Subscriptions:
         self._filters: dict[str, int] = {}
         self._in_flight: dict[int, tuple[str, ...]] = {}
         self._verdicts: dict[str, asyncio.Future[Reason]] = {}
-        self._first: int | None = None
+        self._first: set[int] = set()
+        self._limits = NO_LIMITS
 
     @property
     def settled(self) -> bool:
-        """Whether the broker has answered the SUBSCRIBE that was sent when the connection came up."""
-        return self._first is None
+        """Whether the broker has answered what was sent when the connection came up."""
+        return not self._first
 
     @property
     def refused(self) -> bool:
@@ -86,16 +94,20 @@ class Subscriptions:
         if self._verdicts.get(topic_filter) is verdict:
             del self._verdicts[topic_filter]
 
-    def begin(self) -> None:
-        """Subscribe to every filter: a connection is up."""
-        if self._filters:
-            self._first = self._send(tuple(self._filters))
+    def begin(self, limits: BrokerLimits = NO_LIMITS) -> None:
+        """Subscribe to every filter that the broker allows: a connection is up."""
+        self._limits = limits
+        filters = tuple(self._filters)
+        for at in range(0, len(filters), MAX_FILTERS):
+            packet_id = self._send(filters[at : at + MAX_FILTERS])
+            if packet_id is not None:
+                self._first.add(packet_id)
 
     def lost(self) -> None:
         """Forget the packets in flight and the verdicts: the connection is gone."""
         self._in_flight.clear()
         self._refused.clear()
-        self._first = None
+        self._first.clear()
         self._end_wait()
 
     def close(self, why: Reason) -> None:
@@ -106,23 +118,22 @@ class Subscriptions:
 
     def granted(self, packet_id: int, verdicts: Sequence[Reason]) -> None:
         """Pass on the broker's verdicts on the filters of one SUBSCRIBE."""
-        if packet_id == self._first:
-            self._first = None
+        self._first.discard(packet_id)
         for topic_filter, verdict in zip(self._in_flight.pop(packet_id, ()), verdicts, strict=False):
-            if topic_filter in self._filters and verdict.failed:
-                self._refused.add(topic_filter)
-            else:
-                self._refused.discard(topic_filter)
-            waiting = self._verdicts.get(topic_filter)
-            if waiting is not None and not waiting.done():
-                waiting.set_result(verdict)
-            elif verdict.failed:
-                _log.error(
-                    "%s: the broker refuses the subscription to %s: %s", self._name, topic_filter, verdict
-                )
-
+            self._judge(topic_filter, verdict)
         if not self._in_flight:
             self._end_wait()
+
+    def _judge(self, topic_filter: str, verdict: Reason) -> None:
+        if topic_filter in self._filters and verdict.failed:
+            self._refused.add(topic_filter)
+        else:
+            self._refused.discard(topic_filter)
+        waiting = self._verdicts.get(topic_filter)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(verdict)
+        elif verdict.failed:
+            _log.error("%s: the broker refuses the subscription to %s: %s", self._name, topic_filter, verdict)
 
     def _end_wait(self) -> None:
         if self._idle is not None and not self._idle.done():
@@ -130,7 +141,11 @@ class Subscriptions:
         self._idle = None
 
     def _send(self, filters: tuple[str, ...]) -> int | None:
-        packet_id = self._ask([(text, self._filters[text]) for text in filters])
+        allowed = tuple(text for text in filters if self._limits.allows(text))
+        for text in filters:
+            if text not in allowed:  # asking for it would end the connection (MQTT 5.0, 3.2.2.3.11 and 13)
+                self._judge(text, _NO_SHARING if text.startswith("$share/") else _NO_WILDCARDS)
+        packet_id = self._ask([(text, self._filters[text]) for text in allowed]) if allowed else None
         if packet_id is not None:
-            self._in_flight[packet_id] = filters
+            self._in_flight[packet_id] = allowed
         return packet_id

@@ -15,10 +15,18 @@ import itertools
 import logging
 from typing import Final
 
-from agent.errors import DeadlineError, OverloadedError, RequestError, UnanswerableError, UnknownModelError
+from agent.errors import (
+    DeadlineError,
+    ExecutionError,
+    OverloadedError,
+    RequestError,
+    UnanswerableError,
+    UnknownModelError,
+)
 from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message, Receipt
-from agent.mqtt.reason_codes import CLOSED, Reason
+from agent.mqtt.properties import Properties
+from agent.mqtt.reason_codes import CLOSED, POISON, TOO_LARGE, UNSENDABLE, Reason
 from agent.rate_limited_log import RateLimitedLog
 from agent.service.metrics.metrics import UNKNOWN_MODEL, Metrics
 from agent.service.models.models import Models
@@ -26,6 +34,8 @@ from agent.service.requests.acknowledgement import AckOrder, Slot
 from agent.service.requests.answers import AnswerRecord, AnswerStore, ReplyTo, RequestKey
 from agent.service.requests.pending import Pending
 from agent.wire.answer import FinalAnswer, refusal
+from agent.wire.answer_head import OK, AnswerHead
+from agent.wire.content_types import JSON, RAW
 from agent.wire.topics import GroupInfer, Infer, parse_topic
 from agent.worker.frames import Answer
 
@@ -36,6 +46,9 @@ _LOG_INTERVAL_S: Final = 10.0
 _MAX_LOG_CHARACTERS: Final = 400
 # An answer that is published at its deadline, such as a 408, is still worth delivering for this long.
 _LATE_EXPIRY_S: Final = 5
+# The broker will not take this answer, but a smaller one with other content: 0x95 is "Packet too large", 0x99
+# "Payload format invalid".
+_NOT_THIS_ANSWER: Final = frozenset({TOO_LARGE.code, POISON.code, UNSENDABLE.code, 0x95, 0x99})
 
 
 class Inference:
@@ -257,6 +270,7 @@ class Inference:
 
     def _finish(self, pending: Pending, answer: FinalAnswer, *, cheap: bool) -> None:
         """Remember an answer, publish and count it."""
+        answer = self._fitting(pending, answer)
         if pending.key is not None:
             self._answers.put(AnswerRecord(pending.key, pending.reply, answer), cheap=cheap)
         self._publish(pending.reply, pending.key, pending.slots, answer)
@@ -269,19 +283,61 @@ class Inference:
         assert self._connection is not None
 
         def settled(verdict: Reason) -> None:
-            self._settled(key, slots, verdict)
+            if verdict.code in _NOT_THIS_ANSWER and answer.status == OK:
+                self._complain(verdict, answer)
+                error = self._undeliverable(answer, verdict)
+                self._publish(reply, key, slots, refusal(error, _head_of(reply)))
+            else:
+                self._settled(key, slots, verdict)
 
-        self._connection.send(
-            reply.topic,
-            answer.payload,
-            settled,
-            qos=reply.qos,
-            properties=answer.properties(
-                correlation=reply.correlation,
-                expiry_s=max(_LATE_EXPIRY_S, round(reply.deadline_s - _now_s())),
-                trace=reply.trace,
-            ),
+        try:
+            self._connection.send(
+                reply.topic,
+                answer.payload,
+                settled,
+                qos=reply.qos,
+                properties=self._properties(reply, answer),
+            )
+        except ValueError as error:  # what a worker or an earlier process wrote
+            _log.error("an answer cannot be sent: %s", error)
+            settled(UNSENDABLE)
+
+    def _properties(self, reply: ReplyTo, answer: FinalAnswer) -> Properties:
+        return answer.properties(
+            correlation=reply.correlation,
+            expiry_s=max(_LATE_EXPIRY_S, round(reply.deadline_s - _now_s())),
+            trace=reply.trace,
         )
+
+    def _fitting(self, pending: Pending, answer: FinalAnswer) -> FinalAnswer:
+        """Return the answer, or an error in its place if the broker does not accept one of its size."""
+        assert self._connection is not None
+        reply = pending.reply
+        if answer.status != OK or self._connection.fits(
+            reply.topic, answer.payload, qos=reply.qos, properties=self._properties(reply, answer)
+        ):
+            return answer
+        self._complain(TOO_LARGE, answer)
+        return refusal(self._undeliverable(answer, TOO_LARGE), pending.head)
+
+    def _undeliverable(self, answer: FinalAnswer, verdict: Reason) -> ExecutionError:
+        """Return what the requester gets in place of an answer that the broker does not take."""
+        assert self._connection is not None
+        if verdict is not TOO_LARGE:
+            return ExecutionError(
+                f"the broker does not take the answer of {len(answer.payload)} bytes: {verdict}"
+            )
+        return ExecutionError(
+            f"expected an answer in a packet of at most {self._connection.limits.max_packet_bytes} bytes, "
+            f"which is the broker's limit, got an answer of {len(answer.payload)} bytes",
+            hint=f"ask for raw tensors with the user property accept={RAW}, or raise the broker's limit"
+            if answer.content_type == JSON
+            else "raise the broker's limit for packets",
+        )
+
+    def _complain(self, verdict: Reason, answer: FinalAnswer) -> None:
+        self._metrics.count("edge_answers_undelivered_total", reason=verdict.name)
+        self._warn(verdict.name, f"an answer of {len(answer.payload)} bytes is not delivered: {verdict}")
 
     def _settled(self, key: RequestKey | None, slots: list[Slot], verdict: Reason) -> None:
         """Acknowledge a request whose answer the broker has taken or refused."""
@@ -318,6 +374,15 @@ class Inference:
     def _warn(self, kind: str, text: str) -> None:
         if self._rate_limited_log.due(kind):
             _log.warning("%s", ascii(text)[1:-1][:_MAX_LOG_CHARACTERS])
+
+
+def _head_of(reply: ReplyTo) -> AnswerHead:
+    """Return the head of a refusal when only the address of the requester is left.
+
+    It has the members of an envelope: a requester with MQTT 5 ignores them, and one without needs them.
+    """
+    identifier = None if reply.correlation is None else reply.correlation.decode("utf-8", "replace")
+    return AnswerHead("", id=identifier, has_envelope=True)
 
 
 def _now_s() -> float:

@@ -80,6 +80,9 @@ METRICS: Final = {
     "edge_mqtt_over_limit_total": Metric(
         COUNTER, "Received messages with more or other properties than the agent takes.", ("connection",)
     ),
+    "edge_mqtt_unsendable_total": Metric(
+        COUNTER, "Messages that were given up: too large for the broker, or fatal to it.", ("connection",)
+    ),
     "edge_certificate_expiry_timestamp_seconds": Metric(
         GAUGE, "When the first certificate in a file ends, seconds since the epoch.", ("file",)
     ),

@@ -17,8 +17,18 @@ from agent.mqtt import sending
 from agent.mqtt.backoff import LATER_S
 from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message, Will
-from agent.mqtt.properties import Properties
-from agent.mqtt.reason_codes import CLOSED, EXPIRED, NOT_CONNECTED, QUEUE_FULL, RENEWED, Reason, reason
+from agent.mqtt.properties import EMPTY, Properties
+from agent.mqtt.reason_codes import (
+    CLOSED,
+    EXPIRED,
+    NOT_CONNECTED,
+    POISON,
+    QUEUE_FULL,
+    RENEWED,
+    TOO_LARGE,
+    Reason,
+    reason,
+)
 from agent.mqtt.settings import BrokerSettings, TlsSettings
 from agent.mqtt.transport import BrokerSocket
 from tests.agent.mqtt import memory_broker
@@ -512,6 +522,111 @@ async def test_client_whose_name_was_taken_over_does_not_come_straight_back() ->
         assert await peer.loss() == reason(0x8E)
         await peer.wait_connected()
         assert broker.opened_s[1] - broker.opened_s[0] >= LATER_S
+
+
+@in_virtual_time
+async def test_messages_that_wait_for_a_broker_obey_the_limits_of_the_one_that_comes() -> None:
+    def answer(client: Client, packet: Packet) -> None:
+        if packet.kind == CONNECT and len(broker.clients) > 1:
+            client.send(b"\x20\x0b\x01\x00\x08\x27\x00\x00\x00\x40\x21\x00\x01")  # 64 bytes, one at a time
+        elif packet.kind != PUBLISH or len(broker.clients) > 1:
+            memory_broker.polite(client, packet)
+
+    broker = MemoryBroker(answer)
+    async with in_memory(broker, persistent=True) as peer:
+        in_flight = [peer.publish(TOPIC, payload) for payload in (b"a", bytes(100), b"b")]
+        await settle()
+        broker.clients[0].hang_up()
+        await peer.loss()
+        waiting = [peer.publish(TOPIC, payload) for payload in (bytes(100), b"c")]
+        verdicts = await asyncio.gather(*in_flight, *waiting)
+        assert verdicts == [reason(0), TOO_LARGE, reason(0), TOO_LARGE, reason(0)]
+        assert [packet.body[-1:] for packet in broker.clients[1].of_kind(PUBLISH)] == [b"a", b"b", b"c"]
+        assert await peer.publish(TOPIC, bytes(100), qos=0) is TOO_LARGE
+        assert peer.unsendable == 3
+        assert not peer.fits(TOPIC, bytes(100), qos=1, properties=EMPTY)
+        assert peer.fits(TOPIC, bytes(30), qos=1, properties=EMPTY)
+        assert len(broker.clients) == 2
+
+
+@in_virtual_time
+async def test_message_that_ends_the_connection_without_a_word_is_given_up_and_others_are_not() -> None:
+    def answer(client: Client, packet: Packet) -> None:
+        if packet.kind == PUBLISH and packet.body.endswith(b"poison"):
+            client.hang_up()
+        else:
+            memory_broker.polite(client, packet)
+
+    broker = MemoryBroker(answer)
+    async with in_memory(broker, persistent=True) as peer:
+        sent = [peer.publish(TOPIC, payload) for payload in (b"before", b"poison", b"behind")]
+        assert await asyncio.gather(*sent) == [reason(0), POISON, reason(0)]
+        assert len(broker.clients) <= sending.MAX_LOSSES + 1
+        assert await peer.publish(TOPIC, b"later") == reason(0)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "flags"), [(0x9A, 0x0E), (0x9B, 0x26)], ids=["retain not supported", "QoS not supported"]
+)
+@in_virtual_time
+async def test_will_that_the_broker_cannot_keep_is_lowered(refusal: int, flags: int) -> None:
+    def answer(client: Client, packet: Packet) -> None:
+        if packet.kind == CONNECT and len(broker.clients) == 1:
+            client.send(bytes((0x20, 3, 0, refusal, 0)))
+        else:
+            memory_broker.polite(client, packet)
+
+    broker = MemoryBroker(answer)
+    peer = Peer(SETTINGS, open_socket=broker.open_socket, will=Will(TOPIC, b"gone"))
+    started_s = now_s()
+    peer.start()
+    await peer.wait_connected()
+    assert now_s() - started_s < 1
+    # Will Retain 0x20, Will QoS 0x08, Will Flag 0x04, Clean Start 0x02.
+    assert [client.packets[0].body[7] for client in broker.clients] == [0x2E, flags]
+    await peer.close()
+
+
+@in_virtual_time
+async def test_subscription_that_the_broker_does_not_support_is_not_asked_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def answer(client: Client, packet: Packet) -> None:
+        if packet.kind == CONNECT:
+            client.send(b"\x20\x05\x00\x00\x02\x2a\x00")  # no shared subscriptions
+        else:
+            memory_broker.polite(client, packet)
+
+    broker = MemoryBroker(answer)
+    async with in_memory(broker) as peer:
+        await peer.subscribe("a/+")
+        with pytest.raises(BrokerError, match="Shared subscriptions not supported"):
+            await peer.subscribe("$share/g/a")
+        peer.want("$share/g/b")
+        assert [packet.filters for packet in broker.clients[0].of_kind(SUBSCRIBE)] == [[("a/+", 1)]]
+        assert not peer.granted
+        broker.clients[0].hang_up()
+        await peer.loss()
+        await peer.wait_connected()
+    said = [
+        record.getMessage() for record in caplog.records if "shared subscriptions:" in record.getMessage()
+    ]
+    assert len(said) == 1
+
+
+@in_virtual_time
+async def test_what_mqtt_cannot_represent_is_an_error_before_it_is_queued() -> None:
+    peer = Peer(SETTINGS, open_socket=MemoryBroker().open_socket)
+    for topic, properties in (
+        ("a/+", EMPTY),
+        ("", EMPTY),
+        ("a\0", EMPTY),
+        ("a", Properties(content_type="a\0b")),
+        ("a", Properties(user=(("a", "\ud800"),))),
+    ):
+        with pytest.raises(ValueError, match=r"expected|surrogates"):
+            peer.publish(topic, b"", properties=properties)
+    assert peer.unacknowledged == 0
 
 
 @in_virtual_time

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.mqtt.engine import MQTT_3_1_1, MQTT_5, Callbacks, Connack, Engine
+from agent.mqtt.limits import BrokerLimits
 from agent.mqtt.message import Message, Will
-from agent.mqtt.properties import EMPTY, Properties
-from agent.mqtt.reason_codes import Reason, reason
+from agent.mqtt.properties import EMPTY, Properties, encode
+from agent.mqtt.reason_codes import NOT_CONNECTED, TOO_LARGE, Reason, reason
 from agent.mqtt.settings import BrokerSettings
 from tests.agent.mqtt import memory_broker
 from tests.agent.mqtt.memory_broker import (
@@ -58,8 +59,18 @@ class Rig:
     async def connect(self, epoch: int = 1, password: str | None = None) -> Connack:
         return await self.engine.connect(await self.broker.open_socket(SETTINGS), epoch, SETTINGS, password)
 
-    def publish(self, payload: bytes = b"x", *, qos: int = 1) -> int | None:
-        return self.engine.publish("a/b", payload, qos=qos, retain=False, properties=EMPTY)
+    def publish(
+        self,
+        payload: bytes = b"x",
+        packet_id: int | None = 1,
+        *,
+        retain: bool = False,
+        properties: Properties = EMPTY,
+        dup: bool = False,
+    ) -> Reason | None:
+        return self.engine.publish(
+            "a/b", payload, packet_id=packet_id, retain=retain, packed=encode(properties), dup=dup
+        )
 
 
 def silent(_client: Client, _packet: Packet) -> None:
@@ -77,8 +88,10 @@ def answering(connack: bytes) -> MemoryBroker:
 @in_virtual_time
 async def test_accepted_connection_knows_the_brokers_limits() -> None:
     rig = Rig(answering(b"\x20\x06\x01\x00\x03\x21\x00\x05"))
-    assert await rig.connect() == Connack(reason(0), session_present=True, receive_maximum=5)
+    limits = BrokerLimits(receive_maximum=5)
+    assert await rig.connect() == Connack(reason(0), session_present=True, limits=limits)
     assert rig.engine.connected
+    assert rig.engine.limits == limits
 
 
 @in_virtual_time
@@ -129,19 +142,9 @@ async def test_cancelled_connect_closes_the_socket() -> None:
 async def test_acknowledgements_carry_identifier_and_verdict() -> None:
     rig = Rig()
     await rig.connect()
-    first, second = rig.publish(), rig.publish()
+    assert (rig.publish(packet_id=7), rig.publish(packet_id=8)) == (None, None)
     await settle()
-    assert rig.acknowledged == [(first, reason(0)), (second, reason(0))]
-
-
-@in_virtual_time
-async def test_acknowledgement_of_nothing_in_flight_is_ignored() -> None:
-    rig = Rig()
-    await rig.connect()
-    rig.client.send(memory_broker.puback(99))
-    await settle()
-    assert rig.acknowledged == []
-    assert rig.engine.connected
+    assert rig.acknowledged == [(7, reason(0)), (8, reason(0))]
 
 
 @in_virtual_time
@@ -260,21 +263,47 @@ async def test_drop_says_nothing() -> None:
     rig.engine.drop()
     assert rig.client.kinds() == [CONNECT]
     assert rig.client.closed
-    assert rig.publish() is None
+    assert rig.publish() is NOT_CONNECTED
 
 
 @in_virtual_time
-async def test_session_sends_unacknowledged_messages_again_with_their_identifiers() -> None:
-    rig = Rig(answering(b"\x20\x03\x01\x00\x00"), persistent=True)
+async def test_packet_larger_than_the_broker_accepts_is_not_sent() -> None:
+    rig = Rig(answering(b"\x20\x08\x00\x00\x05\x27\x00\x00\x00\x20"))  # Maximum Packet Size 32
     await rig.connect()
-    packet_id = rig.publish(b"kept")
-    rig.client.hang_up()
-    await settle()
-    assert rig.lost == [None]
-    await rig.connect(epoch=2)
-    await settle()
-    (again,) = rig.client.of_kind(PUBLISH)
-    assert (again.packet_id, again.flags & 8) == (packet_id, 8)  # with DUP
+    head = 10  # flags and length, topic, identifier, no properties
+    assert rig.publish(bytes(32 - head)) is None
+    assert rig.publish(bytes(33 - head)) is TOO_LARGE
+    assert rig.publish(bytes(33 - head), packet_id=None) == reason(0)  # without an identifier it is shorter
+    assert rig.publish(b"", properties=Properties(content_type="x" * 32)) is TOO_LARGE
+    assert [len(packet.body) for packet in rig.client.of_kind(PUBLISH)] == [30, 29]
+    assert rig.engine.connected
+
+
+@in_virtual_time
+async def test_qos_is_lowered_and_retain_is_taken_off_for_a_broker_without_them() -> None:
+    rig = Rig(answering(b"\x20\x07\x00\x00\x04\x24\x00\x25\x00"))
+    await rig.connect()
+    assert rig.engine.limits == BrokerLimits(max_qos=0, retain=False)
+    assert rig.publish(retain=True) == reason(0)  # nobody will acknowledge it
+    (packet,) = rig.client.of_kind(PUBLISH)
+    assert (packet.flags, packet.body) == (0x30, b"\x00\x03a/b\x00x")
+
+
+@in_virtual_time
+async def test_limits_on_subscriptions_are_read() -> None:
+    rig = Rig(answering(b"\x20\x07\x00\x00\x04\x28\x00\x2a\x00"))
+    limits = (await rig.connect()).limits
+    assert limits == BrokerLimits(wildcards=False, shared=False)
+    assert [limits.allows(text) for text in ("a/b", "a/+", "a/#", "$share/g/a")] == [
+        True,
+        False,
+        False,
+        False,
+    ]
+    assert BrokerLimits(shared=False).allows("a/+")
+    assert BrokerLimits(wildcards=False).allows("$share/g/a")
+    assert len(limits.missing()) == 2
+    assert not BrokerLimits().missing()
 
 
 @in_virtual_time
@@ -297,26 +326,37 @@ async def test_subscribe_reports_each_filters_verdict() -> None:
 async def test_version_3_1_1_sends_no_properties() -> None:
     rig = Rig(answering(memory_broker.ACCEPTED_3_1_1), version=MQTT_3_1_1)
     assert (await rig.connect()).reason == reason(0)
-    rig.engine.publish("a", b"x", qos=0, retain=False, properties=Properties(content_type="text/plain"))
-    assert rig.client.of_kind(PUBLISH)[0].body == b"\x00\x01ax"
+    rig.publish(packet_id=None, properties=Properties(content_type="text/plain"))
+    assert rig.client.of_kind(PUBLISH)[0].body == b"\x00\x03a/bx"
 
 
+@pytest.mark.parametrize(
+    ("connack", "ping_after_s"),
+    [
+        (ACCEPTED, SETTINGS.keepalive_s),
+        (b"\x20\x06\x00\x00\x03\x13\x00\x05", 5),
+        (b"\x20\x06\x00\x00\x03\x13\xff\xff", SETTINGS.keepalive_s),
+        (b"\x20\x06\x00\x00\x03\x13\x00\x00", SETTINGS.keepalive_s),
+    ],
+    ids=["no Server Keep Alive", "shorter", "longer", "none"],
+)
 @in_virtual_time
 async def test_silent_broker_gets_a_ping_and_is_dropped_without_an_answer(
-    monkeypatch: pytest.MonkeyPatch,
+    connack: bytes, ping_after_s: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 1000.0
     monkeypatch.setattr("paho.mqtt.client.time_func", lambda: now_s)
     monkeypatch.setattr("agent.mqtt.paho_client.time.monotonic", lambda: now_s)
 
-    rig = Rig(answering(ACCEPTED))
+    rig = Rig(answering(connack))
     await rig.connect()
+    now_s += ping_after_s - 1
     rig.engine.keep_alive()
     assert not rig.client.of_kind(PINGREQ)
-    now_s += SETTINGS.keepalive_s
+    now_s += 1
     rig.engine.keep_alive()
     assert len(rig.client.of_kind(PINGREQ)) == 1
-    now_s += SETTINGS.keepalive_s
+    now_s += ping_after_s
     rig.engine.keep_alive()
     assert rig.lost == [None]
     assert rig.client.closed

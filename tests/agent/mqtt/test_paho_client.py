@@ -16,14 +16,20 @@ from agent.mqtt import engine, paho_client
 
 ROOT = Path(__file__).parents[3]
 
-REPLACED = {"_create_socket", "_packet_read", "_handle_publish", "_handle_pubackcomp", "_packet_write"}
-CALLED = {"_packet_handle", "_sock_send"}
+REPLACED = {
+    "_create_socket",
+    "_packet_read",
+    "_handle_publish",
+    "_handle_pubackcomp",
+    "_packet_write",
+    "_mid_generate",
+}
+CALLED = {"_packet_handle", "_sock_send", "_packet_queue"}
 ATTRIBUTES = {
     "_sock",
     "_in_packet",
     "_out_packet",
-    "_out_messages",
-    "_inflight_messages",
+    "_keepalive",
     "_last_bytes_received",
     "_last_msg_out",
 }

@@ -9,7 +9,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties as PahoProperties
 
 from agent.errors import MalformedPacketError
-from agent.mqtt.message import decode_publish
+from agent.mqtt.message import Receipt, decode_publish, encode_publish
 from agent.mqtt.properties import (
     MAX_PROPERTIES,
     MAX_USER_PROPERTIES,
@@ -58,6 +58,22 @@ def test_what_is_encoded_is_decoded(value: Properties, before: bytes, behind: by
     packed = encode(value)
     packet = memoryview(before + packed + behind)
     assert decode(packet, len(before)) == (value, None, len(before) + len(packed))
+
+
+@given(texts.filter(bool), st.binary(max_size=200), properties, st.booleans(), st.booleans(), st.booleans())
+def test_packet_that_is_encoded_is_decoded(
+    topic: str, payload: bytes, value: Properties, at_qos_1: bool, retain: bool, dup: bool
+) -> None:
+    for packed, version in ((encode(value), 5), (None, 4)):
+        head = encode_publish(
+            topic, len(payload), packet_id=7 if at_qos_1 else None, retain=retain, packed=packed, dup=dup
+        )
+        length = 2 if len(head) + len(payload) <= 129 else 3
+        message = decode_publish(head[0], head[length:] + payload, version=version, epoch=1)
+        assert (message.topic, message.payload) == (topic, payload)
+        assert message.properties == (value if version == 5 else Properties())
+        assert (message.qos, message.retain, message.dup) == (int(at_qos_1), retain, dup)
+        assert message.receipt == (Receipt(7, 1) if at_qos_1 else None)
 
 
 @given(st.binary(max_size=200))

@@ -9,9 +9,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.mqtt import sending
-from agent.mqtt.properties import EMPTY, Properties
-from agent.mqtt.reason_codes import CLOSED, EXPIRED, QUEUE_FULL, Reason, reason
-from agent.mqtt.sending import MAX_RESENDS, MAX_WAITING_BYTES, RESEND_DELAY_S, Outgoing, Sending
+from agent.mqtt.properties import EMPTY, Properties, decode, encode
+from agent.mqtt.reason_codes import (
+    CLOSED,
+    EXPIRED,
+    LOST,
+    NOT_CONNECTED,
+    POISON,
+    QUEUE_FULL,
+    RENEWED,
+    TOO_LARGE,
+    Reason,
+    reason,
+)
+from agent.mqtt.sending import (
+    MAX_LOSSES,
+    MAX_RESENDS,
+    MAX_WAITING_BYTES,
+    RESEND_DELAY_S,
+    SUSPECT_LOSSES,
+    Outgoing,
+    Sending,
+)
 
 SUCCESS = reason(0x00)
 QUOTA_EXCEEDED = reason(0x97)  # may pass
@@ -26,7 +45,10 @@ class Rig:
         self.timers: list[tuple[float, Callable[[], None]]] = []
         self.published: list[tuple[int, bytes]] = []
         self.expiries_s: list[int | None] = []
+        self.dups: list[bool] = []
         self.up = True
+        self.breaks = False
+        self.at_once: Reason | None = None
         self.verdicts: dict[bytes, Reason] = {}
         self.sending = Sending(clock=lambda: self.now_s, call_later=self._later, wake=self.pump)
         self.sending.limit = limit
@@ -35,14 +57,19 @@ class Rig:
         self.timers.append((self.now_s + delay_s, function))
 
     def publish(
-        self, topic: str, payload: bytes, *, qos: int, retain: bool, properties: Properties
-    ) -> int | None:
-        assert (topic, qos, retain) == ("a", 1, False)
+        self, topic: str, payload: bytes, *, packet_id: int | None, retain: bool, packed: bytes, dup: bool
+    ) -> Reason | None:
+        assert (topic, retain) == ("a", False)
+        assert packet_id is not None
         if not self.up:
-            return None
-        self.published.append((len(self.published) + 1, payload))
-        self.expiries_s.append(properties.expiry_s)
-        return len(self.published)
+            return NOT_CONNECTED
+        self.published.append((packet_id, payload))
+        self.dups.append(dup)
+        self.expiries_s.append(decode(memoryview(packed), 0)[0].expiry_s)
+        if self.breaks:
+            self.up = False
+            self.sending.lost(LOST)
+        return self.at_once
 
     def pump(self) -> None:
         self.sending.pump(self)
@@ -54,7 +81,8 @@ class Rig:
 
         properties = EMPTY if expiry_s is None else Properties(expiry_s=expiry_s)
         deadline_s = None if expiry_s is None else self.now_s + expiry_s
-        self.sending.add(Outgoing("a", payload, False, properties, settle, deadline_s))
+        packed = encode(properties)
+        self.sending.add(Outgoing("a", payload, False, properties, settle, deadline_s, packed))
 
     def advance(self, seconds: float) -> None:
         self.now_s += seconds
@@ -92,17 +120,151 @@ def test_message_that_cannot_be_sent_now_keeps_its_place() -> None:
     assert rig.payloads() == [b"first", b"second"]
 
 
-def test_messages_in_flight_are_sent_again_in_order_when_the_session_is_new() -> None:
+def reconnect(rig: Rig, why: Reason = LOST, *, session_present: bool = True) -> None:
+    rig.sending.lost(why)
+    rig.sending.resume(session_present=session_present)
+    rig.up = True
+    rig.pump()
+
+
+@pytest.mark.parametrize("session_present", [True, False])
+def test_messages_in_flight_are_sent_again_in_order_with_their_identifiers_if_the_session_is_known(
+    session_present: bool,
+) -> None:
     rig = Rig(limit=2)
     for payload in (b"a", b"b", b"c"):
         rig.add(payload)
     rig.pump()
-    rig.sending.start_over()
     rig.sending.limit = 10
-    rig.pump()
+    reconnect(rig, session_present=session_present)
     assert rig.payloads() == [b"a", b"b", b"a", b"b", b"c"]
-    rig.sending.acknowledged(1, SUCCESS)  # an identifier of the session before
+    identifiers = [packet_id for packet_id, _ in rig.published]
+    assert len(set(identifiers[2:])) == 3
+    assert (identifiers[:2] == identifiers[2:4]) == session_present
+    assert rig.dups == [False, False, session_present, session_present, False]
+
+
+def test_resending_obeys_a_smaller_window() -> None:
+    rig = Rig(limit=5)
+    for number in range(5):
+        rig.add(b"%d" % number)
+    rig.pump()
+    rig.sending.limit = 2
+    reconnect(rig)
+    assert rig.payloads()[5:] == [b"0", b"1"]
+    rig.add(b"new")
+    rig.sending.acknowledged(rig.published[5][0], SUCCESS)
+    rig.pump()
+    assert rig.payloads()[5:] == [b"0", b"1", b"2"]
+
+
+def test_identifiers_in_use_are_not_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sending, "MAX_PACKET_ID", 5)
+    rig = Rig(limit=2)
+    for number in range(4):
+        rig.add(b"%d" % number)
+    rig.pump()
+    rig.sending.lost(LOST)  # both wait to be sent again under their names
+    assert [rig.sending.next_id() for _ in range(4)] == [3, 4, 5, 3]
+
+
+def test_connection_that_breaks_while_sending_loses_no_message() -> None:
+    rig = Rig()
+    rig.add(b"x")
+    rig.breaks = True
+    rig.pump()
     assert not rig.verdicts
+    rig.breaks = False
+    rig.sending.resume(session_present=True)
+    rig.up = True
+    rig.pump()
+    assert rig.published == [(1, b"x"), (1, b"x")]
+    rig.sending.acknowledged(1, SUCCESS)
+    assert rig.verdicts == {b"x": SUCCESS}
+
+
+def test_message_that_needs_no_acknowledgement_or_cannot_be_sent_is_settled_at_once() -> None:
+    rig = Rig(limit=1)
+    for verdict in (SUCCESS, TOO_LARGE):
+        rig.at_once = verdict
+        for number in range(3):
+            rig.add(b"%d %d" % (verdict.code, number))
+        rig.pump()
+    assert sorted(rig.verdicts.values(), key=lambda verdict: verdict.code) == [SUCCESS] * 3 + [TOO_LARGE] * 3
+    assert len(rig.sending) == 0
+
+
+def test_message_that_ends_each_connection_is_found_and_given_up() -> None:
+    rig = Rig()
+    for payload in (b"a", b"poison", b"b", b"c"):
+        rig.add(payload)
+
+    def serve() -> None:
+        """Acknowledge what arrives, until the message that ends the connection."""
+        for packet_id, payload in rig.published:
+            if payload == b"poison":
+                rig.up = False
+                rig.published.clear()
+                return
+            rig.sending.acknowledged(packet_id, SUCCESS)
+        rig.published.clear()
+
+    connections = 0
+    while len(rig.sending):
+        connections += 1
+        assert connections <= MAX_LOSSES + 1
+        rig.sending.resume(session_present=True)
+        rig.up = True
+        rig.pump()
+        while rig.up and len(rig.sending):
+            serve()
+            if rig.up:
+                rig.pump()
+        rig.sending.lost(LOST)
+    assert rig.verdicts == {b"a": SUCCESS, b"b": SUCCESS, b"c": SUCCESS, b"poison": POISON}
+
+
+def test_suspects_are_sent_one_at_a_time_and_others_after_them_as_before() -> None:
+    rig = Rig()
+    for payload in (b"a", b"b"):
+        rig.add(payload)
+    rig.pump()
+    for _ in range(SUSPECT_LOSSES):
+        rig.published.clear()
+        reconnect(rig)
+    rig.add(b"c")
+    rig.add(b"d")
+    rig.pump()
+    assert rig.payloads() == [b"a"]
+    rig.sending.acknowledged(1, SUCCESS)
+    rig.pump()
+    assert rig.payloads() == [b"a", b"b"]
+    rig.sending.acknowledged(2, SUCCESS)
+    rig.pump()
+    assert rig.payloads() == [b"a", b"b", b"c", b"d"]
+
+
+def test_renewing_the_connection_suspects_nobody() -> None:
+    rig = Rig()
+    rig.add(b"x")
+    rig.pump()
+    for _ in range(3 * MAX_LOSSES):
+        reconnect(rig, RENEWED)
+    assert not rig.verdicts
+
+
+@pytest.mark.parametrize("code", [0x95, 0x82, 0x87])
+def test_message_that_the_broker_blames_is_given_up_once_it_is_known(code: int) -> None:
+    rig = Rig()
+    for payload in (b"a", b"b"):
+        rig.add(payload)
+    rig.pump()
+    rig.published.clear()
+    reconnect(rig, reason(code))
+    assert rig.payloads() == [b"a"]  # one of the two: each is tried with nothing beside it
+    reconnect(rig, reason(code))
+    assert rig.verdicts == {b"a": reason(code)}
+    assert rig.payloads() == [b"a", b"b"]
 
 
 def test_refusal_that_may_pass_is_sent_again_after_a_pause() -> None:
@@ -188,7 +350,7 @@ def test_messages_that_are_queued_again_count_against_the_bound() -> None:
     rig.add(half)
     rig.add(half[:-1] + b"\1")
     rig.pump()
-    rig.sending.start_over()
+    rig.sending.lost(LOST)
     rig.add(b"x")
     assert rig.verdicts == {b"x": QUEUE_FULL}
 
@@ -222,7 +384,9 @@ def test_close_settles_waiting_and_pausing_messages_and_those_in_flight() -> Non
 steps = st.lists(
     st.one_of(
         st.just("add"),
-        st.just("start over"),
+        st.tuples(st.just("lost"), st.sampled_from([0x95, LOST.code, RENEWED.code])),
+        st.tuples(st.just("resume"), st.booleans()),
+        st.tuples(st.just("at once"), st.sampled_from([None, 0, TOO_LARGE.code])),
         st.just("pass time"),
         st.tuples(st.just("acknowledge"), st.integers(1, 40), st.sampled_from([0x00, 0x87, 0x97])),
         st.tuples(st.just("limit"), st.integers(1, 5)),
@@ -241,8 +405,14 @@ def test_whatever_happens_each_message_is_settled_exactly_once(steps: list[objec
             case "add":
                 rig.add(b"%d" % added, expiry_s=(None, 2)[added % 2])
                 added += 1
-            case "start over":
-                rig.sending.start_over()
+            case ("lost", int(code)):
+                rig.sending.lost(reason(code))
+            case ("resume", bool(session_present)):
+                rig.sending.resume(session_present=session_present)
+            case ("at once", None):
+                rig.at_once = None
+            case ("at once", int(code)):
+                rig.at_once = reason(code)
             case "pass time":
                 rig.advance(0.7)
             case ("acknowledge", int(packet_id), int(code)):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.mqtt.reason_codes import CLOSED, reason
-from agent.mqtt.subscriptions import Subscriptions
+from agent.mqtt.subscriptions import MAX_FILTERS, Subscriptions
 
 GRANTED = reason(0x01)
 REFUSED = reason(0x87)
@@ -208,3 +208,17 @@ def test_refused_filter_is_known_until_it_is_removed_or_the_connection_is_lost(f
     else:
         subscriptions.lost()
     assert not subscriptions.refused
+
+
+def test_many_filters_are_asked_for_in_packets_that_every_broker_accepts() -> None:
+    asked = Asked()
+    subscriptions = Subscriptions("me", asked, asked.leave)
+    for number in range(2 * MAX_FILTERS + 1):
+        subscriptions.add(f"a/{number}", 1, connected=False)
+    subscriptions.begin()
+    assert [len(filters) for filters in asked.packets] == [MAX_FILTERS, MAX_FILTERS, 1]
+    subscriptions.granted(1, [GRANTED] * MAX_FILTERS)
+    subscriptions.granted(3, [GRANTED])
+    assert not subscriptions.settled
+    subscriptions.granted(2, [GRANTED] * MAX_FILTERS)
+    assert subscriptions.settled

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +226,45 @@ async def test_answer_that_could_not_be_delivered_is_delivered_by_the_next_agent
         await until(lambda: client.connection.settled)
         async with start_service(mosquitto.port):
             assert (await client.answer(correlation)).payload == b"1.0.0:" + held
+
+
+async def test_answer_larger_than_the_broker_accepts_is_an_error_that_says_so_and_holds_nothing_up(
+    tmp_path: Path, start_service: StartService
+) -> None:
+    broker = BrokerProcess("mosquitto", tmp_path, extra="max_packet_size 20000\n")
+    broker.start()
+    large, held = b"x" * 19_780, b"hold:%s" % bytes(tmp_path / "go")
+    try:
+        async with connected_client(broker.port) as client:
+            async with start_service(broker.port, models=["echo", "other"], shutdown_limit_s=0.1) as rig:
+                answer = await client.ask(large, correlation=b"c" * 100)
+                assert status_of(answer) == 500
+                assert "at most 20000 bytes" in json.loads(answer.payload)["error"]
+                assert "got an answer of 19786 bytes" in json.loads(answer.payload)["error"]
+                assert (await client.ask(b"small", model="other")).payload == b"1.0.0:small"
+                samples = rig.service.samples()
+                assert samples['edge_inference_requests_total{model="echo",status="500"}'] == 1
+                assert samples['edge_mqtt_connects_total{connection="inference"}'] == 1
+                # An answer that only the next agent delivers, to a broker that accepts less by then.
+                left = client.send(held)
+                await until(lambda: rig.service.samples()["edge_inference_in_flight"] == 1)
+                broker.stop(signal.SIGKILL)
+                (tmp_path / "go").touch()
+                counter = 'edge_inference_requests_total{model="echo",status="200"}'
+                await until(lambda: counter in rig.service.samples())
+            for path in broker.folder.glob("mosquitto.db*"):
+                path.unlink()
+            answers = sqlite3.connect(rig.service._config.answers_dir / "answers.db")
+            with answers:
+                answers.execute("UPDATE answers SET payload = ?", (bytes(30_000),))
+            answers.close()
+            broker.start()
+            await until(lambda: client.connection.settled)
+            async with start_service(broker.port, models=["other"]):
+                assert status_of(await client.answer(left)) == 500
+                assert (await client.ask(b"small", model="other")).payload == b"1.0.0:small"
+    finally:
+        broker.stop()
 
 
 async def test_request_that_a_stopped_agent_did_not_take_is_answered_by_the_next_one(
