@@ -202,32 +202,29 @@ class Inference:
             self._in_flight += 1
             self._finish(pending, refusal(pending.error, pending.head), cheap=True)
             return
-        if self._answer_duplicate(pending):
-            return
+        key = pending.key
+        if key is not None:
+            running = self._running.get(key.digest)
+            if running is not None:
+                self._metrics.count("edge_inference_duplicates_total")
+                running += slots  # acknowledged when the first delivery is answered
+                return
+            self._running[key.digest] = slots
         self._in_flight += 1
+        # From here on the request ends in `_settled`, whatever happens.
         try:
-            self._submit(pending, topic)
+            known = None if key is None else self._answers.get(key)
+            if known is None:
+                self._submit(pending, topic)
+            else:
+                self._metrics.count("edge_inference_duplicates_total")
+                self._publish(pending.reply, key, slots, known)
         except RequestError as error:
             self._finish(pending, refusal(error, pending.head), cheap=True)
-
-    def _answer_duplicate(self, pending: Pending) -> bool:
-        """Return whether the request was delivered before; then it gets the answer of its first delivery."""
-        key = pending.key
-        if key is None:
-            return False
-        running = self._running.get(key.digest)
-        if running is not None:
-            self._metrics.count("edge_inference_duplicates_total")
-            running += pending.slots  # acknowledged when the first delivery is answered
-            return True
-        self._running[key.digest] = pending.slots
-        known = self._answers.get(key)
-        if known is None:
-            return False
-        self._metrics.count("edge_inference_duplicates_total")
-        self._in_flight += 1
-        self._publish(pending.reply, key, pending.slots, known)
-        return True
+        except Exception:  # noqa: BLE001 - the outermost loop of a request: it must not be left unanswered
+            _log.exception("internal error while serving a request")
+            self._metrics.count("edge_faults_total")
+            pending.refuse(ExecutionError(f"{pending.model}: internal error of the agent"))
 
     def _submit(self, pending: Pending, topic: Infer | GroupInfer | None) -> None:
         model = self._models.get(pending.model)
@@ -300,6 +297,10 @@ class Inference:
             )
         except ValueError as error:  # what a worker or an earlier process wrote
             _log.error("an answer cannot be sent: %s", error)
+            settled(UNSENDABLE)
+        except Exception:  # noqa: BLE001 - the outermost loop of an answer: it must not hold up all others
+            _log.exception("internal error while sending an answer")
+            self._metrics.count("edge_faults_total")
             settled(UNSENDABLE)
 
     def _properties(self, reply: ReplyTo, answer: FinalAnswer) -> Properties:

@@ -215,6 +215,8 @@ class Model:
             self._refuse_all(OverloadedError(f"{self.name} is out of service: {supervisor.message}"))
         while len(self._queue) and supervisor.has_room:
             pending = self._queue.pop()
+            if pending.finished:
+                continue
             try:
                 self._inspect(supervisor, pending)
             except ExecutionError as error:  # an equal one ended the worker while this one waited

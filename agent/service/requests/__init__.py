@@ -8,7 +8,7 @@ the worker and back, in the order of the calls::
 
     Inference.on_message(Message)           a place in the order of acknowledgement (`AckOrder`)
       Pending.read(Message)                 or UnanswerableError: acknowledged, without an answer
-      Inference._answer_duplicate(Pending)  delivered before? then it gets the answer of its first delivery
+      AnswerStore.get(key)                  delivered before? then it gets the answer of its first delivery
       Model.submit(Pending)                 the queue and the deadline; or a refusal at once
         Supervisor.send(Pending)            at most two requests are in a worker
           WorkerProcess.send(Request)       through a socket pair to `agent.worker`

@@ -180,7 +180,8 @@ class AnswerStore:
         except sqlite3.Error as error:
             self._failed(error)
             return None
-        return None if row is None else _record(key, *row).answer
+        record = None if row is None else self._read(key, *row)
+        return None if record is None else record.answer
 
     def put(self, record: AnswerRecord, *, cheap: bool) -> None:
         """Remember an answer that is about to be published; `cheap` is a refusal that took no work."""
@@ -243,9 +244,8 @@ class AnswerStore:
         except sqlite3.Error as error:
             self._failed(error)
             return []
-        return [
-            _record(RequestKey(key), head, payload, deadline_s) for key, head, payload, deadline_s in rows
-        ]
+        records = [self._read(RequestKey(key), *row) for key, *row in rows]
+        return [record for record in records if record is not None]
 
     @property
     def waiting(self) -> int:
@@ -338,6 +338,15 @@ class AnswerStore:
         self._bytes[cheap] -= size
         until_s: float = deadline_s
         return until_s
+
+    def _read(self, key: RequestKey, head: str, payload: bytes, deadline_s: float) -> AnswerRecord | None:
+        """Return a remembered answer; None if its row is damaged, which SQLite does not notice."""
+        try:
+            return _record(key, head, payload, deadline_s)
+        except (ValueError, TypeError) as error:
+            self.dropped += 1
+            self._rate_limited_log.error("a remembered answer cannot be read: %s", error)
+            return None
 
     def _failed(self, error: sqlite3.Error) -> None:
         """Go on without the answer that could not be read or written."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from agent.mqtt.reason_codes import CLOSED, LOST, Reason, reason
 from agent.service.inference import Inference
 from agent.service.metrics.metrics import Metrics
 from agent.service.models.models import Models
+from agent.service.requests import answers
 from agent.service.requests.answers import AnswerStore
 from tests.virtual_time import START_S, in_virtual_time
 
@@ -142,3 +144,61 @@ async def test_stopping_agent_leaves_new_requests_to_the_broker(store: AnswerSto
     inference.refuse_new()
     inference.on_message(request(1))
     assert (connection.payloads, connection.acknowledged, inference.in_flight) == ([], [], 0)
+
+
+@in_virtual_time
+async def test_internal_error_is_answered_500_and_a_repeated_request_too(
+    store: AnswerStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inference, connection = serving(store)
+    monkeypatch.setattr(Models, "get", lambda *_: 1 // 0)
+    inference.on_message(request(1, b"same"))
+    monkeypatch.undo()
+    assert b"internal error" in connection.payloads[0]
+    inference.on_message(request(2, b"same"))  # while the answer is on its way
+    assert len(connection.payloads) == 1
+    connection.settle[0](SUCCESS)
+    assert (connection.acknowledged, inference.in_flight) == ([1, 2], 0)
+    inference.on_message(request(3, b"same"))
+    assert connection.payloads[1] == connection.payloads[0]
+    connection.settle[1](SUCCESS)
+    assert (connection.acknowledged, inference.in_flight) == ([1, 2, 3], 0)
+
+
+@in_virtual_time
+async def test_answer_that_cannot_be_sent_holds_up_nothing(
+    store: AnswerStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inference, connection = serving(store)
+    for error in (
+        ValueError("a string"),
+        UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates"),
+        KeyError(),
+    ):
+
+        def refuse(*_args: object, error: Exception = error, **_options: object) -> None:
+            raise error
+
+        monkeypatch.setattr(connection, "send", refuse)
+        number = 1 + len(connection.acknowledged)
+        inference.on_message(request(number, b"same"))
+        assert (len(connection.acknowledged), inference.in_flight) == (number, 0)
+    monkeypatch.undo()
+    inference.on_message(request(9, b"same"))
+    connection.settle[0](SUCCESS)
+    assert (connection.acknowledged, inference.in_flight) == ([1, 2, 3, 9], 0)
+
+
+@in_virtual_time
+async def test_remembered_answer_that_cannot_be_read_is_computed_again(
+    store: AnswerStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inference, connection = serving(store)
+    inference.on_message(request(1, b"same"))
+    connection.settle[0](SUCCESS)
+    monkeypatch.setattr(answers, "_record", lambda *_: json.loads("damaged"))
+    inference.on_message(request(2, b"same"))
+    assert connection.payloads[1] == connection.payloads[0]
+    connection.settle[1](SUCCESS)
+    assert (connection.acknowledged, inference.in_flight) == ([1, 2], 0)
+    assert store.undelivered() == []
