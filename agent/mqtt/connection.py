@@ -49,6 +49,10 @@ _KEEP_ALIVE_TICK_S: Final = 1.0
 _WORTH_SAYING_S: Final = 1.0
 # What others may cause as often as they like is logged at most this often; the counters count all of it.
 _LOG_INTERVAL_S: Final = 60.0
+# On 3.1.1, how often to ask whether the broker speaks MQTT 5 by now: it may only have been starting, or was
+# replaced. If it says so and then does not, it is asked half as often.
+LOOK_FOR_5_S: Final = 300.0
+_LOOK_FOR_5_AT_MOST_S: Final = 6 * 3600.0
 # More than all that stands before a payload of ours.
 _LARGEST_HEAD_BYTES: Final = 256 << 10
 # Ours, and the broker's own in PUBACK or DISCONNECT.
@@ -119,6 +123,9 @@ class Connection:
         self.unsendable = 0
         self.limits = NO_LIMITS
         self._said: set[str] = set()
+        self._look_interval_s = LOOK_FOR_5_S
+        self._look_s = 0.0
+        self._looking: asyncio.Task[None] | None = None
         self._log = RateLimitedLog(_log, _LOG_INTERVAL_S)
         self._on_message = on_message
         self.will = will
@@ -222,6 +229,8 @@ class Connection:
                 await self._task
             self._task = None
         self._up.clear()
+        if self._looking is not None:
+            self._looking.cancel()
         if self._engine is not None:
             self._engine.disconnect()
         self._sending.close()
@@ -425,6 +434,25 @@ class Connection:
             await asyncio.sleep(_KEEP_ALIVE_TICK_S)
             if self.connected and self._engine is not None:
                 self._engine.keep_alive()
+                self._look_for_5()
+
+    def _look_for_5(self) -> None:
+        """Connect in MQTT 5 if the broker speaks it by now, at a moment when nothing is being sent."""
+        due = self._looking is None and _now_s() >= self._look_s
+        if due and not self._sending and self.version != MQTT_5 and self.settings.protocol == "auto":
+            self._look_s = _now_s() + self._look_interval_s
+            self._looking = asyncio.get_running_loop().create_task(self._ask_for_5())
+
+    async def _ask_for_5(self) -> None:
+        try:
+            if not await self._negotiation.speaks_5(self.settings.connect_timeout_s):
+                return
+            if self.connected and self.version != MQTT_5 and not self._sending:
+                _log.info("%s: the broker speaks MQTT 5 now, connecting again", self.client_id)
+                self._look_interval_s = min(2 * self._look_interval_s, _LOOK_FOR_5_AT_MOST_S)
+                self.renew()
+        finally:
+            self._looking = None
 
     def _engine_of(self, version: int) -> Engine:
         if self._engine is not None:
@@ -454,10 +482,16 @@ class Connection:
         if not engine.connected:  # accepted, and dropped at once
             return LOST
         self.limits = limits = connack.limits
-        for line in limits.missing():
+        missing = limits.missing()
+        if engine.version != MQTT_5 and self.settings.protocol == "auto":
+            missing = ("refuses MQTT 5, using 3.1.1: requests need reply_to in their JSON", *missing)
+        for line in missing:
             if line not in self._said:
                 self._said.add(line)
                 _log.warning("%s: the broker %s", self.client_id, line)
+        if engine.version == MQTT_5:
+            self._look_interval_s = LOOK_FOR_5_S
+        self._look_s = _now_s() + self._look_interval_s
         self._sending.limit = max(1, min(MAX_IN_FLIGHT, limits.receive_maximum))
         self._sending.resume(session_present=connack.session_present)
         self._down = asyncio.get_running_loop().create_future()

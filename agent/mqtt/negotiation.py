@@ -1,14 +1,24 @@
 """Connecting: open a socket, send CONNECT, and find the MQTT version that the broker speaks.
 
-MQTT 5 first. A broker that refuses it explicitly is asked in 3.1.1 and never in 5 again. A broker that stays
-silent is probed, because some take the properties of MQTT 5 for the client's name and wait for more bytes.
+Every attempt begins with MQTT 5. It goes on with 3.1.1 only on one of two signs that the broker does not
+speak 5. A broker that is merely silent, such as one that is starting, is asked in 5 again at the next
+attempt.
+
+- It refuses 5 in words: reason code 0x84, or return code 1 of MQTT 3.1.1. Some brokers do so only if CONNECT
+  is as short as possible, because they take the properties of MQTT 5 for the client's name and wait for more
+  bytes. So a broker that stays silent for a moment is also asked with such a CONNECT, on another connection.
+- It has never spoken 5, and closes the connection twice without a word: after CONNECT, and after the shortest
+  one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
-from typing import Final
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any, Final
 
 from agent.mqtt.engine import MQTT_3_1_1, MQTT_5, Callbacks, Connack, Engine
 from agent.mqtt.reason_codes import SILENCE, Action, Reason
@@ -18,13 +28,30 @@ from agent.mqtt.transport import BrokerSocket
 # Opens a connected socket to a broker: `transport.open_socket`, or a test's.
 SocketOpener = Callable[[BrokerSettings], Awaitable[BrokerSocket]]
 
-_VERSIONS: Final = {"5": (MQTT_5,), "3.1.1": (MQTT_3_1_1,), "auto": (MQTT_5, MQTT_3_1_1)}
+_FIRST_VERSIONS: Final = {"5": MQTT_5, "3.1.1": MQTT_3_1_1, "auto": MQTT_5}
 # Longer than most brokers take to answer, short enough for a user who waits at a command line.
 PROBE_AFTER_S: Final = 0.3
 
 
+class _Sign(Enum):
+    """What the shortest CONNECT of MQTT 5 found out."""
+
+    SPEAKS_5 = auto()
+    REFUSES_5 = auto()
+    HANGS_UP = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class _Asking:
+    """A CONNECT that was sent, and the answer to come."""
+
+    engine: Engine
+    sock: BrokerSocket
+    answer: asyncio.Future[Connack]
+
+
 class Negotiation:
-    """Connects to a broker, and remembers between attempts which versions it speaks.
+    """Connects to a broker, and remembers between attempts whether it has spoken MQTT 5.
 
     Parameters
     ----------
@@ -50,16 +77,20 @@ class Negotiation:
         self._engine_of = engine_of
         self._accepted = accepted
         self._open_socket = open_socket
-        self._versions: tuple[int, ...] = _VERSIONS[settings.protocol]
         self._spoke_5 = False
 
     @property
     def first_version(self) -> int:
         """The version that is tried first."""
-        return self._versions[0]
+        return _FIRST_VERSIONS[self._settings.protocol]
 
     async def attempt(self, limit_s: float) -> Reason:
-        """Try to connect with each version that may be tried, and return the broker's last answer.
+        """Try to connect, and return the broker's last answer.
+
+        Parameters
+        ----------
+        limit_s
+            Limit for each version, in seconds.
 
         Raises
         ------
@@ -68,45 +99,89 @@ class Negotiation:
         ConfigError
             If a file with a secret or certificate cannot be used.
         """
-        settings = self._settings
-        why = SILENCE
-        for version in self._versions:
-            password = settings.password
-            if settings.password_file is not None:
-                password = read_secret(settings.password_file)
-            sock = await self._open_socket(settings)
-            engine = self._engine_of(version)
-            self.epoch += 1
-            last = version == self._versions[-1]
-            answering = asyncio.ensure_future(engine.connect(sock, self.epoch, settings, password))
-            try:
-                async with asyncio.timeout(limit_s if last else limit_s / 2):
-                    if not last and not self._spoke_5:
-                        await asyncio.wait([answering], timeout=PROBE_AFTER_S)
-                        if not answering.done() and await self._refuses_5():
-                            self._versions = (MQTT_3_1_1,)
-                            continue
-                    answer = await answering
-                if answer.reason is None and sock.tls_error is not None:
-                    raise sock.tls_error
-            except TimeoutError:
-                why = SILENCE
-            else:
-                why = answer.reason or SILENCE
-                if not why.failed:
-                    self._spoke_5 = self._spoke_5 or (version == MQTT_5 and engine.connected)
-                    return self._accepted(engine, answer)
-            finally:
-                answering.cancel()
-            if why.connecting is not Action.FALL_BACK or (why is SILENCE and self._spoke_5):
-                return why
-            if why is not SILENCE and not last:
-                self._versions = (MQTT_3_1_1,)  # refused explicitly: not asked again
-        return why
+        if self._settings.protocol != "auto":
+            return await self._ask(self.first_version, limit_s)
+        why, refused = await self._ask_in_5(limit_s)
+        return await self._ask(MQTT_3_1_1, limit_s) if refused else why
 
-    async def _refuses_5(self) -> bool:
-        """Ask with the shortest possible CONNECT whether the broker refuses MQTT 5."""
+    async def speaks_5(self, limit_s: float) -> bool:
+        """Return whether the broker speaks MQTT 5; asked on another connection, which disturbs no session."""
+        try:
+            async with asyncio.timeout(limit_s):
+                return await self._probe() is _Sign.SPEAKS_5
+        except OSError:  # TimeoutError is one
+            return False
+
+    async def _ask(self, version: int, limit_s: float) -> Reason:
+        asking = await self._send(version)
+        try:
+            async with asyncio.timeout(limit_s):
+                return self._judge(asking, await asking.answer)
+        except TimeoutError:
+            return SILENCE
+        finally:
+            asking.answer.cancel()
+
+    async def _ask_in_5(self, limit_s: float) -> tuple[Reason, bool]:
+        """Ask in MQTT 5; return the broker's answer, and whether it shows that it does not speak 5."""
+        asking = await self._send(MQTT_5)
+        probing: asyncio.Future[_Sign | None] | None = None
+        try:
+            async with asyncio.timeout(limit_s):
+                if not self._spoke_5:
+                    await asyncio.wait([asking.answer], timeout=PROBE_AFTER_S)
+                    if not asking.answer.done():
+                        probing = asyncio.ensure_future(self._probe())
+                        both: tuple[asyncio.Future[Any], ...] = (asking.answer, probing)
+                        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+                        if not asking.answer.done() and probing.result() is _Sign.REFUSES_5:
+                            return SILENCE, True
+                why = self._judge(asking, await asking.answer)
+        except TimeoutError:
+            return SILENCE, False
+        finally:
+            asking.answer.cancel()
+            if probing is not None:
+                probing.cancel()
+        if why is not SILENCE:
+            return why, why.connecting is Action.FALL_BACK
+        if self._spoke_5:
+            return why, False
+        # It closed the connection.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                return why, await self._probe() in (_Sign.REFUSES_5, _Sign.HANGS_UP)
+        return why, False
+
+    async def _send(self, version: int) -> _Asking:
+        settings = self._settings
+        password = settings.password
+        if settings.password_file is not None:
+            password = read_secret(settings.password_file)
+        sock = await self._open_socket(settings)
+        engine = self._engine_of(version)
+        self.epoch += 1
+        answer = asyncio.ensure_future(engine.connect(sock, self.epoch, settings, password))
+        return _Asking(engine, sock, answer)
+
+    def _judge(self, asking: _Asking, answer: Connack) -> Reason:
+        if answer.reason is None and asking.sock.tls_error is not None:
+            raise asking.sock.tls_error
+        if answer.reason is None or answer.reason.failed:
+            return answer.reason or SILENCE
+        engine = asking.engine
+        self._spoke_5 = self._spoke_5 or (engine.version == MQTT_5 and engine.connected)
+        return self._accepted(engine, answer)
+
+    async def _probe(self) -> _Sign | None:
+        """Send the shortest possible CONNECT of MQTT 5; return what it shows, None if nothing."""
         probe = Engine("", MQTT_5, callbacks=Callbacks.ignore(), bare=True)
-        answer = await probe.connect(await self._open_socket(self._settings), 0, self._settings)
+        try:
+            answer = await probe.connect(await self._open_socket(self._settings), 0, self._settings)
+        except OSError:
+            return None
         probe.disconnect()
-        return answer.reason is not None and answer.reason.connecting is Action.FALL_BACK
+        if answer.reason is None:
+            return _Sign.HANGS_UP
+        # Any other refusal, of a client without a name or password, is one in MQTT 5.
+        return _Sign.REFUSES_5 if answer.reason.connecting is Action.FALL_BACK else _Sign.SPEAKS_5

@@ -80,6 +80,7 @@ METRICS: Final = {
     "edge_mqtt_over_limit_total": Metric(
         COUNTER, "Received messages with more or other properties than the agent takes.", ("connection",)
     ),
+    "edge_mqtt_protocol_level": Metric(GAUGE, "5 for MQTT 5, 4 for MQTT 3.1.1.", ("connection",)),
     "edge_mqtt_unsendable_total": Metric(
         COUNTER, "Messages that were given up: too large for the broker, or fatal to it.", ("connection",)
     ),

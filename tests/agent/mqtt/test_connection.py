@@ -15,7 +15,7 @@ import pytest
 from agent.errors import BrokerError
 from agent.mqtt import sending
 from agent.mqtt.backoff import LATER_S
-from agent.mqtt.connection import Connection
+from agent.mqtt.connection import LOOK_FOR_5_S, Connection
 from agent.mqtt.message import Message, Will
 from agent.mqtt.properties import EMPTY, Properties
 from agent.mqtt.reason_codes import (
@@ -627,6 +627,64 @@ async def test_what_mqtt_cannot_represent_is_an_error_before_it_is_queued() -> N
         with pytest.raises(ValueError, match=r"expected|surrogates"):
             peer.publish(topic, b"", properties=properties)
     assert peer.unacknowledged == 0
+
+
+@in_virtual_time
+async def test_broker_that_is_slow_to_start_is_spoken_to_in_5() -> None:
+    ready_s = now_s() + 25.0
+
+    def answer(client: Client, packet: Packet) -> None:
+        if packet.kind != CONNECT or now_s() >= ready_s:
+            memory_broker.polite(client, packet)
+
+    broker = MemoryBroker(answer)
+    peer = Peer(SETTINGS, open_socket=broker.open_socket)
+    peer.start()
+    await peer.wait_connected()
+    assert peer.version == 5
+    assert {packet.version for client in broker.clients for packet in client.of_kind(CONNECT)} == {5}
+    await peer.close()
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
+@in_virtual_time
+async def test_broker_that_speaks_5_by_now_is_found_out_without_disturbing_anybody(busy: bool) -> None:
+    upgraded = False
+
+    def answer(client: Client, packet: Packet) -> None:
+        if packet.kind == CONNECT and not upgraded:
+            client.send(b"\x20\x02\x00\x01" if packet.version == 5 else memory_broker.ACCEPTED_3_1_1)
+        elif packet.kind != PUBLISH:
+            memory_broker.polite(client, packet)
+
+    broker = MemoryBroker(answer)
+    async with in_memory(broker, persistent=True) as peer:
+        assert peer.version == 4
+        await asyncio.sleep(10 * LOOK_FOR_5_S)
+        assert peer.connects == 1
+        assert len(broker.clients) < 2 + 2 * 10 + 1
+        upgraded = True
+        if busy:
+            peer.publish(TOPIC, b"never acknowledged")
+        await asyncio.sleep(LOOK_FOR_5_S + 2)
+        assert (peer.version, peer.connects) == ((4, 1) if busy else (5, 2))
+
+
+@in_virtual_time
+async def test_broker_that_only_seems_to_speak_5_is_asked_less_and_less_often() -> None:
+    def answer(client: Client, packet: Packet) -> None:
+        if packet.kind == CONNECT and packet.version == 5 and len(packet.body) > 16:
+            client.send(b"\x20\x02\x00\x01")
+        elif packet.kind == CONNECT and packet.version == 4:
+            client.send(memory_broker.ACCEPTED_3_1_1)
+        else:
+            memory_broker.polite(client, packet)
+
+    broker = MemoryBroker(answer)
+    async with in_memory(broker) as peer:
+        await asyncio.sleep(40 * LOOK_FOR_5_S)
+        assert peer.version == 4
+        assert peer.connects <= 7
 
 
 @in_virtual_time

@@ -24,7 +24,7 @@ from tests.agent.mqtt.memory_broker import (
     MemoryBroker,
     Packet,
 )
-from tests.virtual_time import START_S, in_virtual_time
+from tests.virtual_time import START_S, in_virtual_time, settle
 
 SETTINGS = BrokerSettings("broker")
 LIMIT_S = 10.0
@@ -83,16 +83,68 @@ async def test_broker_of_mqtt_5_is_asked_once() -> None:
 
 @pytest.mark.parametrize("refusal", [REFUSES_5, REFUSES_5_IN_3_1_1])
 @in_virtual_time
-async def test_broker_that_refuses_5_is_asked_in_3_1_1_and_never_in_5_again(refusal: bytes) -> None:
+async def test_broker_that_refuses_5_is_asked_in_3_1_1_and_first_in_5_the_next_time(refusal: bytes) -> None:
     def answer(client: Client, packet: Packet) -> None:
         client.send(refusal if packet.version == MQTT_5 else ACCEPTED_3_1_1)
 
     rig = Rig(answer)
+    for attempt in (1, 2):
+        assert not (await rig.attempt()).failed
+        assert rig.asked() == [MQTT_5, MQTT_3_1_1] * attempt
+
+
+@in_virtual_time
+async def test_broker_that_hangs_up_twice_and_accepts_3_1_1_is_spoken_to_in_3_1_1() -> None:
+    def answer(client: Client, packet: Packet) -> None:
+        if packet.version == MQTT_5:
+            client.hang_up()
+        else:
+            client.send(ACCEPTED_3_1_1)
+
+    rig = Rig(answer)
     assert not (await rig.attempt()).failed
-    assert rig.asked() == [MQTT_5, MQTT_3_1_1]
-    assert rig.negotiation.first_version == MQTT_3_1_1
-    assert not (await rig.attempt()).failed
-    assert rig.asked() == [MQTT_5, MQTT_3_1_1, MQTT_3_1_1]
+    assert rig.asked() == [MQTT_5, MQTT_5, MQTT_3_1_1]
+
+
+@pytest.mark.parametrize("second", ["accepts", "is silent", "is away"])
+@in_virtual_time
+async def test_broker_that_hangs_up_once_is_asked_in_5_only(second: str) -> None:
+    async def open_socket(settings: BrokerSettings) -> BrokerSocket:
+        if second == "is away" and rig.broker.clients:
+            raise ConnectionRefusedError
+        return await rig.broker.open_socket(settings)
+
+    def answer(client: Client, packet: Packet) -> None:
+        if len(rig.broker.clients) == 1:
+            client.hang_up()
+        elif second == "accepts":
+            accept(client, packet)
+
+    rig = Rig(answer)
+    negotiation = Negotiation(SETTINGS, rig._engine_of, rig._accept, open_socket)
+    assert await negotiation.attempt(LIMIT_S) is SILENCE
+    assert MQTT_3_1_1 not in rig.asked()
+    assert passed_s() <= LIMIT_S
+
+
+@pytest.mark.parametrize(
+    ("connack", "speaks"),
+    [
+        (ACCEPTED, True),
+        (b"\x20\x03\x00\x87\x00", True),  # not authorized, in MQTT 5
+        (b"\x20\x02\x00\x05", False),  # the same in 3.1.1
+        (ACCEPTED_3_1_1, False),
+        (REFUSES_5, False),
+        (REFUSES_5_IN_3_1_1, False),
+        (None, False),
+    ],
+)
+@in_virtual_time
+async def test_shortest_connect_shows_whether_a_broker_speaks_5(connack: bytes | None, speaks: bool) -> None:
+    rig = Rig(lambda client, _packet: client.hang_up() if connack is None else client.send(connack))
+    assert await rig.negotiation.speaks_5(LIMIT_S) == speaks
+    assert rig.asked() == [MQTT_5]
+    assert not rig.engines  # the session was not touched
 
 
 @in_virtual_time
@@ -121,13 +173,25 @@ async def test_slow_broker_of_mqtt_5_is_waited_for() -> None:
 
 
 @in_virtual_time
-async def test_silent_broker_is_tried_in_both_versions_within_the_limit_of_each() -> None:
+async def test_silent_broker_is_asked_in_5_only() -> None:
     rig = Rig(lambda _client, _packet: None)
-    assert await rig.attempt() is SILENCE
-    assert rig.asked()[0] == MQTT_5
-    assert rig.asked()[-1] == MQTT_3_1_1
-    assert LIMIT_S <= passed_s() <= 1.5 * LIMIT_S
-    assert all(client.closed for client in rig.broker.clients[:1])
+    for attempt in (1, 2, 3):
+        assert await rig.attempt() is SILENCE
+        assert set(rig.asked()) == {MQTT_5}
+        assert passed_s() == pytest.approx(attempt * LIMIT_S)
+    await settle()
+    assert all(client.closed for client in rig.broker.clients)
+
+
+@in_virtual_time
+async def test_broker_that_answers_only_whom_it_knows_is_not_held_up_by_the_probe() -> None:
+    def answer(client: Client, packet: Packet) -> None:
+        if len(packet.body) > 16:
+            asyncio.get_running_loop().call_later(2.0, client.send, ACCEPTED)
+
+    rig = Rig(answer)
+    assert not (await rig.attempt()).failed
+    assert passed_s() == pytest.approx(2.0)
 
 
 @in_virtual_time
