@@ -1,10 +1,11 @@
 """Keeps the models that run here in line with the desired document; owns everything in this package.
 
 Promises: a desired document is durable before it is acknowledged, the newest wins, and one that cannot be
-read changes nothing. Jobs run one after the other, in the order in which they arrived. After each connect
-everything is published again, because the broker may have forgotten it. At each start every active bundle is
-verified again before it runs, and if it cannot be used, its predecessor serves. The models that were used
-last are loaded first, and one that hangs does not hold up the others.
+read changes nothing. What runs is compared with what should run for ever (`reconcile`). Jobs run one after
+the other, new ones first. After each connect everything is published again, because the broker may have
+forgotten it. At each start every active bundle is verified again before it runs; if it cannot be used, its
+predecessor serves until it can. A bundle that fails on trial is replaced by its predecessor (`trial`). The
+models that were used last are loaded first, and one that hangs does not hold up the others.
 Leaves to others: the steps of a job (`installer`), the connection, and running models.
 
 Call `start()` before connecting, and run `run()` as a task while the agent lives: it never returns, and an
@@ -15,12 +16,14 @@ calls `on_message` and `on_connected`.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
+import agent
 from agent.bundle.keyring import Keyring
 from agent.bundle.machine import Machine
 from agent.bundle.names import hex_digest
@@ -28,28 +31,32 @@ from agent.deploy.fetch.block_source import SILENCE_LIMIT_S, BlockSource
 from agent.deploy.fetch.https import HttpsSettings, HttpsSource
 from agent.deploy.fetch.sources import Downloader
 from agent.deploy.inbox import Inbox
-from agent.deploy.installer import Installer
+from agent.deploy.installer import MAX_ATTEMPTS, Installer
 from agent.deploy.interfaces import Control, Models
-from agent.deploy.jobs import Job, Journal, Request
-from agent.deploy.reported import reject, reported
-from agent.deploy.store.active import ActiveModel
+from agent.deploy.jobs import REPAIR, Job, Journal, Request
+from agent.deploy.reconcile import Attempts, Problem, wishes
+from agent.deploy.reported import Serving, reject, reported
+from agent.deploy.store.active import ActiveModel, RolledBack
 from agent.deploy.store.disk_thread import in_disk_thread
 from agent.deploy.store.last_use import LastUse
 from agent.deploy.store.state_file import Checkpoint, StateFile, no_checkpoint
 from agent.deploy.store.store import Store
-from agent.errors import ConflictError, EdgeError, SourceError
+from agent.deploy.trial import STEADY_S, Score, Trial, fault, over
+from agent.errors import ConflictError, EdgeError, SelfTestError, SourceError
 from agent.wire import topics
 from agent.wire.desired import Desired, DesiredModel
-from agent.wire.job import Result, Status
+from agent.wire.job import MAX_MESSAGE_CHARACTERS, Result, Status
 from agent.wire.reported import Origin, Rejection
 
 # How often the inbox is checked.
 INBOX_INTERVAL_S: Final = 1.0
+# How often bundles on trial are looked at.
+TRIAL_INTERVAL_S: Final = 1.0
 # A small board loads the largest models in this time. What takes longer may hang on a dead disk: the next
 # model is loaded beside it.
 RESTORE_PATIENCE_S: Final = 60.0
-# Prefix of the jobs that the agent creates itself, to fetch a damaged bundle again.
-_REPAIR: Final = "repair-"
+# How often a refused bundle is compared with the trusted keys, which a person may have changed.
+KEYS_INTERVAL_S: Final = 60.0
 
 _log = logging.getLogger(__name__)
 
@@ -123,8 +130,16 @@ class Deployment:
             machine=machine,
             record=self._record,
             in_use=self._in_use,
+            after_failure=self._after_failure,
             checkpoint=checkpoint,
         )
+        self._https = https
+        self._machine = machine
+        self._attempts = Attempts()
+        self._recovered: tuple[Request, ...] = ()
+        self._loading: set[str] = set()
+        # Since when each bundle on trial has been in service, on the event loop's clock.
+        self._on_trial_since_s: dict[str, float] = {}
         self._current: Request | None = None
         self._work = asyncio.Event()
         self._busy = False
@@ -150,6 +165,9 @@ class Deployment:
                 self._desired = Desired.from_document(document)
             except EdgeError as error:
                 _log.error("desired.json is ignored: %s", error)
+        if self._store.lost_active:
+            self._recovered = self._recover()
+        self._loading.update(self._store.active())
         self._last_use.load()
         self._models.expect(self._store.active())
         if self._desired is not None:
@@ -161,6 +179,7 @@ class Deployment:
         """Run the active bundles, and then jobs as they arrive, until cancelled."""
         async with asyncio.TaskGroup() as group:
             await self._restore_all(group)
+            group.create_task(self._watch_trials())
             await self._run_jobs()
 
     async def _run_jobs(self) -> None:
@@ -170,21 +189,31 @@ class Deployment:
                 async with asyncio.timeout(INBOX_INTERVAL_S):
                     await self._work.wait()
             except TimeoutError:
+                self._store.save_pending()
                 await self._check_inbox()
+                self._reconcile()
                 continue
             self._work.clear()
             self._busy = True
+            self._reconcile()
             while (job := self._next_job()) is not None:
-                self._current = job.request
-                try:
-                    done = await self._installer.run(job)
-                finally:
-                    self._current = None
-                if done.request.origin is Origin.LOCAL:
-                    self._inbox.answer(done)
-                self._report()
+                await self._run_job(job)
             await self._remove_unwanted()
             self._busy = False
+
+    async def _run_job(self, job: Job) -> None:
+        self._current = job.request
+        try:
+            done = await self._installer.run(job)
+        finally:
+            self._current = None
+        name = done.request.model
+        if done.status is Status.SUCCEEDED:
+            self._attempts.forget(name)
+            self._on_trial_since_s.pop(name, None)
+        if done.request.origin is Origin.LOCAL and not done.request.repair:
+            self._inbox.answer(done)
+        self._report()
 
     def on_message(self, topic: topics.Topic, payload: bytes) -> None:
         """Take a desired document or a block; the message may be acknowledged when this returns."""
@@ -199,12 +228,16 @@ class Deployment:
     def on_connected(self) -> None:
         """Publish everything again: the broker may have forgotten it, or be another one."""
         self._blocks.on_connected()
+        self._attempts.hurry(_now_s())
         for job in self._journal:
             self._publish_job(job)
         self._report()
 
     def close(self) -> None:
-        """Unlock the state directory."""
+        """Unlock the state directory, after a clean stop."""
+        for model in tuple(self._store.active().values()):
+            if model.trial is not None and model.trial.starts:
+                self._store.record(replace(model, trial=model.trial.steady()))
         self._store.unlock()
 
     async def _restore_all(self, group: asyncio.TaskGroup) -> None:
@@ -219,35 +252,188 @@ class Deployment:
         self.restored = True
 
     async def _restore(self, model: ActiveModel) -> None:
-        """Run the active bundle, or else the one that was active before it."""
+        """Run the active bundle, or else the one before it until the active one can run."""
+        if model.trial is not None:
+            model = replace(model, trial=model.trial.started())
+            self._store.record(model)  # before it is loaded, which may end this process
+            assert model.trial is not None
+            why = fault(model.trial, out_of_service=None, score=Score())
+            if why is not None and await self._roll_back(model, why):
+                self._loading.discard(model.name)
+                return
         try:
-            await self._installer.restore(model.name, model.digest)
+            async with self._installer.switching(model.name):
+                await self._installer.restore(model.name, model.digest, model.counter_floor)
         except EdgeError as error:
             _log.error("%s: %s cannot run: %s", model.name, model.digest, error)
-        else:
-            return
-        if model.previous is not None:
-            await self._fall_back(model, model.previous)
-        self._repair(model)
+            self._attempts.explain(model.name, Problem(str(error)[:MAX_MESSAGE_CHARACTERS], None))
+            if model.previous is not None:
+                await self._run_meanwhile(model, model.previous)
+        self._loading.discard(model.name)
+        self._work.set()
 
-    async def _fall_back(self, model: ActiveModel, digest: str) -> None:
+    async def _run_meanwhile(self, model: ActiveModel, digest: str) -> None:
+        """Run the bundle before the active one; the record of what should run stays as it is."""
+        floor = None if model.trial is None else model.trial.counter
         try:
-            manifest = await self._installer.restore(model.name, digest)
-            self._store.switch(replace(model, digest=digest, version=manifest.version, previous=None))
+            async with self._installer.switching(model.name):
+                await self._installer.restore(model.name, digest, floor)
         except EdgeError as error:
             _log.error("%s: %s cannot run either: %s", model.name, digest, error)
         else:
-            _log.warning("%s: %s serves instead", model.name, digest)
+            _log.warning("%s: %s serves meanwhile", model.name, digest)
 
-    def _repair(self, model: ActiveModel) -> None:
-        """Fetch an active bundle again that cannot run but is still desired: its file may be damaged."""
-        request = None if self._desired is None else self._desired.get(model.name)
-        if request is None or request.digest != model.digest:
+    def _recover(self) -> tuple[Request, ...]:
+        """Return what a person installed here, after both copies of the record were lost."""
+        installed = {
+            job.request.model: replace(job.request, sources=())
+            for job in self._journal
+            if job.request.origin is Origin.LOCAL and job.status is Status.SUCCEEDED
+        }
+        _log.error("active.json is lost: what runs is made again from desired.json and the bundles on disk")
+        return tuple(request for request in installed.values() if self._store.has(request.digest))
+
+    def _wishes(self) -> dict[str, Request]:
+        return wishes(self._desired, self._store.active(), self._recovered)
+
+    def _reconcile(self) -> None:
+        """Queue another attempt for each model that does not run as it should, if one is due."""
+        now_s = _now_s()
+        for name, wish in self._wishes().items():
+            if self._installer.running.get(name) == wish.digest:
+                if name in self._attempts.problems:
+                    self._attempts.forget(name)
+                    self._report()
+                continue
+            active = self._store.active().get(name)
+            if active is not None and name in self._loading:
+                continue  # it is being loaded
+            back = active is not None and _is_rolled_back(active, wish)
+            if back and name in self._installer.running:
+                continue
+            job = self._attempt_of(_of_active(active) if back and active is not None else wish)
+            if not job.status.final or not self._attempts.due(name, now_s):
+                continue
+            if job.refused_under is not None and job.refused_under == self._circumstances():
+                self._attempts.postpone(name, now_s + KEYS_INTERVAL_S)
+                continue
+            self._record(job.again(), True)
+            self._work.set()
+
+    def _attempt_of(self, request: Request) -> Job:
+        """Return the job that the next attempt belongs to; a new one, already ended, if there is none."""
+        job = self._journal.get(request.job)
+        if job is None or (job.request.model, job.request.digest) != (request.model, request.digest):
+            job = Job(request, status=Status.FAILED)
+        if job.status is not Status.SUCCEEDED and request.sources:
+            return job
+        # It was in service before: its file may be damaged, or its worker did not start.
+        repair = next(
+            (
+                known
+                for known in self._journal
+                if known.request.repair
+                and (known.request.model, known.request.digest) == (request.model, request.digest)
+                and known.status is not Status.SUCCEEDED
+            ),
+            None,
+        )
+        if repair is not None:
+            return repair
+        name = f"{REPAIR}{hex_digest(request.digest)[:12]}-{time.time_ns():x}"
+        return Job(replace(request, job=name), status=Status.FAILED)
+
+    def _after_failure(self, job: Job) -> Job:
+        """Say in a job that has failed when it is tried again."""
+        request = job.request
+        if self._wishes().get(request.model, request).digest != request.digest:
+            return job
+        if request.origin is Origin.LOCAL and not request.repair:
+            return job  # a person waits for the result, and decides
+        if job.status in (Status.CANCELED, Status.SUPERSEDED):
+            return job
+        message, next_try_s, refused_under = job.message or str(job.status), None, None
+        if job.status is Status.REJECTED or job.attempts > MAX_ATTEMPTS:
+            refused_under = self._circumstances()
+            note = "not tried again before the document, the trusted keys or the agent change"
+        else:
+            pause_s = self._attempts.failed(request.model, _now_s())
+            next_try_s = time.time() + pause_s
+            note = f"next attempt in {pause_s:.0f} s"
+        room = MAX_MESSAGE_CHARACTERS - len(note) - len("; ")
+        self._attempts.explain(request.model, Problem(message[:room], next_try_s))
+        return job.now(message=f"{message[:room]}; {note}", refused_under=refused_under)
+
+    def _circumstances(self) -> str:
+        """Return a name for everything but the document that decides whether a bundle is refused."""
+        try:
+            keyring = self._keyring()
+            keys = sorted(keyring.keys), sorted(keyring.revoked)
+        except EdgeError as error:
+            keys = [str(error)], []
+        told = repr((agent.__version__, keys, self._machine, self._https.allow))
+        return hashlib.sha256(told.encode()).hexdigest()[:16]
+
+    async def _watch_trials(self) -> None:
+        """Once a second, look whether a bundle on trial has failed or passed."""
+        while True:
+            await asyncio.sleep(TRIAL_INTERVAL_S)
+            for model in tuple(self._store.active().values()):
+                if model.trial is not None and not self._installer.switching(model.name).locked():
+                    await self._judge(model, model.trial)
+
+    async def _judge(self, model: ActiveModel, trial: Trial) -> None:
+        condition = self._models.condition(model.name)
+        if self._installer.running.get(model.name) != model.digest or condition is None:
+            self._on_trial_since_s.pop(model.name, None)
             return
-        known = self._journal.get(request.job)
-        if known is not None and known.status.final:
-            job = f"{_REPAIR}{hex_digest(model.digest)[:12]}-{time.time_ns():x}"
-            self._record(Job(replace(Request.from_desired(request), job=job)).now(), True)
+        served_s = _now_s() - self._on_trial_since_s.setdefault(model.name, _now_s())
+        score = self._models.score(model.name)
+        out_of_service = condition.message if condition.failed else None
+        why = fault(replace(trial, starts=0), out_of_service=out_of_service, score=score)
+        if why is not None:
+            await self._roll_back(model, why)
+        elif over(served_s, score):
+            _log.info("%s %s has passed its trial", model.name, model.version)
+            self._store.record(replace(model, trial=None))
+        elif served_s >= STEADY_S and trial.starts:
+            self._store.record(replace(model, trial=trial.steady()))
+
+    async def _roll_back(self, model: ActiveModel, why: str) -> bool:
+        """Return from a bundle that failed on trial to the one before it; return whether that worked."""
+        key = f"{model.name} rollback"
+        if not self._attempts.due(key, _now_s()):
+            return False
+        wanted = None if self._desired is None else self._desired.get(model.name)
+        job = wanted.job if wanted is not None and wanted.digest == model.digest else model.job
+        reason = why[:MAX_MESSAGE_CHARACTERS]
+        try:
+            async with self._installer.switching(model.name):
+                if self._store.active().get(model.name) != model:
+                    return False  # a deployment was faster
+                back = RolledBack(model.digest, model.version, job, reason)
+                await self._installer.roll_back(model, back)
+        except EdgeError as error:
+            pause_s = self._attempts.failed(key, _now_s())
+            _log.error("%s: cannot roll back, next attempt in %.0f s: %s", model.name, pause_s, error)
+            return False
+        self._attempts.forget(key)
+        self._on_trial_since_s.pop(model.name, None)
+        _log.error("%s: rolled back from %s: %s", model.name, model.version, why)
+        known = self._journal.get(job)
+        if known is not None:
+            self._record(
+                known.now(
+                    status=Status.FAILED,
+                    step=None,
+                    result=Result.FAILED_ROLLBACK_COMPLETE,
+                    code=SelfTestError.code,
+                    message=f"rolled back: {reason}",
+                ),
+                True,
+            )
+        self._report()
+        return True
 
     def _on_desired(self, payload: bytes) -> None:
         if not payload:
@@ -265,7 +451,12 @@ class Deployment:
             self._rejection = reject(error, version)
             self._report()
             return
+        for model in desired.models:
+            if self._desired is None or desired.version > self._desired.version:
+                self._attempts.forget(model.model)
+        self._attempts.hurry(_now_s())
         self._desired, self._rejection = desired, None
+        self._recovered = tuple(kept for kept in self._recovered if desired.get(kept.model) is None)
         self._plan(desired)
         self._report()
         self._work.set()
@@ -303,14 +494,19 @@ class Deployment:
         for model in desired.models:
             known = self._journal.get(model.job)
             if known is not None:
-                self._publish_job(known)  # delivered again: the job is not repeated, but published again
+                self._publish_job(known)  # delivered again: published again
                 continue
+            active = self._store.active().get(model.model)
+            if active is not None and _is_rolled_back(active, Request.from_desired(model)):
+                continue  # the journal has forgotten it
             job = Job(Request.from_desired(model)).now()
             try:
                 self._downloader.check(job.request)
             except SourceError as error:
-                job = job.now(
-                    status=Status.REJECTED, result=Result.REJECTED, code=error.code, message=str(error)
+                job = self._after_failure(
+                    job.now(
+                        status=Status.REJECTED, result=Result.REJECTED, code=error.code, message=str(error)
+                    )
                 )
             self._record(job, True)
 
@@ -323,9 +519,9 @@ class Deployment:
             self._installer.abandon(status)
 
     def _next_job(self) -> Job | None:
-        """Return the job that was interrupted, or else the oldest one."""
+        """Return the interrupted job, or else the oldest new one, or else the oldest further attempt."""
         waiting = [job for job in self._journal if not job.status.final]
-        waiting.sort(key=lambda job: job.status is Status.QUEUED)
+        waiting.sort(key=lambda job: (job.status is Status.QUEUED, job.message is not None))
         return waiting[0] if waiting else None
 
     async def _remove_unwanted(self) -> None:
@@ -334,8 +530,9 @@ class Deployment:
         for model in tuple(self._store.active().values()):
             if model.origin is Origin.DESIRED and self._desired.get(model.name) is None:
                 _log.info("%s is no longer desired", model.name)
-                await self._installer.remove(model.name)
-                self._store.collect(self._in_use())
+                async with self._installer.switching(model.name):
+                    await self._installer.remove(model.name)
+                self._attempts.forget(model.name)
                 self._report()
 
     async def _check_inbox(self) -> None:
@@ -350,8 +547,8 @@ class Deployment:
             self._work.set()
 
     def _in_use(self) -> set[str]:
-        """Return the digests that unfinished jobs other than the current one need."""
-        return {
+        """Return the digests of what should run, and those that unfinished jobs need."""
+        return {request.digest for request in self._wishes().values()} | {
             job.request.digest
             for job in self._journal
             if not job.status.final and job.request != self._current
@@ -369,15 +566,41 @@ class Deployment:
         self._control.publish(topic, job.state().to_bytes(), retain=True)
 
     def _report(self) -> None:
-        document = reported(
-            self._desired, self._rejection, self._store, running=self._installer.running
-        ).to_bytes()
+        active = self._store.active()
+        serving = Serving(
+            running=self._installer.running,
+            conditions={name: self._models.condition(name) for name in active},
+            wishes=self._wishes(),
+            problems=self._attempts.problems,
+            loading=self._loading,
+        )
+        document = reported(self._desired, self._rejection, self._store, serving).to_bytes()
         self._control.publish(topics.format_topic(topics.Reported(self._device)), document, retain=True)
+
+    def on_model_changed(self, _name: str) -> None:
+        """Report what a model's worker is doing now."""
+        if self.restored:
+            self._report()
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _is_rolled_back(active: ActiveModel, request: Request) -> bool:
+    """Return whether the bundle that a job asks for has failed on trial."""
+    back = active.rolled_back
+    return back is not None and (back.digest, back.job) == (request.digest, request.job)
+
+
+def _of_active(active: ActiveModel) -> Request:
+    """Return the request for a bundle that is on disk."""
+    return wishes(None, {active.name: active})[active.name]
 
 
 def _is_for(request: Request, wanted: DesiredModel | None) -> bool:
     """Return whether a job installs what is wanted now."""
     if wanted is None:
         return False
-    repairs = request.job.startswith(_REPAIR) and request.digest == wanted.digest
+    repairs = request.repair and request.digest == wanted.digest
     return request.job == wanted.job or repairs

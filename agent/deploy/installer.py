@@ -29,16 +29,19 @@ from agent.bundle.verify import VerifiedBundle, verify
 from agent.deploy.fetch.sources import Downloader
 from agent.deploy.interfaces import Models
 from agent.deploy.jobs import Job, Request
-from agent.deploy.store.active import ActiveModel
+from agent.deploy.store.active import ActiveModel, RolledBack
 from agent.deploy.store.disk_thread import in_disk_thread
 from agent.deploy.store.state_file import Checkpoint, no_checkpoint
 from agent.deploy.store.store import Store
 from agent.deploy.transitions import TRANSITIONS, Failure, classify
+from agent.deploy.trial import Score, Trial
 from agent.errors import EdgeError, MixAndMatchError, StoreError
 from agent.wire.job import Result, Status, Step
 
 # A job that was interrupted this often after its download probably crashes the agent.
 MAX_ATTEMPTS: Final = 3
+# These steps change neither what runs nor the record of it.
+_BEFORE_THE_SWITCH: Final = (Step.DOWNLOADING, Step.VERIFYING, Step.INSTALLING)
 # Often enough for a person who watches, and rare enough for a metered link.
 PROGRESS_INTERVAL_S: Final = 1.0
 
@@ -58,6 +61,8 @@ class JobRun:
         The bundle, between verifying and testing; `close` closes it if testing is never reached.
     version, counter
         The signed manifest's version and security counter, once it is verified.
+    baseline, before_failed
+        How the version before has done, just before its successor takes over, and whether it was failing.
     failure
         How the job will end if it fails, or None.
     """
@@ -68,6 +73,8 @@ class JobRun:
         self.verified: VerifiedBundle | None = None
         self.version: str | None = None
         self.counter: int | None = None
+        self.baseline: Score | None = None
+        self.before_failed = False
         self.failure: Failure | None = None
 
     def fail(self, step: Step, error: EdgeError | TimeoutError) -> None:
@@ -81,7 +88,7 @@ class JobRun:
                 message=f"{self.failure.message}; then the rollback failed: {error}",
             )
             return
-        self.failure = classify(error)
+        self.failure = classify(step, error)
 
     def close(self) -> None:
         """Close the verified bundle."""
@@ -105,7 +112,9 @@ class Installer:
         Called with each state of the job, to store and publish it; with False if only its progress changed,
         which need not be stored.
     in_use
-        Returns the digests that other jobs still need.
+        Returns the digests that other jobs still need, and those of bundles that should run.
+    after_failure
+        Adds to a job that has failed when it is tried again, before it is recorded for the last time.
     checkpoint
         Called between the steps, for fault injection.
     """
@@ -120,8 +129,10 @@ class Installer:
         machine: Machine,
         record: Callable[[Job, bool], None],
         in_use: Callable[[], Collection[str]],
+        after_failure: Callable[[Job], Job],
         checkpoint: Checkpoint = no_checkpoint,
     ) -> None:
+        self._switching: dict[str, asyncio.Lock] = {}
         self._store = store
         self._downloader = downloader
         self._models = models
@@ -129,6 +140,7 @@ class Installer:
         self._machine = machine
         self._record = record
         self._in_use = in_use
+        self._after_failure = after_failure
         self._checkpoint = checkpoint
         self._running: dict[str, str] = {}
         self._download: asyncio.Task[None] | None = None
@@ -149,6 +161,10 @@ class Installer:
         """The digest of the bundle that each model runs now."""
         return MappingProxyType(self._running)
 
+    def switching(self, name: str) -> asyncio.Lock:
+        """Return the lock that is held while what a model runs changes; a download does not hold it."""
+        return self._switching.setdefault(name, asyncio.Lock())
+
     async def run(self, job: Job) -> Job:
         """Run a job, or resume an interrupted one; return it in its final state."""
         request = job.request
@@ -159,8 +175,13 @@ class Installer:
         self._abandoned = None
         try:
             step: Step | None = self._first_step(run)
-            while step is not None:
+            while step in _BEFORE_THE_SWITCH:
                 step = await self._run_step(run, step)
+            async with self.switching(request.model):
+                if run.job.step in _BEFORE_THE_SWITCH:
+                    run.before = self._store.active().get(request.model)  # a rollback may have changed it
+                while step is not None:
+                    step = await self._run_step(run, step)
         finally:
             run.close()
         return self._finish(run.job, run.failure)
@@ -173,15 +194,22 @@ class Installer:
         self._download.cancel()
         return True
 
-    async def restore(self, name: str, digest: str) -> Manifest:
-        """Verify, admit and run a bundle that was active before this process started.
+    async def restore(self, name: str, digest: str, counter_floor: int | None = None) -> Manifest:
+        """Verify, admit and run a bundle that was active before.
+
+        Parameters
+        ----------
+        name, digest
+            The model and the bundle.
+        counter_floor
+            The security counter that it must meet; None for the committed one.
 
         Raises
         ------
         EdgeError
             If it cannot run; nothing is changed.
         """
-        verified = await self._verified(name, digest)
+        verified = await self._verified(name, digest, counter_floor)
         manifest = verified.manifest
         await self._activate(verified, digest)
         try:
@@ -189,6 +217,23 @@ class Installer:
         except StoreError as error:  # it was committed when the bundle was installed, or the file was lost
             _log.warning("%s: its security counter is not stored: %s", name, error)
         return manifest
+
+    async def roll_back(self, active: ActiveModel, back: RolledBack) -> None:
+        """Return from a bundle that failed on trial to the one before it; its lock must be held.
+
+        The record is written after the predecessor runs. If a power cut comes between, the trial goes on.
+
+        Raises
+        ------
+        EdgeError
+            If the predecessor cannot run; nothing is changed.
+        """
+        before = _predecessor(active)
+        assert before is not None, "a trial has a predecessor"
+        manifest = await self.restore(active.name, before.digest, before.counter_floor)
+        self._checkpoint("installer:predecessor runs")
+        self._store.record(replace(before, version=manifest.version, rolled_back=back))
+        self._checkpoint("installer:rolled back")
 
     async def remove(self, name: str) -> None:
         """Take a model out of service; its bundle stays in the store until it is collected."""
@@ -198,7 +243,13 @@ class Installer:
 
     def _is_installed(self, request: Request) -> bool:
         active = self._store.active().get(request.model)
-        return active is not None and active.digest == request.digest == self._running.get(request.model)
+        condition = self._models.condition(request.model)
+        return (
+            active is not None
+            and active.digest == request.digest == self._running.get(request.model)
+            and condition is not None
+            and not condition.failed
+        )
 
     def _first_step(self, run: JobRun) -> Step:
         step = run.job.step
@@ -249,12 +300,14 @@ class Installer:
         if failure is None:
             done = job.now(status=Status.SUCCEEDED, step=None, result=Result.SUCCESSFUL, progress=1.0)
         else:
-            done = job.now(
-                status=failure.status,
-                step=None,
-                result=failure.result,
-                code=failure.code,
-                message=failure.message,
+            done = self._after_failure(
+                job.now(
+                    status=failure.status,
+                    step=None,
+                    result=failure.result,
+                    code=failure.code,
+                    message=failure.message,
+                )
             )
         self._record(done, True)
         self._checkpoint("installer:finished")
@@ -285,9 +338,11 @@ class Installer:
 
     async def _do_verify(self, run: JobRun) -> None:
         request = run.job.request
-        run.verified = await self._verified(request.model, request.digest)
+        active = self._store.active().get(request.model)
+        floor = active.counter_floor if active is not None and active.digest == request.digest else None
+        run.verified = await self._verified(request.model, request.digest, floor)
 
-    async def _verified(self, name: str, digest: str) -> VerifiedBundle:
+    async def _verified(self, name: str, digest: str, counter_floor: int | None = None) -> VerifiedBundle:
         """Verify the bundle on disk, and check that it has this digest and may run here."""
         path = self._store.bundle_path(digest)
         if not path.exists():
@@ -298,18 +353,19 @@ class Installer:
             raise StoreError(f"reading {path.name}: {error.strerror}") from error
         with contextlib.ExitStack() as undo:
             undo.callback(verified.close)
-            self._admit(verified, name, digest)
+            self._admit(verified, name, digest, counter_floor)
             undo.pop_all()
         return verified
 
-    def _admit(self, verified: VerifiedBundle, name: str, digest: str) -> None:
+    def _admit(self, verified: VerifiedBundle, name: str, digest: str, counter_floor: int | None) -> None:
         if verified.digest != digest:
             raise MixAndMatchError(f"expected a bundle with {digest}, got {verified.digest}")
+        committed = self._store.committed_counter(name)
         admit(
             verified.manifest,
             self._machine,
             deployed_as=name,
-            committed_counter=self._store.committed_counter(name),
+            committed_counter=committed if counter_floor is None else counter_floor,
         )
 
     async def _do_install(self, run: JobRun) -> None:
@@ -322,6 +378,12 @@ class Installer:
         assert verified is not None, "testing follows verifying"
         run.version = verified.manifest.version
         run.counter = verified.manifest.security_counter
+        name = run.job.request.model
+        condition = self._models.condition(name)
+        run.before_failed = run.before is not None and (
+            self._running.get(name) != run.before.digest or condition is None or condition.failed
+        )
+        run.baseline = self._models.score(name)
         await self._activate(verified, run.job.request.digest)
 
     async def _activate(self, verified: VerifiedBundle, digest: str) -> None:
@@ -332,19 +394,32 @@ class Installer:
     async def _do_activate(self, run: JobRun) -> None:
         request, before = run.job.request, run.before
         assert run.version is not None, "activating follows testing"
-        previous = None
-        if before is not None:
-            previous = before.previous if before.digest == request.digest else before.digest
-        self._store.switch(
-            ActiveModel(
-                name=request.model,
-                digest=request.digest,
-                version=run.version,
-                origin=request.origin,
-                job=request.job,
-                previous=previous,
-            )
+        active = ActiveModel(
+            name=request.model,
+            digest=request.digest,
+            version=run.version,
+            origin=request.origin,
+            job=request.job,
+            previous=None,
         )
+        if before is not None and before.digest == request.digest:
+            # It ran before and is started again, so its trial goes on.
+            active = before if request.repair else replace(before, origin=request.origin, job=request.job)
+        elif before is not None:
+            active = self._successor(run, before, active)
+        self._store.switch(active)
+
+    def _successor(self, run: JobRun, before: ActiveModel, active: ActiveModel) -> ActiveModel:
+        """Return the entry of a new bundle: on trial, with the bundle to return to."""
+        back = before.rolled_back
+        # A person who deploys a bundle again after it was rolled back wants it, slow as it may be.
+        again = back is not None and back.digest == active.digest
+        committed = self._store.committed_counter(active.name)
+        previous, floor = before.digest, committed if before.counter_floor is None else before.counter_floor
+        if before.previous is not None and run.before_failed:
+            previous, floor = before.previous, committed if before.trial is None else before.trial.counter
+        baseline = None if again or run.before_failed else run.baseline
+        return replace(active, previous=previous, trial=Trial(baseline=baseline, counter=floor))
 
     async def _do_commit(self, run: JobRun) -> None:
         request = run.job.request
@@ -358,14 +433,11 @@ class Installer:
         active = self._store.active().get(request.model)
         before = run.before
         if before is not None and before.digest == request.digest:
-            # After a restart only the digest of the previously active bundle is known.
-            before = (
-                None if before.previous is None else replace(before, digest=before.previous, previous=None)
-            )
+            before = _predecessor(before)  # after a restart its entry is no longer known
         if before is None:
             await self.remove(request.model)
         else:
-            verified = await self._verified(request.model, before.digest)
+            verified = await self._verified(request.model, before.digest, before.counter_floor)
             before = replace(before, version=verified.manifest.version)
             if self._running.get(request.model) == before.digest:
                 verified.close()
@@ -381,3 +453,11 @@ class Installer:
         if run.failure is None or run.failure.status is Status.REJECTED:
             self._store.discard_part(request.digest)
         await in_disk_thread(self._store.collect, self._in_use())
+
+
+def _predecessor(active: ActiveModel) -> ActiveModel | None:
+    """Return the entry of the bundle that ran before; None if there was none."""
+    if active.previous is None:
+        return None
+    floor = active.counter_floor if active.trial is None else active.trial.counter
+    return replace(active, digest=active.previous, previous=None, counter_floor=floor, trial=None)

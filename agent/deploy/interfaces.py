@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
 from agent.bundle.verify import VerifiedBundle
+from agent.deploy.trial import Score
 from agent.mqtt.reason_codes import Reason
 
 
@@ -32,8 +34,33 @@ class Control(Protocol):
         """End a subscription."""
 
 
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """What a model's worker is doing.
+
+    Attributes
+    ----------
+    failed
+        Whether it is out of service; it is tried again by itself.
+    message
+        Why it is not ready, or empty.
+    next_try_s
+        When a failed one is tried again, in seconds since the epoch; None otherwise.
+    """
+
+    failed: bool = False
+    message: str = ""
+    next_try_s: float | None = None
+
+
 class Models(Protocol):
     """Runs models."""
+
+    def condition(self, name: str) -> Condition | None:
+        """Return what a model's worker is doing; None if the model does not run here."""
+
+    def score(self, name: str) -> Score:
+        """Return how a model's bundle has done since it was put into service."""
 
     def expect(self, names: Iterable[str]) -> None:
         """Take note of models that will be activated: until then, requests for them are answered 503."""

@@ -1,8 +1,8 @@
 """Deployment jobs and their journal on disk.
 
-Promises: a job runs once, however often its request is delivered. The outcome of the last jobs is kept
-across restarts, so that it can be published again.
-Leaves to others: running them (`installer`) and publishing them (`deployment`).
+Promises: a job that succeeded is not repeated, however often its request is delivered. The outcome of the
+last jobs is kept across restarts, so that it can be published again.
+Leaves to others: running them (`installer`), publishing them and trying again (`deployment`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from agent.wire.desired import DesiredModel
 from agent.wire.job import MAX_MESSAGE_CHARACTERS, JobState, Result, Status, Step
 from agent.wire.reported import Origin
 
+# Prefix of the jobs that the agent creates itself, for a bundle that was in service before.
+REPAIR: Final = "repair-"
 # A fleet tool needs the last one or two; the others show a person what happened last week.
 KEEP_JOBS: Final = 64
 
@@ -54,6 +56,11 @@ class Request:
     sources: tuple[str, ...]
     origin: Origin
 
+    @property
+    def repair(self) -> bool:
+        """Whether the agent itself asked for a bundle that was in service before."""
+        return self.job.startswith(REPAIR)
+
     @classmethod
     def from_desired(cls, model: DesiredModel) -> Request:
         """Make the request for an entry of a desired document."""
@@ -82,6 +89,9 @@ class Job:
         How often it was interrupted after its download and begun again.
     ending
         The final status of a job that has failed and is still being rolled back or cleaned up.
+    refused_under
+        Of a job that will not be tried again: the keys, the agent and the machine that refused it, as
+        `Deployment` names them.
     """
 
     request: Request
@@ -94,6 +104,11 @@ class Job:
     attempts: int = 0
     ending: Status | None = None
     time_s: float = 0.0
+    refused_under: str | None = None
+
+    def again(self) -> Job:
+        """Return the job before another attempt."""
+        return replace(Job(self.request), message=self.message).now()
 
     def now(self, **changes: object) -> Job:
         """Return the job with `changes` and the current time."""

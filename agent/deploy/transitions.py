@@ -64,10 +64,14 @@ class Failure:
     message: str | None
 
 
-def classify(error: EdgeError | TimeoutError) -> Failure:
-    """Return how a job ends after an error: refused for good, or failed and worth another attempt."""
+def classify(step: Step, error: EdgeError | TimeoutError) -> Failure:
+    """Return how a job ends after an error in a step: refused, or failed and worth another attempt.
+
+    Wrong bytes that were downloaded are a fault of the transfer. What the right bytes say is final.
+    """
     if isinstance(error, TimeoutError):
         return Failure(Status.TIMED_OUT, Result.FAILED_NO_STATE_CHANGE, SourceError.code, str(error))
-    if isinstance(error, BundleError) and not isinstance(error, SelfTestError):
+    transient = isinstance(error, SelfTestError) or step is Step.DOWNLOADING
+    if isinstance(error, BundleError) and not transient:
         return Failure(Status.REJECTED, Result.REJECTED, error.code, str(error))
     return Failure(Status.FAILED, Result.FAILED_NO_STATE_CHANGE, error.code, str(error))

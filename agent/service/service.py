@@ -402,6 +402,7 @@ class Service:
         if self._published.get(name) != payload:
             self._published[name] = payload
             self._control.publish(format_topic(ModelState(self._config.device, name)), payload, retain=True)
+            self._deployment.on_model_changed(name)
             if self._control.connected:
                 self._announce_to_home_assistant()
 

@@ -21,9 +21,26 @@ class Origin(StrEnum):
 
 
 class ServiceState(StrEnum):
-    """Whether a model that should run is running."""
+    """Whether a model that should run is running.
 
+    Attributes
+    ----------
+    STARTING
+        It is not loaded yet after a start of the agent.
+    ACTIVE
+        What should run answers requests.
+    DEGRADED
+        Another bundle than the one that should run answers requests.
+    ROLLED_BACK
+        The bundle that should run has failed on trial, and its predecessor answers requests.
+    FAILED
+        Nothing answers requests.
+    """
+
+    STARTING = "starting"
     ACTIVE = "active"
+    DEGRADED = "degraded"
+    ROLLED_BACK = "rolled_back"
     FAILED = "failed"
 
 
@@ -45,6 +62,12 @@ class ReportedModel:
         Digest of the bundle before it, or None.
     security_counter
         The committed counter, or None.
+    message
+        Why it is not active, or None.
+    next_try_s
+        When that is tried again, in seconds since the epoch by the device's clock; None if it is not known.
+    rolled_back
+        Digest of the bundle that failed on trial, or None.
     """
 
     name: str
@@ -55,6 +78,9 @@ class ReportedModel:
     job: str
     previous: str | None
     security_counter: int | None
+    message: str | None = None
+    next_try_s: float | None = None
+    rolled_back: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +134,9 @@ class Reported:
                         "job": model.job,
                         "previous": model.previous,
                         "security_counter": model.security_counter,
+                        "message": model.message,
+                        "next_try": document.format_time(model.next_try_s),
+                        "rolled_back": model.rolled_back,
                     }
                     for model in self.models
                 },
@@ -157,4 +186,7 @@ def _model(name: str, entry: document.Members) -> ReportedModel:
         job=document.text(entry.get("job")),
         previous=document.optional_text(entry.get("previous")),
         security_counter=document.integer(entry.get("security_counter")),
+        message=document.optional_text(entry.get("message")),
+        next_try_s=document.parse_time(entry.get("next_try")),
+        rolled_back=document.optional_text(entry.get("rolled_back")),
     )

@@ -11,6 +11,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Final
 
 from agent.bundle.names import format_digest, hex_digest
 from agent.deploy.fetch.block_source import BlockSource
@@ -22,7 +23,9 @@ from agent.deploy.store.store import Store
 from agent.durable import store_error
 from agent.errors import BundleError, MixAndMatchError, NoSpaceError, SourceError
 from agent.wire.desired import MQTT_SOURCE
-from agent.wire.reported import Origin
+
+# How often a bundle is transferred from one source in one attempt before its bytes count as wrong.
+_TRANSFERS: Final = 2
 
 _log = logging.getLogger(__name__)
 
@@ -83,7 +86,7 @@ class Downloader:
                 return stored
             _log.error("%s is damaged; fetching it again", stored)
             self._store.set_aside(request.digest)
-        if request.origin is Origin.LOCAL:
+        if not request.sources:
             return await self._move_from_inbox(request)
         self._make_space(request, in_use)
         with self._store.open_part(request.digest, request.size) as part:
@@ -95,10 +98,16 @@ class Downloader:
         try:
             self._store.require_space(missing)
         except NoSpaceError:
-            freed = self._store.collect(in_use) + self._store.collect_parts(in_use)
-            if not freed:
-                raise
+            self._store.collect(in_use)
+            self._store.collect_parts(in_use)
+            self._give_up_stopped(missing, in_use)
             self._store.require_space(missing)
+
+    def _give_up_stopped(self, missing: int, in_use: Collection[str]) -> None:
+        """Delete bundles of stopped models, the one that was stopped first at first, until there is space."""
+        while not self._store.has_space(missing) and (digest := self._store.release_stopped()) is not None:
+            _log.warning("%s of a stopped model is deleted to make space", digest)
+            self._store.collect(in_use)
 
     async def _fill(self, request: Request, part: Part, progress: Callable[[int], None]) -> None:
         """Try one source after the other until the part has the requested digest."""
@@ -116,7 +125,9 @@ class Downloader:
     async def _fill_from(
         self, source: str, request: Request, part: Part, progress: Callable[[int], None]
     ) -> None:
-        resumed = part.written > 0
+        # Start over: the resumed beginning may be from another source or damaged by a power cut, and a block
+        # may have been damaged on its way.
+        again = _TRANSFERS if part.written == 0 else _TRANSFERS + 1
         while True:
             if source == MQTT_SOURCE:
                 await self._blocks.download(request.digest, part, progress)
@@ -126,10 +137,12 @@ class Downloader:
             if digest == request.digest:
                 return
             part.restart()
-            if not resumed:
+            again -= 1
+            if not again:
                 raise MixAndMatchError(f"expected a bundle with {request.digest}, got {digest}")
-            # Start over once: the resumed beginning may be from another source, or damaged by a power cut.
-            resumed = False
+            _log.warning(
+                "job %s: expected %s, got %s; fetching it again", request.job, request.digest, digest
+            )
 
     async def _move_from_inbox(self, request: Request) -> Path:
         dropped = self._store.inbox / f"{hex_digest(request.digest)}.bundle"

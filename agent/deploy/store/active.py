@@ -6,17 +6,38 @@ Promises: only complete entries with valid digests are returned. Leaves writing 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
 from agent.bundle.names import hex_digest
 from agent.deploy.store.state_file import mirror_of, peek
+from agent.deploy.trial import Trial
 from agent.wire.reported import Origin
 
 ACTIVE_FILE: Final = "active.json"
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RolledBack:
+    """A bundle that failed on trial.
+
+    Attributes
+    ----------
+    digest, version
+        The bundle.
+    job
+        The deployment that asked for it; another one may try it again.
+    reason
+        Why it was taken back.
+    """
+
+    digest: str
+    version: str
+    job: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +52,13 @@ class ActiveModel:
         `sha256:<hex>` of the bundle, and of the one before it or None.
     origin, job
         Who asked for it, and the deployment that installed it.
+    counter_floor
+        The security counter that this bundle must meet, if it came back after its successor had failed on
+        trial; None for the committed one.
+    trial
+        The bundle's trial, or None after it, and for a bundle without a predecessor.
+    rolled_back
+        The successor that failed on trial, or None.
     """
 
     name: str
@@ -39,6 +67,23 @@ class ActiveModel:
     origin: Origin
     job: str
     previous: str | None
+    counter_floor: int | None = None
+    trial: Trial | None = None
+    rolled_back: RolledBack | None = None
+
+    def to_document(self) -> dict[str, object]:
+        """Return the entry as a JSON object."""
+        back = self.rolled_back
+        return {
+            "digest": self.digest,
+            "version": self.version,
+            "origin": self.origin.value,
+            "job": self.job,
+            "previous": self.previous,
+            "counter_floor": self.counter_floor,
+            "trial": None if self.trial is None else self.trial.to_document(),
+            "rolled_back": None if back is None else asdict(back),
+        }
 
 
 def read_active(root: Path) -> dict[str, ActiveModel]:
@@ -61,11 +106,15 @@ def parse_active(document: object) -> dict[str, ActiveModel]:
                 origin=Origin(entry["origin"]),
                 job=entry["job"],
                 previous=entry["previous"],
+                # An agent before trials has not written these.
+                counter_floor=entry.get("counter_floor"),
+                trial=None if entry.get("trial") is None else Trial.from_document(entry["trial"]),
+                rolled_back=None if entry.get("rolled_back") is None else RolledBack(**entry["rolled_back"]),
             )
             for digest in (model.digest, model.previous):
                 if digest is not None:
                     hex_digest(digest)
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             _log.error("active.json: ignoring %s: %s", name, error)
         else:
             active[name] = model

@@ -8,12 +8,13 @@
       inbox/                       bundles dropped by `edge-agent install`, see `inbox`
       format                       the version of this layout, see `state_format`
       active.json                  which bundle each model runs, and which it ran before
+      stopped.json                 bundles of models that were stopped, kept for a while
       counters.json                the committed security counter of each name; never lowered
       jobs.json, desired.json      see `jobs` and `deployment`
 
 Promises: every change is complete and durable when the call returns, or has not happened. A counter is never
 lowered, and survives the loss of every bundle. `collect` never deletes a bundle that is active, was active
-just before, or is being installed.
+just before, is being installed, or was stopped not long ago.
 Leaves to others: verification (a file in the store proves nothing), and what to do with a damaged bundle.
 """
 
@@ -36,6 +37,7 @@ from agent.deploy.store.active import ACTIVE_FILE, ActiveModel, parse_active
 from agent.deploy.store.counters import Counters
 from agent.deploy.store.part import Part
 from agent.deploy.store.state_file import Checkpoint, StateFile, no_checkpoint
+from agent.deploy.store.stopped import Stopped
 from agent.durable import store_error, sync_folder
 from agent.errors import NoSpaceError, StateDirectoryError, StoreError
 from agent.wire.reported import Origin
@@ -79,7 +81,12 @@ class Store:
             ) from error
         self._lock: int | None = None
         self._active_file = StateFile(root / ACTIVE_FILE, mirrored=True, checkpoint=checkpoint)
-        self._active = parse_active(self._active_file.load())
+        documents = self._active_file.load_all()
+        self._active = parse_active(documents[0] if documents else None)
+        self._pending = False
+        # Bundles without a record of what runs: both copies of the record are damaged.
+        self.lost_active = not documents and any(self._bundles.iterdir())
+        self._stopped = Stopped(root / "stopped.json", checkpoint=checkpoint)
         self._counters = Counters(root / "counters.json", checkpoint=checkpoint)
 
     def lock(self) -> None:
@@ -211,6 +218,14 @@ class Store:
                 hint=f"free some space on the file system of {self.root}",
             )
 
+    def has_space(self, missing_bytes: int) -> bool:
+        """Return whether `missing_bytes` fit here with the usual margin."""
+        try:
+            self.require_space(missing_bytes)
+        except NoSpaceError:
+            return False
+        return True
+
     def active(self) -> Mapping[str, ActiveModel]:
         """Return the active model of each name."""
         return MappingProxyType(self._active)
@@ -219,7 +234,9 @@ class Store:
         """Make `model` the active one of its name; its bundle must be in the store."""
         if not self.has(model.digest):
             raise StoreError(f"{model.digest} is not in the store")
-        self._save_active({**self._active, model.name: model})
+        if self._pending or self._active.get(model.name) != model:
+            self._save_active({**self._active, model.name: model})
+        self._stopped.forget(model.name)
 
     def adopt(self, name: str, job: str, origin: Origin) -> None:
         """Record that `job` asked for the bundle that is already active as `name`."""
@@ -227,24 +244,38 @@ class Store:
         if (model.origin, model.job) != (origin, job):
             self._save_active({**self._active, name: replace(model, origin=origin, job=job)})
 
+    def record(self, model: ActiveModel) -> None:
+        """Make `model` the active one of its name even if that cannot be stored now.
+
+        For what has already happened: then the record is stored with the next change, or by `save_pending`.
+        """
+        self._active = {**self._active, model.name: model}
+        self._pending = True
+        self.save_pending()
+
+    def save_pending(self) -> None:
+        """Store what `record` could not store."""
+        if not self._pending:
+            return
+        try:
+            self._save_active(self._active)
+        except StoreError as error:
+            _log.warning("active.json is not up to date: %s", error)
+
     def remove(self, name: str) -> None:
-        """Record that no bundle is active as `name`; its counter stays."""
+        """Record that no bundle is active as `name`; its counter stays, and its bundle for a while."""
+        model = self._active.get(name)
+        if model is not None:
+            self._stopped.keep(name, model.digest)
         self._save_active({key: value for key, value in self._active.items() if key != name})
 
+    def release_stopped(self) -> str | None:
+        """Give up the bundle that was stopped first, and return its digest; None if there is none."""
+        return self._stopped.release()
+
     def _save_active(self, active: dict[str, ActiveModel]) -> None:
-        self._active_file.save(
-            {
-                name: {
-                    "digest": model.digest,
-                    "version": model.version,
-                    "origin": model.origin.value,
-                    "job": model.job,
-                    "previous": model.previous,
-                }
-                for name, model in active.items()
-            }
-        )
-        self._active = active
+        self._active_file.save({name: model.to_document() for name, model in active.items()})
+        self._active, self._pending = active, False
 
     def committed_counter(self, name: str) -> int | None:
         """Return the committed security counter of `name`; None before the first installation."""
@@ -260,13 +291,13 @@ class Store:
         Parameters
         ----------
         in_use
-            Digests of bundles and downloads that jobs need. Active bundles and their predecessors
-            are kept anyway.
+            Digests of bundles and downloads that are needed. Active bundles, their predecessors and stopped
+            bundles are kept anyway.
         now
             Seconds since the epoch, for the age of a download; None for the current time.
         """
         now = time.time() if now is None else now
-        keep = {hex_digest(digest) for digest in in_use}
+        keep = {hex_digest(digest) for digest in (*in_use, *self._stopped.digests())}
         for model in self._active.values():
             keep.add(hex_digest(model.digest))
             if model.previous is not None:

@@ -15,11 +15,14 @@ from typing import Final
 
 from agent.bundle.verify import VerifiedBundle
 from agent.config import QueueLimits, WorkerSettings
+from agent.deploy.interfaces import Condition
+from agent.deploy.trial import Score
 from agent.service.models.confinement import weakest
 from agent.service.models.cores import Cores
 from agent.service.models.model import Model, ModelStatus
 from agent.service.models.worker_process import Spawn, WorkerProcess
 from agent.wire.info import Sandbox
+from agent.wire.model_state import ModelPhase
 from agent.worker.frames import Share
 
 _log = logging.getLogger(__name__)
@@ -87,6 +90,18 @@ class Models:
         """Return a model's state; None if it does not run here."""
         model = self._models.get(name)
         return None if model is None else model.status()
+
+    def condition(self, name: str) -> Condition | None:
+        """Return what a model's worker is doing; None if the model does not run here."""
+        status = self.status(name)
+        if status is None:
+            return None
+        return Condition(status.phase is ModelPhase.FAILED, status.message, status.next_try_s)
+
+    def score(self, name: str) -> Score:
+        """Return how a model's bundle has done since it was put into service."""
+        model = self._models.get(name)
+        return Score() if model is None else model.score()
 
     async def activate(self, verified: VerifiedBundle) -> None:
         """Start a worker with the bundle, let it pass its samples, and give it the model's requests.

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import os
+import signal
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,8 +19,10 @@ from agent.bundle.manifest import Runtime, Target
 from agent.bundle.verify import VerifiedBundle
 from agent.deploy.deployment import Deployment
 from agent.deploy.fetch.https import HttpsSettings
+from agent.deploy.interfaces import Condition
 from agent.deploy.store.store import Store
-from agent.errors import SelfTestError
+from agent.deploy.trial import Score
+from agent.errors import NoSpaceError, SelfTestError
 from agent.mqtt.reason_codes import Reason, reason
 from agent.wire import topics
 from tests.bundles import FILES, KEY, KEYRING, build
@@ -93,11 +96,27 @@ class FakeModels:
         self.serving: dict[str, str] = {}
         self.history: list[str] = []
         self.expected: set[str] = set()
+        # Versions whose worker does not start.
+        self.broken: set[str] = set()
+        # Versions that end the agent while they are loaded.
+        self.deadly: set[str] = set()
+        self.conditions: dict[str, Condition] = {}
+        self.scores: dict[str, Score] = {}
         # Models whose activation waits for ever, as on a disk that does not respond.
         self.hanging: set[str] = set()
 
     def expect(self, names: Iterable[str]) -> None:
         self.expected.update(names)
+
+    def condition(self, name: str) -> Condition | None:
+        return self.conditions.get(name, Condition()) if name in self.serving else None
+
+    def score(self, name: str) -> Score:
+        return self.scores.get(name, Score())
+
+    def fail(self, name: str, message: str = "3 workers died within 60 s") -> None:
+        """Take a model out of service, until it is activated again."""
+        self.conditions[name] = Condition(failed=True, message=message, next_try_s=2e9)
 
     async def activate(self, verified: VerifiedBundle) -> None:
         with verified:
@@ -105,8 +124,14 @@ class FakeModels:
             await asyncio.sleep(0)
             if verified.manifest.name in self.hanging:
                 await asyncio.Event().wait()
+            if verified.manifest.version in self.deadly:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if verified.manifest.version in self.broken:
+                raise SelfTestError("its worker does not start: out of memory")
             if params == b"wrong":
                 raise SelfTestError("sample 0 is off by 3.5")
+            self.conditions.pop(verified.manifest.name, None)
+            self.scores.pop(verified.manifest.name, None)
             self.serving[verified.manifest.name] = verified.manifest.version
             self.history.append(f"+{verified.manifest.name} {verified.manifest.version}")
 
@@ -126,6 +151,9 @@ class FakeControl:
     deployment: Deployment | None = None
     filters: set[str] = field(default_factory=set)
     sent_bytes: int = 0
+    # Called with how often blocks from the beginning of a bundle were asked for.
+    on_want: Callable[[int], None] = lambda _count: None
+    _wants: int = 0
 
     def publish(
         self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False
@@ -145,6 +173,9 @@ class FakeControl:
 
     def _answer(self, digest: str, want: dict[str, int]) -> None:
         assert self.deployment is not None
+        if want["offset"] == 0:
+            self._wants += 1
+            self.on_want(self._wants)
         for index in range(want["count"]):
             offset = want["offset"] + index * want["block_bytes"]
             data = self.offers[digest][offset : offset + want["block_bytes"]]
@@ -216,6 +247,15 @@ class Agent:
             pass
         finally:
             self.deployment.close()
+
+    async def cut_power(self) -> None:
+        """End the agent as a power cut does: nothing is written any more."""
+        self.deployment.close = self.store.unlock  # type: ignore[method-assign]
+        await self.stop()
+
+    @staticmethod
+    def full_disk(_document: object) -> None:
+        raise NoSpaceError("writing: No space left on device")
 
     def offer(self, *bundles: Bundle) -> None:
         self.control.offers.update({bundle.hex: bundle.raw for bundle in bundles})

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from agent.deploy import deployment
 from agent.deploy.fetch.blocks import BLOCK_BYTES
 from agent.deploy.store import state_file
 from agent.deploy.store.store import SPACE_MARGIN_BYTES, Store
@@ -119,7 +120,8 @@ def check_disk(root: Path, agent: Agent) -> None:
     stored = {path.stem for path in (root / "store").iterdir()}
     active = agent.store.active().get("digits")
     assert active is not None
-    assert stored == {digest[7:] for digest in (active.digest, active.previous) if digest}
+    needed = {digest[7:] for digest in (active.digest, active.previous) if digest}
+    assert needed <= stored <= needed | {NEW.hex}, "what is desired is kept for the next attempt"
     assert not list((root / "partial").iterdir())
     assert not list(root.rglob("*.tmp"))
 
@@ -278,6 +280,57 @@ async def test_a_bundle_that_ends_the_agent_is_given_up_after_three_attempts(pre
     assert (state["status"], state["result"]) == ("FAILED", "FAILED_NO_STATE_CHANGE")
     assert "interrupted 3 times" in state["message"]
     assert agent.models.serving == {"digits": "1.0.0"}
+
+
+async def fail_on_trial(root: Path, killer: Killer) -> Agent:
+    """Start with the new version on trial, let it fail, and wait for its predecessor."""
+    agent = Agent(root)
+    agent.checkpoint = killer
+    await agent.start()
+    agent.models.history.append(str(agent.models.serving))
+    if agent.models.serving == {"digits": "2.0.0"}:
+        agent.models.fail("digits")
+    async with asyncio.timeout(5):
+        while agent.models.serving != {"digits": "1.0.0"}:
+            await asyncio.sleep(0.001)
+    await agent.settle()
+    await agent.stop()
+    return agent
+
+
+def test_killed_at_any_boundary_of_a_rollback_one_version_serves_and_the_old_one_in_the_end(
+    prepared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deployment, "TRIAL_INTERVAL_S", 0.001)
+    asyncio.run(deploy_new(prepared, Killer(NEVER)))
+    killer = Killer(NEVER)
+    asyncio.run(fail_on_trial(copy(prepared, "whole"), killer))
+    assert {"installer:predecessor runs", "installer:rolled back"} <= set(killer.seen)
+    for at, name in enumerate(killer.seen):
+        root = copy(prepared, f"killed-{at}")
+        assert in_child(partial(fail_on_trial, root, Killer(at))) == signal.SIGKILL, name
+        agent = asyncio.run(fail_on_trial(root, Killer(NEVER)))
+        served_at_once = next(entry for entry in agent.models.history if entry.startswith("{"))
+        assert served_at_once in ("{'digits': '1.0.0'}", "{'digits': '2.0.0'}"), f"killed at {name}"
+        active = agent.store.active()["digits"]
+        assert (active.digest, active.trial) == (OLD.digest, None), f"killed at {name}"
+        assert active.rolled_back is not None
+        assert active.rolled_back.digest == NEW.digest
+        assert agent.store.committed_counter("digits") == 2
+        check_disk(root, agent)
+
+
+def test_version_that_ends_the_agent_while_it_is_loaded_is_rolled_back(prepared: Path) -> None:
+    async def start_and_die(root: Path) -> None:
+        agent = Agent(root)
+        agent.models.deadly = {NEW.version}
+        await agent.start()
+        assert agent.models.serving == {"digits": "1.0.0"}
+        await agent.stop()
+
+    asyncio.run(deploy_new(prepared, Killer(NEVER)))
+    ends = [in_child(partial(start_and_die, prepared)) for _ in range(5)]
+    assert ends == [signal.SIGKILL] * 3 + [0, 0]
 
 
 class FullDisk:

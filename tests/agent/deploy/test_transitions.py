@@ -81,6 +81,11 @@ def test_a_restart_never_skips_verification(step: Step) -> None:
 def test_refusal_is_final_and_failure_is_not(
     error: EdgeError | TimeoutError, status: Status, code: str
 ) -> None:
-    failure = classify(error)
+    failure = classify(Step.VERIFYING, error)
     assert (failure.status, failure.code) == (status, code)
     assert (failure.result is Result.REJECTED) == (status is Status.REJECTED)
+
+
+def test_wrong_bytes_from_a_source_are_a_fault_of_the_transfer() -> None:
+    for error in (MixAndMatchError("x"), EndlessDataError("x")):
+        assert classify(Step.DOWNLOADING, error).status is Status.FAILED

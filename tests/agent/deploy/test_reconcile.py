@@ -1,0 +1,524 @@
+"""What runs is compared with what should run, for ever, and a failure is never the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.bundle.keyring import Keyring
+from agent.deploy import deployment, reconcile
+from agent.deploy.fetch import block_source
+from agent.deploy.reconcile import FIRST_PAUSE_S, LONGEST_PAUSE_S, Attempts, Problem, wishes
+from agent.deploy.store.active import ActiveModel
+from agent.deploy.store.store import SPACE_MARGIN_BYTES, Store
+from agent.deploy.trial import Score
+from agent.wire.desired import Desired
+from agent.wire.reported import Origin
+from tests.agent.deploy.rig import Agent, Bundle, make_bundle
+from tests.bundles import KEYRING
+
+OLD = make_bundle(version="1.0.0", counter=1, params=b"old")
+NEW = make_bundle(version="2.0.0", counter=2, params=b"new")
+
+
+@pytest.fixture
+def agent(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> Agent:
+    """An agent that looks every few milliseconds, and whose pauses are as short."""
+    monkeypatch.setattr(block_source, "POLL_S", 0.01)
+    monkeypatch.setattr(deployment, "INBOX_INTERVAL_S", 0.005)
+    monkeypatch.setattr(deployment, "TRIAL_INTERVAL_S", 0.005)
+    monkeypatch.setattr(deployment, "KEYS_INTERVAL_S", 0.01)
+    monkeypatch.setattr(reconcile, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(reconcile, "LONGEST_PAUSE_S", 0.05)
+    return agent
+
+
+async def until(condition: Callable[[], Any], limit_s: float = 5.0) -> None:
+    async with asyncio.timeout(limit_s):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+def reported(agent: Agent, name: str = "digits") -> dict[str, Any]:
+    model: dict[str, Any] = agent.control.reported()["models"].get(name, {})
+    return model
+
+
+async def upgraded(agent: Agent, new: Bundle = NEW) -> None:
+    await agent.start()
+    await agent.deploy(OLD, "job-1")
+    assert (await agent.deploy(new, "job-2"))["status"] == "SUCCEEDED"
+
+
+# -- the rules ---------------------------------------------------------------------------------------------
+
+
+def test_pauses_double_up_to_ten_minutes_and_begin_again_after_a_change() -> None:
+    attempts = Attempts(chance=lambda: 0.0)
+    assert attempts.due("a", 100.0)
+    pauses = [attempts.failed("a", 100.0) for _ in range(9)]
+    assert pauses == [5, 10, 20, 40, 80, 160, 320, 600, 600]
+    assert not attempts.due("a", 699.9)
+    assert attempts.due("a", 700.0)
+    attempts.hurry(200.0)
+    assert not attempts.due("a", 204.9)
+    assert attempts.due("a", 205.0)
+    assert attempts.failed("a", 205.0) == 5
+    attempts.forget("a")
+    assert attempts.due("a", 205.0)
+    assert Attempts(chance=lambda: 1.0).failed("a", 0.0) == pytest.approx(4.0)
+    assert (FIRST_PAUSE_S, LONGEST_PAUSE_S) == (5.0, 600.0)
+
+
+def test_a_hurry_never_delays_an_attempt() -> None:
+    attempts = Attempts(chance=lambda: 0.0)
+    attempts.failed("a", 100.0)
+    attempts.hurry(104.0)
+    assert attempts.due("a", 105.0)
+
+
+def test_problems_are_forgotten_with_the_attempts() -> None:
+    attempts = Attempts()
+    attempts.explain("a", Problem("no space", None))
+    assert attempts.problems["a"].message == "no space"
+    attempts.forget("a")
+    assert not attempts.problems
+
+
+def test_what_a_person_installed_is_its_own_wish_until_a_document_names_it() -> None:
+    def active(name: str, origin: Origin) -> ActiveModel:
+        return ActiveModel(name, OLD.digest, "1.0.0", origin, f"job-{name}", None)
+
+    records = {"mine": active("mine", Origin.LOCAL), "theirs": active("theirs", Origin.DESIRED)}
+    assert wishes(None, records).keys() == {"mine", "theirs"}
+    empty = Desired(1, ())
+    assert wishes(empty, records).keys() == {"mine"}
+    assert wishes(empty, {}, [wishes(None, records)["mine"]]).keys() == {"mine"}
+
+
+# -- transient failures ------------------------------------------------------------------------------------
+
+
+async def test_bytes_that_are_offered_after_a_time_out_are_taken_up(agent: Agent) -> None:
+    agent.silence_limit_s = 0.05
+    await agent.start()
+    agent.desire({"digits": NEW.entry("job-1")})
+    state = await agent.finished("job-1")
+    assert state["status"] == "TIMED_OUT"
+    assert "; next attempt in " in state["message"]
+    assert reported(agent)["state"] == "failed"
+    assert reported(agent)["next_try"] is not None
+    agent.offer(NEW)
+    await until(lambda: agent.models.serving == {"digits": "2.0.0"})
+    await agent.settle()
+    assert agent.control.job("job-1")["status"] == "SUCCEEDED"
+    assert (reported(agent)["state"], reported(agent)["message"]) == ("active", None)
+    await agent.stop()
+
+
+async def test_same_document_again_is_an_attempt_at_once_after_a_restart(agent: Agent) -> None:
+    agent.silence_limit_s = 0.05
+    await agent.start()
+    agent.desire({"digits": NEW.entry("job-1")}, version=7)
+    assert (await agent.finished("job-1"))["status"] == "TIMED_OUT"
+    await agent.stop()
+    agent.offer(NEW)
+    await agent.start()
+    await until(lambda: agent.models.serving == {"digits": "2.0.0"})
+    await agent.stop()
+
+
+async def test_one_flipped_bit_in_a_block_costs_a_transfer_and_not_the_deployment(agent: Agent) -> None:
+    await agent.start()
+    damaged = bytearray(NEW.raw)
+    damaged[1000] ^= 1
+    agent.control.offers[NEW.hex] = bytes(damaged)
+    agent.control.on_want = lambda count: agent.offer(NEW) if count == 2 else None
+    agent.desire({"digits": NEW.entry("job-1")})
+    state = await agent.finished("job-1")
+    assert (state["status"], agent.models.serving) == ("SUCCEEDED", {"digits": "2.0.0"})
+    await agent.stop()
+
+
+async def test_wrong_bytes_are_asked_for_again_until_they_are_right(agent: Agent) -> None:
+    await agent.start()
+    damaged = bytearray(NEW.raw)
+    damaged[1000] ^= 1
+    agent.control.offers[NEW.hex] = bytes(damaged)
+    agent.desire({"digits": NEW.entry("job-1")})
+    state = await agent.finished("job-1")
+    assert (state["status"], state["code"]) == ("FAILED", "ERR_MIX_AND_MATCH")
+    agent.offer(NEW)
+    await until(lambda: agent.models.serving == {"digits": "2.0.0"})
+    await agent.stop()
+
+
+async def test_full_disk_is_tried_again_when_there_is_space(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await agent.start()
+    await agent.deploy(OLD, "job-1")
+    monkeypatch.setattr(Store, "free_bytes", lambda _self: SPACE_MARGIN_BYTES)
+    assert (await agent.deploy(NEW, "job-2"))["code"] == "ERR_NO_SPACE"
+    assert reported(agent)["state"] == "degraded"
+    assert "free bytes" in reported(agent)["message"]
+    monkeypatch.setattr(Store, "free_bytes", lambda _self: 10**12)
+    await until(lambda: agent.models.serving == {"digits": "2.0.0"})
+    await agent.stop()
+
+
+async def test_worker_that_does_not_start_is_tried_again_without_another_transfer(agent: Agent) -> None:
+    await agent.start()
+    await agent.deploy(OLD, "job-1")
+    agent.models.broken = {NEW.version}
+    assert (await agent.deploy(NEW, "job-2"))["code"] == "ERR_SELF_TEST"
+    sent = agent.control.sent_bytes
+    agent.models.broken = set()
+    await until(lambda: agent.models.serving == {"digits": "2.0.0"})
+    assert agent.control.sent_bytes == sent
+    await agent.stop()
+
+
+async def test_lost_journal_does_not_stop_the_attempts(agent: Agent) -> None:
+    agent.silence_limit_s = 0.05
+    await agent.start()
+    agent.desire({"digits": NEW.entry("job-1")})
+    assert (await agent.finished("job-1"))["status"] == "TIMED_OUT"
+    await agent.stop()
+    (agent.root / "jobs.json").unlink()
+    agent.offer(NEW)
+    await agent.start()
+    await until(lambda: agent.models.serving == {"digits": "2.0.0"})
+    await agent.stop()
+
+
+# -- refusals ----------------------------------------------------------------------------------------------
+
+
+async def test_refused_bundle_is_tried_again_when_the_trusted_keys_change(agent: Agent) -> None:
+    agent.keyring = Keyring.of([])
+    await agent.start()
+    state = await agent.deploy(NEW, "job-1")
+    assert (state["status"], state["code"]) == ("REJECTED", "ERR_ARBITRARY_SOFTWARE")
+    assert state["message"].endswith(
+        "; not tried again before the document, the trusted keys or the agent change"
+    )
+    sent = agent.control.sent_bytes
+    await agent.stop()
+    await agent.start()
+    agent.desire({"digits": NEW.entry("job-1")}, version=agent.version)
+    await agent.settle()
+    assert agent.control.sent_bytes == sent, "nothing has changed"
+    agent.keyring = KEYRING
+    await until(lambda: agent.models.serving == {"digits": "2.0.0"})
+    await agent.stop()
+
+
+async def test_refused_bundle_is_tried_again_by_another_version_of_the_agent(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent.keyring = Keyring.of([])
+    await agent.start()
+    assert (await agent.deploy(NEW, "job-1"))["status"] == "REJECTED"
+    sent = agent.control.sent_bytes
+    await agent.stop()
+    monkeypatch.setattr("agent.__version__", "99.0")
+    await agent.start()
+    await until(lambda: agent.control.sent_bytes > sent)
+    await agent.stop()
+
+
+# -- starts ------------------------------------------------------------------------------------------------
+
+
+async def test_bundle_that_cannot_start_at_two_boots_is_kept_and_serves_in_the_end(agent: Agent) -> None:
+    await upgraded(agent)
+    await agent.stop()
+    agent.models.broken = {NEW.version}
+    await agent.start()
+    await until(lambda: agent.control.reported()["models"]["digits"]["next_try"])
+    assert agent.models.serving == {"digits": "1.0.0"}
+    assert reported(agent)["state"] == "degraded"
+    assert agent.store.has(NEW.digest)
+    await agent.stop()
+    await agent.start()
+    await until(lambda: agent.models.serving == {"digits": "1.0.0"})
+    assert agent.store.active()["digits"].digest == NEW.digest
+    agent.models.broken = set()
+    await until(lambda: agent.models.serving == {"digits": "2.0.0"})
+    await agent.settle()
+    assert reported(agent)["state"] == "active"
+    await agent.stop()
+
+
+async def test_bundle_that_a_person_installed_is_repaired_too(agent: Agent) -> None:
+    await agent.start()
+    (agent.store.inbox / f"{NEW.hex}.bundle").write_bytes(NEW.raw)
+    await until(lambda: agent.models.serving == {"digits": "2.0.0"})
+    await agent.settle()
+    await agent.stop()
+    agent.models.broken = {NEW.version}
+    await agent.start()
+    assert agent.models.serving == {}
+    agent.models.broken = set()
+    await until(lambda: agent.models.serving == {"digits": "2.0.0"})
+    assert agent.store.active()["digits"].origin is Origin.LOCAL
+    await agent.stop()
+
+
+def lose_record(agent: Agent) -> None:
+    for name in ("active.json", "active.json.mirror"):
+        (agent.root / name).write_bytes(b"damaged")
+
+
+async def test_lost_record_is_made_again_from_the_document_and_the_bundles_on_disk(agent: Agent) -> None:
+    await agent.start()
+    faces, mine = make_bundle(name="faces"), make_bundle(name="mine")
+    agent.offer(NEW, faces)
+    agent.desire({"digits": NEW.entry("job-1"), "faces": faces.entry("job-2")})
+    await agent.settle()
+    (agent.store.inbox / f"{mine.hex}.bundle").write_bytes(mine.raw)
+    await until(lambda: "mine" in agent.models.serving)
+    await agent.settle()
+    await agent.stop()
+    lose_record(agent)
+    agent.control.offers.clear()
+    sent = agent.control.sent_bytes
+    await agent.start()
+    every = {"digits": "2.0.0", "faces": "1.0.0", "mine": "1.0.0"}
+    await until(lambda: agent.models.serving == every)
+    await agent.settle()
+    assert agent.control.sent_bytes == sent
+    assert {name: model.origin for name, model in agent.store.active().items()} == {
+        "digits": Origin.DESIRED,
+        "faces": Origin.DESIRED,
+        "mine": Origin.LOCAL,
+    }
+    await agent.stop()
+
+
+# -- stopping ----------------------------------------------------------------------------------------------
+
+
+async def test_empty_document_stops_models_and_leaves_their_bundles_on_disk(agent: Agent) -> None:
+    await upgraded(agent)
+    agent.desire({})
+    await agent.settle()
+    assert (agent.models.serving, agent.control.reported()["models"]) == ({}, {})
+    await agent.stop()
+    await agent.start()
+    assert agent.store.has(NEW.digest)
+    agent.control.offers.clear()
+    sent = agent.control.sent_bytes
+    agent.desire({"digits": NEW.entry("job-3")})
+    assert (await agent.finished("job-3"))["status"] == "SUCCEEDED"
+    assert agent.control.sent_bytes == sent
+    await agent.stop()
+
+
+async def test_stopped_bundles_make_way_for_others_when_space_is_short(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await agent.start()
+    await agent.deploy(OLD, "job-1")
+    agent.desire({})
+    await agent.settle()
+    needed = SPACE_MARGIN_BYTES + 10**6
+    monkeypatch.setattr(
+        Store, "free_bytes", lambda self: SPACE_MARGIN_BYTES if self.has(OLD.digest) else needed
+    )
+    faces = make_bundle(name="faces")
+    assert (await agent.deploy(faces, "job-2"))["status"] == "SUCCEEDED"
+    assert not agent.store.has(OLD.digest)
+    await agent.stop()
+
+
+# -- trial and rollback ------------------------------------------------------------------------------------
+
+
+async def test_version_that_fails_on_trial_is_rolled_back_and_not_tried_again(agent: Agent) -> None:
+    await upgraded(agent)
+    agent.models.fail("digits")
+    await until(lambda: agent.models.serving == {"digits": "1.0.0"})
+    await agent.settle()
+    state = agent.control.job("job-2")
+    assert (state["status"], state["result"]) == ("FAILED", "FAILED_ROLLBACK_COMPLETE")
+    assert state["message"] == "rolled back: 3 workers died within 60 s"
+    model = reported(agent)
+    assert (model["state"], model["digest"], model["rolled_back"], model["message"]) == (
+        "rolled_back",
+        OLD.digest,
+        NEW.digest,
+        "3 workers died within 60 s",
+    )
+    history = list(agent.models.history)
+    agent.desire({"digits": NEW.entry("job-2")})
+    faces = make_bundle(name="faces")
+    agent.offer(faces)
+    agent.desire({"digits": NEW.entry("job-2"), "faces": faces.entry("job-f")})
+    await agent.finished("job-f")
+    await agent.settle()
+    assert agent.models.history == [*history, "+faces 1.0.0"], "the same job is not tried again"
+    await agent.stop()
+    await agent.start()
+    assert agent.models.serving == {"digits": "1.0.0", "faces": "1.0.0"}, "although its counter is lower"
+    assert reported(agent)["state"] == "rolled_back"
+    await agent.stop()
+
+
+async def test_rolled_back_version_that_is_deployed_again_is_judged_only_by_crashes(agent: Agent) -> None:
+    await upgraded(agent)
+    agent.models.scores["digits"] = Score(answers=100, errors=90)
+    await until(lambda: agent.models.serving == {"digits": "1.0.0"})
+    await agent.settle()
+    assert (await agent.deploy(NEW, "job-3"))["status"] == "SUCCEEDED"
+    agent.models.scores["digits"] = Score(answers=100, errors=90)
+    history = len(agent.models.history)
+    trial = agent.store.active()["digits"].trial
+    assert trial is not None
+    assert trial.baseline is None
+    agent.models.fail("digits")
+    await until(lambda: len(agent.models.history) > history)
+    assert agent.models.history[-1] == "+digits 1.0.0", "one rollback, after the crash"
+    await agent.stop()
+
+
+async def test_slower_version_is_compared_with_its_predecessor(agent: Agent) -> None:
+    await agent.start()
+    await agent.deploy(OLD, "job-1")
+    agent.models.scores["digits"] = Score(answers=1000, errors=0, p95_s=0.01)
+    await agent.deploy(NEW, "job-2")
+    agent.models.scores["digits"] = Score(answers=100, errors=0, p95_s=0.1)
+    await until(lambda: agent.models.serving == {"digits": "1.0.0"})
+    await agent.settle()
+    assert "100 ms, 10 ms with the version before" in reported(agent)["message"]
+    await agent.stop()
+
+
+async def test_failing_version_without_a_predecessor_stays(agent: Agent) -> None:
+    await agent.start()
+    await agent.deploy(OLD, "job-1")
+    assert agent.store.active()["digits"].trial is None
+    agent.models.fail("digits", "out of memory")
+    agent.deployment.on_model_changed("digits")
+    model = reported(agent)
+    assert (model["state"], model["message"]) == ("failed", "out of memory")
+    assert model["next_try"] == "2033-05-18T03:33:20.000+00:00"
+    await agent.stop()
+
+
+async def test_version_that_ends_the_agent_again_and_again_is_rolled_back_at_a_start(agent: Agent) -> None:
+    await upgraded(agent)
+    await agent.stop()
+    for start in range(1, 5):
+        assert agent.models.serving == {"digits": "2.0.0"}
+        await agent.start()
+        trial = agent.store.active()["digits"].trial
+        if start < 4:
+            assert trial is not None
+            assert trial.starts == start
+        await agent.cut_power()
+    assert agent.models.serving == {"digits": "1.0.0"}
+    assert "ended 4 times" in reported(agent)["message"]
+
+
+async def test_clean_stops_do_not_count_against_a_version_on_trial(agent: Agent) -> None:
+    await upgraded(agent)
+    for _ in range(6):
+        await agent.stop()
+        await agent.start()
+    assert agent.models.serving == {"digits": "2.0.0"}
+    await agent.stop()
+
+
+async def test_trial_ends_and_the_next_failure_is_not_rolled_back(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await upgraded(agent)
+    monkeypatch.setattr("agent.deploy.trial.TRIAL_S", 0.01)
+    agent.models.scores["digits"] = Score(answers=1000)
+    await until(lambda: agent.store.active()["digits"].trial is None)
+    agent.models.fail("digits")
+    agent.deployment.on_model_changed("digits")
+    assert reported(agent)["state"] == "failed"
+    assert agent.models.serving == {"digits": "2.0.0"}
+    await agent.stop()
+
+
+async def test_predecessor_that_cannot_run_is_tried_again(agent: Agent) -> None:
+    await upgraded(agent)
+    agent.models.broken = {OLD.version}
+    agent.models.fail("digits")
+    await until(lambda: "rollback" in str(agent.deployment._attempts._tries))
+    assert agent.models.serving == {"digits": "2.0.0"}
+    agent.models.broken = set()
+    await until(lambda: agent.models.serving == {"digits": "1.0.0"})
+    await agent.stop()
+
+
+async def test_rolled_back_predecessor_that_does_not_start_is_tried_again(agent: Agent) -> None:
+    await upgraded(agent)
+    agent.models.fail("digits")
+    await until(lambda: agent.models.serving == {"digits": "1.0.0"})
+    await agent.settle()
+    await agent.stop()
+    agent.models.broken = {OLD.version}
+    await agent.start()
+    assert agent.models.serving == {}
+    agent.models.broken = set()
+    await until(lambda: agent.models.serving == {"digits": "1.0.0"})
+    await agent.settle()
+    assert reported(agent)["state"] == "rolled_back"
+    assert agent.store.active()["digits"].rolled_back is not None
+    await agent.stop()
+
+
+async def test_rollback_on_a_full_disk_happens_and_is_recorded_later(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await upgraded(agent)
+    save = agent.store._active_file.save
+    monkeypatch.setattr(agent.store._active_file, "save", agent.full_disk)
+    agent.models.fail("digits")
+    await until(lambda: agent.models.serving == {"digits": "1.0.0"})
+    monkeypatch.setattr(agent.store._active_file, "save", save)
+    await until(lambda: Store(agent.root).active()["digits"].digest == OLD.digest)
+    await agent.stop()
+
+
+# -- deploying again ---------------------------------------------------------------------------------------
+
+
+async def test_same_bundle_deployed_again_really_starts_a_failed_model(agent: Agent) -> None:
+    await agent.start()
+    await agent.deploy(OLD, "job-1")
+    agent.models.fail("digits")
+    state = await agent.deploy(OLD, "job-2")
+    assert (state["status"], state["message"]) == ("SUCCEEDED", None)
+    assert agent.models.history == ["+digits 1.0.0", "+digits 1.0.0"]
+    assert reported(agent)["state"] == "active"
+    await agent.stop()
+
+
+async def test_failed_version_is_not_what_its_successor_returns_to(agent: Agent) -> None:
+    await upgraded(agent)
+    agent.store.record(replace(agent.store.active()["digits"], trial=None))
+    agent.models.fail("digits")
+    third = make_bundle(version="3.0.0", counter=3, params=b"third")
+    await agent.deploy(third, "job-3")
+    assert agent.store.active()["digits"].previous == OLD.digest
+    await agent.stop()
+
+
+def test_state_of_an_agent_before_trials_is_read(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    entry = {"digest": OLD.digest, "version": "1.0.0", "origin": "local", "job": "j", "previous": None}
+    store._active_file.save({"digits": entry})
+    assert Store(tmp_path).active()["digits"] == ActiveModel(
+        "digits", OLD.digest, "1.0.0", Origin.LOCAL, "j", None
+    )
