@@ -106,7 +106,7 @@ def parse_active(document: object) -> dict[str, ActiveModel]:
                 origin=Origin(entry["origin"]),
                 job=entry["job"],
                 previous=entry["previous"],
-                # An agent before trials has not written these.
+                # Absent in the file of an agent that knew no trials.
                 counter_floor=entry.get("counter_floor"),
                 trial=None if entry.get("trial") is None else Trial.from_document(entry["trial"]),
                 rolled_back=None if entry.get("rolled_back") is None else RolledBack(**entry["rolled_back"]),
