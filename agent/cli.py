@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import ctypes
 import faulthandler
 import logging
 import os
@@ -29,6 +30,7 @@ EXIT_OURS: Final = 1
 EXIT_INPUT: Final = 4
 EXIT_INTERRUPTED: Final = 128 + signal.SIGINT
 EXIT_BROKEN_PIPE: Final = 128 + signal.SIGPIPE
+_PR_SET_DUMPABLE: Final = 4
 # sd-daemon(3): journald reads a line's level from the number at its beginning.
 _JOURNAL_LEVELS: Final = {
     logging.CRITICAL: 2,
@@ -122,9 +124,18 @@ def _load(options: argparse.Namespace, *, unused: Mapping[str, str] | None = Non
 
 def _run(options: argparse.Namespace) -> int:
     config = _load(options)
+    _hide_memory()
     faulthandler.enable()  # systemd sends SIGABRT to a service that misses its watchdog
     set_up_logging(config.log_level, os.environ)
     return asyncio.run(_serve(config))
+
+
+def _hide_memory() -> None:
+    """Keep other processes of the same user from reading this process's memory, which holds keys.
+
+    A worker's sandbox does, too; this also holds where the kernel lacks a part of the sandbox.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 async def _serve(config: Config) -> int:

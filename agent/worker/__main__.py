@@ -43,6 +43,8 @@ def main(arguments: list[str]) -> int:
     # this one ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sandbox.end_with_parent()
+    sandbox.be_first_when_memory_runs_out()
     with socket.socket(fileno=int(arguments[0])) as connection:
         channel = Channel(connection)
         try:

@@ -15,10 +15,12 @@ References: linux/landlock.h, linux/seccomp.h, linux/filter.h; Documentation/use
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
 import resource
+import signal
 import socket
 import struct
 from collections.abc import Callable
@@ -30,6 +32,8 @@ from agent.worker import system_calls as calls
 from agent.worker.system_calls import Architecture, Numbers, Rule
 
 _PR_SET_NO_NEW_PRIVS: Final = 38
+
+_PR_SET_PDEATHSIG: Final = 1
 
 _LANDLOCK_CREATE_RULESET_VERSION: Final = 1
 # Rights that Landlock handles, and so refuses, each with the version of the ABI that introduced them.
@@ -58,13 +62,15 @@ _ARCH: Final = 4
 _ARGUMENT: Final = 16
 _X32_BIT: Final = 0x40000000
 
+# As if it used half of the memory more; see proc_pid_oom_score_adj(5).
+_OOM_SCORE: Final = "500"
 # Soft and hard limits of the process, which its filter keeps it from changing.
 _LIMITS: Final = (
     # A core file would contain the model's memory.
     (resource.RLIMIT_CORE, 0),
     # The channel, the standard streams, the bundle's members, and files that imports may have left open.
     (resource.RLIMIT_NOFILE, 64),
-    # The only regular file that it can write is a log that the agent was started with.
+    # It can write no regular file but the log of somebody who starts it by hand.
     (resource.RLIMIT_FSIZE, 64 << 20),
     # What programs get by default; a model declares no stack.
     (resource.RLIMIT_STACK, 8 << 20),
@@ -171,6 +177,21 @@ def close_loading(status: Status) -> None:
     """
     if status.seccomp:
         _filter(ctypes.CDLL(None, use_errno=True), loading=False)
+
+
+def end_with_parent() -> None:
+    """Let the kernel kill this process when its parent ends, whatever a model does by then.
+
+    Otherwise a model that holds on to the process would survive an agent that was killed.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def be_first_when_memory_runs_out() -> None:
+    """Let the kernel end this process before the agent when there is no memory left."""
+    # Without /proc, or with one that cannot be written, the kernel chooses by size.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
 
 
 def limit_cpu(budget_s: int) -> None:

@@ -81,6 +81,8 @@ _PROT_EXEC: Final = 4
 _MAP_LOCKED: Final = 0x2000
 _MAP_HUGETLB: Final = 0x40000
 _MSG_OOB: Final = 1
+# O_WRONLY, O_RDWR, O_CREAT, O_TRUNC, O_APPEND; O_TMPFILE needs one of the first two.
+_O_WRITE: Final = 0o3103
 _SIGXCPU: Final = 24
 _FIRST_OWN_DESCRIPTOR: Final = 3
 # F_GETFD, F_SETFD, F_GETFL, F_DUPFD_CLOEXEC, F_GET_SEALS. Not F_SETFL (O_ASYNC, and O_NONBLOCK of what the
@@ -197,8 +199,9 @@ LOADING: Final[Mapping[str, Checked]] = MappingProxyType(
     {
         "mmap": Checked(_MMAP, (Without(3, _MAP_LOCKED | _MAP_HUGETLB),)),
         "mprotect": Checked(_MPROTECT, ()),
-        "open": Checked((2, None, 5), ()),
-        "openat": Checked((257, 56, 322), ()),
+        # Only for reading: without Landlock, /proc/PID/mem of the agent would be writable.
+        "open": Checked((2, None, 5), (Without(1, _O_WRITE),)),
+        "openat": Checked((257, 56, 322), (Without(2, _O_WRITE),)),
         # For the second filter.
         "seccomp": Checked((317, 277, 383), ()),
     }

@@ -286,6 +286,25 @@ def queued_s(pid: int) -> float:
         return 0.0
 
 
+@pytest.mark.parametrize("hidden", [True, False])
+def test_memory_of_the_agent_cannot_be_read_by_its_user(hidden: bool) -> None:
+    # Root could read it in any case. A change of the user hides it, too, which prctl undoes.
+    become = "import ctypes, os; os.geteuid() or os.setuid(65534); ctypes.CDLL(None).prctl(4, 1, 0, 0, 0); "
+    hide = "agent.cli._hide_memory()" if hidden else "pass"
+    victim = subprocess.Popen(
+        [sys.executable, "-c", f"import agent.cli; {become}{hide}; print(1, flush=True); input()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with victim:
+        assert victim.stdout is not None
+        victim.stdout.readline()
+        read = f"{become} open('/proc/{victim.pid}/mem', 'rb')"
+        done = subprocess.run([sys.executable, "-c", read], check=False, capture_output=True)
+        victim.kill()
+    assert ("PermissionError" in done.stderr.decode()) == hidden, done.stderr
+
+
 def test_idle_agent_is_ready_soon_and_small(tmp_path: Path, device: Device) -> None:
     address = str(tmp_path / "notify")
     # dnspython is not a dependency, but the MQTT library loads it if it is installed: 4 MB.

@@ -6,7 +6,7 @@ and notifies the agent, which looks how many threads the process has (seccomp_un
 worker hands over the descriptor of these notifications before it maps the model's library.
 
 Promises: a worker has at most `limit` threads, or nearly twice as many if all of them start others in the
-same moment; nothing here blocks.
+same moment; nothing here blocks; decisions take little of the agent's time, however many are asked for.
 Reference: linux/seccomp.h.
 """
 
@@ -33,6 +33,10 @@ _ID: Final = struct.Struct("=Q")
 # The id, a result, an errno, flags.
 _ANSWER: Final = struct.Struct("=QqiI")
 _CONTINUE: Final = 1
+# A model that starts and ends threads in a loop must not keep the agent busy: more have to wait. The largest
+# worker starts all of its threads within this number.
+_DECISIONS: Final = 256
+_INTERVAL_S: Final = 1.0
 # The main thread, one that watches the channel, and some that libraries start.
 _SPARE: Final = 6
 
@@ -61,6 +65,9 @@ class ThreadGate:
         self._limit = limit
         self._pid = 0
         self._refused = 0
+        self._decided = 0
+        self._interval_began_s = 0.0
+        self._pause: asyncio.TimerHandle | None = None
         self._listener: int | None = None
         self._ours, self.theirs = socket.socketpair()
 
@@ -78,6 +85,8 @@ class ThreadGate:
             loop.remove_reader(self._ours)
         self._ours.close()
         self.theirs.close()
+        if self._pause is not None:
+            self._pause.cancel()
         if self._listener is not None:
             loop.remove_reader(self._listener)
             os.close(self._listener)
@@ -93,18 +102,31 @@ class ThreadGate:
         self._ours.close()
         if received:
             self._listener = received[0]
-            loop.add_reader(self._listener, self._decide)
+            self._listen()
+
+    def _listen(self) -> None:
+        if self._listener is not None:
+            asyncio.get_running_loop().add_reader(self._listener, self._decide)
 
     def _decide(self) -> None:
         """Answer one notification."""
         listener = self._listener
         if listener is None:
             return
+        loop = asyncio.get_running_loop()
         poll = select.poll()
         poll.register(listener, select.POLLIN)
         if not any(events & select.POLLIN for _, events in poll.poll(0)):
             # The process is gone. To read now could block.
-            asyncio.get_running_loop().remove_reader(listener)
+            loop.remove_reader(listener)
+            return
+        if loop.time() - self._interval_began_s >= _INTERVAL_S:
+            self._decided, self._interval_began_s = 0, loop.time()
+        self._decided += 1
+        if self._decided > _DECISIONS:
+            # The thread that asks is stopped by the kernel until then.
+            loop.remove_reader(listener)
+            self._pause = loop.call_at(self._interval_began_s + _INTERVAL_S, self._listen)
             return
         notification = bytearray(_NOTIFICATION_BYTES)
         # ENOENT: the thread was killed, or interrupted by a signal, and asks again.

@@ -1,9 +1,9 @@
 """One worker process and the channel to it, on the event loop.
 
-Promises: the process inherits only its ends of two socket pairs, standard output and error, and a small
-environment; it gets the sealed files; its frames are reported in order, then its end, once; a process that
-was asked to end does end, and is reaped. Its processors, processor time and threads are set here, because its
-sandbox keeps it from changing them.
+Promises: the process inherits only its ends of two socket pairs, a pipe for its log, and a small environment;
+it gets the sealed files; its frames are reported in order, then its end, once; a process that was asked to
+end does end, and is reaped. Its processors, processor time and threads are set here, because its sandbox
+keeps it from changing them.
 Leaves to others: what is sent when, and what an end means (`supervisor`).
 """
 
@@ -27,6 +27,7 @@ import agent
 from agent.errors import ChannelError
 from agent.service.models.processor_meter import ProcessorMeter
 from agent.service.models.thread_gate import ThreadGate, thread_limit
+from agent.service.models.worker_log import WorkerLog
 from agent.worker.channel import Decoder
 from agent.worker.frames import Answer, Buffer, Frame, Header, Load, Ready, Request, Share, Stop, encode
 
@@ -82,6 +83,7 @@ class WorkerProcess:
         self._on_end = on_end
         self._process: subprocess.Popen[bytes] | None = None
         self._gate: ThreadGate | None = None
+        self._lines: WorkerLog | None = None
         self._transport: asyncio.Transport | None = None
         self._ended = asyncio.Event()
         self._reaping: asyncio.Task[None] | None = None
@@ -118,25 +120,29 @@ class WorkerProcess:
         """
         self._allowance_s = load.cpu_s
         self._processors = len(load.cpus) or os.cpu_count() or 1
-        self._gate = gate = ThreadGate(self.name, thread_limit(load.threads))
+        undo = contextlib.ExitStack()
         try:
+            self._gate = gate = ThreadGate(self.name, thread_limit(load.threads))
+            undo.callback(gate.close)
+            self._lines = lines = WorkerLog(self.name)
+            undo.callback(lines.close)
             ours, theirs = socket.socketpair()
-        except OSError:
-            gate.close()
-            raise
-        try:
+            undo.callback(ours.close)
             with theirs:
                 passed = (theirs.fileno(), gate.theirs.fileno())
                 self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
                     [*self._command, *map(str, passed)],
                     pass_fds=passed,
                     stdin=subprocess.DEVNULL,
+                    stdout=lines.theirs,
+                    stderr=lines.theirs,
                     env=_environment(os.environ),
                     cwd="/",
                     # Ctrl-C is for the agent, which ends its workers when they have answered their requests.
                     start_new_session=True,
                 )
             gate.watch(self._process.pid)
+            lines.watch()
             ours.setblocking(False)
             head, payload = encode(load, manifest)
             data = head + bytes(payload)
@@ -146,8 +152,7 @@ class WorkerProcess:
                 lambda: _Protocol(self._take, self._lost), sock=ours
             )
         except OSError:
-            ours.close()
-            gate.close()
+            undo.close()
             if self._process is not None:
                 self._lost("")
                 self.kill()
@@ -286,6 +291,8 @@ class WorkerProcess:
             self._check.cancel()
         if self._gate is not None:
             self._gate.close()
+        if self._lines is not None:
+            self._lines.close()
         self._ended.set()
         self._on_end(complaint or _ending(process.returncode))
 

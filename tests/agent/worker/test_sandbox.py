@@ -305,6 +305,11 @@ ARGUMENTS: list[tuple[str, tuple[int, ...], tuple[int, ...] | None]] = [
     ("mmap", (0, 4096, 3, 0x22), (0, 4096, 3, 0x40022)),
     ("mmap", (0, 4096, 3, 0x22), (0, 4096, 3, 0x2022)),
     ("mprotect", (0, 4096, 3), None),
+    # O_RDONLY | O_CLOEXEC; O_RDWR, O_WRONLY | O_CREAT, O_TRUNC.
+    ("open", (0, 0o2000000), (0, 2)),
+    ("openat", (0, 0, 0o2000000), (0, 0, 2)),
+    ("openat", (0, 0, 0o2000000), (0, 0, 0o101)),
+    ("openat", (0, 0, 0o2000000), (0, 0, 0o1000)),
     ("clone", (THREAD,), (17,)),
     ("clone", (THREAD | 0x400000,), (THREAD & ~0x10000,)),
     # Without the descriptors, traced, in a new name space.
@@ -349,7 +354,7 @@ def test_the_filter_allows_its_list_and_nothing_else(
     assert run_filter(program, 0x12345678, 0) == KILL
     # x32, which has x86-64's architecture.
     assert verdict(0x40000000) == EPERM
-    assert {name for name, *_ in ARGUMENTS} == {*checked} - {"open", "openat", "seccomp"}
+    assert {name for name, *_ in ARGUMENTS} == {*checked, "open", "openat"} - {"seccomp"}
 
 
 def test_proc_shows_the_sandbox_in_force(spawn: Spawn) -> None:
@@ -361,6 +366,13 @@ def test_proc_shows_the_sandbox_in_force(spawn: Spawn) -> None:
     }
     assert limits["Max core file size"] == ["0", "0"]
     assert limits["Max open files"] == ["64", "64"]
+    assert limits["Max locked memory"] == limits["Max msgqueue size"] == ["0", "0"]
+    assert limits["Max nice priority"] == limits["Max realtime priority"] == ["0", "0"]
+    assert limits["Max pending signals"] == ["64", "64"]
+    assert limits["Max file size"] == [f"{64 << 20}"] * 2
+    assert limits["Max stack size"] == [f"{8 << 20}"] * 2
+    # It ends before the agent when memory runs out.
+    assert (process / "oom_score_adj").read_text() == "500\n"
     assert 1 << 30 < int(limits["Max address space"][1]) < 3 << 30
     # Every thread, including those that were started later.
     for task in (process / "task").iterdir():

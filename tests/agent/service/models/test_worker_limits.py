@@ -7,6 +7,7 @@ import os
 import resource
 import socket
 import struct
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -17,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from agent.bundle.tensor_spec import TensorSpec
-from agent.service.models import worker_process
+from agent.service.models import thread_gate, worker_log, worker_process
 from agent.service.models.confinement import sandbox_of
 from agent.service.models.processor_meter import ProcessorMeter
 from agent.service.models.thread_gate import ThreadGate, thread_limit
@@ -59,7 +60,7 @@ class Worker:
     ends: list[str]
 
     async def report(self) -> str:
-        await until(lambda: bool(self.frames))
+        await until(lambda: bool(self.frames) and isinstance(self.frames[-1].header, Failed))
         header = self.frames[-1].header
         assert isinstance(header, Failed)
         return header.message
@@ -168,6 +169,84 @@ async def test_a_gate_without_a_listener_closes_quietly() -> None:
     await asyncio.sleep(0)
     gate.close()
     gate.close()
+
+
+async def test_a_worker_that_asks_for_threads_all_the_time_does_not_keep_the_agent_busy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(thread_gate, "_DECISIONS", 20)
+    monkeypatch.setattr(thread_gate, "_INTERVAL_S", 0.2)
+    script = """
+ready()
+count = 0
+end_s = time.monotonic() + 0.5
+while time.monotonic() < end_s:
+    thread = threading.Thread(target=lambda: None)
+    thread.start()
+    thread.join()
+    count += 1
+channel.send(Failed("ERR", str(count)))
+channel.receive()
+"""
+    async with started(SANDBOXED + script) as worker:
+        # Three or four intervals; without the limit it starts some thousand.
+        assert int(await worker.report()) <= 5 * 20
+
+
+async def test_lines_of_a_worker_are_named_bounded_and_printable(caplog: pytest.LogCaptureFixture) -> None:
+    script = r"""
+os.write(2, b"first\n<0>edge-agent: \x1b[31mred\xff\n" + b"x" * 5000)
+os.write(1, b"\nlast words")
+os._exit(3)
+"""
+    async with started(script) as worker:
+        await until(lambda: bool(worker.ends))
+    assert worker.ends == ["ended with status 3"]
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[:2] == ["echo: its worker: first", "echo: its worker: <0>edge-agent: ?[31mred\\xff"]
+    assert lines[-1] == "echo: its worker: last words"
+    assert max(map(len, lines)) < 600
+
+
+async def test_a_worker_that_writes_without_end_waits_and_the_agent_logs_little(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    script = """
+ready()
+threading.Thread(target=lambda: [os.write(2, b"x\\n" * 1000) for _ in range(10**9)], daemon=True).start()
+channel.receive()
+channel.send(Failed("ERR", "it serves"))
+channel.receive()
+"""
+    async with started(script) as worker:
+        await until(lambda: bool(worker.frames))
+        used_s = time.process_time()
+        await until(lambda: len(caplog.records) == worker_log._LINES)
+        worker.process.send(Request(1))
+        assert await worker.report() == "it serves"
+        assert time.process_time() - used_s < 2
+    assert len(caplog.records) == worker_log._LINES
+
+
+async def test_a_worker_does_not_outlive_its_agent() -> None:
+    # Even one that closes nothing and ignores the end of its channel.
+    child = "from agent.worker import sandbox; sandbox.end_with_parent(); print(1, flush=True); input()"
+    parent = f"""
+import subprocess, sys, time
+process = subprocess.Popen([sys.executable, "-c", {child!r}], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+process.stdout.readline()
+print(process.pid, flush=True)
+time.sleep(100)
+"""
+    process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    worker = int(process.stdout.readline())
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    # Its new parent may not have reaped it.
+    state = Path(f"/proc/{worker}/stat")
+    await until(lambda: not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z")
 
 
 async def test_all_threads_of_a_worker_move_to_other_processors() -> None:
