@@ -81,7 +81,9 @@ class Decoder:
         self._chunk = memoryview(bytearray(_CHUNK_BYTES))
         self._pending = bytearray()
         self._header: Header | None = None
-        self._payload = memoryview(b"")
+        # What the view is of: a frame takes it over, so that a large payload is not copied.
+        self._body = bytearray()
+        self._payload = memoryview(self._body)
         self._filled = 0
 
     @property
@@ -142,7 +144,8 @@ class Decoder:
                     break
                 self._header = decode_header(pending[body : body + header_bytes])
                 body += header_bytes
-                self._payload = memoryview(bytearray(payload_bytes))
+                self._body = bytearray(payload_bytes)
+                self._payload = memoryview(self._body)
                 self._filled = min(payload_bytes, len(pending) - body)
                 self._payload[: self._filled] = pending[body : body + self._filled]
                 start = body + self._filled
@@ -166,8 +169,9 @@ class Decoder:
 
     def _complete(self) -> Frame:
         assert self._header is not None
-        frame = Frame(self._header, self._payload)
-        self._header, self._payload, self._filled = None, memoryview(b""), 0
+        frame = Frame(self._header, self._body)
+        self._header, self._body, self._filled = None, bytearray(), 0
+        self._payload = memoryview(self._body)
         return frame
 
 

@@ -23,7 +23,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, cast
 
 from agent.bundle.manifest import Manifest
 from agent.bundle.verify import VerifiedBundle
@@ -290,7 +290,12 @@ class Supervisor:
         loading = self._loading if self._loading is not None and not self._loading.done() else None
         match frame.header:
             case Answer() as answer:
-                self._answered(answer, bytes(frame.payload))
+                # The bytearray into which it was read serves as bytes, since nothing changes it any more. A
+                # copy would double the memory for a large answer.
+                payload = frame.payload
+                self._answered(
+                    answer, cast(bytes, bytes(payload) if isinstance(payload, memoryview) else payload)
+                )
             case Ready() as ready if loading is not None:
                 loading.set_result(replace(ready, sandbox=one_line(ready.sandbox)))
             case Failed() as failed if loading is not None:

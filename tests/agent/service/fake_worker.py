@@ -1,9 +1,9 @@
 """A worker without models: it does what a request's payload says.
 
 `hold:PATH` answers when there is a file of that name, `sleep:S` after S seconds, `hang` never; `crash`
-aborts, `garbage` writes bytes that are not a frame, `cpus` answers with the processors it runs on. Anything
-else comes back as `<version>:<payload>`. A bundle whose version ends in `-bad` fails its self-test, one that
-ends in `-dead` dies while loading.
+aborts, `garbage` writes bytes that are not a frame, `lie:N` answers with the Nth of `LIES`, `cpus` answers
+with the processors it runs on. Anything else comes back as `<version>:<payload>`. A bundle whose version ends
+in `-bad` fails its self-test, one that ends in `-dead` dies while loading.
 """
 
 from __future__ import annotations
@@ -14,10 +14,20 @@ import signal
 import socket
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from agent.worker.channel import Channel
 from agent.worker.frames import Answer, Failed, Load, Ready, Request, Share, Stop
+
+# What the agent must not send on: MQTT does not allow it, or a client could not understand it.
+LIES = (
+    Answer(0, 200, content_type="a\0b"),
+    Answer(0, 200, content_type="application/\ud800"),
+    Answer(0, 200, content_type="application/octet-stream", tensors=("\ud800;UINT8;2",)),
+    Answer(0, 200, content_type="application/octet-stream", tensors=("y;UINT8;3",)),
+    Answer(0, 503, "later", "application/json"),
+)
 
 
 def main() -> None:
@@ -61,6 +71,9 @@ def main() -> None:
             time.sleep(3600)
         elif command == "garbage":
             connection.sendall(b"not a frame at all, for sure")
+        elif command == "lie":
+            channel.send(replace(LIES[int(argument)], seq=frame.header.seq), b"{}")
+            continue
         if frame.header.client_json:
             body = json.dumps(
                 {"id": frame.header.id, "status": 200, "message": "", "version": version}

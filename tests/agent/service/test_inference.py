@@ -235,6 +235,7 @@ async def test_aborting_model_is_back_within_two_seconds(
         assert answer.payload == b"1.0.0:again"
 
 
+@pytest.mark.slow
 async def test_requests_that_crash_the_model_do_not_take_it_from_others(
     mosquitto: BrokerProcess, start_service: StartService
 ) -> None:
@@ -296,6 +297,26 @@ async def test_worker_that_writes_garbage_is_replaced(
         client = await rig.client()
         assert status_of(await client.ask(b"garbage")) == 500
         assert (await client.ask(b"fine")).payload == b"1.0.0:fine"
+
+
+@pytest.mark.slow
+async def test_worker_that_lies_costs_its_request_and_no_connection(
+    mosquitto: BrokerProcess, start_service: StartService
+) -> None:
+    async with start_service(mosquitto.port, broker_receive_maximum=1) as rig:
+        await rig.service.models.activate(rig.signer.bundle("liar"))
+        await rig.service.models.activate(rig.signer.bundle("other"))
+        client = await rig.client()
+        for number in (0, 2):
+            answer = await client.ask(b"lie:%d" % number, model="liar")
+            assert status_of(answer) == 500
+            assert "its worker sent an invalid answer" in json.loads(answer.payload)["error"]
+            assert (await client.ask(b"hello", model="other")).payload == b"1.0.0:hello"
+        assert (await client.ask(b"hello", model="liar")).payload == b"1.0.0:hello"
+        samples = rig.service.samples()
+        assert samples['edge_mqtt_connects_total{connection="inference"}'] == 1
+        assert samples["edge_inference_in_flight"] == 0
+        assert samples.get("edge_faults_total", 0) == 0
 
 
 async def test_swap_between_versions_fails_no_request(

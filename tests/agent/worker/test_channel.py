@@ -243,3 +243,16 @@ def test_the_protocol_needs_no_numpy() -> None:
 
 def test_headers_are_values() -> None:
     assert replace(Request(1), seq=2) == Request(2)
+
+
+def test_payload_is_read_into_its_final_place() -> None:
+    decoder = Decoder()
+    head, payload = encode(Answer(1, 200), bytes(200_000))
+    begun = head + bytes(payload[:100])
+    decoder.get_buffer()[: len(begun)] = begun
+    assert decoder.buffer_updated(len(begun)) == []
+    place = decoder.get_buffer()
+    place[:] = bytes(len(place))
+    [frame] = decoder.buffer_updated(len(place))
+    assert place.obj is frame.payload
+    assert len(frame.payload) == 200_000
