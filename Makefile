@@ -57,6 +57,10 @@ bench-arm: emulator .venv-bench/.installed ## count instructions on an emulated 
 soak: $(STAMP) broker ## inject faults under 100,000 requests each, then half an hour of steady load (two hours)
 	$(BIN)/python -m benchmarks.soak $(SOAK_ARGS)
 
+.PHONY: hostile
+hostile: $(STAMP) broker ## send 100,000 hostile messages to an agent, while an honest client asks (half an hour)
+	$(BIN)/python -m benchmarks.hostile $(HOSTILE_ARGS)
+
 .PHONY: bench-agent
 bench-agent: $(STAMP) broker ## measure latency, throughput, overload and version changes of the agent and a bare echo
 	$(BIN)/python -m benchmarks.agent --picture docs/pictures/agent-latency.png $(BENCH_ARGS)
