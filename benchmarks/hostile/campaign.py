@@ -39,7 +39,8 @@ MAX_GROWTH: Final = 0.10
 MIN_COMPUTED: Final = 0.5
 # The last packets before a failure are saved: this many batches.
 _KEPT_BATCHES: Final = 40
-_END_LIMIT_S: Final = 15.0
+# Requests that crash a model take two workers each.
+_END_LIMIT_S: Final = 60.0
 
 
 @dataclass
@@ -103,20 +104,37 @@ async def drawn(number: int, messages: int) -> Batches:
             packets = (await ahead)[:left]
             ahead = loop.run_in_executor(pool, hostile_packets, number * 1_000_003 + chunk + 1)
             left -= len(packets)
-            for start in range(0, len(packets), BATCH):
-                yield packets[start : start + BATCH]
+            for batch in _batches(packets):
+                yield batch
         ahead.cancel()
 
 
 async def replayed(path: Path) -> Batches:
     """Read the packets that an earlier campaign saved."""
-    packets = [_read(line) for line in path.read_text().splitlines()]
+    for batch in _batches([_read(line) for line in path.read_text().splitlines()]):
+        yield batch
+
+
+async def given(packets: Sequence[Packet]) -> Batches:
+    """Use these packets."""
+    for batch in _batches(packets):
+        yield batch
+
+
+def _batches(packets: Sequence[Packet]) -> Iterator[Sequence[Packet]]:
     for start in range(0, len(packets), BATCH):
         yield packets[start : start + BATCH]
 
 
 async def run(
-    number: int, batches: Batches, folder: Path, log: Path, save: Path, progress: Progress
+    number: int,
+    batches: Batches,
+    folder: Path,
+    *,
+    log: Path,
+    save: Path,
+    progress: Progress,
+    begin: Callable[[Stage], None] = lambda _stage: None,
 ) -> Result:
     """Send the packets, and return the verdict.
 
@@ -134,6 +152,8 @@ async def run(
         Where the last packets are written if something is not as promised.
     progress
         Called after each batch.
+    begin
+        Called when the agent is ready.
     """
     result = Result(number)
     began_s = time.monotonic()
@@ -141,6 +161,7 @@ async def run(
         honest = Honest(place.broker.port, HONEST, DEVICE)
         start_time = _start_time(place.pid)
         pid = place.pid
+        begin(place)
         memory: list[int] = []
         watching = asyncio.create_task(_sample(pid, memory))
         kept: list[Sequence[Packet]] = []
@@ -266,9 +287,3 @@ def _read(line: str) -> Packet:
         fields[name] = base64.b64decode(fields[name])
     fields["properties"] = tuple((number, base64.b64decode(value)) for number, value in fields["properties"])
     return Packet(**fields)
-
-
-def batches_of(packets: Sequence[Packet]) -> Iterator[Sequence[Packet]]:
-    """Split packets into batches."""
-    for start in range(0, len(packets), BATCH):
-        yield packets[start : start + BATCH]

@@ -23,8 +23,6 @@ from tests.bundles import Signer
 from tests.conftest import BrokerProcess
 
 HOSTILE_WORKER: Final = (sys.executable, str(Path(__file__).with_name("hostile_worker.py")))
-# A hostile answer often costs a worker, which takes a tenth of a second to start.
-_FRAMES_PER_ANSWER: Final = 100
 _ANSWER_LIMIT_S: Final = 30.0
 _HONEST_LIMIT_S: Final = 5.0
 _IN_ADVANCE: Final = 8
@@ -67,12 +65,12 @@ class FramesResult:
         return {**asdict(self), "passed": self.passed}
 
 
-async def run_frames(number: int, count: int) -> FramesResult:
-    """Read `count` hostile frames, and let a hostile worker give `count / 100` answers."""
+async def run_frames(number: int, frames: int, answers: int) -> FramesResult:
+    """Read hostile frames in memory, and let a hostile worker of an agent answer."""
     result = FramesResult()
-    _decode(number, count, result)
+    _decode(number, frames, result)
     with tempfile.TemporaryDirectory(prefix="edgebundle-frames-") as name:
-        await _serve(number, max(1, count // _FRAMES_PER_ANSWER), Path(name), result)
+        await _serve(number, answers, Path(name), result)
     return result
 
 

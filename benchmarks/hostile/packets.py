@@ -15,10 +15,12 @@ from typing import Final
 # Property identifiers of PUBLISH (MQTT 5.0, 3.3.2.3).
 PAYLOAD_FORMAT, EXPIRY, CONTENT_TYPE, RESPONSE_TOPIC, CORRELATION = 0x01, 0x02, 0x03, 0x08, 0x09
 SUBSCRIPTION_ID, TOPIC_ALIAS, USER_PROPERTY = 0x0B, 0x23, 0x26
+_ALLOWED: Final = {PAYLOAD_FORMAT, EXPIRY, CONTENT_TYPE, RESPONSE_TOPIC, CORRELATION, TOPIC_ALIAS}
 _CONNACK, _PUBLISH, _PUBACK, _PUBREC, _PUBCOMP, _DISCONNECT = 0x20, 0x30, 0x40, 0x50, 0x70, 0xE0
 # mosquitto announces a Receive Maximum of 20.
 _MAX_IN_FLIGHT: Final = 10
 _ANSWER_LIMIT_S: Final = 10.0
+_FLUSH_EVERY: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,12 @@ class Packet:
     retain: bool = False
     dup: bool = False
     properties: tuple[tuple[int, bytes], ...] = field(default=(), repr=False)
+
+    @property
+    def forbidden(self) -> bool:
+        """Whether a broker should refuse it and end the connection."""
+        numbers = [number for number, _ in self.properties if number != USER_PROPERTY]
+        return len(set(numbers)) < len(numbers) or not set(numbers) <= _ALLOWED or b"\0" in self.topic
 
     def encode(self, packet_id: int) -> bytes:
         """Return the packet's bytes."""
@@ -105,6 +113,9 @@ class RawClient:
                 self._in_flight.add(packet_id)
             self._writer.write(packet.encode(packet_id))
             self.sent += 1
+            if packet.forbidden or self.sent % _FLUSH_EVERY == 0:
+                # What is written after a packet that the broker refuses is lost.
+                await self.flush()
             while len(self._in_flight) >= _MAX_IN_FLIGHT:
                 await self._read()
         except (OSError, EOFError, TimeoutError):
