@@ -44,7 +44,7 @@ from agent.deploy.store.store import Store
 from agent.deploy.trial import STEADY_S, Score, Trial, fault, over
 from agent.errors import ConflictError, EdgeError, SelfTestError, SourceError
 from agent.wire import topics
-from agent.wire.desired import Desired, DesiredModel
+from agent.wire.desired import Desired, DesiredModel, newest_after
 from agent.wire.job import MAX_MESSAGE_CHARACTERS, Result, Status
 from agent.wire.reported import Origin, Rejection
 
@@ -462,8 +462,11 @@ class Deployment:
         self._work.set()
 
     def _check_order(self, desired: Desired) -> None:
-        """Check that a document is newer than the one in force and based on it, or is the same."""
+        """Check that a document is newer than the one in force, not too far, and based on it, or the same."""
         known = self._desired
+        newest = newest_after(None if known is None else known.version)
+        if desired.version > newest:
+            raise ConflictError(f"expected a desired version of at most {newest}, got {desired.version}")
         if known is None or (desired.version, desired.models) == (known.version, known.models):
             return
         if desired.version <= known.version:

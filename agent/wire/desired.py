@@ -6,7 +6,8 @@
                                            "job": "<id>", "sources": ["mqtt", "https://host/path"]}},
      "base": "sha256:<64 hex>"}
 
-A higher `version` replaces a lower one, and a model that is absent is taken out of service. `base` is
+A higher `version` replaces a lower one, and a model that is absent is taken out of service. `newest_after`
+says how much higher it may be: nobody may use up the numbers, by a mistake or in bad faith. `base` is
 optional: the digest of the document that this one was written from. With it, two tools that add a model at
 the same moment do not undo each other: the agent refuses the second document (`ERR_CONFLICT`), and its tool
 writes a new one.
@@ -37,6 +38,10 @@ MAX_SOURCES: Final = 8
 # URLs of this length are accepted by most servers and proxies; a source needs far less.
 MAX_SOURCE_CHARACTERS: Final = 2048
 MAX_VERSION: Final = document.MAX_SAFE_INTEGER
+# Up to here a version may jump: it has room for the time in milliseconds, with which some tools count.
+FREE_VERSIONS: Final = 2**41
+# Beyond, a version may be this much higher than the last one. So it takes 2^33 documents to use up the rest.
+MAX_STEP: Final = 2**20
 # The source that stands for blocks over MQTT; all others are https URLs.
 MQTT_SOURCE: Final = "mqtt"
 
@@ -197,6 +202,11 @@ class Desired:
         if len(set(jobs)) != len(jobs):
             raise FormatError("two desired models have the same job")
         return cls(version, entries, base)
+
+
+def newest_after(version: int | None) -> int:
+    """Return the highest version that may follow `version`, or None, the first document."""
+    return max(FREE_VERSIONS, min((version or 0) + MAX_STEP, MAX_VERSION))
 
 
 def find_version(raw: bytes) -> int:

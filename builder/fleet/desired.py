@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from agent.errors import BundleError
-from agent.wire.desired import Desired, DesiredModel, find_version
+from agent.wire.desired import Desired, DesiredModel, find_version, newest_after
 from agent.wire.reported import CONFLICT, Rejection, Reported
 from builder.errors import FleetError
 
@@ -84,16 +84,20 @@ class DesiredState:
         base = in_force = self._in_force()
         # The document in force counts; a later one at the broker only if the agent has not seen it yet.
         in_force_version = 0 if in_force is None else in_force.version
+        # The agent refuses a version that is too high: such a document is not in force, and never will be.
+        newest = newest_after(None if in_force is None else in_force.version)
         at_broker = self._at_broker
         if (
             at_broker is not None
             and at_broker.version > in_force_version
             and at_broker.version != self._rejected_version()
+            and at_broker.version < newest
         ):
             base = at_broker
         others = () if base is None else tuple(m for m in base.models if m.model != self._model.model)
+        at_broker_version = self._version_at_broker if self._version_at_broker < newest else 0
         self._written = Desired(
-            version=max(in_force_version, self._version_at_broker) + 1,
+            version=max(in_force_version, at_broker_version) + 1,
             models=(*others, self._model),
             base=base.digest if base is not None and online else None,
         )

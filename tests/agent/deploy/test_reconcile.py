@@ -17,7 +17,7 @@ from agent.deploy.reconcile import FIRST_PAUSE_S, LONGEST_PAUSE_S, Attempts, Pro
 from agent.deploy.store.active import ActiveModel
 from agent.deploy.store.store import SPACE_MARGIN_BYTES, Store
 from agent.deploy.trial import Score
-from agent.wire.desired import Desired
+from agent.wire.desired import FREE_VERSIONS, MAX_VERSION, Desired
 from agent.wire.reported import Origin
 from tests.agent.deploy.rig import Agent, Bundle, make_bundle
 from tests.bundles import KEYRING
@@ -299,6 +299,33 @@ async def test_lost_record_is_made_again_from_the_document_and_the_bundles_on_di
         "faces": Origin.DESIRED,
         "mine": Origin.LOCAL,
     }
+    await agent.stop()
+
+
+# -- versions ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [MAX_VERSION, MAX_VERSION - 1, FREE_VERSIONS + 1])
+async def test_version_that_jumps_is_refused_and_locks_nobody_out(agent: Agent, version: int) -> None:
+    await agent.start()
+    await agent.deploy(OLD, "job-1")
+    agent.desire({}, version=version)
+    await agent.settle()
+    error = agent.control.reported()["error"]
+    assert (error["code"], error["version"]) == ("ERR_CONFLICT", version)
+    assert error["message"] == f"expected a desired version of at most {FREE_VERSIONS}, got {version}"
+    assert agent.models.serving == {"digits": "1.0.0"}
+    agent.version = 1
+    assert (await agent.deploy(NEW, "job-2"))["status"] == "SUCCEEDED"
+    await agent.stop()
+
+
+@pytest.mark.parametrize("version", [1_800_000_000, 1_800_000_000_000])
+async def test_version_may_be_the_time(agent: Agent, version: int) -> None:
+    await agent.start()
+    await agent.deploy(OLD, "job-1")
+    agent.version = version
+    assert (await agent.deploy(NEW, "job-2"))["status"] == "SUCCEEDED"
     await agent.stop()
 
 

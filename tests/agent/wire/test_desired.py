@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 
 from agent.bundle.archive import MAX_BUNDLE_BYTES
 from agent.errors import EndlessDataError, FormatError
-from agent.wire.desired import MAX_DESIRED_BYTES, MAX_MODELS, MAX_SOURCES, Desired
+from agent.wire.desired import (
+    FREE_VERSIONS,
+    MAX_DESIRED_BYTES,
+    MAX_MODELS,
+    MAX_SOURCES,
+    MAX_STEP,
+    MAX_VERSION,
+    Desired,
+    newest_after,
+)
 
 ENTRY: dict[str, Any] = {
     "digest": "sha256:" + "a" * 64,
@@ -167,3 +176,11 @@ JSON_VALUES = st.recursive(
 def test_any_value_of_any_key_is_a_document_or_an_error(key: str, value: Any) -> None:
     with contextlib.suppress(FormatError, EndlessDataError):
         Desired.from_bytes(json.dumps({"version": 1, "models": {"digits": ENTRY | {key: value}}}).encode())
+
+
+def test_versions_may_jump_up_to_the_time_in_milliseconds_and_then_in_steps() -> None:
+    milliseconds_in_2035 = 2_051_222_400_000
+    assert milliseconds_in_2035 < newest_after(None) == newest_after(7) == FREE_VERSIONS
+    assert newest_after(FREE_VERSIONS) == FREE_VERSIONS + MAX_STEP
+    assert newest_after(MAX_VERSION - 1) == MAX_VERSION
+    assert (MAX_VERSION - FREE_VERSIONS) // MAX_STEP > 8 * 10**9, "nobody sends so many documents"

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.wire.desired import MAX_VERSION, Desired, DesiredModel
+from agent.wire.desired import FREE_VERSIONS, MAX_VERSION, Desired, DesiredModel
 from agent.wire.reported import Rejection, Reported
 from builder.errors import FleetError
 from builder.fleet.desired import DesiredState
@@ -89,6 +89,22 @@ def test_unreadable_document_at_the_broker_is_outnumbered() -> None:
     state.on_desired(b'{"version":30,"models":{"words":{"new":1}}}')
     written = write(state)
     assert (written.version, names(written)) == (31, {"digits", "faces"})
+
+
+@pytest.mark.parametrize("version", [MAX_VERSION, MAX_VERSION - 1, FREE_VERSIONS + 8])
+def test_document_that_the_agent_refuses_for_its_version_is_not_outnumbered(version: int) -> None:
+    state = DesiredState(DIGITS)
+    state.on_reported(reported(doc(7, other("faces"))))
+    state.on_desired(doc(version, other("evil")).to_bytes())
+    written = write(state)
+    assert (written.version, names(written)) == (8, {"digits", "faces"})
+
+
+def test_agent_far_up_is_followed_in_steps() -> None:
+    state = DesiredState(DIGITS)
+    state.on_reported(reported(doc(FREE_VERSIONS + 5, other("faces"))))
+    state.on_desired(doc(FREE_VERSIONS + 9, other("faces")).to_bytes())
+    assert write(state).version == FREE_VERSIONS + 10
 
 
 def test_another_document_of_the_same_version_is_not_preferred_to_the_one_in_force() -> None:
