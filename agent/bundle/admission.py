@@ -39,9 +39,9 @@ def admit(manifest: Manifest, machine: Machine, *, deployed_as: str, committed_c
     check_machine(manifest, machine)
     if committed_counter is not None and manifest.security_counter < committed_counter:
         raise RollbackError(
-            f"expected a security counter of {committed_counter} or higher for {manifest.name}, "
-            f"got {manifest.security_counter}",
-            hint=f"compile it again with --security-counter {committed_counter} or higher",
+            f"{manifest.name} {manifest.version} is a downgrade: expected a security counter of "
+            f"{committed_counter} or higher, got {manifest.security_counter}",
+            hint=f"compile it again, or with --security-counter {committed_counter} or higher",
         )
 
 

@@ -55,9 +55,9 @@ def add_parsers(subparsers: SubParsers) -> None:
     manifest.add_argument(
         "--security-counter",
         type=integer,
-        default=0,
         metavar="N",
-        help="a device refuses a lower counter than the last one it accepted for this name (default: 0)",
+        help="a device refuses a lower counter than the last one it accepted for this name (default: the "
+        "time of the build in seconds since 1970, or SOURCE_DATE_EPOCH)",
     )
     manifest.add_argument(
         "--compatible",

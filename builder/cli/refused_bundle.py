@@ -24,7 +24,7 @@ from builder.errors import PackageError
 # What to do when an agent refuses a deployment. An agent reports the wire code of one of these classes.
 _DEPLOYMENT_HINTS: Final[dict[type[EdgeError], str]] = {
     SignatureError: "sign the bundle with a key that this agent trusts: see `edgebundle sign --help`",
-    RollbackError: "compile it with a --security-counter that is not lower than the one on the device",
+    RollbackError: "compile it again: the counter rises with each build, unless --security-counter sets it",
     IncompatibleError: "compile it with the --target of that device, which `edgebundle agents` shows",
     KeyRevokedError: "sign it with a key that has not been revoked",
     MixAndMatchError: "the agent received another file than the one deployed: check what --source serves",

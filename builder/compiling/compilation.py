@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -68,15 +69,34 @@ class Identity:
     version
         Semantic version.
     security_counter
-        0 to 2^63 - 1; a device refuses a counter lower than the one it committed for that name.
+        0 to 2^63 - 1; a device refuses a counter lower than the one it committed for that name. None stands
+        for the time of the build in seconds since 1970, so that every build replaces those before it; the
+        environment variable `SOURCE_DATE_EPOCH` sets this time for reproducible builds.
     compatible
         Device types, such as `["raspberrypi,4-model-b"]`; None means any Linux of the target's architecture.
     """
 
     name: str | None = None
     version: str = "1.0.0"
-    security_counter: int = 0
+    security_counter: int | None = None
     compatible: Sequence[str] | None = None
+
+    def counter(self) -> int:
+        """Return the security counter, or the time of the build in its place.
+
+        Raises
+        ------
+        ModelError
+            If `SOURCE_DATE_EPOCH` is not a number of seconds.
+        """
+        if self.security_counter is not None:
+            return self.security_counter
+        stated = os.environ.get("SOURCE_DATE_EPOCH")
+        if stated is None:
+            return int(time.time())
+        if not (stated.isascii() and stated.isdigit()):
+            raise ModelError(f"expected a number of seconds in SOURCE_DATE_EPOCH, got {stated!r:.80}")
+        return int(stated)
 
     def check(self) -> None:
         """Apply the manifest's own rules, before anything is compiled.
@@ -91,7 +111,7 @@ class Identity:
         hint = None
         try:
             check_version(self.version)
-            check_security_counter(self.security_counter)
+            check_security_counter(self.counter())
             if self.compatible is not None:
                 check_compatible(self.compatible)
             if self.name is not None:
@@ -280,7 +300,7 @@ def _manifest(
         return Manifest(
             name=identity.name or _bundle_name(model.name),
             version=identity.version,
-            security_counter=identity.security_counter,
+            security_counter=identity.counter(),
             compatible=tuple(identity.compatible or (f"linux-{device.arch}",)),
             target=ManifestTarget(device.triple, device.cpu, device.features),
             runtime=_runtime(code),

@@ -31,9 +31,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+# The security counter is the time of the build: with this one, equal sources give equal bundles.
+EPOCH = {"SOURCE_DATE_EPOCH": "1700000000"}
+
+
 @pytest.fixture(scope="module")
 def quick_start(folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    environment = os.environ | EPOCH | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     return subprocess.run(
         ["sh", "-eu", "-c", block("sh")],
         cwd=folder,
@@ -62,6 +66,7 @@ def test_python_example_writes_the_same_bundle(folder: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", block("python")],
         cwd=folder,
+        env=os.environ | EPOCH,
         capture_output=True,
         text=True,
         timeout=LIMIT_S,

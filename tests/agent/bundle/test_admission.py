@@ -38,7 +38,9 @@ def test_another_models_bundle_is_refused(kit: Any) -> None:
 
 
 def test_lower_security_counter_is_refused(kit: Any) -> None:
-    with pytest.raises(RollbackError, match="counter of 8 or higher for pets, got 7") as error:
+    with pytest.raises(
+        RollbackError, match="is a downgrade: expected a security counter of 8 or higher, got 7"
+    ) as error:
         admit(kit.manifest(version="9.0.0"), PI4, deployed_as="pets", committed_counter=8)
     assert error.value.code == "ERR_ROLLBACK"
 

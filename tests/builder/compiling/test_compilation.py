@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +65,12 @@ package.sign(read_private(sys.argv[3])).save(sys.argv[4])
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["host", "rpi4"])
-def test_two_processes_in_two_folders_write_identical_bytes(tmp_path: Path, target: str) -> None:
+def test_two_processes_in_two_folders_write_identical_bytes(
+    tmp_path: Path, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from builder.bundles.key_files import generate
 
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
     key = generate(tmp_path / "keys").private
     digests = set()
     for name in ("one", "another-place"):
@@ -184,3 +188,22 @@ def test_an_index_out_of_range_reads_only_its_table(
     wrong.flat[:2] = 10**12, -(10**12)
     answer = run(package, {"ids": wrong}).get_output("output_0")
     assert np.isin(answer, np.arange(40)).all()
+
+
+def test_security_counter_is_the_time_of_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
+    before = int(time.time())
+    assert before <= Identity().counter() <= time.time()
+    assert Identity(security_counter=7).counter() == 7
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+    assert Identity().counter() == 1_700_000_000
+    assert Identity(security_counter=0).counter() == 0
+
+
+@pytest.mark.parametrize("stated", ["", "yesterday", "-1", "1.5", "\u0663"])
+def test_time_of_the_build_that_cannot_be_read_is_refused(
+    stated: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", stated)
+    with pytest.raises(ModelError, match="expected a number of seconds in SOURCE_DATE_EPOCH"):
+        Identity().check()
