@@ -29,7 +29,7 @@ from agent.mqtt.message import Message, Will, decode_publish, encode_publish
 from agent.mqtt.paho_client import PahoClient
 from agent.mqtt.reason_codes import NOT_CONNECTED, TOO_LARGE, Reason, reason
 from agent.mqtt.settings import BrokerSettings
-from agent.mqtt.transport import BrokerSocket
+from agent.mqtt.transport import BrokerSocket, Packet
 
 MQTT_5: Final = 5
 MQTT_3_1_1: Final = 4
@@ -168,6 +168,7 @@ class Engine:
         self.drop()
         self._epoch = epoch
         self._keepalive_s = settings.keepalive_s
+        sock.max_packet_bytes = settings.max_packet_bytes
         self._socket = sock
         self._connack = asyncio.get_running_loop().create_future()
         client = self._client
@@ -320,8 +321,15 @@ class Engine:
         if self._socket is not None:
             self._socket.unwatch_writing()
 
-    def _received(self, flags: int, packet: bytes) -> None:
-        self._callbacks.message(decode_publish(flags, packet, version=self.version, epoch=self._epoch))
+    def _received(self, packet: Packet) -> None:
+        message = decode_publish(
+            packet.first,
+            packet.body,
+            version=self.version,
+            epoch=self._epoch,
+            cut_bytes=packet.cut_bytes,
+        )
+        self._callbacks.message(message)
 
     def _connected(
         self,

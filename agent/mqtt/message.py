@@ -7,6 +7,7 @@ paho's own makes four copies and spends 0.4 ms on a 600 KB tensor.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -124,7 +125,9 @@ def encode_publish(
     return bytes((flags,)) + encode_length(len(body) + payload_bytes) + body
 
 
-def decode_publish(flags: int, packet: bytes | bytearray, *, version: int, epoch: int) -> Message:
+def decode_publish(
+    flags: int, packet: bytes | bytearray, *, version: int, epoch: int, cut_bytes: int | None = None
+) -> Message:
     """Decode a PUBLISH packet (MQTT 3.1.1 and 5.0, section 3.3).
 
     Parameters
@@ -137,6 +140,8 @@ def decode_publish(flags: int, packet: bytes | bytearray, *, version: int, epoch
         5 or 4 (for 3.1.1).
     epoch
         The number of the connection it came over.
+    cut_bytes
+        How long the packet was, if it was too long and `packet` is only its beginning.
 
     Raises
     ------
@@ -159,8 +164,15 @@ def decode_publish(flags: int, packet: bytes | bytearray, *, version: int, epoch
         receipt = Receipt(int.from_bytes(view[at : at + 2], "big"), epoch)
         at += 2
     properties, refusal = EMPTY, None
-    if version == 5:
+    if version == 5 and cut_bytes is None:
         properties, refusal, at = decode(view, at)
+    elif cut_bytes is not None:
+        # MQTT 3.1.1 has no way to say how much we accept, and the payload was not kept.
+        refusal = f"expected a shorter packet, got one of {cut_bytes} bytes"
+        if version == 5:
+            with contextlib.suppress(MalformedPacketError):  # the properties may be cut too
+                properties = decode(view, at)[0]
+        at = len(view)
     if not topic:
         raise MalformedPacketError("expected a topic, got none: we never grant a topic alias")
     return Message(

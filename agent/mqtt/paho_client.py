@@ -23,7 +23,7 @@ from paho.mqtt.enums import MQTTErrorCode
 from paho.mqtt.properties import MalformedPacket  # type: ignore[attr-defined]
 
 from agent.errors import MalformedPacketError
-from agent.mqtt.transport import BrokerSocket
+from agent.mqtt.transport import BrokerSocket, Packet
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class PahoClient(paho.Client):
     next_socket
         The socket that `reconnect` uses: connected, after any TLS handshake.
     packet_received
-        Called with a PUBLISH packet's first byte and everything after its fixed header.
+        Called with each PUBLISH packet.
     packet_acknowledged
         Called with the packet identifier and reason code of a PUBACK.
     next_id
@@ -51,7 +51,7 @@ class PahoClient(paho.Client):
     """
 
     next_socket: BrokerSocket | None = None
-    packet_received: Callable[[int, bytes], None]
+    packet_received: Callable[[Packet], None]
     packet_acknowledged: Callable[[int, int], None]
     next_id: Callable[[], int] | None = None
 
@@ -73,27 +73,31 @@ class PahoClient(paho.Client):
 
     def _packet_read(self) -> MQTTErrorCode:
         sock = self.next_socket
-        if self._in_packet["command"] or sock is None or self._sock is None:
-            return super()._packet_read()
+        if sock is None or self._sock is None:
+            return MQTTErrorCode.MQTT_ERR_NO_CONN
         try:
             packet = sock.take_packet()
         except (BlockingIOError, ssl.SSLWantReadError):
+            if sock.collecting:  # a packet that takes longer than a ping does is a sign of life
+                self._last_bytes_received = time.monotonic()
             return MQTTErrorCode.MQTT_ERR_AGAIN
         except OSError as error:
             _log.debug("receiving from the broker: %s", error)
             return MQTTErrorCode.MQTT_ERR_CONN_LOST
+        except MalformedPacketError as error:
+            _log.warning("the broker sent a broken packet, connection dropped: %.200s", error)
+            return MQTTErrorCode.MQTT_ERR_PROTOCOL
         if packet is None:
-            # The packet is incomplete: paho collects the rest.
-            return super()._packet_read()
-        flags, body = packet
-        kind = flags & _KIND
+            return MQTTErrorCode.MQTT_ERR_CONN_LOST
+        kind = packet.first & _KIND
         self._last_bytes_received = time.monotonic()
         if kind == _PUBLISH:
-            return self._publish_received(flags, body)
+            return self._publish_received(packet)
+        body = packet.body
         if kind == _PUBACK:
             return self._puback_received(body)
         whole = cast(dict[str, Any], self._in_packet)
-        whole |= {"command": flags, "remaining_length": len(body), "packet": bytearray(body), "pos": 0}
+        whole |= {"command": packet.first, "remaining_length": len(body), "packet": bytearray(body), "pos": 0}
         try:
             return self._packet_handle()
         except MalformedPacket as error:
@@ -102,25 +106,15 @@ class PahoClient(paho.Client):
         finally:
             whole |= {"command": 0, "remaining_length": 0, "packet": bytearray()}
 
-    def _handle_publish(self) -> MQTTErrorCode:
-        # A packet that arrived in pieces. paho's own decoder copies the payload four times.
-        packet = cast(dict[str, Any], self._in_packet)
-        return self._publish_received(packet["command"], packet["packet"])
-
-    def _handle_pubackcomp(self, cmd: Any) -> MQTTErrorCode:  # noqa: ANN401 - paho's own type is a Literal
-        if cmd != "PUBACK":
-            return super()._handle_pubackcomp(cmd)
-        return self._puback_received(cast(dict[str, Any], self._in_packet)["packet"])
-
-    def _publish_received(self, flags: int, body: bytes) -> MQTTErrorCode:
+    def _publish_received(self, packet: Packet) -> MQTTErrorCode:
         try:
-            self.packet_received(flags, body)
+            self.packet_received(packet)
         except MalformedPacketError as error:
             _log.warning("the broker sent a broken message, connection dropped: %.200s", error)
             return MQTTErrorCode.MQTT_ERR_PROTOCOL
         return MQTTErrorCode.MQTT_ERR_SUCCESS
 
-    def _puback_received(self, body: bytes) -> MQTTErrorCode:
+    def _puback_received(self, body: bytes | bytearray) -> MQTTErrorCode:
         """Handle a PUBACK (MQTT 5.0, 3.4): an identifier, perhaps a code, perhaps properties."""
         if len(body) < 2:
             _log.warning("the broker sent an acknowledgement without an identifier, connection dropped")

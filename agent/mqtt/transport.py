@@ -13,20 +13,61 @@ import errno
 import socket
 import ssl
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
+from agent.errors import MalformedPacketError
+from agent.mqtt.limits import LARGEST_PACKET_BYTES
 from agent.mqtt.settings import BrokerSettings
 from agent.mqtt.tls import tls_context
 
-# paho reads headers one byte at a time; from this buffer that costs no system call.
+# Many small packets are read with one system call.
 _READ_AHEAD_BYTES: Final = 64 << 10
 # recv() allocates its full size before a byte arrives, so a length in a header is trusted only this far.
 _MAX_RECEIVE_BYTES: Final = 1 << 20
+# So many of these are read at once, and then others get their turn.
+_RECEIVES_IN_A_TURN: Final = 4
+# What is kept of a packet that is too long: topic and properties of any request that could be answered.
+_KEPT_BYTES: Final = 128 << 10
 # Large enough for an answer with a large tensor, so that sending it takes few turns of the loop.
 _SEND_BUFFER_BYTES: Final = 1 << 20
 # As getaddrinfo(3) returns them.
 _Address = tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]
 _TCP_QUICKACK: Final = getattr(socket, "TCP_QUICKACK", None)
+
+
+@dataclass(frozen=True, slots=True)
+class Packet:
+    """One MQTT packet.
+
+    Attributes
+    ----------
+    first
+        Its first byte.
+    body
+        Everything after its length.
+    cut_bytes
+        How long the body was, if it was too long and only its beginning is kept; None otherwise.
+    """
+
+    first: int
+    body: bytes | bytearray
+    cut_bytes: int | None = None
+
+
+class _Part:
+    """A packet that has arrived in part."""
+
+    def __init__(self, first: int, length: int) -> None:
+        self.first = first
+        self.length = length
+        self.left = length
+        self.kept = bytearray()
+
+    def add(self, data: bytes, max_bytes: int) -> None:
+        self.left -= len(data)
+        most = self.length if self.length <= max_bytes else _KEPT_BYTES
+        self.kept += data[: max(0, most - len(self.kept))]
 
 
 class BrokerSocket:
@@ -43,11 +84,16 @@ class BrokerSocket:
     ----------
     tls_error
         The alert that the broker sent after the handshake, if any.
+    max_packet_bytes
+        Of a packet with a longer body only the beginning is kept.
     """
 
     def __init__(self, sock: socket.socket, *, quick_ack: bool = True) -> None:
         self._sock = sock
         self.tls_error: ssl.SSLError | None = None
+        self.max_packet_bytes = LARGEST_PACKET_BYTES
+        self._part: _Part | None = None
+        self._waiting = False
         self._quick_ack = int(quick_ack)
         self._ahead = b""
         self._at = 0
@@ -76,45 +122,86 @@ class BrokerSocket:
         """Allow reading from the kernel again, which reports something to read."""
         self._empty = False
 
-    def take_packet(self) -> tuple[int, bytes] | None:
-        """Return an MQTT packet's first byte and the bytes after its length, or None if it is incomplete.
+    @property
+    def collecting(self) -> bool:
+        """Whether a packet has arrived in part."""
+        return self._part is not None
+
+    def take_packet(self) -> Packet | None:
+        """Return the next MQTT packet; None if the broker has closed the connection.
 
         Raises
         ------
         BlockingIOError, ssl.SSLWantReadError
-            If there is nothing to read.
+            If none is complete: its first bytes are kept here. It may also be that many bytes were read, and
+            that it is the turn of others.
+        MalformedPacketError
+            If the bytes are not a packet.
         OSError
             If the connection is broken.
         """
+        if self._part is not None:
+            return self._collect(self._part)
         if self._at >= len(self._ahead):
             if self._empty:
                 raise BlockingIOError
-            self._ahead = self._receive(_READ_AHEAD_BYTES)
-            self._at = 0
-            # Fewer bytes than asked for: the kernel has no more now. (TLS returns one record at a time.)
-            self._empty = 0 < len(self._ahead) < _READ_AHEAD_BYTES and not isinstance(
-                self._sock, ssl.SSLSocket
-            )
+            self._fill(b"")
+        while (header := self._header()) is None:
+            held = len(self._ahead) - self._at
+            self._fill(self._ahead[self._at :])
+            if len(self._ahead) == held:
+                return None
+        at, length = header
+        first = self._ahead[self._at]
+        end = at + length
+        if end <= len(self._ahead):
+            self._at = end
+            return Packet(first, self._ahead[at:end])
+        self._part = part = _Part(first, length)
+        part.add(self._ahead[at:], self.max_packet_bytes)
+        self._ahead, self._at = b"", 0
+        return self._collect(part)
+
+    def _fill(self, held: bytes) -> None:
+        """Read what has arrived, behind the bytes that are held."""
+        self._waiting = bool(held)
+        received = self._receive(_READ_AHEAD_BYTES)
+        self._waiting = False
+        self._ahead = held + received
+        self._at = 0
+        # Fewer bytes than asked for: the kernel has no more now. (TLS returns one record at a time.)
+        self._empty = 0 < len(received) < _READ_AHEAD_BYTES and not isinstance(self._sock, ssl.SSLSocket)
+
+    def _header(self) -> tuple[int, int] | None:
+        """Return where the body of the next packet begins, and its length; None if that has not arrived."""
         ahead, at = self._ahead, self._at
-        end = len(ahead)
         length = 0
         for place in range(4):  # MQTT 5.0, 2.1.4: at most four bytes
             at += 1
-            if at >= end:
+            if at >= len(ahead):
                 return None
             byte = ahead[at]
             length |= (byte & 0x7F) << (7 * place)
             if byte < 0x80:
-                at += 1
-                if at + length > end:
-                    return None
-                first = ahead[self._at]
-                self._at = at + length
-                return first, ahead[at : self._at]
-        return None
+                return at + 1, length
+        raise MalformedPacketError("expected the length of a packet in at most four bytes, got more")
+
+    def _collect(self, part: _Part) -> Packet | None:
+        for _ in range(_RECEIVES_IN_A_TURN):
+            if not part.left or self._empty:
+                break
+            data = self._receive(min(max(part.left, _READ_AHEAD_BYTES), _MAX_RECEIVE_BYTES))
+            if not data:
+                return None
+            self._ahead = data[part.left :]
+            part.add(data[: part.left], self.max_packet_bytes)
+        if part.left:
+            raise BlockingIOError
+        self._part = None
+        return Packet(part.first, part.kept, part.length if part.length > self.max_packet_bytes else None)
 
     def recv(self, size: int) -> bytes:
-        """Return up to `size` bytes.
+        """Return up to `size` bytes of a connection from which no packet was taken.
 
         Raises
         ------
@@ -123,17 +210,7 @@ class BrokerSocket:
         OSError
             If the connection is broken.
         """
-        held = len(self._ahead) - self._at
-        if not held:
-            if size >= _READ_AHEAD_BYTES:
-                return self._receive(min(size, _MAX_RECEIVE_BYTES))
-            self._ahead = self._receive(_READ_AHEAD_BYTES)
-            self._at = 0
-            held = len(self._ahead)
-        size = min(size, held)
-        data = self._ahead[self._at : self._at + size]
-        self._at += size
-        return data
+        return self._receive(size)
 
     def _receive(self, size: int) -> bytes:
         try:
@@ -149,7 +226,7 @@ class BrokerSocket:
 
     def pending(self) -> int:
         """Return the number of bytes that are buffered here: the kernel does not report these as readable."""
-        held = len(self._ahead) - self._at
+        held = 0 if self._waiting else len(self._ahead) - self._at
         if isinstance(self._sock, ssl.SSLSocket):
             held += self._sock.pending()
         return held

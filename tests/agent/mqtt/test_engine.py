@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agent.mqtt.engine import MQTT_3_1_1, MQTT_5, Callbacks, Connack, Engine
 from agent.mqtt.limits import BrokerLimits
-from agent.mqtt.message import Message, Will
+from agent.mqtt.message import Message, Will, encode_publish
 from agent.mqtt.properties import EMPTY, Properties, encode
 from agent.mqtt.reason_codes import NOT_CONNECTED, TOO_LARGE, Reason, reason
 from agent.mqtt.settings import BrokerSettings
@@ -212,6 +212,33 @@ async def test_small_packets_are_written_together_and_a_large_one_by_itself() ->
     client.socket.on_writable()
     header = 10  # flags and length, topic, identifier, no properties
     assert client.writes == [10 + 20 + 2 * header, 100_000 + header + 2, 30 + header]
+
+
+@pytest.mark.parametrize("version", [MQTT_5, MQTT_3_1_1])
+@in_virtual_time
+async def test_packet_that_is_too_long_is_not_kept_and_the_next_one_is_received(version: int) -> None:
+    accepted = ACCEPTED if version == MQTT_5 else memory_broker.ACCEPTED_3_1_1
+    rig = Rig(answering(accepted), version=version)
+    await rig.connect()
+    packed = encode(Properties(response_topic="r")) if version == MQTT_5 else None
+    size = 3 * SETTINGS.max_packet_bytes
+    head = encode_publish("a", size, packet_id=7, retain=False, packed=packed)
+    rig.client.send(head)
+    for _ in range(30):
+        rig.client.send(bytes(size // 30))
+        await settle()
+        part = rig.client.socket._part
+        assert part is None or len(part.kept) <= 128 << 10
+    rig.client.send(bytes(size % 30))
+    rig.client.send(encode_publish("b", 1, packet_id=8, retain=False, packed=packed and b"\0") + b"x")
+    await settle()
+    long, short = rig.messages
+    assert (long.topic, long.payload, long.properties.response_topic) == ("a", b"", packed and "r")
+    assert long.receipt is not None
+    assert long.receipt.packet_id == 7
+    assert long.refusal is not None
+    assert "expected a shorter packet, got one of 31" in long.refusal
+    assert (short.topic, short.payload, short.refusal) == ("b", b"x", None)
 
 
 @pytest.mark.parametrize(

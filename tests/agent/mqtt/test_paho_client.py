@@ -19,8 +19,6 @@ ROOT = Path(__file__).parents[3]
 REPLACED = {
     "_create_socket",
     "_packet_read",
-    "_handle_publish",
-    "_handle_pubackcomp",
     "_packet_write",
     "_mid_generate",
 }
