@@ -18,6 +18,9 @@ from agent.errors import ChannelError
 MAGIC: Final = b"EBC1"
 PREFIX: Final = struct.Struct("<4sIQ")
 
+# What a worker tells through its gate: the version of Landlock's ABI, and whether there is a filter.
+SANDBOX_REPORT: Final = struct.Struct("=B?")
+
 # A header names tensors and has one message: a few hundred bytes. The limit keeps a faulty worker from making
 # the agent parse megabytes of JSON.
 MAX_HEADER_BYTES: Final = 64 * 1024

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Final
 
 from agent.worker import system_calls as calls
+from agent.worker.frames import SANDBOX_REPORT
 from agent.worker.system_calls import Architecture, Numbers, Rule
 
 _PR_SET_NO_NEW_PRIVS: Final = 38
@@ -136,7 +137,8 @@ def close_files(limits: Limits, gate: socket.socket | None = None) -> Status:
     Parameters
     ----------
     gate
-        The agent's end decides about each new thread; None if nobody does.
+        The agent is told what is in force at its end of it, and decides there about each new thread; None
+        without an agent.
 
     Returns
     -------
@@ -162,9 +164,11 @@ def close_files(limits: Limits, gate: socket.socket | None = None) -> Status:
         # Landlock applies to the calling thread and those it starts, but an import has started others.
         reasons.append(f"{threads - 1} threads without landlock")
         landlock = 0
-    asked = gate is not None and bool(_attempt(lambda: _filter_and_ask(libc, gate), "threads", reasons))
-    seccomp = asked or bool(_attempt(lambda: _filter(libc, loading=True), "seccomp", reasons))
-    return Status(landlock, seccomp, asked, tuple(reasons))
+    listener = 0 if gate is None else _attempt(lambda: _filter_and_ask(libc), "threads", reasons)
+    seccomp = listener > 0 or bool(_attempt(lambda: _filter(libc, loading=True), "seccomp", reasons))
+    if gate is not None:
+        _report(gate, landlock, seccomp=seccomp, listener=listener)
+    return Status(landlock, seccomp, listener > 0, tuple(reasons))
 
 
 def close_loading(status: Status) -> None:
@@ -310,16 +314,19 @@ def _filter(libc: ctypes.CDLL, *, loading: bool) -> int:
     return 1
 
 
-def _filter_and_ask(libc: ctypes.CDLL, gate: socket.socket) -> int:
-    flags = _FLAG_TSYNC | _FLAG_TSYNC_ESRCH | _FLAG_NEW_LISTENER
-    listener = _set_filter(libc, flags, loading=True, ask=True)
+def _filter_and_ask(libc: ctypes.CDLL) -> int:
+    return _set_filter(libc, _FLAG_TSYNC | _FLAG_TSYNC_ESRCH | _FLAG_NEW_LISTENER, loading=True, ask=True)
+
+
+def _report(gate: socket.socket, landlock: int, *, seccomp: bool, listener: int) -> None:
+    """Tell the agent what is in force, and hand the listener over, while no code of a model has run."""
     try:
-        # Without an agent that takes it, the kernel refuses every thread.
-        socket.send_fds(gate, [b"\0"], [listener])
+        # Without an agent that takes the listener, the kernel refuses every thread.
+        socket.send_fds(gate, [SANDBOX_REPORT.pack(landlock, seccomp)], [listener] if listener else [])
     finally:
-        # The model must not answer for the agent.
-        os.close(listener)
-    return 1
+        if listener:
+            # The model must not answer for the agent.
+            os.close(listener)
 
 
 def _set_filter(libc: ctypes.CDLL, flags: int, *, loading: bool, ask: bool) -> int:

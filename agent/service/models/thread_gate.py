@@ -3,7 +3,8 @@
 A filter of system calls cannot count, RLIMIT_NPROC counts all processes of a user, and a control group needs
 rights that the agent does not have. So the worker's filter asks: the kernel stops a thread that calls clone,
 and notifies the agent, which looks how many threads the process has (seccomp_unotify(2); Linux 5.7). The
-worker hands over the descriptor of these notifications before it maps the model's library.
+worker hands over the descriptor of these notifications, and says which parts of its sandbox are in force,
+before it maps the model's library: code of the model cannot change either.
 
 Promises: a worker has at most `limit` threads, or nearly twice as many if all of them start others in the
 same moment; nothing here blocks; decisions take little of the agent's time, however many are asked for.
@@ -21,7 +22,10 @@ import os
 import select
 import socket
 import struct
+from dataclasses import replace
 from typing import Final
+
+from agent.worker.frames import SANDBOX_REPORT, Ready
 
 _log = logging.getLogger(__name__)
 
@@ -69,6 +73,7 @@ class ThreadGate:
         self._interval_began_s = 0.0
         self._pause: asyncio.TimerHandle | None = None
         self._listener: int | None = None
+        self._report = (0, False)
         self._ours, self.theirs = socket.socketpair()
 
     def watch(self, pid: int) -> None:
@@ -77,6 +82,13 @@ class ThreadGate:
         self.theirs.close()
         self._ours.setblocking(False)
         asyncio.get_running_loop().add_reader(self._ours, self._take_listener)
+
+    def confirm(self, ready: Ready) -> Ready:
+        """Return what a worker says when it is ready, with the sandbox that it reported before."""
+        if self._ours.fileno() >= 0:
+            self._take_listener()
+        landlock, seccomp = self._report
+        return replace(ready, landlock=landlock, seccomp=seccomp, threads_bounded=self._listener is not None)
 
     def close(self) -> None:
         """Serve no more; a thread that waits is refused by the kernel."""
@@ -93,10 +105,13 @@ class ThreadGate:
             self._listener = None
 
     def _take_listener(self) -> None:
-        """Take the descriptor of the notifications, if there is one."""
+        """Take the report, and the descriptor of the notifications if there is one."""
+        data = b""
         received: list[int] = []
         with contextlib.suppress(OSError):
-            received = socket.recv_fds(self._ours, 1, 1)[1]
+            data, received, _, _ = socket.recv_fds(self._ours, SANDBOX_REPORT.size, 1)
+        if len(data) == SANDBOX_REPORT.size:
+            self._report = SANDBOX_REPORT.unpack(data)
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._ours)
         self._ours.close()

@@ -211,6 +211,8 @@ class WorkerProcess:
         elif isinstance(frame.header, Ready):
             self._meter = ProcessorMeter(_now_s(), self._processor_s())
             self._busy_s = 0.0
+            if self._gate is not None:
+                frame = Frame(self._gate.confirm(frame.header), frame.payload)
         self._on_frame(frame)
 
     def _move(self, cpus: Sequence[int]) -> None:

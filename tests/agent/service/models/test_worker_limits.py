@@ -142,6 +142,37 @@ channel.send(Failed("ERR", f"{forked} {held == sorted({connection.fileno(), *des
         assert await worker.report() == "refused True"
 
 
+@pytest.mark.parametrize("sandboxed", [True, False])
+async def test_what_a_worker_says_about_its_sandbox_is_what_it_said_before_it_ran_a_model(
+    sandboxed: bool,
+) -> None:
+    lie = 'channel.send(Ready(0.0, 0.0, 0, 1, 99, True, "complete", True)); channel.receive()'
+    script = (SANDBOXED if sandboxed else "") + lie
+    async with started(script) as worker:
+        await until(lambda: bool(worker.frames))
+        ready = worker.frames[0].header
+        assert isinstance(ready, Ready)
+        assert (ready.landlock > 0, ready.seccomp, ready.threads_bounded) == (sandboxed,) * 3
+        assert ready.landlock < 99
+
+
+async def test_a_worker_without_seccomp_reports_landlock_all_the_same() -> None:
+    script = """
+def absent(*arguments, **options): raise OSError(38, "Function not implemented")
+vars(sandbox)["_set_filter"] = absent
+status = sandbox.close_files(sandbox.Limits(), gate)
+assert not status.threads and not status.seccomp and status.landlock
+ready()
+channel.receive()
+"""
+    async with started(script) as worker:
+        await until(lambda: bool(worker.frames))
+        ready = worker.frames[0].header
+        assert isinstance(ready, Ready)
+        assert sandbox_of(ready).missing == ("seccomp", "threads")
+        assert ready.landlock > 0
+
+
 async def test_a_worker_that_dies_leaves_no_descriptor_and_no_busy_loop() -> None:
     before = len(entries("/proc/self/fd"))
     async with started(SANDBOXED + "ready(); channel.receive(); os.kill(os.getpid(), 9)") as worker:
