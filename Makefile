@@ -61,6 +61,10 @@ soak: $(STAMP) broker ## inject faults under 100,000 requests each, then half an
 hostile: $(STAMP) broker ## send 100,000 hostile messages to an agent, while an honest client asks (half an hour)
 	$(BIN)/python -m benchmarks.hostile $(HOSTILE_ARGS)
 
+.PHONY: herd
+herd: $(STAMP) broker ## restart a broker under 1000 agents: at most 150 connects in any second, all back in 30 s
+	$(BIN)/python -m benchmarks.herd $(HERD_ARGS)
+
 .PHONY: bench-agent
 bench-agent: $(STAMP) broker ## measure latency, throughput, overload and version changes of the agent and a bare echo
 	$(BIN)/python -m benchmarks.agent --picture docs/pictures/agent-latency.png $(BENCH_ARGS)

@@ -1,0 +1,1 @@
+"""`make herd`: how a thousand agents come back after their broker was restarted."""
