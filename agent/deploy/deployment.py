@@ -30,6 +30,7 @@ from agent.bundle.names import hex_digest
 from agent.deploy.fetch.block_source import SILENCE_LIMIT_S, BlockSource
 from agent.deploy.fetch.https import HttpsSettings, HttpsSource
 from agent.deploy.fetch.sources import Downloader
+from agent.deploy.history import History
 from agent.deploy.inbox import Inbox
 from agent.deploy.installer import MAX_ATTEMPTS, Installer
 from agent.deploy.interfaces import Control, Models
@@ -116,6 +117,7 @@ class Deployment:
         self._blocks = BlockSource(control, device, silence_limit_s=silence_limit_s)
         self._downloader = Downloader(store, self._blocks, HttpsSource(https))
         self._journal = Journal(store.root / "jobs.json", checkpoint=checkpoint)
+        self._history = History(device, control, lambda: self._journal)
         self._desired_file = StateFile(store.root / "desired.json", mirrored=True, checkpoint=checkpoint)
         self._desired: Desired | None = None
         self._rejection: Rejection | None = None
@@ -226,18 +228,22 @@ class Deployment:
                 _log.debug("unexpected topic %s", topic)
 
     def on_connected(self) -> None:
-        """Publish everything again: the broker may have forgotten it, or be another one."""
+        """Publish everything again that the broker may have forgotten: it may be another one."""
         self._blocks.on_connected()
         self._attempts.hurry(_now_s())
-        for job in self._journal:
-            self._publish_job(job)
+        self._history.on_connected()
         self._report()
+
+    def on_retained_job(self, topic: topics.Job, payload: bytes) -> None:
+        """Take the document of a job that the broker has retained."""
+        self._history.on_retained(topic, payload)
 
     def close(self) -> None:
         """Unlock the state directory, after a clean stop."""
         for model in tuple(self._store.active().values()):
             if model.trial is not None and model.trial.starts:
                 self._store.record(replace(model, trial=model.trial.steady()))
+        self._history.close()
         self._store.unlock()
 
     async def _restore_all(self, group: asyncio.TaskGroup) -> None:
@@ -565,8 +571,7 @@ class Deployment:
         self._publish_job(job)
 
     def _publish_job(self, job: Job) -> None:
-        topic = topics.format_topic(topics.Job(self._device, job.request.job))
-        self._control.publish(topic, job.state().to_bytes(), retain=True)
+        self._history.publish(job)
 
     def _report(self) -> None:
         active = self._store.active()

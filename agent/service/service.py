@@ -47,7 +47,7 @@ from agent.service.requests.answers import AnswerStore
 from agent.wire.metrics import format_metrics
 from agent.wire.model_state import ModelPhase
 from agent.wire.model_state import ModelState as ModelStateDocument
-from agent.wire.topics import Info, ModelState, State, format_topic, infer_filter, parse_topic
+from agent.wire.topics import Info, Job, ModelState, State, format_topic, infer_filter, parse_topic
 from agent.wire.topics import Metrics as MetricsTopic
 
 if TYPE_CHECKING:
@@ -357,6 +357,9 @@ class Service:
             if isinstance(topic, State):
                 if self._presence is not None:
                     self._presence.on_state(message.payload)
+            elif isinstance(topic, Job):
+                if message.retain:
+                    self._deployment.on_retained_job(topic, message.payload)
             elif topic is not None:
                 self._deployment.on_message(topic, message.payload)
         except Exception:  # noqa: BLE001 - the outermost loop of a message

@@ -17,6 +17,7 @@ from typing import Final
 
 from agent.config import RECONNECT_SPREAD_S
 from benchmarks.herd.restart import BACK_WITHIN_S, MOST_CONNECTS, Result, processor, restart_under
+from benchmarks.herd.steady_loop import SteadyLoop
 
 EXAMPLE: Final = """example:
   python -m benchmarks.herd --away 10       # the broker is away for ten seconds
@@ -29,11 +30,12 @@ def main() -> int:
     """Run one restart; return the exit status."""
     options = _parser().parse_args()
     logging.basicConfig(level="ERROR")
-    with tempfile.TemporaryDirectory(prefix="edgebundle-herd-") as folder:
-        result = asyncio.run(
+    folder = tempfile.TemporaryDirectory(prefix="edgebundle-herd-")
+    with folder, asyncio.Runner(loop_factory=SteadyLoop) as runner:
+        result = runner.run(
             restart_under(
                 options.agents,
-                Path(folder),
+                Path(folder.name),
                 spread_s=options.spread,
                 away_s=options.away,
                 has_groups=not options.no_groups,
@@ -85,6 +87,7 @@ def _print(result: Result) -> None:
     print(f"busiest second: {result.busiest} connects (at most {MOST_CONNECTS})")
     print(f"{back} (at most {BACK_WITHIN_S:g} s)")
     print(f"all agents together took {result.cpu_s:.1f} s of processor time for it")
+    print(f"their process did not get a processor for {result.lost_s:.1f} s, which their clocks leave out")
     print("passed" if result.passed() else "FAILED")
 
 

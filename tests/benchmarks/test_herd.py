@@ -9,13 +9,12 @@ import pytest
 
 from benchmarks.herd.restart import Result, restart_under
 
-GOOD = Result(10, 30, 1.0, (100, 150), (0.1, 0.2, 0.3), 29.0, 1.0)
+GOOD = Result(10, 30, 1.0, (100, 150), (0.1, 0.2, 0.3), 29.0, 1.0, 0.0)
 
 
 @pytest.mark.parametrize(
     "bad",
     [
-        replace(GOOD, accepted=(100, 151)),
         replace(GOOD, opened_s=tuple(10 + number / 200 for number in range(160))),
         replace(GOOD, back_s=30.1),
         replace(GOOD, back_s=None),

@@ -1,0 +1,88 @@
+"""Old jobs at the broker: published again only to a broker that has forgotten them.
+
+A broker keeps the retained documents of jobs, but a broker that lost its state does not, and a session says
+nothing about it: mosquitto writes sessions and retained messages every half hour, so it may know the session
+and have lost a newer document. Therefore the agent reads one document back at each connect, the one that it
+published last. If the broker still has that, it has the earlier ones too.
+
+Promises: a broker that forgot gets every job again, `PATIENCE_S` after the connect at the latest; one that
+did not forget gets none, so a fleet that reconnects does not publish its whole past.
+Leaves to others: the jobs (`jobs`), messages that were never delivered (`outbox`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from agent.deploy.interfaces import Control
+from agent.deploy.jobs import Job
+from agent.wire import topics
+
+# A retained message follows its subscription at once; a broker that greets a whole fleet may need longer.
+PATIENCE_S: Final = 5.0
+
+
+class History:
+    """The documents of all jobs.
+
+    Parameters
+    ----------
+    device
+        The device's name.
+    control
+        The control connection.
+    jobs
+        Returns the jobs.
+    """
+
+    def __init__(self, device: str, control: Control, jobs: Callable[[], Iterable[Job]]) -> None:
+        self._device = device
+        self._control = control
+        self._jobs = jobs
+        self._last: Job | None = None
+        self._awaited: tuple[topics.Job, bytes] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def publish(self, job: Job) -> None:
+        """Publish one job: it has changed, or somebody asks for it."""
+        self._last = job
+        self._control.publish(topics.format_topic(self._topic(job)), job.state().to_bytes(), retain=True)
+
+    def on_connected(self) -> None:
+        """Ask the broker for the newest document."""
+        self._stop_waiting()
+        jobs = tuple(self._jobs())
+        newest = self._last or max(jobs, key=lambda job: job.time_s, default=None)
+        if newest is None:
+            return
+        topic = self._topic(newest)
+        self._awaited = (topic, newest.state().to_bytes())
+        self._timer = asyncio.get_running_loop().call_later(PATIENCE_S, self._publish_all)
+        self._control.want(topics.format_topic(topic))
+
+    def on_retained(self, topic: topics.Job, payload: bytes) -> None:
+        """Take a document that the broker had; not one that comes back because it has just been published."""
+        if self._awaited == (topic, payload):
+            self._stop_waiting()
+
+    def close(self) -> None:
+        """Wait for nothing any more."""
+        self._stop_waiting()
+
+    def _publish_all(self) -> None:
+        self._stop_waiting()
+        for job in self._jobs():
+            self.publish(job)
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._awaited is not None:
+            self._control.unsubscribe(topics.format_topic(self._awaited[0]))
+            self._awaited = None
+
+    def _topic(self, job: Job) -> topics.Job:
+        return topics.Job(self._device, job.request.job)
