@@ -11,13 +11,18 @@ from typing import Any
 
 import pytest
 
+from agent.deploy import history
 from agent.deploy.installer import Installer
+from agent.deploy.jobs import Job as JobRecord
+from agent.deploy.jobs import Request
 from agent.errors import StoreError
 from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message
 from agent.mqtt.properties import Properties
 from agent.mqtt.settings import BrokerSettings
 from agent.service import presence
+from agent.wire.job import Status
+from agent.wire.reported import Origin
 from agent.wire.topics import GroupInfer, Infer, Job, State, format_topic
 from tests.agent.service.conftest import StartService, connected_client, keep_active, status_of, until
 from tests.bundles import Signer
@@ -351,6 +356,40 @@ async def test_second_agent_on_a_state_directory_is_refused(
         with pytest.raises(StoreError, match="in use by another agent"):
             async with start_service(mosquitto.port):
                 pass
+
+
+async def test_old_jobs_are_published_again_only_to_a_broker_that_forgot_them(
+    mosquitto: BrokerProcess, start_service: StartService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = Request(
+        job="deploy-1",
+        model="echo",
+        digest="sha256:0",
+        size=1,
+        version="1",
+        sources=(),
+        origin=Origin.DESIRED,
+    )
+    job = JobRecord(request, Status.SUCCEEDED)
+    document = job.state().to_bytes()
+    async with start_service(mosquitto.port) as rig:
+        published = rig.service._deployment._history
+        rig.service._deployment._journal.put(job)
+        published.publish(job)
+        await until(lambda: rig.service.online)
+        async with Watcher(mosquitto.port) as watcher:
+            await until(lambda: watcher.latest("jobs/deploy-1") is not None)
+            rig.cut()
+            connects = 'edge_mqtt_connects_total{connection="control"}'
+            await until(lambda: rig.service.samples()[connects] == 2 and published._awaited is None)
+            assert [m.payload for m in watcher.messages if m.topic.endswith("/jobs/deploy-1")] == [document]
+        monkeypatch.setattr(history, "PATIENCE_S", 0.1)
+        mosquitto.stop(signal.SIGKILL)
+        for path in mosquitto.folder.glob("mosquitto.db*"):
+            path.unlink()
+        mosquitto.start()
+        async with Watcher(mosquitto.port) as watcher:
+            await until(lambda: watcher.latest("jobs/deploy-1") is not None)
 
 
 async def test_end_of_a_job_is_published_by_the_next_agent_to_a_broker_that_was_away(
