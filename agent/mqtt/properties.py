@@ -23,9 +23,14 @@ MAX_STRING_BYTES: Final = 65535
 MAX_USER_PROPERTIES: Final = 256
 # 256 descriptions of tensors with long names. Each string may have 65535 bytes, and there are two in each.
 MAX_USER_PROPERTY_BYTES: Final = 64 * 1024
-# Where the search for the Response Topic ends: walking over a property takes 0.4 us here.
+# Where the search for the Response Topic ends: walking over a property takes 0.5 us.
 MAX_PROPERTIES: Final = 1024
 MAX_EXPIRY_S: Final = 2**32 - 1
+
+_TOO_MANY: Final = (
+    f"expected at most {MAX_USER_PROPERTIES} user properties of {MAX_USER_PROPERTY_BYTES} bytes together, "
+    "got more"
+)
 
 _PAYLOAD_FORMAT: Final = 0x01
 _MESSAGE_EXPIRY: Final = 0x02
@@ -149,10 +154,7 @@ def decode(packet: memoryview, start: int) -> tuple[Properties, str | None, int]
             at = _skip_bytes(packet, middle, end)
             room -= at - begin
             if len(user) == MAX_USER_PROPERTIES or room < 0:
-                refusal = (
-                    f"expected at most {MAX_USER_PROPERTIES} user properties of {MAX_USER_PROPERTY_BYTES} "
-                    "bytes together, got more"
-                )
+                refusal = _TOO_MANY
                 continue
             name, value = _text(packet[begin + 2 : middle]), _text(packet[middle + 2 : at])
             if name is None or value is None:
