@@ -16,6 +16,7 @@
     │   ├── InputError              the input does not fit the model                  400
     │   ├── UnknownModelError       no such model runs here                           404
     │   ├── DeadlineError           too late                                          408
+    │   ├── PayloadError            the payload is too long                           413
     │   ├── MediaTypeError          unsupported content type                          415
     │   ├── ExecutionError          the model failed                                  500
     │   └── OverloadedError         the queue is full                                 503
@@ -133,6 +134,12 @@ class DeadlineError(RequestError):
     """The request's deadline passed before it was answered."""
 
     status = 408
+
+
+class PayloadError(RequestError):
+    """The payload is longer than a model accepts."""
+
+    status = 413
 
 
 class MediaTypeError(RequestError):

@@ -17,6 +17,7 @@ from agent.errors import (
     InputError,
     MediaTypeError,
     OverloadedError,
+    PayloadError,
     RequestError,
     UnknownModelError,
 )
@@ -35,6 +36,7 @@ STATUSES: Final = (
     InputError.status,
     UnknownModelError.status,
     DeadlineError.status,
+    PayloadError.status,
     MediaTypeError.status,
     ExecutionError.status,
     OverloadedError.status,

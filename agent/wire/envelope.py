@@ -25,7 +25,7 @@ MAX_DEPTH: Final = 64
 # Keys of the object; the Open Inference Protocol and the envelope have eight.
 MAX_MEMBERS: Final = 32
 # How much is read from either side: bytes, and strings and brackets. Both sides together take at most 1 ms
-# on the machine that docs/mqtt.md names, and so 20 ms on a Raspberry Pi 3.
+# on the machine that docs/mqtt.md names, which is 15 to 20 ms on a Raspberry Pi 3.
 WINDOW_BYTES: Final = 32 * 1024
 MAX_MARKS: Final = 600
 

@@ -54,7 +54,7 @@ class Answer:
     Attributes
     ----------
     status, message
-        200 and an empty message, or one of 400, 404, 408, 415, 500, 503 and the reason.
+        200 and an empty message, or one of 400, 404, 408, 413, 415, 500, 503 and the reason.
     version
         Of the model that answered.
     outputs

@@ -78,6 +78,7 @@ def test_statuses_never_change() -> None:
         "InputError": 400,
         "UnknownModelError": 404,
         "DeadlineError": 408,
+        "PayloadError": 413,
         "MediaTypeError": 415,
         "ExecutionError": 500,
         "OverloadedError": 503,

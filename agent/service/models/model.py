@@ -20,7 +20,7 @@ from agent.bundle.manifest import Manifest
 from agent.bundle.verify import VerifiedBundle
 from agent.config import QueueLimits, WorkerSettings
 from agent.deploy.trial import Score
-from agent.errors import DeadlineError, ExecutionError, InputError, OverloadedError, RequestError
+from agent.errors import DeadlineError, ExecutionError, OverloadedError, PayloadError, RequestError
 from agent.service.models.life_cycle import OUT_OF_SERVICE, PHASES, State
 from agent.service.models.supervisor import Supervisor
 from agent.service.models.worker_process import Spawn, WorkerProcess
@@ -160,14 +160,14 @@ class Model:
         ------
         OverloadedError
             If the queue is full or the model out of service; the request is not accepted then.
-        InputError
+        PayloadError
             If the payload is longer than a worker accepts.
         ExecutionError
             If equal requests ended the worker before.
         """
         if len(pending.payload) > MAX_PAYLOAD_BYTES:
             # A worker would end itself: MQTT 3.1.1 has no limit for packets, and MQTT 5's is configured.
-            raise InputError(
+            raise PayloadError(
                 f"{self.name}: expected a payload of at most {MAX_PAYLOAD_BYTES} bytes, "
                 f"got {len(pending.payload)}"
             )

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.bundle.tensor_spec import TensorSpec
-from agent.errors import FormatError, OverloadedError, UnanswerableError
+from agent.errors import FormatError, InputError, OverloadedError, UnanswerableError
 from agent.mqtt.message import Message
-from agent.mqtt.properties import Properties
+from agent.mqtt.properties import Properties, encode
 from agent.wire.answer import STATUSES, FinalAnswer, read_answer, refusal
 from agent.wire.answer_head import MAX_STATUS_MESSAGE_CHARACTERS, AnswerHead, one_line
 from agent.wire.content_types import JSON, RAW
@@ -25,6 +25,8 @@ from agent.wire.request import (
     MAX_TRACE_CHARACTERS,
     InferMessage,
 )
+from agent.worker import frames
+from agent.worker.frames import MAX_HEADER_BYTES, Request
 
 TOPIC = "edge/v1/kitchen/models/digits/infer"
 REPLY = "edge/v1/replies/alice/1"
@@ -126,6 +128,36 @@ def test_property_over_its_limit_is_refused_with_what_was_expected(
     assert what in str(request.refusal)
     assert len(str(request.refusal)) < MAX_STATUS_MESSAGE_CHARACTERS
     assert (request.content_type, request.accept, request.tensors) == (JSON, None, ())
+
+
+any_text = st.one_of(
+    st.text(max_size=30),
+    st.builds(lambda text, count: text * count, st.text(max_size=3), st.integers(0, 30_000)),
+)
+
+
+@given(
+    content_type=st.none() | any_text,
+    correlation=st.none() | st.binary(max_size=10),
+    user=st.lists(st.tuples(st.sampled_from(["tensor", "accept", "traceparent", "x"]), any_text), max_size=6),
+)
+def test_any_request_is_refused_or_fits_the_frame_for_a_worker_and_its_answer_is_short(
+    content_type: str | None, correlation: bytes | None, user: list[tuple[str, str]]
+) -> None:
+    properties = Properties(content_type, REPLY, correlation, user=tuple(user))
+    request = InferMessage.from_message(Message(TOPIC, b"", 1, properties=properties))
+    frame = Request(
+        seq=1,
+        content_type=request.content_type,
+        tensors=request.tensors,
+        accept=request.accept,
+        id="\N{GRINNING FACE}" * MAX_ID_CHARACTERS,
+    )
+    assert len(frames.encode(frame)[0]) <= MAX_HEADER_BYTES + 16
+    error = request.refusal or InputError("x")
+    answer = refusal(error, AnswerHead("digits"))
+    sent = answer.properties(correlation=request.correlation, expiry_s=5, trace=request.trace)
+    assert len(answer.payload) + len(encode(sent)) < 8192
 
 
 def test_message_that_mqtt_allows_and_we_do_not_is_refused() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent.config import QueueLimits, WorkerSettings
-from agent.errors import DeadlineError, ExecutionError, InputError, OverloadedError
+from agent.errors import DeadlineError, ExecutionError, InputError, OverloadedError, PayloadError
 from agent.service.models.model import Model
 from agent.service.models.supervisor import Supervisor
 from agent.worker.channel import MAX_PAYLOAD_BYTES
@@ -110,7 +110,7 @@ async def test_payload_that_a_worker_would_not_accept_is_refused(
     workers: Workers, signer: Signer, requests: Requests
 ) -> None:
     model = await started(workers, signer)
-    with pytest.raises(InputError, match=f"at most {MAX_PAYLOAD_BYTES} bytes"):
+    with pytest.raises(PayloadError, match=f"at most {MAX_PAYLOAD_BYTES} bytes"):
         model.submit(requests.new(bytes(MAX_PAYLOAD_BYTES + 1)))
     assert workers.latest.requests == []
     await model.stop(0)
