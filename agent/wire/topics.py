@@ -283,6 +283,11 @@ def fleet_filters() -> tuple[str, ...]:
     return (states_filter(), f"{PREFIX}/+/info", f"{PREFIX}/+/models/+/state")
 
 
+def reports_filter() -> str:
+    """Return the filter for the reported documents of all devices."""
+    return f"{PREFIX}/+/reported"
+
+
 def is_discovery_prefix(prefix: str) -> bool:
     """Return whether Home Assistant's topics may begin with `prefix`: not those of agents."""
     return (

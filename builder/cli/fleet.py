@@ -252,8 +252,10 @@ def _agents(args: argparse.Namespace) -> int:
         if agent.sandbox_missing:
             print(f"    sandbox without {', '.join(agent.sandbox_missing)}")
         for model in agent.models:
-            state = "ready" if model.ready else "not ready"
-            print(f"    {model.name} {model.version}  {state}  {model.digest[:19]}")
+            condition, _, reason = model.condition.partition(": ")
+            print(f"    {model.name} {model.version}  {condition}  {model.digest[:19]}")
+            if reason:
+                print(f"        {reason}")
     return 0
 
 
@@ -311,6 +313,8 @@ def _agent_json(agent: AgentSummary) -> dict[str, Any]:
                 "ready": model.ready,
                 "digest": model.digest,
                 "inputs": list(model.inputs),
+                "service": model.service,
+                "reason": model.reason,
             }
             for model in agent.models
         ],

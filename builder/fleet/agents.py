@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from agent.bundle.tensor_spec import TensorSpec
-from agent.errors import BundleError
+from agent.errors import BrokerError, BundleError
 from agent.mqtt.message import Message
 from agent.wire import topics
 from agent.wire.info import Info
 from agent.wire.model_state import ModelState
 from agent.wire.presence import UNKNOWN, AgentState, Presence
+from agent.wire.reported import Reported, ReportedModel, ServiceState
 from builder.fleet.broker import Broker
 from builder.fleet.client import Client
 
@@ -37,6 +39,9 @@ class ModelSummary:
         Whether it answers requests.
     inputs
         Each as name, datatype and shape: `image FP32 [1,3,224,224]`.
+    service, reason
+        What the agent reports: `active`, `degraded`, `rolled_back`, `failed` or `starting`, and why. Both are
+        empty if it has reported nothing, or this user may not read it.
     """
 
     name: str
@@ -44,6 +49,16 @@ class ModelSummary:
     ready: bool
     digest: str
     inputs: tuple[str, ...] = ()
+    service: str = ""
+    reason: str = ""
+
+    @property
+    def condition(self) -> str:
+        """Its state in words for people."""
+        words = ["ready" if self.ready else "not ready"]
+        if self.service not in ("", ServiceState.ACTIVE, ServiceState.STARTING):
+            words.append(self.service.replace("_", " "))
+        return ", ".join(words) + (f": {self.reason}" if self.reason else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +122,8 @@ async def agents_async(broker: Broker, *, wait_s: float = 2.0) -> tuple[AgentSum
     """Do what `agents` does, in a running event loop."""
     listing = _Listing()
     async with Client(broker, listing.on_message) as client:
+        with contextlib.suppress(BrokerError):  # not everybody who may ask may read this one
+            await client.subscribe(topics.reports_filter(), 0)
         for topic_filter in topics.fleet_filters():
             await client.subscribe(topic_filter, 0)
         await listing.wait_until_quiet(wait_s)
@@ -120,6 +137,7 @@ class _Listing:
         self._presences: dict[str, Presence | None] = {}
         self._infos: dict[str, Info] = {}
         self._models: dict[str, dict[str, ModelState]] = {}
+        self._reports: dict[str, Mapping[str, ReportedModel]] = {}
         self._arrived = asyncio.Event()
 
     def on_message(self, topic: topics.Topic, message: Message) -> None:
@@ -130,6 +148,10 @@ class _Listing:
                     self._presences[device] = Presence.from_bytes(message.payload)
                 case topics.Info(device):
                     self._infos[device] = Info.from_bytes(message.payload)
+                case topics.Reported(device):
+                    self._reports.pop(device, None)
+                    report = Reported.from_bytes(message.payload)
+                    self._reports[device] = {model.name: model for model in report.models}
                 case topics.ModelState(device, model):
                     models = self._models.setdefault(device, {})
                     models.pop(model, None)
@@ -157,15 +179,9 @@ class _Listing:
 
     def _summary(self, name: str) -> AgentSummary:
         presence, info = self._presences.get(name), self._infos.get(name)
+        states, reports = self._models.get(name, {}), self._reports.get(name, {})
         models = tuple(
-            ModelSummary(
-                name=model,
-                version=_printable(state.version),
-                ready=state.ready,
-                digest=_printable(state.digest),
-                inputs=tuple(_describe(spec) for spec in state.inputs),
-            )
-            for model, state in sorted(self._models.get(name, {}).items())
+            _model(model, states.get(model), reports.get(model)) for model in sorted({*states, *reports})
         )
         return AgentSummary(
             name=name,
@@ -179,6 +195,21 @@ class _Listing:
             inference="" if presence is None else _printable(presence.inference),
             groups="" if presence is None else _printable(presence.groups),
         )
+
+
+def _model(name: str, state: ModelState | None, report: ReportedModel | None) -> ModelSummary:
+    """Return what a model's state document and the agent's report say; one of them may be missing."""
+    version = state.version if state is not None else "" if report is None else report.version
+    digest = state.digest if state is not None else "" if report is None else report.digest
+    return ModelSummary(
+        name=_printable(name),
+        version=_printable(version),
+        ready=state is not None and state.ready,
+        digest=_printable(digest),
+        inputs=() if state is None else tuple(_describe(spec) for spec in state.inputs),
+        service="" if report is None else _printable(report.state),
+        reason="" if report is None else _printable(report.message or ""),
+    )
 
 
 def _machine(info: Info) -> str:

@@ -12,19 +12,19 @@ import hashlib
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from agent.bundle.archive import MANIFEST, read_index, read_member
 from agent.bundle.manifest import Manifest
 from agent.bundle.names import format_digest, hex_digest
-from agent.errors import BundleError
+from agent.errors import BundleError, SelfTestError
 from agent.mqtt.message import Message
 from agent.wire import topics
 from agent.wire.desired import MQTT_SOURCE, DesiredModel
 from agent.wire.job import JobState, Status
-from agent.wire.reported import CONFLICT
+from agent.wire.reported import CONFLICT, ServiceState
 from builder.errors import FleetError, PackageError
 from builder.fleet.broker import Broker
 from builder.fleet.client import Client
@@ -40,6 +40,9 @@ PUBLISH_LIMIT_S: Final = 10.0
 SETTLE_S: Final = 0.3
 # An agent reports as soon as it is online. If it does not, the deployment goes on without its report.
 REPORT_LIMIT_S: Final = 2.0
+# The report about a model follows the end of its job at once.
+CONFIRM_LIMIT_S: Final = 1.0
+_OUT_OF_SERVICE: Final = (ServiceState.FAILED, ServiceState.ROLLED_BACK)
 # How often to write the document again after another tool's has replaced it.
 _MAX_MERGES: Final = 20
 # Two tools whose documents collided wait for random times up to this before they write again.
@@ -206,7 +209,7 @@ class _Deployment:
             return None
         await self._wait_for_report()
         await self._request()
-        job = await self._wait_for_end(end, wait_s)
+        job = await self._checked(await self._wait_for_end(end, wait_s))
         return DeployResult(
             agent=self._agent,
             model=self._wanted.model,
@@ -288,6 +291,17 @@ class _Deployment:
             await self._restore_request()
         return self._job
 
+    async def _checked(self, job: JobState) -> JobState:
+        """Return the end of the job; a failure if the agent reports that the model is out of service."""
+        end = time.monotonic() + CONFIRM_LIMIT_S
+        while job.status is Status.SUCCEEDED and (model := self._desired.model()) is None:
+            if time.monotonic() > end:
+                return job
+            await asyncio.sleep(0.02)
+        if job.status is not Status.SUCCEEDED or model is None or model.state not in _OUT_OF_SERVICE:
+            return job
+        return replace(job, status=Status.FAILED, code=SelfTestError.code, message=model.message)
+
     async def _wait_for_report(self) -> None:
         """Wait up to `REPORT_LIMIT_S` for the report of an agent that has just come online."""
         end = time.monotonic() + REPORT_LIMIT_S
@@ -314,11 +328,12 @@ class _Deployment:
             state = self._presence.state or "unknown"
             return FleetError(
                 f"{self._agent} ({state}) did not answer within {wait_s:g} s",
-                hint="the request stays at the broker: the agent runs it when it is back",
+                hint="the request stays: the agent takes it up when it is back; without --source, deploy it "
+                "again then, because the bundle is sent from here",
             )
         return FleetError(
             f"{self._agent} had not finished after {wait_s:g} s: {self._job.status} {self._job.step or ''}",
-            hint="deploy again to resume, or allow more time with --wait",
+            hint="the agent goes on if it has the bundle or a --source; otherwise deploy it again",
         )
 
 

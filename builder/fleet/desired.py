@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from agent.errors import BundleError
 from agent.wire.desired import Desired, DesiredModel, find_version, newest_after
-from agent.wire.reported import CONFLICT, Rejection, Reported
+from agent.wire.reported import CONFLICT, Rejection, Reported, ReportedModel
 from builder.errors import FleetError
 
 
@@ -110,6 +110,11 @@ class DesiredState:
         if self._written is None or self._rejected_version() != self._written.version:
             return None
         return None if self._reported is None else self._reported.error
+
+    def model(self) -> ReportedModel | None:
+        """Return what the agent reports about our deployment; None if it has not said anything about it."""
+        models = () if self._reported is None else self._reported.models
+        return next((model for model in models if model.job == self._model.job), None)
 
     def lost(self) -> bool:
         """Return whether a document without our model is in force instead of ours."""

@@ -98,6 +98,8 @@ class FakeModels:
         self.expected: set[str] = set()
         # Versions whose worker does not start.
         self.broken: set[str] = set()
+        # Models that fail as soon as they are in service.
+        self.stillborn: set[str] = set()
         # Versions that end the agent while they are loaded.
         self.deadly: set[str] = set()
         self.conditions: dict[str, Condition] = {}
@@ -133,6 +135,8 @@ class FakeModels:
             self.conditions.pop(verified.manifest.name, None)
             self.scores.pop(verified.manifest.name, None)
             self.serving[verified.manifest.name] = verified.manifest.version
+            if verified.manifest.name in self.stillborn:
+                self.fail(verified.manifest.name)
             self.history.append(f"+{verified.manifest.name} {verified.manifest.version}")
 
     async def deactivate(self, name: str) -> None:

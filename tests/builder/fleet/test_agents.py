@@ -44,6 +44,12 @@ async def test_agents_are_listed_with_their_models(broker: BrokerProcess) -> Non
             },
             topics.ModelState("kitchen", "faces"): {"ready": False, "versions": ["2.0.0"]},
             topics.State("attic"): {"state": "offline"},
+            topics.Reported("kitchen"): {
+                "models": {
+                    "digits": {"state": "rolled_back", "message": "3 workers\x1b died", "version": "1.0.0"},
+                    "pets": {"state": "failed", "message": "no space", "version": "3.0.0"},
+                }
+            },
         },
     )
     found = await agents_async(Broker(broker.url), wait_s=5)
@@ -56,11 +62,31 @@ async def test_agents_are_listed_with_their_models(broker: BrokerProcess) -> Non
             "0.1.0",
             "Raspberry Pi 4, aarch64",
             (
-                ModelSummary("digits", "1.0.0", True, "sha256:ab", ("image FP32 [1,8,8]",)),
+                ModelSummary(
+                    "digits",
+                    "1.0.0",
+                    True,
+                    "sha256:ab",
+                    ("image FP32 [1,8,8]",),
+                    "rolled_back",
+                    "3 workers? died",
+                ),
                 ModelSummary("faces", "2.0.0", False, ""),
+                ModelSummary("pets", "3.0.0", False, "", (), "failed", "no space"),
             ),
         ),
     )
+
+
+def test_condition_of_a_model_says_whether_it_is_what_should_run() -> None:
+    def model(service: str, reason: str = "", *, ready: bool = True) -> str:
+        return ModelSummary("digits", "1.0.0", ready, "", (), service, reason).condition
+
+    assert model("") == model("active") == "ready"
+    assert model("rolled_back", "95 % took long") == "ready, rolled back: 95 % took long"
+    assert model("degraded", "no space") == "ready, degraded: no space"
+    assert model("failed", "3 workers died", ready=False) == "not ready, failed: 3 workers died"
+    assert model("starting", ready=False) == "not ready"
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,13 @@ async def test_agent_that_restarts_during_a_transfer_resumes_it(
     )
 
 
+async def test_model_that_fails_at_once_is_not_a_success(mosquitto: BrokerProcess, tmp_path: Path) -> None:
+    async with Device(tmp_path / "state", mosquitto.url) as device:
+        device.models.stillborn = {"digits"}
+        result = await deploy_async(write(tmp_path, make_bundle()), DEVICE, Broker(mosquitto.url))
+    assert (result.ok, result.status, result.message) == (False, "FAILED", "3 workers died within 60 s")
+
+
 async def test_a_second_model_leaves_the_first_in_service(mosquitto: BrokerProcess, tmp_path: Path) -> None:
     async with Device(tmp_path / "state", mosquitto.url) as device:
         for bundle in (make_bundle(), make_bundle(name="faces"), make_bundle(name="words")):
