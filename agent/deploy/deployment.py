@@ -332,7 +332,7 @@ class Deployment:
         if job is None or (job.request.model, job.request.digest) != (request.model, request.digest):
             job = Job(request, status=Status.FAILED)
         if job.status is not Status.SUCCEEDED and request.sources:
-            return job
+            return replace(job, request=request)  # its sources may be others now
         # It was in service before: its file may be damaged, or its worker did not start.
         repair = next(
             (
@@ -345,7 +345,7 @@ class Deployment:
             None,
         )
         if repair is not None:
-            return repair
+            return replace(repair, request=replace(request, job=repair.request.job))
         name = f"{REPAIR}{hex_digest(request.digest)[:12]}-{time.time_ns():x}"
         return Job(replace(request, job=name), status=Status.FAILED)
 

@@ -424,9 +424,9 @@ async def test_presence_is_shown_and_requests_are_put_off_while_models_are_loade
     go_on = asyncio.Event()
     restore = Installer.restore
 
-    async def slow(installer: Installer, name: str, digest: str) -> Any:
+    async def slow(installer: Installer, *arguments: Any) -> Any:
         await go_on.wait()
-        return await restore(installer, name, digest)
+        return await restore(installer, *arguments)
 
     monkeypatch.setattr(Installer, "restore", slow)
     keep_active(tmp_path / "state-kitchen", signer.packed())
