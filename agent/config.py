@@ -23,7 +23,7 @@ DEFAULT_CONFIG: Final = Path("/etc/edge-agent/agent.toml")
 MAX_CONFIG_BYTES: Final = 1 << 20
 # So long that 1000 agents with three connections each make at most 150 connects in any second, and so short
 # that all of them are back within 30 s (docs/decisions/0018).
-RECONNECT_SPREAD_S: Final = 27.0
+RECONNECT_SPREAD_S: Final = 28.0
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 
 
