@@ -100,7 +100,7 @@ def _state(model: ActiveModel, running: str | None, serving: Serving) -> tuple[S
         return ServiceState.FAILED, problem
     if condition.failed:
         return ServiceState.FAILED, Problem(condition.message, condition.next_try_s)
-    if back is not None and running == model.digest and wanted is not None and wanted.digest == back.digest:
+    if back is not None and running == model.digest:
         return ServiceState.ROLLED_BACK, Problem(back.reason, None)
     if problem is not None and (wanted is None or wanted.digest != running):
         return ServiceState.DEGRADED, problem

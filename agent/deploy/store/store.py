@@ -242,7 +242,8 @@ class Store:
         """Record that `job` asked for the bundle that is already active as `name`."""
         model = self._active[name]
         if (model.origin, model.job) != (origin, job):
-            self._save_active({**self._active, name: replace(model, origin=origin, job=job)})
+            wanted = replace(model, origin=origin, job=job, rolled_back=None)
+            self._save_active({**self._active, name: wanted})
 
     def record(self, model: ActiveModel) -> None:
         """Make `model` the active one of its name even if that cannot be stored now.

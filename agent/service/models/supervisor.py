@@ -426,15 +426,15 @@ class Supervisor:
             self._on_room()
             return
 
-    def _plan_retry(self) -> None:
-        """Say when a bundle that is out of service is tried again, and wait for it."""
+    def _plan_retry(self) -> float:
+        """Begin to wait for the next attempt to start a bundle that is out of service; return the seconds."""
         if self._ready_for_s > RETRY_LONGEST_S:
             self._retries, self._ready_for_s = 0, 0.0
         pause_s = retry_delay_s(self._retries, random.random())  # noqa: S311 - jitter, not a secret
         self._retries += 1
         self.next_try_s = time.time() + pause_s
-        self.message = f"{self.message}; next attempt in {pause_s:.0f} s"
         self._restarting = asyncio.get_running_loop().create_task(self._retry(pause_s))
+        return pause_s
 
     async def _retry(self, pause_s: float) -> None:
         """Start another process after a pause, and put the bundle into service again if it loads."""
@@ -468,8 +468,9 @@ class Supervisor:
             if before in OUT_OF_SERVICE:
                 _log.warning("%s is in service again", name)
         if self.state is State.FAILED:
-            self._plan_retry()
-            _log.critical("%s is out of service: %s", name, self.message)
+            _log.critical(
+                "%s is out of service: %s; next attempt in %.0f s", name, self.message, self._plan_retry()
+            )
         self._on_state()
         if self.state is State.RESTARTING:
             self._restarting = asyncio.get_running_loop().create_task(self._restart())

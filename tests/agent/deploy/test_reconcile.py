@@ -415,6 +415,18 @@ async def test_rolled_back_version_that_is_deployed_again_is_judged_only_by_cras
     await agent.stop()
 
 
+async def test_predecessor_that_is_deployed_after_a_rollback_is_what_should_run(agent: Agent) -> None:
+    await upgraded(agent)
+    agent.models.fail("digits")
+    await until(lambda: agent.models.serving == {"digits": "1.0.0"})
+    await agent.settle()
+    state = await agent.deploy(OLD, "job-3")
+    assert (state["status"], state["message"]) == ("SUCCEEDED", "already installed")
+    await agent.settle()
+    assert (reported(agent)["state"], reported(agent)["rolled_back"]) == ("active", None)
+    await agent.stop()
+
+
 async def test_slower_version_is_compared_with_its_predecessor(agent: Agent) -> None:
     await agent.start()
     await agent.deploy(OLD, "job-1")

@@ -169,7 +169,7 @@ async def test_third_death_in_the_window_takes_the_bundle_out_of_service(
         await asyncio.sleep(3)
     assert made.states[-1] == "FAILED"
     why = "3 workers died within 60 s, the last one killed by SIGSEGV"
-    assert made.supervisor.message.startswith(f"{why}; next attempt in ")
+    assert made.supervisor.message == why
     assert len(workers.processes) == 3
     await made.supervisor.stop(0)
 
