@@ -32,6 +32,7 @@ from agent.service.metrics.metrics import UNKNOWN_MODEL, Metrics
 from agent.service.models.models import Models
 from agent.service.requests.acknowledgement import AckOrder, Slot
 from agent.service.requests.answers import AnswerRecord, AnswerStore, ReplyTo, RequestKey
+from agent.service.requests.payload_digest import SLICE_BYTES, PayloadDigests
 from agent.service.requests.pending import Pending
 from agent.wire.answer import FinalAnswer, refusal
 from agent.wire.answer_head import OK, AnswerHead
@@ -101,6 +102,8 @@ class Inference:
         self._in_flight = 0
         self._settling = asyncio.Event()
         self._closed = False
+        self._digests = PayloadDigests()
+        self._taking: set[asyncio.Task[None]] = set()
         self._rate_limited_log = RateLimitedLog(_log, _LOG_INTERVAL_S)
 
     @property
@@ -164,15 +167,30 @@ class Inference:
 
     def _arrived(self, message: Message, acks: AckOrder) -> None:
         slot = acks.arrived(message)
+        nbytes = len(message.payload)
+        if nbytes <= SLICE_BYTES or not self._digests.has_room(nbytes):
+            self._take_safely(message, slot)
+            return
+        taking = asyncio.get_running_loop().create_task(self._take_large(message, slot, acks))
+        self._taking.add(taking)
+        taking.add_done_callback(self._taking.discard)
+
+    async def _take_large(self, message: Message, slot: Slot | None, acks: AckOrder) -> None:
+        digest = await self._digests.of(message.payload)
+        # Once no more are accepted, it stays with the broker; a group's request is answered with 503.
+        if not self._closed or acks is self._group_acks:
+            self._take_safely(message, slot, digest)
+
+    def _take_safely(self, message: Message, slot: Slot | None, payload_digest: bytes | None = None) -> None:
         try:
-            self._take(message, [] if slot is None else [slot])
+            self._take(message, [] if slot is None else [slot], payload_digest)
         except Exception:  # noqa: BLE001 - the outermost loop of a request: one must not hold up all others
             _log.exception("internal error while taking a request")
             self._metrics.count("edge_faults_total")
             if slot is not None:
                 slot.finish()
 
-    def _take(self, message: Message, slots: list[Slot]) -> None:
+    def _take(self, message: Message, slots: list[Slot], payload_digest: bytes | None) -> None:
         topic = parse_topic(message.topic)
         if topic is not None and not isinstance(topic, Infer | GroupInfer):
             # Some brokers send what nobody subscribed to.
@@ -193,6 +211,7 @@ class Inference:
                 max_deadline_s=self._max_deadline_s,
                 on_answer=self._answered,
                 on_refusal=self._refused,
+                payload_digest=payload_digest,
             )
         except UnanswerableError as error:
             self._drop(slots, error)

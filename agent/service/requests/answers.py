@@ -74,17 +74,18 @@ class RequestKey:
     Attributes
     ----------
     digest
-        SHA-256 over the request's topics and Correlation Data, each after its length, and its payload.
+        SHA-256 over the request's topics and Correlation Data, each after its length, and the SHA-256 of its
+        payload.
     """
 
     digest: bytes
 
     @classmethod
-    def of(cls, topic: str, reply_to: str, correlation: bytes, payload: bytes) -> RequestKey:
-        """Make the key of one request."""
+    def of(cls, topic: str, reply_to: str, correlation: bytes, payload_digest: bytes) -> RequestKey:
+        """Make the key of one request, given the SHA-256 of its payload."""
         names = (topic.encode(), reply_to.encode(), correlation)
         whole = hashlib.sha256(b"".join(part for name in names for part in (_LENGTH.pack(len(name)), name)))
-        whole.update(payload)
+        whole.update(payload_digest)
         return cls(whole.digest())
 
 

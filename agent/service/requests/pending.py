@@ -8,6 +8,7 @@ Leaves to others: the form of messages (`agent.wire`), deadlines (`model`), and 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Callable
 from typing import Final
 
@@ -117,6 +118,7 @@ class Pending:
         max_deadline_s: float,
         on_answer: Callable[[Pending, Answer, bytes, str], None],
         on_refusal: Callable[[Pending, RequestError], None],
+        payload_digest: bytes | None = None,
     ) -> Pending:
         """Read a request from a message.
 
@@ -134,6 +136,8 @@ class Pending:
             For requests without Message Expiry and `deadline_s`.
         max_deadline_s
             A request waits and is computed for no longer; its answer is kept until its own deadline.
+        payload_digest
+            The SHA-256 of the payload, if it was taken already.
 
         Raises
         ------
@@ -145,12 +149,14 @@ class Pending:
         until_s = now_s + min(limit_s, MAX_DEADLINE_S)
         # A request that is refused for its properties is not remembered: they may be too long to be stored.
         correlation = None if request.refusal is not None else request.correlation
+        key = None
+        if correlation is not None:
+            digest = payload_digest or hashlib.sha256(message.payload).digest()
+            key = RequestKey.of(message.topic, request.reply_to, correlation, digest)
         pending = cls(
             model,
             ReplyTo(request.reply_to, request.correlation, message.qos, until_s, request.trace),
-            None
-            if correlation is None
-            else RequestKey.of(message.topic, request.reply_to, correlation, message.payload),
+            key,
             Request(
                 seq=seq,
                 content_type=request.content_type,

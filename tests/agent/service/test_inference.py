@@ -13,6 +13,7 @@ import pytest
 
 from agent.errors import SelfTestError
 from agent.mqtt.properties import Properties
+from agent.service.requests.payload_digest import SLICE_BYTES
 from agent.wire.desired import Desired as DesiredDocument
 from agent.wire.topics import Desired, Infer, format_topic
 from tests.agent.service.conftest import StartService, status_of, until
@@ -191,6 +192,22 @@ async def test_duplicate_request_gets_the_same_answer_and_runs_once(
         assert samples[duplicates] == 2
 
 
+async def test_large_request_is_recognised_when_it_is_delivered_again(
+    mosquitto: BrokerProcess, start_service: StartService
+) -> None:
+    async with start_service(mosquitto.port, broker_receive_maximum=2) as rig:
+        await rig.service.models.activate(rig.signer.bundle())
+        client = await rig.client()
+        large = b"x" * (3 * SLICE_BYTES + 1)
+        for _ in range(3):
+            client.send(large, correlation=b"same")
+        small = client.send(b"small")
+        answers = await client.answers(b"same", 1)
+        assert answers[0].payload == b"1.0.0:" + large
+        assert status_of(await client.answer(small)) == 200
+        await until(lambda: rig.service.samples().get("edge_inference_duplicates_total") == 2)
+
+
 async def test_equal_correlation_of_another_client_or_payload_is_another_request(
     mosquitto: BrokerProcess, start_service: StartService
 ) -> None:
@@ -313,6 +330,7 @@ async def test_worker_that_lies_costs_its_request_and_no_connection(
             assert "its worker sent an invalid answer" in json.loads(answer.payload)["error"]
             assert (await client.ask(b"hello", model="other")).payload == b"1.0.0:hello"
         assert (await client.ask(b"hello", model="liar")).payload == b"1.0.0:hello"
+        await rig.settle()
         samples = rig.service.samples()
         assert samples['edge_mqtt_connects_total{connection="inference"}'] == 1
         assert samples["edge_inference_in_flight"] == 0
