@@ -1,10 +1,13 @@
 """The sandbox that a worker puts itself into before it runs a model's native code.
 
-Promises, on a kernel that has them: resource limits that cannot be raised again; no new privileges; Landlock
+Promises, on a kernel that has them: resource limits that it cannot change; no new privileges; Landlock
 without any rule, so that no path can be opened (memory files have no path); a filter for every thread that
-allows the system calls listed in `system_calls` and refuses all others with EPERM. All imports must be done
-before it is closed. If the kernel lacks Landlock or seccomp, the rest is applied all the same, and the status
-says so.
+allows the system calls listed in `system_calls`, checks their arguments, and refuses all others with EPERM;
+new threads only if the agent allows them. All imports must be done before it is closed. If the kernel lacks a
+part, the rest is applied all the same, and the status says so.
+
+Leaves to the agent: how many threads there may be (`thread_gate`), processors and processor time
+(`worker_process`).
 
 The sandbox is closed in two steps: `close_files` before the model's library is mapped, because its
 constructors are native code; then `close_loading`, which also forbids what the dynamic linker needs: opening
