@@ -286,15 +286,24 @@ class Inference:
 
     def _finish(self, pending: Pending, answer: FinalAnswer, *, cheap: bool) -> None:
         """Remember an answer, publish and count it."""
-        answer = self._fitting(pending, answer)
+        properties = self._properties(pending.reply, answer)
+        if not self._fits(pending.reply, answer, properties):
+            self._complain(TOO_LARGE, answer)
+            answer = refusal(self._undeliverable(answer, TOO_LARGE), pending.head)
+            properties = self._properties(pending.reply, answer)
         if pending.key is not None:
             self._answers.put(AnswerRecord(pending.key, pending.reply, answer), cheap=cheap)
-        self._publish(pending.reply, pending.key, pending.slots, answer)
+        self._publish(pending.reply, pending.key, pending.slots, answer, properties)
         known = self._models.get(pending.model) is not None
         self._metrics.request(pending.model if known else UNKNOWN_MODEL, answer.status)
 
     def _publish(
-        self, reply: ReplyTo, key: RequestKey | None, slots: list[Slot], answer: FinalAnswer
+        self,
+        reply: ReplyTo,
+        key: RequestKey | None,
+        slots: list[Slot],
+        answer: FinalAnswer,
+        properties: Properties | None = None,
     ) -> None:
         assert self._connection is not None
 
@@ -312,7 +321,7 @@ class Inference:
                 answer.payload,
                 settled,
                 qos=reply.qos,
-                properties=self._properties(reply, answer),
+                properties=properties or self._properties(reply, answer),
             )
         except ValueError as error:  # what a worker or an earlier process wrote
             _log.error("an answer cannot be sent: %s", error)
@@ -329,16 +338,12 @@ class Inference:
             trace=reply.trace,
         )
 
-    def _fitting(self, pending: Pending, answer: FinalAnswer) -> FinalAnswer:
-        """Return the answer, or an error in its place if the broker does not accept one of its size."""
+    def _fits(self, reply: ReplyTo, answer: FinalAnswer, properties: Properties) -> bool:
+        """Return whether the broker accepts an answer of this size; a refusal is sent in any case."""
         assert self._connection is not None
-        reply = pending.reply
-        if answer.status != OK or self._connection.fits(
-            reply.topic, answer.payload, qos=reply.qos, properties=self._properties(reply, answer)
-        ):
-            return answer
-        self._complain(TOO_LARGE, answer)
-        return refusal(self._undeliverable(answer, TOO_LARGE), pending.head)
+        return answer.status != OK or self._connection.fits(
+            reply.topic, answer.payload, qos=reply.qos, properties=properties
+        )
 
     def _undeliverable(self, answer: FinalAnswer, verdict: Reason) -> ExecutionError:
         """Return what the requester gets in place of an answer that the broker does not take."""

@@ -122,9 +122,8 @@ class Model:
         self._on_state = on_state
         self._spawn = spawn
         self._queue: FairQueue[Pending] = FairQueue(limits.requests, limits.payload_bytes)
-        # Set while no request waits.
-        self._emptied = asyncio.Event()
-        self._emptied.set()
+        # While the model is stopped: set when no request waits any more.
+        self._emptied: asyncio.Event | None = None
         self._supervisor: Supervisor | None = None
         self._quarantined = 0
 
@@ -177,21 +176,25 @@ class Model:
             raise OverloadedError(
                 f"{self.name} is out of service: {why}", hint="ask again later: it is tried again"
             )
-        self._inspect(supervisor, pending)
-        if supervisor.has_room and not len(self._queue):
-            self._queue.append(pending)  # it does not wait, so that no limit matters
-        else:
-            waiting = len(self._queue)
-            for other in self._queue.offer(pending):
-                error = OverloadedError(
-                    f"{self.name} has {waiting} requests waiting", hint="ask again later, or less often"
-                )
-                if other is pending:
-                    raise error
-                other.refuse(error)
-        loop = asyncio.get_running_loop()
-        pending.deadline = loop.call_at(pending.expires_s, self._expire, pending)
-        self.pump()
+        if supervisor.quarantine.sizes:
+            self._inspect(supervisor, pending)
+        at_once = supervisor.has_room and not self._queue.count
+        if not at_once:
+            self._enqueue(pending)
+        pending.deadline = asyncio.get_running_loop().call_at(pending.expires_s, self._expire, pending)
+        if at_once:
+            supervisor.send(pending)
+
+    def _enqueue(self, pending: Pending) -> None:
+        """Let a request wait, or another one give way, or raise `OverloadedError`."""
+        waiting = self._queue.count
+        for other in self._queue.offer(pending):
+            error = OverloadedError(
+                f"{self.name} has {waiting} requests waiting", hint="ask again later, or less often"
+            )
+            if other is pending:
+                raise error
+            other.refuse(error)
 
     def _inspect(self, supervisor: Supervisor, pending: Pending) -> None:
         """Refuse a quarantined request, and mark a suspected one."""
@@ -210,20 +213,23 @@ class Model:
         supervisor = self._supervisor
         if supervisor is None:
             return
-        self._put_back(supervisor.take_back())
+        left = supervisor.take_back()
+        if left:
+            self._put_back(left)
         if supervisor.state is State.FAILED:
             self._refuse_all(OverloadedError(f"{self.name} is out of service: {supervisor.message}"))
-        while len(self._queue) and supervisor.has_room:
+        while self._queue.count and supervisor.has_room:
             pending = self._queue.pop()
             if pending.finished:
                 continue
             try:
-                self._inspect(supervisor, pending)
+                if supervisor.quarantine.sizes:
+                    self._inspect(supervisor, pending)
             except ExecutionError as error:  # an equal one ended the worker while this one waited
                 pending.refuse(error)
             else:
                 supervisor.send(pending)
-        self._note_whether_empty()
+        self._note_if_empty()
 
     def status(self) -> ModelStatus | None:
         """Return its state; None before its first worker is ready."""
@@ -238,7 +244,7 @@ class Model:
             digest=supervisor.verified.digest,
             key_id=supervisor.verified.key_id,
             restarts=supervisor.crashes,
-            queued=len(self._queue) + supervisor.busy,
+            queued=self._queue.count + supervisor.busy,
             rss_bytes=supervisor.rss_bytes(),
             next_try_s=supervisor.next_try_s,
             quarantined=self._quarantined,
@@ -285,7 +291,8 @@ class Model:
         end_s = loop.time() + limit_s
         error = OverloadedError(f"{self.name} is being stopped")
         supervisor = self._supervisor
-        if supervisor is not None:
+        if supervisor is not None and self._queue.count:
+            self._emptied = asyncio.Event()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(end_s):
                     await self._emptied.wait()
@@ -298,17 +305,14 @@ class Model:
     def _refuse_all(self, error: RequestError) -> None:
         for pending in self._queue.clear():
             pending.refuse(error)
-        self._note_whether_empty()
+        self._note_if_empty()
 
     def _put_back(self, left: list[Pending]) -> None:
         """Take back what a worker does not compute, without what was finished in the meantime."""
         self._queue.put_back(pending for pending in left if not pending.finished)
-        self._note_whether_empty()
 
-    def _note_whether_empty(self) -> None:
-        if len(self._queue):
-            self._emptied.clear()
-        else:
+    def _note_if_empty(self) -> None:
+        if self._emptied is not None and not self._queue.count:
             self._emptied.set()
 
     def _expire(self, pending: Pending) -> None:
@@ -316,7 +320,7 @@ class Model:
         longest = ", the longest on this device," if pending.expires_s < pending.reply.deadline_s else ""
         passed = f"{self.name}: the deadline of {waited_s:.3g} s{longest} passed"
         if self._queue.remove(pending):
-            self._note_whether_empty()
+            self._note_if_empty()
             pending.refuse(DeadlineError(f"{passed} while it waited"))
         else:
             pending.expire(DeadlineError(f"{passed} while it was computed"))

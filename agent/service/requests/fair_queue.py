@@ -60,8 +60,8 @@ class FairQueue(Generic[Item]):
 
     Attributes
     ----------
-    nbytes
-        The payloads of all waiting requests together.
+    count, nbytes
+        How many requests wait, and their payloads together.
     """
 
     def __init__(self, max_items: int, max_bytes: int) -> None:
@@ -70,11 +70,8 @@ class FairQueue(Generic[Item]):
         self._returned: deque[Item] = deque()
         # In the order of their turns.
         self._lanes: OrderedDict[str, _Lane[Item]] = OrderedDict()
-        self._count = 0
+        self.count = 0
         self.nbytes = 0
-
-    def __len__(self) -> int:
-        return self._count
 
     def append(self, item: Item) -> None:
         """Add a request at the end of its lane, whatever the limits say."""
@@ -88,7 +85,7 @@ class FairQueue(Generic[Item]):
 
     def offer(self, item: Item) -> list[Item]:
         """Add a request, and return those that give way: others, only itself, or none."""
-        if self._count < self._max_items and self.nbytes + item.nbytes <= self._max_bytes:
+        if self.count < self._max_items and self.nbytes + item.nbytes <= self._max_bytes:
             self.append(item)
             return []
         leaving = self._find_room(item)
@@ -148,7 +145,7 @@ class FairQueue(Generic[Item]):
 
     def clear(self) -> list[Item]:
         """Take out all requests, and return them in the order of their turns."""
-        return [self.pop() for _ in range(self._count)]
+        return [self.pop() for _ in range(self.count)]
 
     def _lane_of(self, item: Item) -> str:
         known = item.client in self._lanes or len(self._lanes) < MAX_LANES
@@ -163,7 +160,7 @@ class FairQueue(Generic[Item]):
         lanes = {
             other: [len(lane.items), lane.nbytes] for other, lane in self._lanes.items() if other != name
         }
-        items, nbytes = self._count + 1, self.nbytes + item.nbytes
+        items, nbytes = self.count + 1, self.nbytes + item.nbytes
         leaving: list[Item] = []
         while items > self._max_items or nbytes > self._max_bytes:
             measure, limit = (0, own_items) if items > self._max_items else (1, own_bytes)
@@ -178,5 +175,5 @@ class FairQueue(Generic[Item]):
         return leaving
 
     def _changed(self, count: int, nbytes: int) -> None:
-        self._count += count
+        self.count += count
         self.nbytes += nbytes

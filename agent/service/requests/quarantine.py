@@ -75,6 +75,11 @@ class Quarantine:
         Most requests that are remembered; the one whose last death is the longest ago is forgotten first.
     max_age_s
         Seconds after which a request is forgotten, from the last death.
+
+    Attributes
+    ----------
+    sizes
+        The sizes of the payloads that are remembered: a request of another size is not among them.
     """
 
     def __init__(self, max_entries: int = MAX_ENTRIES, max_age_s: float = MAX_AGE_S) -> None:
@@ -82,7 +87,7 @@ class Quarantine:
         self._max_age_s = max_age_s
         # In the order of their last death.
         self._entries: dict[Content, _Entry] = {}
-        self._sizes: set[int] = set()
+        self.sizes: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -96,12 +101,12 @@ class Quarantine:
         self._entries[content] = entry
         while len(self._entries) > self._max_entries:
             del self._entries[next(iter(self._entries))]
-        self._sizes = {each.nbytes for each in self._entries}
+        self.sizes = {each.nbytes for each in self._entries}
         return entry.deaths >= MAX_DEATHS
 
     def deaths(self, request: Request, payload: bytes, now_s: float) -> int:
         """Return how many workers have died of a request."""
-        if len(payload) not in self._sizes:
+        if len(payload) not in self.sizes:
             return 0
         self._forget_old(now_s)
         entry = self._entries.get(Content.of(request, payload)) if self._entries else None
@@ -110,7 +115,7 @@ class Quarantine:
     def acquit(self, content: Content) -> None:
         """Forget a suspect that was computed without harm."""
         if self._entries.pop(content, None) is not None:
-            self._sizes = {each.nbytes for each in self._entries}
+            self.sizes = {each.nbytes for each in self._entries}
 
     def _forget_old(self, now_s: float) -> None:
         while self._entries:

@@ -36,7 +36,7 @@ def test_clients_take_turns_and_each_keeps_its_order() -> None:
     order = queue.clear()
     assert "".join(item.client for item in order) == "abcabaa"
     assert [item.number for item in order if item.client == "a"] == [0, 1, 2, 3]
-    assert (len(queue), queue.nbytes) == (0, 0)
+    assert (queue.count, queue.nbytes) == (0, 0)
     with pytest.raises(IndexError):
         queue.pop()
 
@@ -113,7 +113,7 @@ def test_nothing_is_lost_or_doubled_and_the_limits_hold(
             if refused and item not in refused and nbytes == 0:
                 assert all(before[each.client] > before[client] + 1 for each in refused)
             if item in inside:
-                assert len(queue) <= 6
+                assert queue.count <= 6
                 assert queue.nbytes <= 60
         elif what == "pop" and inside:
             popped = queue.pop()
@@ -123,10 +123,10 @@ def test_nothing_is_lost_or_doubled_and_the_limits_hold(
             for each in sorted(inside, key=lambda each: each.number)[:1]:
                 assert queue.remove(each)
                 inside.remove(each)
-        elif what == "return" and len(queue) < 5:
+        elif what == "return" and queue.count < 5:
             queue.put_back([item])
             inside.add(item)
-        assert len(queue) == len(inside)
+        assert queue.count == len(inside)
         assert queue.nbytes == sum(each.nbytes for each in inside)
     assert set(queue.clear()) == inside
 
@@ -148,7 +148,7 @@ def test_honest_client_is_never_refused_and_waits_one_turn_of_each_other(
             sent_at = turn
         for number, client in enumerate(flood):
             assert all(each.client != "honest" for each in queue.offer(Asked(client, 100 * turn + number)))
-        if len(queue) and queue.pop().client == "honest":
+        if queue.count and queue.pop().client == "honest":
             assert sent_at is not None
             assert turn - sent_at <= 5
             sent_at = None
