@@ -31,6 +31,9 @@ SocketOpener = Callable[[BrokerSettings], Awaitable[BrokerSocket]]
 _FIRST_VERSIONS: Final = {"5": MQTT_5, "3.1.1": MQTT_3_1_1, "auto": MQTT_5}
 # Longer than most brokers take to answer, short enough for a user who waits at a command line.
 PROBE_AFTER_S: Final = 0.3
+# For agents, for which nobody waits: a broker that greets a whole fleet after its start may take seconds, and
+# must not get a second connection from each of them.
+FLEET_PROBE_AFTER_S: Final = 3.0
 
 
 class _Sign(Enum):
@@ -78,6 +81,7 @@ class Negotiation:
         self._accepted = accepted
         self._open_socket = open_socket
         self._spoke_5 = False
+        self._probe_after_s = FLEET_PROBE_AFTER_S if settings.reconnect_spread_s else PROBE_AFTER_S
 
     @property
     def first_version(self) -> int:
@@ -129,7 +133,7 @@ class Negotiation:
         try:
             async with asyncio.timeout(limit_s):
                 if not self._spoke_5:
-                    await asyncio.wait([asking.answer], timeout=PROBE_AFTER_S)
+                    await asyncio.wait([asking.answer], timeout=self._probe_after_s)
                     if not asking.answer.done():
                         probing = asyncio.ensure_future(self._probe())
                         both: tuple[asyncio.Future[Any], ...] = (asking.answer, probing)

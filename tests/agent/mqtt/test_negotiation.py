@@ -173,6 +173,30 @@ async def test_slow_broker_of_mqtt_5_is_waited_for() -> None:
 
 
 @in_virtual_time
+async def test_broker_that_is_slow_to_greet_a_fleet_gets_one_connection_from_each() -> None:
+    def answer(client: Client, _packet: Packet) -> None:
+        asyncio.get_running_loop().call_later(2.0, client.send, ACCEPTED)
+
+    rig = Rig(answer, replace(SETTINGS, reconnect_spread_s=28.0))
+    for _ in range(2):
+        assert not (await rig.attempt()).failed
+    assert len(rig.broker.clients) == 2
+
+
+@in_virtual_time
+async def test_broker_that_spoke_5_is_not_probed_when_it_is_slow() -> None:
+    delays_s = iter((0.0, 9.0))
+
+    def answer(client: Client, _packet: Packet) -> None:
+        asyncio.get_running_loop().call_later(next(delays_s), client.send, ACCEPTED)
+
+    rig = Rig(answer)
+    for _ in range(2):
+        assert not (await rig.attempt()).failed
+    assert len(rig.broker.clients) == 2
+
+
+@in_virtual_time
 async def test_silent_broker_is_asked_in_5_only() -> None:
     rig = Rig(lambda _client, _packet: None)
     for attempt in (1, 2, 3):
