@@ -43,7 +43,7 @@ from agent.deploy.store.last_use import LastUse
 from agent.deploy.store.state_file import Checkpoint, StateFile, no_checkpoint
 from agent.deploy.store.store import Store
 from agent.deploy.trial import STEADY_S, Score, Trial, fault, over
-from agent.errors import ConflictError, EdgeError, SelfTestError, SourceError
+from agent.errors import ConflictError, EdgeError, SelfTestError, SourceError, StoreError
 from agent.wire import topics
 from agent.wire.desired import Desired, DesiredModel, newest_after
 from agent.wire.job import MAX_MESSAGE_CHARACTERS, Result, Status
@@ -58,6 +58,9 @@ TRIAL_INTERVAL_S: Final = 1.0
 RESTORE_PATIENCE_S: Final = 60.0
 # How often a refused bundle is compared with the trusted keys, which a person may have changed.
 KEYS_INTERVAL_S: Final = 60.0
+
+# Stands among the names of models for a document that could not be stored; no model has a space in its name.
+_DOCUMENT: Final = "desired document"
 
 _log = logging.getLogger(__name__)
 
@@ -121,6 +124,7 @@ class Deployment:
         self._desired_file = StateFile(store.root / "desired.json", mirrored=True, checkpoint=checkpoint)
         self._desired: Desired | None = None
         self._rejection: Rejection | None = None
+        self._not_stored: bytes | None = None
         self._inbox = Inbox(store.inbox)
         self._models = models
         self._last_use = LastUse(store.root)
@@ -305,6 +309,8 @@ class Deployment:
     def _reconcile(self) -> None:
         """Queue another attempt for each model that does not run as it should, if one is due."""
         now_s = _now_s()
+        if self._not_stored is not None and self._attempts.due(_DOCUMENT, now_s):
+            self._on_desired(self._not_stored)
         for name, wish in self._wishes().items():
             if self._installer.running.get(name) == wish.digest:
                 if name in self._attempts.problems:
@@ -454,9 +460,16 @@ class Deployment:
                 self._desired_file.save(desired.to_document())
         except EdgeError as error:
             _log.warning("desired: %s", error)
+            if isinstance(error, StoreError):  # the broker does not deliver it again by itself
+                self._not_stored = payload
+                self._attempts.failed(_DOCUMENT, _now_s())
+            elif payload == self._not_stored:
+                self._not_stored = None
             self._rejection = reject(error, version)
             self._report()
             return
+        self._not_stored = None
+        self._attempts.forget(_DOCUMENT)
         for model in desired.models:
             if self._desired is None or desired.version > self._desired.version:
                 self._attempts.forget(model.model)

@@ -85,7 +85,7 @@ class Store:
         self._active = parse_active(documents[0] if documents else None)
         self._pending = False
         # Bundles without a record of what runs: both copies of the record are damaged.
-        self.lost_active = not documents and any(self._bundles.iterdir())
+        self.lost_active = not documents and any(self._bundles.glob("*.bundle"))
         self._stopped = Stopped(root / "stopped.json", checkpoint=checkpoint)
         self._counters = Counters(root / "counters.json", checkpoint=checkpoint)
 

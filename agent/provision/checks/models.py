@@ -15,7 +15,7 @@ from agent.deploy.store import state_format
 from agent.deploy.store.active import ActiveModel, read_active
 from agent.deploy.store.state_file import peek
 from agent.errors import EdgeError
-from agent.provision.finding import Finding, fail, ok
+from agent.provision.finding import Finding, fail, ok, warn
 
 # A small board takes a second to hash this much.
 _SLOW_BYTES: Final = 50_000_000
@@ -76,13 +76,21 @@ def _check_model(
             return fail(
                 "models", f"{subject}: expected bundle {model.digest}, got {digest}", "deploy it again"
             )
-        admit(manifest, machine, deployed_as=model.name, committed_counter=counter)
+        floor = counter if model.counter_floor is None else model.counter_floor
+        admit(manifest, machine, deployed_as=model.name, committed_counter=floor)
     except FileNotFoundError:
         return fail("models", f"{subject} is active, but its bundle is missing", "deploy it again")
     except PermissionError:
         return fail("models", f"{subject}: {path} cannot be read", "run it with sudo")
     except EdgeError as error:
         return fail("models", f"{subject}: {error} ({error.code})", error.hint or "deploy it again")
+    if model.rolled_back is not None:
+        back = model.rolled_back
+        return warn(
+            "models",
+            f"{subject} serves, because {back.version} was rolled back: {back.reason}",
+            "deploy a version that works, or the same one again",
+        )
     needs = manifest.resources
     memory = (needs.arena_bytes + needs.params_bytes) / 1e6
     return ok("models", f"{subject} is intact, signed, and made for this machine; it needs {memory:.0f} MB")

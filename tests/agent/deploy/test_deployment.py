@@ -484,7 +484,7 @@ async def test_model_that_hangs_while_it_is_loaded_does_not_hold_up_the_others(
     agent.models.hanging = {"b"}
     agent.models.expected.clear()
     agent.models.history.clear()
-    monkeypatch.setattr(deployment, "RESTORE_PATIENCE_S", 0.01)
+    monkeypatch.setattr(deployment, "RESTORE_PATIENCE_S", 0.3)
     await agent.start(wait=False)
     assert agent.models.expected == {"a", "b", "c"}
     assert agent.models.serving == {}, "connected before anything is loaded"

@@ -172,6 +172,21 @@ async def test_full_disk_is_tried_again_when_there_is_space(
     await agent.stop()
 
 
+async def test_document_that_does_not_fit_on_the_disk_is_taken_later(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await agent.start()
+    save = agent.deployment._desired_file.save
+    monkeypatch.setattr(agent.deployment._desired_file, "save", agent.full_disk)
+    agent.offer(NEW)
+    agent.desire({"digits": NEW.entry("job-1")})
+    assert agent.control.reported()["error"]["code"] == "ERR_NO_SPACE"
+    monkeypatch.setattr(agent.deployment._desired_file, "save", save)
+    assert (await agent.finished("job-1"))["status"] == "SUCCEEDED"
+    assert agent.control.reported()["error"] is None
+    await agent.stop()
+
+
 async def test_worker_that_does_not_start_is_tried_again_without_another_transfer(agent: Agent) -> None:
     await agent.start()
     await agent.deploy(OLD, "job-1")

@@ -10,7 +10,7 @@ import pytest
 
 from agent.bundle.keyring import Keyring
 from agent.bundle.machine import Machine
-from agent.deploy.store.active import ActiveModel
+from agent.deploy.store.active import ActiveModel, RolledBack
 from agent.deploy.store.store import Store
 from agent.provision.checks import models
 from agent.provision.finding import Finding, Level
@@ -49,6 +49,19 @@ def test_bundle_is_verified_to_its_last_byte(tmp_path: Path, signer: Signer) -> 
 
     path.unlink()
     assert "its bundle is missing" in found_in(tmp_path / "state", signer).message
+
+
+def test_predecessor_that_came_back_is_shown_with_the_reason(tmp_path: Path, signer: Signer) -> None:
+    state = tmp_path / "state"
+    installed(state, signer.packed())
+    store = Store(state)
+    store.commit_counter("echo", 5)
+    assert "is a downgrade" in found_in(state, signer).message
+    back = RolledBack("sha256:" + "a" * 64, "2.0.0", "job-2", "3 workers died within 60 s")
+    store.record(replace(store.active()["echo"], counter_floor=1, rolled_back=back))
+    found = found_in(state, signer)
+    assert found.level is Level.WARN
+    assert "2.0.0 was rolled back: 3 workers died within 60 s" in found.message
 
 
 def test_bundle_with_an_unknown_key_another_machine_or_an_old_counter_is_found(
