@@ -47,8 +47,8 @@ _LOG_INTERVAL_S: Final = 10.0
 _MAX_LOG_CHARACTERS: Final = 400
 # An answer that is published at its deadline, such as a 408, is still worth delivering for this long.
 _LATE_EXPIRY_S: Final = 5
-# The broker will not take this answer, but perhaps a smaller one with other content: malformed packet, protocol
-# error, packet too large, payload format invalid.
+# The broker will not take this answer, but perhaps a smaller one with other content. In numbers: malformed
+# packet, protocol error, packet too large, payload format invalid.
 _NOT_THIS_ANSWER: Final = frozenset({TOO_LARGE.code, POISON.code, UNSENDABLE.code, 0x81, 0x82, 0x95, 0x99})
 
 

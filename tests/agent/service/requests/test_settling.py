@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from agent.config import QueueLimits, WorkerSettings
 from agent.mqtt.connection import Connection
@@ -42,6 +44,52 @@ class FakeConnection:
 
     def ack(self, receipt: Receipt) -> None:
         self.acknowledged.append(receipt.packet_id)
+
+
+# It cannot create its file, and remembers nothing.
+FORGETFUL = AnswerStore(Path("/nonexistent"), clock=lambda: START_S)
+text = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
+long_text = st.builds(lambda part, count: part * count, text, st.sampled_from([1, 3000]))
+messages = st.builds(
+    Message,
+    topic=st.sampled_from(["edge/v1/kitchen/models/none/infer", "edge/v1/groups/g/models/none/infer"])
+    | text.map(lambda name: f"edge/v1/kitchen/models/{name}/infer")
+    | text,
+    payload=st.sampled_from([b"", b"{}", b'{"reply_to":"edge/v1/replies/me/a"}', b'{"reply_to":7', b"\xff"]),
+    retain=st.booleans(),
+    properties=st.builds(
+        Properties,
+        content_type=st.none() | long_text,
+        response_topic=st.just("edge/v1/replies/me/a") | st.none() | long_text,
+        correlation_data=st.none() | st.sampled_from([b"", b"c", bytes(60_000)]),
+        expiry_s=st.none() | st.sampled_from([0, 1, 2**32 - 1]),
+        user=st.lists(
+            st.tuples(st.sampled_from(["tensor", "accept", "traceparent", "x"]), long_text), max_size=4
+        ).map(tuple),
+    ),
+    refusal=st.none() | st.just("expected less"),
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(messages, min_size=1, max_size=6))
+def test_every_message_is_acknowledged_and_answered_if_it_can_be(received: list[Message]) -> None:
+    @in_virtual_time
+    async def run() -> None:
+        inference, connection = serving(FORGETFUL)
+        for number, message in enumerate(received):
+            inference.on_message(replace(message, receipt=Receipt(number + 1, 1)))
+        for settle in connection.settle:
+            settle(SUCCESS)
+        assert connection.acknowledged == list(range(1, len(received) + 1))
+        assert inference.in_flight == 0
+        counted = {sample.metric for sample in inference._metrics.samples({})}
+        assert "edge_faults_total" not in counted
+        for payload in connection.payloads:
+            assert len(payload) < 4096
+            assert "error" in json.loads(payload)
+
+    run()
 
 
 @pytest.fixture
