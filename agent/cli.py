@@ -27,7 +27,7 @@ from agent.errors import BundleError, ConfigError, EdgeError, StateDirectoryErro
 from agent.provision.commands import add_commands
 
 EXIT_OURS: Final = 1
-EXIT_INPUT: Final = 4
+EXIT_INPUT: Final = BundleError.exit_code
 EXIT_INTERRUPTED: Final = 128 + signal.SIGINT
 EXIT_BROKEN_PIPE: Final = 128 + signal.SIGPIPE
 _PR_SET_DUMPABLE: Final = 4

@@ -65,6 +65,7 @@ class BundleError(EdgeError):
     """A bundle that is refused."""
 
     code = "ERR_ARBITRARY_SOFTWARE"
+    exit_code: int = 4
 
 
 class SignatureError(BundleError):

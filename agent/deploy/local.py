@@ -22,14 +22,13 @@ from agent.bundle.verify import verify_only
 from agent.deploy.inbox import Inbox
 from agent.deploy.store.store import Store
 from agent.durable import replacing, store_error
-from agent.errors import StoreError
+from agent.errors import BundleError, StoreError
 from agent.wire.job import Status
 
 # An agent checks its inbox once a second; a small board needs the rest to hash a large bundle twice.
 WAIT_S: Final = 120.0
 _POLL_S: Final = 0.1
 _COPY_BYTES: Final = 1024 * 1024
-EXIT_REFUSED: Final = 4
 
 
 class Settings(Protocol):
@@ -95,7 +94,7 @@ def install(config: Settings, path: Path, *, wait_s: float = WAIT_S) -> int:
                 _print(f"{what} is in service")
                 return 0
             _print(f"{what}: {result.status}: {result.message} ({result.code})")
-            return EXIT_REFUSED
+            return BundleError.exit_code
         time.sleep(_POLL_S)
     raise StoreError(
         f"expected a result for {what} within {wait_s:g} s, got none", hint="read the agent's log"
