@@ -176,7 +176,7 @@ class Model:
             raise OverloadedError(
                 f"{self.name} is out of service: {why}", hint="ask again later: it is tried again"
             )
-        if supervisor.quarantine.sizes:
+        if pending.nbytes in supervisor.quarantine.sizes:
             self._inspect(supervisor, pending)
         at_once = supervisor.has_room and not self._queue.count
         if not at_once:
@@ -198,7 +198,8 @@ class Model:
 
     def _inspect(self, supervisor: Supervisor, pending: Pending) -> None:
         """Refuse a quarantined request, and mark a suspected one."""
-        deaths = supervisor.quarantine.deaths(pending.frame, pending.payload, pending.frame.received_s)
+        content = pending.content()
+        deaths = supervisor.quarantine.deaths(content, pending.frame.received_s)
         if deaths >= MAX_DEATHS:
             self._quarantined += 1
             raise ExecutionError(
@@ -206,7 +207,7 @@ class Model:
                 hint="send other inputs, or deploy another version",
             )
         if deaths:
-            pending.suspect = pending.content()
+            pending.suspect = content
 
     def pump(self) -> None:
         """Hand queued requests to the worker while it has room."""
@@ -223,7 +224,7 @@ class Model:
             if pending.finished:
                 continue
             try:
-                if supervisor.quarantine.sizes:
+                if pending.nbytes in supervisor.quarantine.sizes:
                     self._inspect(supervisor, pending)
             except ExecutionError as error:  # an equal one ended the worker while this one waited
                 pending.refuse(error)

@@ -373,6 +373,7 @@ class Supervisor:
         if self.state not in COMPUTING:
             return
         computed = self._sent[0] if self._sent else None
+        content = None if computed is None else computed.content()
         event = self.deaths.died(_now_s(), Cause.ITSELF if computed is None else Cause.REQUEST)
         following = next_state(self.state, event)
         if following is State.FAILED:
@@ -380,9 +381,7 @@ class Supervisor:
             self.message = f"{count} workers died within {window_s:g} s, the last one {how}"
         elif following is State.RESTARTING:
             self.message = f"worker {how}"
-            what = (
-                "" if computed is None else f" while it computed the request of content {computed.content()}"
-            )
+            what = "" if content is None else f" while it computed the request of content {content}"
             _log.error("%s: its worker %s%s, starting another", name, how, what)
         # Before the owner takes the requests back, which `_enter` may lead to.
         refusal = None if computed is None else self._judge(computed, how, over_limit=over_limit)

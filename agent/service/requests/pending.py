@@ -44,6 +44,8 @@ class Pending:
         Called with this object, the worker's answer, its payload, and the version of the model.
     on_refusal
         Called with this object and the error.
+    payload_digest
+        The SHA-256 of the payload, if it was taken already.
 
     Attributes
     ----------
@@ -66,6 +68,7 @@ class Pending:
     __slots__ = (
         "_on_answer",
         "_on_refusal",
+        "_payload_digest",
         "client",
         "deadline",
         "error",
@@ -90,6 +93,7 @@ class Pending:
         *,
         on_answer: Callable[[Pending, Answer, bytes, str], None],
         on_refusal: Callable[[Pending, RequestError], None],
+        payload_digest: bytes | None = None,
     ) -> None:
         self.model = model
         self.reply = reply
@@ -97,6 +101,7 @@ class Pending:
         self.frame = frame
         self.payload = payload
         self.nbytes = len(payload)
+        self._payload_digest = payload_digest
         self.client = reply.topic.split("/", 4)[3]
         self.slots: list[Slot] = []
         self.deadline: asyncio.TimerHandle | None = None
@@ -151,8 +156,8 @@ class Pending:
         correlation = None if request.refusal is not None else request.correlation
         key = None
         if correlation is not None:
-            digest = payload_digest or hashlib.sha256(message.payload).digest()
-            key = RequestKey.of(message.topic, request.reply_to, correlation, digest)
+            payload_digest = payload_digest or hashlib.sha256(message.payload).digest()
+            key = RequestKey.of(message.topic, request.reply_to, correlation, payload_digest)
         pending = cls(
             model,
             ReplyTo(request.reply_to, request.correlation, message.qos, until_s, request.trace),
@@ -170,6 +175,7 @@ class Pending:
             message.payload,
             on_answer=on_answer,
             on_refusal=on_refusal,
+            payload_digest=payload_digest,
         )
         pending.error = request.refusal
         return pending
@@ -186,8 +192,10 @@ class Pending:
         return AnswerHead(self.model, id=self.frame.id, has_envelope=self.frame.client_json)
 
     def content(self) -> Content:
-        """Return what the model gets, while the payload is here."""
-        return Content.of(self.frame, self.payload)
+        """Return what the model gets from it, as digests."""
+        if not self._payload_digest:
+            self._payload_digest = hashlib.sha256(self.payload).digest()
+        return Content.of(self.frame, self.nbytes, self._payload_digest)
 
     def answer(self, answer: Answer, payload: bytes, version: str) -> None:
         """Report a worker's answer; a late one is dropped, since the 408 has already been sent."""
@@ -200,14 +208,11 @@ class Pending:
             self._on_refusal(self, error)
 
     def expire(self, error: RequestError) -> None:
-        """Report that it is too late for a request that a worker computes.
+        """Report that it is too late for a request that a worker computes; `content` is known afterwards."""
+        self.content()
+        self.refuse(error)
 
-        Its payload is kept until the worker is done with it: if it ends the worker, it is identified by that.
-        """
-        if self._finish(keep_payload=True):
-            self._on_refusal(self, error)
-
-    def _finish(self, *, keep_payload: bool = False) -> bool:
+    def _finish(self) -> bool:
         if self.finished:
             return False
         self.finished = True
@@ -216,6 +221,5 @@ class Pending:
         # The timer and this object refer to each other: without that cycle both are freed now, and the
         # payload with them, instead of at the next garbage collection.
         self.deadline = None
-        if not keep_payload:
-            self.payload = b""
+        self.payload = b""
         return True

@@ -5,8 +5,8 @@ be innocent: the machine may have run out of memory, or an earlier request may h
 is only a suspect, and is computed once more, as the first request of the next worker. If that one dies too,
 the request is quarantined: it is answered 500 at once, instead of costing another worker.
 
-Promises: no I/O and no clock; bounded in count and age; a request is hashed only while a request of the same
-size is suspected or quarantined.
+Promises: no I/O and no clock; bounded in count and age; whoever looks at `sizes` first need not take the
+digest of a request of another size.
 Leaves to others: when a worker died (`supervisor`), and refusing requests (`model`). One object serves one
 version of one model, so that a new version starts without a record.
 """
@@ -38,23 +38,31 @@ class Content:
     nbytes
         Size of the payload.
     digest
-        SHA-256 over what describes the payload, each part after its length, and the payload.
+        SHA-256 over what describes the payload, each part after its length, and the SHA-256 of the payload.
     """
 
     nbytes: int
     digest: bytes
 
     @classmethod
-    def of(cls, request: Request, payload: bytes) -> Content:
-        """Return the content of one request, without what only names it."""
+    def of(cls, request: Request, nbytes: int, payload_digest: bytes) -> Content:
+        """Return the content of one request, without what only names it.
+
+        Parameters
+        ----------
+        request
+            Its frame.
+        nbytes, payload_digest
+            Size and SHA-256 of its payload.
+        """
         described = (request.content_type, request.accept or "", *request.tensors)
         whole = hashlib.sha256()
         for text in described:
             raw = text.encode("utf-8", "surrogatepass")
             whole.update(_LENGTH.pack(len(raw)) + raw)
         whole.update(b"\1" if request.client_json else b"\0")
-        whole.update(payload)
-        return cls(len(payload), whole.digest())
+        whole.update(payload_digest)
+        return cls(nbytes, whole.digest())
 
     def __str__(self) -> str:
         return f"sha256:{self.digest.hex()[:16]}"
@@ -104,12 +112,10 @@ class Quarantine:
         self.sizes = {each.nbytes for each in self._entries}
         return entry.deaths >= MAX_DEATHS
 
-    def deaths(self, request: Request, payload: bytes, now_s: float) -> int:
+    def deaths(self, content: Content, now_s: float) -> int:
         """Return how many workers have died of a request."""
-        if len(payload) not in self.sizes:
-            return 0
         self._forget_old(now_s)
-        entry = self._entries.get(Content.of(request, payload)) if self._entries else None
+        entry = self._entries.get(content)
         return 0 if entry is None else entry.deaths
 
     def acquit(self, content: Content) -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import pytest
 
 from agent.service.requests.quarantine import MAX_DEATHS, Content, Quarantine
 from agent.worker.frames import Request
 
+REQUEST = Request(1)
 
-def content(payload: bytes) -> Content:
-    return Content.of(Request(1), payload)
+
+def content(payload: bytes, request: Request = REQUEST) -> Content:
+    return Content.of(request, len(payload), hashlib.sha256(payload).digest())
 
 
 def deaths(quarantine: Quarantine, payload: bytes, now_s: float = 0.0) -> int:
-    return quarantine.deaths(Request(2), payload, now_s)
+    return quarantine.deaths(content(payload), now_s)
 
 
 def test_second_death_quarantines_a_request() -> None:
@@ -62,22 +66,23 @@ def test_memory_is_bounded_and_the_oldest_death_is_forgotten_first() -> None:
     ],
 )
 def test_what_describes_the_payload_belongs_to_the_content(other: Request) -> None:
-    assert Content.of(other, b"x") != content(b"x")
+    assert content(b"x", other) != content(b"x")
 
 
 def test_what_names_a_request_does_not_belong_to_the_content() -> None:
-    assert Content.of(Request(7, id="another", received_s=9.0, deadline_s=10.0), b"x") == content(b"x")
+    assert content(b"x", Request(7, id="another", received_s=9.0, deadline_s=10.0)) == content(b"x")
 
 
 def test_parts_of_the_content_do_not_run_into_each_other() -> None:
-    assert Content.of(Request(1, tensors=("a", "b")), b"") != Content.of(Request(1, tensors=("ab",)), b"")
-    assert Content.of(Request(1, content_type="a", accept="b"), b"") != Content.of(
-        Request(1, content_type="ab", accept=""), b""
-    )
+    assert content(b"", Request(1, tensors=("a", "b"))) != content(b"", Request(1, tensors=("ab",)))
+    one, other = Request(1, content_type="a", accept="b"), Request(1, content_type="ab", accept="")
+    assert content(b"", one) != content(b"", other)
 
 
-def test_payload_is_hashed_only_if_its_size_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    quarantine = Quarantine()
-    quarantine.died(content(b"four"), 0.0)
-    monkeypatch.setattr(Content, "of", lambda *_: pytest.fail("hashed"))
-    assert deaths(quarantine, b"other size") == 0
+def test_sizes_are_those_that_are_remembered() -> None:
+    quarantine = Quarantine(max_entries=2)
+    for payload in (b"four", b"fo", b"five5"):
+        quarantine.died(content(payload), 0.0)
+    assert quarantine.sizes == {2, 5}
+    quarantine.acquit(content(b"fo"))
+    assert quarantine.sizes == {5}
