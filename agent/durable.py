@@ -17,6 +17,8 @@ from agent.errors import DiskError, NoSpaceError
 
 # A process that is killed leaves `.*.tmp` behind; the store removes its own at the next start.
 TEMPORARY_SUFFIX: Final = ".tmp"
+# One block of a file system.
+_TRIAL_BYTES: Final = 4096
 # What a full disk, a full quota and a file-size limit report.
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -49,6 +51,25 @@ def replacing(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def try_out(folder: Path) -> None:
+    """Write a small file into a folder, durably, and remove it.
+
+    Raises
+    ------
+    OSError
+        If the file system refuses.
+    """
+    temporary = folder / f".trial.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        if os.write(descriptor, bytes(_TRIAL_BYTES)) < _TRIAL_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+        temporary.unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:

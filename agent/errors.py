@@ -24,11 +24,13 @@
     ├── ChannelError            bytes between agent and worker that are not a frame   ERR_CHANNEL
     ├── StoreError              the device's storage cannot be read or written        ERR_STORE
     │   ├── StateDirectoryError     the state directory cannot be created or used
+    │   ├── InUseError              another agent uses the state directory
     │   └── DiskError               the disk refuses: read-only, failing, gone
     │       └── NoSpaceError            the disk is full                              ERR_NO_SPACE
     ├── ConflictError           a desired document based on an outdated one           ERR_CONFLICT
     ├── ConfigError             the configuration, or a file that it names            exit code 78
     │   ├── PermissionDeniedError   a file that this user may not read
+    │   ├── KeyringError            the list of revoked keys is damaged               ERR_KEYRING
     │   └── EnrollmentError         values given to `edge-agent enroll`               exit code 4
     ├── BrokerError             the broker cannot be reached, or refuses              ERR_BROKER
     │   └── UnreachableError        the same, with its cause identified
@@ -195,6 +197,10 @@ class StateDirectoryError(StoreError):
     """The agent's user cannot create the state directory, or cannot write to it."""
 
 
+class InUseError(StoreError):
+    """Another agent uses the state directory."""
+
+
 class DiskError(StoreError):
     """The disk refuses for now: it is full, read-only, failing, gone, or does not respond.
 
@@ -224,6 +230,12 @@ class ConfigError(EdgeError):
 
 class PermissionDeniedError(ConfigError):
     """The current user may not read a file."""
+
+
+class KeyringError(ConfigError):
+    """The list of revoked keys cannot be read completely, so no new bundle is accepted."""
+
+    code = "ERR_KEYRING"
 
 
 class EnrollmentError(ConfigError):

@@ -1,6 +1,7 @@
 """Trusted keys and revoked keys.
 
-Promises that every key is a P-256 public key. Leaves access to the folder to the file system.
+Promises that every key is a P-256 public key, and that a bad file or line does not hide the others; while the
+list of revoked keys is damaged, `require_complete` refuses. Leaves access to the folder to the file system.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import binascii
 import hashlib
 import os
+import re
+import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from agent.bundle.names import SHA256
-from agent.errors import ConfigError
+from agent.errors import ConfigError, KeyringError
 
 # `cryptography` takes 8 MiB of memory, so it is imported only where it is used: an agent without a model does
 # without it (docs/decisions/0015-plain-keys-without-cryptography.md).
@@ -29,6 +32,7 @@ MAX_REVOKED_FILE_BYTES: Final = 1 << 20
 # Far more signers than a device trusts; each file is read at every verification.
 MAX_KEYS: Final = 256
 REVOKED_FILE: Final = "revoked"
+_KEY_ID: Final = re.compile(r"(?<![0-9a-fA-F])[0-9a-fA-F]{64}(?![0-9a-fA-F])")
 _KEY_SUFFIXES: Final = (".pem", ".pub")
 _PEM_HEAD: Final = b"-----BEGIN PUBLIC KEY-----\n"
 _PEM_TAIL: Final = b"-----END PUBLIC KEY-----\n"
@@ -99,10 +103,16 @@ class Keyring:
         Hint in a signature file -> key.
     revoked
         Ids of the revoked keys, which `keys` may still contain.
+    faults
+        What cannot be used in the folder, one line for each file or line.
+    incomplete
+        Why a revoked key may be missing from `revoked`, or None.
     """
 
     keys: Mapping[str, TrustedKey]
     revoked: frozenset[str] = frozenset()
+    faults: tuple[str, ...] = ()
+    incomplete: str | None = None
 
     @classmethod
     def of(cls, keys: Iterable[ec.EllipticCurvePublicKey], revoked: Iterable[str] = ()) -> Keyring:
@@ -141,22 +151,44 @@ class Keyring:
     def from_dir(cls, folder: str | Path) -> Keyring:
         """Read all `*.pub` and `*.pem` files of a folder, and its file `revoked`, one key id a line.
 
+        A file or line that is not valid becomes one of `faults`; the others count.
+
         Raises
         ------
         ConfigError
-            If there are no keys or more than 256, or one of the files cannot be read or is not valid.
+            If there are no keys, or none is valid, or the folder cannot be read.
         """
         folder = Path(folder)
         try:
             paths = sorted(path for path in folder.iterdir() if path.suffix in _KEY_SUFFIXES)
         except OSError as error:
             raise ConfigError(f"keyring {folder}: cannot be read: {error.strerror}") from error
-        if not 1 <= len(paths) <= MAX_KEYS:
-            raise ConfigError(
-                f"keyring {folder}: expected 1 to {MAX_KEYS} keys, got {len(paths)}",
-                hint="copy the public key that verifies your bundles into it, as NAME.pub",
+        faults = [f"{path}: expected at most {MAX_KEYS} keys" for path in paths[MAX_KEYS : MAX_KEYS + 1]]
+        keys = []
+        for path in paths[:MAX_KEYS]:
+            try:
+                keys.append(_load(path))
+            except ConfigError as error:
+                faults.append(str(error))
+        if not keys:
+            why = faults[0] if faults else f"keyring {folder}: expected 1 to {MAX_KEYS} keys, got 0"
+            raise ConfigError(why, hint="copy the public key that verifies your bundles into it, as NAME.pub")
+        revoked, wrong = _revoked(folder / REVOKED_FILE)
+        names = MappingProxyType({key.hint: key for key in keys})
+        return cls(names, revoked, (*faults, *wrong), wrong[0] if wrong else None)
+
+    def require_complete(self) -> None:
+        """Check that no revoked key may be missing, before a bundle is accepted that did not run before.
+
+        Raises
+        ------
+        KeyringError
+            If the list of revoked keys cannot be read completely.
+        """
+        if self.incomplete is not None:
+            raise KeyringError(
+                f"{self.incomplete}: no new bundle is accepted", hint="correct the file, one key id a line"
             )
-        return cls.from_files(paths, _revoked(folder / REVOKED_FILE))
 
 
 def key_id(public_key: ec.EllipticCurvePublicKey) -> str:
@@ -221,19 +253,29 @@ def _load(path: Path) -> TrustedKey:
         raise ConfigError(f"{path}: {error}", hint=error.hint) from error
 
 
-def _revoked(path: Path) -> frozenset[str]:
+def _revoked(path: Path) -> tuple[frozenset[str], list[str]]:
+    """Return the ids of revoked keys, and what cannot be read of their list."""
     # A dangling link means that the list was lost, so it is an error; a folder without a list is not.
     if not os.path.lexists(path):
-        return frozenset()
+        return frozenset(), []
     try:
-        return parse_revoked(_read(path, MAX_REVOKED_FILE_BYTES))
+        raw = _read(path, MAX_REVOKED_FILE_BYTES)
     except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
+        return frozenset(), [f"{path}: {error}"]
+    try:
+        return parse_revoked(raw), []
+    except ConfigError as error:
+        # An id in a line that is wrong otherwise is probably meant.
+        ids = _KEY_ID.findall(raw.decode("utf-8", "replace"))
+        return frozenset(found.lower() for found in ids), [f"{path}: {error}"]
 
 
 def _read(path: Path, limit: int) -> bytes:
     try:
-        with path.open("rb") as file:
+        # Without O_NONBLOCK, opening a FIFO would wait until something writes to it.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise ConfigError("expected a regular file, got something else")
             raw = file.read(limit + 1)
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}") from error

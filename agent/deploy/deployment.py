@@ -16,10 +16,11 @@ calls `on_message` and `on_connected`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -43,7 +44,15 @@ from agent.deploy.store.last_use import LastUse
 from agent.deploy.store.state_file import Checkpoint, StateFile, no_checkpoint
 from agent.deploy.store.store import Store
 from agent.deploy.trial import STEADY_S, Score, Trial, fault, over
-from agent.errors import ConflictError, EdgeError, SelfTestError, SourceError, StoreError
+from agent.errors import (
+    ConflictError,
+    DiskError,
+    EdgeError,
+    InUseError,
+    SelfTestError,
+    SourceError,
+    StoreError,
+)
 from agent.wire import topics
 from agent.wire.desired import Desired, DesiredModel, newest_after
 from agent.wire.job import MAX_MESSAGE_CHARACTERS, Result, Status
@@ -58,6 +67,11 @@ TRIAL_INTERVAL_S: Final = 1.0
 RESTORE_PATIENCE_S: Final = 60.0
 # How often a refused bundle is compared with the trusted keys, which a person may have changed.
 KEYS_INTERVAL_S: Final = 60.0
+# Reading the state takes milliseconds, and seconds on a card that collects its garbage.
+OPEN_LIMIT_S: Final = 10.0
+SAVE_LIMIT_S: Final = 20.0
+# How often a state directory is tried that could not be opened.
+OPEN_INTERVAL_S: Final = 10.0
 
 # Stands among the names of models for a document that could not be stored; no model has a space in its name.
 _DOCUMENT: Final = "desired document"
@@ -73,7 +87,7 @@ class Deployment:
     device
         The device's name in topics.
     store
-        The state directory. It is locked by `start` and unlocked by `close`.
+        The state directory. It is opened and locked by `start` and unlocked by `close`.
     keyring
         Returns the currently trusted keys.
     machine
@@ -84,6 +98,8 @@ class Deployment:
         The control connection.
     https
         The allowed https sources.
+    on_disk_error
+        Called when the state directory refused to store something.
     silence_limit_s
         How long to wait for a block over MQTT while the broker is connected.
     checkpoint
@@ -110,6 +126,7 @@ class Deployment:
         models: Models,
         control: Control,
         https: HttpsSettings,
+        on_disk_error: Callable[[], None] = lambda: None,
         silence_limit_s: float = SILENCE_LIMIT_S,
         checkpoint: Checkpoint = no_checkpoint,
     ) -> None:
@@ -119,7 +136,8 @@ class Deployment:
         self._control = control
         self._blocks = BlockSource(control, device, silence_limit_s=silence_limit_s)
         self._downloader = Downloader(store, self._blocks, HttpsSource(https))
-        self._journal = Journal(store.root / "jobs.json", checkpoint=checkpoint)
+        self._on_disk_error = on_disk_error
+        self._journal = Journal(store.root / "jobs.json", checkpoint=checkpoint, on_error=on_disk_error)
         self._history = History(device, control, lambda: self._journal)
         self._desired_file = StateFile(store.root / "desired.json", mirrored=True, checkpoint=checkpoint)
         self._desired: Desired | None = None
@@ -135,6 +153,7 @@ class Deployment:
             keyring=keyring,
             machine=machine,
             record=self._record,
+            show=self._publish_job,
             in_use=self._in_use,
             after_failure=self._after_failure,
             checkpoint=checkpoint,
@@ -150,22 +169,65 @@ class Deployment:
         self._work = asyncio.Event()
         self._busy = False
         self.restored = False
+        # Why the state directory could not be opened, or None once it was.
+        self._unopened: StoreError | None = DiskError(f"{store.root} does not respond")
+        self._opening: asyncio.Future[object | None] | None = None
+        self._disk_changed = asyncio.Event()
+        self._taking: set[asyncio.Task[None]] = set()
+        self._taking_turns = asyncio.Lock()
 
     @property
     def idle(self) -> bool:
         """Whether all models are loaded, jobs ended and unwanted models removed; the inbox may have more."""
-        return self.restored and not self._busy and not self._work.is_set()
+        busy = self._busy or self._taking or self._work.is_set() or self._disk_changed.is_set()
+        return self.restored and not busy
+
+    def _is_open(self) -> bool:
+        return self._unopened is None
 
     async def start(self) -> None:
-        """Lock the state directory, plan what is desired, and subscribe.
+        """Open and lock the state directory, plan what is desired, and subscribe.
+
+        A directory that cannot be opened, or does not respond, is tried again by `run`.
 
         Raises
         ------
-        StoreError
+        InUseError
             If another agent uses the directory.
         """
+        self._control.want(topics.format_topic(topics.Desired(self._device)))
+        self._opening = asyncio.ensure_future(in_disk_thread(self._read_state))
+        done, _ = await asyncio.wait({self._opening}, timeout=OPEN_LIMIT_S)
+        if done:
+            await self._adopt_state()
+        else:
+            _log.error("%s: serving without it", self._unopened)
+
+    def _read_state(self) -> object | None:
+        """Open the state directory, and return the desired document in it. This blocks."""
+        self._store.open()
+        try:
+            self._store.make_folders()
+        except StoreError as error:
+            _log.error("%s", error)
         self._store.lock()
-        document = self._desired_file.load()
+        self._journal.load()
+        self._last_use.load()
+        return self._desired_file.load()
+
+    async def _adopt_state(self) -> None:
+        """Wait for `_read_state`, and use what it found."""
+        opening, self._opening = self._opening, None
+        assert opening is not None
+        try:
+            document = await opening
+        except InUseError:
+            raise
+        except StoreError as error:
+            self._unopened = error
+            _log.error("%s: serving without it; %s", error, error.hint or "it is tried again")
+            return
+        self._unopened = None
         if document is not None:
             try:
                 self._desired = Desired.from_document(document)
@@ -174,19 +236,57 @@ class Deployment:
         if self._store.lost_active:
             self._recovered = self._recover()
         self._loading.update(self._store.active())
-        self._last_use.load()
         self._models.expect(self._store.active())
         if self._desired is not None:
             self._plan(self._desired)  # a crash may have separated the document from its plan
-        self._control.want(topics.format_topic(topics.Desired(self._device)))
         self._work.set()
 
     async def run(self) -> None:
         """Run the active bundles, and then jobs as they arrive, until cancelled."""
         async with asyncio.TaskGroup() as group:
+            await self._open_late()
             await self._restore_all(group)
             group.create_task(self._watch_trials())
             await self._run_jobs()
+
+    def disk_changed(self) -> None:
+        """Take note that the state directory may be usable again: what was refused is tried again."""
+        self._disk_changed.set()
+        self._work.set()
+
+    def record_use(self, used: Sequence[str]) -> None:
+        """Store which models were used last, the last one first. This blocks: call it in a thread."""
+        if not used or not self._is_open():
+            return
+        others = self._last_use.order(set(self._store.active()) - set(used))
+        try:
+            self._last_use.record([*used, *others])
+        except StoreError as error:
+            _log.warning("the order of the models is not stored: %s", error)
+
+    async def _open_late(self) -> None:
+        """Return when the state directory is open."""
+        if self._is_open():
+            return
+        while not self._is_open():
+            if self._opening is None:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(OPEN_INTERVAL_S):
+                        await self._disk_changed.wait()
+                self._disk_changed.clear()
+                self._opening = asyncio.ensure_future(in_disk_thread(self._read_state))
+            await self._adopt_state()
+        self._disk_changed.set()
+
+    async def _resume_storing(self) -> None:
+        """Store what the disk refused before."""
+        self._disk_changed.clear()
+        try:
+            await in_disk_thread(self._store.recover)
+        except StoreError as error:
+            _log.error("%s", error)
+        self._inbox.try_again()
+        self._attempts.forget(_DOCUMENT)
 
     async def _run_jobs(self) -> None:
         while True:
@@ -195,17 +295,25 @@ class Deployment:
                 async with asyncio.timeout(INBOX_INTERVAL_S):
                     await self._work.wait()
             except TimeoutError:
-                self._store.save_pending()
+                await self._save_pending()
                 await self._check_inbox()
                 self._reconcile()
                 continue
             self._work.clear()
             self._busy = True
+            if self._disk_changed.is_set():
+                await self._resume_storing()
             self._reconcile()
+            await self._journal.save()
             while (job := self._next_job()) is not None:
                 await self._run_job(job)
             await self._remove_unwanted()
             self._busy = False
+
+    async def _save_pending(self) -> None:
+        if self._store.pending:
+            with contextlib.suppress(StoreError):  # no thread; the next time, then
+                await in_disk_thread(self._store.save_pending)
 
     async def _run_job(self, job: Job) -> None:
         self._current = job.request
@@ -221,22 +329,30 @@ class Deployment:
             self._inbox.answer(done)
         self._report()
 
-    def on_message(self, topic: topics.Topic, payload: bytes) -> None:
-        """Take a desired document or a block; the message may be acknowledged when this returns."""
+    def on_message(self, topic: topics.Topic, payload: bytes) -> asyncio.Task[None] | None:
+        """Take a desired document or a block.
+
+        Returns
+        -------
+        asyncio.Task[None] | None
+            Ends when the message may be acknowledged; None if that is now.
+        """
         match topic:
             case topics.Desired(self._device):
-                self._on_desired(payload)
+                return self._take(payload)
             case topics.Block(self._device, digest, offset):
                 self._blocks.on_block(digest, offset, payload)
             case _:
                 _log.debug("unexpected topic %s", topic)
+        return None
 
     def on_connected(self) -> None:
         """Publish everything again that the broker may have forgotten: it may be another one."""
         self._blocks.on_connected()
         self._attempts.hurry(_now_s())
         self._history.on_connected()
-        self._report()
+        if self._unopened is None:
+            self._report()
 
     def on_retained_job(self, topic: topics.Job, payload: bytes) -> None:
         """Take the document of a job that the broker has retained."""
@@ -265,7 +381,7 @@ class Deployment:
         """Run the active bundle, or else the one before it until the active one can run."""
         if model.trial is not None:
             model = replace(model, trial=model.trial.started())
-            self._store.record(model)  # before it is loaded, which may end this process
+            await in_disk_thread(self._store.record, model)  # before it is loaded, which may end this process
             assert model.trial is not None
             why = fault(model.trial, out_of_service=None, score=Score())
             if why is not None and await self._roll_back(model, why):
@@ -309,14 +425,16 @@ class Deployment:
     def _reconcile(self) -> None:
         """Queue another attempt for each model that does not run as it should, if one is due."""
         now_s = _now_s()
-        if self._not_stored is not None and self._attempts.due(_DOCUMENT, now_s):
-            self._on_desired(self._not_stored)
+        if self._not_stored is not None and not self._taking and self._attempts.due(_DOCUMENT, now_s):
+            self._take(self._not_stored)
         for name, wish in self._wishes().items():
             if self._installer.running.get(name) == wish.digest:
                 if name in self._attempts.problems:
                     self._attempts.forget(name)
                     self._report()
                 continue
+            if self._installer.switching(name).locked():
+                continue  # it is being rolled back
             active = self._store.active().get(name)
             if active is not None and name in self._loading:
                 continue  # it is being loaded
@@ -329,7 +447,7 @@ class Deployment:
             if job.refused_under is not None and job.refused_under == self._circumstances():
                 self._attempts.postpone(name, now_s + KEYS_INTERVAL_S)
                 continue
-            self._record(job.again(), True)
+            self._queue(job.again())
             self._work.set()
 
     def _attempt_of(self, request: Request) -> Job:
@@ -407,9 +525,9 @@ class Deployment:
             await self._roll_back(model, why)
         elif over(served_s, score):
             _log.info("%s %s has passed its trial", model.name, model.version)
-            self._store.record(replace(model, trial=None))
+            await in_disk_thread(self._store.record, replace(model, trial=None))
         elif served_s >= STEADY_S and trial.starts:
-            self._store.record(replace(model, trial=trial.steady()))
+            await in_disk_thread(self._store.record, replace(model, trial=trial.steady()))
 
     async def _roll_back(self, model: ActiveModel, why: str) -> bool:
         """Return from a bundle that failed on trial to the one before it; return whether that worked."""
@@ -434,51 +552,68 @@ class Deployment:
         _log.error("%s: rolled back from %s: %s", model.name, model.version, why)
         known = self._journal.get(job)
         if known is not None:
-            self._record(
+            await self._record(
                 known.now(
                     status=Status.FAILED,
                     step=None,
                     result=Result.FAILED_ROLLBACK_COMPLETE,
                     code=SelfTestError.code,
                     message=f"rolled back: {reason}",
-                ),
-                True,
+                )
             )
         self._report()
         return True
 
-    def _on_desired(self, payload: bytes) -> None:
+    def _take(self, payload: bytes) -> asyncio.Task[None]:
+        taking = asyncio.get_running_loop().create_task(self._take_desired(payload))
+        self._taking.add(taking)
+        taking.add_done_callback(self._taking.discard)
+        return taking
+
+    async def _take_desired(self, payload: bytes) -> None:
+        """Plan what a desired document asks for, once it is durable; one after the other."""
         if not payload:
             return  # removed by a person, or by a broker that lost its data: nothing is stopped
-        version = None
-        try:
-            desired = Desired.from_bytes(payload)
-            version = desired.version
-            self._check_order(desired)
-            self._check_jobs(desired)
-            if self._desired is None or version > self._desired.version:
-                self._desired_file.save(desired.to_document())
-        except EdgeError as error:
-            _log.warning("desired: %s", error)
-            if isinstance(error, StoreError):  # the broker does not deliver it again by itself
-                self._not_stored = payload
-                self._attempts.failed(_DOCUMENT, _now_s())
-            elif payload == self._not_stored:
-                self._not_stored = None
-            self._rejection = reject(error, version)
+        async with self._taking_turns:
+            version = None
+            try:
+                desired = Desired.from_bytes(payload)
+                version = desired.version
+                if self._unopened is not None:
+                    raise DiskError(str(self._unopened), hint=self._unopened.hint)
+                self._check_order(desired)
+                self._check_jobs(desired)
+                if self._desired is None or version > self._desired.version:
+                    await self._save_desired(desired)
+            except EdgeError as error:
+                _log.warning("desired: %s", error)
+                if isinstance(error, StoreError):  # the broker does not deliver it again by itself
+                    self._not_stored = payload
+                    self._attempts.failed(_DOCUMENT, _now_s())
+                    self._on_disk_error()
+                elif payload == self._not_stored:
+                    self._not_stored = None
+                self._rejection = reject(error, version)
+                self._report()
+                return
+            self._not_stored = None
+            self._attempts.forget(_DOCUMENT)
+            for model in desired.models:
+                if self._desired is None or desired.version > self._desired.version:
+                    self._attempts.forget(model.model)
+            self._attempts.hurry(_now_s())
+            self._desired, self._rejection = desired, None
+            self._recovered = tuple(kept for kept in self._recovered if desired.get(kept.model) is None)
+            self._plan(desired)
             self._report()
-            return
-        self._not_stored = None
-        self._attempts.forget(_DOCUMENT)
-        for model in desired.models:
-            if self._desired is None or desired.version > self._desired.version:
-                self._attempts.forget(model.model)
-        self._attempts.hurry(_now_s())
-        self._desired, self._rejection = desired, None
-        self._recovered = tuple(kept for kept in self._recovered if desired.get(kept.model) is None)
-        self._plan(desired)
-        self._report()
-        self._work.set()
+            self._work.set()
+
+    async def _save_desired(self, desired: Desired) -> None:
+        try:
+            async with asyncio.timeout(SAVE_LIMIT_S):
+                await in_disk_thread(self._desired_file.save, desired.to_document())
+        except TimeoutError as error:
+            raise DiskError(f"{self._store.root} does not respond") from error
 
     def _check_order(self, desired: Desired) -> None:
         """Check that a document is newer than the one in force, not too far, and based on it, or the same."""
@@ -530,12 +665,12 @@ class Deployment:
                         status=Status.REJECTED, result=Result.REJECTED, code=error.code, message=str(error)
                     )
                 )
-            self._record(job, True)
+            self._queue(job)
 
     def _drop(self, job: Job, status: Status) -> None:
         if job.status is Status.QUEUED and job.request != self._current:
-            self._record(
-                job.now(status=status, result=Result.FAILED_NO_STATE_CHANGE, message="no longer wanted"), True
+            self._queue(
+                job.now(status=status, result=Result.FAILED_NO_STATE_CHANGE, message="no longer wanted")
             )
         elif job.request == self._current:
             self._installer.abandon(status)
@@ -547,6 +682,13 @@ class Deployment:
         return waiting[0] if waiting else None
 
     async def _remove_unwanted(self) -> None:
+        try:
+            await self._remove_undesired()
+        except StoreError as error:
+            _log.error("a model that is no longer desired runs on: %s", error)
+            self._on_disk_error()
+
+    async def _remove_undesired(self) -> None:
         if self._desired is None:
             return
         for model in tuple(self._store.active().values()):
@@ -558,14 +700,19 @@ class Deployment:
                 self._report()
 
     async def _check_inbox(self) -> None:
-        for digest in tuple(self._inbox.dropped()):
+        try:
+            dropped = await in_disk_thread(self._inbox.dropped)
+        except StoreError as error:
+            _log.warning("inbox: %s", error)
+            return
+        for digest in dropped:
             try:
                 request = await in_disk_thread(self._inbox.request, digest, self._keyring())
             except EdgeError as error:
                 _log.warning("inbox: %s: %s", digest, error)
                 self._inbox.refuse(digest, error)
                 continue
-            self._record(Job(request).now(), True)
+            await self._record(Job(request).now())
             self._work.set()
 
     def _in_use(self) -> set[str]:
@@ -576,12 +723,21 @@ class Deployment:
             if not job.status.final and job.request != self._current
         }
 
-    def _record(self, job: Job, durable: bool) -> None:
-        if durable:
-            for forgotten in self._journal.put(job):
-                topic = topics.format_topic(topics.Job(self._device, forgotten))
-                self._control.publish(topic, b"", retain=True)
+    async def _record(self, job: Job) -> None:
+        """Store the state of a job durably, and then publish it."""
+        forgotten = self._journal.put(job)
+        await self._journal.save()
+        self._forget_jobs(forgotten)
         self._publish_job(job)
+
+    def _queue(self, job: Job) -> None:
+        """Publish a job that is new or dropped; `run` makes it durable before anything is done for it."""
+        self._forget_jobs(self._journal.put(job))
+        self._publish_job(job)
+
+    def _forget_jobs(self, forgotten: Iterable[str]) -> None:
+        for job in forgotten:
+            self._control.publish(topics.format_topic(topics.Job(self._device, job)), b"", retain=True)
 
     def _publish_job(self, job: Job) -> None:
         self._history.publish(job)

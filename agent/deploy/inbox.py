@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -25,11 +24,13 @@ from agent.bundle.verify import verify_only
 from agent.deploy.jobs import Job, Request
 from agent.durable import write_durably
 from agent.errors import BundleError, EdgeError, EndlessDataError, FormatError, StoreError
+from agent.rate_limited_log import RateLimitedLog
 from agent.wire.job import JobState, Result, Status
 from agent.wire.reported import Origin
 
 # A result that was not fetched is deleted after this long.
 RESULT_LIFETIME_S: Final = 24 * 3600
+_LOG_INTERVAL_S: Final = 60.0
 _DROPPED: Final = re.compile(rf"({SHA256.pattern})\.bundle")
 
 _log = logging.getLogger(__name__)
@@ -40,20 +41,32 @@ class Inbox:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._rate_limited_log = RateLimitedLog(_log, _LOG_INTERVAL_S)
+        # Bundles whose result could not be left: they stay here, and are not installed again and again.
+        self._stuck: set[str] = set()
 
-    def dropped(self) -> Iterator[str]:
-        """Return the digests of the dropped bundles, and delete old results."""
+    def dropped(self) -> list[str]:
+        """Return the digests of the dropped bundles, and delete old results; none if the folder is gone."""
+        found = []
         now = time.time()
-        for path in sorted(self._directory.iterdir()):
+        try:
+            paths = sorted(self._directory.iterdir())
+        except OSError as error:
+            self._rate_limited_log.error("the inbox cannot be read: %s", error)
+            return []
+        for path in paths:
             match = _DROPPED.fullmatch(path.name)
             if match is not None:
-                yield format_digest(match[1])
+                digest = format_digest(match[1])
+                if digest not in self._stuck:
+                    found.append(digest)
             elif path.suffix in (".result", ".tmp"):
                 try:
                     if now - path.stat().st_mtime > RESULT_LIFETIME_S:
                         path.unlink()
                 except OSError as error:
                     _log.warning("inbox: %s: %s", path.name, error)
+        return found
 
     def request(self, digest: str, keyring: Keyring) -> Request:
         """Verify a dropped bundle and return the request to install it. This blocks: call it in a thread.
@@ -112,7 +125,12 @@ class Inbox:
             write_durably(self._path(digest, "result"), job.state().to_bytes(), mode=0o644)
             self._path(digest, "bundle").unlink(missing_ok=True)
         except (StoreError, OSError) as error:
+            self._stuck.add(digest)
             _log.warning("inbox: %s", error)
+
+    def try_again(self) -> None:
+        """Take bundles again whose result could not be left: the disk may be back."""
+        self._stuck.clear()
 
     def take_result(self, digest: str) -> JobState | None:
         """Return and remove the final state of the job for `digest`; None if there is none yet."""

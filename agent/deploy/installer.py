@@ -35,12 +35,14 @@ from agent.deploy.store.state_file import Checkpoint, no_checkpoint
 from agent.deploy.store.store import Store
 from agent.deploy.transitions import TRANSITIONS, Failure, classify
 from agent.deploy.trial import Score, Trial
-from agent.errors import EdgeError, MixAndMatchError, StoreError
+from agent.errors import DiskError, EdgeError, MixAndMatchError, StoreError
 from agent.wire.job import Result, Status, Step
 
 # A job that was interrupted this often after its download probably crashes the agent.
 MAX_ATTEMPTS: Final = 3
 # These steps change neither what runs nor the record of it.
+# Reading and hashing 2 GiB from a slow card; a disk that does not respond takes longer.
+VERIFY_LIMIT_S: Final = 600.0
 _BEFORE_THE_SWITCH: Final = (Step.DOWNLOADING, Step.VERIFYING, Step.INSTALLING)
 # Often enough for a person who watches, and rare enough for a metered link.
 PROGRESS_INTERVAL_S: Final = 1.0
@@ -109,8 +111,9 @@ class Installer:
     machine
         This machine, for the admission of bundles.
     record
-        Called with each state of the job, to store and publish it; with False if only its progress changed,
-        which need not be stored.
+        Called with each state of the job, to store it durably and then publish it.
+    show
+        Called with a job of which only the progress changed, to publish it.
     in_use
         Returns the digests that other jobs still need, and those of bundles that should run.
     after_failure
@@ -127,7 +130,8 @@ class Installer:
         *,
         keyring: Callable[[], Keyring],
         machine: Machine,
-        record: Callable[[Job, bool], None],
+        record: Callable[[Job], Awaitable[None]],
+        show: Callable[[Job], None],
         in_use: Callable[[], Collection[str]],
         after_failure: Callable[[Job], Job],
         checkpoint: Checkpoint = no_checkpoint,
@@ -139,12 +143,15 @@ class Installer:
         self._keyring = keyring
         self._machine = machine
         self._record = record
+        self._show = show
         self._in_use = in_use
         self._after_failure = after_failure
         self._checkpoint = checkpoint
         self._running: dict[str, str] = {}
         self._download: asyncio.Task[None] | None = None
         self._abandoned: Status | None = None
+        # From the beginning of a job to the end of its download.
+        self._abandonable = False
         self._actions: Mapping[Step, Callable[[JobRun], Awaitable[None]]] = {
             Step.DOWNLOADING: self._do_download,
             Step.VERIFYING: self._do_verify,
@@ -169,12 +176,16 @@ class Installer:
         """Run a job, or resume an interrupted one; return it in its final state."""
         request = job.request
         if job.step is None and self._is_installed(request):
-            self._store.adopt(request.model, request.job, request.origin)
-            return self._finish(job.now(message="already installed"), None)
+            try:
+                await in_disk_thread(self._store.adopt, request.model, request.job, request.origin)
+            except StoreError as error:
+                return await self._finish(job, classify(Step.ACTIVATING, error))
+            return await self._finish(job.now(message="already installed"), None)
         run = JobRun(job, self._store.active().get(request.model))
         self._abandoned = None
         try:
             step: Step | None = self._first_step(run)
+            self._abandonable = step is Step.DOWNLOADING
             while step in _BEFORE_THE_SWITCH:
                 step = await self._run_step(run, step)
             async with self.switching(request.model):
@@ -183,15 +194,17 @@ class Installer:
                 while step is not None:
                     step = await self._run_step(run, step)
         finally:
+            self._abandonable = False
             run.close()
-        return self._finish(run.job, run.failure)
+        return await self._finish(run.job, run.failure)
 
     def abandon(self, status: Status) -> bool:
-        """End the running job with `status` if it is still downloading; return whether it was."""
-        if self._download is None:
+        """End the running job with `status` unless its download has ended; return whether it will end."""
+        if not self._abandonable:
             return False
         self._abandoned = status
-        self._download.cancel()
+        if self._download is not None:
+            self._download.cancel()
         return True
 
     async def restore(self, name: str, digest: str, counter_floor: int | None = None) -> Manifest:
@@ -213,7 +226,7 @@ class Installer:
         manifest = verified.manifest
         await self._activate(verified, digest)
         try:
-            self._store.commit_counter(name, manifest.security_counter)
+            await in_disk_thread(self._store.commit_counter, name, manifest.security_counter)
         except StoreError as error:  # it was committed when the bundle was installed, or the file was lost
             _log.warning("%s: its security counter is not stored: %s", name, error)
         return manifest
@@ -232,12 +245,12 @@ class Installer:
         assert before is not None, "a trial has a predecessor"
         manifest = await self.restore(active.name, before.digest, before.counter_floor)
         self._checkpoint("installer:predecessor runs")
-        self._store.record(replace(before, version=manifest.version, rolled_back=back))
+        await in_disk_thread(self._store.record, replace(before, version=manifest.version, rolled_back=back))
         self._checkpoint("installer:rolled back")
 
     async def remove(self, name: str) -> None:
         """Take a model out of service; its bundle stays in the store until it is collected."""
-        self._store.remove(name)
+        await in_disk_thread(self._store.remove, name)
         self._running.pop(name, None)
         await self._models.deactivate(name)
 
@@ -269,7 +282,7 @@ class Installer:
 
     async def _run_step(self, run: JobRun, step: Step) -> Step | None:
         """Run one step, and return the next."""
-        self._enter(run, step)
+        await self._enter(run, step)
         try:
             await self._actions[step](run)
         except (EdgeError, TimeoutError) as error:
@@ -283,7 +296,7 @@ class Installer:
             return TRANSITIONS[step].on_error
         return TRANSITIONS[step].then
 
-    def _enter(self, run: JobRun, step: Step) -> None:
+    async def _enter(self, run: JobRun, step: Step) -> None:
         failure = run.failure
         run.job = run.job.now(
             status=Status.IN_PROGRESS,
@@ -293,10 +306,10 @@ class Installer:
             code=None if failure is None else failure.code,
             message=None if failure is None else failure.message,
         )
-        self._record(run.job, True)
+        await self._record(run.job)
         self._checkpoint(f"installer:{step}")
 
-    def _finish(self, job: Job, failure: Failure | None) -> Job:
+    async def _finish(self, job: Job, failure: Failure | None) -> Job:
         if failure is None:
             done = job.now(status=Status.SUCCEEDED, step=None, result=Result.SUCCESSFUL, progress=1.0)
         else:
@@ -309,16 +322,19 @@ class Installer:
                     message=failure.message,
                 )
             )
-        self._record(done, True)
+        await self._record(done)
         self._checkpoint("installer:finished")
         _log.info("job %s: %s %s", job.request.job, done.status, done.message or "")
         return done
 
     async def _do_download(self, run: JobRun) -> None:
+        if self._abandoned is not None:
+            raise asyncio.CancelledError
         self._download = asyncio.ensure_future(self._fetch(run))
         try:
             await self._download
         finally:
+            self._abandonable = False
             self._download = None
 
     async def _fetch(self, run: JobRun) -> None:
@@ -331,7 +347,7 @@ class Installer:
             if now - last >= PROGRESS_INTERVAL_S:
                 last = now
                 run.job = run.job.now(progress=written / request.size)
-                self._record(run.job, False)
+                self._show(run.job)
 
         await self._downloader.fetch(request, {request.digest, *self._in_use()}, progress)
         run.job = run.job.now(progress=1.0)
@@ -339,6 +355,8 @@ class Installer:
     async def _do_verify(self, run: JobRun) -> None:
         request = run.job.request
         active = self._store.active().get(request.model)
+        if active is None or request.digest not in (active.digest, active.previous):
+            self._keyring().require_complete()
         floor = active.counter_floor if active is not None and active.digest == request.digest else None
         run.verified = await self._verified(request.model, request.digest, floor)
 
@@ -348,7 +366,10 @@ class Installer:
         if not path.exists():
             path = self._store.part_path(digest)
         try:
-            verified = await in_disk_thread(verify, path, self._keyring())
+            async with asyncio.timeout(VERIFY_LIMIT_S):
+                verified = await in_disk_thread(verify, path, self._keyring())
+        except TimeoutError as error:
+            raise DiskError(f"reading {path.name}: no end after {VERIFY_LIMIT_S:g} s") from error
         except OSError as error:
             raise StoreError(f"reading {path.name}: {error.strerror}") from error
         with contextlib.ExitStack() as undo:
@@ -371,7 +392,7 @@ class Installer:
     async def _do_install(self, run: JobRun) -> None:
         digest = run.job.request.digest
         if self._store.part_path(digest).exists():
-            self._store.accept_part(digest)
+            await in_disk_thread(self._store.accept_part, digest)
 
     async def _do_test(self, run: JobRun) -> None:
         verified, run.verified = run.verified, None
@@ -407,7 +428,7 @@ class Installer:
             active = before if request.repair else replace(before, origin=request.origin, job=request.job)
         elif before is not None:
             active = self._successor(run, before, active)
-        self._store.switch(active)
+        await in_disk_thread(self._store.switch, active)
 
     def _successor(self, run: JobRun, before: ActiveModel, active: ActiveModel) -> ActiveModel:
         """Return the entry of a new bundle: on trial, with the bundle to return to."""
@@ -426,7 +447,7 @@ class Installer:
         if run.counter is None:  # after a restart: read the counter from the active bundle
             with await self._verified(request.model, request.digest) as verified:
                 run.counter = verified.manifest.security_counter
-        self._store.commit_counter(request.model, run.counter)
+        await in_disk_thread(self._store.commit_counter, request.model, run.counter)
 
     async def _do_roll_back(self, run: JobRun) -> None:
         request = run.job.request
@@ -444,14 +465,14 @@ class Installer:
             else:
                 await self._activate(verified, before.digest)
             if active is not None and active.digest == request.digest:
-                self._store.switch(before)
+                await in_disk_thread(self._store.switch, before)
         if run.failure is not None:
             run.failure = replace(run.failure, result=Result.FAILED_ROLLBACK_COMPLETE)
 
     async def _do_clean_up(self, run: JobRun) -> None:
         request = run.job.request
         if run.failure is None or run.failure.status is Status.REJECTED:
-            self._store.discard_part(request.digest)
+            await in_disk_thread(self._store.discard_part, request.digest)
         await in_disk_thread(self._store.collect, self._in_use())
 
 

@@ -7,13 +7,15 @@ Leaves to others: running them (`installer`), publishing them and trying again (
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from agent.deploy.store.disk_thread import in_disk_thread
 from agent.deploy.store.state_file import Checkpoint, StateFile, no_checkpoint
 from agent.errors import StoreError
 from agent.wire.desired import DesiredModel
@@ -145,11 +147,26 @@ class Journal:
         The file.
     checkpoint
         Called after each durable step, for fault injection.
+    on_error
+        Called when it could not be written.
     """
 
-    def __init__(self, path: Path, *, checkpoint: Checkpoint = no_checkpoint) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        checkpoint: Checkpoint = no_checkpoint,
+        on_error: Callable[[], None] = lambda: None,
+    ) -> None:
         self._file = StateFile(path, mirrored=False, checkpoint=checkpoint)
-        self._jobs: dict[str, Job] = {job.request.job: job for job in _parse(self._file.load())}
+        self._on_error = on_error
+        self._jobs: dict[str, Job] = {}
+        self._unsaved = False
+        self._saving = asyncio.Lock()
+
+    def load(self) -> None:
+        """Read the file; jobs that are known already stay as they are."""
+        self._jobs = {job.request.job: job for job in _parse(self._file.load())} | self._jobs
 
     def __iter__(self) -> Iterator[Job]:
         """Iterate over the jobs, oldest first."""
@@ -160,17 +177,30 @@ class Journal:
         return self._jobs.get(job)
 
     def put(self, job: Job) -> tuple[str, ...]:
-        """Store the state of a job; return the identifiers of the jobs that are forgotten to make room."""
+        """Keep the state of a job; return the identifiers of the jobs that are forgotten to make room.
+
+        `save` makes it durable.
+        """
         self._jobs[job.request.job] = job
         over = len(self._jobs) - KEEP_JOBS
         forgotten = [key for key, old in self._jobs.items() if old.status.final][: max(over, 0)]
         for key in forgotten:
             del self._jobs[key]
-        try:
-            self._file.save([asdict(kept) for kept in self._jobs.values()])
-        except StoreError as error:
-            _log.warning("cannot write the job journal: %s", error)
+        self._unsaved = True
         return tuple(forgotten)
+
+    async def save(self) -> None:
+        """Write what `put` was given, if anything."""
+        async with self._saving:
+            if not self._unsaved:
+                return
+            self._unsaved = False
+            try:
+                await in_disk_thread(self._file.save, [asdict(kept) for kept in self._jobs.values()])
+            except StoreError as error:
+                self._unsaved = True
+                _log.warning("cannot write the job journal: %s", error)
+                self._on_error()
 
 
 def _parse(document: object) -> Iterator[Job]:

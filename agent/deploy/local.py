@@ -69,7 +69,9 @@ def install(config: Settings, path: Path, *, wait_s: float = WAIT_S) -> int:
     EdgeError
         If the bundle may not run here, or cannot be put into the inbox.
     """
-    manifest, digest = verify_only(path, Keyring.from_dir(config.trust_dir))
+    keyring = Keyring.from_dir(config.trust_dir)
+    keyring.require_complete()
+    manifest, digest = verify_only(path, keyring)
     store = _open_store(config.state_dir)
     admit(
         manifest,

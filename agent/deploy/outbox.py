@@ -4,8 +4,12 @@ Only the last message of each topic counts, so the outbox holds one for each. A 
 sent, and deleted when the broker has acknowledged it. So even an agent that was restarted while the broker
 was away publishes what happened before, including jobs that its journal has forgotten.
 
+While the file cannot be written, the messages are kept in memory, and they are moved to the file when it can
+be used again.
+
 Promises: the outbox is bounded in number, bytes and age; the oldest messages are dropped first, and counted.
-If the file is damaged, full or unwritable, only the messages in it are lost, and new ones are still sent.
+Ages count the time that agents ran, so a clock that jumps drops nothing. If the file is damaged, only the
+messages in it are lost.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import os
 import sqlite3
 import time
 from collections.abc import Callable
@@ -21,7 +26,8 @@ from pathlib import Path
 from typing import Final
 
 from agent.deploy.interfaces import Control
-from agent.errors import StoreError
+from agent.deploy.store.state_file import set_aside
+from agent.errors import InUseError
 from agent.mqtt.reason_codes import CLOSED, NOT_CONNECTED, Action, Reason, reason
 from agent.rate_limited_log import RateLimitedLog
 
@@ -32,10 +38,11 @@ FILE: Final = "outbox.db"
 MAX_MESSAGES: Final = 512
 # A job takes half a kilobyte, a report of 64 models 20 kilobytes.
 MAX_BYTES: Final = 1 << 20
-# The result of a deployment is of no use after a month.
+# The result of a deployment is of no use after a month in which the broker was away and the agent ran.
 MAX_AGE_S: Final = 30 * 86_400.0
 _LOG_INTERVAL_S: Final = 60.0
 _SCHEMA: Final = 1
+_MEMORY: Final = ":memory:"
 _TABLE: Final = """
 CREATE TABLE outbox (
   number INTEGER PRIMARY KEY AUTOINCREMENT, topic TEXT UNIQUE, payload BLOB NOT NULL, time_s REAL NOT NULL
@@ -53,10 +60,10 @@ class Outbox:
     folder
         The folder of the file.
     clock
-        Returns seconds since the epoch; tests pass their own.
+        Returns seconds; `time.monotonic` except in tests.
     """
 
-    def __init__(self, control: Control, folder: Path, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, control: Control, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self.dropped = 0
         self._control = control
         self._path = folder / FILE
@@ -64,33 +71,103 @@ class Outbox:
         self._sent: dict[str, int] = {}
         self._count = 0
         self._bytes = 0
+        self._newest_s = 0.0
         self._rate_limited_log = RateLimitedLog(_log, _LOG_INTERVAL_S)
         self._database: sqlite3.Connection | None = None
+        self._in_memory = False
+        # Topics of messages that are newer than what the file has of them, while it cannot be used; None if
+        # everything in it is known to be older.
+        self._newer: set[str] | None = set()
+        # The clock's reading that belongs to the age 0 of the newest message that was found.
+        self._began_s = clock()
 
     def open(self) -> None:
-        """Open the file; one that cannot be used is replaced.
+        """Open the file, or else keep messages in memory; `open_file` and then `adopt` do the same.
 
         Raises
         ------
-        StoreError
+        InUseError
+            If another agent has the file open.
+        """
+        self.adopt(self.open_file())
+
+    def open_file(self) -> sqlite3.Connection | None:
+        """Return the database of the file, which is replaced if it cannot be used; None if that fails.
+
+        This blocks: call it in a thread.
+
+        Raises
+        ------
+        InUseError
             If another agent has the file open.
         """
         for _ in range(2):
             try:
-                self._database = self._open()
+                return _open(str(self._path))
             except sqlite3.Error as error:
-                if getattr(error, "sqlite_errorcode", None) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-                    raise StoreError(
+                number = getattr(error, "sqlite_errorcode", None)
+                if number in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                    raise InUseError(
                         f"{self._path} is in use by another agent",
                         hint="stop the other agent, or give this one its own state directory",
                     ) from error
-                _log.warning("%s cannot be used and is replaced: %s", self._path, error)
-                for suffix in ("", "-wal", "-shm"):
-                    with contextlib.suppress(OSError):
-                        self._path.with_name(FILE + suffix).unlink(missing_ok=True)
-            else:
-                return
-        _log.error("reports do not survive a restart: cannot create %s", self._path)
+                _log.warning("%s cannot be used: %s", self._path, error)
+                if not clear_away(self._path, error):
+                    return None
+        return None
+
+    def adopt(self, file: sqlite3.Connection | None) -> None:
+        """Use the database that `open_file` returned, or memory without one."""
+        self._in_memory = file is None
+        if file is None:
+            _log.error("reports are kept in memory: %s cannot be used", self._path)
+        self._database = _open(_MEMORY) if file is None else file
+        self._measure(self._database)
+
+    def use_file(self) -> None:
+        """Move messages that are kept in memory to the file, if it can be used again."""
+        memory = self._database
+        if not self._in_memory or memory is None:
+            return
+        try:
+            file = self.open_file()
+        except InUseError as error:
+            _log.error("%s", error)
+            return
+        if file is None:
+            return
+        try:
+            file.execute("BEGIN IMMEDIATE")
+            for (topic,) in file.execute("SELECT topic FROM outbox").fetchall():
+                if self._newer is None or topic in self._newer:
+                    file.execute("DELETE FROM outbox WHERE topic = ?", (topic,))
+            file.executemany("INSERT OR REPLACE INTO outbox VALUES (?, ?, ?, ?)", _rows(memory))
+            file.execute("COMMIT")
+        except sqlite3.Error as error:
+            _log.warning("reports stay in memory: %s", error)
+            file.close()
+            return
+        memory.close()
+        self._database, self._in_memory, self._newer = file, False, set()
+        self._measure(file)
+        _log.warning("reports are kept in %s again", self._path)
+
+    def _use_memory(self) -> None:
+        """Keep messages in memory, those in the file too if they can still be read."""
+        file = self._database
+        assert file is not None
+        self._database, self._in_memory, self._newer = _open(_MEMORY), True, set()
+        try:
+            rows = _rows(file)
+        except sqlite3.Error:
+            pass
+        else:
+            self._database.executemany("INSERT INTO outbox VALUES (?, ?, ?, ?)", rows)
+            self._newer = None
+        with contextlib.suppress(sqlite3.Error):
+            file.close()
+        self._measure(self._database)
+        _log.error("reports are kept in memory: %s cannot be written", self._path)
 
     def close(self) -> None:
         """Close the file; its messages stay."""
@@ -167,26 +244,38 @@ class Outbox:
 
     def _keep(self, topic: str, payload: bytes) -> int | None:
         """Store a message instead of the topic's last one; return its number, or None if that fails."""
-        if self._database is None:
-            return None
-        try:
-            self._database.execute("BEGIN IMMEDIATE")
-            before = self._delete("topic = ?", (topic,))
-            number = self._database.execute(
-                "INSERT INTO outbox (topic, payload, time_s) VALUES (?, ?, ?)",
-                (topic, payload, self._clock()),
-            ).lastrowid
-            self._count += 1 - before[0]
-            self._bytes += len(payload) - before[1]
-            self._make_room()
-            self._database.execute("COMMIT")
-        except sqlite3.Error as error:
-            self._failed(error)
-            return None
+        for _ in range(2):
+            if self._database is None:
+                return None
+            try:
+                return self._insert(topic, payload)
+            except sqlite3.Error as error:
+                self._failed(error)  # which goes on in memory
+        return None
+
+    def _insert(self, topic: str, payload: bytes) -> int | None:
+        assert self._database is not None
+        self._database.execute("BEGIN IMMEDIATE")
+        before = self._delete("topic = ?", (topic,))
+        number = self._database.execute(
+            "INSERT INTO outbox (topic, payload, time_s) VALUES (?, ?, ?)", (topic, payload, self._now_s())
+        ).lastrowid
+        self._count += 1 - before[0]
+        self._bytes += len(payload) - before[1]
+        self._make_room()
+        self._database.execute("COMMIT")
+        if self._in_memory and self._newer is not None:
+            self._newer.add(topic)
+            if len(self._newer) > MAX_MESSAGES:
+                self._newer = None
         return number
 
+    def _now_s(self) -> float:
+        """Return the time since the first message, without the times in which no agent ran."""
+        return self._newest_s + self._clock() - self._began_s
+
     def _make_room(self) -> None:
-        too_old = self._delete("time_s < ?", (self._clock() - MAX_AGE_S,))
+        too_old = self._delete("time_s < ?", (self._now_s() - MAX_AGE_S,))
         self._subtract(too_old, dropped=True)
         while self._count > MAX_MESSAGES or self._bytes > MAX_BYTES:
             oldest = self._delete("number = (SELECT MIN(number) FROM outbox)", ())
@@ -218,33 +307,65 @@ class Outbox:
         ).fetchall()
         return len(gone), sum(size for (size,) in gone)
 
-    def _open(self) -> sqlite3.Connection:
-        database = sqlite3.connect(self._path, isolation_level=None)
-        try:
-            _prepare(database)
-            self._measure(database)
-        except BaseException:
-            database.close()
-            raise
-        return database
-
     def _measure(self, database: sqlite3.Connection) -> None:
-        self._count, self._bytes = database.execute(
-            "SELECT COUNT(*), COALESCE(SUM(LENGTH(payload)), 0) FROM outbox"
+        self._began_s = self._clock()
+        self._count, self._bytes, self._newest_s = database.execute(
+            "SELECT COUNT(*), COALESCE(SUM(LENGTH(payload)), 0), COALESCE(MAX(time_s), 0) FROM outbox"
         ).fetchone()
 
     def _failed(self, error: sqlite3.Error) -> None:
-        """Count a message that could not be stored, and go on."""
-        self.dropped += 1
+        """Go on without the file."""
+        self._complain(f"a report cannot be stored: {error}")
         assert self._database is not None
         with contextlib.suppress(sqlite3.Error):
             if self._database.in_transaction:
                 self._database.execute("ROLLBACK")
+        if self._in_memory:
+            self.dropped += 1
             self._measure(self._database)
-        self._complain(f"a report cannot be stored: {error}")
+        else:
+            self._use_memory()
 
     def _complain(self, text: str) -> None:
         self._rate_limited_log.error("%.400s", text)
+
+
+def clear_away(path: Path, error: sqlite3.Error) -> bool:
+    """Remove a database that cannot be opened; return whether another attempt may succeed.
+
+    A damaged file is deleted, and what this user may not use is renamed. If the disk refuses, nothing is
+    changed.
+    """
+    number = getattr(error, "sqlite_errorcode", None)
+    # Extended codes have the primary one in their lowest byte.
+    if number is None or number & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        for suffix in ("", "-wal", "-shm", "-journal"):
+            with contextlib.suppress(OSError):
+                path.with_name(path.name + suffix).unlink(missing_ok=True)
+        return True
+    usable = path.is_file() and os.access(path, os.R_OK | os.W_OK)
+    if usable or not os.path.lexists(path) or not os.access(path.parent, os.W_OK):
+        return False
+    set_aside(path)
+    return True
+
+
+def _rows(database: sqlite3.Connection) -> list[tuple[object, ...]]:
+    return database.execute("SELECT number, topic, payload, time_s FROM outbox").fetchall()
+
+
+def _open(name: str) -> sqlite3.Connection:
+    # The file is opened in a thread, and then used by one other thread only.
+    database = sqlite3.connect(name, isolation_level=None, check_same_thread=False)
+    try:
+        _prepare(database)
+        if name == _MEMORY:
+            # Numbers that no message in a file has: an acknowledgement is for one message.
+            database.execute("INSERT INTO sqlite_sequence VALUES ('outbox', ?)", (time.time_ns() // 1000,))
+    except BaseException:
+        database.close()
+        raise
+    return database
 
 
 def _prepare(database: sqlite3.Connection) -> None:

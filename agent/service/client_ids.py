@@ -36,11 +36,15 @@ class ClientIds:
     device
         The device's name.
     state_dir
-        Where the secret is kept; it is made and stored if it is missing or damaged.
+        Where the secret is kept; it is made and stored if it is missing or damaged. None if the disk does not
+        respond: then it is not stored.
     """
 
-    def __init__(self, device: str, state_dir: Path) -> None:
-        self._prefix = f"{device}-{_read(state_dir) or _make(state_dir)}"
+    def __init__(self, device: str, state_dir: Path | None) -> None:
+        secret = (
+            secrets.token_hex(_SECRET_BYTES) if state_dir is None else _read(state_dir) or _make(state_dir)
+        )
+        self._prefix = f"{device}-{secret or secrets.token_hex(_SECRET_BYTES)}"
 
     def of(self, connection: str) -> str:
         """Return the identifier of a connection, such as `control`."""

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from agent.deploy.outbox import Outbox
+from agent.deploy.store.storage import Condition, StorageWatch
 from agent.mqtt.connection import Connection
 from agent.mqtt.tls import CertificateFiles
 from agent.service.metrics.host import process_cpu_s
@@ -28,6 +29,11 @@ def of_outbox(outbox: Outbox) -> Gauges:
         ("edge_outbox_messages", (("kind", "reports"),)): outbox.waiting,
         ("edge_outbox_dropped_total", ()): outbox.dropped,
     }
+
+
+def of_storage(watch: StorageWatch) -> Gauges:
+    """Return whether the state directory can be written."""
+    return {("edge_state_writable", ()): int(watch.condition is Condition.WRITABLE)}
 
 
 def of_certificates(files: CertificateFiles) -> Gauges:

@@ -1,12 +1,14 @@
 """The agent's state topic: birth, clean stop and will, all retained and with the number of the session.
 
 Promises: if a slow broker publishes the will of an earlier session late, a running agent does not stay
-"offline", because it reads its own topic and corrects it. The number is on disk and grows with each start.
+"offline", because it reads its own topic and corrects it. The number is on disk and grows with each start; if
+the disk cannot be written, it comes from the clock.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import Callable
@@ -14,7 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from agent.deploy.store.state_file import set_aside
 from agent.durable import write_durably
+from agent.errors import StoreError
 from agent.mqtt.connection import Connection
 from agent.mqtt.message import Will
 from agent.wire.document import MAX_SAFE_INTEGER
@@ -41,11 +45,24 @@ class Session:
     version: str
 
     def document(
-        self, state: AgentState, *, inference: bool | None = None, groups: bool | None = None
+        self,
+        state: AgentState,
+        *,
+        inference: bool | None = None,
+        groups: bool | None = None,
+        storage: str = "",
     ) -> bytes:
-        """Return the document for the state topic; a connection that is None is not in it."""
+        """Return the document for the state topic; a connection that is None is not in it.
+
+        `storage` says why the disk cannot be written.
+        """
         return StateDocument(
-            state, self.seq, self.version, inference=_word(inference), groups=_word(groups)
+            state,
+            self.seq,
+            self.version,
+            inference=_word(inference),
+            groups=_word(groups),
+            storage=storage,
         ).to_bytes()
 
     def will(self) -> Will:
@@ -53,31 +70,54 @@ class Session:
         return Will(format_topic(State(self.device)), self.document(AgentState.OFFLINE))
 
 
-def next_session_seq(state_dir: Path) -> int:
-    """Return the number of this start, after it is stored durably.
+def next_session_seq(state_dir: Path) -> tuple[int, bool]:
+    """Return the number of this start, and whether it is stored durably.
 
-    Raises
-    ------
-    StoreError
-        If the number cannot be written.
+    If it cannot be stored, the time makes it grow; `store_session_seq` stores it later. This blocks: call it
+    in a thread.
     """
     path = state_dir / _FILE
     try:
-        with path.open("rb") as file:
-            raw = file.read(_MAX_FILE_BYTES)
+        # Without O_NONBLOCK, opening a FIFO would wait until something writes to it.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123
+            raw = file.read(_MAX_FILE_BYTES) or b""
     except FileNotFoundError:
         raw = b"0"
+    except IsADirectoryError:
+        raw = b""
+        set_aside(path)
     except OSError as error:
         raw = b""
         _log.warning("cannot read %s: %s", path, error.strerror)
     before = int(raw) if raw.isdigit() else MAX_SAFE_INTEGER
     if before >= MAX_SAFE_INTEGER:
-        # Seconds since 1970 are more than any count of starts, so the number still grows.
         _log.warning("expected a number of starts in %s, got something else: the time replaces it", path)
-        before = int(time.time())
-    seq = before + 1
-    write_durably(path, str(seq).encode())
-    return seq
+        before = seq_from_clock() - 1
+    try:
+        store_session_seq(state_dir, before + 1)
+    except StoreError as error:
+        _log.error("%s: the time numbers this start", error)
+        return max(before + 1, seq_from_clock()), False
+    return before + 1, True
+
+
+def store_session_seq(state_dir: Path, seq: int) -> None:
+    """Store the number of this start durably.
+
+    Raises
+    ------
+    DiskError
+        If it cannot be written.
+    """
+    write_durably(state_dir / _FILE, str(seq).encode())
+
+
+def seq_from_clock() -> int:
+    """Return a number that is higher than those of earlier starts, if the clock is right.
+
+    Seconds since 1970 are more than any count of starts.
+    """
+    return int(time.time())
 
 
 def _word(up: bool | None) -> str:
@@ -100,6 +140,11 @@ class Presence:
         The control connection, whose will is `session.will()`.
     clock
         Returns seconds; `time.monotonic` except in tests.
+
+    Attributes
+    ----------
+    storage
+        Why the disk cannot be written, from the next announcement on; empty while it can.
     """
 
     def __init__(
@@ -113,12 +158,16 @@ class Presence:
         self._inference: bool | None = None
         self._groups: bool | None = None
         self._said: deque[bytes] = deque(maxlen=_REMEMBERED)
+        # Why the disk cannot be written; empty while it can.
+        self.storage = ""
         self._asserted_s = float("-inf")
 
     def announce(self) -> None:
         """Publish the current state."""
         self._asserted_s = self._clock()
-        document = self._session.document(self._state, inference=self._inference, groups=self._groups)
+        document = self._session.document(
+            self._state, inference=self._inference, groups=self._groups, storage=self.storage
+        )
         self._said.append(document)
         self._connection.publish(self._topic, document, retain=True)
 

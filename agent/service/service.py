@@ -16,6 +16,7 @@ import logging
 import os
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import agent
@@ -25,8 +26,10 @@ from agent.config import Config
 from agent.deploy.deployment import Deployment
 from agent.deploy.fetch.https import HttpsSettings
 from agent.deploy.outbox import Outbox
+from agent.deploy.store.disk_thread import in_disk_thread, within
+from agent.deploy.store.storage import Condition, StorageWatch
 from agent.deploy.store.store import Store
-from agent.errors import EdgeError
+from agent.errors import ConfigError, DiskError, EdgeError, StoreError
 from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message
 from agent.mqtt.reason_codes import Reason
@@ -42,7 +45,8 @@ from agent.service.models.cores import Cores
 from agent.service.models.models import Models
 from agent.service.models.worker_process import Spawn, WorkerProcess
 from agent.service.notify import READY, STOPPING, WATCHDOG, Notifier
-from agent.service.presence import Presence, Session, next_session_seq
+from agent.service.presence import Presence, Session, next_session_seq, seq_from_clock, store_session_seq
+from agent.service.requests.acknowledgement import AckOrder
 from agent.service.requests.answers import AnswerStore
 from agent.wire.metrics import format_metrics
 from agent.wire.model_state import ModelPhase
@@ -63,6 +67,12 @@ _PULSE_S: Final = 1.0
 HOME_ASSISTANT_FILE: Final = "home_assistant.json"
 # Often enough: certificates are renewed days before they expire.
 _CERTIFICATES_INTERVAL_S: Final = 30.0
+# A disk that does not respond must not hold up presence for longer than this, at each step of the start.
+_DISK_LIMIT_S: Final = 10.0
+# Rarely, to spare an SD card: if it is not stored, models are only loaded in another order.
+_USE_INTERVAL_S: Final = 3600.0
+# A folder of wrong files must not fill the log.
+_MAX_LOGGED_FAULTS: Final = 8
 # For the broker to acknowledge the last messages: the state topic's, and the reports of jobs.
 _FAREWELL_S: Final = 2.0
 # A broker that holds requests back until we acknowledge earlier ones sends the next ones within this.
@@ -87,7 +97,7 @@ class Service:
         self._notifier = notifier
         self._metrics = Metrics()
         self._published: dict[str, bytes] = {}
-        Keyring.from_dir(config.trust_dir)  # a wrong folder is an error now, not at the first bundle
+        self._keyring_faults: tuple[str, ...] = ()
         machine = Machine.detect(configured=config.compatible)
         self._about = host.describe(
             config.device,
@@ -97,11 +107,19 @@ class Service:
             max_packet_bytes=config.broker.max_packet_bytes,
         )
         self._info = b""
-        self._store = Store(config.state_dir)
-        self._host = host.Host(config.state_dir)
+        self._store = Store(config.state_dir, opened=False)
+        self._storage = StorageWatch(config.state_dir, self._on_storage)
+        self._host = host.Host(lambda: self._storage.usage)
         cores = Cores.detect(os.environ, threads=config.worker.threads, apart=config.worker.share_cores)
         self.models = Models(config.worker, config.queue, self._model_changed, cores, spawn)
-        self._answers = AnswerStore(config.answers_dir)
+        try:
+            within(_DISK_LIMIT_S, _make_folder, config.state_dir)
+            self._responds = True
+        except DiskError as error:
+            _log.error("%s: %s", config.state_dir, error)
+            self._responds = False
+        usable = self._responds or config.answers_dir != config.state_dir
+        self._answers = AnswerStore(config.answers_dir if usable else None)
         self._inference = Inference(
             config.device,
             self.models,
@@ -110,7 +128,7 @@ class Service:
             config.default_deadline_s,
             config.max_deadline_s,
         )
-        client_ids = ClientIds(config.device, config.state_dir)
+        client_ids = ClientIds(config.device, config.state_dir if self._responds else None)
         self._requests = Connection(
             config.broker,
             client_id=client_ids.of("inference"),
@@ -142,11 +160,16 @@ class Service:
             name=f"{config.device}-control",
             on_message=self._on_control_message,
             on_up=self._on_control_up,
+            on_down=self._on_control_down,
         )
+        self._acks = AckOrder(self._control.ack)
         tls = config.broker.tls
         self._certificates = None if tls is None else CertificateFiles(tls)
         self._presence: Presence | None = None
         self._stopping = False
+        # The number of this start, while the disk does not have it.
+        self._unstored_seq: int | None = None
+        self._storing: set[asyncio.Task[None]] = set()
         self._page: PrometheusPage | None = None
         self._home_assistant = self._announcer()
         self._board = machine.board or machine.cpu_model or machine.arch
@@ -154,17 +177,42 @@ class Service:
         self._deployment = Deployment(
             device=config.device,
             store=self._store,
-            keyring=lambda: Keyring.from_dir(config.trust_dir),
+            keyring=self._read_keyring,
             machine=machine,
             models=self.models,
             control=self._outbox,
+            on_disk_error=self._storage.suspect,
             https=HttpsSettings(allow=config.sources_https, ca_file=config.sources_ca),
         )
+
+    def _read_keyring(self) -> Keyring:
+        """Return the trusted keys; what cannot be used is logged when it changes.
+
+        Raises
+        ------
+        ConfigError
+            If there is no usable key.
+        """
+        try:
+            keyring = Keyring.from_dir(self._config.trust_dir)
+        except ConfigError as error:
+            self._note_keyring((str(error),))
+            raise
+        self._note_keyring(keyring.faults)
+        return keyring
+
+    def _note_keyring(self, faults: tuple[str, ...]) -> None:
+        if faults != self._keyring_faults:
+            self._keyring_faults = faults
+            for fault in faults[:_MAX_LOGGED_FAULTS]:
+                _log.error("keyring: %s", fault)
+            if not faults:
+                _log.warning("keyring: every file can be used")
 
     def _announcer(self) -> Announcer | None:
         """Return the announcer to Home Assistant; None if there is nothing to announce or to withdraw."""
         settings, announced = self._config.home_assistant, self._config.state_dir / HOME_ASSISTANT_FILE
-        if not settings.enabled and not announced.exists():
+        if not self._responds or (not settings.enabled and not announced.exists()):
             return None
         from agent.service.metrics.home_assistant import Announcer
 
@@ -195,11 +243,16 @@ class Service:
             from agent.service.metrics.prometheus import PrometheusPage
 
             self._page = PrometheusPage(config.metrics.listen, self._read_metrics)
-        self._outbox.open()
+        self._check_keyring()
+        limit_s = _DISK_LIMIT_S if self._responds else 0.0
+        seq, _, _ = await asyncio.gather(
+            self._number_start(limit_s), self._open_outbox(limit_s), self._storage.look(limit_s)
+        )
         await self._deployment.start()
         try:
-            session = Session(config.device, next_session_seq(config.state_dir), agent.__version__)
+            session = Session(config.device, seq, agent.__version__)
             self._presence = Presence(session, self._control)
+            self._presence.storage = _unless_writable(self._storage.condition)
             self._connections_changed()
             self._control.will = session.will()
             self._control.want(format_topic(State(config.device)))
@@ -230,6 +283,54 @@ class Service:
             if self._page is not None:
                 await self._page.close()
 
+    def _check_keyring(self) -> None:
+        with contextlib.suppress(ConfigError):  # it is logged, and without it the agent can still be reached
+            self._read_keyring()
+
+    async def _number_start(self, limit_s: float) -> int:
+        """Return the number of this start, from the clock if the disk does not respond."""
+        try:
+            async with asyncio.timeout(limit_s):
+                seq, stored = await in_disk_thread(next_session_seq, self._config.state_dir)
+        except (TimeoutError, StoreError) as error:
+            _log.error("the number of this start is not stored: %s", error or "the disk does not respond")
+            seq, stored = seq_from_clock(), False
+        self._unstored_seq = None if stored else seq
+        if not stored:
+            self._storage.suspect()
+        return seq
+
+    async def _open_outbox(self, limit_s: float) -> None:
+        try:
+            async with asyncio.timeout(limit_s):
+                file = await in_disk_thread(self._outbox.open_file)
+        except TimeoutError:
+            _log.error("%s does not respond", self._config.state_dir)
+            file = None
+        self._outbox.adopt(file)
+
+    def _on_storage(self, now: Condition) -> None:
+        """Say that the state directory can or cannot be written, and use it again when it can."""
+        if self._presence is not None:
+            self._presence.storage = _unless_writable(now)
+            if self._control.connected:
+                self._presence.announce()
+        self._deployment.disk_changed()
+        if now is Condition.WRITABLE:
+            self._outbox.use_file()
+            if self._unstored_seq is not None:
+                storing = asyncio.get_running_loop().create_task(self._store_seq(self._unstored_seq))
+                self._storing.add(storing)
+                storing.add_done_callback(self._storing.discard)
+
+    async def _store_seq(self, seq: int) -> None:
+        try:
+            await in_disk_thread(store_session_seq, self._config.state_dir, seq)
+        except StoreError as error:
+            _log.warning("the number of this start is not stored: %s", error)
+        else:
+            self._unstored_seq = None
+
     def reload(self) -> None:
         """Connect again with the current certificates and password (SIGHUP).
 
@@ -255,6 +356,8 @@ class Service:
             loop.create_task(self._publish_metrics(), name="metrics"),
             loop.create_task(self._pulse(), name="pulse"),
             loop.create_task(self._watch_certificates(), name="certificates"),
+            loop.create_task(self._storage.run(), name="storage"),
+            loop.create_task(self._record_use(), name="last use"),
         }
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -269,6 +372,7 @@ class Service:
         limit_s = self._config.shutdown_limit_s
         end_s = time.monotonic() + limit_s
         self._inference.refuse_new()
+        used = self.models.used()
         self._stopping = True
         self._connections_changed()
         await self.models.close(limit_s)
@@ -282,6 +386,9 @@ class Service:
         if self._presence is not None:
             self._presence.stop()
         await self._control.close(_FAREWELL_S)
+        with contextlib.suppress(TimeoutError, StoreError):
+            async with asyncio.timeout(_FAREWELL_S):
+                await in_disk_thread(self._deployment.record_use, used)
 
     async def _answer_groups(self, connection: Connection) -> None:
         """Return when every request that the broker has dealt to us is answered; nobody else gets them."""
@@ -310,8 +417,16 @@ class Service:
         """Use renewed certificates soon, even without a SIGHUP."""
         while True:
             await asyncio.sleep(_CERTIFICATES_INTERVAL_S)
+            self._check_keyring()
             if self._certificates is not None and self._certificates.changed():
                 self.reload()
+
+    async def _record_use(self) -> None:
+        """Store which models were used last, so that the next start loads these first."""
+        while True:
+            await asyncio.sleep(_USE_INTERVAL_S)
+            with contextlib.suppress(StoreError):  # no thread: the next time, then
+                await in_disk_thread(self._deployment.record_use, self.models.used())
 
     async def _publish_metrics(self) -> None:
         topic = format_topic(MetricsTopic(self._config.device))
@@ -329,6 +444,8 @@ class Service:
         gauges["edge_inference_in_flight", ()] = self._inference.in_flight
         gauges.update(gauges_of.of_answers(self._answers))
         gauges.update(gauges_of.of_outbox(self._outbox))
+        gauges.update(gauges_of.of_storage(self._storage))
+        gauges["edge_keyring_faults", ()] = len(self._keyring_faults)
         if self._certificates is not None:
             gauges.update(gauges_of.of_certificates(self._certificates))
         for connection in self.connections:
@@ -351,7 +468,20 @@ class Service:
         self._deployment.on_connected()
         self._outbox.on_connected()
 
+    def _on_control_down(self, _why: Reason) -> None:
+        self._acks.forget()
+
     def _on_control_message(self, message: Message) -> None:
+        slot = self._acks.arrived(message)
+
+        def finish(taking: asyncio.Task[None] | None = None) -> None:
+            if taking is not None and not taking.cancelled() and taking.exception() is not None:
+                _log.error("internal error while taking a message", exc_info=taking.exception())
+                self._metrics.count("edge_faults_total")
+            if slot is not None:
+                slot.finish()
+
+        taking = None
         try:
             topic = parse_topic(message.topic)
             if isinstance(topic, State):
@@ -361,11 +491,14 @@ class Service:
                 if message.retain:
                     self._deployment.on_retained_job(topic, message.payload)
             elif topic is not None:
-                self._deployment.on_message(topic, message.payload)
+                taking = self._deployment.on_message(topic, message.payload)
         except Exception:  # noqa: BLE001 - the outermost loop of a message
             _log.exception("internal error while handling a message on %.200s", ascii(message.topic))
             self._metrics.count("edge_faults_total")
-        self._control.ack(message)
+        if taking is None:
+            finish()
+        else:
+            taking.add_done_callback(finish)
 
     def _on_requests_up(self, _session_present: bool) -> None:
         self._connections_changed()
@@ -458,3 +591,14 @@ class Service:
                 interval_s=self._config.metrics.interval_s,
             )
         )
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(mode=0o750, exist_ok=True)
+    except OSError as error:
+        _log.error("cannot create %s: %s", path, error.strerror)
+
+
+def _unless_writable(condition: Condition) -> str:
+    return "" if condition is Condition.WRITABLE else condition.value

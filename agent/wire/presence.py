@@ -42,6 +42,9 @@ class Presence:
         not known, as in a will.
     groups
         The same for the requests of its groups; empty if the device has none.
+    storage
+        Why the state directory cannot be written, such as `full` or `read-only`; nothing is stored or
+        installed then. Empty while it can be written.
     """
 
     state: str
@@ -49,6 +52,7 @@ class Presence:
     version: str
     inference: str = ""
     groups: str = ""
+    storage: str = ""
 
     def to_bytes(self) -> bytes:
         """Write the document."""
@@ -57,6 +61,8 @@ class Presence:
             fields["inference"] = self.inference
         if self.groups:
             fields["groups"] = self.groups
+        if self.storage:
+            fields["storage"] = self.storage
         return document.encode(fields)
 
     @classmethod
@@ -75,4 +81,5 @@ class Presence:
             version=document.text(fields.get("version")),
             inference=document.text(fields.get("inference")),
             groups=document.text(fields.get("groups")),
+            storage=document.text(fields.get("storage")),
         )

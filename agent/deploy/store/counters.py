@@ -26,7 +26,22 @@ class Counters:
 
     def __init__(self, path: Path, *, checkpoint: Checkpoint = no_checkpoint) -> None:
         self._file = StateFile(path, mirrored=True, checkpoint=checkpoint)
-        self._committed = _highest(self._file.load_all())
+        self._committed: dict[str, int] = {}
+
+    def load(self) -> None:
+        """Read the file; counters that are known already are not lowered."""
+        self._committed = _highest([*self._file.load_all(), self._committed])
+
+    def restore(self) -> None:
+        """Write the file again if it is gone.
+
+        Raises
+        ------
+        DiskError
+            If it could not be written.
+        """
+        if self._committed and not self._file.exists:
+            self._file.save(self._committed)
 
     def get(self, name: str) -> int | None:
         """Return the counter of `name`; None if none was committed."""

@@ -11,12 +11,42 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import ParamSpec, TypeVar
 
-from agent.errors import StoreError
+from agent.errors import DiskError, StoreError
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+
+
+def within(limit_s: float, function: Callable[_P, _T], *arguments: _P.args, **options: _P.kwargs) -> _T:
+    """Call a function in a thread of its own before there is an event loop, and return what it returns.
+
+    Raises
+    ------
+    DiskError
+        If it does not return within `limit_s`.
+    Exception
+        Whatever the function raises.
+    """
+    outcome: Future[_T] = Future()
+
+    def work() -> None:
+        try:
+            result = function(*arguments, **options)
+        except BaseException as error:  # noqa: BLE001 - the outermost frame of a thread; the caller gets it
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(result)
+
+    threading.Thread(target=work, name=f"disk {function.__name__}", daemon=True).start()
+    try:
+        return outcome.result(limit_s)
+    except TimeoutError as error:
+        if outcome.done():
+            raise  # of the function
+        raise DiskError(f"the disk does not respond within {limit_s:g} s") from error
 
 
 async def in_disk_thread(function: Callable[_P, _T], *arguments: _P.args, **options: _P.kwargs) -> _T:

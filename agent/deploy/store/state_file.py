@@ -7,9 +7,12 @@ Leaves to others: what the document means, and when it is written.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
+import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -19,6 +22,9 @@ from agent.errors import StoreError
 
 # Far above the largest document (64 models, 64 jobs), and still fast to parse on a small board.
 MAX_STATE_BYTES: Final = 4 * 1024 * 1024
+
+# Names for damaged files beside each other: enough to look into, too few to fill a disk.
+_MAX_ASIDE: Final = 4
 
 Checkpoint = Callable[[str], None]
 """Called with the name of a step that has just become durable; tests kill the process there."""
@@ -58,6 +64,11 @@ class StateFile:
         """Return every undamaged copy, newest first; damaged files are renamed."""
         copies = (self._path,) if self._mirror is None else (self._path, self._mirror)
         return [document for copy in copies for document in _read(copy)]
+
+    @property
+    def exists(self) -> bool:
+        """Whether the document is on disk, damaged or not."""
+        return self._path.exists()
 
     def save(self, document: object) -> None:
         """Replace the document, and then its mirror.
@@ -100,23 +111,41 @@ def peek(path: Path) -> object | None:
 def _read(path: Path) -> list[object]:
     """Return `[document]`, or `[]` if it is missing or damaged; rename a damaged file."""
     try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_STATE_BYTES + 1)
+        # Without O_NONBLOCK, opening a FIFO would wait until something writes to it.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123
+            raw = file.read(MAX_STATE_BYTES + 1) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
     except FileNotFoundError:
         return []
+    except IsADirectoryError:
+        raw = b""
     except OSError as error:
         _log.error("cannot read %s: %s", path, error)
         return []
     document = _decode(raw)
     if document is not None:
         return [document]
-    aside = path.with_name(path.name + ".corrupt")
-    _log.error("%s is damaged; renaming it to %s", path, aside.name)
-    try:
-        path.replace(aside)
-    except OSError as error:
-        _log.error("cannot rename %s: %s", path, error)
+    _log.error("%s is damaged", path)
+    set_aside(path)
     return []
+
+
+def set_aside(path: Path) -> None:
+    """Rename what is damaged, or stands in the way, to `<path>.corrupt`; if that fails, it is logged."""
+    for number in range(_MAX_ASIDE):
+        aside = path.with_name(f"{path.name}.corrupt{number or ''}")
+        try:
+            # A folder cannot replace a file, nor a file a folder; then the next name is tried.
+            path.replace(aside)
+        except (FileExistsError, IsADirectoryError, NotADirectoryError):
+            continue
+        except OSError as error:
+            if error.errno == errno.ENOTEMPTY:
+                continue
+            _log.error("cannot rename %s: %s", path, error)
+            return
+        _log.error("%s is renamed to %s", path, aside.name)
+        return
+    _log.error("cannot rename %s: every name is taken", path)
 
 
 def _decode(raw: bytes) -> object | None:

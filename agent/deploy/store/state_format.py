@@ -1,22 +1,26 @@
 """The version of the state directory's layout: the file `format` in it.
 
-Promises: an agent never uses or changes a directory that a newer agent has written. The .deb of an older
-agent is not installed over it (packaging/files/preinst reads the same file).
+Promises: an agent never uses or changes a directory that a newer agent has written. A damaged file is logged.
+The .deb of an older agent is not installed over it (packaging/files/preinst reads the same file).
 Leaves to others: what the versions mean; so far there is one.
 """
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Final
 
-from agent.durable import store_error, write_durably
+from agent.deploy.store.state_file import set_aside
+from agent.durable import write_durably
 from agent.errors import StoreError
 
 # Incremented when an older agent could not read, or would damage, what this one writes.
 STATE_FORMAT: Final = 1
 FORMAT_FILE: Final = "format"
 _MAX_BYTES: Final = 16
+
+_log = logging.getLogger(__name__)
 
 
 def check(root: Path) -> None:
@@ -34,8 +38,13 @@ def check(root: Path) -> None:
     except (FileNotFoundError, NotADirectoryError):
         return  # a new directory, or one of an agent before this file existed: version 1
     except OSError as error:
-        raise store_error(f"reading {path}", error) from error
-    if not raw.isdigit() or int(raw) > STATE_FORMAT:
+        _log.error("cannot read %s: %s", path, error.strerror)
+        return  # the directory itself is readable, or its other files tell
+    if not raw.isdigit():
+        # A newer agent writes a number too, so this is damage.
+        _log.error("%s is damaged: expected a number, got %r", path, raw)
+        return
+    if int(raw) > STATE_FORMAT:
         raise StoreError(
             f"{root} was written by a newer agent: expected format {STATE_FORMAT} at most, "
             f"got {raw.decode('ascii', 'replace')!r}",
@@ -55,6 +64,8 @@ def mark(root: Path) -> None:
     try:
         if path.read_bytes() == version:
             return
+    except IsADirectoryError:
+        set_aside(path)
     except OSError:
         pass
     write_durably(path, version)

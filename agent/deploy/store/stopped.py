@@ -38,6 +38,10 @@ class Stopped:
 
     def __init__(self, path: Path, *, checkpoint: Checkpoint = no_checkpoint) -> None:
         self._file = StateFile(path, mirrored=False, checkpoint=checkpoint)
+        self._digests: dict[str, str] = {}
+
+    def load(self) -> None:
+        """Read the file."""
         self._digests = _parse(self._file.load())
 
     def digests(self) -> Collection[str]:

@@ -22,24 +22,26 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import logging
 import os
+import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Concatenate, Final, ParamSpec, TypeVar
 
 from agent.bundle.names import hex_digest
 from agent.deploy.store import state_format
 from agent.deploy.store.active import ACTIVE_FILE, ActiveModel, parse_active
 from agent.deploy.store.counters import Counters
 from agent.deploy.store.part import Part
-from agent.deploy.store.state_file import Checkpoint, StateFile, no_checkpoint
+from agent.deploy.store.state_file import Checkpoint, StateFile, no_checkpoint, set_aside
 from agent.deploy.store.stopped import Stopped
 from agent.durable import store_error, sync_folder
-from agent.errors import NoSpaceError, StateDirectoryError, StoreError
+from agent.errors import InUseError, NoSpaceError, StateDirectoryError, StoreError
 from agent.wire.reported import Origin
 
 # Kept free for the journal, logs and other programs: a device with a full disk is hard to repair.
@@ -48,6 +50,20 @@ SPACE_MARGIN_BYTES: Final = 16 * 1024 * 1024
 PART_LIFETIME_S: Final = 7 * 24 * 3600
 
 _log = logging.getLogger(__name__)
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def _one_at_a_time(change: Callable[Concatenate[Store, _P], _T]) -> Callable[Concatenate[Store, _P], _T]:
+    """Let only one thread change what is active."""
+
+    @functools.wraps(change)
+    def changing(store: Store, /, *arguments: _P.args, **options: _P.kwargs) -> _T:
+        with store._changing:
+            return change(store, *arguments, **options)
+
+    return changing
 
 
 class Store:
@@ -59,62 +75,132 @@ class Store:
         The state directory; created with its folders if its parent exists.
     checkpoint
         Called after each durable step, for fault injection.
+    opened
+        Whether to open it at once. Otherwise nothing is read before `open`, which may hang on a dead disk.
     """
 
-    def __init__(self, root: Path, *, checkpoint: Checkpoint = no_checkpoint) -> None:
+    def __init__(self, root: Path, *, checkpoint: Checkpoint = no_checkpoint, opened: bool = True) -> None:
         self.root = root
         self._bundles = root / "store"
         self._parts = root / "partial"
         self.inbox = root / "inbox"
         self._checkpoint = checkpoint
-        state_format.check(root)
-        try:
-            for directory in (root, self._bundles, self._parts, self.inbox):
-                directory.mkdir(mode=0o750, exist_ok=True)
-        except OSError as error:
-            wrapped = store_error(f"creating {root}", error)
-            if isinstance(wrapped, NoSpaceError):
-                raise wrapped from error
-            raise StateDirectoryError(
-                f"cannot keep state in {root}: {error.strerror}",
-                hint="pass --state-dir DIR with a folder that this user may create or write to",
-            ) from error
         self._lock: int | None = None
+        self._loaded = False
+        self._active: dict[str, ActiveModel] = {}
         self._active_file = StateFile(root / ACTIVE_FILE, mirrored=True, checkpoint=checkpoint)
-        documents = self._active_file.load_all()
-        self._active = parse_active(documents[0] if documents else None)
-        self._pending = False
+        # Whether `record` has something to store.
+        self.pending = False
         # Bundles without a record of what runs: both copies of the record are damaged.
-        self.lost_active = not documents and any(self._bundles.glob("*.bundle"))
+        self.lost_active = False
         self._stopped = Stopped(root / "stopped.json", checkpoint=checkpoint)
+        # Changes are made in threads.
+        self._changing = threading.RLock()
         self._counters = Counters(root / "counters.json", checkpoint=checkpoint)
+        if opened:
+            self.open()
+            self.make_folders()
 
-    def lock(self) -> None:
-        """Make this process the only agent that uses this directory, until it ends.
+    def open(self) -> None:
+        """Read which models are active, and the counters. Nothing needs to be written for that.
 
         Raises
         ------
         StoreError
+            If a newer agent has written the directory, or it cannot be read.
+        """
+        state_format.check(self.root)
+        try:
+            if self.root.exists():
+                next(self.root.iterdir(), None)  # a folder that cannot be read must not look empty
+        except OSError as error:
+            raise _unusable(self.root, error) from error
+        documents = self._active_file.load_all()
+        self._active = parse_active(documents[0] if documents else None)
+        self.lost_active = not documents and any(self._bundles.glob("*.bundle"))
+        self._stopped.load()
+        self._counters.load()
+        self._loaded = True
+
+    def make_folders(self) -> None:
+        """Create the directory and its folders, where they are missing.
+
+        Raises
+        ------
+        StoreError
+            If they cannot be created.
+        """
+        try:
+            for directory in (self.root, self._bundles, self._parts, self.inbox):
+                if directory is not self.root and directory.exists() and not directory.is_dir():
+                    set_aside(directory)
+                directory.mkdir(mode=0o750, exist_ok=True)
+        except OSError as error:
+            raise _unusable(self.root, error) from error
+
+    def lock(self) -> None:
+        """Make this process the only agent that uses this directory, until it ends.
+
+        A file system that cannot be written needs no lock: then it is only tried.
+
+        Raises
+        ------
+        InUseError
             If another agent uses it.
         """
-        path = self.root / "lock"
+        if not self._take_lock():
+            return
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                os.close(descriptor)
-                raise StoreError(
-                    f"{self.root} is in use by another agent",
-                    hint="stop that agent, or give this one its own state_dir",
-                ) from error
-        except OSError as error:
-            raise store_error(f"locking {path}", error) from error
-        self._lock = descriptor
-        state_format.mark(self.root)
+            state_format.mark(self.root)
+        except StoreError as error:
+            _log.error("%s", error)
         for directory in (self.root, self._parts):
             for path in directory.glob(".*.tmp"):  # of an interrupted write: no other process writes now
                 _remove(path)
+
+    @_one_at_a_time
+    def recover(self) -> None:
+        """Make the directory complete again, when it can be written again after it could not.
+
+        What is only in memory is written, and a folder that was replaced is locked.
+
+        Raises
+        ------
+        StoreError
+            If it still cannot be written, a newer agent wrote it, or another agent uses it.
+        """
+        state_format.check(self.root)
+        self.make_folders()
+        self.lock()
+        if self._loaded:
+            self._counters.load()
+            self._counters.restore()
+            if self._active and not self._active_file.exists:
+                self._save_active(self._active)
+
+    def _take_lock(self) -> bool:
+        """Return whether the lock was taken now; not if this process has it already."""
+        path = self.root / "lock"
+        descriptor = _open_lock(path)
+        if descriptor is None:
+            return False
+        if self._lock is not None:
+            if os.path.samestat(os.fstat(descriptor), os.fstat(self._lock)):
+                os.close(descriptor)
+                return False
+            self.unlock()  # of a folder that is gone
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(descriptor)
+            raise InUseError(
+                f"{self.root} is in use by another agent",
+                hint="stop that agent, or give this one its own state_dir",
+            ) from error
+        except OSError as error:  # a network file system without locks
+            _log.error("%s", store_error(f"locking {path}", error))
+        self._lock = descriptor
+        return True
 
     def in_use(self) -> bool:
         """Return whether an agent uses this directory, without creating anything in it."""
@@ -230,14 +316,16 @@ class Store:
         """Return the active model of each name."""
         return MappingProxyType(self._active)
 
+    @_one_at_a_time
     def switch(self, model: ActiveModel) -> None:
         """Make `model` the active one of its name; its bundle must be in the store."""
         if not self.has(model.digest):
             raise StoreError(f"{model.digest} is not in the store")
-        if self._pending or self._active.get(model.name) != model:
+        if self.pending or self._active.get(model.name) != model:
             self._save_active({**self._active, model.name: model})
         self._stopped.forget(model.name)
 
+    @_one_at_a_time
     def adopt(self, name: str, job: str, origin: Origin) -> None:
         """Record that `job` asked for the bundle that is already active as `name`."""
         model = self._active[name]
@@ -245,24 +333,27 @@ class Store:
             wanted = replace(model, origin=origin, job=job, rolled_back=None)
             self._save_active({**self._active, name: wanted})
 
+    @_one_at_a_time
     def record(self, model: ActiveModel) -> None:
         """Make `model` the active one of its name even if that cannot be stored now.
 
         For what has already happened: then the record is stored with the next change, or by `save_pending`.
         """
         self._active = {**self._active, model.name: model}
-        self._pending = True
+        self.pending = True
         self.save_pending()
 
+    @_one_at_a_time
     def save_pending(self) -> None:
         """Store what `record` could not store."""
-        if not self._pending:
+        if not self.pending:
             return
         try:
             self._save_active(self._active)
         except StoreError as error:
             _log.warning("active.json is not up to date: %s", error)
 
+    @_one_at_a_time
     def remove(self, name: str) -> None:
         """Record that no bundle is active as `name`; its counter stays, and its bundle for a while."""
         model = self._active.get(name)
@@ -276,7 +367,7 @@ class Store:
 
     def _save_active(self, active: dict[str, ActiveModel]) -> None:
         self._active_file.save({name: model.to_document() for name, model in active.items()})
-        self._active, self._pending = active, False
+        self._active, self.pending = active, False
 
     def committed_counter(self, name: str) -> int | None:
         """Return the committed security counter of `name`; None before the first installation."""
@@ -298,6 +389,12 @@ class Store:
             Seconds since the epoch, for the age of a download; None for the current time.
         """
         now = time.time() if now is None else now
+        try:
+            return self._collect(in_use, now)
+        except OSError as error:
+            raise store_error("removing unused bundles", error) from error
+
+    def _collect(self, in_use: Collection[str], now: float) -> int:
         keep = {hex_digest(digest) for digest in (*in_use, *self._stopped.digests())}
         for model in self._active.values():
             keep.add(hex_digest(model.digest))
@@ -319,7 +416,40 @@ class Store:
     def collect_parts(self, in_use: Collection[str]) -> int:
         """Delete all downloads but those `in_use`, to make space; return the number of bytes freed."""
         keep = {hex_digest(digest) for digest in in_use}
-        return sum(_remove(path) for path in self._parts.iterdir() if path.name.partition(".")[0] not in keep)
+        try:
+            parts = [path for path in self._parts.iterdir() if path.name.partition(".")[0] not in keep]
+        except OSError as error:
+            raise store_error("removing old downloads", error) from error
+        return sum(_remove(path) for path in parts)
+
+
+def _open_lock(path: Path) -> int | None:
+    """Open the lock's file, or else the folder; None if neither can be opened."""
+    for name, flags in (
+        (path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW),
+        (path, os.O_RDONLY | os.O_NOFOLLOW),
+        (path.parent, os.O_RDONLY | os.O_DIRECTORY),
+    ):
+        try:
+            return os.open(name, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o640)
+        except OSError as error:
+            _log.log(
+                logging.ERROR if name is path.parent else logging.INFO,
+                "%s cannot be opened: %s",
+                name,
+                error.strerror,
+            )
+    return None
+
+
+def _unusable(root: Path, error: OSError) -> StoreError:
+    wrapped = store_error(f"creating {root}", error)
+    if isinstance(wrapped, NoSpaceError):
+        return wrapped
+    return StateDirectoryError(
+        f"cannot keep state in {root}: {error.strerror}",
+        hint="pass --state-dir DIR with a folder that this user may create or write to",
+    )
 
 
 def _remove(path: Path) -> int:

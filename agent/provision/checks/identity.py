@@ -62,6 +62,10 @@ def check_keyring(config: Config) -> Iterator[Finding]:
     except ConfigError as error:
         yield fail("keyring", str(error), error.hint or "edge-agent enroll --trust signing.pub")
         return
+    for fault in keyring.faults:
+        yield fail("keyring", fault, "correct or remove it; edge-agent enroll --trust NEW.pub adds a key")
+    if keyring.incomplete is not None:
+        yield fail("keyring", "no new bundle is accepted: a revoked key may be missing", "correct revoked")
     trusted = sorted(key.key_id for key in keyring.keys.values() if key.key_id not in keyring.revoked)
     if trusted:
         revoked = f", {len(keyring.revoked)} revoked" if keyring.revoked else ""
@@ -70,6 +74,8 @@ def check_keyring(config: Config) -> Iterator[Finding]:
     else:
         yield fail("keyring", f"every key in {folder} is revoked", "edge-agent enroll --trust NEW.pub")
     for path in (folder, *sorted(folder.iterdir())):
+        if not path.exists():
+            continue  # a dangling link, reported above
         mode = path.stat().st_mode
         if mode & (stat.S_IWGRP | stat.S_IWOTH):
             yield fail("keyring", f"{path} is writable by users other than its owner", f"chmod go-w {path}")

@@ -9,9 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -70,14 +69,14 @@ class Host:
 
     Parameters
     ----------
-    state_dir
-        The folder whose file system's free space is measured.
+    usage
+        Returns free bytes and size of the state directory's file system; empty if they are not known.
     root
         `/` except in tests.
     """
 
-    def __init__(self, state_dir: Path, root: Path = Path("/")) -> None:
-        self._state_dir = state_dir
+    def __init__(self, usage: Callable[[], Sequence[int]], root: Path = Path("/")) -> None:
+        self._usage = usage
         self._proc = root / "proc"
         self._sys = root / "sys"
         self._started_s = time.monotonic()
@@ -97,10 +96,9 @@ class Host:
         for line in _read(self._proc / "meminfo").splitlines():
             if line.startswith("MemAvailable:"):
                 out["edge_memory_available_bytes", ()] = int(line.split()[1]) * 1024
-        with contextlib.suppress(OSError):
-            disk = shutil.disk_usage(self._state_dir)
-            out["edge_state_free_bytes", ()] = disk.free
-            out["edge_state_size_bytes", ()] = disk.total
+        usage = self._usage()
+        if usage:
+            out["edge_state_free_bytes", ()], out["edge_state_size_bytes", ()] = usage
         with contextlib.suppress(OSError):
             out["edge_agent_open_descriptors", ()] = len(os.listdir(self._proc / "self/fd"))  # noqa: PTH208
         self._add_processors(out)

@@ -96,6 +96,10 @@ METRICS: Final = {
     "edge_cpu_frequency_hertz": Metric(GAUGE, "Current clock of a core.", ("core",)),
     "edge_memory_available_bytes": Metric(GAUGE, "Memory available to programs."),
     "edge_load1": Metric(GAUGE, "Load average over one minute."),
+    "edge_state_writable": Metric(
+        GAUGE, "Whether the state directory can be written; without it, models are only served."
+    ),
+    "edge_keyring_faults": Metric(GAUGE, "Files and lines of the keyring that cannot be used."),
     "edge_state_free_bytes": Metric(GAUGE, "Free space in the file system of the state directory."),
     "edge_state_size_bytes": Metric(GAUGE, "Size of the file system of the state directory."),
     "edge_temperature_celsius": Metric(GAUGE, "Temperature of a thermal zone.", ("zone",)),

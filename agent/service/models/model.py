@@ -108,6 +108,11 @@ class Model:
         Called when its worker's state changes.
     spawn
         Makes its worker processes.
+
+    Attributes
+    ----------
+    used_s
+        When its last request arrived; 0 before the first.
     """
 
     def __init__(
@@ -118,6 +123,7 @@ class Model:
         spawn: Spawn = WorkerProcess,
     ) -> None:
         self.name = name
+        self.used_s = 0.0
         self._limits = limits
         self._on_state = on_state
         self._spawn = spawn
@@ -178,6 +184,7 @@ class Model:
             )
         if pending.nbytes in supervisor.quarantine.sizes:
             self._inspect(supervisor, pending)
+        self.used_s = pending.frame.received_s
         at_once = supervisor.has_room and not self._queue.count
         if not at_once:
             self._enqueue(pending)

@@ -78,6 +78,11 @@ class Models:
         """Models that were announced by `expect` and do not run yet."""
         return frozenset(self._expected)
 
+    def used(self) -> list[str]:
+        """Return the names of the models that had a request, the most recently used first."""
+        used = [model for model in self._models.values() if model.used_s]
+        return [model.name for model in sorted(used, key=lambda model: -model.used_s)]
+
     def expect(self, names: Iterable[str]) -> None:
         """Take note of models that will be activated, so that they are not unknown until then."""
         self._expected.update(name for name in names if name not in self._models)

@@ -11,8 +11,11 @@ disk: it must outlive this process, not the machine. After a power cut its conte
 the id of the boot): the broker delivers again what was not acknowledged, and that is computed again. So the
 file belongs in memory (/run), which spares the SD card; on a disk it does no harm.
 
+While the file cannot be written, the database is in this process's memory: repeated requests are recognised
+as before, but not by the next process. The file is tried again once a minute.
+
 Promises: the database is bounded in count, bytes and age; answers that are dropped early are counted; if the
-database is damaged, full or unwritable, only the answers in it are lost.
+database is damaged, only the answers in it are lost.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from agent.errors import StoreError
+from agent.deploy.outbox import clear_away
+from agent.errors import InUseError
 from agent.rate_limited_log import RateLimitedLog
 from agent.wire.answer import FinalAnswer
 
@@ -47,6 +51,9 @@ _LENGTH: Final = struct.Struct(">I")
 FILE: Final = "answers.db"
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _SCHEMA: Final = 3
+_MEMORY: Final = ":memory:"
+# How often a file is tried again that could not be written.
+_RETRY_INTERVAL_S: Final = 60.0
 # Expired answers are looked for this often; until then they count towards the limits above.
 _SWEEP_INTERVAL_S: Final = 5.0
 # At most this many are dropped at once, because the event loop waits for it.
@@ -125,7 +132,7 @@ class AnswerStore:
     Parameters
     ----------
     folder
-        The folder of the database; the file is created if it is missing.
+        The folder of the database; the file is created if it is missing. None keeps answers in memory.
     boot
         A text that changes with each start of the machine; None for the kernel's boot id.
     clock
@@ -133,16 +140,17 @@ class AnswerStore:
 
     Raises
     ------
-    StoreError
+    InUseError
         If another agent has the file open.
     """
 
     def __init__(
-        self, folder: Path, boot: str | None = None, clock: Callable[[], float] = time.monotonic
+        self, folder: Path | None, boot: str | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.dropped = 0
         self._clock = clock
-        self._path = folder / FILE
+        self._path = Path(_MEMORY) if folder is None else folder / FILE
+        self._has_file = folder is not None
         self._boot = _boot_id() if boot is None else boot
         self._next = 1
         # Key -> number, the oldest first; one for answers that took work, one for refusals.
@@ -151,22 +159,29 @@ class AnswerStore:
         self._delivered: list[tuple[int]] = []
         self._swept_s = clock()
         self._rate_limited_log = RateLimitedLog(_log, _LOG_INTERVAL_S)
-        self._database: sqlite3.Connection | None = None
-        for _ in range(2):
+        self._tried_s = clock()
+        self._in_memory = False
+        self._database: sqlite3.Connection | None = self._open_file()
+        if self._database is None:
+            _log.error("answers are kept in memory: %s cannot be used", self._path)
+            self._in_memory = True
+            self._database = self._open(_MEMORY)
+        self._read_index(self._database)
+
+    def _open_file(self) -> sqlite3.Connection | None:
+        for _ in range(2 * self._has_file):
             try:
-                self._database = self._open()
-                break
+                return self._open(str(self._path))
             except sqlite3.Error as error:
                 if error.sqlite_errorcode in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-                    raise StoreError(
+                    raise InUseError(
                         f"{self._path} is in use by another agent",
                         hint="stop the other agent, or give this one its own state directory",
                     ) from error
-                _log.warning("%s cannot be used and is replaced: %s", self._path, error)
-                with contextlib.suppress(OSError):
-                    self._remove()
-        if self._database is None:
-            _log.error("answers are not remembered: %s cannot be created", self._path)
+                _log.warning("%s cannot be used: %s", self._path, error)
+                if not clear_away(self._path, error):
+                    return None
+        return None
 
     def get(self, key: RequestKey) -> FinalAnswer | None:
         """Return the answer that a request got, or None if it is not remembered."""
@@ -186,41 +201,48 @@ class AnswerStore:
 
     def put(self, record: AnswerRecord, *, cheap: bool) -> None:
         """Remember an answer that is about to be published; `cheap` is a refusal that took no work."""
-        database = self._database
         size = len(record.answer.payload)
-        if database is None or size > MAX_ANSWER_BYTES:
+        if self._database is None or size > MAX_ANSWER_BYTES:
             self.dropped += 1
             return
-        digest = record.key.digest
+        if self._in_memory and self._clock() - self._tried_s >= _RETRY_INTERVAL_S:
+            self._use_file()
         try:
-            database.execute("BEGIN")
-            if self._delivered:
-                database.executemany("DELETE FROM undelivered WHERE number = ?", self._delivered)
-            before = self._number(record.key)
-            if before is not None:  # it has expired, but was not swept yet
-                self._forget(before)
-            number = self._next
-            database.execute(
-                "INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (
-                    number,
-                    digest,
-                    record.reply.deadline_s,
-                    int(cheap),
-                    size,
-                    _head(record),
-                    record.answer.payload,
-                ),
-            )
-            database.execute("INSERT INTO undelivered VALUES (?)", (number,))
-            self._next += 1
-            self._numbers[cheap][digest] = number
-            self._bytes[cheap] += size
-            self._make_room(cheap=cheap)
-            database.execute("COMMIT")
-            self._delivered.clear()
+            self._insert(self._database, record, size, cheap=cheap)
         except sqlite3.Error as error:
             self._failed(error)
+            if self._in_memory:  # it was the file that failed
+                with contextlib.suppress(sqlite3.Error):
+                    self._insert(self._database, record, size, cheap=cheap)
+
+    def _insert(self, database: sqlite3.Connection, record: AnswerRecord, size: int, *, cheap: bool) -> None:
+        digest = record.key.digest
+        database.execute("BEGIN")
+        if self._delivered:
+            database.executemany("DELETE FROM undelivered WHERE number = ?", self._delivered)
+        before = self._number(record.key)
+        if before is not None:  # it has expired, but was not swept yet
+            self._forget(before)
+        number = self._next
+        database.execute(
+            "INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (
+                number,
+                digest,
+                record.reply.deadline_s,
+                int(cheap),
+                size,
+                _head(record),
+                record.answer.payload,
+            ),
+        )
+        database.execute("INSERT INTO undelivered VALUES (?)", (number,))
+        self._next += 1
+        self._numbers[cheap][digest] = number
+        self._bytes[cheap] += size
+        self._make_room(cheap=cheap)
+        database.execute("COMMIT")
+        self._delivered.clear()
 
     def delivered(self, key: RequestKey) -> None:
         """Take note that the broker has the answer.
@@ -275,16 +297,16 @@ class AnswerStore:
             database.executemany("DELETE FROM undelivered WHERE number = ?", self._delivered)
             self._delivered.clear()
 
-    def _open(self) -> sqlite3.Connection:
-        database = _connect(self._path)
+    def _open(self, name: str) -> sqlite3.Connection:
+        database = _connect(name)
         try:
             if not self._is_ours(database):
                 database.close()
-                self._remove()
-                database = _connect(self._path)
+                if name != _MEMORY:
+                    self._remove()
+                database = _connect(name)
                 database.executescript(_TABLES)
                 database.execute("INSERT INTO meta VALUES (?, ?)", (_SCHEMA, self._boot))
-            self._read_index(database)
         except sqlite3.Error:
             database.close()
             raise
@@ -350,18 +372,57 @@ class AnswerStore:
             return None
 
     def _failed(self, error: sqlite3.Error) -> None:
-        """Go on without the answer that could not be read or written."""
-        self.dropped += 1
+        """Go on in memory, or without the answer that could not be read or written there."""
         assert self._database is not None
         with contextlib.suppress(sqlite3.Error):
             if self._database.in_transaction:
                 self._database.execute("ROLLBACK")
+        if self._in_memory:
+            self.dropped += 1
+        else:
+            self._use_memory()
+        with contextlib.suppress(sqlite3.Error):
             self._read_index(self._database)
-        self._rate_limited_log.error("an answer is not remembered: %s", error)
+        self._rate_limited_log.error("an answer is not stored: %s", error)
+
+    def _use_memory(self) -> None:
+        """Go on in memory, with the answers of the file if they can still be read."""
+        file = self._database
+        assert file is not None
+        memory = self._open(_MEMORY)
+        try:
+            file.backup(memory)
+        except sqlite3.Error:
+            memory.close()
+            memory = self._open(_MEMORY)
+        with contextlib.suppress(sqlite3.Error):
+            file.close()
+        self._database, self._in_memory, self._tried_s = memory, True, self._clock()
+        _log.error("answers are kept in memory: %s cannot be written", self._path)
+
+    def _use_file(self) -> None:
+        """Move the answers to the file, if it can be used again."""
+        self._tried_s = self._clock()
+        memory = self._database
+        assert memory is not None
+        file = None
+        try:
+            file = self._open_file()
+            if file is None:
+                return
+            memory.backup(file)
+        except (sqlite3.Error, InUseError) as error:
+            self._rate_limited_log.error("answers stay in memory: %s", error)
+            if file is not None:
+                file.close()
+            return
+        memory.close()
+        self._database, self._in_memory = file, False
+        _log.warning("answers are kept in %s again", self._path)
 
 
-def _connect(path: Path) -> sqlite3.Connection:
-    database = sqlite3.connect(path, isolation_level=None)
+def _connect(name: str) -> sqlite3.Connection:
+    database = sqlite3.connect(name, isolation_level=None)
     database.execute("PRAGMA locking_mode = EXCLUSIVE")
     database.execute("PRAGMA journal_mode = WAL")
     database.execute("PRAGMA synchronous = OFF")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
 import string
 import subprocess
 import sys
@@ -16,8 +17,9 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent.bundle import keyring as keyring_module
 from agent.bundle.keyring import Keyring, TrustedKey, key_id, parse_public_key, parse_revoked
-from agent.errors import ConfigError
+from agent.errors import ConfigError, KeyringError
 
 HEAD: Final = bytes.fromhex("3059301306072a8648ce3d020106082a8648ce3d03010703420004")
 # P-256: the prime of its field, the order of its group, and two points with a small coordinate. The sum of
@@ -234,17 +236,64 @@ def test_missing_file_or_folder_or_empty_folder_is_refused(tmp_path: Path) -> No
         Keyring.from_dir(tmp_path)
 
 
-def test_unreadable_revocation_is_an_error_and_never_an_empty_list(
-    key: ec.EllipticCurvePrivateKey, tmp_path: Path
+def make_folder(path: Path) -> None:
+    path.mkdir()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        make_folder,
+        os.mkfifo,
+        lambda path: path.symlink_to("gone"),
+        lambda path: path.write_text("no key id\n"),
+        lambda path: path.write_bytes(b"\xff\xfe"),
+        lambda path: path.write_bytes(bytes(2 << 20)),
+    ],
+)
+def test_damaged_list_of_revoked_keys_lets_no_new_bundle_in_and_hides_no_key(
+    key: ec.EllipticCurvePrivateKey, tmp_path: Path, damage: Callable[[Path], object]
 ) -> None:
     (tmp_path / "a.pub").write_bytes(pem(key))
-    (tmp_path / "revoked").mkdir()
-    with pytest.raises(ConfigError, match="revoked"):
-        Keyring.from_dir(tmp_path)
-    (tmp_path / "revoked").rmdir()
-    (tmp_path / "revoked").symlink_to(tmp_path / "gone")
-    with pytest.raises(ConfigError, match="revoked"):
-        Keyring.from_dir(tmp_path)
+    Keyring.from_dir(tmp_path).require_complete()
+    damage(tmp_path / "revoked")
+    keyring = Keyring.from_dir(tmp_path)
+    assert [trusted.key_id for trusted in keyring.keys.values()] == [key_id(key.public_key())]
+    assert len(keyring.faults) == 1
+    with pytest.raises(KeyringError, match=r"revoked: .*: no new bundle is accepted"):
+        keyring.require_complete()
+
+
+@pytest.mark.parametrize("form", ["{} # lost in March", "{}.", "key {}", "\ufeff{}", "{}\nx"])
+def test_id_in_a_damaged_line_is_revoked(key: ec.EllipticCurvePrivateKey, tmp_path: Path, form: str) -> None:
+    (tmp_path / "a.pub").write_bytes(pem(key))
+    found = key_id(key.public_key())
+    for text in (found, found.upper()):
+        (tmp_path / "revoked").write_text(form.format(text))
+        assert Keyring.from_dir(tmp_path).revoked == {found}
+
+
+@pytest.mark.parametrize("damage", [make_folder, os.mkfifo, lambda path: path.write_text("half a k")])
+def test_bad_key_file_is_a_fault_and_hides_no_other_key(
+    key: ec.EllipticCurvePrivateKey, tmp_path: Path, damage: Callable[[Path], object]
+) -> None:
+    (tmp_path / "a.pub").write_bytes(pem(key))
+    damage(tmp_path / "b.pub")
+    keyring = Keyring.from_dir(tmp_path)
+    assert [trusted.key_id for trusted in keyring.keys.values()] == [key_id(key.public_key())]
+    [fault] = keyring.faults
+    assert fault.startswith(f"{tmp_path / 'b.pub'}: ")
+    keyring.require_complete()
+
+
+def test_keys_above_the_limit_are_a_fault_and_the_first_ones_count(
+    key: ec.EllipticCurvePrivateKey, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keyring_module, "MAX_KEYS", 1)
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.pub").write_bytes(pem(key))
+    keyring = Keyring.from_dir(tmp_path)
+    assert (len(keyring.keys), len(keyring.faults)) == (1, 1)
 
 
 @pytest.mark.parametrize("line", ["abc", "A" * 64, "a" * 63, "a" * 65, "\xff" * 64])

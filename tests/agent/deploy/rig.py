@@ -219,7 +219,7 @@ class Agent:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self, *, wait: bool = True) -> Agent:
-        self.store = Store(self.root, checkpoint=self.checkpoint)
+        self.store = Store(self.root, checkpoint=self.checkpoint, opened=False)
         self.models.serving.clear()
         self.deployment = Deployment(
             device=DEVICE,
@@ -298,7 +298,9 @@ class Agent:
     async def deploy(self, bundle: Bundle, job: str, **changes: Any) -> dict[str, Any]:
         self.offer(bundle)
         self.desire({bundle.name: bundle.entry(job, **changes)})
-        return await self.finished(job)
+        state = await self.finished(job)
+        await self.settle()  # everything is on disk
+        return state
 
     def statuses(self, job: str) -> list[tuple[str, str | None]]:
         topic = topics.format_topic(topics.Job(DEVICE, job))

@@ -382,6 +382,7 @@ async def full_disk_scenario(root: Path) -> None:
     await agent.start()
     agent.version = 10
     agent.desire({"digits": NEW.entry("job-2")})
+    await agent.settle()
     if agent.control.reported()["error"] is None:
         await agent.finished("job-2")
         await agent.settle()

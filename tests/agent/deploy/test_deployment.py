@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from agent.bundle.archive import pack
 from agent.bundle.keyring import Keyring, key_id
-from agent.deploy import deployment
+from agent.deploy import deployment, reconcile
 from agent.deploy.fetch.blocks import BLOCK_BYTES
 from agent.deploy.store.last_use import LastUse
 from agent.deploy.store.store import Store
@@ -47,15 +47,32 @@ async def test_a_job_fails_and_the_agent_goes_on_while_no_thread_can_be_started(
     agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Models, or other programs of the user, have used them up.
-    def refuse(_thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
+    start, left = threading.Thread.start, True
 
+    def count(thread: threading.Thread) -> None:
+        if not left:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    def use_up(name: str) -> None:
+        nonlocal left
+        left = left and name != "installer:verifying"
+
+    monkeypatch.setattr(threading.Thread, "start", count)
+    monkeypatch.setattr(deployment, "INBOX_INTERVAL_S", 0.01)
+    monkeypatch.setattr(reconcile, "FIRST_PAUSE_S", 0.2)
+    agent.checkpoint = use_up
     await agent.start()
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuse)
-        state = await agent.deploy(make_bundle(), "job-1")
+    state = await agent.deploy(make_bundle(), "job-1")
     assert (state["status"], state["code"]) == ("FAILED", "ERR_STORE")
-    assert (await agent.deploy(make_bundle(), "job-2"))["status"] == "SUCCEEDED"
+    agent.desire({"digits": make_bundle().entry("job-2")})
+    async with asyncio.timeout(5):
+        while agent.control.reported()["error"] is None:
+            await asyncio.sleep(0.001)
+    assert agent.control.reported()["error"]["code"] == "ERR_STORE"
+    agent.store._checkpoint = agent.deployment._installer._checkpoint = lambda _name: None
+    left = True
+    assert (await agent.finished("job-2"))["status"] == "SUCCEEDED", "taken by itself"
     await agent.stop()
 
 
@@ -232,6 +249,7 @@ async def test_an_identifier_used_for_two_deployments_is_refused(agent: Agent) -
     await agent.start()
     await agent.deploy(make_bundle(), "job-1")
     agent.desire({"digits": make_bundle(version="2.0.0").entry("job-1")})
+    await agent.settle()
     assert agent.control.reported()["error"]["code"] == "ERR_SOURCE"
     assert agent.control.reported()["version"] == 1
     await agent.stop()
@@ -315,21 +333,23 @@ async def test_document_with_another_base_is_a_conflict(agent: Agent) -> None:
     faces = make_bundle(name="faces")
     agent.offer(faces)
 
-    def write(version: int, base: str | None) -> None:
+    async def write(version: int, base: str | None) -> None:
         document: dict[str, Any] = {"version": version, "models": {"faces": faces.entry("job-2")}}
         payload = json.dumps(document | ({} if base is None else {"base": base})).encode()
-        agent.deployment.on_message(topics.Desired(DEVICE), payload)
+        taken = agent.deployment.on_message(topics.Desired(DEVICE), payload)
+        assert taken is not None
+        await taken
 
-    write(2, f"sha256:{'0' * 64}")
+    await write(2, f"sha256:{'0' * 64}")
     assert agent.control.reported()["error"] == {
         "code": "ERR_CONFLICT",
         "message": "expected desired version 2 to be based on 1, got another base",
         "version": 2,
     }
-    write(1, None)
+    await write(1, None)
     assert agent.control.reported()["error"]["code"] == "ERR_CONFLICT"
     assert agent.models.serving == {"digits": "1.0.0"}
-    write(2, known.digest)
+    await write(2, known.digest)
     assert (await agent.finished("job-2"))["status"] == "SUCCEEDED"
     assert agent.control.reported()["error"] is None
     await agent.stop()
@@ -490,7 +510,12 @@ async def test_model_that_hangs_while_it_is_loaded_does_not_hold_up_the_others(
     assert agent.models.serving == {}, "connected before anything is loaded"
     await agent.settle()
     assert agent.models.history == ["+a 1.0.0", "+c 1.0.0"]
-    assert (await agent.deploy(make_bundle("a", "2.0.0"), "job-2"))["status"] == "SUCCEEDED"
+    newer = make_bundle("a", "2.0.0")
+    agent.offer(newer)
+    agent.desire(
+        {bundle.name: bundle.entry(f"job-{bundle.name}") for bundle in bundles} | {"a": newer.entry("job-2")}
+    )
+    assert (await agent.finished("job-2"))["status"] == "SUCCEEDED"
     await agent.stop()
 
 

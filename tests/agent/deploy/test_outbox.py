@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,6 +45,22 @@ class Broker:
             future.set_result(verdict)
         self.open.clear()
         await asyncio.sleep(0)
+
+
+class Refusing:
+    """A database on a disk that cannot be written, and perhaps not read."""
+
+    def __init__(self, database: sqlite3.Connection, *, readable: bool) -> None:
+        self._database = database
+        self._readable = readable
+        self.in_transaction = False
+
+    def execute(self, text: str, *values: Any) -> sqlite3.Cursor:
+        if text.startswith("SELECT") and self._readable:
+            return self._database.execute(text, *values)
+        raise sqlite3.OperationalError("disk I/O error")
+
+    def close(self) -> None: ...
 
 
 @pytest.fixture
@@ -177,11 +195,79 @@ async def test_damaged_file_is_replaced(broker: Broker, tmp_path: Path) -> None:
     assert box.waiting == 1
 
 
-async def test_without_a_file_messages_are_sent_but_not_kept(broker: Broker, tmp_path: Path) -> None:
-    box = Outbox(broker, tmp_path / "none")
-    box.open()
-    box.publish(JOB, b"x", retain=True)
+async def test_without_a_folder_messages_are_kept_in_memory_until_there_is_one(
+    broker: Broker, tmp_path: Path
+) -> None:
+    box = opened(broker, tmp_path / "none")
+    await box.publish(JOB, b"x", retain=True)
+    assert (broker.came, box.waiting) == ([], 1)
+    box.use_file()
+    (tmp_path / "none").mkdir()
+    box.use_file()
+    box.close()
+    second = opened(broker, tmp_path / "none")
+    second.on_connected()
     assert broker.came == [(JOB, b"x")]
+
+
+@pytest.mark.parametrize("readable", [True, False])
+async def test_disk_that_refuses_while_the_agent_runs_costs_no_message(
+    broker: Broker, tmp_path: Path, readable: bool
+) -> None:
+    box = opened(broker, tmp_path)
+    await box.publish(JOB, b"before", retain=True)
+    await box.publish("edge/v1/kitchen/jobs/8", b"kept", retain=True)
+    assert box._database is not None
+    file = box._database
+    box._database = Refusing(file, readable=readable)  # type: ignore[assignment]
+    await box.publish(JOB, b"after", retain=True)
+    assert (box.waiting, box.dropped) == (2 if readable else 1, 0)
+    file.close()
+    box.use_file()
+    assert box.waiting == 2
+    box.close()
+    second = opened(broker, tmp_path)
+    second.on_connected()
+    assert sorted(broker.came) == [(JOB, b"after"), ("edge/v1/kitchen/jobs/8", b"kept")]
+
+
+async def test_message_that_was_delivered_from_memory_is_not_sent_again_by_the_next_agent(
+    broker: Broker, tmp_path: Path
+) -> None:
+    box = opened(broker, tmp_path)
+    await box.publish(JOB, b"before", retain=True)
+    assert box._database is not None
+    file = box._database
+    box._database = Refusing(file, readable=False)  # type: ignore[assignment]
+    broker.connected = True
+    box.publish(JOB, b"after", retain=True)
+    await broker.settle(reason(0))
+    file.close()
+    box.use_file()
+    assert box.waiting == 0
+
+
+@pytest.mark.parametrize("jump_s", [1.7e9, -1.7e9])
+async def test_clock_that_jumps_drops_nothing(
+    broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump_s: float
+) -> None:
+    wall_s = time.time()
+    monkeypatch.setattr(time, "time", lambda: wall_s)
+    box = opened(broker, tmp_path)
+    await box.publish(JOB, b"x", retain=True)
+    box.close()
+    wall_s += jump_s
+    box = opened(broker, tmp_path)
+    await box.publish(REPORTED, b"y", retain=True)
+    assert (box.waiting, box.dropped) == (2, 0)
+
+
+async def test_folder_in_the_place_of_the_file_is_moved_away(broker: Broker, tmp_path: Path) -> None:
+    (tmp_path / FILE / "sub").mkdir(parents=True)
+    box = opened(broker, tmp_path)
+    await box.publish(JOB, b"x", retain=True)
+    box.close()
+    assert opened(broker, tmp_path).waiting == 1
 
 
 async def test_file_of_another_version_is_replaced(broker: Broker, tmp_path: Path) -> None:

@@ -180,6 +180,7 @@ async def test_document_that_does_not_fit_on_the_disk_is_taken_later(
     monkeypatch.setattr(agent.deployment._desired_file, "save", agent.full_disk)
     agent.offer(NEW)
     agent.desire({"digits": NEW.entry("job-1")})
+    await until(lambda: agent.control.reported()["error"])
     assert agent.control.reported()["error"]["code"] == "ERR_NO_SPACE"
     monkeypatch.setattr(agent.deployment._desired_file, "save", save)
     assert (await agent.finished("job-1"))["status"] == "SUCCEEDED"
@@ -387,7 +388,7 @@ async def test_version_that_fails_on_trial_is_rolled_back_and_not_tried_again(ag
     await upgraded(agent)
     agent.models.fail("digits")
     await until(lambda: agent.models.serving == {"digits": "1.0.0"})
-    await agent.settle()
+    await until(lambda: reported(agent)["state"] == "rolled_back")
     state = agent.control.job("job-2")
     assert (state["status"], state["result"]) == ("FAILED", "FAILED_ROLLBACK_COMPLETE")
     assert state["message"] == "rolled back: 3 workers died within 60 s"
@@ -449,7 +450,7 @@ async def test_slower_version_is_compared_with_its_predecessor(agent: Agent) -> 
     await agent.deploy(NEW, "job-2")
     agent.models.scores["digits"] = Score(answers=100, errors=0, p95_s=0.1)
     await until(lambda: agent.models.serving == {"digits": "1.0.0"})
-    await agent.settle()
+    await until(lambda: reported(agent)["state"] == "rolled_back")
     assert "100 ms, 10 ms with the version before" in reported(agent)["message"]
     await agent.stop()
 
@@ -519,7 +520,7 @@ async def test_rolled_back_predecessor_that_does_not_start_is_tried_again(agent:
     await upgraded(agent)
     agent.models.fail("digits")
     await until(lambda: agent.models.serving == {"digits": "1.0.0"})
-    await agent.settle()
+    await until(lambda: reported(agent)["state"] == "rolled_back")
     await agent.stop()
     agent.models.broken = {OLD.version}
     await agent.start()
@@ -539,9 +540,11 @@ async def test_rollback_on_a_full_disk_happens_and_is_recorded_later(
     save = agent.store._active_file.save
     monkeypatch.setattr(agent.store._active_file, "save", agent.full_disk)
     agent.models.fail("digits")
-    await until(lambda: agent.models.serving == {"digits": "1.0.0"})
+    await until(lambda: agent.store.pending)
+    assert agent.models.serving == {"digits": "1.0.0"}
     monkeypatch.setattr(agent.store._active_file, "save", save)
-    await until(lambda: Store(agent.root).active()["digits"].digest == OLD.digest)
+    await until(lambda: agent.store.active()["digits"].digest == OLD.digest and not agent.store.pending)
+    assert Store(agent.root).active()["digits"].digest == OLD.digest
     await agent.stop()
 
 

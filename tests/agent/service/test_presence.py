@@ -26,7 +26,7 @@ class Recorder:
 
 
 def test_number_grows_with_each_start(tmp_path: Path) -> None:
-    assert [next_session_seq(tmp_path) for _ in range(3)] == [1, 2, 3]
+    assert [next_session_seq(tmp_path) for _ in range(3)] == [(1, True), (2, True), (3, True)]
 
 
 @pytest.mark.parametrize("content", [b"", b"abc", b"\xff" * 100, b"9" * 40])
@@ -34,9 +34,9 @@ def test_damaged_number_does_not_stop_the_agent_and_still_grows(tmp_path: Path, 
     for _ in range(5):
         next_session_seq(tmp_path)
     (tmp_path / "session_seq").write_bytes(content)
-    after = next_session_seq(tmp_path)
+    after, _ = next_session_seq(tmp_path)
     assert after > 5
-    assert next_session_seq(tmp_path) == after + 1
+    assert next_session_seq(tmp_path) == (after + 1, True)
 
 
 def test_birth_will_and_stop_have_the_same_number() -> None:

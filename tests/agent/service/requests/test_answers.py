@@ -162,29 +162,50 @@ def test_damaged_file_costs_what_it_remembers_and_nothing_else(tmp_path: Path, d
     after.close()
 
 
-def test_folder_that_cannot_be_written_costs_only_remembered_answers(tmp_path: Path) -> None:
-    store = AnswerStore(tmp_path / "none")
+def test_folder_that_cannot_be_written_costs_only_the_next_process_its_memory(tmp_path: Path) -> None:
+    now_s = [100.0]
+    store = AnswerStore(tmp_path / "none", "boot", lambda: now_s[0])
     put(store, 1)
-    assert store.get(key(1)) is None
-    assert store.dropped == 1
+    assert (store.get(key(1)), store.waiting, store.dropped) == (TEXT, 1, 0)
     store.delivered(key(1))
-    assert store.undelivered() == []
+    (tmp_path / "none").mkdir()
+    put(store, 2)
+    assert not (tmp_path / "none" / FILE).exists(), "it is tried once a minute"
+    now_s[0] += 61
+    put(store, 3)
     store.close()
+    again = AnswerStore(tmp_path / "none", "boot", lambda: now_s[0])
+    assert [again.get(key(number)) for number in (1, 2, 3)] == [TEXT, TEXT, TEXT]
+    again.close()
 
 
-def test_file_that_can_no_longer_be_written_costs_only_new_answers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = AnswerStore(tmp_path)
+def test_file_that_can_no_longer_be_written_is_replaced_by_memory(tmp_path: Path) -> None:
+    now_s = [100.0]
+    store = AnswerStore(tmp_path, "boot", lambda: now_s[0])
     put(store, 1)
     assert store._database is not None
     store._database.execute("PRAGMA max_page_count = 1")
     for number in range(2, 50):
         put(store, number, FinalAnswer(200, "", "", bytes(5000)))
-    assert store.dropped > 0
+    assert store.dropped == 0
     assert store.get(key(1)) == TEXT
-    with pytest.raises(sqlite3.OperationalError):
+    assert store.get(key(2)) == store.get(key(49)) == FinalAnswer(200, "", "", bytes(5000))
+    now_s[0] += 61
+    put(store, 50)
+    with pytest.raises(sqlite3.OperationalError, match="locked"):
         sqlite3.connect(tmp_path / FILE, timeout=0).execute("SELECT * FROM answers")
+    store.close()
+    again = AnswerStore(tmp_path, "boot", lambda: now_s[0])
+    assert again.get(key(49)) == FinalAnswer(200, "", "", bytes(5000))
+    again.close()
+
+
+def test_folder_in_the_place_of_the_file_is_moved_away(tmp_path: Path) -> None:
+    (tmp_path / FILE / "sub").mkdir(parents=True)
+    store = AnswerStore(tmp_path)
+    put(store, 1)
+    assert store.get(key(1)) == TEXT
+    assert (tmp_path / FILE).is_file()
     store.close()
 
 
