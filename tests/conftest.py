@@ -154,6 +154,15 @@ class BrokerProcess:
                 self._process.wait()
             self._process = None
 
+    def pause(self) -> None:
+        """Stop it for a while: its connections stay, and nothing is answered."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
     def restart(self) -> None:
         self.stop()
         self.start()

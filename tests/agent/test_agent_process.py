@@ -79,7 +79,7 @@ class Device:
 
     def install(self, kernel: str, library: Path) -> None:
         path = self.folder / f"{kernel}.bundle"
-        path.write_bytes(pack(self.signer, kernel, library))
+        path.write_bytes(pack(self.signer, kernel, library.read_bytes()))
         command = [sys.executable, "-m", "agent", "install", str(path), *self.arguments()]
         subprocess.run(command, check=True, timeout=START_LIMIT_S, stdout=subprocess.DEVNULL)
 
@@ -89,14 +89,15 @@ class Device:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def pack(signer: Signer, kernel: str, library: Path) -> bytes:
-    """Make the bundle of a model of one kernel, named after it."""
-    files = {"mod.so": library.read_bytes(), "mod.json": one_kernel(kernel).to_json(), "mod.params": params()}
+def pack(signer: Signer, kernel: str, library: bytes, name: str = "", version: str = "1.0.0") -> bytes:
+    """Make the bundle of a model of one kernel, by default named after it."""
+    files = {"mod.so": library, "mod.json": one_kernel(kernel).to_json(), "mod.params": params()}
     machine = {"aarch64": "aarch64", "x86_64": "x86_64"}[os.uname().machine]
     return build(
         files,
         key=signer.key,
-        name=kernel,
+        name=name or kernel,
+        version=version,
         compatible=(f"linux-{machine}",),
         target=Target(f"{machine}-linux-gnu", "generic", ()),
         inputs=(TensorSpec("x", "FP32", (4,)),),
@@ -424,7 +425,7 @@ def test_missing_bundle_ends_with_4_before_the_configuration_is_read(tmp_path: P
 
 def test_bundle_is_installed_without_naming_a_broker(tmp_path: Path, signer: Signer, kernels: Path) -> None:
     bundle = tmp_path / "twice.bundle"
-    bundle.write_bytes(pack(signer, "twice", kernels))
+    bundle.write_bytes(pack(signer, "twice", kernels.read_bytes()))
     done = run("install", str(bundle), "--trust", str(signer.trust), "--state-dir", str(tmp_path / "state"))
     assert done.returncode == 0
     assert done.stdout == "twice 1.0.0 is in the inbox: the agent installs it when it starts\n"
