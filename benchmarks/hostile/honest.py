@@ -157,6 +157,7 @@ def _requests() -> Iterator[tuple[str, bytes, str, bytes]]:
         values = (1.0, float(number % 1000), 2.0, 0.5)
         right = struct.pack("<4f", *(2 * value for value in values))
         yield "twice", struct.pack("<4f", *values), "application/octet-stream", right
+        yield "segfault", struct.pack("<4f", *values), "application/octet-stream", right
         yield "picture", picture, "image/png", doubled
 
 

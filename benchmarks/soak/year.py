@@ -340,7 +340,7 @@ class Year:
         broker = Broker(f"mqtt://127.0.0.1:{self._broker.port}")
         try:
             result = await asyncio.wait_for(deploy_async(path, DEVICE, broker, wait_s=limit_s), 2 * limit_s)
-            outcome = result.code or result.status
+            outcome = result.code or str(result.status)
         except (EdgeError, BuildError, OSError) as error:  # TimeoutError is one
             result, outcome = None, f"the tool gave up ({type(error).__name__})"
         self.result.deployments[outcome] = self.result.deployments.get(outcome, 0) + 1

@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from agent.bundle.manifest import Manifest
 from agent.bundle.verify import VerifiedBundle
@@ -26,11 +27,14 @@ from agent.service.models.supervisor import Supervisor
 from agent.service.models.worker_process import Spawn, WorkerProcess
 from agent.service.requests.fair_queue import FairQueue
 from agent.service.requests.pending import Pending
-from agent.service.requests.quarantine import MAX_DEATHS
+from agent.service.requests.quarantine import MAX_DEATHS, Verdict
 from agent.wire.info import Sandbox
 from agent.wire.model_state import ModelPhase, ModelState
 from agent.worker.channel import MAX_PAYLOAD_BYTES
 from agent.worker.frames import Share
+
+# A client that crashes the model with ever new requests waits for others for this long after each crash.
+SET_BACK_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +136,9 @@ class Model:
         self._emptied: asyncio.Event | None = None
         self._supervisor: Supervisor | None = None
         self._quarantined = 0
+        # Clients that are set back. Each cost a worker within the last minute, which bounds their number.
+        self._restoring: dict[str, asyncio.TimerHandle] = {}
+        self._convicted: set[str] = set()
 
     @property
     def version(self) -> str:
@@ -273,7 +280,13 @@ class Model:
             If it does not start; nothing has changed then.
         """
         supervisor = Supervisor(
-            verified, settings, share, spawn=self._spawn, on_room=self.pump, on_state=self._on_state
+            verified,
+            settings,
+            share,
+            spawn=self._spawn,
+            on_room=self.pump,
+            on_state=self._on_state,
+            on_suspect=self._on_suspect,
         )
         await supervisor.start()
         before, self._supervisor = self._supervisor, supervisor
@@ -309,6 +322,30 @@ class Model:
             for pending in await supervisor.stop(max(0.0, end_s - loop.time())):
                 pending.refuse(error)
         self._refuse_all(error)
+
+    def _on_suspect(self, suspect: Pending, verdict: Verdict) -> None:
+        """Let a client whose request a worker died of wait for all others, for a while.
+
+        Each of its requests may be another that costs a worker, and the time in which nobody is served. If it
+        was not its request, it has its turns again at once.
+        """
+        client = suspect.client
+        if verdict is Verdict.ACQUITTED and client in self._convicted:
+            return
+        if client in self._restoring:
+            self._restoring.pop(client).cancel()
+        if verdict is Verdict.ACQUITTED:
+            self._queue.restore(client)
+            return
+        if verdict is Verdict.CONVICTED:
+            self._convicted.add(client)
+        self._queue.set_back(client)
+        self._restoring[client] = asyncio.get_running_loop().call_later(SET_BACK_S, self._restore, client)
+
+    def _restore(self, client: str) -> None:
+        del self._restoring[client]
+        self._convicted.discard(client)
+        self._queue.restore(client)
 
     def _refuse_all(self, error: RequestError) -> None:
         for pending in self._queue.clear():

@@ -56,7 +56,7 @@ from agent.service.models.life_cycle import (
 from agent.service.models.track_record import TrackRecord
 from agent.service.models.worker_process import CHECK_INTERVAL_S, Spawn, WorkerProcess
 from agent.service.requests.pending import Pending
-from agent.service.requests.quarantine import Quarantine
+from agent.service.requests.quarantine import Quarantine, Verdict
 from agent.wire.answer_head import one_line
 from agent.wire.info import Sandbox
 from agent.worker.frames import Answer, Failed, Frame, Load, Ready, Share
@@ -93,6 +93,8 @@ class Supervisor:
         Called whenever it can take a request again, and whenever it has requests to take back.
     on_state
         Called after each change of `state`.
+    on_suspect
+        Called with a request that a process died of, and again when it is convicted or acquitted.
 
     Attributes
     ----------
@@ -118,6 +120,7 @@ class Supervisor:
         spawn: Spawn = WorkerProcess,
         on_room: Callable[[], None],
         on_state: Callable[[], None],
+        on_suspect: Callable[[Pending, Verdict], None] = lambda _pending, _verdict: None,
     ) -> None:
         self.verified = verified
         self.state = State.STARTING
@@ -130,6 +133,7 @@ class Supervisor:
         self._spawn = spawn
         self._on_room = on_room
         self._on_state = on_state
+        self._on_suspect = on_suspect
         self._process: WorkerProcess | None = None
         self._loading: asyncio.Future[Ready] | None = None
         self._sent: deque[Pending] = deque()
@@ -316,6 +320,7 @@ class Supervisor:
         self._watch()
         if pending.suspect is not None:
             self.quarantine.acquit(pending.suspect)
+            self._on_suspect(pending, Verdict.ACQUITTED)
         self.record.answered(answer)
         pending.answer(answer, payload, self.verified.manifest.version)
         if self.has_room:
@@ -385,9 +390,12 @@ class Supervisor:
             _log.error("%s: its worker %s%s, starting another", name, how, what)
         # Before the owner takes the requests back, which `_enter` may lead to.
         refusal = None if computed is None else self._judge(computed, how, over_limit=over_limit)
-        if refusal is not None:
+        if computed is not None and refusal is not None:
             self.record.failed()
             self._sent.popleft()
+            self._on_suspect(computed, Verdict.CONVICTED)
+        elif computed is not None:
+            self._on_suspect(computed, Verdict.OPEN)
         self._enter(event)
         if computed is not None and refusal is not None:
             computed.refuse(refusal)

@@ -6,11 +6,12 @@ access list). Each client has a lane:
 
 - The worker takes one request from each lane in turn, in the order of arrival within a lane. With N clients,
   a request that is the first of its lane waits for at most N - 1 others.
+- A client that is set back (`set_back`) has its turn only when no other client waits.
 - If the queue is full, the newest request of the longest lane gives way; in bytes, of the heaviest. A client
   that has one request waiting never loses it to a client that has more.
 
 Promises: bounded in requests and bytes; no I/O and no clock. Requests that come back from a worker
-(`put_back`) go first and never give way.
+(`put_back`) go first and never give way, but for those of clients that are set back.
 Leaves to others: deadlines, and answering those that give way (`model`).
 """
 
@@ -70,15 +71,14 @@ class FairQueue(Generic[Item]):
         self._returned: deque[Item] = deque()
         # In the order of their turns.
         self._lanes: OrderedDict[str, _Lane[Item]] = OrderedDict()
+        # In the order in which they were set back.
+        self._set_back: dict[str, None] = {}
         self.count = 0
         self.nbytes = 0
 
     def append(self, item: Item) -> None:
         """Add a request at the end of its lane, whatever the limits say."""
-        name = self._lane_of(item)
-        lane = self._lanes.get(name)
-        if lane is None:
-            lane = self._lanes[name] = _Lane()
+        lane = self._lane(self._lane_of(item))
         lane.items.append(item)
         lane.nbytes += item.nbytes
         self._changed(1, item.nbytes)
@@ -97,10 +97,26 @@ class FairQueue(Generic[Item]):
         return leaving
 
     def put_back(self, items: Iterable[Item]) -> None:
-        """Put requests before all others, in their order."""
+        """Put requests before all others, in their order; those of clients set back before their own."""
         for item in reversed(list(items)):
-            self._returned.appendleft(item)
+            name = self._lane_of(item)
+            if name in self._set_back:
+                self._lane(name).items.appendleft(item)
+                self._lane(name).nbytes += item.nbytes
+            else:
+                self._returned.appendleft(item)
             self._changed(1, item.nbytes)
+
+    def set_back(self, client: str) -> None:
+        """Let a client have its turn only when no other waits, until `restore`."""
+        self._set_back.pop(client, None)
+        self._set_back[client] = None
+        if len(self._set_back) > MAX_LANES:
+            del self._set_back[next(iter(self._set_back))]
+
+    def restore(self, client: str) -> None:
+        """Give a client its turns again."""
+        self._set_back.pop(client, None)
 
     def pop(self) -> Item:
         """Take out the request whose turn it is.
@@ -113,7 +129,7 @@ class FairQueue(Generic[Item]):
         if self._returned:
             item = self._returned.popleft()
         elif self._lanes:
-            name = next(iter(self._lanes))
+            name = self._whose_turn()
             lane = self._lanes[name]
             item = lane.items.popleft()
             lane.nbytes -= item.nbytes
@@ -146,6 +162,18 @@ class FairQueue(Generic[Item]):
     def clear(self) -> list[Item]:
         """Take out all requests, and return them in the order of their turns."""
         return [self.pop() for _ in range(self.count)]
+
+    def _whose_turn(self) -> str:
+        first = next(iter(self._lanes))
+        if not self._set_back:
+            return first
+        return next((name for name in self._lanes if name not in self._set_back), first)
+
+    def _lane(self, name: str) -> _Lane[Item]:
+        lane = self._lanes.get(name)
+        if lane is None:
+            lane = self._lanes[name] = _Lane()
+        return lane
 
     def _lane_of(self, item: Item) -> str:
         known = item.client in self._lanes or len(self._lanes) < MAX_LANES

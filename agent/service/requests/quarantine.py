@@ -2,8 +2,8 @@
 
 A worker computes one request at a time, so the request that it computed when it died is known. It may still
 be innocent: the machine may have run out of memory, or an earlier request may have damaged the process. So it
-is only a suspect, and is computed once more, as the first request of the next worker. If that one dies too,
-the request is quarantined: it is answered 500 at once, instead of costing another worker.
+is only a suspect, and is computed once more, before the other requests of its client. If that worker dies
+too, the request is quarantined: it is answered 500 at once, instead of costing another worker.
 
 Promises: no I/O and no clock; bounded in count and age; whoever looks at `sizes` first need not take the
 digest of a request of another size.
@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final
 
 from agent.worker.frames import Request
@@ -27,6 +28,14 @@ MAX_ENTRIES: Final = 256
 # After this long a request is tried again: what made it fail may have been the machine's fault.
 MAX_AGE_S: Final = 3600.0
 _LENGTH: Final = struct.Struct(">I")
+
+
+class Verdict(Enum):
+    """What is known about a request that a worker died of: nothing yet, or whether it was the cause."""
+
+    OPEN = "open"
+    CONVICTED = "convicted"
+    ACQUITTED = "acquitted"
 
 
 @dataclass(frozen=True, slots=True)

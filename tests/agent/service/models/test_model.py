@@ -12,7 +12,7 @@ import pytest
 
 from agent.config import QueueLimits, WorkerSettings
 from agent.errors import DeadlineError, ExecutionError, InputError, OverloadedError, PayloadError
-from agent.service.models.model import Model
+from agent.service.models.model import SET_BACK_S, Model
 from agent.service.models.supervisor import Supervisor
 from agent.worker.channel import MAX_PAYLOAD_BYTES
 from agent.worker.frames import MAX_HEADER_BYTES, Share
@@ -216,6 +216,77 @@ async def test_quarantined_request_is_refused_and_others_are_computed(
     assert status is not None
     assert (status.ready, status.restarts, status.quarantined) == (True, 2, 2)
     await model.stop(0)
+
+
+@in_virtual_time
+async def test_client_whose_request_crashed_the_model_twice_waits_for_all_others(
+    workers: Workers, signer: Signer, requests: Requests
+) -> None:
+    model = await started(workers, signer)
+    model.submit(requests.new(b"evil", client="mallory"))
+    await crash(model, workers)
+    await crash(model, workers)
+    for payload, client in [
+        (b"a1", "alice"),
+        (b"a2", "alice"),
+        (b"evil 2", "mallory"),
+        (b"evil 3", "mallory"),
+        (b"a3", "alice"),
+        (b"b1", "bob"),
+        (b"a4", "alice"),
+    ]:
+        model.submit(requests.new(payload, client=client))
+    assert computed(workers, 5) == [b"a1", b"a2", b"a3", b"b1", b"a4"]
+    assert [payload for _, payload in workers.latest.requests] == [b"evil 2", b"evil 3"]
+    workers.latest.die()
+    model.submit(requests.new(b"a5", client="alice"))
+    await asyncio.sleep(1.1)
+    # Its second try comes when no other request waits.
+    assert computed(workers, 1) == [b"a5"]
+    assert [payload for _, payload in workers.latest.requests] == [b"evil 2", b"evil 3"]
+    await model.stop(0)
+
+
+@in_virtual_time
+async def test_client_whose_request_crashed_the_model_has_its_turns_again_after_a_minute(
+    workers: Workers, signer: Signer, requests: Requests
+) -> None:
+    model = await started(workers, signer)
+    model.submit(requests.new(b"evil", client="mallory"))
+    await crash(model, workers)
+    await crash(model, workers)
+    await asyncio.sleep(SET_BACK_S)
+    for payload, client in [(b"a1", "alice"), (b"a2", "alice"), (b"m1", "mallory"), (b"a3", "alice")]:
+        model.submit(requests.new(payload, client=client))
+    assert computed(workers, 4) == [b"a1", b"a2", b"m1", b"a3"]
+    await model.stop(0)
+
+
+@in_virtual_time
+async def test_request_that_a_worker_died_of_comes_after_those_of_others_until_it_is_acquitted(
+    workers: Workers, signer: Signer, requests: Requests
+) -> None:
+    model = await started(workers, signer)
+    model.submit(requests.new(b"bad luck", client="alice"))
+    model.submit(requests.new(b"b1", client="bob"))
+    model.submit(requests.new(b"a1", client="alice"))
+    model.submit(requests.new(b"b2", client="bob"))
+    workers.latest.die("killed by SIGKILL")
+    await asyncio.sleep(1.1)
+    assert computed(workers, 4) == [b"b1", b"b2", b"bad luck", b"a1"]
+    for payload, client in [(b"b3", "bob"), (b"b4", "bob"), (b"a2", "alice"), (b"b5", "bob")]:
+        model.submit(requests.new(payload, client=client))
+    assert computed(workers, 4) == [b"b3", b"b4", b"a2", b"b5"]
+    await model.stop(0)
+
+
+def computed(workers: Workers, count: int) -> list[bytes]:
+    """Let the worker answer `count` requests, and return them."""
+    payloads = []
+    for _ in range(count):
+        payloads.append(workers.latest.requests[0][1])
+        workers.latest.answer()
+    return payloads
 
 
 @in_virtual_time

@@ -41,6 +41,29 @@ def test_clients_take_turns_and_each_keeps_its_order() -> None:
         queue.pop()
 
 
+def test_client_that_is_set_back_has_its_turn_when_no_other_waits() -> None:
+    queue = filled(*"aabbc")
+    queue.set_back("a")
+    assert queue.pop().client == "b"
+    queue.put_back([Asked("a", 7), Asked("b", 8)])  # of a worker that died
+    assert drain(queue) == "bcbaaa"
+    queue = filled(*"aab")
+    queue.set_back("a")
+    queue.restore("a")
+    assert drain(queue) == "aba"
+
+
+def test_only_so_many_clients_are_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fair_queue, "MAX_LANES", 2)
+    queue = filled()
+    for client in "abc":
+        queue.set_back(client)
+    for client in "abc":
+        queue.append(Asked(client))
+    # The first was restored when the third was set back.
+    assert queue.pop().client == "a"
+
+
 def test_longest_lane_gives_way_with_its_newest_request() -> None:
     queue = filled(*"aaab", max_items=4)
     assert queue.offer(Asked("c", 9)) == [Asked("a", 2)]
