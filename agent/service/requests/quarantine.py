@@ -5,8 +5,8 @@ be innocent: the machine may have run out of memory, or an earlier request may h
 is only a suspect, and is computed once more, before the other requests of its client. If that worker dies
 too, the request is quarantined: it is answered 500 at once, instead of costing another worker.
 
-Promises: no I/O and no clock; bounded in count and age; whoever looks at `sizes` first need not take the
-digest of a request of another size.
+Promises: no I/O and no clock; bounded in count and age. `sizes` says for which requests a digest is needed at
+all.
 Leaves to others: when a worker died (`supervisor`), and refusing requests (`model`). One object serves one
 version of one model, so that a new version starts without a record.
 """
@@ -23,7 +23,7 @@ from agent.worker.frames import Request
 
 # So many workers does a request cost before it is quarantined.
 MAX_DEATHS: Final = 2
-# Each takes about 200 bytes. Whoever wants to push one out must kill two workers for each of them.
+# Each takes about 200 bytes. To push one out, a client must end two workers for each of them.
 MAX_ENTRIES: Final = 256
 # After this long a request is tried again: what made it fail may have been the machine's fault.
 MAX_AGE_S: Final = 3600.0
