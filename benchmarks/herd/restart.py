@@ -40,13 +40,14 @@ class Result:
     accepted
         Sockets that the broker accepted in each second, by its own log.
     opened_s
-        When each socket to the broker was open, in seconds after it listened again.
+        When each socket to the broker was open, in seconds of the agents' clocks (`steady_loop`) after the
+        broker listened again.
     back_s
         When the last agent was back, in the same seconds; None if one never was.
     cpu_s
         Processor time that all agents together took until then.
     lost_s
-        For how long the process of the agents did not get a processor (`steady_loop`).
+        For how long the process of the agents did not get a processor, which their clocks leave out.
     """
 
     agents: int
@@ -78,6 +79,7 @@ async def restart_under(
 ) -> Result:
     """Start a broker and a fleet, kill the broker, start it again, and watch the fleet come back."""
     _allow_descriptors()
+    loop = asyncio.get_running_loop()
     broker = _broker(folder)
     broker.start()
     opened_s: list[float] = []
@@ -87,7 +89,7 @@ async def restart_under(
             agents,
             settings_for(broker.port, spread_s),
             has_groups=has_groups,
-            opened=lambda: opened_s.append(time.monotonic()),
+            opened=lambda: opened_s.append(loop.time()),
         )
         # The garbage collector would stop a thousand agents at once, for half a second; each has its own.
         gc.collect()
@@ -100,9 +102,9 @@ async def restart_under(
         opened_s.clear()
         cpu_s = time.process_time()
         await asyncio.to_thread(broker.start)
-        began_s = time.monotonic()
+        began_s = loop.time()
         lost_s = _lost_s()
-        back_s = await _until_back(fleet, began_s)
+        back_s = await _until_back(fleet)
         cpu_s = time.process_time() - cpu_s
         return Result(
             agents=agents,
@@ -121,12 +123,14 @@ async def restart_under(
         broker.stop()
 
 
-async def _until_back(fleet: list[SimulatedAgent], began_s: float) -> float | None:
+async def _until_back(fleet: list[SimulatedAgent]) -> float | None:
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
     while not all(each.back for each in fleet):
-        if time.monotonic() - began_s > _PATIENCE_S:
+        if loop.time() - began_s > _PATIENCE_S:
             return None
         await asyncio.sleep(_POLL_S)
-    return time.monotonic() - began_s
+    return loop.time() - began_s
 
 
 def _lost_s() -> float:
