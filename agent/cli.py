@@ -1,7 +1,7 @@
 """The agent's command line: `edge-agent run`, `install`, `enroll`, `check`, `config`, `version`.
 
 Exit status: 0 for success; 2 for wrong usage; 4 for a bundle or folder that cannot be used; 78 (EX_CONFIG)
-for a wrong configuration: systemd will not restart the unit; 1 for a bug in the agent or a failure of the
+for a wrong configuration, which systemd tries again slowly; 1 for a bug in the agent or a failure of the
 machine; 130 after Ctrl-C. An error is one `edge-agent: error:` line on stderr, perhaps with an
 `edge-agent: hint:` line. Only a bug has a traceback, above these lines.
 """

@@ -224,7 +224,7 @@ class ConfigError(EdgeError):
     """The configuration, or a file that it names, cannot be used."""
 
     code = "ERR_CONFIG"
-    # sysexits.h EX_CONFIG: with RestartPreventExitStatus=, systemd does not restart on a wrong configuration.
+    # sysexits.h EX_CONFIG.
     exit_code: int = 78
 
 

@@ -397,21 +397,36 @@ def test_wrong_configuration_ends_with_78_and_a_line_for_each_mistake(tmp_path: 
     ]
 
 
-def test_missing_folder_of_keys_ends_with_78(tmp_path: Path) -> None:
-    arguments = ("--broker", "mqtt://b", "--device", "k", "--state-dir", str(tmp_path / "s"))
-    done = run("run", *arguments, "--trust", str(tmp_path / "none"))
-    assert done.returncode == 78
-    assert done.stderr.startswith("edge-agent: error: ")
-    assert "Traceback" not in done.stderr
+async def test_agent_without_keys_or_a_state_directory_is_seen_and_says_what_is_wrong(
+    device: Device, tmp_path: Path
+) -> None:
+    device.log = tmp_path / "log"
+    blocked = tmp_path / "state"
+    blocked.write_text("a file in its place")
+    for key in device.signer.trust.iterdir():
+        key.write_text("no key")
+    device.start()
+    states: list[dict[str, object]] = []
+    settings = BrokerSettings("127.0.0.1", device.port)
 
+    def take(message: Message) -> None:
+        states.append(json.loads(message.payload))
+        watcher.ack(message)
 
-def test_state_directory_that_cannot_be_made_ends_with_4_and_a_hint(signer: Signer) -> None:
-    arguments = ("--broker", "mqtt://b", "--device", "k", "--trust", str(signer.trust))
-    done = run("run", *arguments, "--state-dir", "/proc/nope")
-    assert done.returncode == 4
-    error, hint = done.stderr.splitlines()
-    assert error.startswith("edge-agent: error: cannot keep state in /proc/nope: ")
-    assert hint.startswith("edge-agent: hint: pass --state-dir")
+    watcher = Connection(settings, client_id="watcher", on_message=take)
+    await watcher.connect()
+    await watcher.subscribe(format_topic(State("kitchen")))
+    await until(lambda: bool(states) and states[-1].get("storage") == "unavailable", START_LIMIT_S)
+    assert states[-1]["state"] == "online"
+    blocked.unlink()
+    await until(lambda: "storage" not in states[-1], START_LIMIT_S)
+    await watcher.close()
+    assert device.end() == 0
+    log = device.log.read_text()
+    assert f"cannot keep state in {blocked}" in log
+    assert "keyring: " in log
+    assert "can be written again" in log
+    assert "Traceback" not in log
 
 
 def test_missing_bundle_ends_with_4_before_the_configuration_is_read(tmp_path: Path) -> None:

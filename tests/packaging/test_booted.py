@@ -222,25 +222,18 @@ def test_the_watchdog_ends_a_hanging_agent(device: Device) -> None:
         device.system.run("systemctl", "restart", "edge-agent")
 
 
-def test_a_wrong_configuration_is_reported_once_and_not_retried(device: Device) -> None:
+def test_a_wrong_configuration_is_reported_and_tried_again_slowly(device: Device) -> None:
     config = device.root.path / "etc/edge-agent/agent.toml"
     right = config.read_text()
     try:
         config.write_text(right.replace("[broker]", "[broker]\nurll = 1", 1))
         device.system.run("systemctl", "restart", "edge-agent", ok=False)
-        wait_for(
-            "the service to give up", lambda: device.system.show("ActiveState")["ActiveState"] == "failed"
-        )
-        # A unit that waits for its restart is "activating" and not "failed": this state is final.
-        state = device.system.show("ActiveState", "SubState", "ExecMainStatus", "NRestarts")
-        assert state == {
-            "ActiveState": "failed", "SubState": "failed", "ExecMainStatus": "78", "NRestarts": "0"
-        }  # fmt: skip
+        wait_for("the second restart", lambda: int(device.system.show("NRestarts")["NRestarts"] or 0) >= 2)
+        assert device.system.show("ExecMainStatus")["ExecMainStatus"] in ("78", "0")
         assert "broker.urll: no such key" in device.system.journal()
     finally:
         config.write_text(right)
-        device.system.run("systemctl", "restart", "edge-agent")
-    wait_for("an answer with the right configuration", device.answers)
+    wait_for("an answer with the right configuration, without a hand on the device", device.answers)
 
 
 REFUSED = (

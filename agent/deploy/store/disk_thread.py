@@ -28,7 +28,7 @@ def within(limit_s: float, function: Callable[_P, _T], *arguments: _P.args, **op
     DiskError
         If it does not return within `limit_s`.
     Exception
-        Whatever the function raises.
+        If the function raises it.
     """
     outcome: Future[_T] = Future()
 
@@ -60,7 +60,7 @@ async def in_disk_thread(function: Callable[_P, _T], *arguments: _P.args, **opti
     StoreError
         If no thread can be started.
     Exception
-        Whatever the function raises.
+        If the function raises it.
     """
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[_T] = loop.create_future()

@@ -52,7 +52,7 @@ def check_service() -> Iterator[Finding]:
             yield warn("service", f"{text}, restarted {restarts} times", f"journalctl -u {UNIT} -b")
         else:
             yield ok("service", text)
-    elif found.get("ExecMainStatus") == "78":
+    elif found.get("ExecMainStatus") == "78":  # it is tried again every two minutes
         yield fail(
             "service", f"{text}: the configuration is wrong", f"journalctl -u {UNIT} -n 20 names the key"
         )
