@@ -63,7 +63,10 @@ _CONDITIONS: Final = {
     errno.EFBIG: Condition.FULL,
     errno.EROFS: Condition.READ_ONLY,
     **dict.fromkeys(
-        (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ESTALE, errno.ENOTCONN, errno.ENODEV),
+        (
+            *(errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EACCES, errno.EPERM),
+            *(errno.ESTALE, errno.ENOTCONN, errno.ENODEV),
+        ),
         Condition.UNAVAILABLE,
     ),
 }
