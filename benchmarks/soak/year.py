@@ -17,7 +17,7 @@ import signal
 import struct
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -44,6 +44,7 @@ ANSWER_LIMIT_S: Final = 3.0
 DIES_EVERY: Final = 1000
 DEPLOY_LIMIT_S: Final = 60.0
 TICK_S: Final = 0.05
+# From the beginning of one event to that of the next, on average.
 PAUSE_S: Final = 8.0
 # A broker that comes and goes all the time would leave no minute to measure.
 BROKER_REST_S: Final = 45.0
@@ -116,12 +117,13 @@ class _Kind:
 class Year:
     """A device, everything around it, and what happens to them."""
 
-    def __init__(self, number: int, folder: Path, place: Disk | None, log: Path) -> None:
+    def __init__(self, number: int, folder: Path, place: Disk | None, log: Path, pace: float) -> None:
         self.result = YearResult(number, has_disk=place is not None)
         self.chance = random.Random(number)
         self._folder = folder
         self._disk = place
         self._log = log
+        self._pace = pace
         self._began_s = time.monotonic()
         (folder / "broker").mkdir()
         self._broker = BrokerProcess("mosquitto", folder / "broker")
@@ -139,8 +141,10 @@ class Year:
         """Seconds since the start."""
         return time.monotonic() - self._began_s
 
-    async def run(self, minutes: float, pause_s: float, progress: Callable[[YearResult], None]) -> YearResult:
-        """Let things happen for `minutes`, about one every `pause_s`, then wait until all is well again."""
+    async def run(
+        self, minutes: float, only: Collection[str], progress: Callable[[YearResult], None]
+    ) -> YearResult:
+        """Let things happen for `minutes`, then wait until all is well again."""
         self._broker.start()
         self._broker_there = True
         proxy = self._proxy = SlowProxy(self._broker.port)
@@ -154,7 +158,7 @@ class Year:
             self._began_s = time.monotonic()
             tasks.add(asyncio.create_task(self._tick()))
             tasks.add(asyncio.create_task(self._ask()))
-            await self._happen(60 * minutes, pause_s, progress)
+            await self._happen(60 * minutes, only, progress)
             await self._converge()
             progress(self.result)
         finally:
@@ -191,8 +195,10 @@ class Year:
             yield _Kind("disk fails", ("power", "disk"), self._fail_disk, 2)
             yield _Kind("disk read-only at boot", ("power", "disk"), self._boot_read_only, 2)
 
-    async def _happen(self, seconds: float, pause_s: float, progress: Callable[[YearResult], None]) -> None:
-        kinds = list(self._events())
+    async def _happen(
+        self, seconds: float, only: Collection[str], progress: Callable[[YearResult], None]
+    ) -> None:
+        kinds = [kind for kind in self._events() if not only or kind.name in only]
         weights = [kind.weight for kind in kinds]
         going_on: set[asyncio.Task[None]] = set()
         # Each kind happens once before chance decides.
@@ -206,7 +212,7 @@ class Year:
                 task = asyncio.create_task(self._one(kind))
                 going_on.add(task)
                 await asyncio.sleep(0)  # it takes what it needs
-            await asyncio.sleep(self.chance.uniform(0.5, 1.5) * pause_s)
+            await self._for(0.5 * PAUSE_S, 1.5 * PAUSE_S)
             for task in [task for task in going_on if task.done()]:
                 going_on.discard(task)
                 task.result()
@@ -225,12 +231,12 @@ class Year:
             await kind.do()
             self.result.timeline.events.append(Event(began_s, kind.name, self.now_s - began_s))
             if "broker" in kind.needs:
-                until_s = time.monotonic() + BROKER_REST_S
+                until_s = time.monotonic() + BROKER_REST_S * self._pace
                 while self._resting and time.monotonic() < until_s:
                     await asyncio.sleep(0.2)
 
     async def _for(self, low_s: float, high_s: float) -> None:
-        await asyncio.sleep(self.chance.uniform(low_s, high_s))
+        await asyncio.sleep(self.chance.uniform(low_s, high_s) * self._pace)
 
     async def _cut_power(self) -> None:
         await asyncio.to_thread(self._patient.cut_power)
@@ -446,7 +452,8 @@ async def run_year(
     progress: Callable[[YearResult], None],
     *,
     number: int,
-    pause_s: float = PAUSE_S,
+    pace: float = 1.0,
+    only: Collection[str] = (),
 ) -> YearResult:
     """Let a year happen to a device.
 
@@ -460,8 +467,10 @@ async def run_year(
         Called after each event with the result so far.
     number
         The seed of what happens when.
-    pause_s
-        Average time from the beginning of one event to the next.
+    pace
+        Factor for how long things last, and for the time between them.
+    only
+        The kinds of events; none for all.
     """
     with tempfile.TemporaryDirectory(prefix="edgebundle-year-") as name, disk(Path(name)) as place:
-        return await Year(number, Path(name), place, log).run(minutes, pause_s, progress)
+        return await Year(number, Path(name), place, log, pace).run(minutes, only, progress)
