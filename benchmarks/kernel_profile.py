@@ -122,6 +122,7 @@ def peak_gflops(lanes: int, threads: int) -> float:
     import tvm
     from tvm import s_tir, te
 
+    from builder.codegen.lowering import build_kernels
     from builder.kernels.decisions import heuristic
     from builder.kernels.spaces import matmul
     from builder.target.device_target import resolve
@@ -129,13 +130,13 @@ def peak_gflops(lanes: int, threads: int) -> float:
     panel, depth, rows = 2 * lanes, 128, 8 * threads
     a = te.placeholder((rows, depth), "float32", name="a")
     b = te.placeholder((threads, depth, panel), "float32", name="b")
-    product = matmul.product(a, b)
+    product = matmul.product(a, b, threads * panel, lanes)
     func = te.create_prim_func([a, b, product]).with_attr("global_symbol", "main")
     sch = s_tir.Schedule(func)
     matmul.schedule(sch, sch.get_sblock("matmul"), resolve("host"), heuristic)
-    library = tvm.compile(sch.mod, resolve("host").tvm_target)
+    library = build_kernels(sch.mod, resolve("host").tvm_target)
     arguments = [tvm.runtime.tensor(np.zeros(tuple(map(int, p.shape)), "f4")) for p in func.params]
-    result = library.mod.time_evaluator("main", tvm.cpu(), number=2000, repeat=20)(*arguments)
+    result = library.time_evaluator("main", tvm.cpu(), number=2000, repeat=20)(*arguments)
     seconds: float = min(result.results)
     return 2 * rows * depth * panel * threads / seconds / 1e9
 

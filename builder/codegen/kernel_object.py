@@ -7,6 +7,7 @@ import os
 import tvm
 from tvm.s_tir.analysis import estimate_tir_flops
 
+from builder.codegen.lowering import build_kernels
 from builder.errors import BuildError
 from builder.target.device_target import DeviceTarget
 
@@ -33,7 +34,7 @@ def compile_object(kernels: tvm.IRModule, target: DeviceTarget) -> bytes:
         If LLVM refused the scheduled kernels: a fault of the builder.
     """
     try:
-        module = tvm.compile(kernels, target.tvm_target).mod
+        module = build_kernels(kernels, target.tvm_target)
         # LLVM ends the process if the disk is full, so write to memory.
         fd = os.memfd_create("kernels.o", os.MFD_CLOEXEC)
         with os.fdopen(fd, "rb") as file:

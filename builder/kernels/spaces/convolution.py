@@ -22,11 +22,14 @@ from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces import prefetch
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
 from builder.kernels.spaces.register_tile import (
+    TileChoices,
     best_row_tile,
     best_tile,
     divisors,
+    even_part,
     hold_operand,
     multiplies_by_element,
+    tilings,
     unroll_rounds,
 )
 from builder.target.device_target import DeviceTarget
@@ -117,13 +120,13 @@ def pad(x: te.Tensor, op: Conv2d) -> te.Tensor:
 
 
 def pack_weights(weight: np.ndarray, in_block: int, out_block: int, together: int = 1) -> np.ndarray:
-    """Pack `[OC, IC/groups, KH, KW]` as `[OC/bo/t, IC/bi, KH, KW, bi, t, bo]`; fill blocks with zeros.
+    """Pack `[OC, IC/groups, KH, KW]` as `[OC/bo/t, IC/bi, KH, KW, bi, t, bo]`; fill the last with zeros.
 
     The `t = together` blocks of a register tile are adjacent: ARM loads vectors in pairs, and streams that
     are a power of two apart would compete for the same lines of the L1 cache.
     """
     o, i, kh, kw = weight.shape
-    ob, ib = -(-o // out_block), -(-i // in_block)
+    ob, ib = -(-o // (out_block * together)) * together, -(-i // in_block)
     full = np.zeros((ob * out_block, ib * in_block, kh, kw), weight.dtype)
     full[:o, :i] = weight
     full = full.reshape(ob // together, together, out_block, ib, in_block, kh, kw)
@@ -161,20 +164,22 @@ def emit(
     if op.groups == 1 and part % 4 == 0:  # do not multiply the zeros that fill the last block
         in_block = part
     columns = Columns(op.kernel[1], op.strides[1], op.dilation[1])
-    tiles = space(blocks, op.out_width, in_block, target, columns).default
+    tiles = space(blocks, op.out_width, in_block, target, columns, groups=op.groups).default
     packed = relax.const(pack_weights(weight, in_block, out_block, tiles.oc))
 
     def compute(data: te.Tensor, w: te.Tensor) -> te.Tensor:
-        return convolve(pad(data, op), w, op)
+        return convolve(pad(data, op), w, op, blocks)
 
     call = bb.call_te(compute, x, packed, primfunc_name_hint="conv2d", primfunc_attrs=FUSES_ELEMENTWISE)
     return bb.emit(call)
 
 
-def convolve(x: te.Tensor, w: te.Tensor, op: Conv2d) -> te.Tensor:
-    """Return the tensor expression of the convolution of `x`, which is already padded."""
-    outer, in_blocks, kernel_h, kernel_w, in_block, together, out_block = (int(d) for d in w.shape)
-    out_blocks = outer * together
+def convolve(x: te.Tensor, w: te.Tensor, op: Conv2d, out_blocks: int) -> te.Tensor:
+    """Return the tensor expression of the convolution of `x`, which is already padded.
+
+    Of the blocks of weights, the first `out_blocks` are used.
+    """
+    _, in_blocks, kernel_h, kernel_w, in_block, together, out_block = (int(d) for d in w.shape)
     per_group = out_blocks // op.groups
     ic = te.reduce_axis((0, in_blocks), "ic")
     kh = te.reduce_axis((0, kernel_h), "kh")
@@ -193,7 +198,7 @@ def convolve(x: te.Tensor, w: te.Tensor, op: Conv2d) -> te.Tensor:
         (op.batch, out_blocks, op.out_height, op.out_width, out_block),
         element,
         name="conv",
-        attrs={SPACE_MARK: KIND, "edge.stride": sw, "edge.dilation": dw},
+        attrs={SPACE_MARK: KIND, "edge.stride": sw, "edge.dilation": dw, "edge.groups": op.groups},
     )
 
 
@@ -272,9 +277,8 @@ class Rows:
     bytes_each: int = 0
 
     def at_once(self, cache_bytes: int) -> int:
-        """Return the largest divisor of `count` for which the input of that many rows fits half a cache."""
-        fits = [r for r in divisors(self.count, self.count) if r * self.bytes_each <= cache_bytes // 2]
-        return max(fits, default=1)
+        """Return how many rows are computed together: as many as have an input that fits half a cache."""
+        return even_part(self.count, max(1, cache_bytes // 2 // max(1, self.bytes_each)))
 
 
 def space(
@@ -284,6 +288,7 @@ def space(
     target: DeviceTarget,
     columns: Columns | None = None,
     rows: Rows | None = None,
+    groups: int = 1,
 ) -> ConvolutionSpace:
     """Return the design space of a packed convolution.
 
@@ -301,16 +306,19 @@ def space(
         The device.
     columns, rows
         How output columns and rows read the input; None for a 1x1 window, and for a single row.
+    groups
+        Groups of channels; a tile does not cross them.
     """
     rows = rows or Rows()
-    ohs, oh = divisors(rows.count, rows.count), rows.at_once(target.l2_bytes)
-    ocs = divisors(out_blocks, 8)
-    ows = divisors(out_width, 32)
+    ohs, oh = tilings(rows.count, rows.count), rows.at_once(target.l2_bytes)
+    ocs = tilings(out_blocks, 8) if groups == 1 else divisors(out_blocks // groups, 8)
+    ows = tilings(out_width, 32)
+    choices = TileChoices((out_blocks // groups, out_width), ocs, ows)
     held = multiplies_by_element(target) and in_block % 4 == 0
     if multiplies_by_element(target) and in_block == 1 and columns is not None and columns.window > 1:
-        oc, ow = best_row_tile(ocs, ows, target, window=columns.window, reach=columns.reach)
+        oc, ow = best_row_tile(choices, target, window=columns.window, reach=columns.reach)
         return ConvolutionSpace(ocs, ows, ohs, (1,), ConvolutionTiles(oc, ow, oh, 1, row_held=True))
-    oc, ow = best_tile(ocs, ows, target, held=held)
+    oc, ow = best_tile(choices, target, held=held)
     ii = tuple(d for d in (1, 2, 4, 8, 16) if in_block % d == 0)
     return ConvolutionSpace(ocs, ows, ohs, ii, ConvolutionTiles(oc, ow, oh, min(4, in_block), held))
 
@@ -362,7 +370,7 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     data = sch.get(block).reads[0].source.shape
     in_bytes = 4 * math.prod(int(d) for d in data[1:])
     rows = Rows(extents[2], in_bytes // extents[2])
-    s = space(extents[1], extents[3], extents[8], target, columns, rows)
+    s = space(extents[1], extents[3], extents[8], target, columns, rows, int(marks["edge.groups"]))
     d = s.default
     oc, ow, ii = choose("oc", s.oc, d.oc), choose("ow", s.ow, d.ow), choose("ii", s.ii, d.ii)
     tiles = ConvolutionTiles(oc, ow, choose("oh", s.oh, d.oh), ii, d.held, d.row_held)

@@ -14,7 +14,7 @@ from builder.kernels.rewriter import shape_of
 from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces.convolution import Conv2d, pad
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
-from builder.kernels.spaces.register_tile import divisors
+from builder.kernels.spaces.register_tile import even_part, tilings
 from builder.target.device_target import DeviceTarget
 
 KIND: Final = "depthwise"
@@ -124,12 +124,12 @@ def space(
     stride
         Columns of the input for each column of the output.
     """
-    ows, ohs = divisors(out_width, 32), divisors(out_height, out_height)
+    ows, ohs = tilings(out_width, 32), tilings(out_height, out_height)
     narrow = target.simd.lanes <= 4
     registers = target.simd.registers
     most = max(1, (registers - kernel_w) // (1 + stride) if narrow else (registers - kernel_w - 2) // 2)
     rows = max(1, target.l2_bytes // 4 // row_bytes)
-    ow, oh = max(w for w in ows if w <= most), max(h for h in ohs if h <= rows)
+    ow, oh = max(w for w in ows if w <= most), even_part(out_height, rows)
     return DepthwiseSpace(ows, ohs, DepthwiseTiles(ow, oh, narrow))
 
 
@@ -154,7 +154,7 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: DepthwiseTiles) 
             zeros = sch.decompose_padding(producer, sch.get_loops(producer)[1])
             for part in (zeros, producer):
                 *_, z, v = sch.get_loops(part)
-                _, zi = sch.split(z, [None, max(divisors(int(sch.get(z).extent), 8))])
+                _, zi = sch.split(z, [None, min(int(sch.get(z).extent), 8)])
                 sch.unroll(zi)
                 sch.vectorize(v)
         else:

@@ -2,7 +2,8 @@
 
 Weights become `[N/nb, K, nb]`, where a panel of `nb` columns is one to three vectors wide, or up to eight for
 a single row. A tile of `rows` rows x one panel is kept in registers while K runs. Panels are the outer,
-parallel loop, so each weight is read by one core.
+parallel loop, so each weight is read by one core. The last panel is filled with zeros; only the zeros that
+complete a vector are multiplied.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from builder.kernels.rewriter import Values, constant_of, definition, legalise_a
 from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces import tiled
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
-from builder.kernels.spaces.register_tile import divisors, hold_operand, multiplies_by_element
+from builder.kernels.spaces.register_tile import hold_operand, multiplies_by_element, tilings
 from builder.target.device_target import DeviceTarget
 
 KIND: Final = "matmul"
@@ -29,31 +30,35 @@ _RANK: Final = 4  # of the operands in attention: batch, heads, rows, columns
 _HEAD_SWAP: Final = [0, 2, 1, 3]  # the axes of a transpose that exchanges heads and rows
 
 
-def panel_width(columns: int, rows: int, target: DeviceTarget) -> int | None:
-    """Return the columns of a panel: vectors, or half vectors, that divide `columns`; None if none do.
+def panel_width(columns: int, rows: int, target: DeviceTarget) -> int:
+    """Return the columns of a panel: some vectors, or half a vector if there are no more columns.
 
-    With three vectors, each broadcast serves more products. If the rows are held in registers too
-    (`register_tile`), two vectors leave more registers for rows. With a single row, only the panel keeps the
-    multipliers busy: eight vectors cover the latency of a multiply-add.
+    Counts of vectors that divide the columns come first, then those that need the fewest panels. With three
+    vectors, each broadcast serves more products. If the rows are held in registers too (`register_tile`), two
+    vectors leave more registers for rows. With a single row, only the panel keeps the multipliers busy: eight
+    vectors cover the latency of a multiply-add.
     """
     lanes = target.simd.lanes
     counts: tuple[int, ...] = (2, 3, 1) if multiplies_by_element(target) else (3, 2, 1)
     if rows == 1:
         counts = tuple(c for c in (8, 6, 5, 4, 3, 2, 1) if c <= target.simd.registers // 2)
-    for width in (lanes, lanes // 2) if lanes >= 8 else (lanes,):
-        for vectors in counts if width == lanes or rows == 1 else (1,):
-            if columns % (vectors * width) == 0:
-                return vectors * width
-    return None
+    if lanes >= 8 and columns <= lanes // 2:
+        return lanes // 2
+    vectors = -(-columns // lanes)
+    dividing = next((c for c in counts if columns % (c * lanes) == 0), None)
+    return lanes * (dividing or min(counts, key=lambda c: (-(-vectors // c), abs(-vectors % c))))
 
 
-def vector_width(panel: int, lanes: int) -> int:
-    """Return how many columns of a panel of `panel` columns are one vector."""
-    return lanes if panel % lanes == 0 else min(panel, lanes // 2)
+def pack(weight: np.ndarray, panel: int) -> np.ndarray:
+    """Return `[K, N]` in panels of `panel` columns, `[ceil(N / panel), K, panel]`, filled with zeros."""
+    depth, columns = weight.shape
+    full = np.zeros((depth, -(-columns // panel) * panel), weight.dtype)
+    full[:, :columns] = weight
+    return np.ascontiguousarray(full.reshape(depth, -1, panel).transpose(1, 0, 2))
 
 
 def emit(table: Values, var: relax.Var, call: Call, target: DeviceTarget) -> bool:
-    """Replace the product with a constant float32 matrix by one with packed panels, if panels divide it.
+    """Replace the product with a constant float32 matrix by one with packed panels.
 
     Returns
     -------
@@ -66,32 +71,50 @@ def emit(table: Values, var: relax.Var, call: Call, target: DeviceTarget) -> boo
         return False
     depth, columns = weight.shape
     panel = panel_width(columns, int(np.prod(left[:-1])), target)
-    if panel is None:
-        return False
-    packed = np.ascontiguousarray(weight.reshape(depth, columns // panel, panel).transpose(1, 0, 2))
-
+    packed = pack(weight, panel)
     x = table.plain(call.args[0])
-    form = tiled.Form.of(left[:-1], depth, columns // panel, panel, target)
+    form = tiled.Form.of(left[:-1], depth, columns, panel, target)
     if form is not None:
-        table.define(var, tiled.emit(table.bb, x, relax.const(packed), form))
+        table.define(var, tiled.emit(table.bb, x, relax.const(packed), columns, form))
         return True
+    width = min(panel, target.simd.lanes)
     new = table.bb.call_te(
-        product, x, relax.const(packed), primfunc_name_hint="matmul", primfunc_attrs=FUSES_ELEMENTWISE
+        lambda a, b: product(a, b, columns, width),
+        x,
+        relax.const(packed),
+        primfunc_name_hint="matmul",
+        primfunc_attrs=FUSES_ELEMENTWISE,
     )
     table.define(var, table.bb.emit(new))
     return True
 
 
-def product(a: te.Tensor, b: te.Tensor) -> te.Tensor:
-    """Return the tensor expression of `a`, `[..., K]`, times a matrix in panels, `[N / panel, K, panel]`."""
-    panels, depth, panel = (int(d) for d in b.shape)
+def product(a: te.Tensor, b: te.Tensor, columns: int, width: int) -> te.Tensor:
+    """Return the tensor expression of a product with packed panels.
+
+    Parameters
+    ----------
+    a
+        The left operand, `[..., K]`.
+    b
+        The panels, `[ceil(N / panel), K, panel]`.
+    columns
+        N. If it is not a multiple of `width`, the product has columns that complete its last vector, and a
+        copy without them follows.
+    width
+        Columns of a vector.
+    """
+    _, depth, panel = (int(d) for d in b.shape)
     k = te.reduce_axis((0, depth), "k")
-    return te.compute(
-        (*a.shape[:-1], panels * panel),
+    full = te.compute(
+        (*a.shape[:-1], -(-columns // width) * width),
         lambda *i: te.sum(a[(*i[:-1], k)] * b[i[-1] // panel, k, i[-1] % panel], axis=k),
         name="matmul",
-        attrs={SPACE_MARK: KIND, "edge.panel": panel},
+        attrs={SPACE_MARK: KIND, "edge.panel": panel, "edge.width": width},
     )
+    if columns % width == 0:
+        return full
+    return te.compute((*a.shape[:-1], columns), full, name="columns")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,30 +154,38 @@ def space(rows: int, depth: int, vectors: int, target: DeviceTarget) -> MatmulSp
     Parameters
     ----------
     rows, depth
-        The extent that the rows of a tile must divide, and K.
+        The extent that is divided into tiles, and K.
     vectors
         Vectors in a panel.
     target
         The device.
     """
-    options = divisors(rows, 32)
-    ks = divisors(depth, 8)
+    options = tilings(rows, 32)
+    ks = tuple(k for k in (1, 2, 4, 8) if k <= depth)
     k = max(k for k in ks if k <= 4)
     held = multiplies_by_element(target) and k == 4
     most = tiled.most_rows(vectors, target, held=held)
-    return MatmulSpace(options, ks, MatmulTiles(max(r for r in options if r <= most), k, held))
+    return MatmulSpace(options, ks, MatmulTiles(best_rows(rows, options, vectors, most), k, held))
 
 
-def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: MatmulTiles, panel: int, lanes: int) -> None:
+def best_rows(rows: int, options: tuple[int, ...], vectors: int, most: int) -> int:
+    """Return how many rows a tile has, of `options` up to `most`: those with the fewest loads of all tiles.
+
+    For each step of K, a tile loads `vectors` vectors of the panel once, and a value for each of its rows.
+    """
+    return min((r for r in options if r <= most), key=lambda r: (-(-rows // r) * (vectors + 1), -r))
+
+
+def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: MatmulTiles, panel: int, width: int) -> None:
     """Order the loops of a product with packed panels, and of its epilogue."""
     epilogue = Epilogue.after(sch, block)
-    *rows, j, k = sch.get_loops(block)
-    i = sch.fuse(*rows)
+    *lead, j, k = sch.get_loops(block)
+    extents = [int(sch.get(loop).extent) for loop in lead]
+    i = lead.pop(max((at for at, extent in enumerate(extents) if extent > 1), default=len(lead) - 1))
     io, ii = sch.split(i, [None, tiles.rows])
-    width = vector_width(panel, lanes)
     jo, jt, ji = sch.split(j, [None, panel // width, width])
     ko, ki = sch.split(k, [None, tiles.k])
-    sch.reorder(jo, io, ko, ki, ii, jt, ji)
+    sch.reorder(jo, *lead, io, ko, ki, ii, jt, ji)
     epilogue.place(io, vector=width)
     if tiles.held:
         hold_operand(sch, block, ko)
@@ -167,12 +198,12 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: MatmulTiles, pan
 
 def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops of the function around `block`, a product with panels, by the decisions of `choose`."""
-    panel = int(sch.get(block).annotations["edge.panel"])
+    marks = sch.get(block).annotations
+    panel, width = int(marks["edge.panel"]), int(marks["edge.width"])
     *rows, _, depth = (int(sch.get(loop).extent) for loop in sch.get_loops(block))
-    lanes = target.simd.lanes
-    s = space(tiled.whole_rows(rows), depth, -(-panel // lanes), target)
+    s = space(tiled.whole_rows(rows), depth, panel // width, target)
     tiles = MatmulTiles(choose("rows", s.rows, s.default.rows), choose("k", s.k, s.default.k), s.default.held)
-    apply(sch, block, tiles, panel, lanes)
+    apply(sch, block, tiles, panel, width)
 
 
 def legalise(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
@@ -282,8 +313,9 @@ def schedule_batched(
         i, batch[-1] = batch[-1], i
     rows, columns, depth = (int(sch.get(loop).extent) for loop in (i, j, k))
     lanes = target.simd.lanes
-    width = lanes if columns % lanes == 0 else max(divisors(columns, lanes))
-    vectors = max(divisors(columns // width, 3))
+    width = min(lanes, columns)
+    count = -(-columns // width)
+    vectors = min((3, 2, 1), key=lambda c: (-(-count // c) * (c + 1), -c))
     s = space(rows, depth, vectors, target)
     tiles = MatmulTiles(choose("rows", s.rows, s.default.rows), choose("k", s.k, s.default.k), s.default.held)
     io, ii = sch.split(i, [None, tiles.rows])

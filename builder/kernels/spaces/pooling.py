@@ -12,7 +12,7 @@ from builder.kernels.decisions import Chooser
 from builder.kernels.rewriter import op_name, shape_of
 from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces.epilogue import Epilogue
-from builder.kernels.spaces.register_tile import divisors
+from builder.kernels.spaces.register_tile import tilings
 from builder.target.device_target import DeviceTarget
 
 KIND: Final = "pool"
@@ -131,7 +131,7 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     epilogue = Epilogue.after(sch, block)
     n, c, y, z, v, kh, kw = sch.get_loops(block)
     width = int(sch.get(z).extent)
-    zo, zi = sch.split(z, [None, max(divisors(width, target.simd.registers // 4))])
+    zo, zi = sch.split(z, [None, max(tilings(width, target.simd.registers // 4))])
     sch.reorder(n, c, y, zo, kh, kw, zi, v)
     outer = sch.fuse(n, c, y)
     epilogue.place(zo)

@@ -8,6 +8,7 @@ pays to load the values of four steps as one vector, and to hold it in a registe
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from tvm import s_tir as st
 
@@ -17,6 +18,21 @@ from builder.target.device_target import DeviceTarget
 def divisors(n: int, most: int) -> tuple[int, ...]:
     """Return the divisors of `n` up to `most`, ascending: the extents of a tile that leave no remainder."""
     return tuple(d for d in range(1, min(n, most) + 1) if n % d == 0)
+
+
+def tilings(n: int, most: int) -> tuple[int, ...]:
+    """Return the extents up to `most` of tiles that divide `n` as evenly as possible, ascending.
+
+    A tile of `ceil(n / count)` leaves the smallest last tile too small by less than `count`. Without a
+    remainder, `n / count` is a divisor of `n`, so all divisors are among them.
+    """
+    return tuple(sorted({size for count in range(1, n + 1) if (size := -(-n // count)) <= most}))
+
+
+def even_part(n: int, most: int) -> int:
+    """Return an extent up to `most` for parts of `n`: a divisor, unless all are less than half of `most`."""
+    largest = max(divisors(n, most))
+    return largest if 2 * largest > min(n, most) else max(tilings(n, most))
 
 
 def multiplies_by_element(target: DeviceTarget) -> bool:
@@ -56,9 +72,53 @@ def unroll_rounds(sch: st.Schedule, loop: st.schedule.LoopRV) -> st.schedule.Loo
     return outer
 
 
+@dataclass(frozen=True, slots=True)
+class TileChoices:
+    """The extents among which a register tile is chosen.
+
+    Attributes
+    ----------
+    extents
+        The problem's output vectors and output columns.
+    vectors, columns
+        The tile's possible extents.
+    """
+
+    extents: tuple[int, int]
+    vectors: tuple[int, ...]
+    columns: tuple[int, ...]
+
+    def least(self, cost: Callable[[int, int], float | None]) -> tuple[int, int]:
+        """Return the tile that is best for the whole problem, (1, 1) if none fits.
+
+        The last tile along an axis may be smaller.
+
+        Parameters
+        ----------
+        cost
+            A tile's vectors and columns -> the cost of a step, None if the tile does not fit.
+        """
+
+        def whole(v: int, c: int) -> float | None:
+            (m, v_left), (n, c_left) = divmod(self.extents[0], v), divmod(self.extents[1], c)
+            parts = ((m * n, v, c), (m, v, c_left), (n, v_left, c), (1, v_left, c_left))
+            total = 0.0
+            for count, height, width in parts:
+                if count and height and width:
+                    step = cost(height, width)
+                    if step is None:
+                        return None
+                    total += count * step
+            return total
+
+        costs = {
+            (v, c): total for v in self.vectors for c in self.columns if (total := whole(v, c)) is not None
+        }
+        return min(costs, key=lambda t: (costs[t], t[0])) if costs else (1, 1)
+
+
 def best_row_tile(
-    vectors: tuple[int, ...],
-    columns: tuple[int, ...],
+    choices: TileChoices,
     target: DeviceTarget,
     *,
     window: int,
@@ -68,7 +128,7 @@ def best_row_tile(
 
     Parameters
     ----------
-    vectors, columns, target
+    choices, target
         As in `best_tile`.
     window
         Columns of the convolution's window.
@@ -81,15 +141,15 @@ def best_row_tile(
         The tile's extents.
     """
     lanes, registers = target.simd.lanes, target.simd.registers
-    pairs = [(v, c, -(-reach(c) // lanes)) for v in vectors for c in columns]
-    fits = [(v, c, held) for v, c, held in pairs if v * c + held + min(v, 2) + 2 <= registers]
-    cost = {(v, c): (window * v / 2 + held / 2 + 4) / (window * v * c) for v, c, held in fits}
-    return min(cost, key=lambda t: (cost[t], t[0])) if cost else (1, 1)
+
+    def cost(v: int, c: int) -> float | None:
+        held = -(-reach(c) // lanes)
+        return window * v / 2 + held / 2 + 4 if v * c + held + min(v, 2) + 2 <= registers else None
+
+    return choices.least(cost)
 
 
-def best_tile(
-    vectors: tuple[int, ...], columns: tuple[int, ...], target: DeviceTarget, *, held: bool
-) -> tuple[int, int]:
+def best_tile(choices: TileChoices, target: DeviceTarget, *, held: bool) -> tuple[int, int]:
     """Choose the tile with the fewest loads per multiply-add, of those that fit the registers.
 
     A step loads `v` vectors and broadcasts `c` values for `v * c` multiply-adds. Values that are held occupy
@@ -97,8 +157,8 @@ def best_tile(
 
     Parameters
     ----------
-    vectors, columns
-        The extents to choose from, those that divide the problem: output vectors, and output columns.
+    choices
+        The extents to choose from.
     target
         Its registers bound the tile.
     held
@@ -110,14 +170,15 @@ def best_tile(
         The tile's extents.
     """
     registers = target.simd.registers
-    pairs = [(v, c) for v in vectors for c in columns]
-    if held:
-        fits = [(v, c) for v, c in pairs if v * c + c + min(v, 2) + 2 <= registers]
-        cost = {(v, c): (2 * v + c / 2 + 4) / (4 * v * c) for v, c in fits}
-    else:
-        # Measured: LLVM spills beyond half of 32 registers, and beyond three quarters of 16.
-        most = registers // 2 if registers >= 32 else max(1, registers * 3 // 4)
-        fits = [(v, c) for v, c in pairs if v * c <= most]
+
+    def held_cost(v: int, c: int) -> float | None:
+        return 2 * v + c / 2 + 4 if v * c + c + min(v, 2) + 2 <= registers else None
+
+    # Measured: LLVM spills beyond half of 32 registers, and beyond three quarters of 16.
+    most = registers // 2 if registers >= 32 else max(1, registers * 3 // 4)
+
+    def cost(v: int, c: int) -> float | None:
         # A vector of weights costs more: it comes from the L2 cache, values come from the L1 cache.
-        cost = {(v, c): (3 * v + c + 1) / (v * c) for v, c in fits}
-    return min(fits, key=lambda t: (cost[t], t[0])) if fits else (1, 1)
+        return 3 * v + c + 1 if v * c <= most else None
+
+    return choices.least(held_cost if held else cost)

@@ -7,6 +7,8 @@ floating-point additions.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Final
 
 from tvm import relax, te, tirx
@@ -21,6 +23,8 @@ from builder.kernels.spaces.fallback import is_cheap
 from builder.target.device_target import DeviceTarget
 
 KIND: Final = "rows"
+_PARTS: Final = 16  # the most lanes of a vector
+_LOWEST: Final = -3.4028234663852886e38  # float32's most negative finite number: the identity of a maximum
 _MARK: Final = {SPACE_MARK: KIND}
 
 
@@ -34,12 +38,16 @@ def softmax(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
         return legalise_as_tvm(bb, call)
 
     def compute(x: te.Tensor) -> te.Tensor:
-        *rows, columns = x.shape
-        k = te.reduce_axis((0, columns), "k")
-        top = te.compute(rows, lambda *i: te.max(x[(*i, k)], axis=k), name="top")
-        power = te.compute(x.shape, lambda *i: vector_math.exp(x(*i) - top(*i[:-1])), name="power")
-        k2 = te.reduce_axis((0, columns), "k2")
-        total = te.compute(rows, lambda *i: te.sum(power[(*i, k2)], axis=k2), name="total")
+        rows = x.shape[:-1]
+        top = _reduced(x, te.max, _LOWEST, "top")
+        # A quotient by the sum, which is at most `columns`, must not be denormal.
+        smallest = vector_math.SMALLEST + math.log(int(x.shape[-1]))
+
+        def shifted(*i: tirx.Var) -> tirx.Expr:
+            return vector_math.exp_of_negative(x(*i) - top(*i[:-1]), smallest)
+
+        power = te.compute(x.shape, shifted, name="power")
+        total = _reduced(power, te.sum, 0.0, "total")
         one = tirx.const(1.0, "float32")
         inverse = te.compute(rows, lambda *i: one / total(*i), name="inverse")
         return te.compute(x.shape, lambda *i: power(*i) * inverse(*i[:-1]), name="softmax", attrs=_MARK)
@@ -62,16 +70,14 @@ def layer_norm(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
     def compute(x: te.Tensor, gamma: te.Tensor, beta: te.Tensor) -> te.Tensor:
         *rows, columns = x.shape
         share = tirx.const(1.0 / int(columns), "float32")
-        k = te.reduce_axis((0, columns), "k")
-        total = te.compute(rows, lambda *i: te.sum(x[(*i, k)], axis=k), name="total")
+        total = _reduced(x, te.sum, 0.0, "total")
         mean = te.compute(rows, lambda *i: total(*i) * share, name="mean")
-        k2 = te.reduce_axis((0, columns), "k2")
 
-        def square(i: tuple[tirx.Var, ...]) -> tirx.Expr:
-            difference = x[(*i, k2)] - mean(*i)
+        def square(*i: tirx.Var) -> tirx.Expr:
+            difference = x(*i) - mean(*i[:-1])
             return difference * difference
 
-        squares = te.compute(rows, lambda *i: te.sum(square(i), axis=k2), name="squares")
+        squares = _reduced(te.compute(x.shape, square, name="square"), te.sum, 0.0, "squares")
         inverse = te.compute(
             rows, lambda *i: tirx.rsqrt(squares(*i) * share + tirx.const(epsilon, "float32")), name="inverse"
         )
@@ -84,6 +90,24 @@ def layer_norm(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
         return te.compute(x.shape, element, name="layer_norm", attrs=_MARK)
 
     return bb.call_te(compute, *call.args, primfunc_name_hint="layer_norm")
+
+
+def _reduced(x: te.Tensor, reducer: Callable[..., tirx.Expr], identity: float, name: str) -> te.Tensor:
+    """Return the tensor expression of a reduction along the last axis.
+
+    The axis is completed to a multiple of `_PARTS`, so that it can be split into partial results.
+    """
+    *rows, columns = (int(d) for d in x.shape)
+    full = columns if columns <= _PARTS else -(-columns // _PARTS) * _PARTS
+    k = te.reduce_axis((0, full), "k")
+
+    def element(*i: tirx.Var) -> tirx.Expr:
+        value = x[(*i, k)]
+        if full != columns:
+            value = tirx.if_then_else(tirx.likely(k < columns), value, tirx.const(identity, x.dtype))
+        return reducer(value, axis=k)
+
+    return te.compute(rows, element, name=name)
 
 
 def schedule(sch: st.Schedule, last: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
@@ -146,7 +170,7 @@ def _split_sum(sch: st.Schedule, block: st.schedule.SBlockRV, lanes: int) -> Non
     """Split a reduction into `lanes` partial ones, if that divides the row."""
     loop = sch.get_loops(block)[-1]
     extent = int(sch.get(loop).extent)
-    if extent % lanes or extent == lanes:
+    if extent % lanes or extent == lanes:  # TVM's `rfactor` forgets the condition of an incomplete part
         return
     _, lane = sch.split(loop, [None, lanes])
     sch.rfactor(lane, len(sch.get(block).iter_vars) - 1)

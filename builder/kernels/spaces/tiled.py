@@ -20,7 +20,6 @@ from tvm import relax, te, tirx
 from tvm import s_tir as st
 
 from builder.kernels.decisions import Chooser
-from builder.kernels.rewriter import shape_of
 from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, NEVER_FUSED, Epilogue
 from builder.kernels.spaces.register_tile import hold_operand, multiplies_by_element, unroll_rounds
@@ -55,7 +54,7 @@ class Form:
 
     @classmethod
     def of(
-        cls, lead: Sequence[int], depth: int, panels: int, panel: int, target: DeviceTarget
+        cls, lead: Sequence[int], depth: int, columns: int, panel: int, target: DeviceTarget
     ) -> Form | None:
         """Choose the form of a product; None if the rows are best read without packing them.
 
@@ -65,8 +64,8 @@ class Form:
             The axes of the left operand before its last: their product is the number of rows.
         depth
             K.
-        panels, panel
-            Panels of the weights, and columns in a panel.
+        columns, panel
+            N, and the columns in a panel of the weights.
         target
             The device.
         """
@@ -75,13 +74,12 @@ class Form:
         vectors = -(-panel // lanes)
         element = multiplies_by_element(target)
         most = most_rows(vectors, target, held=element)
-        halves = rows >= _MANY_ROWS and depth % (2 * lanes) == 0 and panels % 2 == 0
-        strassen = halves and element and depth >= _MANY and panels * panel >= _MANY
+        halves = rows >= _MANY_ROWS and depth % (2 * lanes) == 0 and columns % (2 * panel) == 0
+        strassen = halves and element and depth >= _MANY and columns >= _MANY
         count = -(-rows // 2) if strassen else rows
         step = lanes if depth % (2 * lanes if strassen else lanes) == 0 else 1
         if not strassen:
-            whole = max(r for r in range(1, most + 1) if whole_rows(lead) % r == 0)
-            enough = whole >= min(rows, _FEW_ROWS)
+            enough = whole_rows(lead) >= min(rows, _FEW_ROWS)
             if step == 1 or most == 1 or rows < _FEW_ROWS or (enough and not element):
                 return None
         sizes = range(min(_FEW_ROWS, most), most + 1)
@@ -90,7 +88,7 @@ class Form:
 
 
 def whole_rows(lead: Sequence[int]) -> int:
-    """Return the extent that a tile's rows must divide, because no tile may cross an axis of `lead`."""
+    """Return the extent that is divided into tiles, because no tile may cross an axis of `lead`."""
     long = [extent for extent in lead if extent > 1]
     return long[-1] if long else 1
 
@@ -107,8 +105,8 @@ def most_rows(vectors: int, target: DeviceTarget, *, held: bool) -> int:
     return max(1, registers * 3 // 4 // vectors)
 
 
-def emit(bb: relax.BlockBuilder, x: relax.Expr, packed: relax.Expr, form: Form) -> relax.Expr:
-    """Emit the product of `x`, `[..., K]`, with a matrix in panels, `[N / panel, K, panel]`."""
+def emit(bb: relax.BlockBuilder, x: relax.Expr, packed: relax.Expr, columns: int, form: Form) -> relax.Expr:
+    """Emit the product of `x`, `[..., K]`, with a matrix in panels, `[ceil(N / panel), K, panel]`."""
     weights = packed
     if form.strassen:
         weights = bb.emit(
@@ -119,7 +117,6 @@ def emit(bb: relax.BlockBuilder, x: relax.Expr, packed: relax.Expr, form: Form) 
                 primfunc_attrs=NEVER_FUSED,
             )
         )
-    columns = shape_of(packed)[0] * shape_of(packed)[2]
     call = bb.call_te(
         lambda a, b: product(a, b, columns, form),
         x,
@@ -196,7 +193,7 @@ def product(a: te.Tensor, b: te.Tensor, columns: int, form: Form) -> te.Tensor:
         right = b[o, p, k, j] if form.strassen else b[o, k, j]
         return te.sum(packed[p, t, ko, i, ki] * right, axis=[ko, ki])
 
-    outer = columns // panel // (2 if form.strassen else 1)
+    outer = -(-columns // panel) // (2 if form.strassen else 1)
     part = te.compute((outer, count, tiles, r, panel), term, name="product")
 
     def result(*i: tirx.Var) -> tirx.Expr:

@@ -2,14 +2,19 @@
 
 LLVM turns `exp` of a vector into a library call for each element, which costs a hundred times the arithmetic.
 Here they are plain arithmetic on float32, accurate to a few units in the last place.
+
+Promises: for every float32, infinities and NaN included, the result is what the function's definition gives,
+except that zero stands for results below the smallest normal number, 1.2e-38. Such denormal numbers make each
+operation on them a hundred cycles longer on some processors, and a masked softmax has many of them.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
-from tvm import relax, te, tirx, topi
+from tvm import relax, te, tirx
 from tvm.ir import Call
 
 from builder.kernels.rewriter import legalise_as_tvm
@@ -18,29 +23,106 @@ from builder.kernels.rewriter import legalise_as_tvm
 _ROUND: Final = 12582912.0
 _ROUND_BITS: Final = 0x4B400000
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
-_LARGEST, _SMALLEST = 88.3762626647949, -87.3365478515625
+# exp of more is infinite, exp of less is below the smallest normal number.
+_LARGEST, SMALLEST = 88.7228317, -87.3365402
 # exp(r) on [-ln2/2, ln2/2], as a Taylor series to the sixth power: its relative error is below 2e-8.
 _EXP: Final = tuple(1.0 / math.factorial(n) for n in range(7))
+# Rational approximations x * p(x**2) / q(x**2) of tanh and erf, highest power first, up to the limit from
+# where on they round to 1: those of Eigen's `generic_fast_tanh_float` and `generic_fast_erf_float`.
+_TANH_LIMIT: Final = 9.0
+_TANH_P: Final = (
+    -2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08,
+    1.48572235717979e-05, 6.37261928875436e-04, 4.89352455891786e-03,
+)  # fmt: skip
+_TANH_Q: Final = (1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03)
+_ERF_LIMIT: Final = 3.832506856900711
+_ERF_P: Final = (
+    -2.72614225801306e-10, 2.77068142495902e-08, -2.10102402082508e-06, -5.69250639462346e-05,
+    -7.34990630326855e-04, -2.95459980854025e-03, -1.60960333262415e-02,
+)  # fmt: skip
+_ERF_Q: Final = (
+    -1.45660718464996e-05, -2.13374055278905e-04, -1.68282697438203e-03, -7.37332916720468e-03,
+    -1.42647390514189e-02,
+)  # fmt: skip
 
 
-def exp(x: tirx.Expr) -> tirx.Expr:
-    """Return the exponential of a float32 `x`, clamped to [-87.3, 88.3]: the result is a normal number."""
-    x = tirx.max(tirx.min(x, tirx.const(_LARGEST, "float32")), tirx.const(_SMALLEST, "float32"))
-    shifted = x * tirx.const(math.log2(math.e), "float32") + tirx.const(_ROUND, "float32")
+def _number(value: float) -> tirx.Expr:
+    return tirx.const(value, "float32")
+
+
+def _polynomial(x: tirx.Expr, coefficients: Sequence[float]) -> tirx.Expr:
+    """Return a polynomial, highest power first, by Horner's scheme."""
+    value = _number(coefficients[0])
+    for coefficient in coefficients[1:]:
+        value = value * x + _number(coefficient)
+    return value
+
+
+def _reduced(x: tirx.Expr) -> tuple[tirx.Expr, tirx.Expr]:
+    """Return `n`, int32, and `exp(r)` with `x = n * ln 2 + r`. If `x` is NaN, so is `exp(r)`."""
+    shifted = x * _number(math.log2(math.e)) + _number(_ROUND)
     # Take the integer from the bits: the compiler would simplify (x + c) - c to x.
     integer = tirx.reinterpret("int32", shifted) - tirx.const(_ROUND_BITS, "int32")
     n = integer.astype("float32")
-    r = x - n * tirx.const(_LN2_HIGH, "float32") - n * tirx.const(_LN2_LOW, "float32")
-    series = tirx.const(_EXP[-1], "float32")
-    for coefficient in reversed(_EXP[:-1]):
-        series = series * r + tirx.const(coefficient, "float32")
-    exponent = integer + tirx.const(127, "int32")
-    return series * tirx.reinterpret("float32", exponent << tirx.const(23, "int32"))
+    r = x - n * _number(_LN2_HIGH) - n * _number(_LN2_LOW)
+    return integer, _polynomial(r, _EXP[::-1])
+
+
+def _power_of_two(exponent: tirx.Expr) -> tirx.Expr:
+    """Return 2 to an int32 exponent of at least -126 and at most 127."""
+    return tirx.reinterpret("float32", (exponent + tirx.const(127, "int32")) << tirx.const(23, "int32"))
+
+
+def exp(x: tirx.Expr) -> tirx.Expr:
+    """Return the exponential of a float32 `x`."""
+    integer, series = _reduced(x)
+    half = integer >> tirx.const(1, "int32")  # 2**128 is not a float32: multiply by two smaller powers
+    value = series * _power_of_two(half) * _power_of_two(integer - half)
+    value = tirx.Select(x < _number(SMALLEST), _number(0.0), value)
+    return tirx.Select(x > _number(_LARGEST), _number(math.inf), value)
+
+
+def exp_of_negative(x: tirx.Expr, smallest: float = SMALLEST) -> tirx.Expr:
+    """Return the exponential of a float32 `x` that is at most zero, and zero if `x` is below `smallest`."""
+    integer, series = _reduced(x)
+    return tirx.Select(x < _number(smallest), _number(0.0), series * _power_of_two(integer))
 
 
 def sigmoid(x: tirx.Expr) -> tirx.Expr:
     """Return 1 / (1 + exp(-x)) of a float32 `x`."""
-    return tirx.const(1.0, "float32") / (tirx.const(1.0, "float32") + exp(tirx.const(0.0, "float32") - x))
+    one, zero = _number(1.0), _number(0.0)
+    power = exp_of_negative(zero - tirx.abs(x))
+    return tirx.Select(x < zero, power, one) / (one + power)
+
+
+def _clamped(x: tirx.Expr, limit: float) -> tirx.Expr:
+    """Return `x` within plus and minus `limit`; NaN stays NaN, unlike in `tirx.max`."""
+    x = tirx.Select(x > _number(limit), _number(limit), x)
+    return tirx.Select(x < _number(-limit), _number(-limit), x)
+
+
+def _quotient(x: tirx.Expr, p: Sequence[float], q: Sequence[float]) -> tirx.Expr:
+    """Return `x * p(x**2) / q(x**2)` within plus and minus 1."""
+    # With a last coefficient of about 1, a small x stays a normal number.
+    above, below = [c / q[-1] for c in p], [c / q[-1] for c in q]
+    square = x * x
+    return _clamped(x * _polynomial(square, above) / _polynomial(square, below), 1.0)
+
+
+def tanh(x: tirx.Expr) -> tirx.Expr:
+    """Return the hyperbolic tangent of a float32 `x`."""
+    return _quotient(_clamped(x, _TANH_LIMIT), _TANH_P, _TANH_Q)
+
+
+def erf(x: tirx.Expr) -> tirx.Expr:
+    """Return the error function of a float32 `x`."""
+    return _quotient(_clamped(x, _ERF_LIMIT), _ERF_P, _ERF_Q)
+
+
+def gelu(x: tirx.Expr) -> tirx.Expr:
+    """Return x * (1 + erf(x / sqrt(2))) / 2 of a float32 `x`."""
+    half = _number(0.5)
+    return x * (half + half * erf(x * _number(math.sqrt(0.5))))
 
 
 def _elementwise(formula: object, name: str) -> object:
@@ -58,19 +140,12 @@ def legalise(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
     return bb.call_te(_FORMULAS[name], call.args[0], primfunc_name_hint=name)
 
 
-def _gelu(x: te.Tensor) -> te.Tensor:
-    scaled = te.compute(x.shape, lambda *i: x(*i) * tirx.const(math.sqrt(0.5), "float32"), name="scaled")
-    erf = topi.fast_erf(scaled)
-    half = tirx.const(0.5, "float32")
-    return te.compute(x.shape, lambda *i: x(*i) * (half + half * erf(*i)), name="gelu")
-
-
 _FORMULAS: Final = {
     "exp": _elementwise(exp, "exp"),
     "sigmoid": _elementwise(sigmoid, "sigmoid"),
     "silu": _elementwise(lambda x: x * sigmoid(x), "silu"),
-    "tanh": topi.fast_tanh,
-    "erf": topi.fast_erf,
-    "gelu": _gelu,
+    "tanh": _elementwise(tanh, "tanh"),
+    "erf": _elementwise(erf, "erf"),
+    "gelu": _elementwise(gelu, "gelu"),
 }
 OPERATORS: Final = ("relax.exp", "relax.sigmoid", "relax.nn.silu", "relax.tanh", "relax.erf", "relax.nn.gelu")

@@ -24,10 +24,11 @@ from builder.kernels.spaces import prefetch
 from builder.kernels.spaces.convolution import Conv2d, pack_weights
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, NEVER_FUSED, Epilogue
 from builder.kernels.spaces.register_tile import (
+    TileChoices,
     best_tile,
-    divisors,
     hold_operand,
     multiplies_by_element,
+    tilings,
     unroll_rounds,
 )
 from builder.kernels.spaces.winograd_transforms import Transforms, select
@@ -141,17 +142,20 @@ def convolve(x: te.Tensor, u: te.Tensor, op: Conv2d, m: int, beside: int = 1) ->
     """
     size, t = m + 2, Transforms.of(m)
     n, in_blocks, height, width, bi = (int(d) for d in x.shape)
-    _, outer, _, _, together, bo = (int(d) for d in u.shape)
-    out_blocks = outer * together
+    _, _, _, _, together, bo = (int(d) for d in u.shape)
+    out_blocks = -(-op.out_channels // bo)
     top, left = op.padding[:2]
     rows, columns = -(-op.out_height // m), -(-op.out_width // m)
     tiles = n * rows * columns
+    groups = -(-tiles // beside)
 
     def padded(i: tirx.Expr, c: tirx.Expr, y: tirx.Expr, z: tirx.Expr, v: tirx.Expr) -> tirx.Expr:
-        inside = tirx.all(y >= top, y < height + top, z >= left, z < width + left)
+        inside = tirx.all(i < n, y >= top, y < height + top, z >= left, z < width + left)
         return tirx.if_then_else(inside, x[i, c, y - top, z - left, v], tirx.const(0, "float32"))
 
-    pad = te.compute((n, in_blocks, rows * m + 2, columns * m + 2, bi), padded, name="pad")
+    # The last group of tiles may reach into the image after the last one, which is zero.
+    images = -(-groups * beside // (rows * columns))
+    pad = te.compute((images, in_blocks, rows * m + 2, columns * m + 2, bi), padded, name="pad")
 
     def at_tile(tile: tirx.Expr) -> tuple[tirx.Expr, tirx.Expr, tirx.Expr]:
         return tile // (rows * columns), tile // columns % rows, tile % columns
@@ -160,9 +164,9 @@ def convolve(x: te.Tensor, u: te.Tensor, op: Conv2d, m: int, beside: int = 1) ->
         i, y, z = at_tile(tile)
         return select(e, t.input, lambda a: pad[i, c, y * m + a, z * m + b, v])
 
-    half_in = te.compute((in_blocks, tiles, size, size, bi), vertical, name="half_in")
+    half_in = te.compute((in_blocks, groups * beside, size, size, bi), vertical, name="half_in")
     data = te.compute(
-        (size * size, tiles // beside, in_blocks, beside, bi),
+        (size * size, groups, in_blocks, beside, bi),
         lambda xi, group, c, tile, v: select(
             xi % size, t.input, lambda b: half_in[c, group * beside + tile, xi // size, b, v]
         ),
@@ -242,9 +246,9 @@ def space(tiles: int, out_blocks: int, in_block: int, target: DeviceTarget) -> W
     target
         The device.
     """
-    ts, ocs = divisors(tiles, 32), divisors(out_blocks, 8)
+    ts, ocs = tilings(tiles, 32), tilings(out_blocks, 8)
     held = multiplies_by_element(target) and in_block % 4 == 0
-    oc, tile = best_tile(ocs, ts, target, held=held)
+    oc, tile = best_tile(TileChoices((out_blocks, tiles), ocs, ts), target, held=held)
     ii = tuple(d for d in (1, 2, 4, 8, 16) if in_block % d == 0)
     return WinogradSpace(ts, ocs, ii, WinogradTiles(tile, oc, min(4, in_block), held))
 

@@ -28,7 +28,7 @@ def peak_kernel(target: DeviceTarget, threads: int | None) -> tuple[BuiltKernel,
     panel, rows = 2 * target.simd.lanes, ROWS  # each thread's panel fits its L1 cache
     a = te.placeholder((rows, DEPTH), "float32", name="a")
     b = te.placeholder((cores, DEPTH, panel), "float32", name="b")
-    product = matmul.product(a, b)
+    product = matmul.product(a, b, cores * panel, target.simd.lanes)
     func = te.create_prim_func([a, b, product]).with_attr("global_symbol", KERNEL)
     owner = tvm.IRModule({"main": func})
     sch = st.Schedule(owner)

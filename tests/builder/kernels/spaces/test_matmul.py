@@ -120,5 +120,5 @@ def test_a_single_row_has_many_accumulators() -> None:
     pi, x86, avx2 = element_machine(), machine(16), machine(8)
     assert [matmul.panel_width(768, 1, m) for m in (pi, x86, avx2)] == [32, 128, 64]
     assert [matmul.panel_width(768, 9, m) for m in (pi, x86, avx2)] == [8, 48, 24]
-    assert [matmul.panel_width(1000, 1, m) for m in (pi, x86, avx2)] == [20, 40, 40]
-    assert [matmul.panel_width(10, 1, m) for m in (pi, x86, avx2)] == [None, None, None]
+    assert [matmul.panel_width(1000, 1, m) for m in (pi, x86, avx2)] == [20, 128, 40]
+    assert [matmul.panel_width(10, 1, m) for m in (pi, x86, avx2)] == [12, 16, 16]

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from builder.kernels.spaces.register_tile import best_tile, divisors, multiplies_by_element
+from builder.kernels.spaces.register_tile import (
+    TileChoices,
+    best_tile,
+    divisors,
+    even_part,
+    multiplies_by_element,
+    tilings,
+)
 from builder.target.device_target import DeviceTarget, resolve
 from tests.builder.kernels.machines import element_machine
 
@@ -14,18 +21,31 @@ def test_divisors_are_ascending_and_bounded() -> None:
     assert divisors(7, 3) == (1,)
 
 
+def test_tilings_are_even_and_include_the_divisors() -> None:
+    assert tilings(73, 32) == (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 15, 19, 25)
+    assert all(set(divisors(n, 32)) <= set(tilings(n, 32)) for n in range(1, 200))
+
+
+def test_parts_are_divisors_unless_these_are_too_small() -> None:
+    assert even_part(56, 30) == 28
+    assert even_part(56, 56) == 56
+    assert even_part(17, 8) == 6
+    assert even_part(3, 100) == 3
+
+
 def test_arm_and_only_arm_multiplies_by_an_element() -> None:
     assert multiplies_by_element(resolve("rpi4"))
     assert not multiplies_by_element(resolve("x86-64-v3"))
 
 
-@pytest.mark.parametrize("columns", [1, 7, 14, 56])
+@pytest.mark.parametrize("columns", [1, 7, 14, 17, 56, 73])
 def test_tile_leaves_registers_for_its_operands(columns: int, target: DeviceTarget) -> None:
-    v, c = best_tile(divisors(8, 8), divisors(columns, 32), target, held=False)
+    choices = TileChoices((8, columns), tilings(8, 8), tilings(columns, 32))
+    v, c = best_tile(choices, target, held=False)
     assert v * c < target.simd.registers
-    v, c = best_tile(divisors(8, 8), divisors(columns, 32), element_machine(), held=True)
+    v, c = best_tile(choices, element_machine(), held=True)
     assert v * c + c < element_machine().simd.registers
 
 
 def test_the_tile_is_one_by_one_if_nothing_fits(target: DeviceTarget) -> None:
-    assert best_tile((64,), (64,), target, held=False) == (1, 1)
+    assert best_tile(TileChoices((64, 64), (64,), (64,)), target, held=False) == (1, 1)

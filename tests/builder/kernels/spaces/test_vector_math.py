@@ -21,6 +21,55 @@ FORMULAS = {
 }
 
 
+SPECIAL = np.array(
+    [
+        0.0,
+        -0.0,
+        np.inf,
+        -np.inf,
+        np.nan,
+        1e-40,
+        -1e-40,
+        88.7,
+        88.73,
+        -87.0,
+        -87.33,
+        -87.34,
+        -104,
+        9,
+        -9,
+        4,
+        -4,
+    ],
+    "f4",
+)
+SMALLEST_NORMAL = np.finfo("f4").tiny
+
+
+def units_in_the_last_place(got: np.ndarray, want: np.ndarray) -> np.ndarray:
+    """Return the error of `got` in units of the last place of `want`; 0 where both are the same special."""
+    with np.errstate(all="ignore"):
+        rounded = want.astype("f4")
+        rounded[np.abs(rounded) < SMALLEST_NORMAL] = 0
+        unit = np.spacing(np.maximum(np.abs(rounded), SMALLEST_NORMAL)).astype("f8")
+        error = np.abs(got.astype("f8") - want) / unit
+    same = (got == rounded) | (np.isnan(got) & np.isnan(want))
+    return np.where(same, 0.0, np.where(np.isnan(error), np.inf, error))
+
+
+@pytest.mark.parametrize("name", ["exp", "sigmoid", "tanh", "erf"])
+def test_every_float_has_its_value(name: str, target: DeviceTarget) -> None:
+    operator, reference = FORMULAS[name]
+    state = np.random.RandomState(3)
+    patterns = state.randint(0, 2**32, 10**6, dtype=np.uint64).astype("u4").view("f4")
+    x = np.concatenate([SPECIAL, patterns, (state.randn(10**5) * 4).astype("f4")])
+    got = run(operator, {"x": x}, target).outputs[0]
+    with np.errstate(all="ignore"):
+        want = reference(x.astype("f8"))
+    assert units_in_the_last_place(got, want).max() < 6
+    assert not ((got != 0) & (np.abs(got) < SMALLEST_NORMAL) & (np.abs(x) > 1)).any(), "a denormal result"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FORMULAS)
 def test_formula_is_accurate_over_the_whole_range(name: str, target: DeviceTarget) -> None:

@@ -1,0 +1,70 @@
+"""The passes from scheduled kernels to machine code: TVM's for a processor, and `split_loop_tails`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import tvm
+from tvm.s_tir import transform as s
+from tvm.tirx import transform as t
+
+from builder.codegen.loop_tails import split_loop_tails
+
+# TVM's `tvm.s_tir.pipeline` without the passes for GPUs, in two parts.
+_TO_LOOPS: Final = (
+    s.CanonicalizeLoop,
+    s.LowerInitBlock,
+    s.PlanAndUpdateBufferAllocationLocation,
+    s.ConvertBlocksToOpaque,
+    s.CompactBufferAllocation,
+    s.LowerMatchBuffer,
+    s.StmtSimplify,
+    s.LowerOpaqueBlock,
+    t.FlattenBuffer,
+    t.BF16ComputeLegalize,
+    lambda: t.NarrowDataType(32),
+)
+_TO_FUNCTIONS: Final = (
+    s.LoopPartition,
+    t.VectorizeLoop,
+    t.StorageRewrite,
+    s.HoistIfThenElse,
+    t.UnrollLoop,
+    s.RenormalizeSplitPattern,
+    t.StmtSimplify,
+    t.RemoveNoOp,
+    s.RewriteUnsafeSelect,
+    t.CommonSubexprElim,
+    t.FP8ComputeLegalize,
+    t.VerifyMemory,
+    t.AnnotateEntryFunc,
+    t.MakePackedAPI,
+    t.FP8StorageLegalize,
+    t.BF16StorageLegalize,
+    t.LowerTVMBuiltin,
+    t.LowerIntrin,
+)
+
+
+def to_loops(kernels: tvm.IRModule) -> tvm.IRModule:
+    """Lower the blocks of scheduled kernels to loops over flat buffers, without incomplete tiles.
+
+    This comes before loops are vectorised, because a vector loop with a condition becomes a loop over single
+    elements.
+    """
+    return split_loop_tails(tvm.transform.Sequential([make() for make in _TO_LOOPS])(kernels))
+
+
+def build_kernels(kernels: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.Module:
+    """Compile scheduled kernels to a module of machine code.
+
+    Parameters
+    ----------
+    kernels
+        Functions, each with a `global_symbol`.
+    target
+        The processor, for LLVM.
+    """
+    bound = t.BindTarget(target.with_host(target))(kernels)
+    functions = tvm.transform.Sequential([make() for make in _TO_FUNCTIONS])(to_loops(bound))
+    return tvm.get_global_func("target.build.llvm")(functions, target)
