@@ -226,9 +226,9 @@ class _Packing:
             x = table.as_packed(call.args[0], block)
             new = depthwise.emit(table.bb, op, x.expr, weight)
         else:
-            out_block = channel_block(op.out_channels // op.groups, self._lanes)
-            if op.groups > 1 and (op.out_channels // op.groups) % out_block:
-                return False
+            out_block = channel_block(op.out_channels, self._lanes)
+            if op.groups > 1:
+                op, weight, out_block = convolution.merge_groups(op, weight, self._lanes)
             in_block = self._in_block(table, call.args[0], op)
             x = table.as_packed(call.args[0], in_block)
             m = winograd.output_tile(op, in_block, self._target)

@@ -8,7 +8,7 @@ runs; each step broadcasts one input value for each column and multiplies it by 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -100,6 +100,38 @@ class Conv2d:
         """Columns of the output."""
         span = (self.kernel[1] - 1) * self.dilation[1] + 1
         return (self.in_width + self.padding[1] + self.padding[3] - span) // self.strides[1] + 1
+
+
+def merge_groups(op: Conv2d, weight: np.ndarray, lanes: int) -> tuple[Conv2d, np.ndarray, int]:
+    """Merge groups whose outputs do not fill vectors, with zeros between their weights.
+
+    That multiplies by the zeros, but in whole vectors.
+
+    Parameters
+    ----------
+    op
+        The geometry, with groups of several channels.
+    weight
+        `[OC, IC/groups, KH, KW]`.
+    lanes
+        float32 values in a vector.
+
+    Returns
+    -------
+    op, weight, block
+        The convolution with as many or fewer groups, and the channels in a block of the output; blocks divide
+        a group's outputs, unless there is only one group.
+    """
+    outputs, inputs = op.out_channels // op.groups, op.in_channels // op.groups
+    blocks = [b for b in (lanes, lanes // 2, lanes // 4) if b >= 4]
+    counts = [n for n in range(1, op.groups + 1) if op.groups % n == 0]
+    fits = [(n / b, -b, n) for n in counts for b in blocks if n * outputs % b == 0 or n == op.groups]
+    _, block, together = min(fits)
+    merged = np.zeros((op.out_channels, together * inputs, *op.kernel), weight.dtype)
+    for channel in range(op.out_channels):
+        at = channel // outputs % together * inputs
+        merged[channel, at : at + inputs] = weight[channel]
+    return replace(op, groups=op.groups // together), merged, -block
 
 
 def pad(x: te.Tensor, op: Conv2d) -> te.Tensor:
@@ -194,11 +226,14 @@ def convolve(x: te.Tensor, w: te.Tensor, op: Conv2d, out_blocks: int) -> te.Tens
         value = x[n, first + ic // parts, y * sh + kh * dh, z * sw + kw * dw, at]
         return te.sum(value * w[o // together, ic, kh, kw, ii, o % together, v], axis=[ic, kh, kw, ii])
 
+    marks = {SPACE_MARK: KIND, "edge.stride": sw, "edge.dilation": dw}
+    if op.groups > 1:
+        marks["edge.groups"] = op.groups
     return te.compute(
         (op.batch, out_blocks, op.out_height, op.out_width, out_block),
         element,
         name="conv",
-        attrs={SPACE_MARK: KIND, "edge.stride": sw, "edge.dilation": dw, "edge.groups": op.groups},
+        attrs=marks,
     )
 
 
@@ -370,7 +405,7 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     data = sch.get(block).reads[0].source.shape
     in_bytes = 4 * math.prod(int(d) for d in data[1:])
     rows = Rows(extents[2], in_bytes // extents[2])
-    s = space(extents[1], extents[3], extents[8], target, columns, rows, int(marks["edge.groups"]))
+    s = space(extents[1], extents[3], extents[8], target, columns, rows, int(marks.get("edge.groups", 1)))
     d = s.default
     oc, ow, ii = choose("oc", s.oc, d.oc), choose("ow", s.ow, d.ow), choose("ii", s.ii, d.ii)
     tiles = ConvolutionTiles(oc, ow, choose("oh", s.oh, d.oh), ii, d.held, d.row_held)

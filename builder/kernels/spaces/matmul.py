@@ -110,7 +110,7 @@ def product(a: te.Tensor, b: te.Tensor, columns: int, width: int) -> te.Tensor:
         (*a.shape[:-1], -(-columns // width) * width),
         lambda *i: te.sum(a[(*i[:-1], k)] * b[i[-1] // panel, k, i[-1] % panel], axis=k),
         name="matmul",
-        attrs={SPACE_MARK: KIND, "edge.panel": panel, "edge.width": width},
+        attrs={SPACE_MARK: KIND, "edge.panel": panel},
     )
     if columns % width == 0:
         return full
@@ -198,8 +198,8 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: MatmulTiles, pan
 
 def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
     """Order the loops of the function around `block`, a product with panels, by the decisions of `choose`."""
-    marks = sch.get(block).annotations
-    panel, width = int(marks["edge.panel"]), int(marks["edge.width"])
+    panel = int(sch.get(block).annotations["edge.panel"])
+    width = min(panel, target.simd.lanes)
     *rows, _, depth = (int(sch.get(loop).extent) for loop in sch.get_loops(block))
     s = space(tiled.whole_rows(rows), depth, panel // width, target)
     tiles = MatmulTiles(choose("rows", s.rows, s.default.rows), choose("k", s.k, s.default.k), s.default.held)

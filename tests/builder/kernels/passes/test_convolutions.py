@@ -1,4 +1,4 @@
-"""One-dimensional and transposed convolutions, against their definitions."""
+"""Convolutions of other kinds than the two-dimensional one, against their definitions."""
 
 from __future__ import annotations
 
@@ -85,3 +85,91 @@ def test_bias_activation_and_residual_stay_with_a_convolution_in_one_dimension(
     close(result.outputs[0], conv(np.maximum(conv(x) + b, 0) + residual))
     convolutions = [g for g in result.lowered.kernels.functions if "conv2d" in g.name_hint]
     assert any("relu_add" in g.name_hint for g in convolutions)
+
+
+def transposed_by_definition(
+    x: np.ndarray, w: np.ndarray, stride: int, dilation: int, groups: int
+) -> np.ndarray:
+    """Return the transposed convolution of `[N, I, W]` in double precision, without padding."""
+    n, inputs, width = x.shape
+    _, outputs, taps = w.shape
+    full = np.zeros((n, groups * outputs, (width - 1) * stride + (taps - 1) * dilation + 1))
+    per_group = inputs // groups
+    for g in range(groups):
+        part = x[:, g * per_group : (g + 1) * per_group].astype("f8")
+        weights = w[g * per_group : (g + 1) * per_group].astype("f8")
+        for z in range(width):
+            for k in range(taps):
+                at = z * stride + k * dilation
+                full[:, g * outputs : (g + 1) * outputs, at] += part[:, :, z] @ weights[:, :, k]
+    return full
+
+
+@pytest.mark.parametrize(
+    ("channels", "outputs", "taps", "stride", "dilation", "groups"),
+    [(16, 8, 16, 8, 1, 1), (6, 5, 3, 2, 1, 1), (8, 4, 4, 2, 1, 4), (8, 8, 3, 2, 1, 8), (6, 6, 5, 1, 3, 2),
+     (4, 6, 3, 3, 2, 2), (5, 15, 4, 2, 1, 5)],
+)  # fmt: skip
+def test_transposed_convolution_in_one_dimension(
+    channels: int, outputs: int, taps: int, stride: int, dilation: int, groups: int, target: DeviceTarget,
+    randn: Randn,
+) -> None:  # fmt: skip
+    x, w = randn(2, channels, 11), randn(channels, outputs // groups, taps)
+    one = lambda v: relax.op.nn.conv1d_transpose(  # noqa: E731
+        v, relax.const(w), strides=stride, dilation=dilation, groups=groups
+    )
+    want = transposed_by_definition(x, w, stride, dilation, groups)
+    result = run(one, {"x": x}, target)
+    close(result.outputs[0], want)
+    assert result.schedules & {"conv2d", "winograd", "depthwise"}
+    two = lambda v: relax.op.nn.conv2d_transpose(  # noqa: E731
+        v, relax.const(w[:, :, None]), strides=(1, stride), dilation=(1, dilation), groups=groups
+    )
+    close(run(two, {"x": x[:, :, None]}, target).outputs[0], want[:, :, None])
+
+
+@pytest.mark.parametrize(
+    ("kernel", "strides", "padding", "dilation", "groups"),
+    [
+        ((3, 3, 3), (1, 1, 1), (1, 1, 1, 1, 1, 1), (1, 1, 1), 1),
+        ((2, 3, 1), (2, 1, 2), (0, 1, 0, 1, 2, 0), (2, 1, 1), 1),
+        ((1, 3, 3), (1, 2, 2), (0, 1, 1, 0, 1, 1), (1, 1, 1), 2),
+        ((3, 1, 1), (1, 1, 1), (2, 0, 0, 0, 0, 0), (1, 1, 1), 4),
+    ],
+)
+def test_convolution_in_three_dimensions(
+    kernel: tuple[int, ...], strides: tuple[int, ...], padding: tuple[int, ...], dilation: tuple[int, ...],
+    groups: int, target: DeviceTarget, randn: Randn,
+) -> None:  # fmt: skip
+    x, w = randn(2, 8, 5, 9, 8), randn(12, 8 // groups, *kernel)
+    build = lambda v: relax.op.nn.conv3d(  # noqa: E731
+        v, relax.const(w), strides=strides, padding=padding, dilation=dilation, groups=groups
+    )
+    result = run(build, {"x": x}, target)
+    padded = np.pad(x, [(0, 0), (0, 0), (padding[0], padding[3]), (0, 0), (0, 0)])
+    frames = (padded.shape[2] - (kernel[0] - 1) * dilation[0] - 1) // strides[0] + 1
+    want = np.stack(
+        [
+            sum(
+                conv2d(
+                    padded[:, :, f * strides[0] + k * dilation[0]], w[:, :, k], strides[1:],
+                    (padding[1], padding[2], padding[4], padding[5]), dilation[1:], groups,
+                )
+                for k in range(kernel[0])
+            )
+            for f in range(frames)
+        ],
+        axis=2,
+    )  # fmt: skip
+    close(result.outputs[0], want)
+    assert result.schedules & {"conv2d", "winograd"}
+
+
+def test_several_filters_for_each_channel(target: DeviceTarget, randn: Randn) -> None:
+    x, w = randn(1, 10, 9, 9), randn(30, 1, 3, 3)
+    build = lambda v: relax.op.nn.relu(  # noqa: E731
+        relax.op.nn.conv2d(v, relax.const(w), strides=2, padding=1, groups=10)
+    )
+    result = run(build, {"x": x}, target)
+    close(result.outputs[0], np.maximum(conv2d(x, w, (2, 2), (1, 1, 1, 1), groups=10), 0))
+    assert "depthwise" in result.schedules
