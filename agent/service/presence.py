@@ -18,9 +18,10 @@ from typing import Final
 
 from agent.deploy.store.state_file import set_aside
 from agent.durable import write_durably
-from agent.errors import StoreError
+from agent.errors import BundleError, StoreError
 from agent.mqtt.connection import Connection
 from agent.mqtt.message import Will
+from agent.rate_limited_log import RateLimitedLog
 from agent.wire.document import MAX_SAFE_INTEGER
 from agent.wire.presence import AgentState
 from agent.wire.presence import Presence as StateDocument
@@ -32,6 +33,8 @@ _FILE: Final = "session_seq"
 _MAX_FILE_BYTES: Final = 32
 # Two agents with the same name would otherwise contradict each other as fast as the broker delivers.
 _REASSERT_INTERVAL_S: Final = 1.0
+# Two agents with one name have different client identifiers, so that the broker does not tell them apart.
+_TWIN_INTERVAL_S: Final = 60.0
 # Our own documents come back to us, and an earlier one may do so after the next one was published.
 _REMEMBERED: Final = 4
 
@@ -120,6 +123,13 @@ def seq_from_clock() -> int:
     return int(time.time())
 
 
+def _says_online(payload: bytes) -> bool:
+    try:
+        return StateDocument.from_bytes(payload).state == AgentState.ONLINE
+    except BundleError:
+        return False
+
+
 def _word(up: bool | None) -> str:
     if up is None:
         return ""
@@ -161,6 +171,7 @@ class Presence:
         # Why the disk cannot be written; empty while it can.
         self.storage = ""
         self._asserted_s = float("-inf")
+        self._twin_log = RateLimitedLog(_log, _TWIN_INTERVAL_S, clock)
 
     def announce(self) -> None:
         """Publish the current state."""
@@ -179,10 +190,23 @@ class Presence:
         if self._connection.connected:  # else it is announced at the next connect
             self.announce()
 
-    def on_state(self, payload: bytes) -> None:
-        """Read the retained state of this device, and correct it if it is wrong."""
+    def on_state(self, payload: bytes, *, retained: bool = True) -> None:
+        """Read the state of this device, and correct it if it is wrong.
+
+        Parameters
+        ----------
+        payload
+            What the topic says.
+        retained
+            Whether the broker had kept it; what is not retained was published just now.
+        """
         if self._state != AgentState.ONLINE or payload in self._said:
             return
+        if not retained and _says_online(payload) and self._twin_log.due():
+            _log.warning(
+                "another agent is online as %s: give one of them another name (edge-agent enroll --device)",
+                self._session.device,
+            )
         if self._clock() - self._asserted_s >= _REASSERT_INTERVAL_S:
             _log.info("the state topic says %.100s, correcting it", ascii(payload[:100]))
             self.announce()

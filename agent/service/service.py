@@ -486,7 +486,7 @@ class Service:
             topic = parse_topic(message.topic)
             if isinstance(topic, State):
                 if self._presence is not None:
-                    self._presence.on_state(message.payload)
+                    self._presence.on_state(message.payload, retained=message.retain)
             elif isinstance(topic, Job):
                 if message.retain:
                     self._deployment.on_retained_job(topic, message.payload)

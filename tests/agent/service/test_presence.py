@@ -65,6 +65,24 @@ def test_late_will_is_corrected_and_our_own_state_is_not() -> None:
     assert [document["state"] for _, document, _ in connection.published] == ["online", "online"]
 
 
+def test_another_agent_of_this_name_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    now_s = 0.0
+    here = Presence(SESSION, Recorder(), clock=lambda: now_s)  # type: ignore[arg-type]
+    here.announce()
+    twin = Session("kitchen", 3, "0.1.0")
+    here.on_state(twin.document(AgentState.ONLINE), retained=True)  # our own earlier session
+    here.on_state(twin.document(AgentState.OFFLINE), retained=False)  # its will
+    here.on_state(b"online", retained=False)
+    assert "another agent" not in caplog.text
+    for later_s in (10.0, 11.0, 12.0):
+        now_s = later_s
+        here.on_state(twin.document(AgentState.ONLINE), retained=False)
+    assert caplog.text.count("another agent is online as kitchen") == 1
+    now_s = 100.0
+    here.on_state(twin.document(AgentState.ONLINE), retained=False)
+    assert caplog.text.count("another agent is online as kitchen") == 2
+
+
 def test_corrections_are_rate_limited() -> None:
     connection = Recorder()
     now_s = 10.0
