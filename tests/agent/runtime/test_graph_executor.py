@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -273,3 +274,29 @@ def test_benchmark_runs_and_prints_the_classic_summary() -> None:
     assert lines[0] == "Execution time summary:"
     assert lines[1] == " mean (ms)   median (ms)    max (ms)     min (ms)     std (ms)"
     assert len(lines[2].split()) == 5
+
+
+@pytest.mark.parametrize("name", ["relu", "fail"])
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_run_flushes_denormal_numbers_and_leaves_the_thread_as_it_was(name: str, before: int) -> None:
+    state, seen = [before], []
+
+    def flush(on: int) -> int:
+        state.append(on)
+        return state[-2]
+
+    def kernel(*arrays: Any) -> None:
+        seen.append(state[-1])
+        KERNELS[name](*arrays)
+
+    class Flushing(FakeModule):
+        def __getitem__(self, wanted: str) -> Any:
+            return flush if wanted == "edge_flush_denormals" else super().__getitem__(wanted)
+
+    g = GraphBuilder()
+    graph = g.graph(g.call(name, [g.input("x", (1,))], (1,)))
+    module = graph_executor.create(graph, Flushing({name: kernel}))
+    with contextlib.suppress(ExecutionError):
+        module.run()
+    assert seen == [1]
+    assert state[-1] == before

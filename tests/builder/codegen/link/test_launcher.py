@@ -110,6 +110,29 @@ def test_an_impossible_number_of_threads_is_refused(library: Path, count: str) -
     assert "1 to 256" in python(library, body)
 
 
+def test_kernels_compute_with_zeros_in_place_of_denormal_numbers(library: Path) -> None:
+    body = """
+    x[:] = 1e-39
+    module.set_threads(3)
+    before = module["edge_flush_denormals"](1)
+    module["double"](tx, ty)
+    inside = set(y.ravel().tolist())
+    print(before, module["edge_flush_denormals"](0), inside, float(np.float32(1e-39) + np.float32(1e-39)) > 0)
+    """
+    assert python(library, body).strip() == "0 1 {0.0} True"
+
+
+@pytest.mark.parametrize("value", ["2", "-1", "'1'", "1.0"])
+def test_an_impossible_way_of_flushing_is_refused(library: Path, value: str) -> None:
+    body = f"""
+    try:
+        module["edge_flush_denormals"]({value})
+    except ValueError as error:
+        print(error)
+    """
+    assert "0 or 1" in python(library, body)
+
+
 def test_with_tvm_in_the_process_our_launcher_still_runs(library: Path) -> None:
     body = """
     import tvm

@@ -14,7 +14,11 @@ from builder.target.device_target import GLIBC, PRESETS, resolve
 
 MACHINES = {"aarch64": "EM_AARCH64", "armv7l": "EM_ARM", "riscv64": "EM_RISCV", "x86_64": "EM_X86_64"}
 Doubling = Callable[[], tvm.IRModule]
-CONTROL = {"__tvm_ffi_edge_set_threads", "__tvm_ffi_edge_threads"}
+CONTROL = {
+    "__tvm_ffi_edge_flush_denormals",
+    "__tvm_ffi_edge_set_threads",
+    "__tvm_ffi_edge_threads",
+}
 
 
 @pytest.mark.parametrize("name", list(PRESETS))
