@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import secrets
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ from agent.errors import DiskError, NoSpaceError
 
 # A process that is killed leaves `.*.tmp` behind; the store removes its own at the next start.
 TEMPORARY_SUFFIX: Final = ".tmp"
+_log = logging.getLogger(__name__)
+
 # One block of a file system.
 _TRIAL_BYTES: Final = 4096
 # What a full disk, a full quota and a file-size limit report.
@@ -24,33 +27,47 @@ _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextlib.contextmanager
-def replacing(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
+def replacing(path: Path, *, mode: int = 0o666, follow: bool = True) -> Iterator[BinaryIO]:
     """Open a new file that replaces `path`, durably, when the block ends.
 
-    If the block raises, `path` holds what it held before and no temporary file is left behind.
+    If the block raises, `path` holds what it held before and no temporary file is left behind. If only the
+    folder cannot be synced at the end, the new file stands and the failure is logged.
 
     Parameters
     ----------
     mode
         Permission bits, subject to the umask; the block may change them with `os.fchmod`.
+    follow
+        Whether the folder may be a link. Root must not follow one that another user can make.
 
     Raises
     ------
     OSError
         If the file system refuses.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}").name
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    folder = os.open(path.parent, flags if follow else flags | os.O_NOFOLLOW)
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
+        writing = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        descriptor = os.open(temporary, writing, mode, dir_fd=folder)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary, dir_fd=folder)
+            raise
+        try:
+            os.fsync(folder)
+        except OSError as error:
+            # Not raised: the new file stands, and the caller must not believe that the old one does.
+            _log.error("%s is written, but a power cut may undo that: %s", path, error.strerror)
+    finally:
+        os.close(folder)
 
 
 def try_out(folder: Path) -> None:

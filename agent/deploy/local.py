@@ -106,7 +106,8 @@ def install(config: Settings, path: Path, *, wait_s: float = WAIT_S) -> int:
 def _drop(source: Path, target: Path) -> None:
     """Copy the bundle into the inbox durably, with a mode that lets the agent's user read it."""
     try:
-        with source.open("rb") as reading, replacing(target) as writing:
+        # The agent's user owns the folder and could replace it by a link, and this may run as root.
+        with source.open("rb") as reading, replacing(target, follow=False) as writing:
             os.fchmod(writing.fileno(), 0o644)
             shutil.copyfileobj(reading, writing, _COPY_BYTES)
     except OSError as error:

@@ -50,7 +50,8 @@ class Package:
             If the file cannot be read or is not a bundle.
         """
         try:
-            fd = os.open(path, os.O_RDONLY)
+            # Without O_NONBLOCK, opening a FIFO would wait until something writes to it.
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             raise PackageError(f"{path}: cannot be read ({error.strerror})") from error
         try:

@@ -92,6 +92,34 @@ def test_content_is_on_disk_before_the_name_and_the_name_before_the_end(
     assert steps == ["file False", "folder True"]
 
 
+def test_folder_that_cannot_be_synced_does_not_make_the_caller_believe_in_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_durably(tmp_path / "a", b"old")
+    fsync = os.fsync
+
+    def fail(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fail)
+    write_durably(tmp_path / "a", b"new")
+    assert content(tmp_path) == [("a", b"new")]
+    assert "a power cut may undo that" in caplog.text
+
+
+def test_link_in_place_of_the_folder_is_followed_only_on_request(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "link").symlink_to("elsewhere")
+    with pytest.raises(OSError, match="Not a directory"), replacing(tmp_path / "link/a", follow=False):
+        pass
+    assert content(tmp_path / "elsewhere") == []
+    with replacing(tmp_path / "link/a") as file:
+        file.write(b"x")
+    assert content(tmp_path / "elsewhere") == [("a", b"x")]
+
+
 def test_missing_folder_is_an_error_of_the_store(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="writing a: No such file"):
         write_durably(tmp_path / "nowhere/a", b"")

@@ -8,6 +8,7 @@ Leaves to others: what the versions mean; so far there is one.
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import Final
 
@@ -33,8 +34,9 @@ def check(root: Path) -> None:
     """
     path = root / FORMAT_FILE
     try:
-        with path.open("rb") as file:
-            raw = file.read(_MAX_BYTES).strip()
+        # Without O_NONBLOCK, opening a FIFO would wait until something writes to it.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123
+            raw = (file.read(_MAX_BYTES) or b"").strip()
     except (FileNotFoundError, NotADirectoryError):
         return  # a new directory, or one of an agent before this file existed: version 1
     except OSError as error:
@@ -62,10 +64,10 @@ def mark(root: Path) -> None:
     """
     path, version = root / FORMAT_FILE, f"{STATE_FORMAT}\n".encode()
     try:
-        if path.read_bytes() == version:
+        if not path.is_file() and os.path.lexists(path):
+            set_aside(path)
+        elif path.read_bytes() == version:
             return
-    except IsADirectoryError:
-        set_aside(path)
     except OSError:
         pass
     write_durably(path, version)

@@ -128,6 +128,13 @@ def check_disk(state_dir: Path) -> Iterator[Finding]:
     existing = state_dir
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
+    if os.statvfs(existing).f_flag & os.ST_RDONLY:
+        yield fail(
+            "disk",
+            f"the file system of {state_dir} is read-only: models are served, but none is installed",
+            "look for errors of the card or disk: dmesg | grep -i error",
+        )
+        return
     usage = shutil.disk_usage(existing)
     text = f"{usage.free / 1e9:.1f} GB of {usage.total / 1e9:.1f} GB are free for {state_dir}"
     if usage.free < SPACE_MARGIN_BYTES:
