@@ -291,8 +291,11 @@ async def fail_on_trial(root: Path, killer: Killer) -> Agent:
     if agent.models.serving == {"digits": "2.0.0"}:
         agent.models.fail("digits")
     async with asyncio.timeout(5):
-        while agent.models.serving != {"digits": "1.0.0"}:
+        while agent.store.active()["digits"].digest != OLD.digest or agent.store.pending:
             await asyncio.sleep(0.001)
+        while agent.deployment._installer.switching("digits").locked():
+            await asyncio.sleep(0.001)
+    assert agent.models.serving == {"digits": "1.0.0"}
     await agent.settle()
     await agent.stop()
     return agent
