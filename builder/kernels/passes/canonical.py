@@ -7,6 +7,7 @@ after a convolution is folded into its weights.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -46,13 +47,33 @@ def canonicalise(mod: tvm.IRModule) -> tvm.IRModule:
     t = relax.transform
     mod = _run(mod, t.Normalize(), t.ConvertToDataflow(min_size=1), t.CanonicalizeBindings())
     mod = rewrite_main(mod, _Forms(mod).emit, Values)
-    mod = _run(mod, t.DecomposeOpsForInference(), t.CanonicalizeBindings(), t.FoldConstant())
+    mod = _fold_constants(_run(mod, t.DecomposeOpsForInference(), t.CanonicalizeBindings()))
     mod = rewrite_main(mod, _FoldScale(mod).emit, Values)
-    return _run(mod, t.CanonicalizeBindings(), t.FoldConstant(), t.DeadCodeElimination(["main"]))
+    mod = _fold_constants(_run(mod, t.CanonicalizeBindings()))
+    return _run(mod, t.DeadCodeElimination(["main"]))
 
 
 def _run(mod: tvm.IRModule, *passes: tvm.transform.Pass) -> tvm.IRModule:
     return tvm.transform.Sequential(list(passes))(mod)
+
+
+# Operators whose result depends only on the shape of their tensor, or is a shape.
+_READ_SHAPES: Final = re.compile(r"_like$|shape_of$|shape_to_tensor$|tensor_to_shape$|\.size$")
+
+
+def _fold_constants(mod: tvm.IRModule) -> tvm.IRModule:
+    """Fold what depends only on constants.
+
+    TVM's pass legalises every operator to see whether it can be folded, which took a third of the time of
+    lowering. So it runs only on a module in which a binding reads no variable.
+    """
+    for block in mod["main"].body.blocks:
+        for binding in block.bindings:
+            value = binding.value
+            reads_shape = isinstance(value, Call) and _READ_SHAPES.search(op_name(value))
+            if reads_shape or not relax.analysis.free_vars(value):
+                return _run(mod, relax.transform.FoldConstant())
+    return mod
 
 
 # Operators on constants that importers often leave. TVM's constant folding compiles a function for each call,

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
+import tvm
+import tvm_ffi
 from tvm import relax
 
-from tests.builder.kernels.machines import Randn, Result, close, machine, run
+from builder.kernels.passes.canonical import canonicalise
+from tests.builder.kernels.machines import Build, Randn, Result, close, machine, run
 
 
 def kernels(result: Result) -> str:
@@ -55,3 +59,32 @@ def test_a_maximum_with_other_readers_is_kept_for_them(randn: Randn) -> None:
         return relax.op.add(relax.op.minimum(low, number(2.0)), low)
 
     close(run(build, {"x": x}, machine(8)).outputs[0], np.clip(x, 0.5, 2) + np.maximum(x, 0.5))
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda v: relax.op.add(v, relax.op.exp(number(2.0))),
+        lambda v: relax.op.add(v, relax.op.exp(relax.op.exp(number(0.5)))),
+        lambda v: relax.op.add(v, relax.op.full_like(v, number(3.0))),
+        lambda v: relax.op.add(v, relax.op.ones([2, 3], "float32")),
+        lambda v: relax.op.concat([relax.op.exp(v), relax.op.exp(relax.const(np.ones((1, 3), "f4")))]),
+    ],
+    ids=["one call", "a chain", "like another tensor", "no tensor", "in a tuple"],
+)
+def test_what_depends_only_on_constants_is_folded(build: Build) -> None:
+    """TVM's pass is skipped if there is nothing for it to do; here it must have run."""
+    mod = canonicalised(build)
+    with machine(8).tvm_target:
+        assert tvm_ffi.structural_equal(mod, relax.transform.FoldConstant()(mod))
+
+
+def canonicalised(build: Build) -> tvm.IRModule:
+    bb = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((2, 3), "float32"))
+    with bb.function("main", [x]):
+        with bb.dataflow():
+            out = bb.emit_output(bb.normalize(build(x)))
+        bb.emit_func_output(out)
+    with machine(8).tvm_target:
+        return canonicalise(bb.get())
