@@ -58,18 +58,14 @@ CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
 }
 
 
+IN_DESIGN_SPACE = {"1x1", "3x3 at stride 2", "first layer of three channels", "dilated", "grouped"}
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_convolution_agrees_with_its_definition(name: str, target: DeviceTarget, randn: Randn) -> None:
     shape, weight, how = CASES[name]
-    convolve(randn(*shape), randn(*weight), target, **how)
-
-
-@pytest.mark.parametrize(
-    "name", ["1x1", "3x3 at stride 2", "first layer of three channels", "dilated", "grouped"]
-)
-def test_design_space_takes_the_convolution(name: str, target: DeviceTarget, randn: Randn) -> None:
-    shape, weight, how = CASES[name]
-    assert convolution.KIND in convolve(randn(*shape), randn(*weight), target, **how).schedules
+    schedules = convolve(randn(*shape), randn(*weight), target, **how).schedules
+    assert convolution.KIND in schedules or name not in IN_DESIGN_SPACE
 
 
 @pytest.mark.parametrize("name", CASES)
