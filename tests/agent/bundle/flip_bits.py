@@ -32,6 +32,8 @@ LOADS = (
     "socket.",
 )
 
+WHOLE_HEADERS = 2
+
 
 def regions(raw: bytes, fd: int) -> dict[str, list[range]]:
     out: dict[str, list[range]] = collections.defaultdict(list)
@@ -73,9 +75,11 @@ def main(path: str, key: str) -> None:
     accepted = []
     for region, parts in regions(raw, fd).items():
         results[region] = collections.Counter()
-        for at in (at for part in parts for at in part):
-            # Every bit of the framing, but only one bit of each byte of data, which changes with the offset.
-            for bit in (at % 8,) if region == "data" else range(8):
+        for number, at in ((number, at) for number, part in enumerate(parts) for at in part):
+            # Each bit of the signature and of two headers (the others have the same reader); of every other
+            # byte one bit, which changes with the offset.
+            whole = region == "signature" or (region == "header" and number < WHOLE_HEADERS)
+            for bit in range(8) if whole else (at % 8,):
                 os.pwrite(fd, bytes([raw[at] ^ 1 << bit]), at)
                 try:
                     verify(fd, keyring).close()

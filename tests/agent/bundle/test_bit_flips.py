@@ -29,10 +29,10 @@ def test_every_flipped_bit_is_refused_and_nothing_is_loaded(kit: Any, tmp_path: 
     assert report["leaked"] == 0
     results = report["results"]
     flips = {region: sum(counts.values()) for region, counts in results.items()}
-    data = sum(len(value) for name, value in members.items() if name not in ("manifest.json", "model.sig"))
-    framing = len(archive.pack(members)) - data
-    assert sum(flips.values()) == 8 * framing + data
-    assert flips["header"] == 8 * 512 * len(members)
+    every_bit = 2 * 512 + len(members["model.sig"])
+    assert sum(flips.values()) == len(archive.pack(members)) + 7 * every_bit
+    assert flips["header"] == 512 * (len(members) + 7 * 2)
+    assert flips["signature"] == 8 * len(members["model.sig"])
     assert set(results["padding"]) == {"FormatError"}
     assert set(results["end"]) == {"FormatError"}
     assert set(results["manifest"]) == {"MixAndMatchError"}

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 # The same inputs in every run, so that a failure can be reproduced.
 fuzz = settings(
-    max_examples=300,
+    max_examples=120,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

@@ -177,7 +177,7 @@ def test_point_that_is_not_on_the_curve_is_refused(key: ec.EllipticCurvePrivateK
 
 
 @pytest.mark.slow
-@settings(max_examples=600, deadline=None, derandomize=True)
+@settings(max_examples=200, deadline=None, derandomize=True)
 @given(
     der=DERS,
     in_der=st.none() | SPLICES,
