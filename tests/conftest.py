@@ -7,6 +7,8 @@ those; `--fast` leaves out those marked `slow`. Both add to pytest's own `-m` an
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import gc
 import inspect
 import os
 import shutil
@@ -15,7 +17,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -75,6 +77,50 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     config.hook.pytest_deselected(items=[item for item in items if not wanted(item)])
     items[:] = [item for item in items if wanted(item)]
+
+
+def pytest_collection_finish() -> None:
+    """Exempt what exists now, some hundred thousand objects, from each later garbage collection."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def shared_file(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], None]], Path]:
+    """Return a file that is made once for all processes of this run: `shared_file(name, write)`."""
+    folder = tmp_path_factory.getbasetemp()
+    folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "shared"
+    folder.mkdir(exist_ok=True)
+
+    def get(name: str, write: Callable[[Path], None]) -> Path:
+        path = folder / name
+        with (folder / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.exists():
+                unfinished = folder / f"unfinished-{name}"
+                write(unfinished)
+                unfinished.rename(path)
+        return path
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def digits_bundle(shared_file: Callable[[str, Callable[[Path], None]], Path]) -> Path:
+    """The example model for this machine with all of its processing, not signed."""
+    from builder import compile
+
+    folder = Path(__file__).parents[1] / "examples" / "digits"
+
+    def write(path: Path) -> None:
+        compile(
+            folder / "digits.onnx",
+            preprocess=str(folder / "preprocess.toml"),
+            postprocess="softmax,top3",
+            labels=folder / "labels.txt",
+        ).save(path)
+
+    return shared_file("digits.bundle", write)
 
 
 class BrokerProcess:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-import builder.cli as cli
+from agent.bundle.manifest import Target
+from builder.bundles.package import Package
 from tests.cli.terminal import Edgebundle, Result, Terminal
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits"
@@ -26,21 +28,8 @@ def fails(result: Result, *words: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("run") / "digits.bundle"
-    arguments = [
-        *("compile", DIGITS / "digits.onnx", "-q", "-o", path, "--labels", DIGITS / "labels.txt"),
-        *("--preprocess", DIGITS / "preprocess.toml", "--postprocess", "softmax,top3"),
-    ]
-    assert cli.main([str(argument) for argument in arguments]) == 0
-    return path
-
-
-@pytest.fixture(scope="module")
-def for_another_machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("other") / "other.bundle"
-    assert cli.main(["compile", str(DIGITS / "digits.onnx"), "-q", "--target", "rpi4", "-o", str(path)]) == 0
-    return path
+def digits(digits_bundle: Path) -> Path:
+    return digits_bundle
 
 
 @pytest.mark.slow
@@ -123,8 +112,11 @@ def test_file_that_is_not_a_bundle(terminal: Terminal, tmp_path: Path, content: 
 
 
 @pytest.mark.slow
-def test_bundle_for_another_machine(terminal: Terminal, for_another_machine: Path) -> None:
-    result = terminal("run", for_another_machine)
+def test_bundle_for_another_machine(terminal: Terminal, digits: Path, tmp_path: Path) -> None:
+    package = Package.load(digits)
+    target = Target("aarch64-linux-gnu", "cortex-a72", ("asimd",))
+    Package(replace(package.manifest, target=target), package.members).save(tmp_path / "other.bundle")
+    result = terminal("run", tmp_path / "other.bundle")
     fails(result, "aarch64")
 
 

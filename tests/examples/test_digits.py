@@ -17,7 +17,6 @@ from PIL import Image
 from agent.runtime.postprocess import Postprocessor
 from agent.runtime.preprocess import Preprocessor
 from builder.bundles.package import Package
-from builder.compiling.compilation import compile
 from builder.running.in_memory import executor
 
 pytestmark = pytest.mark.slow
@@ -30,14 +29,8 @@ Classify = Callable[[bytes], str]
 
 
 @pytest.fixture(scope="module")
-def package() -> Package:
-    return compile(
-        DIGITS / "digits.onnx",
-        "host",
-        preprocess=str(DIGITS / "preprocess.toml"),
-        postprocess="softmax,top3",
-        labels=DIGITS / "labels.txt",
-    )
+def package(digits_bundle: Path) -> Package:
+    return Package.load(digits_bundle)
 
 
 @pytest.fixture(scope="module")

@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 
 from agent.errors import IncompatibleError
-from builder import Package, compile, run
+from builder import Package, run
 from builder.running.in_memory import execute, executor, load_kernels
 
-DIGITS = Path(__file__).parents[3] / "examples" / "digits" / "digits.onnx"
 IMAGE = np.linspace(0, 1, 64, dtype="float32").reshape(1, 1, 8, 8)
 
 
 @pytest.fixture(scope="module")
-def digits() -> Package:
-    return compile(DIGITS)
+def digits(digits_bundle: Path) -> Package:
+    return Package.load(digits_bundle)
 
 
 def parts(package: Package) -> tuple[bytes, bytes, bytes]:

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from builder import Package, compile, profile, run
+from agent.bundle.manifest import Target
+from builder import Package, profile, run
 from builder.errors import BuildError, ModelError, PackageError, ShapeError
 from builder.running.local_run import prepared
 
@@ -16,13 +17,8 @@ DIGITS = Path(__file__).parents[3] / "examples" / "digits"
 
 
 @pytest.fixture(scope="module")
-def digits() -> Package:
-    return compile(
-        DIGITS / "digits.onnx",
-        preprocess=str(DIGITS / "preprocess.toml"),
-        postprocess="softmax,top3",
-        labels=DIGITS / "labels.txt",
-    )
+def digits(digits_bundle: Path) -> Package:
+    return Package.load(digits_bundle)
 
 
 @pytest.mark.slow
@@ -44,8 +40,9 @@ def test_inputs_are_checked_by_name_shape_and_dtype(digits: Package) -> None:
 
 
 @pytest.mark.slow
-def test_a_bundle_for_another_machine_does_not_run_here() -> None:
-    package = compile(DIGITS / "digits.onnx", "riscv64")
+def test_a_bundle_for_another_machine_does_not_run_here(digits: Package) -> None:
+    target = Target("riscv64-linux-gnu", "generic-rv64", ())
+    package = Package(replace(digits.manifest, target=target), digits.members)
     with pytest.raises(PackageError, match="got one for riscv64-linux-gnu"):
         run(package)
 
