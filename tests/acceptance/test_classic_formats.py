@@ -100,9 +100,9 @@ def test_independent_reader_computes_the_same_output(package: Package, tmp_path:
 
 @pytest.mark.slow
 def test_independent_reader_runs_a_network_with_weights_transformed_at_load(
-    resnet18: Path, tmp_path: Path
+    resnet18_package: Package, tmp_path: Path
 ) -> None:
-    package = compile(resnet18)
+    package = resnet18_package
     (tmp_path / "mod.so").write_bytes(package.members["mod.so"])
     module = tvm.runtime.load_module(str(tmp_path / "mod.so"))
     reader = ClassicReader(package.members["mod.json"].decode(), module)

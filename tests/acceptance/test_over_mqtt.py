@@ -17,6 +17,9 @@ import pytest
 from PIL import Image
 
 from benchmarks.architectures import generate
+from builder import Package
+from builder.bundles.key_files import read_private
+from tests.acceptance.conftest import RealPackage
 from tests.conftest import BrokerProcess
 
 pytestmark = pytest.mark.slow
@@ -55,11 +58,19 @@ class Fleet:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def install(self, model: Path, *options: str | Path) -> str:
-        name = f"{model.stem.lower()}.bundle"
-        self.edgebundle("compile", model, "--sign-key", "keys/signing.key", "-o", name, *options)
-        self.edgebundle("deploy", name, "--agent", AGENT, "--broker", self.broker)
-        return model.stem.lower()
+    def compile(self, model: Path, *options: str | Path) -> Path:
+        path = self.folder / f"{model.stem.lower()}.bundle"
+        self.edgebundle("compile", model, "--sign-key", "keys/signing.key", "-o", path, *options)
+        return path
+
+    def sign(self, package: Package) -> Path:
+        path = self.folder / f"{package.manifest.name}.bundle"
+        package.sign(read_private(self.folder / "keys" / "signing.key")).save(path)
+        return path
+
+    def deploy(self, bundle: Path) -> str:
+        self.edgebundle("deploy", bundle, "--agent", AGENT, "--broker", self.broker)
+        return bundle.stem
 
     def infer(self, model: str, *options: str | Path) -> str:
         return self.edgebundle("infer", "--agent", AGENT, "--model", model, "--broker", self.broker, *options)
@@ -71,11 +82,15 @@ class Fleet:
         return code
 
 
-@pytest.fixture
-def fleet(mosquitto: BrokerProcess, tmp_path: Path) -> Iterator[Fleet]:
-    fleet = Fleet(mosquitto.url, tmp_path)
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    folder = tmp_path_factory.mktemp("fleet")
+    broker = BrokerProcess("mosquitto", folder)
+    broker.start()
+    fleet = Fleet(broker.url, folder)
     yield fleet
     assert fleet.stop() == 0
+    broker.stop()
 
 
 # The centre of each face, as a person sees it, in pixels of the photograph, from left to right.
@@ -84,8 +99,10 @@ HALF_A_FACE = 35
 
 
 @pytest.mark.parametrize("name", ["slim-320", "RFB-320"])
-def test_faces_are_found_in_photographs(fleet: Fleet, models: Path, name: str) -> None:
-    model = fleet.install(models / f"{name}.onnx", "--preprocess", "ultraface", "--postprocess", "faces")
+def test_faces_are_found_in_photographs(
+    fleet: Fleet, models: Path, real_package: RealPackage, name: str
+) -> None:
+    model = fleet.deploy(fleet.sign(real_package(name, "host")))
     for photograph, middles in FACES.items():
         answer = json.loads(fleet.infer(model, "--input", models / photograph, "--json"))
         outputs = {output["name"]: output for output in answer["outputs"]}
@@ -114,8 +131,10 @@ def yunet_faces(outputs: dict[str, np.ndarray], size: int = 320) -> list[tuple[f
     return faces
 
 
-def test_a_detector_with_raw_outputs_finds_the_same_faces(fleet: Fleet, models: Path, tmp_path: Path) -> None:
-    model = fleet.install(models / "yunet_n_320.onnx", "--preprocess", "raw-bgr")
+def test_a_detector_with_raw_outputs_finds_the_same_faces(
+    fleet: Fleet, models: Path, real_package: RealPackage, tmp_path: Path
+) -> None:
+    model = fleet.deploy(fleet.sign(real_package("yunet_n_320", "host")))
     for photograph, middles in FACES.items():
         fleet.infer(model, "--input", models / photograph, "--outputs", tmp_path / "out.npz")
         with np.load(tmp_path / "out.npz") as answer:
@@ -132,7 +151,7 @@ def test_bert_answers_int64_tensors(fleet: Fleet, tmp_path: Path) -> None:
     path = tmp_path / "bert.onnx"
     onnx.save(generate("bert", layers=2, hidden=128, heads=2, vocabulary=1000), path)
     shapes = "input_ids:[1,16] attention_mask:[1,16] token_type_ids:[1,16]"
-    fleet.install(path, "--input-shapes", shapes)
+    fleet.deploy(fleet.compile(path, "--input-shapes", shapes))
     inputs: dict[str, Any] = {
         "input_ids": np.random.default_rng(1).integers(0, 1000, (1, 16)),
         "attention_mask": np.array([[1] * 12 + [0] * 4]),

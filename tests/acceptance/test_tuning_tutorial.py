@@ -39,7 +39,7 @@ def test_on_the_command_line(tmp_path: Path, image: dict[str, Any]) -> None:
     np.savez(tmp_path / "image.npz", **image)
     edgebundle("compile", "--target", "llvm", "--output", "untuned.bundle", DIGITS, cwd=tmp_path)
     summary = edgebundle(
-        "tune", "--target", "llvm", "--output", "records", "--trials", "4", "--number", "1", "--repeat", "2",
+        "tune", "--target", "llvm", "--output", "records", "--trials", "2", "--number", "1", "--repeat", "2",
         "--min-repeat-ms", "0", "--pairs", "5", DIGITS, cwd=tmp_path,
     )  # fmt: skip
     assert re.search(r"^records: \d+ points of 4 operators; \d are faster when tuned$", summary, re.MULTILINE)
@@ -74,7 +74,7 @@ def test_from_python(tmp_path: Path, image: dict[str, Any]) -> None:
         model,
         "llvm",
         tmp_path / "records",
-        options=TuneOptions(trials=4, pairs=5, tuner="xgb", early_stopping=3),
+        options=TuneOptions(trials=2, pairs=5, tuner="xgb", early_stopping=3),
         runner=RunnerOptions(number=1, repeat=2, min_repeat_ms=0, timeout_s=30, cache_flush=True),
     )
     assert len(records.all) >= 8

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from benchmarks.architectures import generate
-from builder import Package, compile, load, run
+from builder import Package, run
 from tests.acceptance.commands import edgebundle
 
 pytestmark = pytest.mark.slow
@@ -67,6 +67,9 @@ def test_resnet50_v2_on_the_command_line(resnet50_v2: Path, cat: Path, synset: P
     assert "Execution time summary:" in printed
     assert re.search(r"mean \(ms\)\s+median \(ms\)\s+max \(ms\)\s+min \(ms\)\s+std \(ms\)", printed)
 
+    weights = sum(onnx.numpy_helper.to_array(t).nbytes for t in onnx.load(resnet50_v2).graph.initializer)
+    assert (tmp_path / "resnet50-v2-7-tvm.bundle").stat().st_size <= 1.1 * weights
+
     session = ort.InferenceSession(str(resnet50_v2), providers=["CPUExecutionProvider"])
     (reference,) = session.run(None, {"data": data})
     with np.load(tmp_path / "predictions.npz") as file:
@@ -82,27 +85,16 @@ def test_resnet50_v2_on_the_command_line(resnet50_v2: Path, cat: Path, synset: P
     assert [float(line[0]) for line in lines] == pytest.approx(scores[best], abs=2e-3)
 
 
-def test_resnet50_v2_from_python(resnet50_v2: Path, cat: Path, tmp_path: Path) -> None:
-    notes: list[str] = []
-    model = load(resnet50_v2, progress=notes.append)
-    assert any("batch" in note for note in notes)
-    package = compile(model, target="llvm")
-    package.save(tmp_path / "package.bundle")
-    package = Package.load(tmp_path / "package.bundle")
+def test_resnet18_from_python(resnet18: Path, resnet18_package: Package, cat: Path) -> None:
+    """The package was imported, compiled, saved and loaded again as the tutorial does it in Python."""
+    [spec] = resnet18_package.manifest.inputs
     data = prepared(cat)
-    result = run(package, {"data": data}, device="cpu", benchmark=True, repeat=3)
-    session = ort.InferenceSession(str(resnet50_v2), providers=["CPUExecutionProvider"])
-    (reference,) = session.run(None, {"data": data})
+    result = run(resnet18_package, {spec.name: data}, device="cpu", benchmark=True, repeat=3)
+    session = ort.InferenceSession(str(resnet18), providers=["CPUExecutionProvider"])
+    (reference,) = session.run(None, {spec.name: data})
     assert np.abs(result.get_output("output_0") - reference).max() <= 1e-4 * np.abs(reference).max()
     assert result.times is not None
     assert len(result.times.results) == 3
-
-
-def test_resnet50_v2_fits_into_1_1_times_its_weights(resnet50_v2: Path, tmp_path: Path) -> None:
-    path = tmp_path / "r.bundle"
-    compile(resnet50_v2).save(path)
-    weights = sum(onnx.numpy_helper.to_array(t).nbytes for t in onnx.load(resnet50_v2).graph.initializer)
-    assert path.stat().st_size <= 1.1 * weights
 
 
 def test_bert_with_three_input_shapes(tmp_path: Path) -> None:
