@@ -10,14 +10,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from agent.bundle.manifest import Target
 from builder import cli
 from builder.bundles import key_files
+from builder.bundles.package import Package
 from tests.cli.terminal import Edgebundle
 from tests.conftest import BrokerProcess
 from tests.ports import free_port
@@ -36,14 +39,24 @@ class Site:
     pair: key_files.KeyPair
     folder: Path
 
-    def compile(self, name: str, *flags: str, key: Path | None = None) -> Path:
-        path = self.folder / f"{name}.bundle"
+    @property
+    def first(self) -> Path:
+        return self.folder / "first.bundle"
+
+    def compile(self) -> None:
         arguments = [
-            *("compile", str(DIGITS / "digits.onnx"), "-q", "--name", "digits", "-o", str(path)),
+            *("compile", str(DIGITS / "digits.onnx"), "-q", "--name", "digits", "-o", str(self.first)),
             *("--preprocess", str(DIGITS / "preprocess.toml"), "--postprocess", "softmax,top3"),
-            *("--labels", str(DIGITS / "labels.txt"), "--sign-key", str(key or self.pair.private)),
+            *("--labels", str(DIGITS / "labels.txt"), "--sign-key", str(self.pair.private)),
         ]
-        assert cli.main([*arguments, *flags]) == 0
+        assert cli.main([*arguments, "--security-counter", "5"]) == 0
+
+    def variant(self, name: str, *, key: Path | None = None, **changes: Any) -> Path:
+        """Return the first bundle with other fields of the manifest, signed again; nothing is compiled."""
+        path = self.folder / f"{name}.bundle"
+        package = Package.load(self.first)
+        unsigned = Package(replace(package.manifest, **changes), package.members)
+        unsigned.sign(key_files.read_private(key or self.pair.private)).save(path)
         return path
 
 
@@ -68,9 +81,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         )
     site = Site(broker.url, pair, folder)
     try:
-        bundle = site.compile("first", "--security-counter", "5")
+        site.compile()
         give_up = time.monotonic() + START_LIMIT_S
-        while cli.main(["deploy", str(bundle), "--agent", "kitchen", "--broker", broker.url]):
+        while cli.main(["deploy", str(site.first), "--agent", "kitchen", "--broker", broker.url]):
             assert time.monotonic() < give_up, (folder / "agent.log").read_text()
         yield site
     finally:
@@ -136,9 +149,7 @@ def test_infer_with_arrays_gives_the_same_labels_as_run(
         *("--input", tmp_path / "in.npz"),
     )
     assert done.returncode == 0, done.stderr
-    here = json.loads(
-        edgebundle("run", site.folder / "first.bundle", "--inputs", tmp_path / "in.npz", "--json").stdout
-    )
+    here = json.loads(edgebundle("run", site.first, "--inputs", tmp_path / "in.npz", "--json").stdout)
     assert [row["label"] for row in json.loads(done.stdout)["top"]] == here["answers"]["labels"]
 
 
@@ -157,12 +168,12 @@ def test_metrics_json(edgebundle: Edgebundle, site: Site) -> None:
 
 
 def test_newer_version_is_deployed_and_reported(edgebundle: Edgebundle, site: Site) -> None:
-    path = site.compile("newer", "--security-counter", "5", "--model-version", "1.1.0")
+    path = site.variant("newer", version="1.1.0")
     done = edgebundle("deploy", path, "--agent", "kitchen", "--broker", site.broker)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("digits 1.1.0 is in service on kitchen (")
     assert "verifying" in done.stderr.splitlines()
-    again = edgebundle("deploy", site.folder / "first.bundle", "--agent", "kitchen", "--broker", site.broker)
+    again = edgebundle("deploy", site.first, "--agent", "kitchen", "--broker", site.broker)
     assert again.returncode == 0, again.stderr  # an equal counter allows the older version
 
 
@@ -178,27 +189,28 @@ def refused(edgebundle: Edgebundle, site: Site, path: Path, code: str) -> None:
 
 
 def test_older_counter_is_a_rollback(edgebundle: Edgebundle, site: Site) -> None:
-    refused(edgebundle, site, site.compile("older", "--security-counter", "4"), "ERR_ROLLBACK")
+    refused(edgebundle, site, site.variant("older", security_counter=4), "ERR_ROLLBACK")
 
 
 def test_bundle_signed_with_an_unknown_key(edgebundle: Edgebundle, site: Site, tmp_path: Path) -> None:
     other = key_files.generate(tmp_path / "other")
-    path = site.compile("stranger", "--security-counter", "6", key=other.private)
+    path = site.variant("stranger", security_counter=6, key=other.private)
     refused(edgebundle, site, path, "ERR_ARBITRARY_SOFTWARE")
 
 
 def test_bundle_for_another_machine(edgebundle: Edgebundle, site: Site) -> None:
-    path = site.compile("pi", "--security-counter", "6", "--target", "rpi4")
+    pi = {"target": Target("aarch64-linux-gnu", "cortex-a72", ("asimd",)), "compatible": ("linux-aarch64",)}
+    path = site.variant("pi", security_counter=6, **pi)
     refused(edgebundle, site, path, "ERR_INCOMPATIBLE")
 
 
 def test_bundle_for_another_device_type(edgebundle: Edgebundle, site: Site) -> None:
-    path = site.compile("robot", "--security-counter", "6", "--compatible", "acme,robot")
+    path = site.variant("robot", security_counter=6, compatible=("acme,robot",))
     refused(edgebundle, site, path, "ERR_INCOMPATIBLE")
 
 
 def test_changed_byte_is_refused(edgebundle: Edgebundle, site: Site, tmp_path: Path) -> None:
-    data = bytearray((site.folder / "first.bundle").read_bytes())
+    data = bytearray((site.first).read_bytes())
     data[data.index(b"\x7fELF") + 4000] ^= 1
     (tmp_path / "changed.bundle").write_bytes(data)
     refused(edgebundle, site, tmp_path / "changed.bundle", "ERR_MIX_AND_MATCH")
@@ -211,7 +223,7 @@ def test_missing_broker_is_one_error_line(edgebundle: Edgebundle, site: Site) ->
     broker = ("--broker", f"mqtt://127.0.0.1:{free_port()}")
     fails(edgebundle("agents", *broker), "127.0.0.1")
     fails(edgebundle("metrics", "--agent", "kitchen", *broker), "127.0.0.1")
-    fails(edgebundle("deploy", site.folder / "first.bundle", "--agent", "kitchen", *broker), "127.0.0.1")
+    fails(edgebundle("deploy", site.first, "--agent", "kitchen", *broker), "127.0.0.1")
     picture = ("--input", DIGITS / "seven.png", "--deadline", "3")
     fails(edgebundle("infer", "--agent", "kitchen", "--model", "digits", *picture, *broker), "127.0.0.1")
 
@@ -228,7 +240,7 @@ def test_invalid_broker_url(edgebundle: Edgebundle, url: str) -> None:
 
 def test_absent_agent(edgebundle: Edgebundle, site: Site) -> None:
     where = ("--agent", "cellar", "--broker", site.broker)
-    fails(edgebundle("deploy", site.folder / "first.bundle", *where, "--wait", "2"), "cellar")
+    fails(edgebundle("deploy", site.first, *where, "--wait", "2"), "cellar")
     picture = ("--input", DIGITS / "seven.png", "--deadline", "2")
     fails(edgebundle("infer", "--model", "digits", *picture, *where), "cellar")
 
@@ -236,7 +248,7 @@ def test_absent_agent(edgebundle: Edgebundle, site: Site) -> None:
 @pytest.mark.parametrize("name", ["a/b", "#", "", "groups", "x" * 65])
 def test_name_that_no_agent_can_have(edgebundle: Edgebundle, site: Site, name: str) -> None:
     where = (f"--agent={name}", "--broker", site.broker)
-    fails(edgebundle("deploy", site.folder / "first.bundle", *where))
+    fails(edgebundle("deploy", site.first, *where))
     fails(edgebundle("metrics", *where))
     fails(edgebundle("infer", "--model", "digits", "--input", DIGITS / "seven.png", *where))
 
