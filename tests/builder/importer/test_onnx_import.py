@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +23,9 @@ pytestmark = pytest.mark.slow
 MODELS_VARIABLE = "EDGEBUNDLE_MODELS"
 RELATIVE_ERROR = 1e-4
 BERT_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+
+# Each network is generated once: its random weights take a second or two.
+network = functools.cache(generate)
 
 
 def relative_error(found: NDArray[Any], expected: NDArray[Any]) -> float:
@@ -59,7 +63,7 @@ def noise(*shape: int) -> NDArray[np.float32]:
 
 @pytest.mark.parametrize("name", ["resnet18", "resnet50", "resnet50-v2", "mobilenetv2"])
 def test_image_networks_of_full_size_keep_their_numbers(name: str, run_onnx: Any) -> None:
-    original = generate(name)
+    original = network(name)
     model = import_onnx(original)
     assert model.inputs[0].shape == (1, 3, 224, 224)
     assert model.outputs[0].shape == (1, 1000)
@@ -68,7 +72,7 @@ def test_image_networks_of_full_size_keep_their_numbers(name: str, run_onnx: Any
 
 @pytest.mark.parametrize("name", ["resnet18", "resnet50-v2", "mobilenetv2"])
 def test_small_image_networks_build_to_the_same_numbers(name: str, run_onnx: Any, run_relax: Any) -> None:
-    original = generate(name, size=32, classes=10)
+    original = network(name, size=32, classes=10)
     model = import_onnx(original)
     feeds = {model.inputs[0].name: noise(1, 3, 32, 32)}
     assert_built_the_same(run_onnx, run_relax, original, model, feeds)
@@ -76,7 +80,7 @@ def test_small_image_networks_build_to_the_same_numbers(name: str, run_onnx: Any
 
 def test_resnet50_v2_needs_no_shape_and_notes_the_chosen_batch() -> None:
     lines: list[str] = []
-    model = import_onnx(generate("resnet50-v2", size=32, classes=10), progress=lines.append)
+    model = import_onnx(network("resnet50-v2", size=32, classes=10), progress=lines.append)
     assert [(spec.name, spec.datatype, spec.shape) for spec in model.inputs] == [
         ("data", "FP32", (1, 3, 32, 32))
     ]
@@ -87,7 +91,7 @@ def test_resnet50_v2_needs_no_shape_and_notes_the_chosen_batch() -> None:
 
 def test_batch_norms_that_follow_a_convolution_are_folded_and_the_others_stay() -> None:
     def count(name: str) -> int:
-        nodes = import_onnx(generate(name, size=32)).onnx.graph.node
+        nodes = import_onnx(network(name, size=32)).onnx.graph.node
         return sum(node.op_type == "BatchNormalization" for node in nodes)
 
     assert count("resnet18") == 0
@@ -95,7 +99,7 @@ def test_batch_norms_that_follow_a_convolution_are_folded_and_the_others_stay() 
 
 
 def test_a_given_batch_is_used(run_onnx: Any) -> None:
-    original = generate("resnet50-v2", size=32, classes=10)
+    original = network("resnet50-v2", size=32, classes=10)
     model = import_onnx(original, input_shapes={"data": (2, 3, 32, 32)})
     assert model.outputs[0].shape == (2, 10)
     assert model.notes == ()
@@ -104,7 +108,7 @@ def test_a_given_batch_is_used(run_onnx: Any) -> None:
 
 @pytest.fixture(scope="module")
 def bert() -> onnx.ModelProto:
-    return generate("bert", layers=2, hidden=48, heads=4, vocabulary=100, positions=64)
+    return network("bert", layers=2, hidden=48, heads=4, vocabulary=100, positions=64)
 
 
 def tokens(length: int) -> dict[str, NDArray[np.int64]]:
@@ -147,7 +151,7 @@ def test_a_sequence_longer_than_the_positions_is_refused(bert: onnx.ModelProto) 
 
 
 def test_importing_twice_gives_the_same_bytes() -> None:
-    models = [import_onnx(generate("mobilenetv2", size=32)) for _ in range(2)]
+    models = [import_onnx(network("mobilenetv2", size=32)) for _ in range(2)]
     first, second = (model.onnx.SerializeToString(deterministic=True) for model in models)
     assert first == second
     assert models[0].source_sha256 == models[1].source_sha256
@@ -173,7 +177,7 @@ def test_an_output_may_be_an_input_or_a_constant_of_the_model(make_model: Any, r
 
 
 def test_import_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    import_onnx(generate("mobilenetv2", size=32, classes=10))
+    import_onnx(network("mobilenetv2", size=32, classes=10))
     captured = capfd.readouterr()
     assert captured.out == ""
     assert captured.err == ""

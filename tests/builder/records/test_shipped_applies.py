@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 import pytest
 
+from benchmarks.architectures import generate
+from benchmarks.shipped_records import operators
 from benchmarks.shipped_records.check import applicability
 from benchmarks.shipped_records.cores import TARGETS
 from benchmarks.shipped_records.operators import operators_of
+from builder.importer import ImportedModel, import_onnx
 from builder.kernels.design_space import DesignSpace
 from builder.records.shipped import CoreRecords, ShippedEntry
 from builder.target.device_target import resolve
@@ -17,6 +21,17 @@ pytestmark = pytest.mark.slow
 
 # The smaller models; `python -m benchmarks.shipped_records.check` checks all of them.
 MODELS = ("resnet18", "mobilenetv2")
+
+
+@functools.cache
+def imported(name: str) -> ImportedModel:
+    return import_onnx(generate(name))
+
+
+@pytest.fixture(autouse=True)
+def each_model_is_imported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operators, "generate", lambda name: name)
+    monkeypatch.setattr(operators, "import_onnx", lambda name, **_: imported(name))
 
 
 @pytest.mark.parametrize("name", [name for name, target in TARGETS.items() if target != "host"])
