@@ -7,9 +7,15 @@ import pytest
 from tvm import relax
 
 from builder.target.device_target import DeviceTarget
-from tests.builder.kernels.machines import Randn, close, conv2d, run
+from tests.builder.kernels.machines import Randn, close, conv2d, machine, run
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def target() -> DeviceTarget:
+    """One width: the operators are rewritten before anything depends on it."""
+    return machine(8)
 
 
 def transposed(x: np.ndarray, w: np.ndarray, stride: int, padding: int, more: int) -> np.ndarray:

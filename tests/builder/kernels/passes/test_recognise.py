@@ -8,9 +8,15 @@ from tvm import relax
 
 from builder.kernels.spaces import matmul, rows
 from builder.target.device_target import DeviceTarget
-from tests.builder.kernels.machines import Randn, close, run
+from tests.builder.kernels.machines import Randn, close, machine, run
 
 op = relax.op
+
+
+@pytest.fixture
+def target() -> DeviceTarget:
+    """One width: the operators are rewritten before anything depends on it."""
+    return machine(8)
 
 
 def decomposed(x: relax.Expr, square: str, root: str, axis: int = -1) -> relax.Expr:
