@@ -95,9 +95,18 @@ class Lab:
             time.sleep(0.1)
 
 
-@pytest.fixture
-def lab() -> Iterator[Lab]:
+@pytest.fixture(scope="module")
+def tracker() -> Iterator[Lab]:
     made = Lab(free_port())
     made.start_tracker()
     yield made
     made.stop()
+
+
+@pytest.fixture
+def lab(tracker: Lab) -> Iterator[Lab]:
+    """A tracker without boards; those that a test starts are stopped after it."""
+    made = Lab(tracker.port)
+    yield made
+    made.stop()
+    made.wait(lambda: made.tracker.servers(KEY) == ())
