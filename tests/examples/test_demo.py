@@ -60,13 +60,18 @@ def test_picture_is_recognised_over_mqtt(tmp_path: Path, broker: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name
+    ("number", "step"),
+    [
+        (signal.SIGHUP, "keygen"),
+        (signal.SIGTERM, "compile"),
+        (signal.SIGINT, "deploy"),  # by now broker and agent are running
+    ],
 )
-def test_interrupted_demo_stops_everything(tmp_path: Path, number: signal.Signals) -> None:
+def test_interrupted_demo_stops_everything(tmp_path: Path, number: signal.Signals, step: str) -> None:
     process = start(tmp_path)
     assert process.stdout is not None
     for line in process.stdout:
-        if line.startswith("$ edgebundle deploy"):  # by now broker and agent are running
+        if line.startswith(f"$ edgebundle {step}"):
             break
     process.send_signal(number)
     out, err = process.communicate(timeout=LIMIT_S)
