@@ -199,8 +199,8 @@ def test_bundle_signed_with_an_unknown_key(edgebundle: Edgebundle, site: Site, t
 
 
 def test_bundle_for_another_machine(edgebundle: Edgebundle, site: Site) -> None:
-    pi = {"target": Target("aarch64-linux-gnu", "cortex-a72", ("asimd",)), "compatible": ("linux-aarch64",)}
-    path = site.variant("pi", security_counter=6, **pi)
+    target = Target("aarch64-linux-gnu", "cortex-a72", ("asimd",))
+    path = site.variant("pi", security_counter=6, target=target, compatible=("linux-aarch64",))
     refused(edgebundle, site, path, "ERR_INCOMPATIBLE")
 
 
