@@ -265,12 +265,20 @@ class Supervisor:
         )
         loading: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self._loading = loading
-        self._process = process = self._spawn(manifest.name, on_frame=self._on_frame, on_end=self._on_end)
+        # A process that was given up may take long to end: what it says then is not its successor's.
+        self._process = process = self._spawn(
+            manifest.name,
+            on_frame=lambda frame: self._on_frame(frame) if process is self._process else None,
+            on_end=lambda how: self._on_end(how) if process is self._process else None,
+        )
         try:
             descriptors = [self.verified.files[name] for name in names]
             await process.start(load, manifest.to_bytes(), descriptors)
             async with asyncio.timeout(START_LIMIT_S):
                 ready = await loading
+        except EdgeError:
+            process.kill()  # it should end by itself, but runs code that is not trusted
+            raise
         except OSError as error:  # TimeoutError is one
             process.kill()
             what = f"not ready within {START_LIMIT_S:g} s" if isinstance(error, TimeoutError) else str(error)

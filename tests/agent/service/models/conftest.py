@@ -36,6 +36,9 @@ class FakeProcess:
         self.shares: list[Share] = []
         self.pid: int | None = None
         self.started_s = 0.0
+        self.killed = False
+        # It takes long to end after it was killed.
+        self.deaf = False
 
     async def start(self, load: Load, manifest: bytes, descriptors: Sequence[int]) -> None:
         assert manifest
@@ -69,7 +72,9 @@ class FakeProcess:
             self._on_end(how)
 
     def kill(self) -> None:
-        asyncio.get_running_loop().call_soon(self.die, "killed by SIGKILL")
+        self.killed = True
+        if not self.deaf:
+            asyncio.get_running_loop().call_soon(self.die, "killed by SIGKILL")
 
     async def stop(self, limit_s: float) -> None:
         assert limit_s >= 0

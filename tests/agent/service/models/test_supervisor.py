@@ -276,6 +276,48 @@ async def test_worker_that_cannot_be_started_again_is_given_up(
 
 
 @in_virtual_time
+async def test_late_end_of_a_process_that_was_given_up_is_not_its_successors(
+    supervised: MakeSupervised, workers: Workers, requests: Requests
+) -> None:
+    made = supervised()
+    await made.supervisor.start()
+    workers.latest.die()
+    workers.silent = True
+    await settle()
+    await asyncio.sleep(1)
+    given_up = workers.latest
+    given_up.deaf = True
+    given_up.on_frame(Frame(Failed("ERR_SELF_TEST", "sample 0 differs")))
+    await asyncio.sleep(1)
+    successor = workers.latest
+    assert successor is not given_up
+    given_up.die("killed by SIGKILL")  # while its successor is loading
+    await settle()
+    assert workers.latest is successor
+    successor.on_frame(Frame(READY))
+    await settle()
+    given_up.on_frame(Frame(READY))
+    assert made.states[-1] == "READY"
+    made.supervisor.send(requests.new())
+    successor.answer()
+    assert requests.ended == {1: b"x"}
+    assert made.supervisor.pid == successor.pid
+
+
+@in_virtual_time
+async def test_process_that_says_that_it_failed_and_does_not_end_is_killed(
+    supervised: MakeSupervised, workers: Workers
+) -> None:
+    workers.silent = True
+    starting = asyncio.ensure_future(supervised().supervisor.start())
+    await settle()
+    workers.latest.on_frame(Frame(Failed("ERR_INCOMPATIBLE", "needs AVX-512")))
+    with pytest.raises(IncompatibleError):
+        await starting
+    assert workers.latest.killed
+
+
+@in_virtual_time
 async def test_stop_waits_for_answers_and_returns_the_rest(
     supervised: MakeSupervised, workers: Workers, requests: Requests
 ) -> None:
