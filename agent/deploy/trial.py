@@ -60,9 +60,10 @@ class Score:
     Attributes
     ----------
     answers, errors
-        Requests that were computed, and how many of them failed or ended the worker.
+        Requests that were computed, and how many of them failed or ended the worker; without those of the
+        client that has the most failures, if there are others (`agent.service.models.track_record`).
     p95_s
-        The 95th percentile of the computing time in seconds; None before the first answer.
+        The 95th percentile of the graph's computing time in seconds; None before the first answer.
     """
 
     answers: int = 0

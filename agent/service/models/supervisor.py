@@ -329,7 +329,7 @@ class Supervisor:
         if pending.suspect is not None:
             self.quarantine.acquit(pending.suspect)
             self._on_suspect(pending, Verdict.ACQUITTED)
-        self.record.answered(answer)
+        self.record.answered(answer, pending.client)
         pending.answer(answer, payload, self.verified.manifest.version)
         if self.has_room:
             self._on_room()
@@ -399,7 +399,7 @@ class Supervisor:
         # Before the owner takes the requests back, which `_enter` may lead to.
         refusal = None if computed is None else self._judge(computed, how, over_limit=over_limit)
         if computed is not None and refusal is not None:
-            self.record.failed()
+            self.record.failed(computed.client)
             self._sent.popleft()
             self._on_suspect(computed, Verdict.CONVICTED)
         elif computed is not None:

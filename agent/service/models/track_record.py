@@ -1,6 +1,10 @@
 """How a bundle has done since it was put into service: answers, failures of the model, and its speed.
 
-Promises: what a client did wrong (400, 415, a deadline that passed) does not count.
+Promises: what a client did wrong (400, 415, a deadline that passed) does not count, and no client can make a
+bundle look bad to all: the failures of the client that has the most are left out, unless nobody else asks. A
+request can fail by what it asks for (JSON that is too large, NaN as JSON, inputs that end a worker), and the
+version before would have failed too. Only the computing of the graph counts as time, because clients choose
+what is decoded and encoded.
 Leaves to others: what follows from it (`agent.deploy.trial`).
 """
 
@@ -14,6 +18,9 @@ from agent.worker.frames import Answer
 
 # Enough for a 95th percentile that one slow answer does not move.
 _KEEP_DURATIONS: Final = 1024
+# More clients than a device has; those that come later are counted as one.
+_MAX_CLIENTS: Final = 64
+_OTHERS: Final = 0
 _OK: Final = 200
 _MODEL_FAILED: Final = 500
 _PERCENTILE: Final = 0.95
@@ -23,25 +30,38 @@ class TrackRecord:
     """The answers of one bundle."""
 
     def __init__(self) -> None:
-        self._answers = 0
-        self._errors = 0
+        # By a hash of the client's name, which may be long.
+        self._answers: dict[int, int] = {}
+        self._errors: dict[int, int] = {}
         self._computed_us: deque[int] = deque(maxlen=_KEEP_DURATIONS)
 
-    def answered(self, answer: Answer) -> None:
+    def answered(self, answer: Answer, client: str) -> None:
         """Count an answer of the worker."""
         if answer.status == _OK:
-            self._answers += 1
-            self._computed_us.append(answer.decode_us + answer.compute_us + answer.encode_us)
+            self._count(client)
+            self._computed_us.append(answer.compute_us)
         elif answer.status == _MODEL_FAILED:
-            self.failed()
+            self.failed(client)
 
-    def failed(self) -> None:
+    def failed(self, client: str) -> None:
         """Count a request that failed, or that ended the worker."""
-        self._answers += 1
-        self._errors += 1
+        key = self._count(client)
+        self._errors[key] = self._errors.get(key, 0) + 1
+
+    def _count(self, client: str) -> int:
+        key = hash(client)
+        if key not in self._answers and len(self._answers) >= _MAX_CLIENTS:
+            key = _OTHERS
+        self._answers[key] = self._answers.get(key, 0) + 1
+        return key
 
     def score(self) -> Score:
         """Return the numbers."""
         ordered = sorted(self._computed_us)
         p95_s = ordered[int(_PERCENTILE * (len(ordered) - 1))] / 1e6 if ordered else None
-        return Score(answers=self._answers, errors=self._errors, p95_s=p95_s)
+        answers, errors = sum(self._answers.values()), sum(self._errors.values())
+        if errors and len(self._answers) > 1:
+            most = max(self._errors, key=lambda key: self._errors[key])
+            answers -= self._answers[most]
+            errors -= self._errors[most]
+        return Score(answers=answers, errors=errors, p95_s=p95_s)
