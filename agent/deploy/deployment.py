@@ -180,7 +180,7 @@ class Deployment:
     def idle(self) -> bool:
         """Whether all models are loaded, jobs ended and unwanted models removed; the inbox may have more."""
         busy = self._busy or self._taking or self._work.is_set() or self._disk_changed.is_set()
-        return self.restored and not busy
+        return self.restored and not busy and not self._journal.saving
 
     def _is_open(self) -> bool:
         return self._unopened is None

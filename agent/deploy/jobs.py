@@ -189,6 +189,11 @@ class Journal:
         self._unsaved = True
         return tuple(forgotten)
 
+    @property
+    def saving(self) -> bool:
+        """Whether the file is being written."""
+        return self._saving.locked()
+
     async def save(self) -> None:
         """Write what `put` was given, if anything."""
         async with self._saving:
