@@ -347,8 +347,10 @@ class Connection:
     def ack(self, message: Message | Receipt) -> None:
         """Acknowledge a message, unless it came over an earlier connection: the broker delivers it again."""
         receipt = message.receipt if isinstance(message, Message) else message
-        if receipt is not None and self.connected and receipt.epoch == self._negotiation.epoch:
-            assert self._engine is not None
+        if receipt is None or self._engine is None or receipt.epoch != self._negotiation.epoch:
+            return
+        # Not `self.connected`: the first messages of a session may arrive together with CONNACK.
+        if self._engine.connected:
             self._engine.ack(receipt.packet_id)
 
     def want(self, topic_filter: str, qos: int = 1) -> None:
@@ -399,6 +401,11 @@ class Connection:
                         from agent.mqtt.diagnosis import describe
 
                         detail = describe(error, self.settings)
+                    except Exception:  # noqa: BLE001 - the outermost loop: nobody else would connect again
+                        _log.exception("%s: internal error while connecting", self.name)
+                        if self._engine is not None:
+                            self._engine.drop()
+                        self._lost(LOST)
                 if self.connected:
                     if backoff.failures:
                         _log.info("%s: connected to %s", self.name, self.settings.url)
@@ -433,8 +440,11 @@ class Connection:
         while True:
             await asyncio.sleep(_KEEP_ALIVE_TICK_S)
             if self.connected and self._engine is not None:
-                self._engine.keep_alive()
-                self._look_for_5()
+                try:
+                    self._engine.keep_alive()
+                    self._look_for_5()
+                except Exception:  # noqa: BLE001 - the outermost loop: without pings, a silent loss stays unnoticed
+                    _log.exception("%s: internal error while the connection is kept alive", self.name)
 
     def _look_for_5(self) -> None:
         """Connect in MQTT 5 if the broker speaks it by now, at a moment when nothing is being sent."""
@@ -502,6 +512,8 @@ class Connection:
         # so nothing is sent before the subscriptions are granted.
         self._subscriptions.begin(limits)
         self._pump()
+        if not self.connected:  # lost while the first packets were sent
+            return LOST
         if self._on_up is not None:
             self._on_up(connack.session_present)
         return reason(0)
@@ -523,11 +535,12 @@ class Connection:
             return
         why = LOST if given is None or not given.failed else given
         self._up.clear()
+        # First, so that no error of an owner keeps this connection from being made again.
+        if self._down is not None and not self._down.done():
+            self._down.set_result(why)
         self._end_drain()
         self._subscriptions.lost()
         self._sending.lost(why)
-        if self._down is not None and not self._down.done():
-            self._down.set_result(why)
         if self._on_down is not None:
             self._on_down(why)
 

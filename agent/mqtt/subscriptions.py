@@ -51,6 +51,7 @@ class Subscriptions:
         self._in_flight: dict[int, tuple[str, ...]] = {}
         self._verdicts: dict[str, asyncio.Future[Reason]] = {}
         self._first: set[int] = set()
+        self._losses = 0
         self._limits = NO_LIMITS
 
     @property
@@ -79,9 +80,8 @@ class Subscriptions:
         """End the subscription to a filter, now and at the next connections."""
         self._filters.pop(topic_filter, None)
         self._refused.discard(topic_filter)
-        packet_id = self._leave(topic_filter) if connected else None
-        if packet_id is not None:
-            self._in_flight[packet_id] = ()
+        if connected:
+            self._note(lambda: self._leave(topic_filter), ())
 
     def wait_for(self, topic_filter: str) -> asyncio.Future[Reason]:
         """Return a future for the broker's verdict on a filter."""
@@ -105,6 +105,7 @@ class Subscriptions:
 
     def lost(self) -> None:
         """Forget the packets in flight and the verdicts: the connection is gone."""
+        self._losses += 1
         self._in_flight.clear()
         self._refused.clear()
         self._first.clear()
@@ -145,7 +146,15 @@ class Subscriptions:
         for text in filters:
             if text not in allowed:  # asking for it would end the connection (MQTT 5.0, 3.2.2.3.11 and 13)
                 self._judge(text, _NO_SHARING if text.startswith("$share/") else _NO_WILDCARDS)
-        packet_id = self._ask([(text, self._filters[text]) for text in allowed]) if allowed else None
-        if packet_id is not None:
-            self._in_flight[packet_id] = allowed
+        if not allowed:
+            return None
+        return self._note(lambda: self._ask([(text, self._filters[text]) for text in allowed]), allowed)
+
+    def _note(self, send: Callable[[], int | None], filters: tuple[str, ...]) -> int | None:
+        """Send a packet, and wait for its answer, unless the connection broke while it was sent."""
+        losses = self._losses
+        packet_id = send()
+        if packet_id is None or losses != self._losses:
+            return None
+        self._in_flight[packet_id] = filters
         return packet_id

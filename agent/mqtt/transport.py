@@ -300,6 +300,8 @@ async def _look_up(host: str, port: int) -> Sequence[_Address]:
     try:
         # A numeric address needs no look-up, and so no thread.
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except UnicodeError as error:  # an empty label, or one of more than 63 bytes
+        raise OSError(errno.EINVAL, f"expected the name of a host, got {host!a:.80}: {error}") from error
     except socket.gaierror:
         loop = asyncio.get_running_loop()
         try:

@@ -1,7 +1,7 @@
 """A device's disk that loses what was not synced, fills up, and turns read-only, as an SD card does.
 
-It is an ext4 file system in a file, on a loop device. A power cut is a copy of that file: what the file
-system has not written to it yet is lost, and everything that was synced is there. The kernel replays the
+It is an ext4 file system in a file, on a loop device. A power cut is a copy of that file: what was not yet
+written to it is lost, and everything that was synced is there. The kernel replays the
 journal of the copy, as it would after a real cut. A fault of the card is the kernel's own
 (`trigger_fs_error`): with `errors=remount-ro`, Debian's default, the file system is read-only from then on.
 Needs root.

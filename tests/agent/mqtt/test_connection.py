@@ -16,6 +16,7 @@ from agent.errors import BrokerError
 from agent.mqtt import sending
 from agent.mqtt.backoff import LATER_S
 from agent.mqtt.connection import LOOK_FOR_5_S, Connection
+from agent.mqtt.engine import Engine
 from agent.mqtt.message import Message, Will
 from agent.mqtt.properties import EMPTY, Properties
 from agent.mqtt.reason_codes import (
@@ -781,3 +782,81 @@ async def test_wait_until_subscribed_ends_with_the_unsuback() -> None:
         assert not waiting.done()
         broker.clients[0].send(held[0])
         await asyncio.wait_for(waiting, 1)
+
+
+@in_virtual_time
+async def test_message_that_comes_with_the_connack_can_be_acknowledged() -> None:
+    def answer(client: Client, packet: Packet) -> None:
+        if packet.kind == CONNECT:  # the session's messages follow at once, in the same segment
+            client.send(memory_broker.ACCEPTED + memory_broker.publish(TOPIC, b"kept", 7))
+        else:
+            memory_broker.polite(client, packet)
+
+    broker = MemoryBroker(answer)
+    peer = Peer(SETTINGS, open_socket=broker.open_socket, persistent=True)
+    peer._on_message = peer.ack  # as a request that is dropped at once is
+    await peer.connect()
+    await settle()
+    assert [packet.packet_id for packet in broker.clients[0].of_kind(PUBACK)] == [7]
+    await peer.close()
+
+
+@in_virtual_time
+async def test_owner_that_fails_does_not_end_the_attempts_to_connect(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(_session_present: bool) -> None:
+        if len(broker.clients) < 3:
+            raise ValueError("a fault of the owner")
+
+    broker = MemoryBroker()
+    peer = Peer(SETTINGS, open_socket=broker.open_socket, on_up=fail)
+    peer.start()
+    await asyncio.sleep(60)
+    assert peer.connected
+    assert "a fault of the owner" in caplog.text
+    assert [client.closed for client in broker.clients] == [True, True, False]
+    broker.clients[-1].hang_up()
+    await asyncio.sleep(60)
+    assert peer.connected
+    assert len(broker.clients) == 4
+    await peer.close()
+
+
+@in_virtual_time
+async def test_connection_that_breaks_while_it_subscribes_holds_up_no_later_one() -> None:
+    def answer(client: Client, packet: Packet) -> None:
+        memory_broker.polite(client, packet)
+        if packet.kind == CONNECT and len(broker.clients) == 1:
+            client.socket.pipe.ended = True  # CONNACK is the last thing that arrives
+
+    ups: list[bool] = []
+    broker = MemoryBroker(answer)
+    peer = Peer(SETTINGS, open_socket=broker.open_socket, on_up=ups.append)
+    peer.want(FILTER)
+    peer.start()
+    sent = peer.publish(TOPIC, b"waits")
+    await asyncio.sleep(60)
+    assert len(broker.clients) == 2
+    assert peer.settled
+    assert sent.done()
+    assert ups == [False]
+    await asyncio.wait_for(peer.wait_subscribed(), 1)
+    await peer.close()
+
+
+@in_virtual_time
+async def test_pings_go_on_after_an_internal_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def keep_alive(_engine: Engine) -> None:
+        ticks.append(now_s())
+        if len(ticks) == 1:
+            raise ValueError("a fault in here")
+
+    ticks: list[float] = []
+    monkeypatch.setattr(Engine, "keep_alive", keep_alive)
+    async with in_memory(MemoryBroker()):
+        await asyncio.sleep(10)
+    assert len(ticks) >= 9
+    assert "a fault in here" in caplog.text

@@ -20,3 +20,9 @@ async def test_look_up_without_a_thread_is_a_failed_attempt(monkeypatch: pytest.
         patch.setattr(threading.Thread, "start", refuse)
         with pytest.raises(OSError, match="cannot look up the-broker: cannot start"):
             await asyncio.wait_for(open_socket(BrokerSettings("the-broker")), 5)
+
+
+@pytest.mark.parametrize("host", ["broker..local", ".local", 64 * "a"])
+async def test_name_that_no_host_can_have_is_a_failed_attempt(host: str) -> None:
+    with pytest.raises(OSError, match="expected the name of a host"):
+        await open_socket(BrokerSettings(host))
