@@ -98,16 +98,15 @@ def test_the_number_of_threads_can_change_between_runs(library: Path) -> None:
     assert lines == [["True", str(n), str(n - 1)] for n in (4, 1, 2, 3, 3)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("count", ["0", "257", "'2'", "2.0"])
-def test_an_impossible_number_of_threads_is_refused(library: Path, count: str) -> None:
-    body = f"""
-    try:
-        module["edge_set_threads"]({count})
-    except ValueError as error:
-        print(error)
+def test_an_impossible_number_of_threads_is_refused(library: Path) -> None:
+    body = """
+    for count in (0, 257, "2", 2.0):
+        try:
+            module["edge_set_threads"](count)
+        except ValueError as error:
+            print(error)
     """
-    assert "1 to 256" in python(library, body)
+    assert python(library, body).count("1 to 256") == 4
 
 
 def test_kernels_compute_with_zeros_in_place_of_denormal_numbers(library: Path) -> None:
@@ -122,15 +121,15 @@ def test_kernels_compute_with_zeros_in_place_of_denormal_numbers(library: Path) 
     assert python(library, body).strip() == "0 1 {0.0} True"
 
 
-@pytest.mark.parametrize("value", ["2", "-1", "'1'", "1.0"])
-def test_an_impossible_way_of_flushing_is_refused(library: Path, value: str) -> None:
-    body = f"""
-    try:
-        module["edge_flush_denormals"]({value})
-    except ValueError as error:
-        print(error)
+def test_an_impossible_way_of_flushing_is_refused(library: Path) -> None:
+    body = """
+    for value in (2, -1, "1", 1.0):
+        try:
+            module["edge_flush_denormals"](value)
+        except ValueError as error:
+            print(error)
     """
-    assert "0 or 1" in python(library, body)
+    assert python(library, body).count("0 or 1") == 4
 
 
 def test_with_tvm_in_the_process_our_launcher_still_runs(library: Path) -> None:
