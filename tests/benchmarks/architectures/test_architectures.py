@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ SMALL: dict[str, dict[str, int]] = {
     "bert": {"layers": 2, "hidden": 96, "heads": 4, "vocabulary": 200, "positions": 64},
     "slim-320": {"height": 64, "width": 64},
 }
+
+network = functools.cache(generate)
 
 
 def feeds(name: str, seed: int) -> dict[str, Any]:
@@ -48,7 +51,7 @@ def test_every_architecture_is_tested() -> None:
 
 @pytest.mark.parametrize("name", SMALL)
 def test_models_are_valid(name: str) -> None:
-    onnx.checker.check_model(generate(name, **SMALL[name]), full_check=True)
+    onnx.checker.check_model(network(name, **SMALL[name]), full_check=True)
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -62,7 +65,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_does_not(name: str) -> N
 
 @pytest.mark.parametrize("name", SMALL)
 def test_activations_stay_sane_and_outputs_depend_on_inputs(name: str) -> None:
-    model = generate(name, **SMALL[name])
+    model = network(name, **SMALL[name])
     first, second = (run(model, feeds(name, seed)) for seed in (1, 2))
     for one, other in zip(first, second, strict=True):
         assert np.isfinite(one).all()
@@ -112,7 +115,7 @@ def test_resnet50_v2_has_the_zoos_form() -> None:
 
 
 def test_bert_has_the_traps_of_its_export() -> None:
-    model = generate("bert", **SMALL["bert"])
+    model = network("bert", **SMALL["bert"])
     operators = {node.op_type for node in model.graph.node}
     assert {
         "Shape",
@@ -132,7 +135,7 @@ def test_bert_has_the_traps_of_its_export() -> None:
 
 
 def test_bert_ignores_masked_tokens() -> None:
-    model = generate("bert", **SMALL["bert"])
+    model = network("bert", **SMALL["bert"])
     values = feeds("bert", 1)
     values["attention_mask"][0, 10:] = 0
     first = run(model, values)[0]
