@@ -1,4 +1,4 @@
-"""How far numbers may differ: constants only, so that the command line can show them without loading TVM."""
+"""How far numbers may differ: without imports, so that the command line can show them without loading TVM."""
 
 from __future__ import annotations
 
@@ -10,3 +10,11 @@ PARITY: Final = 1e-4
 # A device's self-test: looser than parity, because the device's libm and FMA units round differently again.
 SELF_TEST_RTOL: Final = 10 * PARITY
 SELF_TEST_ATOL: Final = 1e-6
+
+
+def self_test_rtol(parity_error: float) -> float:
+    """Return the tolerance of a device's self-test for a bundle whose error against the reference is known.
+
+    What was granted when the bundle was compiled must pass on the device too.
+    """
+    return max(SELF_TEST_RTOL, 10 * float(f"{parity_error:.1g}"))

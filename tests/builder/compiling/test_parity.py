@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
+from onnx import helper, numpy_helper
 
-from builder.compiling.parity import Parity, check, compare, reference_outputs
+from builder.compiling import tolerances
+from builder.compiling.parity import Distances, Parity, check, compare, distances, reference_outputs
+from builder.compiling.truth import exact_outputs
 from builder.errors import ModelError, ParityError
 
 
@@ -63,3 +65,113 @@ def test_a_model_that_the_reference_refuses_is_a_model_error() -> None:
     )
     with pytest.raises(ModelError, match="ONNX Runtime refused"):
         reference_outputs(helper.make_model(graph), {"x": np.ones(1, "float32")})
+
+
+TERMS = 4000
+
+
+def amplifying() -> onnx.ModelProto:
+    """Return y = sum(x * w) - 0.9999 * sum(w): for x near 1, rounding is a large part of what is left."""
+    weights = np.random.RandomState(3).rand(TERMS, 1).astype("f4") * 1000
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["s"]), helper.make_node("Sub", ["s", "t"], ["y"])]
+    tensors = [
+        numpy_helper.from_array(weights, "w"),
+        numpy_helper.from_array(np.array([weights.astype("f8").sum() * 0.9999], "f4"), "t"),
+    ]
+    x = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1, TERMS])
+    y = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1, 1])
+    graph = helper.make_graph(nodes, "amplifying", [x], [y], tensors)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def in_another_order(model: onnx.ModelProto, x: np.ndarray, *, fault: float = 0.0) -> np.ndarray:
+    """Return the model's output in float32, summed in another order, with one product off by `fault`."""
+    w, t = (numpy_helper.to_array(tensor) for tensor in model.graph.initializer)
+    products = (x[0] * w[:, 0])[::-1].reshape(8, -1)
+    products[3, 7] *= 1 + fault
+    total = np.float32(0)
+    for part in products:
+        total += part.sum(dtype="f4")
+    return np.array([[total - t[0]]], "f4")
+
+
+def test_rounding_that_a_model_amplifies_is_no_error() -> None:
+    model = amplifying()
+    x = (1 + np.random.RandomState(5).randn(1, TERMS) * 1e-4).astype("f4")
+    reference = reference_outputs(model, {"x": x})
+    exact = exact_outputs(model, {"x": x})
+    assert exact is not None
+    for fault, passes in ((0.0, True), (0.05, False)):
+        ours = [in_another_order(model, x, fault=fault)]
+        parity, measured = compare(["y"], ours, reference), distances(["y"], ours, reference, exact)
+        assert parity.error > 1e-4, "more than rounding does elsewhere"
+        if passes:
+            check(parity, 1e-4, measured)
+        else:
+            with pytest.raises(ParityError):
+                check(parity, 1e-4, measured)
+        with pytest.raises(ParityError):
+            check(parity, 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("measured", "passes"),
+    [
+        (Distances(2e-4, 1e-4), True),
+        (Distances(3.9e-4, 1e-4), True),
+        (Distances(4.1e-4, 1e-4), False),
+        (Distances(1e-3, 1e-6), False),
+        (Distances(2e-2, 1e-2), False),
+        (Distances(float("nan"), 1e-4), False),
+        (Distances(float("inf"), float("inf")), False),
+        (Distances(1e-4, float("nan")), False),
+    ],
+)
+def test_only_the_reference_s_own_distance_excuses_an_error(measured: Distances, passes: bool) -> None:
+    parity = Parity(1.5e-4, "y", "reference")
+    if passes:
+        check(parity, 1e-4, measured)
+    else:
+        with pytest.raises(ParityError, match="in double precision"):
+            check(parity, 1e-4, measured)
+
+
+def test_a_model_without_an_exact_result_keeps_the_tolerance() -> None:
+    node = helper.make_node("Unknown", ["x"], ["y"], domain="somebody")
+    x = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
+    y = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("somebody", 1)]
+    model = helper.make_model(helper.make_graph([node], "g", [x], [y]), opset_imports=opsets)
+    assert exact_outputs(model, {"x": np.ones(1, "f4")}) is None
+
+
+def test_constants_casts_and_branches_are_widened_too() -> None:
+    third = helper.make_node("Constant", [], ["c"], value_float=1 / 3)
+    cast = helper.make_node("Cast", ["n"], ["f"], to=onnx.TensorProto.FLOAT)
+    quotient = helper.make_node("Div", ["f", "c"], ["q"])
+    branch = helper.make_graph(
+        [helper.make_node("Mul", ["q", "q"], ["z"])],
+        "branch",
+        [],
+        [helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, [1])],
+    )
+    choose = helper.make_node("If", ["b"], ["y"], then_branch=branch, else_branch=branch)
+    graph = helper.make_graph(
+        [third, cast, quotient, choose],
+        "g",
+        [
+            helper.make_tensor_value_info("n", onnx.TensorProto.INT64, [1]),
+            helper.make_tensor_value_info("b", onnx.TensorProto.BOOL, []),
+        ],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [1])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    exact = exact_outputs(model, {"n": np.array([7]), "b": np.array(True)})
+    assert exact is not None
+    assert exact[0].dtype == np.float64
+    assert exact[0][0] == (7 / np.float64(np.float32(1 / 3))) ** 2
+
+
+def test_what_was_granted_passes_the_self_test() -> None:
+    assert tolerances.self_test_rtol(1e-6) == tolerances.SELF_TEST_RTOL
+    assert tolerances.self_test_rtol(0.004) == pytest.approx(0.04)
