@@ -151,7 +151,7 @@ class Keyring:
     def from_dir(cls, folder: str | Path) -> Keyring:
         """Read all `*.pub` and `*.pem` files of a folder, and its file `revoked`, one key id a line.
 
-        A file or line that is not valid becomes one of `faults`; the others count.
+        A file or line that is not valid becomes one of `faults`; the others remain in force.
 
         Raises
         ------
@@ -187,7 +187,7 @@ class Keyring:
         """
         if self.incomplete is not None:
             raise KeyringError(
-                f"{self.incomplete}: no new bundle is accepted", hint="correct the file, one key id a line"
+                f"{self.incomplete}: no new bundle is accepted", hint="correct the file: one key id per line"
             )
 
 
@@ -254,7 +254,7 @@ def _load(path: Path) -> TrustedKey:
 
 
 def _revoked(path: Path) -> tuple[frozenset[str], list[str]]:
-    """Return the ids of revoked keys, and what cannot be read of their list."""
+    """Return the ids of revoked keys, and the faults of their list."""
     # A dangling link means that the list was lost, so it is an error; a folder without a list is not.
     if not os.path.lexists(path):
         return frozenset(), []
@@ -265,7 +265,7 @@ def _revoked(path: Path) -> tuple[frozenset[str], list[str]]:
     try:
         return parse_revoked(raw), []
     except ConfigError as error:
-        # An id in a line that is wrong otherwise is probably meant.
+        # An id in a line that is otherwise wrong was probably meant to be revoked.
         ids = _KEY_ID.findall(raw.decode("utf-8", "replace"))
         return frozenset(found.lower() for found in ids), [f"{path}: {error}"]
 

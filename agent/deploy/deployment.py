@@ -1,11 +1,11 @@
 """Keeps the models that run here in line with the desired document; owns everything in this package.
 
 Promises: a desired document is durable before it is acknowledged, the newest wins, and one that cannot be
-read changes nothing. What runs is compared with what should run for ever (`reconcile`). Jobs run one after
-the other, new ones first. After each connect everything is published again, because the broker may have
-forgotten it. At each start every active bundle is verified again before it runs; if it cannot be used, its
-predecessor serves until it can. A bundle that fails on trial is replaced by its predecessor (`trial`). The
-models that were used last are loaded first, and one that hangs does not hold up the others.
+read changes nothing. What runs is compared with what should run as long as the agent runs (`reconcile`). Jobs
+run one after the other, new ones first. After each connect everything is published again, because the broker
+may have forgotten it. At each start every active bundle is verified again before it runs; if it cannot be
+used, its predecessor serves until it can. A bundle that fails on trial is replaced by its predecessor
+(`trial`). The most recently used models are loaded first, and one that hangs does not hold up the others.
 Leaves to others: the steps of a job (`installer`), the connection, and running models.
 
 Call `start()` before connecting, and run `run()` as a task while the agent lives: it never returns, and an
@@ -73,7 +73,7 @@ SAVE_LIMIT_S: Final = 20.0
 # How often a state directory is tried that could not be opened.
 OPEN_INTERVAL_S: Final = 10.0
 
-# Stands among the names of models for a document that could not be stored; no model has a space in its name.
+# Key in `_attempts` of a document that could not be stored; no model has a space in its name.
 _DOCUMENT: Final = "desired document"
 
 _log = logging.getLogger(__name__)
@@ -250,7 +250,7 @@ class Deployment:
             await self._run_jobs()
 
     def disk_changed(self) -> None:
-        """Take note that the state directory may be usable again: what was refused is tried again."""
+        """Try again what the state directory refused: it may be usable again."""
         self._disk_changed.set()
         self._work.set()
 
@@ -373,7 +373,9 @@ class Deployment:
             restoring = group.create_task(self._restore(model))
             done, _ = await asyncio.wait({restoring}, timeout=RESTORE_PATIENCE_S)
             if not done:
-                _log.error("%s is not loaded after %g s: the next one is", model.name, RESTORE_PATIENCE_S)
+                _log.error(
+                    "%s is not loaded after %g s: loading the next model", model.name, RESTORE_PATIENCE_S
+                )
             self._report()
         self.restored = True
 
@@ -416,7 +418,7 @@ class Deployment:
             for job in self._journal
             if job.request.origin is Origin.LOCAL and job.status is Status.SUCCEEDED
         }
-        _log.error("active.json is lost: what runs is made again from desired.json and the bundles on disk")
+        _log.error("active.json is lost: restoring it from desired.json and the bundles on disk")
         return tuple(request for request in installed.values() if self._store.has(request.digest))
 
     def _wishes(self) -> dict[str, Request]:
@@ -495,7 +497,7 @@ class Deployment:
         return job.now(message=f"{message[:room]}; {note}", refused_under=refused_under)
 
     def _circumstances(self) -> str:
-        """Return a name for everything but the document that decides whether a bundle is refused."""
+        """Return a digest of what decides, beside the document, whether a bundle is refused."""
         try:
             keyring = self._keyring()
             keys = sorted(keyring.keys), sorted(keyring.revoked)
@@ -571,7 +573,7 @@ class Deployment:
         return taking
 
     async def _take_desired(self, payload: bytes) -> None:
-        """Plan what a desired document asks for, once it is durable; one after the other."""
+        """Plan what a desired document asks for, once it is durable; one document at a time."""
         if not payload:
             return  # removed by a person, or by a broker that lost its data: nothing is stopped
         async with self._taking_turns:

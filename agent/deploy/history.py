@@ -1,12 +1,12 @@
-"""Old jobs at the broker: published again only to a broker that has forgotten them.
+"""Old jobs at the broker: published again only to a broker that has lost them.
 
 A broker keeps the retained documents of jobs, but a broker that lost its state does not, and a session says
 nothing about it: mosquitto writes sessions and retained messages every half hour, so it may know the session
 and have lost a newer document. Therefore the agent reads one document back at each connect, the one that it
 published last. If the broker still has that, it has the earlier ones too.
 
-Promises: a broker that forgot gets every job again, `PATIENCE_S` after the connect at the latest; one that
-did not forget gets none, so a fleet that reconnects does not publish its whole past.
+Promises: a broker that lost the documents gets every job again, at most `PATIENCE_S` after the connect; any
+other broker gets none, so a fleet that reconnects does not publish its whole past.
 Leaves to others: the jobs (`jobs`), messages that were never delivered (`outbox`).
 """
 
@@ -20,7 +20,7 @@ from agent.deploy.interfaces import Control
 from agent.deploy.jobs import Job
 from agent.wire import topics
 
-# A retained message follows its subscription at once; a broker that greets a whole fleet may need longer.
+# A retained message follows its subscription at once; a broker to which a whole fleet returns takes longer.
 PATIENCE_S: Final = 5.0
 
 
@@ -46,7 +46,7 @@ class History:
         self._timer: asyncio.TimerHandle | None = None
 
     def publish(self, job: Job) -> None:
-        """Publish one job: it has changed, or somebody asks for it."""
+        """Publish one job: it has changed, or its request was delivered again."""
         self._last = job
         self._control.publish(topics.format_topic(self._topic(job)), job.state().to_bytes(), retain=True)
 
@@ -63,12 +63,12 @@ class History:
         self._control.want(topics.format_topic(topic))
 
     def on_retained(self, topic: topics.Job, payload: bytes) -> None:
-        """Take a document that the broker had; not one that comes back because it has just been published."""
+        """Stop waiting if this is the awaited document: the broker still has it."""
         if self._awaited == (topic, payload):
             self._stop_waiting()
 
     def close(self) -> None:
-        """Wait for nothing any more."""
+        """Stop waiting for the broker."""
         self._stop_waiting()
 
     def _publish_all(self) -> None:

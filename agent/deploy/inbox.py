@@ -42,7 +42,7 @@ class Inbox:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._rate_limited_log = RateLimitedLog(_log, _LOG_INTERVAL_S)
-        # Bundles whose result could not be left: they stay here, and are not installed again and again.
+        # Bundles whose result could not be written: they stay in the inbox, and are not installed repeatedly.
         self._stuck: set[str] = set()
 
     def dropped(self) -> list[str]:
@@ -129,7 +129,7 @@ class Inbox:
             _log.warning("inbox: %s", error)
 
     def try_again(self) -> None:
-        """Take bundles again whose result could not be left: the disk may be back."""
+        """Take bundles again whose result could not be written: the disk may be back."""
         self._stuck.clear()
 
     def take_result(self, digest: str) -> JobState | None:

@@ -40,9 +40,9 @@ from agent.wire.job import Result, Status, Step
 
 # A job that was interrupted this often after its download probably crashes the agent.
 MAX_ATTEMPTS: Final = 3
-# These steps change neither what runs nor the record of it.
-# Reading and hashing 2 GiB from a slow card; a disk that does not respond takes longer.
+# Reading and hashing 2 GiB from a slow card takes less; a disk that does not respond takes longer.
 VERIFY_LIMIT_S: Final = 600.0
+# These steps change neither what runs nor the record of it.
 _BEFORE_THE_SWITCH: Final = (Step.DOWNLOADING, Step.VERIFYING, Step.INSTALLING)
 # Often enough for a person who watches, and rare enough for a metered link.
 PROGRESS_INTERVAL_S: Final = 1.0
@@ -64,7 +64,7 @@ class JobRun:
     version, counter
         The signed manifest's version and security counter, once it is verified.
     baseline, before_failed
-        How the version before has done, just before its successor takes over, and whether it was failing.
+        The score of the predecessor just before the switch, and whether it was failing.
     failure
         How the job will end if it fails, or None.
     """
@@ -369,7 +369,7 @@ class Installer:
             async with asyncio.timeout(VERIFY_LIMIT_S):
                 verified = await in_disk_thread(verify, path, self._keyring())
         except TimeoutError as error:
-            raise DiskError(f"reading {path.name}: no end after {VERIFY_LIMIT_S:g} s") from error
+            raise DiskError(f"{path.name} could not be read within {VERIFY_LIMIT_S:g} s") from error
         except OSError as error:
             raise StoreError(f"reading {path.name}: {error.strerror}") from error
         with contextlib.ExitStack() as undo:
@@ -433,7 +433,7 @@ class Installer:
     def _successor(self, run: JobRun, before: ActiveModel, active: ActiveModel) -> ActiveModel:
         """Return the entry of a new bundle: on trial, with the bundle to return to."""
         back = before.rolled_back
-        # A person who deploys a bundle again after it was rolled back wants it, slow as it may be.
+        # A person who deploys a bundle again after it was rolled back wants it, even if it is slow.
         again = back is not None and back.digest == active.digest
         committed = self._store.committed_counter(active.name)
         previous, floor = before.digest, committed if before.counter_floor is None else before.counter_floor

@@ -63,7 +63,7 @@ class Models(Protocol):
         """Return how a model's bundle has done since it was put into service."""
 
     def expect(self, names: Iterable[str]) -> None:
-        """Take note of models that will be activated: until then, requests for them are answered 503."""
+        """Announce models that will be activated: until then, requests for them are answered with 503."""
 
     async def activate(self, verified: VerifiedBundle) -> None:
         """Start a worker with the bundle, run its recorded samples, and then give it the model's requests.

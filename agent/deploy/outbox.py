@@ -78,7 +78,7 @@ class Outbox:
         # Topics of messages that are newer than what the file has of them, while it cannot be used; None if
         # everything in it is known to be older.
         self._newer: set[str] | None = set()
-        # The clock's reading that belongs to the age 0 of the newest message that was found.
+        # The clock's reading at the time `_newest_s`.
         self._began_s = clock()
 
     def open(self) -> None:
@@ -333,8 +333,8 @@ class Outbox:
 def clear_away(path: Path, error: sqlite3.Error) -> bool:
     """Remove a database that cannot be opened; return whether another attempt may succeed.
 
-    A damaged file is deleted, and what this user may not use is renamed. If the disk refuses, nothing is
-    changed.
+    A damaged file is deleted, and a file that this user may not use is renamed. If the disk refuses, nothing
+    is changed.
     """
     number = getattr(error, "sqlite_errorcode", None)
     # Extended codes have the primary one in their lowest byte.

@@ -1,6 +1,6 @@
 """What should run, and when the agent tries again to make it so.
 
-What runs is compared with what should run after every event and once a second, for ever:
+What runs is compared with what should run after every event and once a second, as long as the agent runs:
 
 ====================  ======================  ============================================================
 should run            runs                    what follows
@@ -13,8 +13,8 @@ a rolled back bundle  its predecessor         nothing until a document has anoth
 a rolled back bundle  none                    its predecessor is tried, after growing pauses
 ====================  ======================  ============================================================
 
-Jobs are the record of this, and never its memory: the journal may be lost. It says which refusals need no
-further attempt, and to which job a new attempt belongs.
+The comparison does not depend on the job journal, which may be lost. The journal only says which refusals
+need no further attempt, and to which job a new attempt belongs.
 
 Promises: no I/O and no clock. Leaves to others: running the attempts (`deployment`, `installer`).
 """
@@ -33,7 +33,7 @@ from agent.wire.reported import Origin
 
 # The first pause is short: a block was damaged, or a disk is full for a moment.
 FIRST_PAUSE_S: Final = 5.0
-# A person who has cured the cause need not wait longer; an attempt costs a few writes to an SD card.
+# A person who has removed the cause waits no longer than this; an attempt costs a few writes to an SD card.
 LONGEST_PAUSE_S: Final = 600.0
 # Agents that failed together, such as those whose server was away, do not try again together.
 _SPREAD: Final = 0.2
@@ -49,10 +49,10 @@ def wishes(
     desired
         The desired document in force, or None.
     active
-        The record of what was installed. A model that a person installed here is its own wish; so is every
-        other one while there is no desired document.
+        The record of what was installed. A model that a person installed here should run as recorded, and so
+        should every other one while there is no desired document.
     recovered
-        What a person installed here and a damaged record has lost.
+        What a person installed here, if the record of it is lost.
     """
     wanted = {request.model: request for request in recovered}
     for model in active.values():

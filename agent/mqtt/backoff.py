@@ -3,7 +3,7 @@
 A core without a clock. A client of a fleet has slots: moments that recur at a fixed interval, at an offset
 that it drew at random. It tries to connect once in each slot and at no other time. So however long a broker
 was away, its clients come back evenly spread over one interval, and a broker that is missing or overloaded
-never gets more attempts than that (docs/decisions/0018). A client that is no part of a fleet, such as a
+never gets more attempts than that (docs/decisions/0018). A client that is not part of a fleet, such as a
 command line, has no slots: its delays double, with jitter.
 
 A connection that ended soon after it came up counts as a failure too: otherwise two agents with one name

@@ -45,7 +45,7 @@ from agent.rate_limited_log import RateLimitedLog
 _log = logging.getLogger(__name__)
 
 _KEEP_ALIVE_TICK_S: Final = 1.0
-# A person who reads the log wonders about a longer pause.
+# A longer pause is logged, for a person who wonders why nothing happens.
 _WORTH_SAYING_S: Final = 1.0
 # What others may cause as often as they like is logged at most this often; the counters count all of it.
 _LOG_INTERVAL_S: Final = 60.0
@@ -53,7 +53,7 @@ _LOG_INTERVAL_S: Final = 60.0
 # replaced. If it says so and then does not, it is asked half as often.
 LOOK_FOR_5_S: Final = 300.0
 _LOOK_FOR_5_AT_MOST_S: Final = 6 * 3600.0
-# More than all that stands before a payload of ours.
+# More than everything before the payload in any packet of ours.
 _LARGEST_HEAD_BYTES: Final = 256 << 10
 # Ours, and the broker's own in PUBACK or DISCONNECT.
 _TOO_LARGE: Final = frozenset({TOO_LARGE.code, 0x95})
@@ -86,14 +86,14 @@ class Connection:
     open_socket
         Opens a socket to the broker; tests pass their own.
     name
-        What the log calls this connection, for an identifier that others must not know; else the identifier.
+        The name of this connection in the log, if the identifier is secret; by default the identifier.
 
     Attributes
     ----------
     connects
         How often the broker accepted us.
     over_limit
-        How many messages arrived that MQTT allows and that are over a limit of ours (`Message.refusal`).
+        How many messages arrived that MQTT allows but that exceed one of our limits (`Message.refusal`).
     unsendable
         How many messages were given up because they are too large for the broker, or because it ended the
         connection each time they were sent.
@@ -336,8 +336,8 @@ class Connection:
         self.unsendable += 1
         if self._log.due("unsendable"):
             _log.error(
-                "%s: a message on %.200s with %d bytes was given up: %s; packets may have %d bytes",
-                self.client_id,
+                "%s: a message on %.200s with %d bytes was given up: %s; the broker accepts at most %d bytes",
+                self.name,
                 ascii(topic[:200]),
                 len(payload),
                 verdict,
@@ -447,7 +447,7 @@ class Connection:
                     _log.exception("%s: internal error while the connection is kept alive", self.name)
 
     def _look_for_5(self) -> None:
-        """Connect in MQTT 5 if the broker speaks it by now, at a moment when nothing is being sent."""
+        """Connect in MQTT 5 if the broker now speaks it and nothing is being sent."""
         due = self._looking is None and _now_s() >= self._look_s
         if due and not self._sending and self.version != MQTT_5 and self.settings.protocol == "auto":
             self._look_s = _now_s() + self._look_interval_s
@@ -458,7 +458,7 @@ class Connection:
             if not await self._negotiation.speaks_5(self.settings.connect_timeout_s):
                 return
             if self.connected and self.version != MQTT_5 and not self._sending:
-                _log.info("%s: the broker speaks MQTT 5 now, connecting again", self.client_id)
+                _log.info("%s: the broker speaks MQTT 5 now, connecting again", self.name)
                 self._look_interval_s = min(2 * self._look_interval_s, _LOOK_FOR_5_AT_MOST_S)
                 self.renew()
         finally:
@@ -498,7 +498,7 @@ class Connection:
         for line in missing:
             if line not in self._said:
                 self._said.add(line)
-                _log.warning("%s: the broker %s", self.client_id, line)
+                _log.warning("%s: the broker %s", self.name, line)
         if engine.version == MQTT_5:
             self._look_interval_s = LOOK_FOR_5_S
         self._look_s = _now_s() + self._look_interval_s

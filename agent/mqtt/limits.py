@@ -30,7 +30,7 @@ class BrokerLimits:
     wildcards, shared
         Whether it accepts subscriptions with wildcards, and shared ones.
     keep_alive_s
-        Seconds of silence after which it ends the connection, in place of what we asked for; None for that.
+        Seconds of silence after which it ends the connection; None for the value that we asked for.
     """
 
     receive_maximum: int = 65535
@@ -52,11 +52,11 @@ class BrokerLimits:
         lines = (
             (
                 self.max_qos < 1,
-                "accepts QoS 0 only: answers and reports are sent once, and may be lost",
+                "accepts only QoS 0: answers and reports are sent once, and may be lost",
             ),
             (
                 not self.retain,
-                "keeps no retained messages: state, info and reported documents reach only those who listen",
+                "keeps no retained messages: state, info and reported documents reach only connected clients",
             ),
             (
                 not self.wildcards,

@@ -4,11 +4,12 @@ Every attempt begins with MQTT 5. It goes on with 3.1.1 only on one of two signs
 speak 5. A broker that is merely silent, such as one that is starting, is asked in 5 again at the next
 attempt.
 
-- It refuses 5 in words: reason code 0x84, or return code 1 of MQTT 3.1.1. Some brokers do so only if CONNECT
-  is as short as possible, because they take the properties of MQTT 5 for the client's name and wait for more
-  bytes. So a broker that stays silent for a moment is also asked with such a CONNECT, on another connection.
-- It has never spoken 5, and closes the connection twice without a word: after CONNECT, and after the shortest
-  one.
+- It refuses 5 explicitly: reason code 0x84, or return code 1 of MQTT 3.1.1. Some brokers do so only if
+  CONNECT is as short as possible, because they take the properties of MQTT 5 for the client's name and wait
+  for more bytes. So a broker that stays silent for a moment is also asked with such a CONNECT, on another
+  connection.
+- It has never spoken 5, and closes the connection twice without a reason: after CONNECT, and after the
+  shortest one.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ SocketOpener = Callable[[BrokerSettings], Awaitable[BrokerSocket]]
 _FIRST_VERSIONS: Final = {"5": MQTT_5, "3.1.1": MQTT_3_1_1, "auto": MQTT_5}
 # Longer than most brokers take to answer, short enough for a user who waits at a command line.
 PROBE_AFTER_S: Final = 0.3
-# For agents, for which nobody waits: a broker that greets a whole fleet after its start may take seconds, and
+# For agents, because no person waits for them: a broker to which a whole fleet returns may take seconds, and
 # must not get a second connection from each of them.
 FLEET_PROBE_AFTER_S: Final = 3.0
 

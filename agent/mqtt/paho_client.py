@@ -78,7 +78,7 @@ class PahoClient(paho.Client):
         try:
             packet = sock.take_packet()
         except (BlockingIOError, ssl.SSLWantReadError):
-            if sock.collecting:  # a packet that takes longer than a ping does is a sign of life
+            if sock.collecting:  # a packet that is still arriving is a sign of life
                 self._last_bytes_received = time.monotonic()
             return MQTTErrorCode.MQTT_ERR_AGAIN
         except OSError as error:

@@ -4,9 +4,9 @@ Promises: no more messages are in flight than the server's Receive Maximum, also
 those in flight are sent again in their order and with their identifiers (MQTT 5.0, 4.4). The queue is
 bounded; a message that does not fit is refused at once.
 
-No message is poison: some brokers end a connection without a word because of one message, which is too large
-or has something in it that they refuse. A message that was in flight at several losses is sent with nothing
-beside it; if the connection is lost then too, the message is given up.
+No message blocks the others: some brokers end a connection without a reason because one message is too large
+or contains something that they refuse. A message that was in flight at several losses is sent with no other
+message in flight; if the connection is lost then too, the message is given up.
 
 A core without sockets, event loop or clock: `Publisher` sends, and the owner passes in clock and timer.
 """
@@ -39,9 +39,9 @@ MAX_WAITING_BYTES: Final = 64 << 20
 # After a temporary refusal (a quota, say): how long to pause, and how many times.
 RESEND_DELAY_S: Final = 1.0
 MAX_RESENDS: Final = 10
-# A message that was in flight at so many losses of the connection is suspected of causing them.
+# A message that was in flight at this many losses of the connection is suspected of causing them.
 SUSPECT_LOSSES: Final = 2
-# A message is given up at this one, if nothing else was in flight. A broker that is restarted again and again
+# A message is given up after this many, if nothing else was in flight. A broker that is restarted repeatedly
 # hardly ever meets the same message so often.
 MAX_LOSSES: Final = 5
 MAX_PACKET_ID: Final = 65535

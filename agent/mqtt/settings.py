@@ -56,7 +56,7 @@ class BrokerSettings:
         How long the broker keeps a persistent session's messages for a client that is away.
     reconnect_spread_s
         The interval over which the clients of a fleet spread their attempts to connect again (see `backoff`);
-        0 for a client that is no part of a fleet, which tries again at once.
+        0 for a client that is not part of a fleet, which tries again at once.
     receive_maximum
         How many QoS 1 messages the broker may send before we acknowledge one.
     max_packet_bytes

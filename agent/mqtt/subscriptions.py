@@ -16,7 +16,7 @@ from agent.mqtt.reason_codes import Reason, reason
 
 _log = logging.getLogger(__name__)
 
-# Some brokers accept no more in one SUBSCRIBE (AWS IoT Core: 8), and all of them accept its length.
+# Some brokers accept no more in one SUBSCRIBE (AWS IoT Core: 8), and every broker accepts such a packet.
 MAX_FILTERS: Final = 8
 _NO_WILDCARDS: Final = reason(0xA2)
 _NO_SHARING: Final = reason(0x9E)

@@ -25,7 +25,7 @@ from agent.mqtt.tls import tls_context
 _READ_AHEAD_BYTES: Final = 64 << 10
 # recv() allocates its full size before a byte arrives, so a length in a header is trusted only this far.
 _MAX_RECEIVE_BYTES: Final = 1 << 20
-# So many of these are read at once, and then others get their turn.
+# After this many reads other connections get their turn.
 _RECEIVES_IN_A_TURN: Final = 4
 # What is kept of a packet that is too long: topic and properties of any request that could be answered.
 _KEPT_BYTES: Final = 128 << 10
@@ -133,8 +133,8 @@ class BrokerSocket:
         Raises
         ------
         BlockingIOError, ssl.SSLWantReadError
-            If none is complete: its first bytes are kept here. It may also be that many bytes were read, and
-            that it is the turn of others.
+            If no packet is complete yet, or if many bytes were read and others get their turn; what was
+            read is kept.
         MalformedPacketError
             If the bytes are not a packet.
         OSError

@@ -1,8 +1,8 @@
-"""The client identifiers of the agent's connections: the same after a restart, and known to nobody else.
+"""The client identifiers of the agent's connections: secret, and the same after a restart.
 
 A broker ends a connection when another client connects with the same identifier, and mosquitto cannot bind
-identifiers to user names. Anybody with an account at the broker could disconnect a device whose identifiers
-are its name. Therefore a part of the identifiers is random; it is kept in the state directory, so that
+identifiers to user names. Any user of the broker could disconnect a device whose identifiers are its name.
+Therefore a part of the identifiers is random; it is kept in the state directory, so that
 the broker's session is continued after a restart.
 
 Promises: without a usable state directory the agent still gets identifiers; then its sessions end with it.

@@ -1,7 +1,7 @@
 """The device's membership of its groups: whose requests it asks the broker for, and when.
 
 Promises: the broker deals a group's requests to this device only while it can answer them, that is while the
-model is ready and the connection for answers is up. A device that vanishes without a word gets none once the
+model is ready and the connection for answers is up. A device that vanishes gets none as soon as the
 broker has noticed, because the connection has no session and a short keep-alive.
 Leaves to others: reading requests and answering them (`inference`), the connection itself (`agent.mqtt`).
 docs/decisions/0018 has the reasons.
@@ -17,7 +17,7 @@ from agent.mqtt.settings import BrokerSettings
 from agent.wire.topics import group_filter
 
 # The broker gives up a silent member after 1.5 times this, and until then deals it its share of the requests.
-# Shorter would cost more pings, and members whose radio pauses for a few seconds.
+# A shorter one would cost more pings, and lose members whose radio pauses for a few seconds.
 KEEPALIVE_S: Final = 5
 
 
@@ -55,7 +55,7 @@ class Groups:
         self._subscribed: set[str] = set()
 
     def model_changed(self, model: str, *, ready: bool) -> None:
-        """Take note whether a model is ready."""
+        """Subscribe to a model's requests while it is ready, and not otherwise."""
         if ready:
             self._ready.add(model)
         else:
@@ -63,7 +63,7 @@ class Groups:
         self._follow()
 
     def answers_changed(self, *, possible: bool) -> None:
-        """Take note whether answers can be sent."""
+        """Subscribe only while answers can be sent."""
         self._can_answer = possible
         self._follow()
 

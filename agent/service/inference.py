@@ -47,7 +47,7 @@ _LOG_INTERVAL_S: Final = 10.0
 _MAX_LOG_CHARACTERS: Final = 400
 # An answer that is published at its deadline, such as a 408, is still worth delivering for this long.
 _LATE_EXPIRY_S: Final = 5
-# The broker will not take this answer, but perhaps a smaller one with other content. In numbers: malformed
+# The broker does not accept this answer, but perhaps a smaller one with other content. In numbers: malformed
 # packet, protocol error, packet too large, payload format invalid.
 _NOT_THIS_ANSWER: Final = frozenset({TOO_LARGE.code, POISON.code, UNSENDABLE.code, 0x81, 0x82, 0x95, 0x99})
 
@@ -118,8 +118,8 @@ class Inference:
     def use_for_groups(self, connection: Connection) -> None:
         """Take the requests of groups from this connection; they are answered over the other one.
 
-        Its messages must be given to `on_group_message`. The broker gives what is delivered there to no one
-        else, so each request is answered, with 503 if it cannot be served now.
+        Its messages must be given to `on_group_message`. The broker gives these requests to no
+        other member, so each one is answered, with 503 if it cannot be served now.
         """
         self._group_connection = connection
 
@@ -193,8 +193,13 @@ class Inference:
     def _take(self, message: Message, slots: list[Slot], payload_digest: bytes | None) -> None:
         topic = parse_topic(message.topic)
         if topic is not None and not isinstance(topic, Infer | GroupInfer):
-            # Some brokers send what nobody subscribed to.
-            self._drop(slots, UnanswerableError("foreign_topic", f"not a request's: {message.topic!r:.200}"))
+            # Some brokers send messages without a subscription to them.
+            self._drop(
+                slots,
+                UnanswerableError(
+                    "foreign_topic", f"expected the topic of a request, got {message.topic!r:.200}"
+                ),
+            )
             return
         if message.retain:
             # It would be computed again at each connect, although the requester is long gone.
@@ -346,11 +351,11 @@ class Inference:
         )
 
     def _undeliverable(self, answer: FinalAnswer, verdict: Reason) -> ExecutionError:
-        """Return what the requester gets in place of an answer that the broker does not take."""
+        """Return the error that replaces an answer that the broker does not accept."""
         assert self._connection is not None
         if verdict is not TOO_LARGE:
             return ExecutionError(
-                f"the broker does not take the answer of {len(answer.payload)} bytes: {verdict}"
+                f"the broker does not accept the answer of {len(answer.payload)} bytes: {verdict}"
             )
         return ExecutionError(
             f"expected an answer in a packet of at most {self._connection.limits.max_packet_bytes} bytes, "

@@ -33,9 +33,9 @@ _FILE: Final = "session_seq"
 _MAX_FILE_BYTES: Final = 32
 # Two agents with the same name would otherwise contradict each other as fast as the broker delivers.
 _REASSERT_INTERVAL_S: Final = 1.0
-# Two agents with one name have different client identifiers, so that the broker does not tell them apart.
+# Two agents with one name have different client identifiers, so the broker does not disconnect either.
 _TWIN_INTERVAL_S: Final = 60.0
-# Our own documents come back to us, and an earlier one may do so after the next one was published.
+# Our own documents come back to us, some after the next one was published.
 _REMEMBERED: Final = 4
 
 
@@ -99,7 +99,7 @@ def next_session_seq(state_dir: Path) -> tuple[int, bool]:
     try:
         store_session_seq(state_dir, before + 1)
     except StoreError as error:
-        _log.error("%s: the time numbers this start", error)
+        _log.error("%s: session_seq comes from the clock", error)
         return max(before + 1, seq_from_clock()), False
     return before + 1, True
 
@@ -140,7 +140,7 @@ class Presence:
     """Keeps the state topic correct.
 
     The control connection speaks for the others as long as it lives, and its will for all of them. They have
-    no wills: two of one device on one topic would overwrite each other in an order that nobody controls.
+    no wills: the wills of one device on one topic would overwrite each other in an undefined order.
 
     Parameters
     ----------

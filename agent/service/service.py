@@ -1,7 +1,7 @@
 """The agent, wired up: its parts, and the order in which they start and end.
 
 Promises: without a broker, the agent starts, loads its models and keeps trying to connect. It connects before
-it loads its models, so a device that takes minutes to load them is seen meanwhile. When it is asked
+it loads its models, so a device that takes minutes to load them is visible meanwhile. When it is asked
 to stop, it answers the requests that it has accepted, within a time limit, leaves all others with the broker,
 and announces that it stops. If one of its tasks fails because of a bug, the agent ends with that error rather
 than running half-broken.
@@ -207,7 +207,7 @@ class Service:
             for fault in faults[:_MAX_LOGGED_FAULTS]:
                 _log.error("keyring: %s", fault)
             if not faults:
-                _log.warning("keyring: every file can be used")
+                _log.warning("keyring: all files can be used again")
 
     def _announcer(self) -> Announcer | None:
         """Return the announcer to Home Assistant; None if there is nothing to announce or to withdraw."""

@@ -7,7 +7,7 @@
      "base": "sha256:<64 hex>"}
 
 A higher `version` replaces a lower one, and a model that is absent is taken out of service. `newest_after`
-says how much higher it may be: nobody may use up the numbers, by a mistake or in bad faith. `base` is
+says how much higher it may be, so that no document uses up the numbers, by mistake or in bad faith. `base` is
 optional: the digest of the document that this one was written from. With it, two tools that add a model at
 the same moment do not undo each other: the agent refuses the second document (`ERR_CONFLICT`), and its tool
 writes a new one.
@@ -38,9 +38,9 @@ MAX_SOURCES: Final = 8
 # URLs of this length are accepted by most servers and proxies; a source needs far less.
 MAX_SOURCE_CHARACTERS: Final = 2048
 MAX_VERSION: Final = document.MAX_SAFE_INTEGER
-# Up to here a version may jump: it has room for the time in milliseconds, with which some tools count.
+# Up to here a version may rise by any amount, so it may be the time in milliseconds.
 FREE_VERSIONS: Final = 2**41
-# Beyond, a version may be this much higher than the last one. So it takes 2^33 documents to use up the rest.
+# Beyond that, a version may rise by this much, so it takes 2^33 documents to use up the rest.
 MAX_STEP: Final = 2**20
 # The source that stands for blocks over MQTT; all others are https URLs.
 MQTT_SOURCE: Final = "mqtt"

@@ -13,8 +13,8 @@ from agent.errors import EndlessDataError, FormatError
 
 # The largest document that an agent sends: metrics of 64 models, about 400 histogram buckets each, are 2 MiB.
 MAX_AGENT_DOCUMENT_BYTES: Final = 4 << 20
-# JSON values in a document that anybody else may send: reading one takes 0.15 us at most, on the machine that
-# docs/mqtt.md names. A desired document of 64 models with 8 sources each has 1500.
+# JSON values in a document from outside: reading one takes at most 0.15 us on the machine that docs/mqtt.md
+# names. A desired document of 64 models with 8 sources each has 1500.
 MAX_VALUES: Final = 5000
 # Each of these bytes stands before at most one value; those within strings count too.
 _VALUE_MARKS: Final = b",:[{"

@@ -108,7 +108,7 @@ class Info:
     compatible
         Names of this machine that a bundle's `compatible` may require, sorted.
     sandbox
-        The sandbox of its workers, or None while there is none, and from older agents.
+        The sandbox of its workers; None while there are none, and from older agents.
     """
 
     device: str

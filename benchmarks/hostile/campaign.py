@@ -217,7 +217,7 @@ async def _send_all(
 
 
 async def _end(honest: Honest, result: Result) -> None:
-    """Wait until the agent has answered and acknowledged everything, and say if something is left."""
+    """Wait until the agent has answered and acknowledged everything, and report what is left."""
     end_s = time.monotonic() + _END_LIMIT_S
     while True:
         samples = parse_metrics(honest.metrics) if honest.metrics else {}

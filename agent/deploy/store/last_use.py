@@ -35,7 +35,7 @@ class LastUse:
             self._names = tuple(name for name in document if isinstance(name, str))
 
     def order(self, names: Iterable[str]) -> list[str]:
-        """Return `names`, the most recently used first and those that were never used by name."""
+        """Return `names`, the most recently used first, then the others by name."""
         rank = {name: index for index, name in enumerate(self._names)}
         return sorted(names, key=lambda name: (rank.get(name, len(rank)), name))
 

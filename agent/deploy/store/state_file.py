@@ -23,7 +23,7 @@ from agent.errors import StoreError
 # Far above the largest document (64 models, 64 jobs), and still fast to parse on a small board.
 MAX_STATE_BYTES: Final = 4 * 1024 * 1024
 
-# Names for damaged files beside each other: enough to look into, too few to fill a disk.
+# How many damaged files are kept under one name: enough to inspect, too few to fill a disk.
 _MAX_ASIDE: Final = 4
 
 Checkpoint = Callable[[str], None]
@@ -130,7 +130,7 @@ def _read(path: Path) -> list[object]:
 
 
 def set_aside(path: Path) -> None:
-    """Rename what is damaged, or stands in the way, to `<path>.corrupt`; if that fails, it is logged."""
+    """Rename a file that is damaged or in the way to `<path>.corrupt`; a failure is logged."""
     for number in range(_MAX_ASIDE):
         aside = path.with_name(f"{path.name}.corrupt{number or ''}")
         try:

@@ -1,7 +1,7 @@
 """Bundles of models that were stopped: `stopped.json` in the state directory.
 
 A desired document is not signed. If one stops every model, by mistake or in bad faith, the next one must find
-the bundles still there: it may be the only copy for miles.
+the bundles still there: the device may not be able to fetch them again.
 
 Promises: the last `KEEP` bundles stay until their space is needed, or another bundle serves under the same
 name. No clock is involved: that of a device without a battery may be wrong by decades.
@@ -19,7 +19,7 @@ from agent.bundle.names import hex_digest
 from agent.deploy.store.state_file import Checkpoint, StateFile, no_checkpoint
 from agent.errors import StoreError
 
-# More models than most devices run; what is over is more likely a leftover than a mistake.
+# More models than most devices run; older ones were probably stopped on purpose.
 KEEP: Final = 8
 
 _log = logging.getLogger(__name__)

@@ -6,11 +6,11 @@
     full             no space, no inodes, or over a quota
     read-only        the file system is mounted read-only, as Linux does when a card is dying
     failing          reads or writes end with an error
-    unavailable      the folder is missing, or belongs to somebody else
+    unavailable      the folder is missing, or belongs to another user
     not responding   a read or write does not return
 
 Promises: the event loop never waits for the disk here. A healthy disk is written to rarely, because an SD
-card wears out; one that failed is tried out often, so that the agent notices soon that it is back. At most
+card wears out; one that failed is tested often, so that the agent soon notices its return. At most
 one call waits for a disk that does not respond.
 Leaves to others: what to do without a disk (`agent.service`, `agent.deploy.deployment`).
 """
@@ -32,7 +32,7 @@ from agent.deploy.store.disk_thread import in_disk_thread
 from agent.durable import try_out
 from agent.errors import StoreError
 
-# The file system is looked at this often, which writes nothing; a failed one is tried out as often.
+# How often the file system is examined without a write; a failed one is also tested with a write.
 LOOK_INTERVAL_S: Final = 10.0
 # A healthy disk is written to this often, to notice one that fails without saying so: some 16 kB each time.
 TRIAL_INTERVAL_S: Final = 600.0
@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 
 
 class Condition(StrEnum):
-    """Whether the state directory can be written; a text that is published."""
+    """Whether the state directory can be written; the values are published."""
 
     WRITABLE = "writable"
     FULL = "full"
@@ -81,7 +81,7 @@ class Finding:
     condition
         Whether it can be written.
     free_bytes, size_bytes
-        Of its file system; None if it could not be asked.
+        Of its file system; None if they are not known.
     """
 
     condition: Condition
@@ -134,7 +134,7 @@ class StorageWatch:
     root
         The state directory.
     on_change
-        Called with the condition whenever it changes. It is `WRITABLE` until something else is found out.
+        Called with the condition whenever it changes. The first condition is `WRITABLE`.
     look
         `examine` except in tests.
     clock
@@ -170,7 +170,7 @@ class StorageWatch:
         )
 
     def suspect(self) -> None:
-        """Try the disk out soon: something could not be written."""
+        """Test the disk soon: something could not be written."""
         self._tried_s = float("-inf")
         self._suspected.set()
 

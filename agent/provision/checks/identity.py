@@ -65,7 +65,11 @@ def check_keyring(config: Config) -> Iterator[Finding]:
     for fault in keyring.faults:
         yield fail("keyring", fault, "correct or remove it; edge-agent enroll --trust NEW.pub adds a key")
     if keyring.incomplete is not None:
-        yield fail("keyring", "no new bundle is accepted: a revoked key may be missing", "correct revoked")
+        yield fail(
+            "keyring",
+            "no new bundle is accepted: a revoked key may be missing",
+            "correct the file keyring/revoked",
+        )
     trusted = sorted(key.key_id for key in keyring.keys.values() if key.key_id not in keyring.revoked)
     if trusted:
         revoked = f", {len(keyring.revoked)} revoked" if keyring.revoked else ""

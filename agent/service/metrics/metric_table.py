@@ -78,11 +78,13 @@ METRICS: Final = {
         GAUGE, "Messages that the broker has not acknowledged.", ("connection",)
     ),
     "edge_mqtt_over_limit_total": Metric(
-        COUNTER, "Received messages with more or other properties than the agent takes.", ("connection",)
+        COUNTER, "Received messages that exceed a limit of the agent.", ("connection",)
     ),
     "edge_mqtt_protocol_level": Metric(GAUGE, "5 for MQTT 5, 4 for MQTT 3.1.1.", ("connection",)),
     "edge_mqtt_unsendable_total": Metric(
-        COUNTER, "Messages that were given up: too large for the broker, or fatal to it.", ("connection",)
+        COUNTER,
+        "Messages that were given up: too large for the broker, or the cause of lost connections.",
+        ("connection",),
     ),
     "edge_certificate_expiry_timestamp_seconds": Metric(
         GAUGE, "When the first certificate in a file ends, seconds since the epoch.", ("file",)

@@ -1,7 +1,7 @@
-"""The check of what a worker answers: as strict as that of what a stranger sends.
+"""Checks a worker's answers as strictly as input from a stranger.
 
 A model's native code runs in the worker, so an answer may say anything. It becomes an MQTT message, whose
-strings must be what brokers accept: one that they do not accept would end the agent's connection.
+strings must be acceptable to brokers: any other string would end the agent's connection.
 
 Promises: a fault is described in one line; an answer without one fits an MQTT message, apart from its size.
 Leaves to others: the form of the frame (`agent.worker.frames`), and what follows from a fault (`supervisor`).
@@ -30,7 +30,7 @@ _REFUSALS: Final = frozenset(
 _RESULTS: Final = frozenset({JSON, RAW, CBOR})
 # Eleven days: far above every deadline, and exact as a float, so that sums of durations stay sensible.
 _MAX_DURATION_US: Final = 10**12
-# Models answer with the same tensors again and again; an entry takes a kilobyte, or 64 at most.
+# Models answer with the same tensors again and again; an entry takes about 1 KiB, and at most 64 KiB.
 _KNOWN_TENSORS: Final = 16
 
 

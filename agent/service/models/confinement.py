@@ -15,9 +15,9 @@ def sandbox_of(ready: Ready) -> Sandbox:
 
 
 def weakest(sandboxes: Iterable[Sandbox]) -> Sandbox | None:
-    """Return what all of them have; None if there are none.
+    """Return the parts that all sandboxes have; None if there are no sandboxes.
 
-    Workers of one device differ only if something in a bundle or a limit does.
+    The workers of a device differ only if their bundles or limits do.
     """
     found = list(sandboxes)
     if not found:

@@ -207,7 +207,7 @@ class CrashWindow:
     def __init__(self, limit: int, window_s: float) -> None:
         self._window_s = window_s
         self._by_itself_s: deque[float] = deque(maxlen=limit)
-        # More than this make the next restart no slower.
+        # Further deaths do not slow the next restart any more.
         self._by_requests_s: deque[float] = deque(maxlen=len(_RESTART_DELAYS_S))
         self.by_itself = 0
         self.by_requests = 0

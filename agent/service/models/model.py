@@ -33,7 +33,7 @@ from agent.wire.model_state import ModelPhase, ModelState
 from agent.worker.channel import MAX_PAYLOAD_BYTES
 from agent.worker.frames import Share
 
-# A client that crashes the model with ever new requests waits for others for this long after each crash.
+# A client that crashes the model with one request after another waits for others this long after each crash.
 SET_BACK_S: Final = 60.0
 
 
@@ -187,7 +187,7 @@ class Model:
         if supervisor is None or supervisor.state in OUT_OF_SERVICE:
             why = "stopped" if supervisor is None else supervisor.message
             raise OverloadedError(
-                f"{self.name} is out of service: {why}", hint="ask again later: it is tried again"
+                f"{self.name} is out of service: {why}", hint="ask again later: the model is tried again"
             )
         if pending.nbytes in supervisor.quarantine.sizes:
             self._inspect(supervisor, pending)
@@ -200,7 +200,7 @@ class Model:
             supervisor.send(pending)
 
     def _enqueue(self, pending: Pending) -> None:
-        """Let a request wait, or another one give way, or raise `OverloadedError`."""
+        """Queue a request, in place of another one if need be, or raise `OverloadedError`."""
         waiting = self._queue.count
         for other in self._queue.offer(pending):
             error = OverloadedError(
@@ -324,10 +324,10 @@ class Model:
         self._refuse_all(error)
 
     def _on_suspect(self, suspect: Pending, verdict: Verdict) -> None:
-        """Let a client whose request a worker died of wait for all others, for a while.
+        """Let a client whose request ended a worker wait for all others, for a while.
 
-        Each of its requests may be another that costs a worker, and the time in which nobody is served. If it
-        was not its request, it has its turns again at once.
+        Each of its further requests may cost another worker, and time in which no client is served. If the
+        request turns out to be harmless, the client has its turns again at once.
         """
         client = suspect.client
         if verdict is Verdict.ACQUITTED and client in self._convicted:

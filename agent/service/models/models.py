@@ -84,7 +84,7 @@ class Models:
         return [model.name for model in sorted(used, key=lambda model: -model.used_s)]
 
     def expect(self, names: Iterable[str]) -> None:
-        """Take note of models that will be activated, so that they are not unknown until then."""
+        """Announce models that will be activated, so that they are not unknown until then."""
         self._expected.update(name for name in names if name not in self._models)
 
     def sandbox(self) -> Sandbox | None:

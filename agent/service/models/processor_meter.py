@@ -1,8 +1,8 @@
 """Compares a worker's processor time with what its requests explain.
 
 The kernel's limit of processor time (RLIMIT_CPU) sends a signal that a hostile model can block, and the agent
-has no right to renew a limit that kills. So the agent looks: a worker computes while it has requests, each of
-which has a limit of its own, and otherwise waits. A worker that uses processor time without a request has a
+has no right to renew a limit that kills. So the agent compares: a worker computes while it has requests, each
+of which has its own limit, and otherwise waits. A worker that uses processor time without a request has a
 model that goes on computing in a thread of its own.
 
 This module has only arithmetic: no clock, no files.
@@ -14,7 +14,7 @@ from typing import Final
 
 # After each launch of a kernel its threads stay awake for some 60 us, the last time after the answer.
 _AFTER_REQUEST_S: Final = 0.001
-# What is forgiven: the share of one processor that a process may use for nothing.
+# Tolerance: the share of one processor that a process may use without a request.
 _FORGIVEN: Final = 0.05
 
 

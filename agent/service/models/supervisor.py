@@ -1,10 +1,11 @@
 """Keeps a worker alive for one bundle: starts it, restarts it when it dies, and slows down if that fails.
 
-Promises: a worker that dies costs no request: its successor computes those that it had, first the one that
-it was computing. If that one ends a second worker, it is answered 500 and quarantined; one that computes for
-longer than its limit is answered 408. After a few deaths of the worker's own in a short time the bundle is
-out of service, says so, and is tried again after growing pauses. `life_cycle` holds the states and the rules,
-`quarantine` the requests that end workers; this file does what they ask for.
+Promises: no request is lost when a worker dies: its successor computes those that it had, the one that it was
+computing as the first of its client. If that one ends a second worker, it is answered with 500 and
+quarantined; one that computes for longer than its limit is answered with 408. After a few deaths of the
+worker's own in a short time the bundle is out of service, says so, and is tried again after growing pauses.
+`life_cycle` holds the states and the rules, `quarantine` the requests that end workers; this file does what
+they ask for.
 Leaves to others: queues, deadlines, and which worker succeeds which (`model`).
 
 Times are readings of the event loop's clock, which on Linux is `time.monotonic`.
@@ -70,7 +71,7 @@ _SENT_AHEAD: Final = 2
 _WEIGHT_COPIES: Final = 6
 # Import, load and self-test; a large model on a slow SD card takes its time.
 START_LIMIT_S: Final = 120.0
-# What a worker says about itself is cut in the log.
+# What a worker says about itself is shortened in the log.
 _SHOWN_CHARACTERS: Final = 200
 # For a worker that has nothing left to answer.
 _END_LIMIT_S: Final = 1.0
@@ -94,7 +95,8 @@ class Supervisor:
     on_state
         Called after each change of `state`.
     on_suspect
-        Called with a request that a process died of, and again when it is convicted or acquitted.
+        Called with the request that a process was computing when it died, and again when that request is
+        convicted or acquitted.
 
     Attributes
     ----------
@@ -140,7 +142,7 @@ class Supervisor:
         self._limit: asyncio.TimerHandle | None = None
         self._computing_since_s = 0.0
         self._over_limit = False
-        # What the process did that it must not do; what else it says is ignored then.
+        # What the process did wrong; its later frames are ignored.
         self._fault = ""
         self.deaths = CrashWindow(settings.crash_limit, settings.crash_window_s)
         self.quarantine = Quarantine()
@@ -364,7 +366,7 @@ class Supervisor:
         self._kill()
 
     def _end_faulty(self, fault: str) -> None:
-        """End a process that says what it must not say."""
+        """End a process that sent something invalid."""
         self._fault = fault
         self._kill()
 

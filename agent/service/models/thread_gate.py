@@ -1,4 +1,4 @@
-"""Decides about each thread that a worker wants to start, so that no worker takes the device's threads.
+"""Decides about each thread that a worker wants to start, so that no worker uses up the device's threads.
 
 A filter of system calls cannot count, RLIMIT_NPROC counts all processes of a user, and a control group needs
 rights that the agent does not have. So the worker's filter asks: the kernel stops a thread that calls clone,
@@ -37,8 +37,8 @@ _ID: Final = struct.Struct("=Q")
 # The id, a result, an errno, flags.
 _ANSWER: Final = struct.Struct("=QqiI")
 _CONTINUE: Final = 1
-# A model that starts and ends threads in a loop must not keep the agent busy: more have to wait. The largest
-# worker starts all of its threads within this number.
+# A model that starts and ends threads in a loop must not keep the agent busy: further decisions wait. The
+# largest worker starts all of its threads within this number.
 _DECISIONS: Final = 256
 _INTERVAL_S: Final = 1.0
 # The main thread, one that watches the channel, and some that libraries start.
@@ -46,7 +46,7 @@ _SPARE: Final = 6
 
 
 def thread_limit(threads: int) -> int:
-    """Return the limit of a worker whose kernels have so many threads; 0 for one for each processor.
+    """Return the limit of a worker whose kernels use `threads` threads; 0 means one for each processor.
 
     Twice, because a changed number of threads replaces all of them.
     """

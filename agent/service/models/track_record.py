@@ -1,10 +1,10 @@
 """How a bundle has done since it was put into service: answers, failures of the model, and its speed.
 
-Promises: what a client did wrong (400, 415, a deadline that passed) does not count, and no client can make a
-bundle look bad to all: the failures of the client that has the most are left out, unless nobody else asks. A
-request can fail by what it asks for (JSON that is too large, NaN as JSON, inputs that end a worker), and the
-version before would have failed too. Only the computing of the graph counts as time, because clients choose
-what is decoded and encoded.
+Promises: a client's mistakes (400, 415, a deadline that passed) do not count. No client can end a trial for
+all: the failures of the client with the most are left out, unless no other client asks. A request can fail
+because of what it asks for (JSON that is too large, NaN as JSON, inputs that end a worker), and would have
+failed with the predecessor too. Only the computing of the graph counts as time, because clients choose what
+is decoded and encoded.
 Leaves to others: what follows from it (`agent.deploy.trial`).
 """
 

@@ -3,8 +3,8 @@
 A worker's native code is not trusted: with the agent's own standard error it could imitate the agent's lines,
 use up the rate at which the journal takes them, fill a disk, or read from a terminal.
 
-Promises: a line is named after its model, bounded, and printable; a worker that writes more than is read has
-to wait, so it costs the agent little time.
+Promises: a line is named after its model, bounded, and printable; a worker that writes faster has to wait, so
+it costs the agent little time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _INTERVAL_S: Final = 10.0
 # The longest line of a traceback; a longer one is cut.
 _LINE_BYTES: Final = 500
 _CHUNK_BYTES: Final = 4096
-# The last words of a process that has ended.
+# How much is read when the process has ended.
 _LAST_BYTES: Final = 16 << 10
 
 

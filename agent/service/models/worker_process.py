@@ -202,7 +202,7 @@ class WorkerProcess:
         return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") if pid is not None else 0
 
     def _take(self, frame: Frame) -> None:
-        """Take note of when it computes, and hand the frame on."""
+        """Measure how long it computes, and pass the frame on."""
         if isinstance(frame.header, Answer):
             self._answered += 1
             self._unanswered = max(0, self._unanswered - 1)

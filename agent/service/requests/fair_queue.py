@@ -11,7 +11,7 @@ access list). Each client has a lane:
   that has one request waiting never loses it to a client that has more.
 
 Promises: bounded in requests and bytes; no I/O and no clock. Requests that come back from a worker
-(`put_back`) go first and never give way, but for those of clients that are set back.
+(`put_back`) go first and never give way, except for those of clients that are set back.
 Leaves to others: deadlines, and answering those that give way (`model`).
 """
 
@@ -31,7 +31,7 @@ class Waiting(Protocol):
 
     @property
     def client(self) -> str:
-        """Who sent it."""
+        """The client that sent it."""
 
     @property
     def nbytes(self) -> int:
@@ -77,7 +77,7 @@ class FairQueue(Generic[Item]):
         self.nbytes = 0
 
     def append(self, item: Item) -> None:
-        """Add a request at the end of its lane, whatever the limits say."""
+        """Add a request at the end of its lane, regardless of the limits."""
         lane = self._lane(self._lane_of(item))
         lane.items.append(item)
         lane.nbytes += item.nbytes

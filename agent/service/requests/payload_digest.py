@@ -1,4 +1,4 @@
-"""The SHA-256 of a payload, without keeping the event loop from everything else.
+"""The SHA-256 of a payload, taken without blocking the event loop.
 
 A processor without instructions for SHA-256, such as that of a Raspberry Pi 3 or 4, takes up to 15 ms for a
 MiB, so a second for the largest payload. A large payload is therefore read in slices, and the event loop
@@ -11,9 +11,9 @@ import asyncio
 import hashlib
 from typing import Final
 
-# Of this many bytes the digest is taken at once.
+# How many bytes are hashed before the event loop gets its turn.
 SLICE_BYTES: Final = 1 << 20
-# When so much waits, the digest of the next payload is taken at once: then no more is read from the broker.
+# When this much waits, the next payload is hashed at once, and no more is read from the broker meanwhile.
 MAX_WAITING_BYTES: Final = 64 << 20
 
 

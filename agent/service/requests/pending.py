@@ -50,7 +50,7 @@ class Pending:
     Attributes
     ----------
     client
-        Who sent it: the fourth level of `edge/v1/replies/<client>/...`.
+        The client that sent it: the fourth level of `edge/v1/replies/<client>/...`.
     nbytes
         The size of its payload, also after that was dropped.
     slots
@@ -208,7 +208,7 @@ class Pending:
             self._on_refusal(self, error)
 
     def expire(self, error: RequestError) -> None:
-        """Report that it is too late for a request that a worker computes; `content` is known afterwards."""
+        """Refuse a request whose deadline passed while a worker computes it; `content` stays known."""
         self.content()
         self.refuse(error)
 

@@ -1,4 +1,4 @@
-"""Requests that end a model's worker: who is suspected, who is quarantined.
+"""Requests that end a model's worker: which are suspected, and which are quarantined.
 
 A worker computes one request at a time, so the request that it computed when it died is known. It may still
 be innocent: the machine may have run out of memory, or an earlier request may have damaged the process. So it
@@ -21,7 +21,7 @@ from typing import Final
 
 from agent.worker.frames import Request
 
-# So many workers does a request cost before it is quarantined.
+# How many workers a request ends before it is quarantined.
 MAX_DEATHS: Final = 2
 # Each takes about 200 bytes. To push one out, a client must end two workers for each of them.
 MAX_ENTRIES: Final = 256
@@ -31,7 +31,7 @@ _LENGTH: Final = struct.Struct(">I")
 
 
 class Verdict(Enum):
-    """What is known about a request that a worker died of: nothing yet, or whether it was the cause."""
+    """Whether a request that a dead worker was computing was the cause, if that is known yet."""
 
     OPEN = "open"
     CONVICTED = "convicted"
@@ -84,7 +84,7 @@ class _Entry:
 
 
 class Quarantine:
-    """The requests that one version of a model died of.
+    """The requests that ended workers of one version of a model.
 
     Parameters
     ----------
@@ -122,7 +122,7 @@ class Quarantine:
         return entry.deaths >= MAX_DEATHS
 
     def deaths(self, content: Content, now_s: float) -> int:
-        """Return how many workers have died of a request."""
+        """Return how many workers a request has ended."""
         self._forget_old(now_s)
         entry = self._entries.get(content)
         return 0 if entry is None else entry.deaths
