@@ -14,7 +14,7 @@ from benchmarks.agent import picture
 from benchmarks.agent.__main__ import Size, document, main, measure
 from benchmarks.agent.figures import Figure, quantile
 
-SMALL = Size(requests=40, large=4, seconds=0.5, rounds=1, overload_s=0.7, swaps=2)
+SMALL = Size(requests=40, large=4, seconds=0.5, rounds=1, overload_s=2.0, swaps=2)
 
 
 def test_quantiles_are_of_the_nearest_rank() -> None:
