@@ -43,7 +43,7 @@ from agent.deploy.store.disk_thread import in_disk_thread
 from agent.deploy.store.last_use import LastUse
 from agent.deploy.store.state_file import Checkpoint, StateFile, no_checkpoint
 from agent.deploy.store.store import Store
-from agent.deploy.trial import STEADY_S, Score, Trial, fault, over
+from agent.deploy.trial import AGENT_ENDED, STEADY_S, Score, Trial, fault, over
 from agent.errors import (
     ConflictError,
     DiskError,
@@ -326,7 +326,8 @@ class Deployment:
             self._attempts.forget(name)
             self._on_trial_since_s.pop(name, None)
         if done.request.origin is Origin.LOCAL and not done.request.repair:
-            self._inbox.answer(done)
+            with contextlib.suppress(StoreError):  # no thread
+                await in_disk_thread(self._inbox.answer, done)
         self._report()
 
     def on_message(self, topic: topics.Topic, payload: bytes) -> asyncio.Task[None] | None:
@@ -380,10 +381,10 @@ class Deployment:
         self.restored = True
 
     async def _restore(self, model: ActiveModel) -> None:
-        """Run the active bundle, or else the one before it until the active one can run."""
+        """Run the active bundle, or else another one until the active one can run."""
         if model.trial is not None:
             model = replace(model, trial=model.trial.started())
-            await in_disk_thread(self._store.record, model)  # before it is loaded, which may end this process
+            await self._note(model)  # before it is loaded, which may end this process
             assert model.trial is not None
             why = fault(model.trial, out_of_service=None, score=Score())
             if why is not None and await self._roll_back(model, why):
@@ -395,13 +396,14 @@ class Deployment:
         except EdgeError as error:
             _log.error("%s: %s cannot run: %s", model.name, model.digest, error)
             self._attempts.explain(model.name, Problem(str(error)[:MAX_MESSAGE_CHARACTERS], None))
-            if model.previous is not None:
-                await self._run_meanwhile(model, model.previous)
+            other = _other(model)
+            if other is not None:
+                await self._run_meanwhile(model, other)
         self._loading.discard(model.name)
         self._work.set()
 
     async def _run_meanwhile(self, model: ActiveModel, digest: str) -> None:
-        """Run the bundle before the active one; the record of what should run stays as it is."""
+        """Run another bundle than the active one; the record of what should run stays as it is."""
         floor = None if model.trial is None else model.trial.counter
         try:
             async with self._installer.switching(model.name):
@@ -430,6 +432,9 @@ class Deployment:
         if self._not_stored is not None and not self._taking and self._attempts.due(_DOCUMENT, now_s):
             self._take(self._not_stored)
         for name, wish in self._wishes().items():
+            active = self._store.active().get(name)
+            if active is not None and _is_rolled_back(active, wish):
+                wish = _of_active(active)  # noqa: PLW2901 - what should run now
             if self._installer.running.get(name) == wish.digest:
                 if name in self._attempts.problems:
                     self._attempts.forget(name)
@@ -437,13 +442,9 @@ class Deployment:
                 continue
             if self._installer.switching(name).locked():
                 continue  # it is being rolled back
-            active = self._store.active().get(name)
             if active is not None and name in self._loading:
                 continue  # it is being loaded
-            back = active is not None and _is_rolled_back(active, wish)
-            if back and name in self._installer.running:
-                continue
-            job = self._attempt_of(_of_active(active) if back and active is not None else wish)
+            job = self._attempt_of(wish)
             if not job.status.final or not self._attempts.due(name, now_s):
                 continue
             if job.refused_under is not None and job.refused_under == self._circumstances():
@@ -478,7 +479,10 @@ class Deployment:
     def _after_failure(self, job: Job) -> Job:
         """Say in a job that has failed when it is tried again."""
         request = job.request
-        if self._wishes().get(request.model, request).digest != request.digest:
+        active = self._store.active().get(request.model)
+        # The predecessor of a bundle that was rolled back should run, although nothing asks for it.
+        returns = active is not None and active.rolled_back is not None and active.digest == request.digest
+        if self._wishes().get(request.model, request).digest != request.digest and not returns:
             return job
         if request.origin is Origin.LOCAL and not request.repair:
             return job  # a person waits for the result, and decides
@@ -527,9 +531,17 @@ class Deployment:
             await self._roll_back(model, why)
         elif over(served_s, score):
             _log.info("%s %s has passed its trial", model.name, model.version)
-            await in_disk_thread(self._store.record, replace(model, trial=None))
+            await self._note(replace(model, trial=None))
         elif served_s >= STEADY_S and trial.starts:
-            await in_disk_thread(self._store.record, replace(model, trial=trial.steady()))
+            await self._note(replace(model, trial=trial.steady()))
+
+    async def _note(self, model: ActiveModel) -> None:
+        """Record what has become of a trial, if the disk allows it."""
+        try:
+            async with asyncio.timeout(SAVE_LIMIT_S):
+                await in_disk_thread(self._store.record, model)
+        except (TimeoutError, StoreError) as error:
+            _log.error("%s: its trial is not stored: %s", model.name, error or "the disk does not respond")
 
     async def _roll_back(self, model: ActiveModel, why: str) -> bool:
         """Return from a bundle that failed on trial to the one before it; return whether that worked."""
@@ -712,7 +724,8 @@ class Deployment:
                 request = await in_disk_thread(self._inbox.request, digest, self._keyring())
             except EdgeError as error:
                 _log.warning("inbox: %s: %s", digest, error)
-                self._inbox.refuse(digest, error)
+                with contextlib.suppress(StoreError):
+                    await in_disk_thread(self._inbox.refuse, digest, error)
                 continue
             await self._record(Job(request).now())
             self._work.set()
@@ -770,6 +783,17 @@ def _is_rolled_back(active: ActiveModel, request: Request) -> bool:
     """Return whether the bundle that a job asks for has failed on trial."""
     back = active.rolled_back
     return back is not None and (back.digest, back.job) == (request.digest, request.job)
+
+
+def _other(active: ActiveModel) -> str | None:
+    """Return the digest of what can serve while the active bundle cannot run; None if there is nothing.
+
+    A bundle that was rolled back serves better than nothing, unless it ended the agent.
+    """
+    back = active.rolled_back
+    if active.previous is not None or back is None or back.reason.startswith(AGENT_ENDED):
+        return active.previous
+    return back.digest
 
 
 def _of_active(active: ActiveModel) -> Request:

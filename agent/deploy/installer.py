@@ -35,6 +35,7 @@ from agent.deploy.store.state_file import Checkpoint, no_checkpoint
 from agent.deploy.store.store import Store
 from agent.deploy.transitions import TRANSITIONS, Failure, classify
 from agent.deploy.trial import Score, Trial
+from agent.durable import store_error
 from agent.errors import DiskError, EdgeError, MixAndMatchError, StoreError
 from agent.wire.job import Result, Status, Step
 
@@ -286,15 +287,22 @@ class Installer:
         try:
             await self._actions[step](run)
         except (EdgeError, TimeoutError) as error:
-            _log.warning("job %s: %s: %s", run.job.request.job, step, error)
-            run.fail(step, error)
-            return TRANSITIONS[step].on_error
+            return self._failed(run, step, error)
+        except (
+            OSError
+        ) as error:  # of a call that nobody expected to fail: a dying disk must not end the agent
+            return self._failed(run, step, store_error(str(step), error))
         except asyncio.CancelledError:
             if self._abandoned is None:
                 raise
             run.failure = Failure(self._abandoned, Result.FAILED_NO_STATE_CHANGE, None, "no longer wanted")
             return TRANSITIONS[step].on_error
         return TRANSITIONS[step].then
+
+    def _failed(self, run: JobRun, step: Step, error: EdgeError | TimeoutError) -> Step | None:
+        _log.warning("job %s: %s: %s", run.job.request.job, step, error)
+        run.fail(step, error)
+        return TRANSITIONS[step].on_error
 
     async def _enter(self, run: JobRun, step: Step) -> None:
         failure = run.failure
@@ -363,7 +371,7 @@ class Installer:
     async def _verified(self, name: str, digest: str, counter_floor: int | None = None) -> VerifiedBundle:
         """Verify the bundle on disk, and check that it has this digest and may run here."""
         path = self._store.bundle_path(digest)
-        if not path.exists():
+        if not self._store.has(digest):
             path = self._store.part_path(digest)
         try:
             async with asyncio.timeout(VERIFY_LIMIT_S):
@@ -391,7 +399,7 @@ class Installer:
 
     async def _do_install(self, run: JobRun) -> None:
         digest = run.job.request.digest
-        if self._store.part_path(digest).exists():
+        if self._store.part_bytes(digest):
             await in_disk_thread(self._store.accept_part, digest)
 
     async def _do_test(self, run: JobRun) -> None:

@@ -10,7 +10,7 @@ a bundle              the same bundle         nothing; if its worker fails, the 
 a bundle              another one, or none    the bundle is tried at once, and then after growing pauses
 a refused bundle      another one, or none    tried again when the document, the keys or the agent change
 a rolled back bundle  its predecessor         nothing until a document has another job for the model
-a rolled back bundle  none                    its predecessor is tried, after growing pauses
+a rolled back bundle  itself, or none         its predecessor is tried, after growing pauses
 ====================  ======================  ============================================================
 
 The comparison does not depend on the job journal, which may be lost. The journal only says which refusals

@@ -102,7 +102,7 @@ def _state(model: ActiveModel, running: str | None, serving: Serving) -> tuple[S
         return ServiceState.FAILED, Problem(condition.message, condition.next_try_s)
     if back is not None and running == model.digest:
         return ServiceState.ROLLED_BACK, Problem(back.reason, None)
-    if problem is not None and (wanted is None or wanted.digest != running):
+    if problem is not None and (wanted is None or wanted.digest != running or back is not None):
         return ServiceState.DEGRADED, problem
     return ServiceState.ACTIVE, None
 

@@ -46,6 +46,8 @@ MIN_ANSWERS: Final = 100
 # A version that fails more than every second request need not be watched for that long.
 MIN_FAILED: Final = 10
 _HALF: Final = 0.5
+# The reason to bring back the predecessor of a version that ends the agent begins with this.
+AGENT_ENDED: Final = "the agent ended"
 MAX_ERROR_SHARE: Final = 0.05
 # A larger model is slower, and that was known when it was deployed; four times is more often a mistake.
 MAX_SLOWDOWN: Final = 4.0
@@ -152,7 +154,7 @@ def fault(trial: Trial, *, out_of_service: str | None, score: Score) -> str | No
     if out_of_service is not None:
         return out_of_service
     if trial.starts >= MAX_STARTS:
-        return f"the agent ended {trial.starts} times soon after it had loaded this version"
+        return f"{AGENT_ENDED} {trial.starts} times soon after it had loaded this version"
     before = trial.baseline
     if before is None:
         return None

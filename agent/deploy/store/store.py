@@ -117,10 +117,17 @@ class Store:
             raise _unusable(self.root, error) from error
         documents = self._active_file.load_all()
         self._active = parse_active(documents[0] if documents else None)
-        self.lost_active = not documents and any(self._bundles.glob("*.bundle"))
+        self.lost_active = not documents and self._has_bundles()
         self._stopped.load()
         self._counters.load()
         self._loaded = True
+
+    def _has_bundles(self) -> bool:
+        try:
+            return any(self._bundles.glob("*.bundle"))
+        except OSError as error:
+            _log.error("%s cannot be read: %s", self._bundles, error.strerror)
+            return True  # if one can be opened all the same, it serves
 
     def make_folders(self) -> None:
         """Create the directory and its folders, where they are missing.
@@ -155,8 +162,9 @@ class Store:
         except StoreError as error:
             _log.error("%s", error)
         for directory in (self.root, self._parts):
-            for path in directory.glob(".*.tmp"):  # of an interrupted write: no other process writes now
-                _remove(path)
+            with contextlib.suppress(OSError):  # then they stay until the next start
+                for path in directory.glob(".*.tmp"):  # of an interrupted write: no other process writes now
+                    _remove(path)
 
     @_one_at_a_time
     def recover(self) -> None:
@@ -230,7 +238,7 @@ class Store:
 
     def has(self, digest: str) -> bool:
         """Return whether the bundle with `digest` is in the store."""
-        return self.bundle_path(digest).is_file()
+        return os.path.isfile(self.bundle_path(digest))  # noqa: PTH113 - False if the disk fails, too
 
     def part_path(self, digest: str) -> Path:
         """Return the path of the download of the bundle with `digest`."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +17,10 @@ from agent.deploy import deployment, reconcile
 from agent.deploy.fetch import block_source
 from agent.deploy.reconcile import FIRST_PAUSE_S, LONGEST_PAUSE_S, Attempts, Problem, wishes
 from agent.deploy.store.active import ActiveModel
+from agent.deploy.store.disk_thread import in_disk_thread
 from agent.deploy.store.store import SPACE_MARGIN_BYTES, Store
-from agent.deploy.trial import Score
+from agent.deploy.trial import MAX_STARTS, Score
+from agent.errors import StoreError
 from agent.wire.desired import FREE_VERSIONS, MAX_VERSION, Desired
 from agent.wire.reported import Origin
 from tests.agent.deploy.rig import Agent, Bundle, make_bundle
@@ -524,12 +528,100 @@ async def test_rolled_back_predecessor_that_does_not_start_is_tried_again(agent:
     await agent.stop()
     agent.models.broken = {OLD.version}
     await agent.start()
-    assert agent.models.serving == {}
+    assert agent.models.serving == {"digits": "2.0.0"}, "it serves better than nothing"
+    assert reported(agent)["state"] == "degraded"
     agent.models.broken = set()
     await until(lambda: agent.models.serving == {"digits": "1.0.0"})
     await agent.settle()
     assert reported(agent)["state"] == "rolled_back"
     assert agent.store.active()["digits"].rolled_back is not None
+    await agent.stop()
+
+
+async def test_predecessor_that_is_damaged_is_tried_after_growing_pauses(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await upgraded(agent)
+    agent.models.fail("digits")
+    await until(lambda: reported(agent)["state"] == "rolled_back")
+    await agent.stop()
+    agent.store.bundle_path(OLD.digest).write_bytes(b"damaged")
+    tries: list[str] = []
+    count_failure = Attempts.failed
+
+    def failed(attempts: Attempts, name: str, now_s: float) -> float:
+        tries.append(name)
+        return count_failure(attempts, name, now_s)
+
+    monkeypatch.setattr(Attempts, "failed", failed)
+    monkeypatch.setattr(reconcile, "FIRST_PAUSE_S", 60.0)
+    monkeypatch.setattr(reconcile, "LONGEST_PAUSE_S", 60.0)
+    await agent.start()
+    assert agent.models.serving == {"digits": "2.0.0"}
+    await until(lambda: tries)
+    await agent.settle()
+    assert not agent.deployment._attempts.due("digits", asyncio.get_running_loop().time())
+    assert (reported(agent)["state"], reported(agent)["digest"]) == ("degraded", NEW.digest)
+    await agent.stop()
+
+
+async def test_version_that_ended_the_agent_does_not_serve_in_place_of_its_predecessor(agent: Agent) -> None:
+    await upgraded(agent)
+    for _ in range(MAX_STARTS):
+        await agent.cut_power()
+        await agent.start()
+    assert reported(agent)["state"] == "rolled_back"
+    await agent.stop()
+    agent.models.broken = {OLD.version}
+    await agent.start()
+    assert agent.models.serving == {}
+    await agent.stop()
+
+
+async def test_disk_that_fails_to_show_a_bundle_does_not_end_the_agent(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = make_bundle("other")
+    await agent.start()
+    agent.offer(OLD, other)
+    agent.desire({"digits": OLD.entry("job-1"), "other": other.entry("job-o")})
+    await agent.settle()
+    await agent.stop()
+    status, bad = os.stat, {agent.store.bundle_path(OLD.digest)}
+
+    def failing(path: Any, *arguments: Any, **options: Any) -> os.stat_result:
+        if path in bad:
+            raise OSError(errno.EIO, "Input/output error")
+        return status(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "stat", failing)
+    await agent.start()
+    assert agent.models.serving == {"other": "1.0.0"}
+    await until(lambda: reported(agent).get("next_try"))
+    bad.clear()
+    await until(lambda: agent.models.serving == {"digits": "1.0.0", "other": "1.0.0"})
+    await agent.stop()
+
+
+async def test_agent_that_can_start_no_thread_serves_what_it_has(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await upgraded(agent)
+    monkeypatch.setattr(deployment, "STEADY_S", 0.0)
+    refused: list[Any] = []
+    on_disk = in_disk_thread
+
+    async def no_thread(function: Any, *arguments: Any, **options: Any) -> Any:
+        if getattr(function, "__name__", "") == "record" and not refused:
+            refused.append(function)
+            raise StoreError("no thread can be started")
+        return await on_disk(function, *arguments, **options)
+
+    monkeypatch.setattr(deployment, "in_disk_thread", no_thread)
+    await agent.cut_power()
+    await agent.start()
+    await until(lambda: refused)
+    assert agent.models.serving == {"digits": "2.0.0"}
     await agent.stop()
 
 
