@@ -71,7 +71,7 @@ class Connection:
     client_id
         Unique at the broker: two clients with one identifier evict each other.
     on_message
-        Called in the event loop with each message; each QoS 1 message must be passed to `ack` once.
+        Called in the event loop with each message; each one with a receipt must be passed to `ack` once.
     will
         Sent to the broker with each CONNECT; may be changed until the first one.
     persistent
@@ -351,7 +351,7 @@ class Connection:
             return
         # Not `self.connected`: the first messages of a session may arrive together with CONNACK.
         if self._engine.connected:
-            self._engine.ack(receipt.packet_id)
+            self._engine.ack(receipt.packet_id, receipt.qos)
 
     def want(self, topic_filter: str, qos: int = 1) -> None:
         """Subscribe now and after each reconnection, without waiting for the broker's verdict."""

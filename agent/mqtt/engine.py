@@ -250,9 +250,12 @@ class Engine:
             return NOT_CONNECTED
         return reason(0) if packet_id is None else None
 
-    def ack(self, packet_id: int) -> None:
-        """Acknowledge a received QoS 1 message."""
-        self._client.ack(packet_id, 1)
+    def ack(self, packet_id: int, qos: int = 1) -> None:
+        """Acknowledge a received message: with PUBACK at QoS 1, with PUBREC at QoS 2."""
+        if qos == 1:
+            self._client.ack(packet_id, 1)
+        else:
+            self._client.received(packet_id)
 
     def subscribe(self, filters: Sequence[tuple[str, int]]) -> int | None:
         """Send a SUBSCRIBE for filters, each with its largest QoS; return its packet identifier."""

@@ -31,10 +31,13 @@ class Receipt:
         The message's identifier, valid only on the connection it came over.
     epoch
         The number of that connection.
+    qos
+        1, or 2 from a broker that delivers with the publisher's QoS.
     """
 
     packet_id: int
     epoch: int
+    qos: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +154,9 @@ def decode_publish(
     view = memoryview(packet)
     qos = (flags & _QOS) >> 1
     at = 2 + int.from_bytes(view[:2], "big")
-    if qos > 1:
-        raise MalformedPacketError(f"expected QoS 0 or 1, as subscribed, got {qos}")
-    if at + 2 * qos > len(view):
+    if qos == 3:
+        raise MalformedPacketError("expected QoS 0, 1 or 2, got 3")
+    if at + (2 if qos else 0) > len(view):
         raise MalformedPacketError("the topic runs past the end of the packet")
     try:
         topic = str(view[2:at], "utf-8")
@@ -161,7 +164,7 @@ def decode_publish(
         topic = str(view[2:at], "latin-1")  # not one of ours, but some brokers pass it on
     receipt = None
     if qos:
-        receipt = Receipt(int.from_bytes(view[at : at + 2], "big"), epoch)
+        receipt = Receipt(int.from_bytes(view[at : at + 2], "big"), epoch, qos)
         at += 2
     properties, refusal = EMPTY, None
     if version == 5 and cut_bytes is None:

@@ -29,6 +29,7 @@ _log = logging.getLogger(__name__)
 
 _PUBLISH: Final = 0x30
 _PUBACK: Final = 0x40
+_PUBREL: Final = 0x60
 _DISCONNECT: Final = 0xE0
 _KIND: Final = 0xF0
 # The most bytes that one call joins: small packets are written together, a large one by itself, uncopied.
@@ -58,6 +59,10 @@ class PahoClient(paho.Client):
     def send_packet(self, packet: bytes) -> bool:
         """Send a PUBLISH; return False without a connection."""
         return self._packet_queue(_PUBLISH, packet, 0, 0) == MQTTErrorCode.MQTT_ERR_SUCCESS
+
+    def received(self, packet_id: int) -> None:
+        """Send a PUBREC: a message of QoS 2 needs nothing more from its owner."""
+        self._send_pubrec(packet_id)
 
     def ping_after(self, seconds: int) -> None:
         """Send a ping after this long without a packet."""
@@ -96,6 +101,8 @@ class PahoClient(paho.Client):
         body = packet.body
         if kind == _PUBACK:
             return self._puback_received(body)
+        if kind == _PUBREL:
+            return self._pubrel_received(body)
         whole = cast(dict[str, Any], self._in_packet)
         whole |= {"command": packet.first, "remaining_length": len(body), "packet": bytearray(body), "pos": 0}
         try:
@@ -121,6 +128,13 @@ class PahoClient(paho.Client):
             return MQTTErrorCode.MQTT_ERR_PROTOCOL
         self.packet_acknowledged(int.from_bytes(body[:2], "big"), body[2] if len(body) > 2 else 0)
         return MQTTErrorCode.MQTT_ERR_SUCCESS
+
+    def _pubrel_received(self, body: bytes | bytearray) -> MQTTErrorCode:
+        """Answer a PUBREL, the second half of QoS 2, also of an identifier that an earlier process had."""
+        if len(body) < 2:
+            _log.warning("the broker sent a PUBREL without an identifier, connection dropped")
+            return MQTTErrorCode.MQTT_ERR_PROTOCOL
+        return self._send_pubcomp(int.from_bytes(body[:2], "big"))
 
     def _packet_write(self) -> MQTTErrorCode:
         waiting = cast(Any, self._out_packet)

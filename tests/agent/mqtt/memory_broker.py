@@ -12,6 +12,7 @@ from agent.mqtt.settings import BrokerSettings
 from agent.mqtt.transport import BrokerSocket
 
 CONNECT, CONNACK, PUBLISH, PUBACK, SUBSCRIBE, SUBACK = 0x10, 0x20, 0x30, 0x40, 0x80, 0x90
+PUBREC, PUBREL, PUBCOMP = 0x50, 0x60, 0x70
 UNSUBSCRIBE, UNSUBACK, PINGREQ, PINGRESP, DISCONNECT = 0xA0, 0xB0, 0xC0, 0xD0, 0xE0
 
 ACCEPTED = b"\x20\x03\x00\x00\x00"

@@ -37,7 +37,9 @@ from tests.agent.mqtt.memory_broker import (
     CONNECT,
     DISCONNECT,
     PUBACK,
+    PUBCOMP,
     PUBLISH,
+    PUBREC,
     SUBSCRIBE,
     UNSUBSCRIBE,
     Client,
@@ -860,3 +862,26 @@ async def test_pings_go_on_after_an_internal_error(
         await asyncio.sleep(10)
     assert len(ticks) >= 9
     assert "a fault in here" in caplog.text
+
+
+@in_virtual_time
+async def test_message_at_qos_2_is_taken_and_its_exchange_completed() -> None:
+    broker = MemoryBroker()
+    async with in_memory(broker, persistent=True) as peer:
+        client = broker.clients[0]
+        message = memory_broker.publish(TOPIC, b"twice", 7)
+        client.send(bytes((PUBLISH | 4,)) + message[1:])  # although we subscribe at QoS 1
+        received = await peer.next()
+        assert (received.payload, received.qos) == (b"twice", 2)
+        assert not client.of_kind(PUBREC)  # not before the owner has it
+        peer.ack(received)
+        client.send(b"\x62\x02\x00\x07")  # PUBREL
+        await settle()
+        assert [packet.packet_id for packet in client.of_kind(PUBREC)] == [7]
+        assert [packet.packet_id for packet in client.of_kind(PUBCOMP)] == [7]
+        client.send(b"\x62\x03\x00\x09\x00")  # of an earlier process
+        await settle()
+        assert [packet.packet_id for packet in client.of_kind(PUBCOMP)] == [7, 9]
+        assert not client.closed
+        client.send(b"\x62\x01\x00")
+        assert (await peer.loss()).failed

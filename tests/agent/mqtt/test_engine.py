@@ -245,7 +245,7 @@ async def test_packet_that_is_too_long_is_not_kept_and_the_next_one_is_received(
     "poison",
     [
         b"\x30\x05\x00\x09abc",  # a topic longer than its packet
-        b"\x34\x08\x00\x01a\x00\x01\x00ab",  # QoS 2, which we never subscribe to
+        b"\x36\x08\x00\x01a\x00\x01\x00ab",  # QoS 3, which does not exist
         b"\x30\x06\x00\x01a\x02\x23\x00",  # a topic alias that was never granted
         b"\xf0\x00",  # AUTH without a beginning
         b"\x40\x01\x00",  # PUBACK without an identifier

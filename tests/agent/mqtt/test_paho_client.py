@@ -22,7 +22,7 @@ REPLACED = {
     "_packet_write",
     "_mid_generate",
 }
-CALLED = {"_packet_handle", "_sock_send", "_packet_queue"}
+CALLED = {"_packet_handle", "_sock_send", "_packet_queue", "_send_pubrec", "_send_pubcomp"}
 ATTRIBUTES = {
     "_sock",
     "_in_packet",
