@@ -39,8 +39,8 @@ from agent.wire.answer import FinalAnswer
 
 _log = logging.getLogger(__name__)
 
-# At 34 requests a second these last two minutes: the default deadline and `GRACE_S`. An entry takes about
-# 1 KB without its payload.
+# At 34 requests a second these last two minutes: the default deadline and `GRACE_S`. The bytes are those of
+# payloads and heads; an entry takes about 200 bytes more.
 MAX_ANSWERS: Final = 4096
 MAX_ANSWER_BYTES: Final = 16 << 20
 MAX_REFUSALS: Final = 4096
@@ -173,7 +173,7 @@ class AnswerStore:
             try:
                 return self._open(str(self._path))
             except sqlite3.Error as error:
-                if error.sqlite_errorcode in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                if getattr(error, "sqlite_errorcode", None) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
                     raise InUseError(
                         f"{self._path} is in use by another agent",
                         hint="stop the other agent, or give this one its own state directory",
@@ -201,21 +201,24 @@ class AnswerStore:
 
     def put(self, record: AnswerRecord, *, cheap: bool) -> None:
         """Remember an answer that is about to be published; `cheap` is a refusal that took no work."""
-        size = len(record.answer.payload)
+        head = _head(record)
+        size = len(head) + len(record.answer.payload)
         if self._database is None or size > MAX_ANSWER_BYTES:
             self.dropped += 1
             return
         if self._in_memory and self._clock() - self._tried_s >= _RETRY_INTERVAL_S:
             self._use_file()
         try:
-            self._insert(self._database, record, size, cheap=cheap)
+            self._insert(self._database, record, head, size, cheap=cheap)
         except sqlite3.Error as error:
             self._failed(error)
             if self._in_memory:  # it was the file that failed
                 with contextlib.suppress(sqlite3.Error):
-                    self._insert(self._database, record, size, cheap=cheap)
+                    self._insert(self._database, record, head, size, cheap=cheap)
 
-    def _insert(self, database: sqlite3.Connection, record: AnswerRecord, size: int, *, cheap: bool) -> None:
+    def _insert(
+        self, database: sqlite3.Connection, record: AnswerRecord, head: str, size: int, *, cheap: bool
+    ) -> None:
         digest = record.key.digest
         database.execute("BEGIN")
         if self._delivered:
@@ -232,7 +235,7 @@ class AnswerStore:
                 record.reply.deadline_s,
                 int(cheap),
                 size,
-                _head(record),
+                head,
                 record.answer.payload,
             ),
         )
@@ -307,6 +310,7 @@ class AnswerStore:
                 database = _connect(name)
                 database.executescript(_TABLES)
                 database.execute("INSERT INTO meta VALUES (?, ?)", (_SCHEMA, self._boot))
+            _check(database)
         except sqlite3.Error:
             database.close()
             raise
@@ -353,9 +357,12 @@ class AnswerStore:
         database = self._database
         assert database is not None
         # All rows are fetched: a statement that is not read to its end keeps the log from being reused.
-        [(key, cheap, size, deadline_s)] = database.execute(
+        rows = database.execute(
             "DELETE FROM answers WHERE number = ? RETURNING key, cheap, bytes, deadline_s", (number,)
         ).fetchall()
+        if not rows:
+            raise sqlite3.DatabaseError(f"answer {number} is missing")
+        [(key, cheap, size, deadline_s)] = rows
         database.execute("DELETE FROM undelivered WHERE number = ?", (number,))
         self._numbers[cheap].pop(key, None)
         self._bytes[cheap] -= size
@@ -378,11 +385,12 @@ class AnswerStore:
             if self._database.in_transaction:
                 self._database.execute("ROLLBACK")
         if self._in_memory:
-            self.dropped += 1
+            self.dropped += sum(map(len, self._numbers))
+            self._database.close()
+            self._database = self._open(_MEMORY)
         else:
             self._use_memory()
-        with contextlib.suppress(sqlite3.Error):
-            self._read_index(self._database)
+        self._read_index(self._database)
         self._rate_limited_log.error("an answer is not stored: %s", error)
 
     def _use_memory(self) -> None:
@@ -392,6 +400,7 @@ class AnswerStore:
         memory = self._open(_MEMORY)
         try:
             file.backup(memory)
+            _check(memory)
         except sqlite3.Error:
             memory.close()
             memory = self._open(_MEMORY)
@@ -428,6 +437,23 @@ def _connect(name: str) -> sqlite3.Connection:
     database.execute("PRAGMA synchronous = OFF")
     database.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
     return database
+
+
+def _check(database: sqlite3.Connection) -> None:
+    """Read every row that is needed at the start.
+
+    Raises
+    ------
+    sqlite3.Error
+        If the database is damaged.
+    """
+    wrong = database.execute(
+        "SELECT COUNT(*) FROM answers WHERE typeof(key) != 'blob' OR cheap NOT IN (0, 1)"
+        " OR typeof(bytes) != 'integer' OR typeof(deadline_s) != 'real'"
+    ).fetchone()
+    database.execute("SELECT COUNT(*) FROM undelivered").fetchone()
+    if wrong != (0,):
+        raise sqlite3.DatabaseError(f"{wrong[0]} rows are damaged")
 
 
 def _boot_id() -> str:

@@ -85,13 +85,13 @@ def test_oldest_is_dropped_when_there_are_too_many_and_that_is_counted(
 
 
 def test_bytes_are_bounded_too(store: AnswerStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "MAX_ANSWER_BYTES", 100)
-    large = FinalAnswer(200, "", "", bytes(60))
+    monkeypatch.setattr(answers, "MAX_ANSWER_BYTES", 1000)
+    large = FinalAnswer(200, "", "", bytes(600))
     put(store, 1, large)
     put(store, 2, large)
     assert store.get(key(1)) is None
     assert store.get(key(2)) == large
-    put(store, 3, FinalAnswer(200, "", "", bytes(101)))
+    put(store, 3, FinalAnswer(200, "", "", bytes(1001)))
     assert store.get(key(3)) is None
     assert store.get(key(2)) == large
     assert store.dropped == 2
@@ -218,3 +218,45 @@ def test_a_second_agent_does_not_take_the_answers_of_the_first(tmp_path: Path) -
     assert (tmp_path / "answers.db").stat().st_ino == before
     first.close()
     AnswerStore(tmp_path).close()
+
+
+@pytest.mark.parametrize("damage", [b"\0", b"\xff", b"\x0d\x05"], ids=["zeros", "ones", "others"])
+def test_damage_anywhere_in_the_file_costs_only_answers(tmp_path: Path, damage: bytes) -> None:
+    first = AnswerStore(tmp_path)
+    for number in range(20):
+        put(first, number, FinalAnswer(200, "", "text/plain", bytes(1000)))
+    first.close()
+    path = tmp_path / FILE
+    whole = path.read_bytes()
+    assert len(whole) > 20_000
+    for at in range(100, len(whole), 512):  # behind the file's header
+        path.write_bytes(whole[:at] + (damage * 512)[:512] + whole[at + 512 :])
+        store = AnswerStore(tmp_path)
+        for number in range(20):
+            store.get(key(number))  # must not raise
+        store.undelivered()
+        put(store, 99)
+        assert store.get(key(99)) == TEXT
+        store.close()
+
+
+def test_answer_that_is_missing_in_the_file_stops_nothing(
+    store: AnswerStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(store, 1)
+    assert store._database is not None
+    store._database.execute("DELETE FROM answers")
+    monkeypatch.setattr(answers, "MAX_ANSWERS", 1)
+    put(store, 2)
+    put(store, 3)
+    assert store.get(key(3)) == TEXT
+
+
+def test_bytes_of_everything_that_is_stored_are_bounded(
+    store: AnswerStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answers, "MAX_ANSWER_BYTES", 10_000)
+    many = tuple(f"{number:0240d};FP32;1" for number in range(20))  # 5 KB of descriptions
+    for number in range(4):
+        put(store, number, FinalAnswer(200, "", "application/octet-stream", b"", "1.0.0", many))
+    assert [store.get(key(number)) is not None for number in range(4)] == [False, False, False, True]
