@@ -291,13 +291,18 @@ class Inference:
 
     def _finish(self, pending: Pending, answer: FinalAnswer, *, cheap: bool) -> None:
         """Remember an answer, publish and count it."""
-        properties = self._properties(pending.reply, answer)
-        if not self._fits(pending.reply, answer, properties):
-            self._complain(TOO_LARGE, answer)
-            answer = refusal(self._undeliverable(answer, TOO_LARGE), pending.head)
+        properties = None
+        try:
             properties = self._properties(pending.reply, answer)
-        if pending.key is not None:
-            self._answers.put(AnswerRecord(pending.key, pending.reply, answer), cheap=cheap)
+            if not self._fits(pending.reply, answer, properties):
+                self._complain(TOO_LARGE, answer)
+                answer = refusal(self._undeliverable(answer, TOO_LARGE), pending.head)
+                properties = self._properties(pending.reply, answer)
+            if pending.key is not None:
+                self._answers.put(AnswerRecord(pending.key, pending.reply, answer), cheap=cheap)
+        except Exception:  # noqa: BLE001 - the outermost loop of an answer: it must not hold up all others
+            _log.exception("internal error while an answer is prepared")
+            self._metrics.count("edge_faults_total")
         self._publish(pending.reply, pending.key, pending.slots, answer, properties)
         known = self._models.get(pending.model) is not None
         self._metrics.request(pending.model if known else UNKNOWN_MODEL, answer.status)

@@ -250,3 +250,17 @@ async def test_remembered_answer_that_cannot_be_read_is_computed_again(
     connection.settle[1](SUCCESS)
     assert (connection.acknowledged, inference.in_flight) == ([1, 2], 0)
     assert store.undelivered() == []
+
+
+@pytest.mark.parametrize("method", ["put", "get"])
+@in_virtual_time
+async def test_store_that_fails_holds_up_nothing(
+    store: AnswerStore, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    inference, connection = serving(store)
+    monkeypatch.setattr(store, method, lambda *_args, **_options: 1 // 0)
+    for number in (1, 2):
+        inference.on_message(request(number, b"same"))
+        assert json.loads(connection.payloads[-1])["error"]
+        connection.settle[-1](SUCCESS)
+    assert (connection.acknowledged, inference.in_flight) == ([1, 2], 0)
