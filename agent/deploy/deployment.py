@@ -399,6 +399,8 @@ class Deployment:
             other = _other(model)
             if other is not None:
                 await self._run_meanwhile(model, other)
+            if self._models.condition(model.name) is None:
+                self._models.give_up(model.name, str(error)[:MAX_MESSAGE_CHARACTERS])
         self._loading.discard(model.name)
         self._work.set()
 

@@ -63,7 +63,10 @@ class Models(Protocol):
         """Return how a model's bundle has done since it was put into service."""
 
     def expect(self, names: Iterable[str]) -> None:
-        """Announce models that will be activated: until then, requests for them are answered with 503."""
+        """Announce models that will be activated: until then, requests for them wait."""
+
+    def give_up(self, name: str, why: str) -> None:
+        """Refuse the requests that wait for a model which cannot be activated now, until it is."""
 
     async def activate(self, verified: VerifiedBundle) -> None:
         """Start a worker with the bundle, run its recorded samples, and then give it the model's requests.

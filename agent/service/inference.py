@@ -252,16 +252,14 @@ class Inference:
 
     def _submit(self, pending: Pending, topic: Infer | GroupInfer | None) -> None:
         model = self._models.get(pending.model)
+        if model is None and isinstance(topic, Infer):
+            model = self._models.awaited.get(pending.model)
         if isinstance(topic, GroupInfer) and (self._closed or model is None or not model.ready):
             # The broker dealt it to us a moment before we left; another member may be able to answer.
             raise OverloadedError(
                 f"{pending.model} cannot be served by this member of {topic.group} now", hint="ask again"
             )
         if model is None:
-            if pending.model in self._models.expected:
-                raise OverloadedError(
-                    f"{pending.model} is not loaded yet on {self._device}", hint="ask again in a few seconds"
-                )
             raise UnknownModelError(
                 f"no model {pending.model!r} runs on {self._device}"
                 if topic is not None

@@ -463,7 +463,7 @@ class Service:
         if self._home_assistant is not None:
             self._home_assistant.forget()
             self._announce_to_home_assistant()
-        for name in {*self.models.expected, *(model.name for model in self.models)}:
+        for name in {*self.models.awaited, *(model.name for model in self.models)}:
             self._model_changed(name)
         self._deployment.on_connected()
         self._outbox.on_connected()
@@ -548,7 +548,8 @@ class Service:
         Its tensors are known only when its bundle is verified.
         """
         active = self._store.active().get(name)
-        if active is None or name not in self.models.expected:
+        awaited = self.models.awaited.get(name)
+        if active is None or awaited is None:
             return None
         return ModelStateDocument(
             name=name,
@@ -557,7 +558,7 @@ class Service:
             outputs=(),
             ready=False,
             state=ModelPhase.STARTING,
-            message="it is not loaded yet",
+            message=awaited.message or "it is not loaded yet",
             security_counter=self._store.committed_counter(name),
             digest=active.digest,
             key_id="",
@@ -583,7 +584,7 @@ class Service:
                 name=self._config.device,
                 version=agent.__version__,
                 board=self._board,
-                models=sorted({*self.models.expected, *(model.name for model in self.models)}),
+                models=sorted({*self.models.awaited, *(model.name for model in self.models)}),
                 zones=[
                     labels[0][1] for (name, labels) in sorted(gauges) if name == "edge_temperature_celsius"
                 ],

@@ -85,8 +85,8 @@ def add_parsers(subparsers: SubParsers) -> None:
         "--tolerance",
         type=tolerance,
         metavar="X",
-        default=tolerances.PARITY,
-        help="largest relative error that is allowed against ONNX Runtime (default: %(default)g)",
+        help="largest relative error that is allowed against ONNX Runtime "
+        f"(default: {tolerances.PARITY:g}, or more if the model amplifies rounding)",
     )
     parser.add_argument("-q", "--quiet", action="store_true", help="do not show progress")
     add_json(parser)

@@ -131,7 +131,7 @@ def compile(
     preprocess: str | None = None,
     postprocess: str | None = None,
     labels: str | os.PathLike[str] | None = None,
-    tolerance: float = tolerances.PARITY,
+    tolerance: float | None = None,
     tuning_records: Records | str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Package:
@@ -152,7 +152,8 @@ def compile(
     labels
         File with one label per line.
     tolerance
-        Largest relative error that is allowed against the reference.
+        Largest relative error that is allowed against the reference. With None, it is
+        `builder.compiling.tolerances.PARITY`, or more if the model amplifies rounding.
     tuning_records
         The result of `builder.tune`, or its folder; its schedules replace the heuristic's. Kernels for which
         it has nothing faster use the records shipped for the device (docs/shipped-records.md). With None, all
@@ -206,13 +207,13 @@ def compile(
     outputs = execute(runnable, graph.graph, params, inputs)
     agreement = parity.compare([s.name for s in model.outputs], outputs, reference)
     measured = None
-    if not agreement.error <= tolerance:
+    if tolerance is None and not agreement.error <= tolerances.PARITY:
         progress("comparing in double precision, because the model may amplify rounding")
         exact = exact_outputs(model.onnx, inputs)
         if exact is not None:
             measured = parity.distances([s.name for s in model.outputs], outputs, reference, exact)
-    parity.check(agreement, tolerance, measured)
-    if measured is not None and not agreement.error <= tolerance:
+    parity.check(agreement, tolerances.PARITY if tolerance is None else tolerance, measured)
+    if measured is not None:
         progress(
             f"the model amplifies rounding: ONNX Runtime is {measured.reference:.1e} from the exact result, "
             f"this bundle {measured.ours:.1e}"

@@ -1,4 +1,4 @@
-"""A model's outputs in double precision: how far rounding alone may take a float32 result.
+"""A model's outputs in double precision: how far rounding may take a float32 result.
 
 Some models amplify rounding: their float32 results depend on the order of their sums. There, two correct
 implementations differ by more than the tolerance, and only the distance of each from the exact result says

@@ -135,6 +135,8 @@ class Model:
         # While the model is stopped: set when no request waits any more.
         self._emptied: asyncio.Event | None = None
         self._supervisor: Supervisor | None = None
+        # Why there is no worker; None before the first one, for which requests wait.
+        self._absent: str | None = None
         self._quarantined = 0
         # Clients that are set back. Each cost a worker within the last minute, which bounds their number.
         self._restoring: dict[str, asyncio.TimerHandle] = {}
@@ -184,20 +186,34 @@ class Model:
                 f"got {len(pending.payload)}"
             )
         supervisor = self._supervisor
-        if supervisor is None or supervisor.state in OUT_OF_SERVICE:
-            why = "stopped" if supervisor is None else supervisor.message
+        if supervisor is None:
+            why = self._absent
+        else:
+            why = supervisor.message if supervisor.state in OUT_OF_SERVICE else None
+        if why is not None:
             raise OverloadedError(
                 f"{self.name} is out of service: {why}", hint="ask again later: the model is tried again"
             )
-        if pending.nbytes in supervisor.quarantine.sizes:
+        if supervisor is not None and pending.nbytes in supervisor.quarantine.sizes:
             self._inspect(supervisor, pending)
         self.used_s = pending.frame.received_s
-        at_once = supervisor.has_room and not self._queue.count
-        if not at_once:
+        worker = supervisor if supervisor is not None and supervisor.has_room else None
+        if worker is None or self._queue.count:
             self._enqueue(pending)
+            worker = None
         pending.deadline = asyncio.get_running_loop().call_at(pending.expires_s, self._expire, pending)
-        if at_once:
-            supervisor.send(pending)
+        if worker is not None:
+            worker.send(pending)
+
+    @property
+    def message(self) -> str:
+        """Why it has no worker; empty while its first one is awaited, or there is one."""
+        return self._absent or ""
+
+    def give_up(self, why: str) -> None:
+        """Refuse the requests that wait for the first worker, and those to come until there is one."""
+        self._absent = why
+        self._refuse_all(OverloadedError(f"{self.name} is out of service: {why}"))
 
     def _enqueue(self, pending: Pending) -> None:
         """Queue a request, in place of another one if need be, or raise `OverloadedError`."""
@@ -290,6 +306,7 @@ class Model:
         )
         await supervisor.start()
         before, self._supervisor = self._supervisor, supervisor
+        self._absent = "stopped"
         if before is not None:
             self._put_back(before.take_back())
         self._on_state()
@@ -317,7 +334,7 @@ class Model:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(end_s):
                     await self._emptied.wait()
-        self._supervisor = None
+        self._supervisor, self._absent = None, "stopped"
         if supervisor is not None:
             for pending in await supervisor.stop(max(0.0, end_s - loop.time())):
                 pending.refuse(error)

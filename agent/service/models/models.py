@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from agent.bundle.verify import VerifiedBundle
@@ -62,7 +62,8 @@ class Models:
         self._on_change = on_change
         self._spawn = spawn
         self._models: dict[str, Model] = {}
-        self._expected: set[str] = set()
+        # Models that have not run yet, whose requests wait for the first worker.
+        self._awaited: dict[str, Model] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._retiring: set[asyncio.Task[None]] = set()
 
@@ -74,9 +75,9 @@ class Models:
         return self._models.get(name)
 
     @property
-    def expected(self) -> frozenset[str]:
-        """Models that were announced by `expect` and do not run yet."""
-        return frozenset(self._expected)
+    def awaited(self) -> Mapping[str, Model]:
+        """Models that were announced by `expect` and do not run yet, by name; they take requests."""
+        return self._awaited
 
     def used(self) -> list[str]:
         """Return the names of the models that had a request, the most recently used first."""
@@ -84,8 +85,17 @@ class Models:
         return [model.name for model in sorted(used, key=lambda model: -model.used_s)]
 
     def expect(self, names: Iterable[str]) -> None:
-        """Announce models that will be activated, so that they are not unknown until then."""
-        self._expected.update(name for name in names if name not in self._models)
+        """Announce models that will be activated; until then their requests wait."""
+        for name in names:
+            if name not in self._models and name not in self._awaited:
+                self._awaited[name] = self._new(name)
+
+    def give_up(self, name: str, why: str) -> None:
+        """Let no request wait for a model that cannot be activated now."""
+        model = self._awaited.get(name)
+        if model is not None:
+            model.give_up(why)
+            self._on_change(name)
 
     def sandbox(self) -> Sandbox | None:
         """Return the sandbox that all workers have; None while there are none."""
@@ -121,13 +131,11 @@ class Models:
         """
         name = verified.manifest.name
         async with self._locks.setdefault(name, asyncio.Lock()):
-            model = self._models.get(name)
-            if model is None:
-                model = Model(name, self._limits, lambda: self._on_change(name), self._spawn)
+            model = self._models.get(name) or self._awaited.get(name) or self._new(name)
             started_s = time.monotonic()
             before = await model.replace(verified, self._settings, self._first_share(name))
             self._models[name] = model
-            self._expected.discard(name)
+            self._awaited.pop(name, None)
             self._share_out()
             self._on_change(name)
             _log.info(
@@ -144,8 +152,10 @@ class Models:
     async def deactivate(self, name: str) -> None:
         """Answer accepted requests, and end the model's worker."""
         async with self._locks.setdefault(name, asyncio.Lock()):
+            awaited = self._awaited.pop(name, None)
+            if awaited is not None:
+                await awaited.stop(0.0)
             model = self._models.pop(name, None)
-            self._expected.discard(name)
             if model is not None:
                 self._on_change(name)
                 await model.stop(DRAIN_LIMIT_S)
@@ -154,8 +164,12 @@ class Models:
 
     async def close(self, limit_s: float) -> None:
         """Answer accepted requests within `limit_s`, and end all workers."""
-        models, self._models = list(self._models.values()), {}
+        models = [*self._models.values(), *self._awaited.values()]
+        self._models, self._awaited = {}, {}
         await asyncio.gather(*(model.stop(limit_s) for model in models), *self._retiring)
+
+    def _new(self, name: str) -> Model:
+        return Model(name, self._limits, lambda: self._on_change(name), self._spawn)
 
     def _first_share(self, name: str) -> Share:
         """Return the share that a worker starts with: the one that it will have once it is in service."""

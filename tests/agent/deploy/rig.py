@@ -96,6 +96,8 @@ class FakeModels:
         self.serving: dict[str, str] = {}
         self.history: list[str] = []
         self.expected: set[str] = set()
+        # Why requests no longer wait for a model.
+        self.given_up: dict[str, str] = {}
         # Versions whose worker does not start.
         self.broken: set[str] = set()
         # Models that fail as soon as they are in service.
@@ -109,6 +111,9 @@ class FakeModels:
 
     def expect(self, names: Iterable[str]) -> None:
         self.expected.update(names)
+
+    def give_up(self, name: str, why: str) -> None:
+        self.given_up[name] = why
 
     def condition(self, name: str) -> Condition | None:
         return self.conditions.get(name, Condition()) if name in self.serving else None

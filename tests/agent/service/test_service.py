@@ -8,6 +8,7 @@ import signal
 import sqlite3
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -414,7 +415,7 @@ async def test_end_of_a_job_is_published_by_the_next_agent_to_a_broker_that_was_
             await until(lambda: rig.service.samples()['edge_outbox_messages{kind="reports"}'] == 0)
 
 
-async def test_presence_is_shown_and_requests_are_put_off_while_models_are_loaded(
+async def test_presence_is_shown_and_requests_wait_while_models_are_loaded(
     mosquitto: BrokerProcess,
     start_service: StartService,
     signer: Signer,
@@ -435,10 +436,39 @@ async def test_presence_is_shown_and_requests_are_put_off_while_models_are_loade
         await until(lambda: (watcher.latest("models/echo/state") or {}).get("state") == "starting")
         assert watcher.latest("models/echo/state")["ready"] is False
         client = await rig.client()
-        early = await client.ask(b"early")
-        assert status_of(early) == 503
-        assert json.loads(early.payload)["hint"] == "ask again in a few seconds"
+        early = client.send(b"early")
+        short = client.send(b"short", expiry_s=1)
         assert status_of(await client.ask(b"other", model="other")) == 404
+        assert status_of(await client.answer(short)) == 408
         go_on.set()
+        assert (await client.answer(early)).payload == b"1.0.0:early"
         await until(lambda: (watcher.latest("models/echo/state") or {}).get("ready") is True)
         assert status_of(await client.ask(b"late")) == 200
+
+
+async def test_requests_for_a_model_that_cannot_be_loaded_are_refused_with_the_reason(
+    mosquitto: BrokerProcess,
+    start_service: StartService,
+    signer: Signer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    go_on = asyncio.Event()
+
+    async def fail(*_arguments: Any) -> None:
+        await go_on.wait()
+        raise StoreError("the bundle is damaged")
+
+    monkeypatch.setattr(Installer, "restore", fail)
+    monkeypatch.setattr(Installer, "run", AsyncMock(side_effect=lambda job: job.now(status=Status.FAILED)))
+    keep_active(tmp_path / "state-kitchen", signer.packed())
+    async with Watcher(mosquitto.port) as watcher, start_service(mosquitto.port) as rig:
+        client = await rig.client()
+        await until(lambda: (watcher.latest("models/echo/state") or {}).get("state") == "starting")
+        waiting = client.send(b"waiting")
+        await until(lambda: rig.service.samples()["edge_inference_in_flight"] == 1)
+        go_on.set()
+        for answer in (await client.answer(waiting), await client.ask(b"late")):
+            assert status_of(answer) == 503
+            assert json.loads(answer.payload)["error"] == "echo is out of service: the bundle is damaged"
+        assert watcher.latest("models/echo/state")["message"] == "the bundle is damaged"

@@ -59,6 +59,43 @@ async def test_full_queue_refuses_and_takes_again_when_there_is_room(
 
 
 @in_virtual_time
+async def test_requests_wait_for_the_first_worker_within_the_queue_and_their_deadlines(
+    workers: Workers, signer: Signer, requests: Requests
+) -> None:
+    model = Model("echo", QueueLimits(requests=3), lambda: None, workers)
+    for deadline_s in (60.0, 1.0, 60.0):
+        model.submit(requests.new(deadline_s=deadline_s))
+    with pytest.raises(OverloadedError, match="3 requests waiting"):
+        model.submit(requests.new())
+    await asyncio.sleep(2)
+    assert isinstance(requests.ended.pop(2), DeadlineError)
+    await replace(model, signer)
+    for _ in range(2):
+        workers.latest.answer()
+    assert requests.ended == {1: b"x", 3: b"x"}
+    await model.stop(0)
+
+
+@in_virtual_time
+async def test_no_request_waits_for_a_worker_that_does_not_come(
+    workers: Workers, signer: Signer, requests: Requests
+) -> None:
+    model = Model("echo", QueueLimits(), lambda: None, workers)
+    model.submit(requests.new())
+    model.give_up("damaged")
+    assert str(requests.ended.pop(1)) == "echo is out of service: damaged"
+    with pytest.raises(OverloadedError, match="out of service: damaged"):
+        model.submit(requests.new())
+    await replace(model, signer)
+    model.submit(requests.new())
+    workers.latest.answer()
+    assert requests.ended == {3: b"x"}
+    await model.stop(0)
+    with pytest.raises(OverloadedError, match="stopped"):
+        model.submit(requests.new())
+
+
+@in_virtual_time
 async def test_payloads_that_wait_are_bounded(workers: Workers, signer: Signer, requests: Requests) -> None:
     model = await started(workers, signer, QueueLimits(payload_bytes=100))
     for size in (1000, 1000, 60, 40):  # the first two do not wait
