@@ -28,6 +28,7 @@ from builder.kernels.spaces.register_tile import (
     divisors,
     even_part,
     hold_operand,
+    innermost,
     multiplies_by_element,
     tilings,
     unroll_rounds,
@@ -353,9 +354,14 @@ def space(
     if multiplies_by_element(target) and in_block == 1 and columns is not None and columns.window > 1:
         oc, ow = best_row_tile(choices, target, window=columns.window, reach=columns.reach)
         return ConvolutionSpace(ocs, ows, ohs, (1,), ConvolutionTiles(oc, ow, oh, 1, row_held=True))
-    oc, ow = best_tile(choices, target, held=held)
+    oc, ow = best_tile(choices, target, held=held, crowded=_is_picture(in_block))
     ii = tuple(d for d in (1, 2, 4, 8, 16) if in_block % d == 0)
     return ConvolutionSpace(ocs, ows, ohs, ii, ConvolutionTiles(oc, ow, oh, min(4, in_block), held))
+
+
+def _is_picture(in_block: int) -> bool:
+    """Whether the input has so few channels that LLVM unrolls the window as well."""
+    return in_block % 4 != 0
 
 
 def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: ConvolutionTiles) -> None:
@@ -366,8 +372,12 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: ConvolutionTiles
     oo, oi = sch.split(o, [None, tiles.oc])
     yo, yi = sch.split(y, [None, tiles.oh])
     zo, zi = sch.split(z, [None, tiles.ow])
+    in_block = int(sch.get(ii).extent)
     io, iu = sch.split(ii, [None, tiles.ii])
-    sch.reorder(n, yo, oo, yi, zo, ic, kh, kw, io, iu, oi, zi, v)
+    order = (0, 1)
+    if not tiles.held and not tiles.row_held and not _is_picture(in_block):
+        order = innermost((tiles.oc, tiles.ow))
+    sch.reorder(n, yo, oo, yi, zo, ic, kh, kw, io, iu, *((oi, zi)[axis] for axis in order), v)
     if not tiles.held and not tiles.row_held:
         prefetch.mark(sch, kw, rows=tiles.oh)
     outer = sch.fuse(n, yo, oo, yi)
