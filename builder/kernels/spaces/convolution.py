@@ -28,8 +28,8 @@ from builder.kernels.spaces.register_tile import (
     divisors,
     even_part,
     hold_operand,
-    innermost,
     multiplies_by_element,
+    shorter_inside,
     tilings,
     unroll_rounds,
 )
@@ -374,10 +374,9 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: ConvolutionTiles
     zo, zi = sch.split(z, [None, tiles.ow])
     in_block = int(sch.get(ii).extent)
     io, iu = sch.split(ii, [None, tiles.ii])
-    order = (0, 1)
-    if not tiles.held and not tiles.row_held and not _is_picture(in_block):
-        order = innermost((tiles.oc, tiles.ow))
-    sch.reorder(n, yo, oo, yi, zo, ic, kh, kw, io, iu, *((oi, zi)[axis] for axis in order), v)
+    ordered = tiles.held or tiles.row_held or _is_picture(in_block)
+    tile_loops = (oi, zi) if ordered else shorter_inside(sch, oi, zi)
+    sch.reorder(n, yo, oo, yi, zo, ic, kh, kw, io, iu, *tile_loops, v)
     if not tiles.held and not tiles.row_held:
         prefetch.mark(sch, kw, rows=tiles.oh)
     outer = sch.fuse(n, yo, oo, yi)

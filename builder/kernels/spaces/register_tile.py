@@ -149,14 +149,13 @@ def best_row_tile(
     return choices.least(cost)
 
 
-def innermost(tile: tuple[int, int]) -> tuple[int, int]:
-    """Return the order of the loops over a tile's vectors (0) and columns (1), the innermost last.
+def shorter_inside(sch: st.Schedule, *loops: st.schedule.LoopRV) -> tuple[st.schedule.LoopRV, ...]:
+    """Return the loops over a tile's vectors and columns, the shorter one last: it is to be the inner one.
 
-    LLVM keeps the operands of the innermost loop in registers while the other loop runs, so that loop is the
-    shorter one. Measured for 16 registers and a tile of 2 x 6: the other order spills half of its operands.
+    LLVM keeps the operands of the inner loop in registers while the outer one runs. Measured for 16 registers
+    and a tile of 2 vectors and 6 columns: in the other order, half of the operands are spilled.
     """
-    vectors, columns = tile
-    return (1, 0) if vectors < columns else (0, 1)
+    return tuple(sorted(loops, key=lambda loop: -int(sch.get(loop).extent)))
 
 
 def best_tile(

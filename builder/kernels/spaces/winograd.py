@@ -27,8 +27,8 @@ from builder.kernels.spaces.register_tile import (
     TileChoices,
     best_tile,
     hold_operand,
-    innermost,
     multiplies_by_element,
+    shorter_inside,
     tilings,
     unroll_rounds,
 )
@@ -280,8 +280,8 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: WinogradTiles, m
     to, ti = sch.split(tile, [None, tiles.tiles])
     oo, oi = sch.split(o, [None, tiles.oc])
     io, iu = sch.split(ii, [None, tiles.ii])
-    order = (0, 1) if tiles.held else innermost((tiles.oc, tiles.tiles))
-    sch.reorder(xi, oo, to, ic, io, iu, *((oi, ti)[axis] for axis in order), v)
+    tile_loops = (oi, ti) if tiles.held else shorter_inside(sch, oi, ti)
+    sch.reorder(xi, oo, to, ic, io, iu, *tile_loops, v)
     if tiles.held:
         hold_operand(sch, product, io)
         ic = unroll_rounds(sch, ic)
