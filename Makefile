@@ -53,6 +53,10 @@ bench: .venv-bench/.installed ## compare speed with ONNX Runtime, OpenVINO, ncnn
 bench-arm: emulator .venv-bench/.installed ## count instructions on an emulated Cortex-A72, for ONNX Runtime and ncnn too (needs root)
 	.venv-bench/bin/python -m benchmarks.bench_arm $(BENCH_ARGS)
 
+.PHONY: bench-odd
+bench-odd: .venv-bench/.installed ## compare 400 operators with odd extents with their smooth neighbours, on one core
+	.venv-bench/bin/python -m benchmarks.odd $(BENCH_ARGS)
+
 .PHONY: soak
 soak: $(STAMP) broker ## inject faults under 100,000 requests each, a steady load, a year in an hour (three hours)
 	$(BIN)/python -m benchmarks.soak $(SOAK_ARGS)

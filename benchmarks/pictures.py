@@ -1,8 +1,9 @@
-"""Pictures of a benchmark: latency by engine, layers under the roofline, instructions and hot loops."""
+"""Pictures of a benchmark: latency by engine, layers under the roofline, instructions and others."""
 
 from __future__ import annotations
 
 import shutil
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -212,6 +213,40 @@ def hot_loops(models: Mapping[str, Mapping[str, Sequence[Loop]]], path: Path, ti
     kinds = {kind_of(loop.kernel) for by in models.values() for loops in by.values() for loop in loops}
     handles = [axes[0][0].scatter([], [], color=_colour(kind), label=kind) for kind in KINDS if kind in kinds]
     figure.legend(handles=handles, loc="outside upper right", ncols=len(handles), fontsize=9, frameon=False)
+    figure.suptitle(title, fontsize=11, x=0.01, ha="left")
+    _save(figure, path)
+
+
+def factors(kinds: Mapping[str, Sequence[float]], path: Path, title: str, goal: float) -> None:
+    """Draw each kind's factors over its smooth neighbours as points in a row, with their median as a line.
+
+    Parameters
+    ----------
+    kinds
+        Kind of operator -> factors, of which 1 is the best that is expected.
+    goal
+        The largest factor that is allowed.
+    """
+    figure, ((panel,),) = _figure(1, 1, (9.5, 0.38 * len(kinds) + 1.5))
+    for place, values in enumerate(kinds.values()):
+        # Points of a row are spread, in an order that does not depend on their value.
+        heights = [place + 0.3 * ((number * 7) % 11 - 5) / 5 for number in range(len(values))]
+        colours = [COLOURS[OURS] if value > goal else COLOURS["onnxruntime"] for value in values]
+        panel.scatter(values, heights, s=12, c=colours, alpha=0.7, linewidths=0)
+        middle = statistics.median(values)
+        panel.plot([middle, middle], [place - 0.38, place + 0.38], color="#333333", linewidth=1.6)
+    for factor, style in ((1.0, "-"), (goal, "--")):
+        panel.axvline(factor, color="#555555", linewidth=0.8, linestyle=style, zorder=0)
+    panel.set_yticks(range(len(kinds)), list(kinds), fontsize=8.5)
+    panel.invert_yaxis()
+    panel.set_xscale("log")
+    ticks = [0.7, 1, goal, 2, 3, 5, 10, 20]
+    last = max((max(values) for values in kinds.values()), default=goal)
+    shown = [tick for tick in ticks if tick <= max(last, goal) * 1.1]
+    panel.set_xticks(shown, [f"{tick:g}" for tick in shown], fontsize=8)
+    panel.minorticks_off()
+    panel.set_xlabel("factor (dashed: goal for the worst; orange: above it)", fontsize=8)
+    panel.spines[["top", "right"]].set_visible(False)
     figure.suptitle(title, fontsize=11, x=0.01, ha="left")
     _save(figure, path)
 
