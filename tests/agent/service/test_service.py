@@ -8,7 +8,6 @@ import signal
 import sqlite3
 from pathlib import Path
 from typing import Any
-from unittest.mock import AsyncMock
 
 import pytest
 
@@ -459,8 +458,11 @@ async def test_requests_for_a_model_that_cannot_be_loaded_are_refused_with_the_r
         await go_on.wait()
         raise StoreError("the bundle is damaged")
 
+    async def wait_for_ever(*_arguments: Any) -> None:
+        await asyncio.Event().wait()
+
     monkeypatch.setattr(Installer, "restore", fail)
-    monkeypatch.setattr(Installer, "run", AsyncMock(side_effect=lambda job: job.now(status=Status.FAILED)))
+    monkeypatch.setattr(Installer, "run", wait_for_ever)  # the next attempt
     keep_active(tmp_path / "state-kitchen", signer.packed())
     async with Watcher(mosquitto.port) as watcher, start_service(mosquitto.port) as rig:
         client = await rig.client()
