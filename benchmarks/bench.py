@@ -26,6 +26,8 @@ from benchmarks import costs, engines, footprint, layers, pictures, tables
 from benchmarks.engines import ENGINES, OURS, UNTUNED, bundle_of
 from benchmarks.prepare import HEADLINE, MODELS, Prepared, prepare
 from benchmarks.rounds import Measured, measure
+from benchmarks.zoo import __main__ as zoo
+from benchmarks.zoo.models import DEFAULT, NAMES
 
 MARKDOWN: Final = "bench.md"
 COSTS_MODEL: Final = "resnet50"
@@ -73,6 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parts.append(("Costs beside kernels", tables.costs(figures)))
     for title, (heads, body) in parts:
         tables.show(console, title, heads, body)
+    if args.zoo:
+        document["zoo"] = _zoo(console, args)
     for key, value in document["headline"].items():
         console.print(f"{key}: {value:.3f}", highlight=False)
     document["seconds"] = time.perf_counter() - began
@@ -94,6 +98,13 @@ def _layers(paths: Mapping[str, Path], threads: int, output: Path) -> dict[str, 
     title = f"Layers under the roofline: {machine()['processor']}, float32"
     pictures.roofline(under, output / "roofline.png", title)
     return under
+
+
+def _zoo(console: Console, args: argparse.Namespace) -> dict[str, Any] | None:
+    """Compare models of the zoo with ONNX Runtime; return the figures, None if no model could be compared."""
+    console.print()
+    found = zoo.compared(args.zoo, args.threads, args.output, console, keep=args.keep_bundles)
+    return zoo.report(console, found, args.output, args.pictures) if found else None
 
 
 def _costs(paths: Mapping[str, Path]) -> list[tuple[str, float, float]]:
@@ -158,6 +169,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--keep-bundles", action="store_true", help="measure the bundles of an earlier run")
     parser.add_argument("--times-only", action="store_true", help="skip layers and costs")
+    parser.add_argument(
+        "--zoo",
+        nargs="*",
+        choices=NAMES,
+        default=list(DEFAULT),
+        metavar="NAME",
+        help="models that nobody tuned to, beside ONNX Runtime (default: twelve)",
+    )
     parser.add_argument("--output", type=Path, default=Path("build/bench"), help="folder for the results")
     parser.add_argument("--pictures", type=Path, metavar="DIR", help="also copy the pictures to this folder")
     parser.add_argument("--markdown", action="store_true", help="print the tables of the last run and exit")

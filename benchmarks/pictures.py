@@ -251,6 +251,47 @@ def factors(kinds: Mapping[str, Sequence[float]], path: Path, title: str, goal: 
     _save(figure, path)
 
 
+def ratios(models: Mapping[str, Mapping[int, float]], path: Path, title: str) -> None:
+    """Draw our time over another engine's as bars from 1: to the left faster, to the right slower.
+
+    Parameters
+    ----------
+    models
+        Model -> threads -> ratio.
+    """
+    threads = sorted({count for each in models.values() for count in each})
+    names = sorted(models, key=lambda name: models[name].get(threads[-1], 1.0))
+    figure, (panels,) = _figure(1, len(threads), (5.2 * len(threads) + 1.2, 0.3 * len(names) + 1.4))
+    for panel, count in zip(panels, threads, strict=True):
+        for place, name in enumerate(names):
+            if count not in models[name]:
+                continue
+            ratio = models[name][count]
+            colour = COLOURS[OURS] if ratio > 1 else COLOURS["onnxruntime"]
+            panel.barh(place, ratio - 1, left=1, color=colour, height=0.72)
+            panel.text(
+                ratio * (1.04 if ratio > 1 else 0.96), place, f"{ratio:.2f}", va="center", fontsize=8,
+                ha="left" if ratio > 1 else "right",
+            )  # fmt: skip
+        values = [models[name][count] for name in names if count in models[name]]
+        mean = statistics.geometric_mean(values)
+        panel.axvline(1, color="#555555", linewidth=1)
+        panel.axvline(mean, color="#333333", linewidth=0.9, linestyle="--")
+        panel.set_xscale("log")
+        panel.set_xlim(min(0.5, *values) * 0.75, max(2.0, *values) * 1.35)
+        shown = [tick for tick in (0.5, 1, 2, 5, 10, 20) if tick <= max(2.0, *values)]
+        panel.set_xticks(shown, [f"{tick:g}" for tick in shown], fontsize=8)
+        panel.minorticks_off()
+        panel.set_yticks(range(len(names)), names, fontsize=8.5)
+        plural = "s" * (count > 1)
+        panel.set_title(
+            f"{count} thread{plural}: geometric mean {mean:.2f} (dashed)", fontsize=10, loc="left"
+        )
+        panel.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(title, fontsize=11, x=0.01, ha="left")
+    _save(figure, path)
+
+
 def publish(paths: Sequence[Path], folder: Path | None) -> None:
     """Copy the pictures that were drawn to `folder`, if one is given."""
     for path in paths:

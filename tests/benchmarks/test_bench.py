@@ -111,6 +111,7 @@ def test_the_demo_model_is_measured_and_reported(
         "--threads",
         "1",
         "--times-only",
+        "--zoo",
     ]
     assert bench.main([*options, "--rounds", "2", "--turn", "0.02", "--output", str(tmp_path)]) == 0
     document = json.loads((tmp_path / "bench.json").read_text())

@@ -1,0 +1,1 @@
+"""Architectures of torchvision and transformers that nobody tuned to, beside ONNX Runtime."""
