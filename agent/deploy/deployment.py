@@ -56,7 +56,7 @@ from agent.errors import (
 from agent.wire import topics
 from agent.wire.desired import Desired, DesiredModel, newest_after
 from agent.wire.job import MAX_MESSAGE_CHARACTERS, Result, Status
-from agent.wire.reported import Origin, Rejection
+from agent.wire.reported import Origin, Rejection, Reported, ServiceState
 
 # How often the inbox is checked.
 INBOX_INTERVAL_S: Final = 1.0
@@ -759,7 +759,15 @@ class Deployment:
     def _publish_job(self, job: Job) -> None:
         self._history.publish(job)
 
+    def states(self) -> dict[str, ServiceState]:
+        """Return the state of each model that the reported document has."""
+        return {model.name: ServiceState(model.state) for model in self._reported().models}
+
     def _report(self) -> None:
+        document = self._reported().to_bytes()
+        self._control.publish(topics.format_topic(topics.Reported(self._device)), document, retain=True)
+
+    def _reported(self) -> Reported:
         active = self._store.active()
         serving = Serving(
             running=self._installer.running,
@@ -768,8 +776,7 @@ class Deployment:
             problems=self._attempts.problems,
             loading=self._loading,
         )
-        document = reported(self._desired, self._rejection, self._store, serving).to_bytes()
-        self._control.publish(topics.format_topic(topics.Reported(self._device)), document, retain=True)
+        return reported(self._desired, self._rejection, self._store, serving)
 
     def on_model_changed(self, _name: str) -> None:
         """Report what a model's worker is doing now."""

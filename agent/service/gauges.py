@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from agent.deploy.outbox import Outbox
 from agent.deploy.store.storage import Condition, StorageWatch
 from agent.mqtt.connection import Connection
@@ -13,6 +15,7 @@ from agent.service.metrics.host import process_cpu_s
 from agent.service.metrics.metrics import Gauges
 from agent.service.models.model import Model
 from agent.service.requests.answers import AnswerStore
+from agent.wire.reported import ServiceState
 
 
 def of_answers(answers: AnswerStore) -> Gauges:
@@ -34,6 +37,15 @@ def of_outbox(outbox: Outbox) -> Gauges:
 def of_storage(watch: StorageWatch) -> Gauges:
     """Return whether the state directory can be written."""
     return {("edge_state_writable", ()): int(watch.condition is Condition.WRITABLE)}
+
+
+def of_deployment(states: Mapping[str, ServiceState]) -> Gauges:
+    """Return a gauge for each model and state: 1 for the state in which the model is, 0 for the others."""
+    return {
+        ("edge_model_state", (("model", name), ("state", state.value))): int(state is current)
+        for name, current in states.items()
+        for state in ServiceState
+    }
 
 
 def of_certificates(files: CertificateFiles) -> Gauges:

@@ -445,6 +445,7 @@ class Service:
         gauges.update(gauges_of.of_answers(self._answers))
         gauges.update(gauges_of.of_outbox(self._outbox))
         gauges.update(gauges_of.of_storage(self._storage))
+        gauges.update(gauges_of.of_deployment(self._deployment.states()))
         gauges["edge_keyring_faults", ()] = len(self._keyring_faults)
         if self._certificates is not None:
             gauges.update(gauges_of.of_certificates(self._certificates))

@@ -55,6 +55,9 @@ METRICS: Final = {
     "edge_inference_throughput": Metric(GAUGE, "Answers a second, over the last minute.", _MODEL),
     "edge_inference_in_flight": Metric(GAUGE, "Accepted requests whose answer the broker does not have yet."),
     "edge_model_ready": Metric(GAUGE, "Whether a model answers.", _MODEL),
+    "edge_model_state": Metric(
+        GAUGE, "1 for the state of a model in the reported document, 0 for the others.", (*_MODEL, "state")
+    ),
     "edge_model_queue_length": Metric(GAUGE, "Requests that wait for a model or are computed.", _MODEL),
     "edge_worker_restarts_total": Metric(COUNTER, "Deaths of a model's worker.", _MODEL),
     "edge_inference_quarantined_total": Metric(

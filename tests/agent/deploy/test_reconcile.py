@@ -170,6 +170,7 @@ async def test_full_disk_is_tried_again_when_there_is_space(
     monkeypatch.setattr(Store, "free_bytes", lambda _self: SPACE_MARGIN_BYTES)
     assert (await agent.deploy(NEW, "job-2"))["code"] == "ERR_NO_SPACE"
     assert reported(agent)["state"] == "degraded"
+    assert agent.deployment.states() == {"digits": "degraded"}
     assert "free bytes" in reported(agent)["message"]
     monkeypatch.setattr(Store, "free_bytes", lambda _self: 10**12)
     await until(lambda: agent.models.serving == {"digits": "2.0.0"})

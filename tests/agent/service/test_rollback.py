@@ -15,6 +15,12 @@ from tests.bundles import Signer, sha256
 from tests.conftest import BrokerProcess
 
 
+def states(samples: dict[str, float]) -> dict[str, float]:
+    """Return the gauge of each state of the model `echo`."""
+    begin = 'edge_model_state{model="echo",state="'
+    return {key.removeprefix(begin)[:-2]: value for key, value in samples.items() if key.startswith(begin)}
+
+
 @pytest.mark.slow
 async def test_version_whose_worker_dies_is_rolled_back_and_the_old_one_answers(
     mosquitto: BrokerProcess, start_service: StartService, signer: Signer, tmp_path: Path
@@ -29,6 +35,7 @@ async def test_version_whose_worker_dies_is_rolled_back_and_the_old_one_answers(
 
         client = await rig.client()
         await until(lambda: reported().get("state") == "active")
+        assert [state for state, value in states(rig.service.samples()).items() if value] == ["active"]
         (state_dir / "inbox" / f"{sha256(new)}.bundle").write_bytes(new)
         await until(lambda: reported().get("version") == "2.0.0")
         assert (await client.ask(b"new")).payload == b"2.0.0:new"
@@ -39,6 +46,13 @@ async def test_version_whose_worker_dies_is_rolled_back_and_the_old_one_answers(
             os.kill(model.worker_pid or 0, signal.SIGKILL)
             await until(lambda deaths=deaths: model.status().restarts == deaths)  # type: ignore[misc, union-attr]
         await until(lambda: reported().get("state") == "rolled_back")
+        assert states(rig.service.samples()) == {
+            "starting": 0,
+            "active": 0,
+            "degraded": 0,
+            "rolled_back": 1,
+            "failed": 0,
+        }
         assert reported()["version"] == "1.0.0"
         assert reported()["rolled_back"] == f"sha256:{sha256(new)}"
         answer = await client.ask(b"old")

@@ -21,7 +21,8 @@ from agent.config import ListenAddress
 from agent.errors import ConfigError
 from agent.service.metrics.metric_table import METRICS
 from agent.service.metrics.prometheus import PrometheusPage
-from tests.agent.service.conftest import StartService, until
+from tests.agent.service.conftest import StartService, keep_active, until
+from tests.bundles import Signer
 from tests.conftest import BrokerProcess
 from tests.ports import free_port
 
@@ -53,10 +54,11 @@ def fetch(port: int, accept: str = "text/plain") -> str:
 
 
 async def test_page_has_the_numbers_that_are_published(
-    mosquitto: BrokerProcess, start_service: StartService
+    mosquitto: BrokerProcess, start_service: StartService, signer: Signer, tmp_path: Path
 ) -> None:
     port = free_port()
-    async with start_service(mosquitto.port, models=["echo"], metrics_listen=f"127.0.0.1:{port}") as rig:
+    keep_active(tmp_path / "state-kitchen", signer.packed())
+    async with start_service(mosquitto.port, metrics_listen=f"127.0.0.1:{port}") as rig:
         client = await rig.client()
         for _ in range(5):
             await client.ask(b"hello")
