@@ -19,6 +19,7 @@ from builder.kernels.passes.convolutions import to_conv2d
 from builder.kernels.passes.layouts import choose_layouts
 from builder.kernels.passes.legalise import legalise
 from builder.kernels.passes.recognise import recognise
+from builder.kernels.passes.recurrent import write_recurrent
 from builder.kernels.rewriter import RESHAPES, op_name
 from builder.kernels.schedule import schedule
 from builder.target.device_target import DeviceTarget
@@ -67,7 +68,7 @@ def fuse(mod: tvm.IRModule, target: DeviceTarget) -> tvm.IRModule:
     t = relax.transform
     with target.tvm_target:
         mod = recognise(canonicalise(to_conv2d(mod)))
-        mod = choose_layouts(mod, target)
+        mod = write_recurrent(choose_layouts(mod, target), target)
         mod = legalise(mod)
         passes = [
             # No constant folding from here on: it would transform weights now instead of at load.

@@ -48,6 +48,7 @@ SPACES: Final[Mapping[str, Schedule]] = {
 }
 
 SCHEDULE: Final = "edge.schedule"  # a kernel's attribute: the kind of space that its loops come from
+WRITTEN: Final = "edge.written"  # a kernel's attribute: what wrote its loops, so that none are to be ordered
 # The errors of a space that does not apply. Degenerate shapes (no axes, no elements) cause the last four.
 SCHEDULE_FAULTS: Final = (
     st.ScheduleError,
@@ -84,7 +85,7 @@ def schedule(func: tirx.PrimFunc, target: DeviceTarget, schedules: Schedules = U
 def _ordered(func: tirx.PrimFunc, target: DeviceTarget, schedules: Schedules) -> tirx.PrimFunc:
     """Order the loops by the first source that fits, and mark the function with it."""
     if not has_root(func):
-        return func.with_attr(SCHEDULE, "opaque")
+        return func.with_attr(SCHEDULE, str(func.attrs.get(WRITTEN, "opaque")))
     if schedules.best is not None:
         try:
             known = schedules.best.trace(func)

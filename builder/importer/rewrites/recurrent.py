@@ -1,5 +1,7 @@
-"""Unroll LSTM, GRU and RNN over a sequence of known length.
+"""Prepare LSTM, GRU and RNN: one kernel runs what common exporters write, and the rest is unrolled.
 
+The kernel (`builder.importer.recurrent_call`) has constant weights, the usual activations and no options; a
+GRU's reset gate is applied after the product, as in PyTorch and Keras.
 Formulas and the order of the gates: ONNX operator specification, LSTM-14, GRU-14 and RNN-14. Products with
 the inputs do not depend on the state, so they are computed for all steps at once.
 """
@@ -100,7 +102,64 @@ class _Cell:
     activations: tuple[str, ...]
 
 
-def unroll(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+def prepare(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """Unroll a recurrent layer, or bring it into the form of the kernel.
+
+    None if it has that form already, its length is unknown, or an activation has parameters.
+    """
+    return _in_kernel_form(node, graph) if _fits_kernel(node, graph) else _unroll(node, graph)
+
+
+def _fits_kernel(node: onnx.NodeProto, graph: OnnxGraph) -> bool:
+    """Whether one kernel can run the layer."""
+    options = attributes(node)
+    shape, found = graph.shape_of(node.input[0]), graph.type_of(node.input[0])
+    directions = 2 if options.get("direction") == "bidirectional" else 1
+    if shape is None or found is None or found.dtype != np.float32 or 0 in shape:
+        return False
+    weights = [input_name(node, index) for index in (1, 2, 3)]
+    if any(name and graph.constant(name) is None for name in weights) or input_name(node, 7):
+        return False
+    if _activations(node, options, directions) != _ACTIVATIONS[node.op_type] * directions:
+        return False
+    if options.get("clip", 0.0) or options.get("input_forget", 0):
+        return False
+    if node.op_type == "GRU" and not options.get("linear_before_reset", 0):
+        return False
+    return _runs_to_the_end(node, graph, shape[1] if options.get("layout", 0) else shape[0])
+
+
+def _in_kernel_form(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """Put the steps first, and name every output; None if the node is so already."""
+    options = attributes(node)
+    count = 3 if node.op_type == "LSTM" else 2
+    named = [output_name(node, index) for index in range(count)]
+    lengths = input_name(node, 4)
+    if not options.get("layout", 0) and not options.get("activations") and all(named) and not lengths:
+        return None
+    new = Replacement(node, graph)
+    inputs = list(node.input)
+    if lengths:
+        inputs[4] = ""
+    batch_first = bool(options.pop("layout", 0))
+    if batch_first:
+        inputs[0] = new.op("Transpose", inputs[0], perm=[1, 0, 2])
+        for index in (5, 6):
+            if input_name(node, index):
+                inputs[index] = new.op("Transpose", inputs[index], perm=[1, 0, 2])
+    while not inputs[-1]:
+        inputs.pop()
+    options.pop("activations", None)  # the usual ones
+    outputs = new.op_many(node.op_type, count, *inputs, **options)
+    for index, (name, output) in enumerate(zip(named, outputs, strict=True)):
+        if name and batch_first:
+            new.op("Transpose", output, to=name, perm=[2, 0, 1, 3] if index == 0 else [1, 0, 2])
+        elif name:
+            new.op("Identity", output, to=name)
+    return new.nodes
+
+
+def _unroll(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
     """Unroll a recurrent layer; None if its length is unknown or an activation has parameters."""
     options = attributes(node)
     shape, weights = graph.shape_of(node.input[0]), graph.shape_of(node.input[2])

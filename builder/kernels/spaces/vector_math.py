@@ -11,7 +11,7 @@ operation on them a hundred cycles longer on some processors, and a masked softm
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from tvm import relax, te, tirx
@@ -46,6 +46,15 @@ _ERF_Q: Final = (
 )  # fmt: skip
 
 
+# Names a value that is used several times. TVM's simplifier repeats named values, but not loads, so a kernel
+# that is written out stores the value in a register; in a tensor expression, each use repeats it.
+Bind = Callable[[tirx.Expr], tirx.Expr]
+
+
+def _repeat(value: tirx.Expr) -> tirx.Expr:
+    return value
+
+
 def _number(value: float) -> tirx.Expr:
     return tirx.const(value, "float32")
 
@@ -58,13 +67,13 @@ def _polynomial(x: tirx.Expr, coefficients: Sequence[float]) -> tirx.Expr:
     return value
 
 
-def _reduced(x: tirx.Expr) -> tuple[tirx.Expr, tirx.Expr]:
+def _reduced(x: tirx.Expr, bind: Bind = _repeat) -> tuple[tirx.Expr, tirx.Expr]:
     """Return `n`, int32, and `exp(r)` with `x = n * ln 2 + r`. If `x` is NaN, so is `exp(r)`."""
-    shifted = x * _number(math.log2(math.e)) + _number(_ROUND)
+    shifted = bind(x * _number(math.log2(math.e)) + _number(_ROUND))
     # Take the integer from the bits: the compiler would simplify (x + c) - c to x.
     integer = tirx.reinterpret("int32", shifted) - tirx.const(_ROUND_BITS, "int32")
-    n = integer.astype("float32")
-    r = x - n * _number(_LN2_HIGH) - n * _number(_LN2_LOW)
+    n = bind(integer.astype("float32"))
+    r = bind(x - n * _number(_LN2_HIGH) - n * _number(_LN2_LOW))
     return integer, _polynomial(r, _EXP[::-1])
 
 
@@ -82,36 +91,36 @@ def exp(x: tirx.Expr) -> tirx.Expr:
     return tirx.Select(x > _number(_LARGEST), _number(math.inf), value)
 
 
-def exp_of_negative(x: tirx.Expr, smallest: float = SMALLEST) -> tirx.Expr:
+def exp_of_negative(x: tirx.Expr, smallest: float = SMALLEST, bind: Bind = _repeat) -> tirx.Expr:
     """Return the exponential of a float32 `x` that is at most zero, and zero if `x` is below `smallest`."""
-    integer, series = _reduced(x)
+    integer, series = _reduced(x, bind)
     return tirx.Select(x < _number(smallest), _number(0.0), series * _power_of_two(integer))
 
 
-def sigmoid(x: tirx.Expr) -> tirx.Expr:
+def sigmoid(x: tirx.Expr, bind: Bind = _repeat) -> tirx.Expr:
     """Return 1 / (1 + exp(-x)) of a float32 `x`."""
     one, zero = _number(1.0), _number(0.0)
-    power = exp_of_negative(zero - tirx.abs(x))
+    power = bind(exp_of_negative(bind(zero - tirx.abs(x)), bind=bind))
     return tirx.Select(x < zero, power, one) / (one + power)
 
 
-def _clamped(x: tirx.Expr, limit: float) -> tirx.Expr:
+def _clamped(x: tirx.Expr, limit: float, bind: Bind = _repeat) -> tirx.Expr:
     """Return `x` within plus and minus `limit`; NaN stays NaN, unlike in `tirx.max`."""
-    x = tirx.Select(x > _number(limit), _number(limit), x)
+    x = bind(tirx.Select(x > _number(limit), _number(limit), x))
     return tirx.Select(x < _number(-limit), _number(-limit), x)
 
 
-def _quotient(x: tirx.Expr, p: Sequence[float], q: Sequence[float]) -> tirx.Expr:
+def _quotient(x: tirx.Expr, p: Sequence[float], q: Sequence[float], bind: Bind = _repeat) -> tirx.Expr:
     """Return `x * p(x**2) / q(x**2)` within plus and minus 1."""
     # With a last coefficient of about 1, a small x stays a normal number.
     above, below = [c / q[-1] for c in p], [c / q[-1] for c in q]
-    square = x * x
-    return _clamped(x * _polynomial(square, above) / _polynomial(square, below), 1.0)
+    square = bind(x * x)
+    return _clamped(bind(x * _polynomial(square, above) / _polynomial(square, below)), 1.0, bind)
 
 
-def tanh(x: tirx.Expr) -> tirx.Expr:
+def tanh(x: tirx.Expr, bind: Bind = _repeat) -> tirx.Expr:
     """Return the hyperbolic tangent of a float32 `x`."""
-    return _quotient(_clamped(x, _TANH_LIMIT), _TANH_P, _TANH_Q)
+    return _quotient(bind(_clamped(x, _TANH_LIMIT, bind)), _TANH_P, _TANH_Q, bind)
 
 
 def erf(x: tirx.Expr) -> tirx.Expr:

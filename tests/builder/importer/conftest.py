@@ -71,6 +71,10 @@ def run_relax() -> Callable[[Any, Sequence[NDArray[Any]]], list[NDArray[Any]]]:
     import tvm
     from tvm import relax
 
+    from tests.builder.importer.recurrent_reference import register as register_recurrent
+
+    register_recurrent()
+
     def run(mod: Any, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         built = tvm.compile(mod, target=tvm.target.Target(UNOPTIMISED))
         machine = relax.VirtualMachine(built, tvm.cpu())

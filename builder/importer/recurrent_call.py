@@ -1,0 +1,177 @@
+"""LSTM, GRU and RNN in a Relax module: one call of a function that runs all steps.
+
+TVM's front end has no recurrent operators. Unrolled, a layer is a dozen nodes for each step; a call stays one
+node until `builder.kernels.passes.recurrent` writes its loop. Only what common exporters write is kept as a
+call, see `builder.importer.rewrites.recurrent`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, cast
+
+import numpy as np
+from tvm import relax
+from tvm.ir import Call, GenericConst
+from tvm.relax.frontend.onnx import onnx_frontend
+
+GATES: Final[Mapping[str, int]] = {"LSTM": 4, "GRU": 3, "RNN": 1}
+DIRECTIONS: Final[Mapping[str, tuple[bool, ...]]] = {
+    "forward": (False,),
+    "reverse": (True,),
+    "bidirectional": (False, True),
+}
+_PREFIX: Final = "edge.recurrent"
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentCall:
+    """A layer in a module.
+
+    Attributes
+    ----------
+    kind
+        `LSTM`, `GRU` (with `linear_before_reset`) or `RNN`, with ONNX's usual activations.
+    direction
+        As in ONNX: a key of `DIRECTIONS`.
+    inputs
+        The inputs' products with the biases, `[steps, batch, directions * gates * hidden]`; the first state,
+        `[directions, batch, hidden]`; for an LSTM the first cell, of the same shape; for a GRU the bias of
+        the candidate's recurrent product, `[directions, hidden]`.
+    weights
+        `[directions, gates * hidden, hidden]`, a constant.
+    """
+
+    kind: str
+    direction: str
+    inputs: tuple[relax.Expr, ...]
+    weights: relax.Expr
+
+    NAMES: ClassVar[tuple[str, ...]] = tuple(f"{_PREFIX}.{k}.{d}" for k in GATES for d in DIRECTIONS)
+
+    @classmethod
+    def of(cls, call: Call) -> RecurrentCall | None:
+        """Return the layer that a call stands for, None if it is any other call."""
+        if str(getattr(call.op, "name", "")) != "relax.call_dps_packed":
+            return None
+        name = str(getattr(call.args[0], "global_symbol", ""))
+        if name not in cls.NAMES:
+            return None
+        _, _, kind, direction = name.split(".")
+        *inputs, weights = call.args[1].fields
+        return cls(kind, direction, tuple(inputs), weights)
+
+    def emit(self, bb: relax.BlockBuilder) -> relax.Expr:
+        """Emit the call.
+
+        Returns
+        -------
+        relax.Expr
+            The states of all steps, `[steps, directions, batch, hidden]`; for an LSTM a tuple of them and the
+            last cells, `[directions, batch, hidden]`.
+        """
+        steps = _shape(self.inputs[0])[0]
+        last = _shape(self.inputs[1])
+        types = [relax.TensorType((steps, *last), "float32")]
+        if self.kind == "LSTM":
+            types.append(relax.TensorType(last, "float32"))
+        arguments = relax.Tuple([*self.inputs, self.weights])
+        name = f"{_PREFIX}.{self.kind}.{self.direction}"
+        return bb.emit(relax.call_dps_packed(name, arguments, types if len(types) > 1 else types[0]))
+
+
+def _shape(tensor: relax.Expr) -> tuple[int, ...]:
+    return tuple(int(dim) for dim in tensor.ty.shape)
+
+
+class _Converter:
+    """Converts one of the operators, in the form in which TVM's front end asks for it."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def get_converter(self, _opset: int) -> Callable[..., relax.Expr]:
+        return self._convert
+
+    def _convert(
+        self,
+        bb: relax.BlockBuilder,
+        inputs: Sequence[relax.Expr | None],
+        attrs: Mapping[str, Any],
+        _params: object,
+    ) -> relax.Expr:
+        direction = attrs.get("direction", b"forward")
+        direction = direction.decode() if isinstance(direction, bytes) else str(direction)
+        backwards = DIRECTIONS[direction]
+
+        def given(index: int) -> relax.Expr | None:
+            return inputs[index] if index < len(inputs) else None
+
+        why = self._refusal(given, attrs)
+        if why:
+            raise ValueError(f"expected a layer in the form of the kernel, or one to unroll, got {why}")
+        x, weights, recurrent = (cast(relax.Expr, inputs[index]) for index in range(3))
+        steps, batch, _ = _shape(x)
+        directions, size, hidden = _shape(recurrent)
+        inward = weights.value.numpy().reshape(directions * size, -1)
+        bias = np.zeros((directions, 2, size), "float32")
+        if (given_bias := given(3)) is not None:
+            bias = given_bias.value.numpy().reshape(directions, 2, size)
+        added = bias[:, 0] + bias[:, 1]
+        zeros = np.zeros((directions, batch, hidden), "float32")
+        state, cell = given(5), given(6)
+        rest = [relax.const(zeros) if state is None else state]
+        if self._kind == "LSTM":
+            rest.append(relax.const(zeros) if cell is None else cell)
+        elif self._kind == "GRU":
+            # The candidate's own bias is multiplied by the reset gate.
+            added[:, 2 * hidden :] = bias[:, 0, 2 * hidden :]
+            rest.append(relax.const(np.ascontiguousarray(bias[:, 1, 2 * hidden :])))
+        product = bb.emit(relax.op.matmul(x, relax.const(np.ascontiguousarray(inward.T))))
+        product = bb.emit(relax.op.add(product, relax.const(added.reshape(-1))))
+        result = RecurrentCall(self._kind, direction, (product, *rest), recurrent).emit(bb)
+        states = bb.emit(relax.TupleGetItem(result, 0)) if self._kind == "LSTM" else result
+        parts = []
+        for index, is_backwards in enumerate(backwards):
+            last = 0 if is_backwards else steps - 1
+            begin, end = [last, index, 0, 0], [last + 1, index + 1, batch, hidden]
+            part = bb.emit(relax.op.strided_slice(states, [0, 1, 2, 3], begin, end))
+            parts.append(bb.emit(relax.op.reshape(part, (1, batch, hidden))))
+        final = parts[0] if len(parts) == 1 else bb.emit(relax.op.concat(parts, 0))
+        outputs = [states, final]
+        if self._kind == "LSTM":
+            outputs.append(bb.emit(relax.TupleGetItem(result, 1)))
+        return relax.Tuple(outputs)
+
+    def _refusal(self, given: Callable[[int], relax.Expr | None], attrs: Mapping[str, Any]) -> str:
+        """Return what keeps the kernel from running the layer; such a layer should have been unrolled."""
+        if given(4) is not None:
+            return "sequences of different lengths"
+        if given(7) is not None:
+            return "peepholes"
+        if any(value is not None and not isinstance(value, GenericConst) for value in map(given, (1, 2, 3))):
+            return "weights that are not constant"
+        others = sorted(set(attrs) - {"direction", "hidden_size", "linear_before_reset", "tvm_custom"})
+        if others:
+            return ", ".join(others)
+        if self._kind == "GRU" and not attrs.get("linear_before_reset", 0):
+            return "a reset gate before the product"
+        dtype = str(cast(relax.Expr, given(0)).ty.dtype)
+        return "" if dtype == "float32" else dtype
+
+
+@contextmanager
+def recurrent_converters() -> Iterator[None]:
+    """Let TVM's front end convert recurrent layers to calls."""
+    original = onnx_frontend._get_convert_map
+
+    def with_recurrent() -> dict[str, Any]:
+        return {**original(), **{kind: _Converter(kind) for kind in GATES}}
+
+    onnx_frontend._get_convert_map = with_recurrent
+    try:
+        yield
+    finally:
+        onnx_frontend._get_convert_map = original
