@@ -15,7 +15,9 @@ def test_quantised_convolution(make_model: ModelMaker, agrees: Any) -> None:
     weights = {
         "xs": np.float32(0.02),
         "xz": np.uint8(120),
-        "w": random.integers(-127, 127, (4, 3, 3, 3)).astype(np.int8),
+        # Seven bits: on a processor with AVX2 but without VNNI, ONNX Runtime adds two products of eight bits
+        # in sixteen, which saturates.
+        "w": random.integers(-64, 64, (4, 3, 3, 3)).astype(np.int8),
         "ws": np.array([0.01, 0.02, 0.03, 0.015], np.float32),
         "wz": np.zeros(4, np.int8),
         "ys": np.float32(0.1),
