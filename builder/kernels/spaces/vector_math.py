@@ -104,10 +104,13 @@ def sigmoid(x: tirx.Expr, bind: Bind = _repeat) -> tirx.Expr:
     return tirx.Select(x < zero, power, one) / (one + power)
 
 
-def _clamped(x: tirx.Expr, limit: float, bind: Bind = _repeat) -> tirx.Expr:
-    """Return `x` within plus and minus `limit`; NaN stays NaN, unlike in `tirx.max`."""
-    x = bind(tirx.Select(x > _number(limit), _number(limit), x))
-    return tirx.Select(x < _number(-limit), _number(-limit), x)
+def _clamped(x: tirx.Expr, limit: float) -> tirx.Expr:
+    """Return `x` within plus and minus `limit`; NaN stays NaN.
+
+    `min` and `max` become comparisons that choose the second operand if either is NaN. They repeat their
+    operand only in machine code: a `Select` would double the expression, and formulas of formulas explode.
+    """
+    return tirx.max(_number(-limit), tirx.min(_number(limit), x))
 
 
 def _quotient(x: tirx.Expr, p: Sequence[float], q: Sequence[float], bind: Bind = _repeat) -> tirx.Expr:
@@ -115,12 +118,12 @@ def _quotient(x: tirx.Expr, p: Sequence[float], q: Sequence[float], bind: Bind =
     # With a last coefficient of about 1, a small x stays a normal number.
     above, below = [c / q[-1] for c in p], [c / q[-1] for c in q]
     square = bind(x * x)
-    return _clamped(bind(x * _polynomial(square, above) / _polynomial(square, below)), 1.0, bind)
+    return _clamped(bind(x * _polynomial(square, above) / _polynomial(square, below)), 1.0)
 
 
 def tanh(x: tirx.Expr, bind: Bind = _repeat) -> tirx.Expr:
     """Return the hyperbolic tangent of a float32 `x`."""
-    return _quotient(bind(_clamped(x, _TANH_LIMIT, bind)), _TANH_P, _TANH_Q, bind)
+    return _quotient(bind(_clamped(x, _TANH_LIMIT)), _TANH_P, _TANH_Q, bind)
 
 
 def erf(x: tirx.Expr) -> tirx.Expr:
