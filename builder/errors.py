@@ -19,6 +19,7 @@
     └── BoardError                the board went away, hung or sent an invalid answer
     FrontEndError             TVM's front end refused a model; explained as a ModelError
     StaleEntryError           a shipped record no longer fits; the heuristic decides
+    UnsuitedError             a design space does not serve a kernel, the fallback orders its loops
 
 A message is one line, "expected X, got Y"; `hint` says what to do about it. Foreign exceptions are wrapped
 once, where the foreign library is called.
@@ -121,3 +122,7 @@ class FrontEndError(Exception):
 
 class StaleEntryError(ValueError):
     """A shipped record does not fit the current design space."""
+
+
+class UnsuitedError(ValueError):
+    """A design space does not serve this kernel, by intention."""

@@ -23,6 +23,22 @@ from builder.errors import PackageError
 
 
 @dataclass(frozen=True, slots=True)
+class UncoveredKernel:
+    """A kernel whose loops come from no design space, and which may therefore be slow.
+
+    Attributes
+    ----------
+    name
+        The kernel, such as `fused_sum_divide`.
+    share
+        Its calls' share of the network's work, from 0 to 1, as estimated for one core.
+    """
+
+    name: str
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
 class Package:
     """A compiled model.
 
@@ -34,11 +50,15 @@ class Package:
         File name -> content, without the manifest and the signature.
     signature
         The content of `model.sig`, or None if it is not signed.
+    uncovered
+        The kernels without a design space, most work first. A bundle does not contain them, so they are
+        empty in a package that was loaded.
     """
 
     manifest: Manifest
     members: Mapping[str, bytes]
     signature: bytes | None = None
+    uncovered: tuple[UncoveredKernel, ...] = ()
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Package:

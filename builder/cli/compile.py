@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
@@ -13,7 +14,9 @@ from builder.cli.progress import show_steps
 from builder.compiling import tolerances
 
 if TYPE_CHECKING:
-    from builder.bundles.package import Package
+    from builder.bundles.package import Package, UncoveredKernel
+
+_NAMED: Final = 3  # kernels without a design space that the summary names
 
 EXAMPLES: Final = """examples:
   edgebundle compile resnet50-v2-7.onnx --target rpi4 --sign-key keys/signing.key -o resnet50.bundle
@@ -163,6 +166,7 @@ def _report(package: Package, output: str, *, as_json: bool) -> None:
             "shipped_records": None
             if manifest.provenance.shipped_records is None
             else asdict(manifest.provenance.shipped_records),
+            "no_design_space": [asdict(kernel) for kernel in package.uncovered],
         }
         print(json.dumps(document))
         return
@@ -180,5 +184,16 @@ def _report(package: Package, output: str, *, as_json: bool) -> None:
     if shipped := manifest.provenance.shipped_records:
         how = "timed" if shipped.board_timed else "chosen by instruction counts, not timed on a board"
         print(f"  shipped tuning records: {shipped.name}, {shipped.kernels} kernels ({how})")
+    if package.uncovered:
+        print(f"  {_uncovered(package.uncovered)}")
     if package.signature is None:
         print("  not signed: devices will refuse it; use `edgebundle sign`, or compile with --sign-key")
+
+
+def _uncovered(kernels: Sequence[UncoveredKernel]) -> str:
+    """Return a line such as `3 kernels have no design space (4.1 % of the work): mean, log, sum`."""
+    share = 100 * sum(kernel.share for kernel in kernels)
+    names = ", ".join(kernel.name[:40] for kernel in kernels[:_NAMED])
+    more = f" and {len(kernels) - _NAMED} more" if len(kernels) > _NAMED else ""
+    have = "1 kernel has" if len(kernels) == 1 else f"{len(kernels)} kernels have"
+    return f"{have} no design space ({share:.1f} % of the work): {names}{more}"

@@ -47,6 +47,7 @@ from builder.compiling import declarations, parity, tolerances
 from builder.compiling.lower import lower
 from builder.compiling.sample_inputs import make_inputs
 from builder.compiling.truth import exact_outputs
+from builder.compiling.uncovered import uncovered_kernels
 from builder.errors import ModelError
 from builder.importer import ImportedModel, load
 from builder.kernels.decisions import Schedules
@@ -240,7 +241,7 @@ def compile(
         tuned=tuned,
         shipped=shipped,
     )
-    return Package(manifest, members)
+    return Package(manifest, members, uncovered=uncovered_kernels(lowered, device))
 
 
 @dataclass(frozen=True, slots=True)

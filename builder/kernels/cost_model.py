@@ -27,7 +27,12 @@ _BYTES: Final = 8.0
 
 _CALL: Final = 20  # operations in exp, erf and the like, which are called for each element
 _CALLED: Final = {
-    f"tirx.{name}" for name in ("exp", "erf", "tanh", "log", "pow", "sin", "cos", "sigmoid", "sqrt")
+    f"tirx.{name}"
+    for name in (
+        *("exp", "exp2", "exp10", "log", "log2", "log10", "log1p", "pow", "sqrt", "erf", "sigmoid"),
+        *("sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh"),
+        "atanh",
+    )
 }
 _ARITHMETIC: Final = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.FloorDiv, tirx.Max, tirx.Min, tirx.Select)
 
@@ -42,6 +47,13 @@ def time_us(func: tirx.PrimFunc, target: DeviceTarget) -> float:
         elements = math.prod(_extent(d) for d in buffer.ty.shape)
         moved += min(touched, elements) * np.dtype(str(buffer.ty.dtype)).itemsize
     return max(work.operations / operations, moved / _BYTES) / 1e3
+
+
+def calls_library(func: tirx.PrimFunc) -> bool:
+    """Whether `func` calls a function such as `log` for each element; a square root is an instruction."""
+    found: list[str] = []
+    tvm_ffi.structural_walk(func.body, (Call, lambda call: found.append(str(getattr(call.op, "name", "")))))
+    return not (_CALLED - {"tirx.sqrt"}).isdisjoint(found)
 
 
 def _extent(expr: object) -> int:

@@ -103,12 +103,16 @@ class Schedules:
         Makes the decisions of a kernel that has neither.
     progress
         Called with a line for each measured schedule that does not apply.
+    strict
+        Whether a kernel whose design space fails is an error. If not, the fallback orders its loops: the
+        kernel is right, but slow.
     """
 
     best: BestKnown | None = None
     shipped: Shipped | None = None
     choose: Chooser = heuristic
     progress: Callable[[str], None] = _ignore
+    strict: bool = False
 
 
 UNTUNED: Final = Schedules()

@@ -15,6 +15,7 @@ from tvm import s_tir as st
 from tvm import tirx
 from tvm.s_tir.schedule import Trace
 
+from builder.errors import BuildError, UnsuitedError
 from builder.kernels.decisions import UNTUNED, Chooser, Schedules, Shipped
 from builder.kernels.postprocessing import postprocess
 from builder.kernels.signature import SPACE_MARK, signature_of
@@ -49,6 +50,8 @@ SPACES: Final[Mapping[str, Schedule]] = {
 
 SCHEDULE: Final = "edge.schedule"  # a kernel's attribute: the kind of space that its loops come from
 WRITTEN: Final = "edge.written"  # a kernel's attribute: what wrote its loops, so that none are to be ordered
+FALLBACK: Final = "fallback"  # its value for a kernel without a design space, or with one that does not apply
+OPAQUE: Final = "opaque"  # its value for a kernel that is not made of blocks
 # The errors of a space that does not apply. Degenerate shapes (no axes, no elements) cause the last four.
 SCHEDULE_FAULTS: Final = (
     st.ScheduleError,
@@ -77,6 +80,11 @@ def schedule(func: tirx.PrimFunc, target: DeviceTarget, schedules: Schedules = U
     -------
     tirx.PrimFunc
         The scheduled function, with the attribute `SCHEDULE`.
+
+    Raises
+    ------
+    BuildError
+        If `schedules` is strict and the design space of the function's anchor fails.
     """
     func = without_pragmas(func)
     return postprocess(_ordered(func, target, schedules), target)
@@ -85,7 +93,7 @@ def schedule(func: tirx.PrimFunc, target: DeviceTarget, schedules: Schedules = U
 def _ordered(func: tirx.PrimFunc, target: DeviceTarget, schedules: Schedules) -> tirx.PrimFunc:
     """Order the loops by the first source that fits, and mark the function with it."""
     if not has_root(func):
-        return func.with_attr(SCHEDULE, str(func.attrs.get(WRITTEN, "opaque")))
+        return func.with_attr(SCHEDULE, str(func.attrs.get(WRITTEN, OPAQUE)))
     if schedules.best is not None:
         try:
             known = schedules.best.trace(func)
@@ -104,10 +112,14 @@ def _ordered(func: tirx.PrimFunc, target: DeviceTarget, schedules: Schedules) ->
     sch = st.Schedule(owner)
     try:
         kind = apply_space(sch, target, schedules.choose)
-    except SCHEDULE_FAULTS:
+    except UnsuitedError:
+        kind = None
+    except SCHEDULE_FAULTS as error:
+        if schedules.strict:
+            raise BuildError(f"expected a schedule of the space {space_of(func)}, got: {error}") from error
         kind = None
     if kind is None:
-        return fallback.schedule(func, target).with_attr(SCHEDULE, "fallback")
+        return fallback.schedule(func, target).with_attr(SCHEDULE, FALLBACK)
     return sch.mod["main"].with_attr(SCHEDULE, kind)
 
 

@@ -93,6 +93,22 @@ def test_unsigned_bundle_is_reported(terminal: Terminal, out: Path) -> None:
     assert "not signed" in result.out
 
 
+@pytest.mark.slow
+def test_kernels_without_a_design_space_are_named(terminal: Terminal, tmp_path: Path, out: Path) -> None:
+    model = save(tmp_path / "m.onnx", helper.make_node("Tan", ["x"], ["y"]), shape=(1, 4000))
+    printed = terminal("compile", model, "-q", "-o", out).out
+    assert "  1 kernel has no design space (100.0 % of the work): tir_tan\n" in printed
+    document = json.loads(terminal("compile", model, "--json", "-o", out).out)
+    assert document["no_design_space"] == [{"name": "tir_tan", "share": 1.0}]
+
+
+def test_a_model_whose_kernels_all_have_a_design_space_says_nothing(
+    terminal: Terminal, tmp_path: Path, out: Path
+) -> None:
+    model = save(tmp_path / "m.onnx", helper.make_node("Softmax", ["x"], ["y"]), shape=(16, 400))
+    assert "design space" not in terminal("compile", model, "-q", "-o", out).out
+
+
 def test_symbolic_batch_becomes_one_and_is_reported(terminal: Terminal, tmp_path: Path, out: Path) -> None:
     model = save(tmp_path / "m.onnx", helper.make_node("Relu", ["x"], ["y"]), shape=("N", 4))
     result = terminal("compile", model, "-o", out)

@@ -15,6 +15,7 @@ from tvm import relax, te, tirx
 from tvm import s_tir as st
 from tvm.ir import Call
 
+from builder.errors import UnsuitedError
 from builder.kernels.decisions import Chooser
 from builder.kernels.rewriter import legalise_as_tvm, shape_of
 from builder.kernels.signature import SPACE_MARK
@@ -115,7 +116,7 @@ def schedule(sch: st.Schedule, last: st.schedule.SBlockRV, target: DeviceTarget,
 
     Raises
     ------
-    ScheduleError
+    UnsuitedError
         If there is a single row, which cannot be divided among cores.
     """
     del choose
@@ -127,7 +128,7 @@ def schedule(sch: st.Schedule, last: st.schedule.SBlockRV, target: DeviceTarget,
     *stages, last = blocks
     *rows, columns = sch.get_loops(last)
     if not rows:
-        raise st.ScheduleError("expected several rows, got one")
+        raise UnsuitedError("expected several rows, got one")
     row = sch.fuse(*rows)
     for block in reversed(stages):
         sch.compute_at(block, row, preserve_unit_loops=True)

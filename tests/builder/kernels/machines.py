@@ -10,6 +10,7 @@ from tvm import relax
 
 from benchmarks.interpreter import Interpreter
 from builder.compiling.lower import LoweredModule, lower
+from builder.kernels.decisions import Schedules
 from builder.target.device_target import DeviceTarget, resolve
 from builder.target.simd import Simd
 
@@ -50,7 +51,7 @@ def lower_expression(build: Build, inputs: Mapping[str, np.ndarray], target: Dev
         with bb.dataflow():
             out = bb.emit_output(bb.normalize(build(*params)))
         bb.emit_func_output(out)
-    return lower(bb.get(), target)
+    return lower(bb.get(), target, Schedules(strict=True))
 
 
 def run(build: Build, inputs: Mapping[str, np.ndarray], target: DeviceTarget) -> Result:
