@@ -18,6 +18,7 @@ def legalise_map() -> dict[str, Legalisation]:
     """Return our tensor expressions by the operator that they replace."""
     own: dict[str, Legalisation] = dict.fromkeys(vector_math.OPERATORS, vector_math.legalise)
     own["relax.nn.softmax"] = rows.softmax
+    own["relax.nn.log_softmax"] = rows.log_softmax
     own["relax.nn.layer_norm"] = rows.layer_norm
     own["relax.matmul"] = matmul.legalise
     own["relax.permute_dims"] = transpose.legalise

@@ -1,4 +1,4 @@
-"""Operators on rows, that is on the last axis: softmax and layer norm.
+"""Operators on rows, that is on the last axis: softmax, its logarithm, and layer norm.
 
 One core computes a row from start to end while it is in the L1 cache; each stage is a pass over
 the row. A sum is kept as one partial sum for each lane of a vector, because LLVM may not reorder
@@ -54,6 +54,29 @@ def softmax(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
         return te.compute(x.shape, lambda *i: power(*i) * inverse(*i[:-1]), name="softmax", attrs=_MARK)
 
     return bb.call_te(compute, call.args[0], primfunc_name_hint="softmax")
+
+
+def log_softmax(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
+    """Legalise the logarithm of softmax: ours for float32 over the last axis, else TVM's.
+
+    Its stages are the maximum, the exponentials, their sum, and the differences to its logarithm.
+    """
+    axis = int(call.attrs.axis) % len(shape_of(call))
+    if axis != len(shape_of(call)) - 1 or str(call.ty.dtype) != "float32":
+        return legalise_as_tvm(bb, call)
+
+    def compute(x: te.Tensor) -> te.Tensor:
+        top = _reduced(x, te.max, _LOWEST, "top")
+        power = te.compute(
+            x.shape, lambda *i: vector_math.exp_of_negative(x(*i) - top(*i[:-1])), name="power"
+        )
+        total = _reduced(power, te.sum, 0.0, "total")
+        sum_log = te.compute(x.shape[:-1], lambda *i: vector_math.log(total(*i)), name="sum_log")
+        return te.compute(
+            x.shape, lambda *i: x(*i) - top(*i[:-1]) - sum_log(*i[:-1]), name="log_softmax", attrs=_MARK
+        )
+
+    return bb.call_te(compute, call.args[0], primfunc_name_hint="log_softmax")
 
 
 def layer_norm(bb: relax.BlockBuilder, call: Call) -> relax.Expr:

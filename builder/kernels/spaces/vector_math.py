@@ -1,4 +1,4 @@
-"""`exp`, `tanh`, `erf` and functions made of them, as polynomials, so that they vectorise.
+"""`exp`, `log`, `tanh`, `erf` and functions made of them, as polynomials, so that they vectorise.
 
 LLVM turns `exp` of a vector into a library call for each element, which costs a hundred times the arithmetic.
 Here they are plain arithmetic on float32, accurate to a few units in the last place.
@@ -44,6 +44,15 @@ _ERF_Q: Final = (
     -1.45660718464996e-05, -2.13374055278905e-04, -1.68282697438203e-03, -7.37332916720468e-03,
     -1.42647390514189e-02,
 )  # fmt: skip
+# log(1 + r) = r - r**2 / 2 + r**3 * p(r) for 1 + r from sqrt(1/2) to sqrt(2): a least-squares fit of p at
+# Chebyshev's points, highest power first.
+_LOG: Final = (
+    0.07148994505405426, -0.1157149076461792, 0.11661966145038605, -0.12411023676395416, 0.14249876141548157,
+    -0.1666848063468933, 0.2000070959329605, -0.24999989569187164, 0.3333333134651184,
+)  # fmt: skip
+_ROOT_OF_HALF_BITS: Final = 0x3F3504F3
+_SMALLEST_NORMAL_BITS, _INFINITY_BITS = 0x00800000, 0x7F800000
+_DENORMAL_EXPONENT: Final = -149  # a denormal number is its bits, as an integer, times 2**-149
 
 
 # Names a value that is used several times. TVM's simplifier repeats named values, but not loads, so a kernel
@@ -104,6 +113,36 @@ def sigmoid(x: tirx.Expr, bind: Bind = _repeat) -> tirx.Expr:
     return tirx.Select(x < zero, power, one) / (one + power)
 
 
+def log(x: tirx.Expr) -> tirx.Expr:
+    """Return the natural logarithm of a float32 `x`, denormal numbers included.
+
+    Special cases are told apart by their bits, as comparisons take denormal numbers for zeros while a kernel
+    runs.
+    """
+
+    def integer(value: int) -> tirx.Expr:
+        return tirx.const(value, "int32")
+
+    bits = tirx.reinterpret("int32", x)
+    denormal = bits < integer(_SMALLEST_NORMAL_BITS)
+    normal_bits = tirx.reinterpret("int32", tirx.Select(denormal, bits.astype("float32"), x))
+    shifted = normal_bits - integer(_ROOT_OF_HALF_BITS)
+    exponent = shifted >> integer(23)
+    exponent = exponent + tirx.Select(denormal, integer(_DENORMAL_EXPONENT), integer(0))
+    n = exponent.astype("float32")
+    mantissa_bits = (shifted & integer(0x007FFFFF)) + integer(_ROOT_OF_HALF_BITS)
+    r = tirx.reinterpret("float32", mantissa_bits) - _number(1.0)
+    square = r * r
+    # The small terms first.
+    tail = _polynomial(r, _LOG) * square * r + n * _number(_LN2_LOW) - _number(0.5) * square
+    value = r + tail + n * _number(_LN2_HIGH)
+    value = tirx.Select(bits >= integer(_INFINITY_BITS), x, value)  # infinity and NaN
+    # Of a negative number: NaN, or `x` itself if it is a NaN with a sign.
+    nan = tirx.Select(bits > integer(_INFINITY_BITS - 2**31), x, _number(math.nan))
+    value = tirx.Select(bits < integer(0), nan, value)
+    return tirx.Select((bits & integer(0x7FFFFFFF)) == integer(0), _number(-math.inf), value)
+
+
 def _clamped(x: tirx.Expr, limit: float) -> tirx.Expr:
     """Return `x` within plus and minus `limit`; NaN stays NaN.
 
@@ -145,7 +184,7 @@ def _elementwise(formula: object, name: str) -> object:
 
 
 def legalise(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
-    """Legalise `exp`, `sigmoid`, `silu`, `tanh`, `erf` or `gelu`: ours for float32, TVM's for other types."""
+    """Legalise one of `OPERATORS` without further arguments: ours for float32, TVM's for other types."""
     name = str(call.op.name).rsplit(".", 1)[-1]
     if str(call.ty.dtype) != "float32":
         return legalise_as_tvm(bb, call)

@@ -24,6 +24,30 @@ def test_softmax_of_rows(shape: tuple[int, ...], target: DeviceTarget, randn: Ra
     assert result.schedules == {rows.KIND}
 
 
+@pytest.mark.parametrize("shape", [(4, 128, 128), (1, 10), (6, 1), (5, 17), (3, 197), (2, 1001)])
+def test_log_softmax_of_rows(shape: tuple[int, ...], target: DeviceTarget, randn: Randn) -> None:
+    x = randn(*shape) * 20
+    result = run(lambda v: relax.op.nn.log_softmax(v, axis=-1), {"x": x}, target)
+    d = x.astype("f8") - x.max(-1, keepdims=True)
+    close(result.outputs[0], d - np.log(np.exp(d).sum(-1, keepdims=True)), 1e-6)
+    assert result.schedules == {rows.KIND}
+
+
+def test_log_softmax_of_columns(target: DeviceTarget, randn: Randn) -> None:
+    x = randn(3, 5, 7)
+    got = run(lambda v: relax.op.nn.log_softmax(v, axis=1), {"x": x}, target).outputs[0]
+    close(got, x - np.log(np.exp(x.astype("f8")).sum(1, keepdims=True)))
+
+
+def test_log_softmax_of_a_masked_score_is_minus_infinity(target: DeviceTarget, randn: Randn) -> None:
+    x = randn(4, 50)
+    x[1, 3], x[2, 5] = -np.inf, np.nan
+    got = run(lambda v: relax.op.nn.log_softmax(v, axis=-1), {"x": x}, target).outputs[0]
+    assert got[1, 3] == -np.inf
+    assert np.isnan(got[2]).all()
+    assert np.isfinite(got[[0, 3]]).all()
+
+
 def test_softmax_of_columns(target: DeviceTarget, randn: Randn) -> None:
     x = randn(3, 5, 7)
     e = np.exp(x.astype("f8"))

@@ -5,10 +5,21 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from scipy import special
-from tvm import relax
+from tvm import relax, te
 
+from builder.kernels.spaces import vector_math
 from builder.target.device_target import DeviceTarget
 from tests.builder.kernels.machines import close, run
+
+
+def log(x: relax.Var) -> relax.Expr:
+    """Return the logarithm that other kernels use."""
+
+    def compute(t: te.Tensor) -> te.Tensor:
+        return te.compute(t.shape, lambda *i: vector_math.log(t(*i)), name="log")
+
+    return relax.BlockBuilder.current().call_te(compute, x, primfunc_name_hint="log")
+
 
 GRID = np.linspace(-30, 30, 4001, dtype="f4").reshape(1, -1)
 FORMULAS = {
@@ -17,6 +28,7 @@ FORMULAS = {
     "tanh": (relax.op.tanh, np.tanh),
     "erf": (relax.op.erf, special.erf),
     "silu": (relax.op.nn.silu, lambda x: x * special.expit(x)),
+    "log": (log, np.log),
     "gelu": (relax.op.nn.gelu, lambda x: x * 0.5 * (1 + special.erf(x / 2**0.5))),
 }
 
@@ -40,6 +52,11 @@ SPECIAL = np.array(
         -9,
         4,
         -4,
+        1,
+        -1,
+        -np.nan,
+        1.1754942e-38,
+        1.1754944e-38,
     ],
     "f4",
 )
@@ -57,7 +74,7 @@ def units_in_the_last_place(got: np.ndarray, want: np.ndarray) -> np.ndarray:
     return np.where(same, 0.0, np.where(np.isnan(error), np.inf, error))
 
 
-@pytest.mark.parametrize("name", ["exp", "sigmoid", "tanh", "erf"])
+@pytest.mark.parametrize("name", ["exp", "log", "sigmoid", "tanh", "erf"])
 def test_every_float_has_its_value(name: str, target: DeviceTarget) -> None:
     operator, reference = FORMULAS[name]
     state = np.random.RandomState(3)
@@ -71,7 +88,7 @@ def test_every_float_has_its_value(name: str, target: DeviceTarget) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FORMULAS)
+@pytest.mark.parametrize("name", [name for name in FORMULAS if name != "log"])
 def test_formula_is_accurate_over_the_whole_range(name: str, target: DeviceTarget) -> None:
     operator, reference = FORMULAS[name]
     got = run(operator, {"x": GRID}, target).outputs[0]
