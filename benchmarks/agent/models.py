@@ -58,7 +58,9 @@ def make(folder: Path, wanted: set[str], progress: Progress) -> Bundles:
     bundles = Bundles(folder)
 
     def save(package: Package, name: str, version: str = "1.0.0") -> None:
-        named = replace(package, manifest=replace(package.manifest, name=name, version=version))
+        # The versions take turns: with their times of build as counters, one of them would be a downgrade.
+        manifest = replace(package.manifest, name=name, version=version, security_counter=0)
+        named = replace(package, manifest=manifest)
         named.sign(key).save(bundles.path(name, version))
 
     if "nothing" in wanted:
