@@ -1,4 +1,4 @@
-"""The passes from scheduled kernels to machine code: TVM's for a processor, and `split_loop_tails`."""
+"""The passes from scheduled kernels to machine code: TVM's for a processor, and two of ours."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import tvm
 from tvm.s_tir import transform as s
 from tvm.tirx import transform as t
 
+from builder.codegen.linear_indices import simplify_indices
 from builder.codegen.loop_tails import split_loop_tails
 
 # TVM's `tvm.s_tir.pipeline` without the passes for GPUs, in two parts.
@@ -49,10 +50,11 @@ _TO_FUNCTIONS: Final = (
 def to_loops(kernels: tvm.IRModule) -> tvm.IRModule:
     """Lower the blocks of scheduled kernels to loops over flat buffers, without incomplete tiles.
 
-    This comes before loops are vectorised, because a vector loop with a condition becomes a loop over single
-    elements.
+    This comes before loops are vectorised, because a vector loop with a condition, or over an index with
+    quotients, becomes a loop over single elements.
     """
-    return split_loop_tails(tvm.transform.Sequential([make() for make in _TO_LOOPS])(kernels))
+    loops = tvm.transform.Sequential([make() for make in _TO_LOOPS])(kernels)
+    return simplify_indices(split_loop_tails(loops))
 
 
 def build_kernels(kernels: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.Module:
