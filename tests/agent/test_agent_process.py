@@ -487,16 +487,18 @@ def test_version_and_sample_configuration_are_printed() -> None:
 def test_missing_broker_is_logged_once_a_connection_and_the_agent_keeps_trying(
     device: Device, tmp_path: Path
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server, (tmp_path / "log").open("wb") as log:
+    device.log = tmp_path / "log"
+    with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(START_LIMIT_S)
         device.port = server.getsockname()[1]
-        process = subprocess.Popen([sys.executable, "-m", "agent", "run", *device.arguments()], stderr=log)
+        # By default a connection tries again in its slot, which may be half a minute away.
+        device.start(config="[broker]\nreconnect_spread_s = 0.5\n")
         for _ in range(10):  # attempts of its two connections
             server.accept()[0].close()
     complaint = f"no connection to mqtt://127.0.0.1:{device.port} "
-    assert process.poll() is None
-    process.terminate()
-    assert process.wait(10) == 0
+    assert device.process is not None
+    assert device.process.poll() is None
+    assert device.end() == 0
     lines = (tmp_path / "log").read_text().splitlines()
     assert len([line for line in lines if complaint in line]) == 2  # one for each connection
     assert json.dumps(lines).count("Traceback") == 0
