@@ -1,4 +1,4 @@
-"""Old jobs at the broker: published again only to a broker that has lost them.
+"""What the broker knows of the jobs: the changes of each, and all of them again if it has lost them.
 
 A broker keeps the retained documents of jobs, but a broker that lost its state does not, and a session says
 nothing about it: mosquitto writes sessions and retained messages every half hour, so it may know the session
@@ -6,18 +6,19 @@ and have lost a newer document. Therefore the agent reads one document back at e
 published last. If the broker still has that, it has the earlier ones too.
 
 Promises: a broker that lost the documents gets every job again, at most `PATIENCE_S` after the connect; any
-other broker gets none, so a fleet that reconnects does not publish its whole past.
-Leaves to others: the jobs (`jobs`), messages that were never delivered (`outbox`).
+other broker gets none, so a fleet that reconnects does not publish its whole past. A recorded job is durable
+before it is published.
+Leaves to others: the file of jobs (`jobs`), messages that were never delivered (`outbox`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Final
 
 from agent.deploy.interfaces import Control
-from agent.deploy.jobs import Job
+from agent.deploy.jobs import Job, Journal
 from agent.wire import topics
 
 # A retained message follows its subscription at once; a broker to which a whole fleet returns takes longer.
@@ -33,17 +34,29 @@ class History:
         The device's name.
     control
         The control connection.
-    jobs
-        Returns the jobs.
+    journal
+        The jobs.
     """
 
-    def __init__(self, device: str, control: Control, jobs: Callable[[], Iterable[Job]]) -> None:
+    def __init__(self, device: str, control: Control, journal: Journal) -> None:
         self._device = device
         self._control = control
-        self._jobs = jobs
+        self._journal = journal
         self._last: Job | None = None
         self._awaited: tuple[topics.Job, bytes] | None = None
         self._timer: asyncio.TimerHandle | None = None
+
+    async def record(self, job: Job) -> None:
+        """Store the state of a job durably, and then publish it."""
+        forgotten = self._journal.put(job)
+        await self._journal.save()
+        self._forget(forgotten)
+        self.publish(job)
+
+    def queue(self, job: Job) -> None:
+        """Publish a job that is new or dropped; the journal is saved before anything is done for it."""
+        self._forget(self._journal.put(job))
+        self.publish(job)
 
     def publish(self, job: Job) -> None:
         """Publish one job: it has changed, or its request was delivered again."""
@@ -53,8 +66,7 @@ class History:
     def on_connected(self) -> None:
         """Ask the broker for the newest document."""
         self._stop_waiting()
-        jobs = tuple(self._jobs())
-        newest = self._last or max(jobs, key=lambda job: job.time_s, default=None)
+        newest = self._last or max(self._journal, key=lambda job: job.time_s, default=None)
         if newest is None:
             return
         topic = self._topic(newest)
@@ -71,9 +83,13 @@ class History:
         """Stop waiting for the broker."""
         self._stop_waiting()
 
+    def _forget(self, jobs: Iterable[str]) -> None:
+        for job in jobs:
+            self._control.publish(topics.format_topic(topics.Job(self._device, job)), b"", retain=True)
+
     def _publish_all(self) -> None:
         self._stop_waiting()
-        for job in self._jobs():
+        for job in self._journal:
             self.publish(job)
 
     def _stop_waiting(self) -> None:

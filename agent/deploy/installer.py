@@ -116,7 +116,7 @@ class Installer:
     show
         Called with a job of which only the progress changed, to publish it.
     in_use
-        Returns the digests that other jobs still need, and those of bundles that should run.
+        Returns the digests of bundles that should run, and those that jobs other than the given one need.
     after_failure
         Adds to a job that has failed when it is tried again, before it is recorded for the last time.
     checkpoint
@@ -133,7 +133,7 @@ class Installer:
         machine: Machine,
         record: Callable[[Job], Awaitable[None]],
         show: Callable[[Job], None],
-        in_use: Callable[[], Collection[str]],
+        in_use: Callable[[Request], Collection[str]],
         after_failure: Callable[[Job], Job],
         checkpoint: Checkpoint = no_checkpoint,
     ) -> None:
@@ -151,6 +151,7 @@ class Installer:
         self._running: dict[str, str] = {}
         self._download: asyncio.Task[None] | None = None
         self._abandoned: Status | None = None
+        self._current: Request | None = None
         # From the beginning of a job to the end of its download.
         self._abandonable = False
         self._actions: Mapping[Step, Callable[[JobRun], Awaitable[None]]] = {
@@ -169,12 +170,24 @@ class Installer:
         """The digest of the bundle that each model runs now."""
         return MappingProxyType(self._running)
 
+    @property
+    def current(self) -> Request | None:
+        """The request of the job that runs now, or None."""
+        return self._current
+
     def switching(self, name: str) -> asyncio.Lock:
         """Return the lock that is held while what a model runs changes; a download does not hold it."""
         return self._switching.setdefault(name, asyncio.Lock())
 
     async def run(self, job: Job) -> Job:
         """Run a job, or resume an interrupted one; return it in its final state."""
+        self._current = job.request
+        try:
+            return await self._run(job)
+        finally:
+            self._current = None
+
+    async def _run(self, job: Job) -> Job:
         request = job.request
         if job.step is None and self._is_installed(request):
             try:
@@ -288,9 +301,7 @@ class Installer:
             await self._actions[step](run)
         except (EdgeError, TimeoutError) as error:
             return self._failed(run, step, error)
-        except (
-            OSError
-        ) as error:  # of a call that nobody expected to fail: a dying disk must not end the agent
+        except OSError as error:  # from a call that seldom fails: a dying disk must not end the agent
             return self._failed(run, step, store_error(str(step), error))
         except asyncio.CancelledError:
             if self._abandoned is None:
@@ -357,7 +368,7 @@ class Installer:
                 run.job = run.job.now(progress=written / request.size)
                 self._show(run.job)
 
-        await self._downloader.fetch(request, {request.digest, *self._in_use()}, progress)
+        await self._downloader.fetch(request, {request.digest, *self._in_use(request)}, progress)
         run.job = run.job.now(progress=1.0)
 
     async def _do_verify(self, run: JobRun) -> None:
@@ -481,7 +492,7 @@ class Installer:
         request = run.job.request
         if run.failure is None or run.failure.status is Status.REJECTED:
             await in_disk_thread(self._store.discard_part, request.digest)
-        await in_disk_thread(self._store.collect, self._in_use())
+        await in_disk_thread(self._store.collect, self._in_use(request))
 
 
 def _predecessor(active: ActiveModel) -> ActiveModel | None:

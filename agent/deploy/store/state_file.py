@@ -22,6 +22,8 @@ from agent.errors import StoreError
 
 # Far above the largest document (64 models, 64 jobs), and still fast to parse on a small board.
 MAX_STATE_BYTES: Final = 4 * 1024 * 1024
+# A save takes milliseconds, and seconds on a card that collects its garbage; then the disk does not respond.
+SAVE_LIMIT_S: Final = 20.0
 
 # How many damaged files are kept under one name: enough to inspect, too few to fill a disk.
 _MAX_ASIDE: Final = 4

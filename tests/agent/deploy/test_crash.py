@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from agent.deploy import deployment
+from agent.deploy import trial_watch
 from agent.deploy.fetch.blocks import BLOCK_BYTES
 from agent.deploy.store import state_file
 from agent.deploy.store.store import SPACE_MARGIN_BYTES, Store
@@ -304,7 +304,7 @@ async def fail_on_trial(root: Path, killer: Killer) -> Agent:
 def test_killed_at_any_boundary_of_a_rollback_one_version_serves_and_the_old_one_in_the_end(
     prepared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deployment, "TRIAL_INTERVAL_S", 0.001)
+    monkeypatch.setattr(trial_watch, "INTERVAL_S", 0.001)
     asyncio.run(deploy_new(prepared, Killer(NEVER)))
     killer = Killer(NEVER)
     asyncio.run(fail_on_trial(copy(prepared, "whole"), killer))

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from agent.bundle.archive import pack
 from agent.bundle.keyring import Keyring, key_id
-from agent.deploy import deployment, reconcile
+from agent.deploy import deployment, reconcile, restoration
 from agent.deploy.fetch.blocks import BLOCK_BYTES
 from agent.deploy.store.last_use import LastUse
 from agent.deploy.store.store import Store
@@ -504,7 +504,7 @@ async def test_model_that_hangs_while_it_is_loaded_does_not_hold_up_the_others(
     agent.models.hanging = {"b"}
     agent.models.expected.clear()
     agent.models.history.clear()
-    monkeypatch.setattr(deployment, "RESTORE_PATIENCE_S", 0.3)
+    monkeypatch.setattr(restoration, "PATIENCE_S", 0.3)
     await agent.start(wait=False)
     assert agent.models.expected == {"a", "b", "c"}
     assert agent.models.serving == {}, "connected before anything is loaded"

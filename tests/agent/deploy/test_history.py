@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from agent.deploy.history import PATIENCE_S, History
-from agent.deploy.jobs import Job, Request
+from agent.deploy.jobs import Job, Journal, Request
 from agent.wire import topics
 from agent.wire.job import Status
 from agent.wire.reported import Origin
@@ -33,14 +35,17 @@ NEWEST = topics.Job(DEVICE, "job-63")
 DOCUMENT = JOBS[-1].state().to_bytes()
 
 
-def history(control: FakeControl) -> History:
-    return History(DEVICE, control, lambda: JOBS)
+def history(control: FakeControl, folder: Path, jobs: Sequence[Job] = JOBS) -> History:
+    journal = Journal(folder / "jobs.json")
+    for job in jobs:
+        journal.put(job)
+    return History(DEVICE, control, journal)
 
 
 @in_virtual_time
-async def test_broker_that_has_the_newest_job_gets_none_again() -> None:
+async def test_broker_that_has_the_newest_job_gets_none_again(tmp_path: Path) -> None:
     control = FakeControl()
-    published = history(control)
+    published = history(control, tmp_path)
     published.on_connected()
     assert control.filters == {topics.format_topic(NEWEST)}
     published.on_retained(NEWEST, DOCUMENT)
@@ -50,9 +55,9 @@ async def test_broker_that_has_the_newest_job_gets_none_again() -> None:
 
 
 @in_virtual_time
-async def test_broker_that_forgot_gets_every_job_again() -> None:
+async def test_broker_that_forgot_gets_every_job_again(tmp_path: Path) -> None:
     control = FakeControl()
-    published = history(control)
+    published = history(control, tmp_path)
     published.on_connected()
     await asyncio.sleep(2 * PATIENCE_S)
     assert len(control.retained) == len(JOBS)
@@ -60,9 +65,9 @@ async def test_broker_that_forgot_gets_every_job_again() -> None:
 
 
 @in_virtual_time
-async def test_broker_with_an_older_state_gets_every_job_again() -> None:
+async def test_broker_with_an_older_state_gets_every_job_again(tmp_path: Path) -> None:
     control = FakeControl()
-    published = history(control)
+    published = history(control, tmp_path)
     published.on_connected()
     published.on_retained(NEWEST, replace(JOBS[-1], status=Status.IN_PROGRESS).state().to_bytes())
     published.on_retained(topics.Job(DEVICE, "job-3"), DOCUMENT)
@@ -71,18 +76,18 @@ async def test_broker_with_an_older_state_gets_every_job_again() -> None:
 
 
 @in_virtual_time
-async def test_job_that_changed_last_is_the_one_that_is_asked_for() -> None:
+async def test_job_that_changed_last_is_the_one_that_is_asked_for(tmp_path: Path) -> None:
     control = FakeControl()
-    published = history(control)
+    published = history(control, tmp_path)
     published.publish(JOBS[5])
     published.on_connected()
     assert control.filters == {topics.format_topic(topics.Job(DEVICE, "job-5"))}
 
 
 @in_virtual_time
-async def test_each_connect_asks_anew_and_waits_once() -> None:
+async def test_each_connect_asks_anew_and_waits_once(tmp_path: Path) -> None:
     control = FakeControl()
-    published = history(control)
+    published = history(control, tmp_path)
     for _ in range(3):
         published.on_connected()
         await asyncio.sleep(PATIENCE_S / 2)
@@ -95,7 +100,7 @@ async def test_each_connect_asks_anew_and_waits_once() -> None:
 
 
 @in_virtual_time
-async def test_agent_without_jobs_asks_for_nothing() -> None:
+async def test_agent_without_jobs_asks_for_nothing(tmp_path: Path) -> None:
     control = FakeControl()
-    History(DEVICE, control, tuple).on_connected()
+    history(control, tmp_path, ()).on_connected()
     assert not control.filters

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from agent.bundle.keyring import Keyring
-from agent.deploy import deployment, reconcile
+from agent.deploy import deployment, plan, reconcile, trial_watch
 from agent.deploy.fetch import block_source
 from agent.deploy.reconcile import FIRST_PAUSE_S, LONGEST_PAUSE_S, Attempts, Problem, wishes
 from agent.deploy.store.active import ActiveModel
@@ -35,8 +35,8 @@ def agent(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> Agent:
     """An agent that looks every few milliseconds, and whose pauses are as short."""
     monkeypatch.setattr(block_source, "POLL_S", 0.01)
     monkeypatch.setattr(deployment, "INBOX_INTERVAL_S", 0.005)
-    monkeypatch.setattr(deployment, "TRIAL_INTERVAL_S", 0.005)
-    monkeypatch.setattr(deployment, "KEYS_INTERVAL_S", 0.01)
+    monkeypatch.setattr(trial_watch, "INTERVAL_S", 0.005)
+    monkeypatch.setattr(plan, "KEYS_INTERVAL_S", 0.01)
     monkeypatch.setattr(reconcile, "FIRST_PAUSE_S", 0.01)
     monkeypatch.setattr(reconcile, "LONGEST_PAUSE_S", 0.05)
     return agent
@@ -181,13 +181,13 @@ async def test_document_that_does_not_fit_on_the_disk_is_taken_later(
     agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await agent.start()
-    save = agent.deployment._desired_file.save
-    monkeypatch.setattr(agent.deployment._desired_file, "save", agent.full_disk)
+    save = agent.deployment._desired._file.save
+    monkeypatch.setattr(agent.deployment._desired._file, "save", agent.full_disk)
     agent.offer(NEW)
     agent.desire({"digits": NEW.entry("job-1")})
     await until(lambda: agent.control.reported()["error"])
     assert agent.control.reported()["error"]["code"] == "ERR_NO_SPACE"
-    monkeypatch.setattr(agent.deployment._desired_file, "save", save)
+    monkeypatch.setattr(agent.deployment._desired._file, "save", save)
     assert (await agent.finished("job-1"))["status"] == "SUCCEEDED"
     assert agent.control.reported()["error"] is None
     await agent.stop()
@@ -608,7 +608,7 @@ async def test_agent_that_can_start_no_thread_serves_what_it_has(
     agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await upgraded(agent)
-    monkeypatch.setattr(deployment, "STEADY_S", 0.0)
+    monkeypatch.setattr(trial_watch, "STEADY_S", 0.0)
     refused: list[Any] = []
     on_disk = in_disk_thread
 
@@ -618,7 +618,7 @@ async def test_agent_that_can_start_no_thread_serves_what_it_has(
             raise StoreError("no thread can be started")
         return await on_disk(function, *arguments, **options)
 
-    monkeypatch.setattr(deployment, "in_disk_thread", no_thread)
+    monkeypatch.setattr(trial_watch, "in_disk_thread", no_thread)
     await agent.cut_power()
     await agent.start()
     await until(lambda: refused)

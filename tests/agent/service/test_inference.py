@@ -155,7 +155,7 @@ async def test_desired_document_with_many_user_properties_does_not_hold_the_conn
         await until(lambda: rig.service.samples()[over_limit] == 1)
         rig.cut()
         await until(lambda: rig.service.samples()[over_limit] == 2 and rig.service.online)
-        assert rig.service._deployment._desired == DesiredDocument(1, ())
+        assert rig.service._deployment._desired.document == DesiredDocument(1, ())
         assert rig.service.samples()['edge_mqtt_connects_total{connection="control"}'] == 2
 
 

@@ -1,0 +1,263 @@
+"""The jobs that follow from what should run and what runs: new ones, further attempts, and which is next.
+
+Promises: every model that does not run as it should has a job, or a reason why it is not tried again; a job
+that is no longer wanted is dropped.
+Leaves to others: the rules (`reconcile`), running the jobs (`installer`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from typing import Final
+
+import agent
+from agent.bundle.keyring import Keyring
+from agent.bundle.machine import Machine
+from agent.bundle.names import hex_digest
+from agent.deploy.desired_state import DesiredState
+from agent.deploy.fetch.sources import Downloader
+from agent.deploy.history import History
+from agent.deploy.installer import MAX_ATTEMPTS, Installer
+from agent.deploy.jobs import REPAIR, Job, Journal, Request
+from agent.deploy.reconcile import Attempts, Problem, wishes
+from agent.deploy.store.active import ActiveModel
+from agent.deploy.store.store import Store
+from agent.errors import EdgeError, SourceError
+from agent.wire.desired import Desired, DesiredModel
+from agent.wire.job import MAX_MESSAGE_CHARACTERS, Result, Status
+from agent.wire.reported import Origin
+
+# How often a refused bundle is compared with the trusted keys, which a person may have changed.
+KEYS_INTERVAL_S: Final = 60.0
+
+_log = logging.getLogger(__name__)
+
+
+class Plan:
+    """What is to be done so that everything that should run does.
+
+    Parameters
+    ----------
+    store
+        What was installed.
+    desired
+        What should run, as the fleet says.
+    journal, history
+        The jobs, and their documents at the broker.
+    attempts
+        The failed attempts, and when the next ones are due.
+    downloader
+        Says whether the sources of a bundle can be used.
+    keyring
+        Returns the currently trusted keys.
+    machine
+        This machine, for the admission of bundles.
+    https_allow
+        The allowed https sources.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        desired: DesiredState,
+        journal: Journal,
+        history: History,
+        attempts: Attempts,
+        downloader: Downloader,
+        keyring: Callable[[], Keyring],
+        machine: Machine,
+        https_allow: Collection[str],
+    ) -> None:
+        self._store = store
+        self._desired = desired
+        self._journal = journal
+        self._history = history
+        self._attempts = attempts
+        self._downloader = downloader
+        self._keyring = keyring
+        self._machine = machine
+        self._https_allow = https_allow
+        # What a person installed here, if the record of it was lost.
+        self._recovered: tuple[Request, ...] = ()
+
+    def recover(self) -> None:
+        """Let run what a person installed here, after both copies of the record were lost."""
+        installed = {
+            job.request.model: replace(job.request, sources=())
+            for job in self._journal
+            if job.request.origin is Origin.LOCAL and job.status is Status.SUCCEEDED
+        }
+        _log.error("active.json is lost: restoring it from desired.json and the bundles on disk")
+        self._recovered = tuple(request for request in installed.values() if self._store.has(request.digest))
+
+    def wishes(self) -> dict[str, Request]:
+        """Return what should run, by model."""
+        return wishes(self._desired.document, self._store.active(), self._recovered)
+
+    def in_use(self, request: Request) -> set[str]:
+        """Return the digests of what should run, and those that unfinished jobs other than this one need."""
+        return {wish.digest for wish in self.wishes().values()} | {
+            job.request.digest for job in self._journal if not job.status.final and job.request != request
+        }
+
+    def next_job(self) -> Job | None:
+        """Return the interrupted job, or else the oldest new one, or else the oldest further attempt."""
+        waiting = [job for job in self._journal if not job.status.final]
+        waiting.sort(key=lambda job: (job.status is Status.QUEUED, job.message is not None))
+        return waiting[0] if waiting else None
+
+    def follow(self, desired: Desired, installer: Installer) -> None:
+        """Queue the new jobs of a document, and cancel those that are no longer wanted."""
+        self._recovered = tuple(kept for kept in self._recovered if desired.get(kept.model) is None)
+        for job in self._journal:
+            request, wanted = job.request, desired.get(job.request.model)
+            if job.status.final or request.origin is Origin.LOCAL or _is_for(request, wanted):
+                continue
+            self._drop(job, Status.CANCELED if wanted is None else Status.SUPERSEDED, installer)
+        for model in desired.models:
+            known = self._journal.get(model.job)
+            if known is not None:
+                self._history.publish(known)  # delivered again: published again
+                continue
+            active = self._store.active().get(model.model)
+            if active is not None and _is_rolled_back(active, Request.from_desired(model)):
+                continue  # the journal has forgotten it
+            job = Job(Request.from_desired(model)).now()
+            try:
+                self._downloader.check(job.request)
+            except SourceError as error:
+                job = self.after_failure(
+                    job.now(
+                        status=Status.REJECTED, result=Result.REJECTED, code=error.code, message=str(error)
+                    )
+                )
+            self._history.queue(job)
+
+    def reconcile(self, installer: Installer, loading: Collection[str]) -> bool:
+        """Queue another attempt for each model that does not run as it should, if one is due.
+
+        Parameters
+        ----------
+        installer
+            Knows what runs.
+        loading
+            Models that are not loaded yet after the start.
+
+        Returns
+        -------
+        bool
+            Whether a model runs again as it should, which is worth a report.
+        """
+        now_s = asyncio.get_running_loop().time()
+        recovered = False
+        for name, wish in self.wishes().items():
+            active = self._store.active().get(name)
+            if active is not None and _is_rolled_back(active, wish):
+                wish = _of_active(active)  # noqa: PLW2901 - what should run now
+            if installer.running.get(name) == wish.digest:
+                if name in self._attempts.problems:
+                    self._attempts.forget(name)
+                    recovered = True
+                continue
+            if installer.switching(name).locked():
+                continue  # it is being rolled back
+            if active is not None and name in loading:
+                continue
+            job = self._attempt_of(wish)
+            if not job.status.final or not self._attempts.due(name, now_s):
+                continue
+            if job.refused_under is not None and job.refused_under == self._circumstances():
+                self._attempts.postpone(name, now_s + KEYS_INTERVAL_S)
+                continue
+            self._history.queue(job.again())
+        return recovered
+
+    def after_failure(self, job: Job) -> Job:
+        """Return a job that has failed, with the time at which it is tried again."""
+        request = job.request
+        active = self._store.active().get(request.model)
+        # The predecessor of a bundle that was rolled back should run, although nothing asks for it.
+        returns = active is not None and active.rolled_back is not None and active.digest == request.digest
+        if self.wishes().get(request.model, request).digest != request.digest and not returns:
+            return job
+        if request.origin is Origin.LOCAL and not request.repair:
+            return job  # a person waits for the result, and decides
+        if job.status in (Status.CANCELED, Status.SUPERSEDED):
+            return job
+        message, next_try_s, refused_under = job.message or str(job.status), None, None
+        if job.status is Status.REJECTED or job.attempts > MAX_ATTEMPTS:
+            refused_under = self._circumstances()
+            note = "not tried again before the document, the trusted keys or the agent change"
+        else:
+            pause_s = self._attempts.failed(request.model, asyncio.get_running_loop().time())
+            next_try_s = time.time() + pause_s
+            note = f"next attempt in {pause_s:.0f} s"
+        room = MAX_MESSAGE_CHARACTERS - len(note) - len("; ")
+        self._attempts.explain(request.model, Problem(message[:room], next_try_s))
+        return job.now(message=f"{message[:room]}; {note}", refused_under=refused_under)
+
+    def _drop(self, job: Job, status: Status, installer: Installer) -> None:
+        if job.request == installer.current:
+            installer.abandon(status)
+        elif job.status is Status.QUEUED:
+            self._history.queue(
+                job.now(status=status, result=Result.FAILED_NO_STATE_CHANGE, message="no longer wanted")
+            )
+
+    def _attempt_of(self, request: Request) -> Job:
+        """Return the job that the next attempt belongs to; a new one, already ended, if there is none."""
+        job = self._journal.get(request.job)
+        if job is None or (job.request.model, job.request.digest) != (request.model, request.digest):
+            job = Job(request, status=Status.FAILED)
+        if job.status is not Status.SUCCEEDED and request.sources:
+            return replace(job, request=request)  # its sources may be others now
+        # It was in service before: its file may be damaged, or its worker did not start.
+        repair = next(
+            (
+                known
+                for known in self._journal
+                if known.request.repair
+                and (known.request.model, known.request.digest) == (request.model, request.digest)
+                and known.status is not Status.SUCCEEDED
+            ),
+            None,
+        )
+        if repair is not None:
+            return replace(repair, request=replace(request, job=repair.request.job))
+        name = f"{REPAIR}{hex_digest(request.digest)[:12]}-{time.time_ns():x}"
+        return Job(replace(request, job=name), status=Status.FAILED)
+
+    def _circumstances(self) -> str:
+        """Return a digest of what decides, beside the document, whether a bundle is refused."""
+        try:
+            keyring = self._keyring()
+            keys = sorted(keyring.keys), sorted(keyring.revoked)
+        except EdgeError as error:
+            keys = [str(error)], []
+        told = repr((agent.__version__, keys, self._machine, self._https_allow))
+        return hashlib.sha256(told.encode()).hexdigest()[:16]
+
+
+def _is_rolled_back(active: ActiveModel, request: Request) -> bool:
+    """Return whether the bundle that a job asks for has failed on trial."""
+    back = active.rolled_back
+    return back is not None and (back.digest, back.job) == (request.digest, request.job)
+
+
+def _of_active(active: ActiveModel) -> Request:
+    """Return the request for a bundle that is on disk."""
+    return wishes(None, {active.name: active})[active.name]
+
+
+def _is_for(request: Request, wanted: DesiredModel | None) -> bool:
+    """Return whether a job installs what is wanted now."""
+    if wanted is None:
+        return False
+    repairs = request.repair and request.digest == wanted.digest
+    return request.job == wanted.job or repairs
