@@ -175,7 +175,7 @@ def _parser() -> argparse.ArgumentParser:
         choices=NAMES,
         default=list(DEFAULT),
         metavar="NAME",
-        help="models that nobody tuned to, beside ONNX Runtime (default: twelve)",
+        help="models without tuning records of their own, beside ONNX Runtime (default: twelve)",
     )
     parser.add_argument("--output", type=Path, default=Path("build/bench"), help="folder for the results")
     parser.add_argument("--pictures", type=Path, metavar="DIR", help="also copy the pictures to this folder")

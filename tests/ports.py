@@ -28,7 +28,7 @@ _next_port = _ports()
 
 
 def free_port() -> int:
-    """Return a port of the loopback interface that nobody listens on."""
+    """Return a port of the loopback interface that no process listens on."""
     for port in _next_port:
         with socket.socket() as sock:
             try:

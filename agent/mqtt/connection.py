@@ -401,7 +401,7 @@ class Connection:
                         from agent.mqtt.diagnosis import describe
 
                         detail = describe(error, self.settings)
-                    except Exception:  # noqa: BLE001 - the outermost loop: nobody else would connect again
+                    except Exception:  # noqa: BLE001 - the outermost loop: nothing else connects again
                         _log.exception("%s: internal error while connecting", self.name)
                         if self._engine is not None:
                             self._engine.drop()

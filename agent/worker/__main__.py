@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> int:
             _log.exception("the agent sent an invalid frame")
             return 1
         except (BrokenPipeError, ConnectionResetError):
-            # The agent is gone: nobody waits for an answer.
+            # The agent is gone, so no one waits for an answer.
             return 0
         except Exception:  # noqa: BLE001 - the process's outermost loop
             _log.exception("the worker failed")

@@ -160,4 +160,4 @@ def settings_for(port: int, spread_s: float) -> BrokerSettings:
 
 
 def _ignore(_message: Message) -> None:
-    """Take a message that nobody sends here."""
+    """Take a message; none is expected here."""

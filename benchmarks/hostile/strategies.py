@@ -406,7 +406,7 @@ desired_documents = st.one_of(
         ),
         st.fixed_dictionaries({}, optional={"base": st.one_of(digests, anything), "more": anything}),
     ),
-    # A document with everything right: the agent begins to fetch what nobody offers.
+    # A document with everything right: the agent begins to fetch what is not on offer.
     st.builds(
         lambda version, job: _json(
             {

@@ -1,7 +1,7 @@
 """A device as systemd runs its agent: restarted when it ends, killed when its watchdog starves.
 
-Promises: nobody helps the agent but what the unit in `systemd/` promises: a restart after `RestartSec`, and
-an end when no watchdog message has come for `WatchdogSec`.
+Promises: nothing helps the agent except what the unit in `systemd/` promises: a restart after
+`RestartSec`, and an end when no watchdog message has come for `WatchdogSec`.
 """
 
 from __future__ import annotations

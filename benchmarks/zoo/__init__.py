@@ -1,1 +1,1 @@
-"""Architectures of torchvision and transformers that nobody tuned to, beside ONNX Runtime."""
+"""Architectures of torchvision and transformers without tuning records of their own, beside ONNX Runtime."""

@@ -1,4 +1,4 @@
-"""The zoo: architectures that nobody tuned to, our time over ONNX Runtime's.
+"""The zoo: architectures without tuning records of their own, our time over ONNX Runtime's.
 
 Models are exported from torchvision and transformers with seeded random weights, compiled for this machine
 with default settings, and timed in one process with ONNX Runtime, in blocks that take turns.

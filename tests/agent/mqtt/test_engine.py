@@ -311,7 +311,7 @@ async def test_qos_is_lowered_and_retain_is_taken_off_for_a_broker_without_them(
     rig = Rig(answering(b"\x20\x07\x00\x00\x04\x24\x00\x25\x00"))
     await rig.connect()
     assert rig.engine.limits == BrokerLimits(max_qos=0, retain=False)
-    assert rig.publish(retain=True) == reason(0)  # nobody will acknowledge it
+    assert rig.publish(retain=True) == reason(0)  # it is never acknowledged
     (packet,) = rig.client.of_kind(PUBLISH)
     assert (packet.flags, packet.body) == (0x30, b"\x00\x03a/b\x00x")
 

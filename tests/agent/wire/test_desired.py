@@ -183,4 +183,4 @@ def test_versions_may_jump_up_to_the_time_in_milliseconds_and_then_in_steps() ->
     assert milliseconds_in_2035 < newest_after(None) == newest_after(7) == FREE_VERSIONS
     assert newest_after(FREE_VERSIONS) == FREE_VERSIONS + MAX_STEP
     assert newest_after(MAX_VERSION - 1) == MAX_VERSION
-    assert (MAX_VERSION - FREE_VERSIONS) // MAX_STEP > 8 * 10**9, "nobody sends so many documents"
+    assert (MAX_VERSION - FREE_VERSIONS) // MAX_STEP > 8 * 10**9, "more documents than are ever sent"

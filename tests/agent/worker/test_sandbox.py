@@ -39,7 +39,7 @@ def test_this_kernel_supports_the_whole_sandbox(spawn: Spawn) -> None:
     assert isinstance(loaded, Ready)
     assert loaded.landlock >= 1, loaded.sandbox
     assert loaded.seccomp
-    # Nobody serves the gate for threads here.
+    # The gate for threads has no server here.
     assert loaded.sandbox == f"landlock {loaded.landlock}, seccomp, unbounded threads"
 
 

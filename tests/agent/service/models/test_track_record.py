@@ -48,12 +48,12 @@ def test_one_client_cannot_end_a_trial_while_others_are_answered() -> None:
 
 
 def test_version_that_fails_for_all_is_seen_to_fail() -> None:
-    alone, together = TrackRecord(), TrackRecord()
+    single, together = TrackRecord(), TrackRecord()
     for _ in range(20):
-        alone.answered(FAILED, "a")
+        single.answered(FAILED, "a")
         for client in ("a", "b"):
             together.answered(FAILED, client)
-    for record in (alone, together):
+    for record in (single, together):
         assert record.score().errors == 20
         assert fault(Trial(baseline=Score()), out_of_service=None, score=record.score()) is not None
 

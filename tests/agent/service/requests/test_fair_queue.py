@@ -1,4 +1,4 @@
-"""Whose turn it is, who gives way, and that nobody waits for more than one request of each other client."""
+"""Whose turn it is, who gives way, and that a client waits for at most one request of each other client."""
 
 from __future__ import annotations
 
