@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -41,6 +42,32 @@ async def test_a_bundle_is_pulled_installed_and_reported(agent: Agent) -> None:
     assert (model["digest"], model["state"], model["security_counter"]) == (bundle.digest, "active", 1)
     assert agent.store.bundle_path(bundle.digest).read_bytes() == bundle.raw
     await agent.stop()
+
+
+async def test_nothing_is_synced_to_disk_on_the_event_loop(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A card that collects its garbage holds up a sync for seconds; pings and answers must go on.
+    synced: list[bool] = []
+    sync = os.fsync
+
+    def note(descriptor: int) -> None:
+        synced.append(threading.current_thread() is threading.main_thread())
+        sync(descriptor)
+
+    await agent.start()
+    monkeypatch.setattr(os, "fsync", note)
+    await agent.deploy(make_bundle(), "job-1")
+    await agent.deploy(make_bundle(version="2.0.0", counter=2, params=b"wrong"), "job-2")
+    await agent.deploy(make_bundle(version="3.0.0", counter=3), "job-3")
+    agent.models.fail("digits")  # on trial, so its predecessor comes back
+    async with asyncio.timeout(10):
+        while agent.models.serving != {"digits": "1.0.0"}:
+            await asyncio.sleep(0.001)
+    agent.desire({})
+    await agent.settle()
+    assert len(synced) > 20
+    assert not any(synced)
 
 
 async def test_a_job_fails_and_the_agent_goes_on_while_no_thread_can_be_started(

@@ -54,6 +54,32 @@ async def test_running_agent_installs_the_bundle(
     await agent.stop()
 
 
+@pytest.mark.parametrize("linked", ["folder", "file"])
+async def test_link_in_place_of_the_inbox_is_not_followed(
+    linked: str, agent: Agent, config: Settings, tmp_path: Path
+) -> None:
+    bundle = make_bundle()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    target = elsewhere / "passwd"
+    target.write_text("root")
+    await agent.start()
+    await agent.stop()
+    inbox = agent.root / "inbox"
+    if linked == "folder":
+        inbox.rmdir()
+        inbox.symlink_to(elsewhere)
+        with pytest.raises(EdgeError, match=r"into the inbox: Not a directory"):
+            local.install(config, write(tmp_path, bundle))
+        assert list(elsewhere.iterdir()) == [target]
+    else:
+        (inbox / f"{bundle.hex}.bundle").symlink_to(target)
+        assert local.install(config, write(tmp_path, bundle)) == 0
+        assert (inbox / f"{bundle.hex}.bundle").read_bytes() == bundle.raw
+        assert not (inbox / f"{bundle.hex}.bundle").is_symlink()
+    assert target.read_text() == "root"
+
+
 async def test_without_an_agent_the_bundle_waits_for_one(
     agent: Agent, config: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

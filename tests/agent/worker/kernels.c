@@ -65,6 +65,10 @@ KERNEL(abort) {
   if (data(&args[0])[0] == 13) abort();
   return __tvm_ffi_twice(self, args, num_args, result);
 }
+KERNEL(abort_on_zeros) {
+  if (data(&args[0])[0] == 0) abort();
+  return __tvm_ffi_twice(self, args, num_args, result);
+}
 #if defined(__x86_64__)
 KERNEL(old_call) {
   // getpid of 32-bit x86: another number means another call there.

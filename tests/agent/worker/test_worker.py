@@ -195,6 +195,12 @@ def test_a_bundle_whose_samples_do_not_come_out_is_not_served(spawn: Spawn) -> N
     assert worker.process.wait(10) == 0
 
 
+def test_a_bundle_without_samples_that_fails_on_zeros_is_not_served(spawn: Spawn) -> None:
+    worker = spawn("abort_on_zeros")
+    assert worker.loaded is None
+    assert worker.process.wait(10) == -signal.SIGABRT
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "code", "words"),
