@@ -391,7 +391,7 @@ class Service:
                 await in_disk_thread(self._deployment.record_use, used)
 
     async def _answer_groups(self, connection: Connection) -> None:
-        """Return when every request that the broker has dealt to us is answered; nobody else gets them."""
+        """Wait until every request that the broker has dealt to us is answered: no other member gets it."""
         await connection.wait_subscribed()
         taken = -1
         while connection.connected and taken != self._inference.taken_for_groups:
@@ -464,7 +464,7 @@ class Service:
         if self._home_assistant is not None:
             self._home_assistant.forget()
             self._announce_to_home_assistant()
-        for name in {*self.models.awaited, *(model.name for model in self.models)}:
+        for name in self.models.names():
             self._model_changed(name)
         self._deployment.on_connected()
         self._outbox.on_connected()
@@ -585,7 +585,7 @@ class Service:
                 name=self._config.device,
                 version=agent.__version__,
                 board=self._board,
-                models=sorted({*self.models.awaited, *(model.name for model in self.models)}),
+                models=self.models.names(),
                 zones=[
                     labels[0][1] for (name, labels) in sorted(gauges) if name == "edge_temperature_celsius"
                 ],

@@ -79,6 +79,10 @@ class Models:
         """Models that were announced by `expect` and do not run yet, by name; they take requests."""
         return self._awaited
 
+    def names(self) -> list[str]:
+        """Return the names of all models that take requests, running or awaited, sorted."""
+        return sorted({*self._models, *self._awaited})
+
     def used(self) -> list[str]:
         """Return the names of the models that had a request, the most recently used first."""
         used = [model for model in self._models.values() if model.used_s]
