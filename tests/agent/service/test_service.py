@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 import sqlite3
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -414,22 +415,34 @@ async def test_end_of_a_job_is_published_by_the_next_agent_to_a_broker_that_was_
             await until(lambda: rig.service.samples()['edge_outbox_messages{kind="reports"}'] == 0)
 
 
-async def test_presence_is_shown_and_requests_wait_while_models_are_loaded(
-    mosquitto: BrokerProcess,
-    start_service: StartService,
-    signer: Signer,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    go_on = asyncio.Event()
+@dataclass
+class Loading:
+    """The loading of the bundle echo: it waits for `go_on`, and fails if there is an error."""
+
+    go_on: asyncio.Event = field(default_factory=asyncio.Event)
+    error: StoreError | None = None
+
+
+@pytest.fixture
+def loading(signer: Signer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Loading:
+    """Leave the bundle echo to the agent kitchen, and hold up its loading."""
+    held_up = Loading()
     restore = Installer.restore
 
-    async def slow(installer: Installer, *arguments: Any) -> Any:
-        await go_on.wait()
+    async def restore_later(installer: Installer, *arguments: Any) -> Any:
+        await held_up.go_on.wait()
+        if held_up.error is not None:
+            raise held_up.error
         return await restore(installer, *arguments)
 
-    monkeypatch.setattr(Installer, "restore", slow)
+    monkeypatch.setattr(Installer, "restore", restore_later)
     keep_active(tmp_path / "state-kitchen", signer.packed())
+    return held_up
+
+
+async def test_presence_is_shown_and_requests_wait_while_models_are_loaded(
+    mosquitto: BrokerProcess, start_service: StartService, loading: Loading
+) -> None:
     async with Watcher(mosquitto.port) as watcher, start_service(mosquitto.port) as rig:
         await watcher.state("online")
         await until(lambda: (watcher.latest("models/echo/state") or {}).get("state") == "starting")
@@ -439,37 +452,26 @@ async def test_presence_is_shown_and_requests_wait_while_models_are_loaded(
         short = client.send(b"short", expiry_s=1)
         assert status_of(await client.ask(b"other", model="other")) == 404
         assert status_of(await client.answer(short)) == 408
-        go_on.set()
+        loading.go_on.set()
         assert (await client.answer(early)).payload == b"1.0.0:early"
         await until(lambda: (watcher.latest("models/echo/state") or {}).get("ready") is True)
         assert status_of(await client.ask(b"late")) == 200
 
 
 async def test_requests_for_a_model_that_cannot_be_loaded_are_refused_with_the_reason(
-    mosquitto: BrokerProcess,
-    start_service: StartService,
-    signer: Signer,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    mosquitto: BrokerProcess, start_service: StartService, loading: Loading, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    go_on = asyncio.Event()
-
-    async def fail(*_arguments: Any) -> None:
-        await go_on.wait()
-        raise StoreError("the bundle is damaged")
-
     async def wait_for_ever(*_arguments: Any) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(Installer, "restore", fail)
     monkeypatch.setattr(Installer, "run", wait_for_ever)  # the next attempt
-    keep_active(tmp_path / "state-kitchen", signer.packed())
+    loading.error = StoreError("the bundle is damaged")
     async with Watcher(mosquitto.port) as watcher, start_service(mosquitto.port) as rig:
         client = await rig.client()
         await until(lambda: (watcher.latest("models/echo/state") or {}).get("state") == "starting")
         waiting = client.send(b"waiting")
         await until(lambda: rig.service.samples()["edge_inference_in_flight"] == 1)
-        go_on.set()
+        loading.go_on.set()
         for answer in (await client.answer(waiting), await client.ask(b"late")):
             assert status_of(answer) == 503
             assert json.loads(answer.payload)["error"] == "echo is out of service: the bundle is damaged"
