@@ -301,7 +301,7 @@ async def test_each_user_receives_what_is_needed_and_nothing_else(guarded: Broke
 
 
 async def test_session_of_another_user_is_not_inherited(guarded: BrokerProcess) -> None:
-    """Whoever learns a client identifier gets neither the waiting answers nor the subscriptions."""
+    """A user who learns a client identifier gets neither the waiting answers nor the subscriptions."""
     alice = User(guarded.port, "alice", "known", persistent=True)
     await alice.connection.connect()
     await alice.connection.subscribe("edge/v1/replies/alice/#")
