@@ -2,5 +2,6 @@
 
 `service` wires up all parts. `inference` takes a request to its answer and acknowledges it; `requests` holds
 the parts for that, `models` each model's queue and worker. `metrics` counts and measures; `gauges` reads the
-current values of all parts. `presence` keeps the agent's state topic correct; `notify` talks to systemd.
+current values of all parts. `presence` keeps the agent's state topic correct, with the number of this start
+from `session_seq`; `notify` talks to systemd.
 """

@@ -1,36 +1,29 @@
 """The agent's state topic: birth, clean stop and will, all retained and with the number of the session.
 
 Promises: if a slow broker publishes the will of an earlier session late, a running agent does not stay
-"offline", because it reads its own topic and corrects it. The number is on disk and grows with each start; if
-the disk cannot be written, it comes from the clock.
+"offline", because it reads its own topic and corrects it.
+Leaves to others: the number (`session_seq`).
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
-from agent.deploy.store.state_file import set_aside
-from agent.durable import write_durably
-from agent.errors import BundleError, StoreError
+from agent.errors import BundleError
 from agent.mqtt.connection import Connection
 from agent.mqtt.message import Will
 from agent.rate_limited_log import RateLimitedLog
-from agent.wire.document import MAX_SAFE_INTEGER
 from agent.wire.presence import AgentState
 from agent.wire.presence import Presence as StateDocument
 from agent.wire.topics import State, format_topic
 
 _log = logging.getLogger(__name__)
 
-_FILE: Final = "session_seq"
-_MAX_FILE_BYTES: Final = 32
 # Two agents with the same name would otherwise contradict each other as fast as the broker delivers.
 _REASSERT_INTERVAL_S: Final = 1.0
 # Two agents with one name have different client identifiers, so the broker does not disconnect either.
@@ -71,56 +64,6 @@ class Session:
     def will(self) -> Will:
         """Return the message that the broker publishes when the connection is lost."""
         return Will(format_topic(State(self.device)), self.document(AgentState.OFFLINE))
-
-
-def next_session_seq(state_dir: Path) -> tuple[int, bool]:
-    """Return the number of this start, and whether it is stored durably.
-
-    If it cannot be stored, the time makes it grow; `store_session_seq` stores it later. This blocks: call it
-    in a thread.
-    """
-    path = state_dir / _FILE
-    try:
-        # Without O_NONBLOCK, opening a FIFO would wait until something writes to it.
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123
-            raw = file.read(_MAX_FILE_BYTES) or b""
-    except FileNotFoundError:
-        raw = b"0"
-    except IsADirectoryError:
-        raw = b""
-        set_aside(path)
-    except OSError as error:
-        raw = b""
-        _log.warning("cannot read %s: %s", path, error.strerror)
-    before = int(raw) if raw.isdigit() else MAX_SAFE_INTEGER
-    if before >= MAX_SAFE_INTEGER:
-        _log.warning("expected a number of starts in %s, got something else: the time replaces it", path)
-        before = seq_from_clock() - 1
-    try:
-        store_session_seq(state_dir, before + 1)
-    except StoreError as error:
-        _log.error("%s: session_seq comes from the clock", error)
-        return max(before + 1, seq_from_clock()), False
-    return before + 1, True
-
-
-def store_session_seq(state_dir: Path, seq: int) -> None:
-    """Store the number of this start durably.
-
-    Raises
-    ------
-    DiskError
-        If it cannot be written.
-    """
-    write_durably(state_dir / _FILE, str(seq).encode())
-
-
-def seq_from_clock() -> int:
-    """Return a number that is higher than those of earlier starts, if the clock is right.
-
-    Seconds since 1970 are more than any count of starts.
-    """
-    return int(time.time())
 
 
 def _says_online(payload: bytes) -> bool:

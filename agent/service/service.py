@@ -45,9 +45,10 @@ from agent.service.models.cores import Cores
 from agent.service.models.models import Models
 from agent.service.models.worker_process import Spawn, WorkerProcess
 from agent.service.notify import READY, STOPPING, WATCHDOG, Notifier
-from agent.service.presence import Presence, Session, next_session_seq, seq_from_clock, store_session_seq
+from agent.service.presence import Presence, Session
 from agent.service.requests.acknowledgement import AckOrder
 from agent.service.requests.answers import AnswerStore
+from agent.service.session_seq import SessionSeq
 from agent.wire.metrics import format_metrics
 from agent.wire.model_state import ModelPhase
 from agent.wire.model_state import ModelState as ModelStateDocument
@@ -108,6 +109,7 @@ class Service:
         )
         self._info = b""
         self._store = Store(config.state_dir, opened=False)
+        self._session_seq = SessionSeq(config.state_dir)
         self._storage = StorageWatch(config.state_dir, self._on_storage)
         self._host = host.Host(lambda: self._storage.usage)
         cores = Cores.detect(os.environ, threads=config.worker.threads, apart=config.worker.share_cores)
@@ -167,9 +169,6 @@ class Service:
         self._certificates = None if tls is None else CertificateFiles(tls)
         self._presence: Presence | None = None
         self._stopping = False
-        # The number of this start, while the disk does not have it.
-        self._unstored_seq: int | None = None
-        self._storing: set[asyncio.Task[None]] = set()
         self._page: PrometheusPage | None = None
         self._home_assistant = self._announcer()
         self._board = machine.board or machine.cpu_model or machine.arch
@@ -246,8 +245,10 @@ class Service:
         self._check_keyring()
         limit_s = _DISK_LIMIT_S if self._responds else 0.0
         seq, _, _ = await asyncio.gather(
-            self._number_start(limit_s), self._open_outbox(limit_s), self._storage.look(limit_s)
+            self._session_seq.take(limit_s), self._open_outbox(limit_s), self._storage.look(limit_s)
         )
+        if not self._session_seq.stored:
+            self._storage.suspect()
         await self._deployment.start()
         try:
             session = Session(config.device, seq, agent.__version__)
@@ -287,19 +288,6 @@ class Service:
         with contextlib.suppress(ConfigError):  # it is logged, and without it the agent can still be reached
             self._read_keyring()
 
-    async def _number_start(self, limit_s: float) -> int:
-        """Return the number of this start, from the clock if the disk does not respond."""
-        try:
-            async with asyncio.timeout(limit_s):
-                seq, stored = await in_disk_thread(next_session_seq, self._config.state_dir)
-        except (TimeoutError, StoreError) as error:
-            _log.error("the number of this start is not stored: %s", error or "the disk does not respond")
-            seq, stored = seq_from_clock(), False
-        self._unstored_seq = None if stored else seq
-        if not stored:
-            self._storage.suspect()
-        return seq
-
     async def _open_outbox(self, limit_s: float) -> None:
         try:
             async with asyncio.timeout(limit_s):
@@ -318,18 +306,7 @@ class Service:
         self._deployment.disk_changed()
         if now is Condition.WRITABLE:
             self._outbox.use_file()
-            if self._unstored_seq is not None:
-                storing = asyncio.get_running_loop().create_task(self._store_seq(self._unstored_seq))
-                self._storing.add(storing)
-                storing.add_done_callback(self._storing.discard)
-
-    async def _store_seq(self, seq: int) -> None:
-        try:
-            await in_disk_thread(store_session_seq, self._config.state_dir, seq)
-        except StoreError as error:
-            _log.warning("the number of this start is not stored: %s", error)
-        else:
-            self._unstored_seq = None
+            self._session_seq.store_later()
 
     def reload(self) -> None:
         """Connect again with the current certificates and password (SIGHUP).

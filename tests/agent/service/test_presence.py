@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent.service.presence import Presence, Session, next_session_seq
+from agent.service.presence import Presence, Session
 from agent.wire.presence import AgentState
 
 SESSION = Session("kitchen", 7, "0.1.0")
@@ -23,20 +22,6 @@ class Recorder:
 
     def publish(self, topic: str, payload: bytes, *, retain: bool) -> None:
         self.published.append((topic, json.loads(payload), retain))
-
-
-def test_number_grows_with_each_start(tmp_path: Path) -> None:
-    assert [next_session_seq(tmp_path) for _ in range(3)] == [(1, True), (2, True), (3, True)]
-
-
-@pytest.mark.parametrize("content", [b"", b"abc", b"\xff" * 100, b"9" * 40])
-def test_damaged_number_does_not_stop_the_agent_and_still_grows(tmp_path: Path, content: bytes) -> None:
-    for _ in range(5):
-        next_session_seq(tmp_path)
-    (tmp_path / "session_seq").write_bytes(content)
-    after, _ = next_session_seq(tmp_path)
-    assert after > 5
-    assert next_session_seq(tmp_path) == (after + 1, True)
 
 
 def test_birth_will_and_stop_have_the_same_number() -> None:
