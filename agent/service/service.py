@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import agent
-from agent.bundle.keyring import Keyring
 from agent.bundle.machine import Machine
 from agent.config import Config
 from agent.deploy.deployment import Deployment
@@ -29,7 +28,7 @@ from agent.deploy.outbox import Outbox
 from agent.deploy.store.disk_thread import in_disk_thread, within
 from agent.deploy.store.storage import Condition, StorageWatch
 from agent.deploy.store.store import Store
-from agent.errors import ConfigError, DiskError, EdgeError, StoreError
+from agent.errors import DiskError, EdgeError, StoreError
 from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message
 from agent.mqtt.reason_codes import Reason
@@ -49,6 +48,7 @@ from agent.service.presence import Presence, Session
 from agent.service.requests.acknowledgement import AckOrder
 from agent.service.requests.answers import AnswerStore
 from agent.service.session_seq import SessionSeq
+from agent.service.trusted_keys import TrustedKeys
 from agent.wire.metrics import format_metrics
 from agent.wire.model_state import ModelPhase
 from agent.wire.model_state import ModelState as ModelStateDocument
@@ -67,13 +67,11 @@ _PULSE_S: Final = 1.0
 # Records what was announced to Home Assistant, so that it can be withdrawn when that is switched off.
 HOME_ASSISTANT_FILE: Final = "home_assistant.json"
 # Often enough: certificates are renewed days before they expire.
-_CERTIFICATES_INTERVAL_S: Final = 30.0
+_FILES_INTERVAL_S: Final = 30.0
 # A disk that does not respond must not hold up presence for longer than this, at each step of the start.
 _DISK_LIMIT_S: Final = 10.0
 # Rarely, to spare an SD card: if it is not stored, models are only loaded in another order.
 _USE_INTERVAL_S: Final = 3600.0
-# A folder of wrong files must not fill the log.
-_MAX_LOGGED_FAULTS: Final = 8
 # For the broker to acknowledge the last messages: the state topic's, and the reports of jobs.
 _FAREWELL_S: Final = 2.0
 # A broker that holds requests back until we acknowledge earlier ones sends the next ones within this.
@@ -98,7 +96,7 @@ class Service:
         self._notifier = notifier
         self._metrics = Metrics()
         self._published: dict[str, bytes] = {}
-        self._keyring_faults: tuple[str, ...] = ()
+        self._trusted_keys = TrustedKeys(config.trust_dir)
         machine = Machine.detect(configured=config.compatible)
         self._about = host.describe(
             config.device,
@@ -176,37 +174,13 @@ class Service:
         self._deployment = Deployment(
             device=config.device,
             store=self._store,
-            keyring=self._read_keyring,
+            keyring=self._trusted_keys.read,
             machine=machine,
             models=self.models,
             control=self._outbox,
             on_disk_error=self._storage.suspect,
             https=HttpsSettings(allow=config.sources_https, ca_file=config.sources_ca),
         )
-
-    def _read_keyring(self) -> Keyring:
-        """Return the trusted keys; what cannot be used is logged when it changes.
-
-        Raises
-        ------
-        ConfigError
-            If there is no usable key.
-        """
-        try:
-            keyring = Keyring.from_dir(self._config.trust_dir)
-        except ConfigError as error:
-            self._note_keyring((str(error),))
-            raise
-        self._note_keyring(keyring.faults)
-        return keyring
-
-    def _note_keyring(self, faults: tuple[str, ...]) -> None:
-        if faults != self._keyring_faults:
-            self._keyring_faults = faults
-            for fault in faults[:_MAX_LOGGED_FAULTS]:
-                _log.error("keyring: %s", fault)
-            if not faults:
-                _log.warning("keyring: all files can be used again")
 
     def _announcer(self) -> Announcer | None:
         """Return the announcer to Home Assistant; None if there is nothing to announce or to withdraw."""
@@ -242,7 +216,7 @@ class Service:
             from agent.service.metrics.prometheus import PrometheusPage
 
             self._page = PrometheusPage(config.metrics.listen, self._read_metrics)
-        self._check_keyring()
+        self._trusted_keys.check()
         limit_s = _DISK_LIMIT_S if self._responds else 0.0
         seq, _, _ = await asyncio.gather(
             self._session_seq.take(limit_s), self._open_outbox(limit_s), self._storage.look(limit_s)
@@ -283,10 +257,6 @@ class Service:
             self._answers.close()
             if self._page is not None:
                 await self._page.close()
-
-    def _check_keyring(self) -> None:
-        with contextlib.suppress(ConfigError):  # it is logged, and without it the agent can still be reached
-            self._read_keyring()
 
     async def _open_outbox(self, limit_s: float) -> None:
         try:
@@ -332,7 +302,7 @@ class Service:
             loop.create_task(self._deployment.run(), name="deployment"),
             loop.create_task(self._publish_metrics(), name="metrics"),
             loop.create_task(self._pulse(), name="pulse"),
-            loop.create_task(self._watch_certificates(), name="certificates"),
+            loop.create_task(self._watch_files(), name="certificates and keys"),
             loop.create_task(self._storage.run(), name="storage"),
             loop.create_task(self._record_use(), name="last use"),
         }
@@ -390,11 +360,11 @@ class Service:
             if self._notifier.watchdog_s is not None:
                 self._notifier.notify(WATCHDOG)
 
-    async def _watch_certificates(self) -> None:
-        """Use renewed certificates soon, even without a SIGHUP."""
+    async def _watch_files(self) -> None:
+        """Notice damaged keys, and use renewed certificates even without a SIGHUP."""
         while True:
-            await asyncio.sleep(_CERTIFICATES_INTERVAL_S)
-            self._check_keyring()
+            await asyncio.sleep(_FILES_INTERVAL_S)
+            self._trusted_keys.check()
             if self._certificates is not None and self._certificates.changed():
                 self.reload()
 
@@ -423,7 +393,7 @@ class Service:
         gauges.update(gauges_of.of_outbox(self._outbox))
         gauges.update(gauges_of.of_storage(self._storage))
         gauges.update(gauges_of.of_deployment(self._deployment.states()))
-        gauges["edge_keyring_faults", ()] = len(self._keyring_faults)
+        gauges["edge_keyring_faults", ()] = len(self._trusted_keys.faults)
         if self._certificates is not None:
             gauges.update(gauges_of.of_certificates(self._certificates))
         for connection in self.connections:

@@ -80,7 +80,7 @@ async def test_renewed_certificate_is_used_without_a_restart(
     signalled: bool,
 ) -> None:
     if not signalled:
-        monkeypatch.setattr("agent.service.service._CERTIFICATES_INTERVAL_S", 0.05)
+        monkeypatch.setattr("agent.service.service._FILES_INTERVAL_S", 0.05)
     authority = Authority(folder)
     authority.issue("server")
     first = authority.issue("client")
