@@ -43,7 +43,7 @@ from agent.service.metrics.metrics import Metrics, Sample, to_document
 from agent.service.models.cores import Cores
 from agent.service.models.models import Models
 from agent.service.models.worker_process import Spawn, WorkerProcess
-from agent.service.notify import READY, STOPPING, WATCHDOG, Notifier
+from agent.service.notify import READY, STOPPING, Notifier
 from agent.service.presence import Presence, Session
 from agent.service.requests.acknowledgement import AckOrder
 from agent.service.requests.answers import AnswerStore
@@ -61,9 +61,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# While the event loop is blocked no answer is sent; this long is worth a warning.
-_LATE_S: Final = 0.5
-_PULSE_S: Final = 1.0
 # Records what was announced to Home Assistant, so that it can be withdrawn when that is switched off.
 HOME_ASSISTANT_FILE: Final = "home_assistant.json"
 # Often enough: certificates are renewed days before they expire.
@@ -301,7 +298,7 @@ class Service:
             stopping,
             loop.create_task(self._deployment.run(), name="deployment"),
             loop.create_task(self._publish_metrics(), name="metrics"),
-            loop.create_task(self._pulse(), name="pulse"),
+            loop.create_task(self._notifier.pulse(), name="pulse"),
             loop.create_task(self._watch_files(), name="certificates and keys"),
             loop.create_task(self._storage.run(), name="storage"),
             loop.create_task(self._record_use(), name="last use"),
@@ -345,20 +342,6 @@ class Service:
             taken = self._inference.taken_for_groups
             await self._inference.drain(_FAREWELL_S)
             await asyncio.sleep(_QUIET_S)
-
-    async def _pulse(self) -> None:
-        """Report to systemd, from within the event loop, that the loop runs; warn if it was blocked."""
-        pulse_s = _PULSE_S
-        if self._notifier.watchdog_s is not None:
-            pulse_s = min(pulse_s, self._notifier.watchdog_s / 3)
-        while True:
-            before_s = time.monotonic()
-            await asyncio.sleep(pulse_s)
-            late_s = time.monotonic() - before_s - pulse_s
-            if late_s > _LATE_S:
-                _log.warning("the event loop was blocked for %.1f s", late_s)
-            if self._notifier.watchdog_s is not None:
-                self._notifier.notify(WATCHDOG)
 
     async def _watch_files(self) -> None:
         """Notice damaged keys, and use renewed certificates even without a SIGHUP."""

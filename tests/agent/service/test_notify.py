@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
+import time
 from pathlib import Path
 
 import pytest
 
+from agent.service import notify
 from agent.service.notify import READY, Notifier
+from tests.agent.service.conftest import until
 
 
 @pytest.mark.parametrize("abstract", [True, False])
@@ -42,3 +46,26 @@ def test_socket_that_is_gone_does_not_stop_the_agent(tmp_path: Path) -> None:
 )
 def test_watchdog_is_fed_only_when_it_is_ours(environment: dict[str, str], expected: float | None) -> None:
     assert Notifier(environment).watchdog_s == expected
+
+
+async def test_watchdog_is_fed_while_the_event_loop_runs(tmp_path: Path) -> None:
+    address = str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.bind(address)
+        sock.setblocking(False)
+        pulse = asyncio.create_task(Notifier({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "30000"}).pulse())
+        for _ in range(3):
+            assert await asyncio.get_running_loop().sock_recv(sock, 100) == b"WATCHDOG=1"
+        pulse.cancel()
+
+
+async def test_blocked_event_loop_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(notify, "_LATE_S", 0.05)
+    pulse = asyncio.create_task(Notifier({"WATCHDOG_USEC": "30000"}).pulse())
+    await asyncio.sleep(0)  # it starts to wait
+    time.sleep(0.1)
+    await until(lambda: bool(caplog.messages))
+    pulse.cancel()
+    assert caplog.messages[0].startswith("the event loop was blocked for ")
