@@ -15,7 +15,6 @@ import gc
 import logging
 import os
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -35,6 +34,7 @@ from agent.mqtt.reason_codes import Reason
 from agent.mqtt.tls import CertificateFiles
 from agent.service import gauges as gauges_of
 from agent.service import groups
+from agent.service.announcements import Announcements, home_assistant_announcer
 from agent.service.client_ids import ClientIds
 from agent.service.groups import Groups
 from agent.service.inference import Inference
@@ -50,19 +50,14 @@ from agent.service.requests.answers import AnswerStore
 from agent.service.session_seq import SessionSeq
 from agent.service.trusted_keys import TrustedKeys
 from agent.wire.metrics import format_metrics
-from agent.wire.model_state import ModelPhase
-from agent.wire.model_state import ModelState as ModelStateDocument
-from agent.wire.topics import Info, Job, ModelState, State, format_topic, infer_filter, parse_topic
+from agent.wire.topics import Job, State, format_topic, infer_filter, parse_topic
 from agent.wire.topics import Metrics as MetricsTopic
 
 if TYPE_CHECKING:
-    from agent.service.metrics.home_assistant import Announcer
     from agent.service.metrics.prometheus import PrometheusPage
 
 _log = logging.getLogger(__name__)
 
-# Records what was announced to Home Assistant, so that it can be withdrawn when that is switched off.
-HOME_ASSISTANT_FILE: Final = "home_assistant.json"
 # Often enough: certificates are renewed days before they expire.
 _FILES_INTERVAL_S: Final = 30.0
 # A disk that does not respond must not hold up presence for longer than this, at each step of the start.
@@ -92,17 +87,8 @@ class Service:
         self._config = config
         self._notifier = notifier
         self._metrics = Metrics()
-        self._published: dict[str, bytes] = {}
         self._trusted_keys = TrustedKeys(config.trust_dir)
         machine = Machine.detect(configured=config.compatible)
-        self._about = host.describe(
-            config.device,
-            machine,
-            sources=("mqtt", *config.sources_https),
-            groups=config.groups,
-            max_packet_bytes=config.broker.max_packet_bytes,
-        )
-        self._info = b""
         self._store = Store(config.state_dir, opened=False)
         self._session_seq = SessionSeq(config.state_dir)
         self._storage = StorageWatch(config.state_dir, self._on_storage)
@@ -125,7 +111,8 @@ class Service:
             config.default_deadline_s,
             config.max_deadline_s,
         )
-        client_ids = ClientIds(config.device, config.state_dir if self._responds else None)
+        state_dir = config.state_dir if self._responds else None
+        client_ids = ClientIds(config.device, state_dir)
         self._requests = Connection(
             config.broker,
             client_id=client_ids.of("inference"),
@@ -165,8 +152,21 @@ class Service:
         self._presence: Presence | None = None
         self._stopping = False
         self._page: PrometheusPage | None = None
-        self._home_assistant = self._announcer()
-        self._board = machine.board or machine.cpu_model or machine.arch
+        self._announcements = Announcements(
+            host.describe(
+                config.device,
+                machine,
+                sources=("mqtt", *config.sources_https),
+                groups=config.groups,
+                max_packet_bytes=config.broker.max_packet_bytes,
+            ),
+            self._store,
+            self.models,
+            self._host,
+            self._control,
+            home_assistant_announcer(config.home_assistant, self._control, state_dir),
+            config.metrics.interval_s,
+        )
         self._outbox = Outbox(self._control, config.state_dir)
         self._deployment = Deployment(
             device=config.device,
@@ -178,15 +178,6 @@ class Service:
             on_disk_error=self._storage.suspect,
             https=HttpsSettings(allow=config.sources_https, ca_file=config.sources_ca),
         )
-
-    def _announcer(self) -> Announcer | None:
-        """Return the announcer to Home Assistant; None if there is nothing to announce or to withdraw."""
-        settings, announced = self._config.home_assistant, self._config.state_dir / HOME_ASSISTANT_FILE
-        if not self._responds or (not settings.enabled and not announced.exists()):
-            return None
-        from agent.service.metrics.home_assistant import Announcer
-
-        return Announcer(self._control, announced, settings.prefix if settings.enabled else None)
 
     @property
     def connections(self) -> tuple[Connection, ...]:
@@ -388,12 +379,7 @@ class Service:
     def _on_control_up(self, _session_present: bool) -> None:
         assert self._presence is not None
         self._presence.announce()
-        self._info = b""
-        self._publish_info()
-        self._published.clear()
-        if self._home_assistant is not None:
-            self._home_assistant.forget()
-            self._announce_to_home_assistant()
+        self._announcements.on_connected()
         for name in self.models.names():
             self._model_changed(name)
         self._deployment.on_connected()
@@ -457,72 +443,14 @@ class Service:
             )
 
     def _model_changed(self, name: str) -> None:
-        """Publish a model's state, and take part in its groups while it is ready."""
+        """Tell every part that follows the models."""
         status = self.models.status(name)
         if self._groups is not None:
             self._groups.model_changed(name, ready=status is not None and status.ready)
         if status is None:
             self._metrics.forget(name)
-        self._publish_info()
-        document = self._loading_document(name) if status is None else status.document()
-        payload = b"" if document is None else document.to_bytes()
-        if self._published.get(name) != payload:
-            self._published[name] = payload
-            self._control.publish(format_topic(ModelState(self._config.device, name)), payload, retain=True)
+        if self._announcements.model_changed(name):
             self._deployment.on_model_changed(name)
-            if self._control.connected:
-                self._announce_to_home_assistant()
-
-    def _loading_document(self, name: str) -> ModelStateDocument | None:
-        """Return what is retained about a model that is not loaded yet, or None if it does not run here.
-
-        Its tensors are known only when its bundle is verified.
-        """
-        active = self._store.active().get(name)
-        awaited = self.models.awaited.get(name)
-        if active is None or awaited is None:
-            return None
-        return ModelStateDocument(
-            name=name,
-            version=active.version,
-            inputs=(),
-            outputs=(),
-            ready=False,
-            state=ModelPhase.STARTING,
-            message=awaited.message or "it is not loaded yet",
-            security_counter=self._store.committed_counter(name),
-            digest=active.digest,
-            key_id="",
-            image_input=None,
-            postprocess=(),
-        )
-
-    def _publish_info(self) -> None:
-        """Publish the info document if it has changed: workers report their sandbox when they are ready."""
-        info = replace(self._about, sandbox=self.models.sandbox()).to_bytes()
-        if self._info != info:
-            self._info = info
-            self._control.publish(format_topic(Info(self._config.device)), info, retain=True)
-
-    def _announce_to_home_assistant(self) -> None:
-        if self._home_assistant is None:
-            return
-        from agent.service.metrics.home_assistant import Device
-
-        gauges = self._host.gauges()
-        self._home_assistant.announce(
-            Device(
-                name=self._config.device,
-                version=agent.__version__,
-                board=self._board,
-                models=self.models.names(),
-                zones=[
-                    labels[0][1] for (name, labels) in sorted(gauges) if name == "edge_temperature_celsius"
-                ],
-                throttled=any(name == "edge_throttled" for name, _ in gauges),
-                interval_s=self._config.metrics.interval_s,
-            )
-        )
 
 
 def _make_folder(path: Path) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import jinja2
 import pytest
 
+from agent.service.announcements import HOME_ASSISTANT_FILE
 from agent.service.metrics.home_assistant import Device, discovery_document
-from agent.service.service import HOME_ASSISTANT_FILE
 from tests.agent.service.conftest import StartService, until
 from tests.agent.service.test_service import Watcher
 from tests.conftest import BrokerProcess
