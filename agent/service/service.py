@@ -36,6 +36,7 @@ from agent.service import gauges as gauges_of
 from agent.service import groups
 from agent.service.announcements import Announcements, home_assistant_announcer
 from agent.service.client_ids import ClientIds
+from agent.service.control_messages import ControlMessages
 from agent.service.groups import Groups
 from agent.service.inference import Inference
 from agent.service.metrics import host
@@ -45,13 +46,12 @@ from agent.service.models.models import Models
 from agent.service.models.worker_process import Spawn, WorkerProcess
 from agent.service.notify import READY, STOPPING, Notifier
 from agent.service.presence import Presence, Session
-from agent.service.requests.acknowledgement import AckOrder
 from agent.service.requests.answers import AnswerStore
 from agent.service.session_seq import SessionSeq
 from agent.service.trusted_keys import TrustedKeys
 from agent.wire.metrics import format_metrics
-from agent.wire.topics import Job, State, format_topic, infer_filter, parse_topic
 from agent.wire.topics import Metrics as MetricsTopic
+from agent.wire.topics import State, format_topic, infer_filter
 
 if TYPE_CHECKING:
     from agent.service.metrics.prometheus import PrometheusPage
@@ -146,10 +146,11 @@ class Service:
             on_up=self._on_control_up,
             on_down=self._on_control_down,
         )
-        self._acks = AckOrder(self._control.ack)
         tls = config.broker.tls
         self._certificates = None if tls is None else CertificateFiles(tls)
+        # These need the number of this start.
         self._presence: Presence | None = None
+        self._control_messages: ControlMessages | None = None
         self._stopping = False
         self._page: PrometheusPage | None = None
         self._announcements = Announcements(
@@ -216,6 +217,9 @@ class Service:
             session = Session(config.device, seq, agent.__version__)
             self._presence = Presence(session, self._control)
             self._presence.storage = _unless_writable(self._storage.condition)
+            self._control_messages = ControlMessages(
+                self._control.ack, self._presence, self._deployment, self._metrics
+            )
             self._connections_changed()
             self._control.will = session.will()
             self._control.want(format_topic(State(config.device)))
@@ -386,36 +390,12 @@ class Service:
         self._outbox.on_connected()
 
     def _on_control_down(self, _why: Reason) -> None:
-        self._acks.forget()
+        assert self._control_messages is not None
+        self._control_messages.on_down()
 
     def _on_control_message(self, message: Message) -> None:
-        slot = self._acks.arrived(message)
-
-        def finish(taking: asyncio.Task[None] | None = None) -> None:
-            if taking is not None and not taking.cancelled() and taking.exception() is not None:
-                _log.error("internal error while taking a message", exc_info=taking.exception())
-                self._metrics.count("edge_faults_total")
-            if slot is not None:
-                slot.finish()
-
-        taking = None
-        try:
-            topic = parse_topic(message.topic)
-            if isinstance(topic, State):
-                if self._presence is not None:
-                    self._presence.on_state(message.payload, retained=message.retain)
-            elif isinstance(topic, Job):
-                if message.retain:
-                    self._deployment.on_retained_job(topic, message.payload)
-            elif topic is not None:
-                taking = self._deployment.on_message(topic, message.payload)
-        except Exception:  # noqa: BLE001 - the outermost loop of a message
-            _log.exception("internal error while handling a message on %.200s", ascii(message.topic))
-            self._metrics.count("edge_faults_total")
-        if taking is None:
-            finish()
-        else:
-            taking.add_done_callback(finish)
+        assert self._control_messages is not None
+        self._control_messages.take(message)
 
     def _on_requests_up(self, _session_present: bool) -> None:
         self._connections_changed()

@@ -1,0 +1,84 @@
+"""The messages on the control connection: each is handed to the part that it is for, and acknowledged.
+
+Promises: they are acknowledged in the order in which they arrived, each after its part has taken it. A bug
+while one is taken is logged and counted; that message is acknowledged too, or the broker would deliver it
+again and again.
+Leaves to others: what they mean (`presence`, `agent.deploy`), and requests (`inference`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from agent.deploy.deployment import Deployment
+from agent.mqtt.message import Message, Receipt
+from agent.service.metrics.metrics import Metrics
+from agent.service.presence import Presence
+from agent.service.requests.acknowledgement import AckOrder
+from agent.wire.topics import Job, State, parse_topic
+
+_log = logging.getLogger(__name__)
+
+
+class ControlMessages:
+    """Takes the messages of one control connection.
+
+    Parameters
+    ----------
+    ack
+        Acknowledges one message.
+    presence
+        Takes the state of this device.
+    deployment
+        Takes desired documents, blocks, and what the broker retains about jobs.
+    metrics
+        The counters.
+    """
+
+    def __init__(
+        self, ack: Callable[[Receipt], None], presence: Presence, deployment: Deployment, metrics: Metrics
+    ) -> None:
+        self._acks = AckOrder(ack)
+        self._presence = presence
+        self._deployment = deployment
+        self._metrics = metrics
+
+    def take(self, message: Message) -> None:
+        """Hand a message on, and acknowledge it when its part has taken it."""
+        slot = self._acks.arrived(message)
+
+        def finish(taking: asyncio.Task[None] | None = None) -> None:
+            if taking is not None and not taking.cancelled() and taking.exception() is not None:
+                _log.error("internal error while taking a message", exc_info=taking.exception())
+                self._metrics.count("edge_faults_total")
+            if slot is not None:
+                slot.finish()
+
+        taking = None
+        try:
+            taking = self._hand_on(message)
+        except Exception:  # noqa: BLE001 - the outermost loop of a message
+            _log.exception("internal error while handling a message on %.200s", ascii(message.topic))
+            self._metrics.count("edge_faults_total")
+        if taking is None:
+            finish()
+        else:
+            taking.add_done_callback(finish)
+
+    def on_down(self) -> None:
+        """Drop what is not acknowledged: the broker will deliver it again."""
+        self._acks.forget()
+
+    def _hand_on(self, message: Message) -> asyncio.Task[None] | None:
+        """Give a message to its part; return a task that ends when the part has taken it, None if it has."""
+        topic = parse_topic(message.topic)
+        if isinstance(topic, State):
+            self._presence.on_state(message.payload, retained=message.retain)
+        elif isinstance(topic, Job):
+            if message.retain:
+                self._deployment.on_retained_job(topic, message.payload)
+        elif topic is not None:
+            return self._deployment.on_message(topic, message.payload)
+        return None
