@@ -6,13 +6,14 @@ input and produces packed output; element-wise operators and pooling keep the pa
 other operator asks for the plain layout. A value is converted, once, when a consumer asks for a form in which
 it does not exist yet. Weights are packed here, as constants.
 
-The last block of channels is padded with zeros if it is not full. After further operators the padding is
-still finite, but meaningless: only operators that do not mix channels may read it.
+The last block of channels is padded with zeros if it is not full; after a grouped convolution, the last
+block of each group. After further operators the padding is still finite, but meaningless: only operators that
+do not mix channels, or multiply the padding by zeros, may read it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -27,18 +28,36 @@ from builder.target.device_target import DeviceTarget
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A value as `[N, ceil(C / block), H, W, block]`.
+    """A value as `[N, blocks, H, W, block]`.
 
     Attributes
     ----------
     expr
         The five-dimensional tensor.
     channels
-        C, without the padding of the last block.
+        C, without padding.
+    group
+        After so many channels follows padding up to a whole block; C if only the last block is padded.
     """
 
     expr: relax.Expr
     channels: int
+    group: int
+
+    @classmethod
+    def dense(cls, expr: relax.Expr, channels: int) -> Packed:
+        """Return a value that is padded only in its last block."""
+        return cls(expr, channels, channels)
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether only the last block is padded."""
+        return self.group in (self.channels, self.padded_group)
+
+    @property
+    def padded_group(self) -> int:
+        """The channels of a group and its padding."""
+        return -(-self.group // self.block) * self.block
 
     @property
     def block(self) -> int:
@@ -86,15 +105,19 @@ class LayoutValues(Values):
     def as_packed(self, expr: relax.Expr, block: int) -> Packed:
         """Return `expr`, `[N, C, H, W]`, packed in blocks of `block`, converting it if needed."""
         have = self.packed(expr)
-        if have is not None and have.block == block:
+        if have is not None and have.block == block and have.is_dense:
             return have
         n, c, h, w = shape_of(expr)
+        if have is not None and have.block == block:
+            closed = self.bb.call_te(close, have.expr, c, have.group, primfunc_name_hint="close_gaps")
+            self._packed[expr] = Packed.dense(self.bb.emit(closed), c)
+            return self._packed[expr]
         plain = self.plain(expr)
         if c % block == 0 and (block == 1 or h * w == 1):
             new = self.bb.emit(relax.op.reshape(plain, (n, c // block, h, w, block)))
         else:
             new = self.bb.emit(self.bb.call_te(pack, plain, block, primfunc_name_hint="pack"))
-        value = Packed(new, c)
+        value = Packed.dense(new, c)
         if isinstance(expr, relax.Var) and have is None and block > 1:
             self._packed[expr] = value
         return value
@@ -103,7 +126,7 @@ class LayoutValues(Values):
         n, blocks, h, w, b = shape_of(value.expr)
         if value.is_whole and (h * w == 1 or b == 1):
             return self.bb.emit(relax.op.reshape(value.expr, (n, blocks * b, h, w)))
-        call = self.bb.call_te(unpack, value.expr, value.channels, primfunc_name_hint="unpack")
+        call = self.bb.call_te(unpack, value.expr, value.channels, value.group, primfunc_name_hint="unpack")
         return self.bb.emit(call)
 
 
@@ -122,15 +145,37 @@ def pack(x: te.Tensor, block: int) -> te.Tensor:
     return te.compute((n, -(-c // block), h, w, block), element, name="pack")
 
 
-def unpack(x: te.Tensor, channels: int) -> te.Tensor:
-    """Convert `[N, blocks, H, W, b]` to `[N, channels, H, W]`."""
+def unpack(x: te.Tensor, channels: int, group: int) -> te.Tensor:
+    """Convert `[N, blocks, H, W, b]`, with padding after each `group` channels, to `[N, channels, H, W]`."""
     n, _, h, w, block = (int(d) for d in x.shape)
-    return te.compute(
-        (n, channels, h, w), lambda i, c, y, z: x[i, c // block, y, z, c % block], name="unpack"
-    )
+    padded = -(-group // block) * block
+
+    def element(i: tvm.tirx.Var, c: tvm.tirx.Var, y: tvm.tirx.Var, z: tvm.tirx.Var) -> tvm.tirx.Expr:
+        at = c if group in (channels, padded) else c // group * padded + c % group
+        return x[i, at // block, y, z, at % block]
+
+    return te.compute((n, channels, h, w), element, name="unpack")
 
 
-def pack_array(array: np.ndarray, block: int, fill: float) -> np.ndarray:
+def close(x: te.Tensor, channels: int, group: int) -> te.Tensor:
+    """Move the padding after each `group` channels to the end of all channels."""
+    n, _, h, w, block = (int(d) for d in x.shape)
+    padded = -(-group // block) * block
+
+    def element(
+        i: tvm.tirx.Var, o: tvm.tirx.Var, y: tvm.tirx.Var, z: tvm.tirx.Var, b: tvm.tirx.Var
+    ) -> tvm.tirx.Expr:
+        c = o * block + b
+        at = c // group * padded + c % group
+        value = x[i, at // block, y, z, at % block]
+        if channels % block == 0:
+            return value
+        return tvm.tirx.if_then_else(c < channels, value, tvm.tirx.const(0, x.dtype))
+
+    return te.compute((n, -(-channels // block), h, w, block), element, name="close_gaps")
+
+
+def pack_array(array: np.ndarray, block: int, fill: float, group: int) -> np.ndarray:
     """Return a constant that broadcasts to `[N, C, H, W]` in a form that broadcasts to the packed layout.
 
     Parameters
@@ -140,9 +185,13 @@ def pack_array(array: np.ndarray, block: int, fill: float) -> np.ndarray:
     block
         Channels in a block.
     fill
-        Its value in the padding of the last block.
+        Its value in padding.
+    group
+        After so many channels follows padding up to a whole block.
     """
     array = array.reshape((1,) * (4 - array.ndim) + array.shape)
+    if array.shape[1] > group:
+        array = convolution.with_gaps(array, 1, group, block, fill)
     n, c, h, w = array.shape
     if c == 1:
         return array.reshape(n, 1, h, w, 1)
@@ -163,6 +212,8 @@ _UNARY: Final = {
 # Operator -> the right operand's value in padding: a division needs a one.
 _BINARY: Final = {"relax.add": 0.0, "relax.subtract": 0.0, "relax.multiply": 0.0, "relax.divide": 1.0,
            "relax.maximum": 0.0, "relax.minimum": 0.0}  # fmt: skip
+# A convolution rather closes gaps than multiply more than this share of zeros.
+_WIDEST_GAPS: Final = 1.25
 
 
 class _Packing:
@@ -197,11 +248,11 @@ class _Packing:
         if name in _UNARY:
             operands = [x.expr, *call.args[1:]]
             new = table.bb.emit(Call(call.op, operands, call.attrs, call.ty_args))
-            table.define_packed(var, Packed(new, x.channels))
+            table.define_packed(var, replace(x, expr=new))
             return True
         pooled = pooling.emit(table.bb, call, x.expr)
         if pooled is not None:
-            table.define_packed(var, Packed(pooled, x.channels))
+            table.define_packed(var, replace(x, expr=pooled))
             return True
         return False
 
@@ -220,6 +271,7 @@ class _Packing:
         op = convolution.Conv2d.of(call)
         if weight is None or op is None or weight.dtype != np.float32:
             return False
+        group = channels = op.out_channels
         if op.is_depthwise:
             have = table.packed(call.args[0])
             block = have.block if have is not None else channel_block(op.in_channels, self._lanes)
@@ -229,17 +281,29 @@ class _Packing:
             out_block = channel_block(op.out_channels, self._lanes)
             if op.groups > 1:
                 op, weight, out_block = convolution.merge_groups(op, weight, self._lanes)
-            in_block = self._in_block(table, call.args[0], op)
-            x = table.as_packed(call.args[0], in_block)
-            m = winograd.output_tile(op, in_block, self._target)
+                group = channels // op.groups
+            have = table.packed(call.args[0])
+            if have is not None and self._may_read_gaps(op, have):
+                weight = convolution.with_gaps(weight, 1, have.group, have.block)
+                op, x = replace(op, in_channels=op.groups * weight.shape[1]), have
+            else:
+                x = table.as_packed(call.args[0], self._in_block(table, call.args[0], op))
+            m = winograd.output_tile(op, x.block, self._target)
             if m is None:
                 new = convolution.emit(table.bb, op, x.expr, weight, out_block, self._target)
             else:
                 new = winograd.emit(
                     table.bb, op, x.expr, weight, out_block=out_block, m=m, target=self._target
                 )
-        table.define_packed(var, Packed(new, op.out_channels))
+        table.define_packed(var, Packed(new, channels, group))
         return True
+
+    @staticmethod
+    def _may_read_gaps(op: convolution.Conv2d, value: Packed) -> bool:
+        """Whether a convolution reads a value with its gaps, which it multiplies by zeros."""
+        if value.is_dense or op.in_channels // op.groups % value.group:
+            return False
+        return value.padded_group <= _WIDEST_GAPS * value.group
 
     def _in_block(self, table: LayoutValues, x: relax.Expr, op: convolution.Conv2d) -> int:
         """Return the block of channels in which a convolution reads `x`: the present one if possible."""
@@ -265,12 +329,13 @@ class _Packing:
             return False
         block = blocks.pop()
         channels = shape_of(call)[1]
+        group = self._common_group(packed, call, channels)
         operands: list[relax.Expr] = []
         for arg, have in zip(call.args, packed, strict=True):
             numbers = constant_of(arg)
             if numbers is not None:
-                operands.append(relax.const(pack_array(numbers, block, fill)))
-            elif have is not None:
+                operands.append(relax.const(pack_array(numbers, block, fill, group)))
+            elif have is not None and (have.is_dense or have.group == group):
                 operands.append(have.expr)
             elif len(shape_of(arg)) != 4 or (shape_of(arg)[1] == 1 and channels > 1):
                 return False
@@ -284,8 +349,18 @@ class _Packing:
         if any(p is not None and p.channels != channels for p in packed):
             return False
         new = table.bb.emit(Call(call.op, operands, call.attrs, call.ty_args))
-        table.define_packed(var, Packed(new, channels))
+        table.define_packed(var, Packed(new, channels, group))
         return True
+
+    @staticmethod
+    def _common_group(packed: list[Packed | None], call: Call, channels: int) -> int:
+        """Return the gaps of the operands if all have the same; otherwise none, and gaps are closed."""
+        groups = {
+            channels if have is None or have.is_dense else have.group
+            for arg, have in zip(call.args, packed, strict=True)
+            if constant_of(arg) is None
+        }
+        return groups.pop() if len(groups) == 1 else channels
 
 
 def choose_layouts(mod: tvm.IRModule, target: DeviceTarget) -> tvm.IRModule:

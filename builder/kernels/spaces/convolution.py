@@ -37,6 +37,9 @@ from builder.target.device_target import DeviceTarget
 
 KIND: Final = "conv2d"
 
+# What it costs to move an output that has padding before it, in vectors of products.
+_OPERATIONS_TO_MOVE: Final = 2.0
+
 
 @dataclass(frozen=True, slots=True)
 class Conv2d:
@@ -104,9 +107,10 @@ class Conv2d:
 
 
 def merge_groups(op: Conv2d, weight: np.ndarray, lanes: int) -> tuple[Conv2d, np.ndarray, int]:
-    """Merge groups whose outputs do not fill vectors, with zeros between their weights.
+    """Merge groups, or pad their outputs, so that these fill whole blocks.
 
-    That multiplies by the zeros, but in whole vectors.
+    Merging puts zeros between the weights of groups; padding adds outputs whose weights are zeros. Both are
+    multiplied, but in whole vectors. Of all ways, the one with the fewest operations is taken.
 
     Parameters
     ----------
@@ -124,15 +128,39 @@ def merge_groups(op: Conv2d, weight: np.ndarray, lanes: int) -> tuple[Conv2d, np
         a group's outputs, unless there is only one group.
     """
     outputs, inputs = op.out_channels // op.groups, op.in_channels // op.groups
-    blocks = [b for b in (lanes, lanes // 2, lanes // 4) if b >= 4]
-    counts = [n for n in range(1, op.groups + 1) if op.groups % n == 0]
-    fits = [(n / b, -b, n) for n in counts for b in blocks if n * outputs % b == 0 or n == op.groups]
-    _, block, together = min(fits)
+
+    def operations(together: int, block: int) -> float:
+        """Return how many vectors are computed or moved for each group."""
+        whole = together == op.groups or together * outputs % block == 0
+        moved = 0 if whole else _OPERATIONS_TO_MOVE * together * outputs
+        vectors = -(-together * outputs // block)
+        return (vectors * together * inputs * math.prod(op.kernel) + moved) / together
+
+    choices = [
+        (operations(together, block), -block, together)
+        for together in divisors(op.groups, op.groups)
+        for block in (lanes, lanes // 2, lanes // 4)
+        if block >= 4
+    ]
+    _, block, together = min(choices)
     merged = np.zeros((op.out_channels, together * inputs, *op.kernel), weight.dtype)
     for channel in range(op.out_channels):
         at = channel // outputs % together * inputs
         merged[channel, at : at + inputs] = weight[channel]
-    return replace(op, groups=op.groups // together), merged, -block
+    groups = op.groups // together
+    if groups > 1:
+        merged = with_gaps(merged, 0, together * outputs, -block)
+    return replace(op, groups=groups, out_channels=len(merged)), merged, -block
+
+
+def with_gaps(array: np.ndarray, axis: int, group: int, block: int, fill: float = 0.0) -> np.ndarray:
+    """Return `array` with `fill` after each `group` elements of `axis`, up to a whole `block`."""
+    padded = -(-group // block) * block
+    before, after = array.shape[:axis], array.shape[axis + 1 :]
+    split = array.reshape(*before, -1, group, *after)
+    widths = [(0, 0)] * split.ndim
+    widths[axis + 1] = (0, padded - group)
+    return np.pad(split, widths, constant_values=fill).reshape(*before, -1, *after)
 
 
 def pad(x: te.Tensor, op: Conv2d) -> te.Tensor:

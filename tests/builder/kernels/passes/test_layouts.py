@@ -13,7 +13,9 @@ def test_half_a_vector_takes_as_long_as_a_whole_one() -> None:
 
 
 def test_a_packed_constant_broadcasts_as_before_and_fills_the_last_block() -> None:
-    packed = pack_array(np.arange(5, dtype="f4").reshape(5, 1, 1), 4, 1.0)
+    packed = pack_array(np.arange(5, dtype="f4").reshape(5, 1, 1), 4, 1.0, 5)
     assert packed.shape == (1, 2, 1, 1, 4)
     assert packed.ravel().tolist() == [0, 1, 2, 3, 4, 1, 1, 1]
-    assert pack_array(np.full((1, 1), 7, "f4"), 4, 0.0).shape == (1, 1, 1, 1, 1)
+    gaps = pack_array(np.arange(6, dtype="f4").reshape(6, 1, 1), 4, 1.0, 3)
+    assert gaps.ravel().tolist() == [0, 1, 2, 1, 3, 4, 5, 1]
+    assert pack_array(np.full((1, 1), 7, "f4"), 4, 0.0, 1).shape == (1, 1, 1, 1, 1)

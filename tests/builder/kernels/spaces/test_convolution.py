@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -112,6 +113,86 @@ def test_any_shape_agrees_with_its_definition(data: st.DataObject) -> None:
     state = np.random.RandomState(draw(st.integers(0, 99)))
     x, w = state.randn(1, i, *size).astype("f4"), state.randn(o, i // groups, *kernel).astype("f4")
     convolve(x, w, machine(draw(st.sampled_from([4, 8, 16]))), groups=groups, **how)
+
+
+SAME: dict[str, Any] = {"padding": (1, 1, 1, 1)}
+
+
+@pytest.mark.parametrize(
+    "reader",
+    [
+        "output",
+        "constant",
+        "sum of values with gaps",
+        "sum with a value without gaps",
+        "sum with a plain value",
+        "1x1",
+        "3x3",
+        "grouped",
+        "depthwise",
+        "pooling",
+        "concatenation",
+    ],
+)
+@pytest.mark.parametrize(
+    ("groups", "inputs", "outputs", "lanes"), [(3, 13, 13, 4), (5, 5, 29, 8), (2, 30, 31, 16)]
+)
+def test_gaps_between_groups_are_never_read(
+    groups: int, inputs: int, outputs: int, lanes: int, reader: str, randn: Randn
+) -> None:
+    x, first = randn(1, groups * inputs, 4, 5), randn(groups * outputs, inputs, 3, 3) / 4
+    channels = groups * outputs
+    plane = randn(1, channels, 4, 5)
+    bias, point, wide = randn(1, channels, 1, 1), randn(19, channels, 1, 1), randn(21, channels, 3, 3)
+    again, each = randn(channels, outputs, 3, 3), randn(channels, 1, 3, 3)
+    into = randn(channels, groups * inputs, 1, 1)
+
+    def read(y: relax.Expr, v: relax.Expr) -> relax.Expr:
+        match reader:
+            case "constant":
+                return relax.op.multiply(y, relax.const(bias))
+            case "sum of values with gaps":
+                return relax.op.add(relax.op.nn.silu(y), y)
+            case "sum with a value without gaps":
+                return relax.op.add(y, relax.op.nn.conv2d(v, relax.const(into)))
+            case "sum with a plain value":
+                return relax.op.add(y, relax.const(plane))
+            case "1x1":
+                return relax.op.nn.conv2d(y, relax.const(point))
+            case "3x3":
+                return relax.op.nn.conv2d(y, relax.const(wide), **SAME)
+            case "grouped":
+                return relax.op.nn.conv2d(y, relax.const(again), groups=groups, **SAME)
+            case "depthwise":
+                return relax.op.nn.conv2d(y, relax.const(each), groups=channels, **SAME)
+            case "pooling":
+                return relax.op.nn.max_pool2d(y, (2, 2), (2, 2))
+            case "concatenation":
+                return relax.op.concat([y, v], axis=1)
+            case _:
+                return y
+
+    # The sigmoid fills gaps with a half.
+    result = run(
+        lambda v: read(relax.op.sigmoid(relax.op.nn.conv2d(v, relax.const(first), groups=groups, **SAME)), v),
+        {"x": x},
+        machine(lanes),
+    )
+    y = 1 / (1 + np.exp(-conv2d(x, first, groups=groups, **SAME)))
+    wanted: dict[str, Callable[[], np.ndarray]] = {
+        "output": lambda: y,
+        "constant": lambda: y * bias,
+        "sum of values with gaps": lambda: y / (1 + np.exp(-y)) + y,
+        "sum with a value without gaps": lambda: y + conv2d(x, into),
+        "sum with a plain value": lambda: y + plane,
+        "1x1": lambda: conv2d(y, point),
+        "3x3": lambda: conv2d(y, wide, **SAME),
+        "grouped": lambda: conv2d(y, again, groups=groups, **SAME),
+        "depthwise": lambda: conv2d(y, each, groups=channels, **SAME),
+        "pooling": lambda: y[:, :, :, :4].reshape(1, channels, 2, 2, 2, 2).max((3, 5)),
+        "concatenation": lambda: np.concatenate([y, x], 1),
+    }
+    close(result.outputs[0], wanted[reader]())
 
 
 def test_heuristic_stays_within_the_registers(target: DeviceTarget) -> None:
