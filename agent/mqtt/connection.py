@@ -231,8 +231,8 @@ class Connection:
         self._up.clear()
         if self._looking is not None:
             self._looking.cancel()
-        if self._engine is not None:
-            self._engine.disconnect()
+        if self._engine is not None and (sock := self._engine.disconnect()) is not None:
+            await sock.wait_closed()
         self._sending.close()
         self._subscriptions.close(CLOSED)
 

@@ -268,13 +268,22 @@ class Engine:
         """Send an UNSUBSCRIBE; return its packet identifier."""
         return self._client.unsubscribe(topic_filter)[1]
 
-    def disconnect(self) -> None:
-        """Send DISCONNECT, so that the broker discards the will, and close the socket."""
+    def disconnect(self) -> BrokerSocket | None:
+        """Send DISCONNECT, so that the broker discards the will, and close the socket.
+
+        Returns
+        -------
+        BrokerSocket | None
+            The socket, which may still wait for the broker to close; None if there was none.
+        """
         self._accepted = False  # so that this is not reported as a loss
-        if self._socket is not None:
+        sock = self._socket
+        if sock is not None:
+            sock.lingers = True
             self._client.disconnect()
             self._flush()
         self.drop()
+        return sock
 
     def keep_alive(self) -> None:
         """Send a ping if one is due, and drop a broker that does not answer; call this every second."""

@@ -32,6 +32,9 @@ _KEPT_BYTES: Final = 128 << 10
 # Large enough for an answer with a large tensor, so that sending it takes few turns of the loop.
 _SEND_BUFFER_BYTES: Final = 1 << 20
 # As getaddrinfo(3) returns them.
+# A broker closes the connection as soon as it has read DISCONNECT.
+LINGER_S: Final = 0.5
+
 _Address = tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]
 _TCP_QUICKACK: Final = getattr(socket, "TCP_QUICKACK", None)
 
@@ -86,6 +89,8 @@ class BrokerSocket:
         The alert that the broker sent after the handshake, if any.
     max_packet_bytes
         Of a packet with a longer body only the beginning is kept.
+    lingers
+        Whether `close` lets the broker close first.
     """
 
     def __init__(self, sock: socket.socket, *, quick_ack: bool = True) -> None:
@@ -100,6 +105,8 @@ class BrokerSocket:
         self._empty = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watching_writes = False
+        self.lingers = False
+        self._closed: asyncio.Future[None] | None = None
 
     def watch(self, on_readable: Callable[[], None]) -> None:
         """Call a function whenever there is something to read, until the socket is closed."""
@@ -251,14 +258,57 @@ class BrokerSocket:
             raise ValueError("this socket never blocks")
 
     def close(self) -> None:
-        """Stop watching the socket and close it."""
-        # In this order: the next socket may get the same descriptor, and the selector would confuse the two.
-        fd = self.fileno()
-        if fd >= 0 and self._loop is not None and not self._loop.is_closed():
-            self._loop.remove_reader(fd)
-            self._loop.remove_writer(fd)
+        """Stop watching the socket and close it.
+
+        A socket that is closed with unread bytes resets its connection. A broker that is just writing to it
+        may then not read our DISCONNECT, and publish the will. So a socket that `lingers` drops what still
+        arrives until the broker closes, for `LINGER_S` at most.
+        """
+        if self._closed is not None:
+            return
         self._watching_writes = False
+        # In this order: the next socket may get the same descriptor, and the selector would confuse the two.
+        fd, loop = self.fileno(), self._loop
+        if fd >= 0 and loop is not None and not loop.is_closed():
+            loop.remove_reader(fd)
+            loop.remove_writer(fd)
+            if self.lingers and self._finish_sending():
+                self._closed = loop.create_future()
+                loop.add_reader(fd, self._drop, loop.call_later(LINGER_S, self._end))
+                return
         self._sock.close()
+
+    def _finish_sending(self) -> bool:
+        """Tell the broker that nothing follows; return whether the connection still exists."""
+        try:
+            self._sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            return False
+        return True
+
+    async def wait_closed(self) -> None:
+        """Return when a socket that lingers is closed."""
+        if self._closed is not None:
+            await asyncio.wait([self._closed])
+
+    def _drop(self, timer: asyncio.TimerHandle) -> None:
+        try:
+            data = self._sock.recv(_MAX_RECEIVE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            timer.cancel()
+            self._end()
+
+    def _end(self) -> None:
+        assert self._loop is not None
+        assert self._closed is not None
+        self._loop.remove_reader(self.fileno())
+        self._sock.close()
+        if not self._closed.done():
+            self._closed.set_result(None)
 
 
 async def open_socket(settings: BrokerSettings) -> BrokerSocket:

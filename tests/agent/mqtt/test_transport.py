@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
+import time
 
 import pytest
 
 from agent.mqtt.settings import BrokerSettings
-from agent.mqtt.transport import open_socket
+from agent.mqtt.transport import LINGER_S, open_socket
 
 
 async def test_look_up_without_a_thread_is_a_failed_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,3 +28,28 @@ async def test_look_up_without_a_thread_is_a_failed_attempt(monkeypatch: pytest.
 async def test_name_that_no_host_can_have_is_a_failed_attempt(host: str) -> None:
     with pytest.raises(OSError, match="expected the name of a host"):
         await open_socket(BrokerSettings(host))
+
+
+@pytest.mark.parametrize("closes", [True, False])
+async def test_broker_that_is_writing_reads_the_last_packet_of_a_client_that_leaves(closes: bool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = await open_socket(BrokerSettings("127.0.0.1", listener.getsockname()[1]))
+        client.watch(lambda: None)
+        broker, _ = listener.accept()
+    with broker:
+        broker.sendall(bytes(10_000))
+        client.send(b"DISCONNECT")
+        client.lingers = True
+        client.close()
+        client.close()
+        await asyncio.sleep(0)
+        for _ in range(10):
+            broker.sendall(bytes(10_000))
+        assert broker.recv(100) == b"DISCONNECT"
+        assert broker.recv(100) == b"", "the client has finished, and has not reset the connection"
+        began_s = time.monotonic()
+        if closes:
+            broker.close()
+        await asyncio.wait_for(client.wait_closed(), LINGER_S + 5)
+        assert (time.monotonic() - began_s < LINGER_S / 2) == closes
+        assert client.fileno() == -1
