@@ -7,12 +7,16 @@ from typing import Any
 
 import pytest
 
+from benchmarks.architectures.network import Network
 from builder.errors import RecordsError
+from builder.importer import import_onnx
 from builder.kernels.design_space import Point
 from builder.records.task import Task
+from builder.target.device_target import DeviceTarget
 from builder.tuning.search.ranked_search import RankedSearch
 from builder.tuning.search.strategies import TUNERS, start
 from builder.tuning.search.unvisited import Unvisited
+from builder.tuning.tasks.extraction import extract_tasks
 
 pytestmark = pytest.mark.slow
 
@@ -26,10 +30,15 @@ def task(tasks: tuple[Task, ...]) -> Task:
     return max(tasks, key=lambda t: t.space.size)
 
 
-@pytest.fixture
-def small_task(tasks: tuple[Task, ...]) -> Task:
-    """A task whose whole space is a few steps of a search."""
-    return min((t for t in tasks if t.space.size >= 16), key=lambda t: t.space.size)
+@pytest.fixture(scope="module")
+def small_task(device: DeviceTarget) -> Task:
+    """A product whose whole space is a few steps of a search, and whose points are scheduled quickly."""
+    net = Network("product", 0)
+    x = net.input("x", (8, 16))
+    net.output("y", net.node("MatMul", x, net.weight("w", net.normal(16, 32, deviation=0.1))), (8, 32))
+    [task] = extract_tasks(import_onnx(net.model(opset=17, ir_version=8)), device)
+    assert 16 <= task.space.size <= 32
+    return task
 
 
 @pytest.mark.parametrize("tuner", TUNERS)
