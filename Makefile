@@ -26,12 +26,18 @@ demo: $(STAMP) ## compile, sign, deploy and query a small classifier over MQTT, 
 	@$(BIN)/python examples/demo.py
 
 .PHONY: test
-test: $(STAMP) broker ## run all tests that do not need root (PYTEST_ARGS adds options, such as '-k tuning')
+test: $(STAMP) broker ## run the tests that need neither root nor real models (PYTEST_ARGS adds options: '-k tuning')
 	$(TEST_ENVIRONMENT) $(WITHOUT_MOSQUITTO) $(BIN)/pytest $(PARALLEL) $(PYTEST_ARGS)
 
 .PHONY: test-fast
 test-fast: $(STAMP) broker ## run the tests that are not slow, for the inner loop
 	$(TEST_ENVIRONMENT) $(WITHOUT_MOSQUITTO) $(BIN)/pytest $(PARALLEL) --fast $(PYTEST_ARGS)
+
+.PHONY: test-models
+test-models: $(STAMP) broker ## run the tests of the real models in the folder EDGEBUNDLE_MODELS
+	@test -n "$$EDGEBUNDLE_MODELS" || { \
+	  echo 'make: set EDGEBUNDLE_MODELS to a folder of real models: tests/acceptance/conftest.py lists them' >&2; exit 1; }
+	$(TEST_ENVIRONMENT) $(WITHOUT_MOSQUITTO) $(BIN)/pytest $(PARALLEL) --needs-models $(PYTEST_ARGS)
 
 .PHONY: test-arm
 test-arm: $(STAMP) ## run the tests that need root: an arm64 system under qemu, and a real systemd

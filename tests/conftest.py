@@ -1,7 +1,8 @@
 """What all tests share: which of them run, real brokers on free ports, coroutines, signals.
 
-Which tests run: everything but those that need root, an ARM root or a booted system. `--needs-root` runs only
-those; `--fast` leaves out those marked `slow`. Both add to pytest's own `-m` and `-k`.
+Which tests run: everything but those that need root (an ARM root, a booted system) or the real models.
+`--needs-root` and `--needs-models` each run only those; `--fast` leaves out those marked `slow`. All add to
+pytest's own `-m` and `-k`.
 """
 
 from __future__ import annotations
@@ -80,16 +81,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--needs-root", action="store_true", help="run only the tests marked arm or systemd (make test-arm)"
     )
+    group.addoption(
+        "--needs-models", action="store_true", help="run only the tests marked models (make test-models)"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep the tests that were asked for."""
 
+    lanes = {option for option in ("--needs-root", "--needs-models") if config.getoption(option)}
+
     def wanted(item: pytest.Item) -> bool:
         marks = {mark.name for mark in item.iter_markers()}
         if config.getoption("--fast") and "slow" in marks:
             return False
-        return bool(marks & {"arm", "systemd"}) == bool(config.getoption("--needs-root"))
+        if marks & {"arm", "systemd"}:
+            return "--needs-root" in lanes
+        return "--needs-models" in lanes if "models" in marks else not lanes
 
     config.hook.pytest_deselected(items=[item for item in items if not wanted(item)])
     items[:] = [item for item in items if wanted(item)]

@@ -116,6 +116,7 @@ def test_resnet18_arena_is_at_most_as_large_as_tvms_plan(lowered_resnet18: Lower
 
 
 # slim-320 is RFB-320 without its block of dilated convolutions.
+@pytest.mark.models
 @pytest.mark.parametrize(
     ("name", "target"),
     [*((name, "host") for name in REAL), *((name, "rpi4") for name in REAL if name != "slim-320")],
@@ -149,6 +150,7 @@ def paired_speed(package: Package, model: Path, threads: int = 2, runs: int = 15
     return statistics.median(times[1]) / statistics.median(times[0])
 
 
+@pytest.mark.models
 @pytest.mark.parametrize("name", ["slim-320", "RFB-320", "yunet_n_320"])
 def test_real_model_has_at_least_a_tenth_of_the_references_speed(
     real_package: RealPackage, models: Path, name: str

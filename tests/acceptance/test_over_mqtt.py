@@ -98,6 +98,7 @@ FACES = {"faces-1.jpg": [(270, 163)], "faces-2.jpg": [(123, 60), (331, 127)]}
 HALF_A_FACE = 35
 
 
+@pytest.mark.models
 @pytest.mark.parametrize("name", ["slim-320", "RFB-320"])
 def test_faces_are_found_in_photographs(
     fleet: Fleet, models: Path, real_package: RealPackage, name: str
@@ -131,6 +132,7 @@ def yunet_faces(outputs: dict[str, np.ndarray], size: int = 320) -> list[tuple[f
     return faces
 
 
+@pytest.mark.models
 def test_a_detector_with_raw_outputs_finds_the_same_faces(
     fleet: Fleet, models: Path, real_package: RealPackage, tmp_path: Path
 ) -> None:

@@ -186,6 +186,7 @@ def test_import_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
 PUBLISHED = ("mnist", "slim-320", "RFB-320", "yunet_n_320")
 
 
+@pytest.mark.models
 @pytest.mark.skipif(
     MODELS_VARIABLE not in os.environ,
     reason=f"{MODELS_VARIABLE} does not name the folder with {', '.join(PUBLISHED)}",
@@ -200,6 +201,7 @@ def test_published_models_keep_their_numbers(name: str, run_onnx: Any) -> None:
     assert_same(run_onnx, onnx.load(path), model, feeds)
 
 
+@pytest.mark.models
 @pytest.mark.skipif(MODELS_VARIABLE not in os.environ, reason=f"{MODELS_VARIABLE} is not set")
 @pytest.mark.parametrize("name", ["mnist", "slim-320", "yunet_n_320"])
 def test_published_models_build_to_the_same_numbers(name: str, run_onnx: Any, run_relax: Any) -> None:
