@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -83,12 +81,8 @@ def test_parallel_loops_are_found(task: Task, rpi4: DeviceTarget) -> None:
     assert parallel_extents(finished) in {extents, ()}, "a small kernel stays on one core"
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(
-    "CI" not in os.environ
-    and not all(shutil.which(tool) for tool in ("qemu-aarch64", "llvm-mca-19", "llvm-objdump", "gcc")),
-    reason="needs qemu-user, llvm and gcc",
-)
+# Linking the emulated program builds a C library for ARM first, which takes a minute.
+@pytest.mark.arm
 def test_sampled_iterations_cost_as_much_as_all(task: Task, rpi4: DeviceTarget) -> None:
     sampled, whole = Emulated(rpi4), Emulated(rpi4, samples=1 << 20)
     try:
