@@ -16,6 +16,8 @@ from builder import Package, compile, load
 SharedFile = Callable[[str, Callable[[Path], None]], Path]
 RealPackage = Callable[[str, str], Package]
 
+# Width and height of the ResNets' pictures: all layers are there, and LLVM takes half as long as for 224.
+SIZE = 64
 PROCESSING: dict[str, dict[str, Any]] = {
     "slim-320": {"preprocess": "ultraface", "postprocess": "faces"},
     "RFB-320": {"preprocess": "ultraface", "postprocess": "faces"},
@@ -35,12 +37,12 @@ def models() -> Path:
 @pytest.fixture(scope="session")
 def resnet50_v2(shared_file: SharedFile) -> Path:
     """The pre-activation ResNet-50 of the tutorials, with a symbolic batch."""
-    return shared_file("resnet50-v2-7.onnx", lambda path: onnx.save(generate("resnet50-v2"), path))
+    return shared_file("resnet50-v2-7.onnx", lambda path: onnx.save(generate("resnet50-v2", size=SIZE), path))
 
 
 @pytest.fixture(scope="session")
 def resnet18(shared_file: SharedFile) -> Path:
-    return shared_file("resnet18.onnx", lambda path: onnx.save(generate("resnet18"), path))
+    return shared_file("resnet18.onnx", lambda path: onnx.save(generate("resnet18", size=SIZE), path))
 
 
 @pytest.fixture(scope="session")

@@ -106,6 +106,7 @@ def test_independent_reader_runs_a_network_with_weights_transformed_at_load(
     (tmp_path / "mod.so").write_bytes(package.members["mod.so"])
     module = tvm.runtime.load_module(str(tmp_path / "mod.so"))
     reader = ClassicReader(package.members["mod.json"].decode(), module)
+    assert any("winograd" in node["attrs"]["func_name"] for node in reader.nodes if node["op"] == "tvm_op")
     for name, value in tvm.runtime.load_param_dict(package.members["mod.params"]).items():
         reader.set_input(name, value)
     (spec,) = package.manifest.inputs

@@ -15,6 +15,7 @@ from PIL import Image
 from benchmarks.architectures import generate
 from builder import Package, run
 from tests.acceptance.commands import edgebundle
+from tests.acceptance.conftest import SIZE
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +47,7 @@ def synset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def prepared(cat: Path) -> np.ndarray:
     """Preprocess the picture with the tutorial's own code."""
-    image = np.asarray(Image.open(cat).resize((224, 224), Image.Resampling.BILINEAR)).astype("float32")
+    image = np.asarray(Image.open(cat).resize((SIZE, SIZE), Image.Resampling.BILINEAR)).astype("float32")
     chw = np.transpose(image, (2, 0, 1)) / 255
     mean = np.array([0.485, 0.456, 0.406], "float32").reshape(3, 1, 1)
     std = np.array([0.229, 0.224, 0.225], "float32").reshape(3, 1, 1)
