@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from builder import RunnerOptions, TuneOptions, compile, run, tune
+from builder import Package, RunnerOptions, TuneOptions, compile, run, tune
 from builder.cli import main
 from builder.errors import FleetError
 from builder.importer import ImportedModel
@@ -60,6 +60,12 @@ def tuned(
     return records, seen
 
 
+@pytest.fixture(scope="module")
+def plain(digits: ImportedModel) -> Package:
+    """The model without records."""
+    return compile(digits)
+
+
 def recorded(path: Path) -> list[str]:
     """Return workload and decisions of each record as text."""
     found = []
@@ -95,10 +101,10 @@ def test_a_point_is_used_only_if_it_is_faster_beyond_doubt(tuned: tuple[Records,
 
 
 def test_a_model_compiled_with_its_records_gives_the_same_answers(
-    tuned: tuple[Records, Any], digits: ImportedModel
+    tuned: tuple[Records, Any], digits: ImportedModel, plain: Package
 ) -> None:
     records, _ = tuned
-    plain, package = compile(digits), compile(digits, tuning_records=records)
+    package = compile(digits, tuning_records=records)
     assert package.manifest.provenance.tuning_records_sha256 == records.digest()
     ours, theirs = run(package).get_output("output_0"), run(plain).get_output("output_0")
     assert np.allclose(ours, theirs, rtol=0, atol=1e-4)
@@ -109,7 +115,7 @@ def test_the_same_command_again_measures_nothing(
 ) -> None:
     records, _ = tuned
     before = recorded(records.path)
-    tune(digits, device, records.path, options=TuneOptions(trials=TRIALS, pairs=0), runner=FAST)
+    tune(digits, device, records.path, options=TuneOptions(trials=TRIALS, pairs=0, parallel=1), runner=FAST)
     assert recorded(records.path) == before
 
 
@@ -121,9 +127,8 @@ def test_more_trials_continue_from_the_records(
     records, _ = tuned
     shutil.copytree(records.path, tmp_path / "more")
     before = recorded(records.path)
-    more = tune(
-        digits, device, tmp_path / "more", options=TuneOptions(trials=TRIALS + 2, pairs=0), runner=FAST
-    )
+    options = TuneOptions(trials=TRIALS + 2, pairs=0, parallel=1)
+    more = tune(digits, device, tmp_path / "more", options=options, runner=FAST)
     after = recorded(tmp_path / "more")
     assert after[: len(before)] == before
     assert len(set(after)) == len(after) > len(before)
@@ -143,7 +148,7 @@ def test_other_records_best_points_are_measured_early(
         digits,
         device,
         tmp_path / "fresh",
-        options=TuneOptions(trials=3, pairs=0, tasks=str(task.index)),
+        options=TuneOptions(trials=3, pairs=0, parallel=1, tasks=str(task.index)),
         runner=FAST,
         prior_records=[records.path],
     )
@@ -156,7 +161,7 @@ def test_early_stopping_ends_a_task(
 ) -> None:
     task = max(tasks, key=lambda t: t.space.size)
     options = TuneOptions(
-        tuner="gridsearch", trials=1000, early_stopping=4, pairs=0, batch=2, tasks=str(task.index)
+        tuner="gridsearch", trials=1000, early_stopping=4, pairs=0, batch=2, parallel=1, tasks=str(task.index)
     )
     records = tune(digits, device, tmp_path, options=options, runner=FAST)
     times = list(records.measured(task.key).values())
@@ -166,7 +171,7 @@ def test_early_stopping_ends_a_task(
 
 
 def test_the_manifest_has_the_comparison_of_the_model(
-    tuned: tuple[Records, Any], digits: ImportedModel, device: DeviceTarget, tmp_path: Path
+    tuned: tuple[Records, Any], digits: ImportedModel, plain: Package, device: DeviceTarget, tmp_path: Path
 ) -> None:
     import shutil
     from dataclasses import replace
@@ -187,7 +192,7 @@ def test_the_manifest_has_the_comparison_of_the_model(
     package = compile(digits, tuning_records=tmp_path / "r", progress=lines.append)
     assert package.manifest.provenance.tuning is None
     assert any("slower as a whole" in line for line in lines)
-    assert package.members["mod.so"] == compile(digits).members["mod.so"]
+    assert package.members["mod.so"] == plain.members["mod.so"]
 
 
 def test_a_killed_run_loses_at_most_a_batch_and_continues(
@@ -197,7 +202,7 @@ def test_a_killed_run_loses_at_most_a_batch_and_continues(
     command = [
         *(sys.executable, "-m", "builder", "tune", str(DIGITS), "-o", str(tmp_path / "r")),
         *("--tasks", str(task.index), "--trials", "100", "--pairs", "0"),
-        *("--number", "1", "--repeat", "1", "--min-repeat-ms", "0"),
+        *("--number", "1", "--repeat", "1", "--min-repeat-ms", "0", "--parallel", "1"),
     ]
     for number in (signal.SIGKILL, signal.SIGINT):
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -216,7 +221,7 @@ def test_a_killed_run_loses_at_most_a_batch_and_continues(
     found = recorded(tmp_path / "r")
     assert len(found) >= 6
     assert len(set(found)) == len(found)
-    options = TuneOptions(trials=len(found) + 3, pairs=0, tasks=str(task.index))
+    options = TuneOptions(trials=len(found) + 3, pairs=0, parallel=1, tasks=str(task.index))
     tune(digits, device, tmp_path / "r", options=options, runner=FAST)
     after = recorded(tmp_path / "r")
     assert after[: len(found)] == found
