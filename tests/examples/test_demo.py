@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -87,9 +88,9 @@ def test_failed_step_is_reported_and_everything_stopped(tmp_path: Path) -> None:
     for line in process.stdout:
         if line.startswith("$ edgebundle agents"):
             break
-    # Kill the agent before the deployment.
-    [agent] = [pid for pid, command in processes(tmp_path).items() if "edge-agent" in command]
-    os.kill(agent, signal.SIGKILL)
+    # Kill the broker: the next command cannot connect, and the agent is left to be stopped.
+    [broker] = [pid for pid, command in processes(tmp_path).items() if re.search("mosquitto|amqtt", command)]
+    os.kill(broker, signal.SIGKILL)
     out, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 1, out + err
     assert "demo: failed: edgebundle" in err
