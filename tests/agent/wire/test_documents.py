@@ -324,6 +324,7 @@ def test_other_metrics_are_refused(raw: bytes) -> None:
         parse_metrics(raw)
 
 
+@pytest.mark.slow
 @given(specs)
 def test_tensor_is_written_and_read_in_a_property_and_in_json(spec: TensorSpec) -> None:
     assert parse_tensor(format_tensor(spec.name, spec.datatype, spec.shape)) == spec

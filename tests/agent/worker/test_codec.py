@@ -572,6 +572,7 @@ def test_json_answer_takes_its_limit_and_not_more() -> None:
         oip_json.format_answer({"id": "a"}, outputs, len(exact) - 1)
 
 
+@pytest.mark.slow
 def test_memory_for_a_json_answer_is_bounded_however_large_the_output() -> None:
     limit = 1 << 20
     huge = np.zeros(8 << 20, np.uint8)  # as text it would take 16 MiB, and as Python's objects 64

@@ -41,6 +41,7 @@ def test_the_manifest_describes_the_model_and_its_parity(digits: Package) -> Non
     assert set(manifest.files) == set(digits.members)
 
 
+@pytest.mark.slow
 def test_tvm_reads_the_parameters(digits: Package) -> None:
     params = tvm.runtime.load_param_dict(digits.members["mod.params"])
     graph = Graph.from_json(digits.members["mod.json"])

@@ -154,6 +154,7 @@ def test_nothing_is_lost_or_doubled_and_the_limits_hold(
     assert set(queue.clear()) == inside
 
 
+@pytest.mark.slow
 @given(
     others=st.lists(st.lists(st.sampled_from("bcdef"), max_size=10), min_size=40, max_size=40),
     starts=st.integers(0, 20),

@@ -39,7 +39,9 @@ def compute(kind: str, direction: str, sizes: tuple[int, int, int], lanes: int) 
 
 
 @pytest.mark.parametrize("lanes", REGISTERS)
-@pytest.mark.parametrize("kind", GATES)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.slow] if GATES[kind] > 1 else []) for kind in GATES]
+)
 def test_states_and_cells_are_those_of_the_formulas(kind: str, lanes: int) -> None:
     result, expected = compute(kind, "bidirectional", (5, 3, 21), lanes)
     for got, want in zip(result.outputs, expected, strict=True):
