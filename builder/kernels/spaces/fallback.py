@@ -1,9 +1,10 @@
 """The schedule of functions without a design space. It never fails.
 
-Element-wise blocks are inlined unless that repeats expensive work. The outer spatial loops of each
-remaining block are fused and divided among the cores, and its innermost contiguous loop is vectorised. If a
-block does not allow a step, the step is skipped for that block only, so a loop nest stays serial only if it
-cannot be parallel.
+Element-wise blocks are inlined unless that repeats expensive work. The outer spatial loops of each remaining
+block are fused and divided among the cores, and its innermost contiguous loop is vectorised. A block that
+moves elements is computed row by row, so that what depends only on the row is computed once. If a block does
+not allow a step, the step is skipped for that block only, so a loop nest stays serial only if it cannot be
+parallel.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from typing import Final
 import tvm
 import tvm_ffi
 from tvm import s_tir as st
-from tvm import tirx
-from tvm.ir import Call
+from tvm import sym, tirx
+from tvm.ir import Call, TensorLoad
 
 from builder.target.device_target import DeviceTarget
 
@@ -131,6 +132,11 @@ def _order(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget) 
         sch.parallel(parallel)
         sch.decompose_reduction(block, reduction[0])
         return
+    if extents[-1] >= lanes and len(spatial) > 1 and not _is_straight(sch.get(block)):
+        sch.parallel(sch.fuse(*spatial[:-1]))
+        if _reads_rows(sch.get(block)):
+            sch.vectorize(sch.split(inner, [None, lanes])[1])
+        return
     fused = sch.fuse(*spatial)
     if elements < lanes:
         return
@@ -139,6 +145,37 @@ def _order(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget) 
     outer, _, vector = sch.split(fused, [None, _vectors_per_job(elements, chunk, jobs), chunk])
     sch.parallel(outer)
     sch.vectorize(vector)
+
+
+def _is_straight(block: tirx.Stmt) -> bool:
+    """Whether each element is computed from the elements at its own place, or from broadcast ones."""
+    axes = [axis.var for axis in block.iter_vars]
+    return all(
+        isinstance(index, tirx.IntImm) or any(index.same_as(axis) for axis in axes)
+        for load in _loads(block)
+        for index in load.indices
+    )
+
+
+def _reads_rows(block: tirx.Stmt) -> bool:
+    """Whether neighbours along the last axis are computed from neighbours, or from the same elements."""
+    last = block.iter_vars[-1].var
+    return not _branches(block) and all(
+        last not in tirx.analysis.undefined_vars(index) or _is_shifted(index, last)
+        for load in _loads(block)
+        for index in load.indices
+    )
+
+
+def _is_shifted(index: tirx.Expr, axis: tirx.Var) -> bool:
+    parts = sym.detect_linear_equation(index, [axis])
+    return bool(parts) and isinstance(parts[0], tirx.IntImm) and int(parts[0]) == 1
+
+
+def _loads(block: tirx.Stmt) -> list[TensorLoad]:
+    loads: list[TensorLoad] = []
+    tvm_ffi.structural_walk(block.body, (TensorLoad, loads.append))
+    return loads
 
 
 def _vectors_per_job(elements: int, chunk: int, jobs: int) -> int:
