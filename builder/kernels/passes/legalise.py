@@ -8,8 +8,8 @@ import tvm
 from tvm import relax, topi
 from tvm.ir import Call
 
-from builder.kernels.rewriter import RESHAPES
-from builder.kernels.spaces import matmul, rows, sorting, transpose, vector_math
+from builder.kernels.rewriter import RESHAPES, shape_of
+from builder.kernels.spaces import columns, matmul, rows, sorting, transpose, vector_math
 
 Legalisation = Callable[[relax.BlockBuilder, Call], relax.Expr]
 
@@ -17,9 +17,10 @@ Legalisation = Callable[[relax.BlockBuilder, Call], relax.Expr]
 def legalise_map() -> dict[str, Legalisation]:
     """Return our tensor expressions by the operator that they replace."""
     own: dict[str, Legalisation] = dict.fromkeys(vector_math.OPERATORS, vector_math.legalise)
-    own["relax.nn.softmax"] = rows.softmax
+    own["relax.nn.softmax"] = _softmax
     own["relax.nn.log_softmax"] = rows.log_softmax
     own["relax.nn.layer_norm"] = rows.layer_norm
+    own |= dict.fromkeys(rows.REDUCTIONS, rows.reduction)
     own["relax.matmul"] = matmul.legalise
     own["relax.permute_dims"] = transpose.legalise
     own["relax.take"] = _take
@@ -28,6 +29,14 @@ def legalise_map() -> dict[str, Legalisation]:
     own["relax.sort"] = sorting.sort
     own["relax.argsort"] = sorting.argsort
     return own
+
+
+def _softmax(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
+    """Legalise softmax: along rows, or along columns."""
+    last = len(shape_of(call)) - 1
+    if int(call.attrs.axis) in (-1, last) or str(call.ty.dtype) != "float32":
+        return rows.softmax(bb, call)
+    return columns.softmax(bb, call)
 
 
 def _take(bb: relax.BlockBuilder, call: Call) -> relax.Expr:

@@ -168,7 +168,11 @@ def _inverse(expr: relax.Expr) -> relax.Constant | None:
 
 
 def _layer_norm(table: Values, call: Call) -> relax.Expr | None:
-    """Recognise `(x - mean(x)) / sqrt(mean((x - mean(x))**2) + epsilon)` over the last axis."""
+    """Recognise `(x - mean(x)) / sqrt(mean((x - mean(x))**2) + epsilon)` over the last axes.
+
+    Over one axis this is layer norm; over all axes of a plane, or of a group of planes, it is ONNX's instance
+    norm, which is the layer norm of the flat planes.
+    """
     name = op_name(call)
     if name not in ("relax.divide", "relax.multiply") or str(call.ty.dtype) != "float32":
         return None
@@ -180,7 +184,8 @@ def _layer_norm(table: Values, call: Call) -> relax.Expr | None:
     if root is None or centred is None or shape_of(centred) != shape_of(call):
         return None
     x = centred.args[0]
-    if not isinstance(x, relax.Var) or not _is_mean_of(table, centred.args[1], x):
+    axes = _mean_axes(table, centred.args[1], x) if isinstance(x, relax.Var) else 0
+    if not axes:
         return None
     total = definition(table, root.args[0], "relax.add")
     if total is None:
@@ -189,25 +194,35 @@ def _layer_norm(table: Values, call: Call) -> relax.Expr | None:
     if constant_of(variance) is not None:
         variance, epsilon = epsilon, variance
     number = constant_of(epsilon)
-    mean = definition(table, variance, "relax.mean")
-    if number is None or number.size != 1 or mean is None or not _is_square_of(table, mean.args[0], args[0]):
+    if number is None or number.size != 1 or _variance_axes(table, variance, x, args[0]) != axes:
         return None
-    if not _is_mean_of(table, variance, mean.args[0]):
-        return None
-    width = shape_of(call)[-1]
+    lead, width = shape_of(x)[:-axes], math.prod(shape_of(x)[-axes:])
+    rows = x if axes == 1 else table.bb.emit(relax.op.reshape(x, (*lead, width)))
     one, zero = relax.const(np.ones(width, "f4")), relax.const(np.zeros(width, "f4"))
-    return table.bb.emit(
-        relax.op.nn.layer_norm(x, one, zero, axes=-1, epsilon=float(number.item()), center=False, scale=False)
+    norm = table.bb.emit(
+        relax.op.nn.layer_norm(
+            rows, one, zero, axes=-1, epsilon=float(number.item()), center=False, scale=False
+        )
     )
+    return norm if axes == 1 else table.bb.emit(relax.op.reshape(norm, shape_of(x)))
 
 
-def _is_mean_of(table: Values, expr: relax.Expr, x: relax.Expr) -> bool:
-    """Whether `expr` is the mean of `x` along its last axis, kept with extent one."""
-    mean = definition(table, expr, "relax.mean")
+def _mean_axes(table: Values, expr: relax.Expr, x: relax.Expr, operator: str = "relax.mean") -> int:
+    """Return over how many last axes `expr` is the mean of `x`, kept with extent one; 0 if it is not."""
+    mean = definition(table, expr, operator)
     if mean is None or not mean.args[0].same_as(x) or not mean.attrs.keepdims or mean.attrs.axis is None:
-        return False
+        return 0
     rank = len(shape_of(x))
-    return [int(a) % rank for a in mean.attrs.axis] == [rank - 1]
+    axes = sorted(int(a) % rank for a in mean.attrs.axis)
+    return len(axes) if axes == list(range(rank - len(axes), rank)) else 0
+
+
+def _variance_axes(table: Values, expr: relax.Expr, x: relax.Expr, centred: relax.Expr) -> int:
+    """Return over how many of its last axes `expr` is the variance of `x`; 0 if it is not."""
+    mean = definition(table, expr, "relax.mean")
+    if mean is None:
+        return _mean_axes(table, expr, x, "relax.variance")
+    return _mean_axes(table, expr, mean.args[0]) if _is_square_of(table, mean.args[0], centred) else 0
 
 
 def _is_square_of(table: Values, expr: relax.Expr, x: relax.Expr) -> bool:

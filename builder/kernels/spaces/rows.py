@@ -1,4 +1,4 @@
-"""Operators on rows, that is on the last axis: softmax, its logarithm, and layer norm.
+"""Operators on rows, that is on the last axis: softmax, its logarithm, layer norm, and reductions.
 
 One core computes a row from start to end while it is in the L1 cache; each stage is a pass over
 the row. A sum is kept as one partial sum for each lane of a vector, because LLVM may not reorder
@@ -8,7 +8,7 @@ floating-point additions.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from tvm import relax, te, tirx
@@ -17,7 +17,7 @@ from tvm.ir import Call
 
 from builder.errors import UnsuitedError
 from builder.kernels.decisions import Chooser
-from builder.kernels.rewriter import legalise_as_tvm, shape_of
+from builder.kernels.rewriter import legalise_as_tvm, op_name, shape_of
 from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces import vector_math
 from builder.kernels.spaces.fallback import is_cheap
@@ -27,15 +27,21 @@ KIND: Final = "rows"
 _PARTS: Final = 16  # the most lanes of a vector
 _LOWEST: Final = -3.4028234663852886e38  # float32's most negative finite number: the identity of a maximum
 _MARK: Final = {SPACE_MARK: KIND}
+# Reductions over rows: the function of two elements, and its identity.
+REDUCTIONS: Final[Mapping[str, tuple[Callable[..., tirx.Expr], float]]] = {
+    "relax.mean": (te.sum, 0.0),
+    "relax.sum": (te.sum, 0.0),
+    "relax.max": (te.max, _LOWEST),
+    "relax.min": (te.min, -_LOWEST),
+}
 
 
 def softmax(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
-    """Legalise softmax: ours for float32 over the last axis, else TVM's.
+    """Legalise softmax: ours for float32 over the last axis, else TVM's; `columns` has the other axes.
 
     Its stages are the maximum, the exponentials, their sum, and the quotients.
     """
-    axis = int(call.attrs.axis) % len(shape_of(call))
-    if axis != len(shape_of(call)) - 1 or str(call.ty.dtype) != "float32":
+    if not _is_along_rows(call):
         return legalise_as_tvm(bb, call)
 
     def compute(x: te.Tensor) -> te.Tensor:
@@ -61,8 +67,7 @@ def log_softmax(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
 
     Its stages are the maximum, the exponentials, their sum, and the differences to its logarithm.
     """
-    axis = int(call.attrs.axis) % len(shape_of(call))
-    if axis != len(shape_of(call)) - 1 or str(call.ty.dtype) != "float32":
+    if not _is_along_rows(call):
         return legalise_as_tvm(bb, call)
 
     def compute(x: te.Tensor) -> te.Tensor:
@@ -77,6 +82,11 @@ def log_softmax(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
         )
 
     return bb.call_te(compute, call.args[0], primfunc_name_hint="log_softmax")
+
+
+def _is_along_rows(call: Call) -> bool:
+    last = len(shape_of(call)) - 1
+    return int(call.attrs.axis) in (-1, last) and str(call.ty.dtype) == "float32"
 
 
 def layer_norm(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
@@ -114,6 +124,37 @@ def layer_norm(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
         return te.compute(x.shape, element, name="layer_norm", attrs=_MARK)
 
     return bb.call_te(compute, *call.args, primfunc_name_hint="layer_norm")
+
+
+def reduction(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
+    """Legalise a reduction: ours for float32 over the last axes, which are one row, else TVM's."""
+    x, shape = call.args[0], shape_of(call.args[0])
+    given = call.attrs.axis
+    axes = sorted(range(len(shape)) if given is None else {int(a) % len(shape) for a in given})
+    first = len(shape) - len(axes)
+    lead, columns = shape[:first] or (1,), math.prod(shape[first:])
+    if axes != list(range(first, len(shape))) or str(call.ty.dtype) != "float32" or columns < _PARTS:
+        return legalise_as_tvm(bb, call)
+    name = op_name(call)
+    reducer, identity = REDUCTIONS[name]
+
+    def compute(rows: te.Tensor) -> te.Tensor:
+        total = _reduced(rows, reducer, identity, "total")
+
+        def element(*i: tirx.Var) -> tirx.Expr:
+            value = total(*i[:-1])
+            if name == "relax.mean":
+                return value * tirx.const(1.0 / columns, "float32")
+            if name == "relax.sum":
+                return value
+            # The identity is finite, so a row of infinities has it as its result.
+            return tirx.Select(value == tirx.const(identity, "float32"), rows(*i), value)
+
+        return te.compute((*lead, 1), element, name="reduction", attrs=_MARK)
+
+    rows = x if shape == (*lead, columns) else bb.emit(relax.op.reshape(x, (*lead, columns)))
+    reduced = bb.emit(bb.call_te(compute, rows, primfunc_name_hint=name.removeprefix("relax.")))
+    return relax.op.reshape(reduced, shape_of(call))
 
 
 def _reduced(x: te.Tensor, reducer: Callable[..., tirx.Expr], identity: float, name: str) -> te.Tensor:
@@ -156,13 +197,13 @@ def schedule(sch: st.Schedule, last: st.schedule.SBlockRV, target: DeviceTarget,
     for block in reversed(stages):
         sch.compute_at(block, row, preserve_unit_loops=True)
     sch.parallel(row)
-    _vectorise(sch, columns, target.simd.lanes)
+    vectorise(sch, columns, target.simd.lanes)
     for block in stages:
-        _order_stage(sch, block, target.simd.lanes)
+        order_stage(sch, block, target.simd.lanes)
 
 
-def _order_stage(sch: st.Schedule, block: st.schedule.SBlockRV, lanes: int) -> None:
-    """Vectorise one pass over a row: along the row, or across its partial sums."""
+def order_stage(sch: st.Schedule, block: st.schedule.SBlockRV, lanes: int) -> None:
+    """Vectorise one pass, such as that over a row: along it, or across its partial sums."""
     axes = list(sch.get(block).iter_vars)
     loops = sch.get_loops(block)[-len(axes) :]
     long = [(loop, axis) for loop, axis in zip(loops, axes, strict=True) if int(sch.get(loop).extent) > 1]
@@ -171,7 +212,7 @@ def _order_stage(sch: st.Schedule, block: st.schedule.SBlockRV, lanes: int) -> N
     if reduction:
         sch.reorder(*reduction, *spatial)
     if spatial:
-        _vectorise(sch, spatial[-1], lanes)
+        vectorise(sch, spatial[-1], lanes)
     if reduction:
         sch.decompose_reduction(block, reduction[0])
 
@@ -200,7 +241,8 @@ def _split_sum(sch: st.Schedule, block: st.schedule.SBlockRV, lanes: int) -> Non
     sch.rfactor(lane, len(sch.get(block).iter_vars) - 1)
 
 
-def _vectorise(sch: st.Schedule, loop: st.schedule.LoopRV, lanes: int) -> None:
+def vectorise(sch: st.Schedule, loop: st.schedule.LoopRV, lanes: int) -> None:
+    """Vectorise a loop, in vectors of `lanes` elements."""
     extent = int(sch.get(loop).extent)
     if extent > lanes:
         _, loop = sch.split(loop, [None, lanes])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from tvm import relax
@@ -48,15 +50,6 @@ def test_log_softmax_of_a_masked_score_is_minus_infinity(target: DeviceTarget, r
     assert np.isfinite(got[[0, 3]]).all()
 
 
-def test_softmax_of_columns(target: DeviceTarget, randn: Randn) -> None:
-    x = randn(3, 5, 7)
-    e = np.exp(x.astype("f8"))
-    close(
-        run(lambda v: relax.op.nn.softmax(v, axis=1), {"x": x}, target).outputs[0],
-        e / e.sum(1, keepdims=True),
-    )
-
-
 @pytest.mark.parametrize("columns", [4, 16, 50, 115])
 def test_masked_scores_become_exactly_zero(columns: int, target: DeviceTarget) -> None:
     x = np.tile(np.array([1.0, 2.0, -1e9, -np.inf, -90, -86], "f4"), (4, 20))[:, :columns]
@@ -84,3 +77,73 @@ def test_layer_norm(shape: tuple[int, ...], target: DeviceTarget, randn: Randn) 
     want = (d - d.mean(-1, keepdims=True)) / np.sqrt(d.var(-1, keepdims=True) + 1e-5) * g + b
     close(result.outputs[0], want, 2e-6)
     assert rows.KIND in result.schedules
+
+
+REDUCTIONS: dict[str, Callable[..., np.ndarray]] = {
+    "mean": np.mean,
+    "sum": np.sum,
+    "max": np.max,
+    "min": np.min,
+}
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes", "keepdims"),
+    [
+        ((2, 3, 7, 9), (2, 3), True),
+        ((4, 16), (1,), False),
+        ((5, 1001), (-1,), True),
+        ((3, 5, 7), (0, 1, 2), False),
+        ((1, 3, 4, 8), (1, 3, 2), True),
+    ],
+)
+def test_reductions_of_rows(
+    shape: tuple[int, ...], axes: tuple[int, ...], keepdims: bool, target: DeviceTarget, randn: Randn
+) -> None:
+    x = np.abs(randn(*shape))
+    result = run(
+        lambda v: relax.Tuple(
+            [getattr(relax.op, name)(v, axis=list(axes), keepdims=keepdims) for name in REDUCTIONS]
+        ),
+        {"x": x},
+        target,
+    )
+    for got, reduced in zip(result.outputs, REDUCTIONS.values(), strict=True):
+        close(got, reduced(x.astype("f8"), axis=axes, keepdims=keepdims), 1e-6)
+    assert result.schedules == {rows.KIND}
+
+
+def test_reductions_carry_infinity_and_nan(target: DeviceTarget, randn: Randn) -> None:
+    x = randn(4, 33)
+    x[0, 5], x[1, 32], x[2, :], x[3, :] = np.inf, -np.inf, -np.inf, np.inf
+    build = lambda v: relax.Tuple([getattr(relax.op, name)(v, axis=[1]) for name in REDUCTIONS])  # noqa: E731
+    for got, reduced in zip(run(build, {"x": x}, target).outputs, REDUCTIONS.values(), strict=True):
+        np.testing.assert_allclose(got, reduced(x, axis=1), rtol=1e-5)
+    x[:] = np.nan
+    mean, total, _, _ = run(build, {"x": x}, target).outputs
+    assert np.isnan(mean).all()
+    assert np.isnan(total).all()
+
+
+@pytest.mark.parametrize("decomposed", [True, False])
+@pytest.mark.parametrize(
+    ("shape", "axes"), [((2, 3, 7, 9), [2, 3]), ((1, 4, 77), [2]), ((2, 3, 2, 5, 3), [2, 3, 4])]
+)
+def test_instance_norm_is_one_kernel(
+    shape: tuple[int, ...], axes: list[int], decomposed: bool, target: DeviceTarget, randn: Randn
+) -> None:
+    x = randn(*shape)
+
+    def build(v: relax.Expr) -> relax.Expr:
+        centred = relax.op.subtract(v, relax.op.mean(v, axis=axes, keepdims=True))
+        if decomposed:
+            variance = relax.op.mean(relax.op.multiply(centred, centred), axis=axes, keepdims=True)
+        else:
+            variance = relax.op.variance(v, axis=axes, keepdims=True)
+        return relax.op.divide(centred, relax.op.sqrt(relax.op.add(variance, relax.const(1e-3, "float32"))))
+
+    result = run(build, {"x": x}, target)
+    wide = x.astype("f8")
+    centred = wide - wide.mean(tuple(axes), keepdims=True)
+    close(result.outputs[0], centred / np.sqrt(wide.var(tuple(axes), keepdims=True) + 1e-3))
+    assert result.schedules == {rows.KIND}
