@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from builder import (
@@ -23,33 +24,39 @@ from builder import (
     tune,
 )
 from tests.acceptance.commands import edgebundle
-
-DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits" / "digits.onnx"
+from tests.two_operators import two_operators
 
 pytestmark = pytest.mark.slow
 
 
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "model.onnx"
+    onnx.save(two_operators(), path)
+    return path
+
+
 @pytest.fixture
-def image() -> dict[str, Any]:
-    spec = load(DIGITS).inputs[0]
+def image(path: Path) -> dict[str, Any]:
+    spec = load(path).inputs[0]
     return {spec.name: np.random.default_rng(0).random(spec.shape, dtype=np.float32)}
 
 
-def test_on_the_command_line(tmp_path: Path, image: dict[str, Any]) -> None:
+def test_on_the_command_line(path: Path, tmp_path: Path, image: dict[str, Any]) -> None:
     np.savez(tmp_path / "image.npz", **image)
-    edgebundle("compile", "--target", "llvm", "--output", "untuned.bundle", DIGITS, cwd=tmp_path)
+    edgebundle("compile", "--target", "llvm", "--output", "untuned.bundle", path, cwd=tmp_path)
     summary = edgebundle(
         "tune", "--target", "llvm", "--output", "records", "--trials", "2", "--number", "1", "--repeat", "2",
-        "--min-repeat-ms", "0", "--pairs", "5", DIGITS, cwd=tmp_path,
+        "--min-repeat-ms", "0", "--pairs", "5", path, cwd=tmp_path,
     )  # fmt: skip
-    assert re.search(r"^records: \d+ points of 4 operators; \d are faster when tuned$", summary, re.MULTILINE)
+    assert re.search(r"^records: \d+ points of 2 operators; \d are faster when tuned$", summary, re.MULTILINE)
     found = re.search(r"(\d) are faster when tuned", summary)
     assert found
     faster = int(found[1])
     assert ("next: edgebundle compile" in summary) <= (faster > 0)
     assert (tmp_path / "records" / "report.html").exists()
     edgebundle(
-        "compile", "--target", "llvm", "--tuning-records", "records", "--output", "tuned.bundle", DIGITS,
+        "compile", "--target", "llvm", "--tuning-records", "records", "--output", "tuned.bundle", path,
         cwd=tmp_path,
     )  # fmt: skip
     outputs = []
@@ -67,9 +74,9 @@ def test_on_the_command_line(tmp_path: Path, image: dict[str, Any]) -> None:
     np.testing.assert_allclose(outputs[1], outputs[0], rtol=1e-4, atol=1e-5)
 
 
-def test_from_python(tmp_path: Path, image: dict[str, Any]) -> None:
-    model = load(DIGITS)
-    assert len(extract_tasks(model, "llvm")) == 4
+def test_from_python(path: Path, tmp_path: Path, image: dict[str, Any]) -> None:
+    model = load(path)
+    assert len(extract_tasks(model, "llvm")) == 2
     records = tune(
         model,
         "llvm",
@@ -77,7 +84,7 @@ def test_from_python(tmp_path: Path, image: dict[str, Any]) -> None:
         options=TuneOptions(trials=2, pairs=5, tuner="xgb", early_stopping=3),
         runner=RunnerOptions(number=1, repeat=2, min_repeat_ms=0, timeout_s=30, cache_flush=True),
     )
-    assert len(records.all) >= 8
+    assert len(records.all) >= 4
     pick_best(records, tmp_path / "best", resolve("llvm")).close()
     results = []
     for name, used in (("untuned", None), ("tuned", tmp_path / "best"), ("again", records)):

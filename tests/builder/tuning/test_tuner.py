@@ -1,4 +1,4 @@
-"""Whole runs with the small digits model: complete, continued, killed and interrupted."""
+"""Whole runs with a small model: complete, continued, killed and interrupted."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
-from builder import Package, RunnerOptions, TuneOptions, compile, run, tune
+from builder import Package, RunnerOptions, TuneOptions, compile, load, run, tune
 from builder.cli import main
 from builder.errors import FleetError
 from builder.importer import ImportedModel
@@ -22,13 +23,15 @@ from builder.records.folder import RECORDS, Records
 from builder.records.meta_json import Ratio
 from builder.records.task import Task
 from builder.target.device_target import DeviceTarget
+from builder.tuning.tasks.extraction import extract_tasks
 from builder.tuning.views.html_report import render as render_report
 from builder.tuning.views.html_report import write_report
 from builder.tuning.views.progress import Progress
+from tests.two_operators import two_operators
 
 pytestmark = pytest.mark.slow
 
-DIGITS = Path(__file__).resolve().parents[3] / "examples" / "digits" / "digits.onnx"
+DIGITS = Path(__file__).resolve().parents[3] / "examples" / "model" / "model.onnx"
 FAST = RunnerOptions(number=1, repeat=2, min_repeat_ms=0, timeout_s=30)
 TRIALS = 4
 
@@ -48,22 +51,40 @@ class Seen:
 
 
 @pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of the model that is tuned."""
+    path = tmp_path_factory.mktemp("model") / "model.onnx"
+    onnx.save(two_operators(), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(path: Path) -> ImportedModel:
+    return load(path)
+
+
+@pytest.fixture(scope="module")
+def tasks(model: ImportedModel, device: DeviceTarget) -> tuple[Task, ...]:
+    return extract_tasks(model, device)
+
+
+@pytest.fixture(scope="module")
 def tuned(
-    tmp_path_factory: pytest.TempPathFactory, digits: ImportedModel, device: DeviceTarget
+    tmp_path_factory: pytest.TempPathFactory, model: ImportedModel, device: DeviceTarget
 ) -> tuple[Records, Any]:
     """A finished run, and the view that saw its progress."""
-    path = tmp_path_factory.mktemp("tuned") / "records"
+    folder = tmp_path_factory.mktemp("tuned") / "records"
     seen = Seen()
     records = tune(
-        digits, device, path, options=TuneOptions(trials=TRIALS, pairs=5, parallel=2), runner=FAST, view=seen
+        model, device, folder, options=TuneOptions(trials=TRIALS, pairs=5, parallel=2), runner=FAST, view=seen
     )
     return records, seen
 
 
 @pytest.fixture(scope="module")
-def plain(digits: ImportedModel) -> Package:
+def plain(model: ImportedModel) -> Package:
     """The model without records."""
-    return compile(digits)
+    return compile(model)
 
 
 def recorded(path: Path) -> list[str]:
@@ -101,26 +122,26 @@ def test_a_point_is_used_only_if_it_is_faster_beyond_doubt(tuned: tuple[Records,
 
 
 def test_a_model_compiled_with_its_records_gives_the_same_answers(
-    tuned: tuple[Records, Any], digits: ImportedModel, plain: Package
+    tuned: tuple[Records, Any], model: ImportedModel, plain: Package
 ) -> None:
     records, _ = tuned
-    package = compile(digits, tuning_records=records)
+    package = compile(model, tuning_records=records)
     assert package.manifest.provenance.tuning_records_sha256 == records.digest()
     ours, theirs = run(package).get_output("output_0"), run(plain).get_output("output_0")
     assert np.allclose(ours, theirs, rtol=0, atol=1e-4)
 
 
 def test_the_same_command_again_measures_nothing(
-    tuned: tuple[Records, Any], digits: ImportedModel, device: DeviceTarget
+    tuned: tuple[Records, Any], model: ImportedModel, device: DeviceTarget
 ) -> None:
     records, _ = tuned
     before = recorded(records.path)
-    tune(digits, device, records.path, options=TuneOptions(trials=TRIALS, pairs=0, parallel=1), runner=FAST)
+    tune(model, device, records.path, options=TuneOptions(trials=TRIALS, pairs=0, parallel=1), runner=FAST)
     assert recorded(records.path) == before
 
 
 def test_more_trials_continue_from_the_records(
-    tuned: tuple[Records, Any], digits: ImportedModel, device: DeviceTarget, tmp_path: Path
+    tuned: tuple[Records, Any], model: ImportedModel, device: DeviceTarget, tmp_path: Path
 ) -> None:
     import shutil
 
@@ -128,7 +149,7 @@ def test_more_trials_continue_from_the_records(
     shutil.copytree(records.path, tmp_path / "more")
     before = recorded(records.path)
     options = TuneOptions(trials=TRIALS + 2, pairs=0, parallel=1)
-    more = tune(digits, device, tmp_path / "more", options=options, runner=FAST)
+    more = tune(model, device, tmp_path / "more", options=options, runner=FAST)
     after = recorded(tmp_path / "more")
     assert after[: len(before)] == before
     assert len(set(after)) == len(after) > len(before)
@@ -137,7 +158,7 @@ def test_more_trials_continue_from_the_records(
 
 def test_other_records_best_points_are_measured_early(
     tuned: tuple[Records, Any],
-    digits: ImportedModel,
+    model: ImportedModel,
     device: DeviceTarget,
     tmp_path: Path,
     tasks: tuple[Task, ...],
@@ -145,7 +166,7 @@ def test_other_records_best_points_are_measured_early(
     records, _ = tuned
     task = max(tasks, key=lambda t: t.space.size)
     fresh = tune(
-        digits,
+        model,
         device,
         tmp_path / "fresh",
         options=TuneOptions(trials=3, pairs=0, parallel=1, tasks=str(task.index)),
@@ -157,13 +178,13 @@ def test_other_records_best_points_are_measured_early(
 
 
 def test_early_stopping_ends_a_task(
-    digits: ImportedModel, device: DeviceTarget, tmp_path: Path, tasks: tuple[Task, ...]
+    model: ImportedModel, device: DeviceTarget, tmp_path: Path, tasks: tuple[Task, ...]
 ) -> None:
     task = max(tasks, key=lambda t: t.space.size)
     options = TuneOptions(
         tuner="gridsearch", trials=1000, early_stopping=4, pairs=0, batch=2, parallel=1, tasks=str(task.index)
     )
-    records = tune(digits, device, tmp_path, options=options, runner=FAST)
+    records = tune(model, device, tmp_path, options=options, runner=FAST)
     times = list(records.measured(task.key).values())
     assert len(times) < task.space.size
     best = min(range(len(times)), key=lambda i: times[i] or 1)
@@ -171,7 +192,7 @@ def test_early_stopping_ends_a_task(
 
 
 def test_the_manifest_has_the_comparison_of_the_model(
-    tuned: tuple[Records, Any], digits: ImportedModel, plain: Package, device: DeviceTarget, tmp_path: Path
+    tuned: tuple[Records, Any], model: ImportedModel, plain: Package, device: DeviceTarget, tmp_path: Path
 ) -> None:
     import shutil
     from dataclasses import replace
@@ -179,28 +200,28 @@ def test_the_manifest_has_the_comparison_of_the_model(
     records, _ = tuned
     shutil.copytree(records.path, tmp_path / "r")
     with Records.write(tmp_path / "r", device) as copy:
-        result = copy.meta.models[digits.source_sha256]
+        result = copy.meta.models[model.source_sha256]
         ratio = Ratio(120.0, 100.0, 1.2, 1.1, 1.3, 21)
         better = replace(result, board="pi:9091", ratio=ratio, use=True)
-        copy.update(replace(copy.meta, models={digits.source_sha256: better}))
-    tuning = compile(digits, tuning_records=tmp_path / "r").manifest.provenance.tuning
+        copy.update(replace(copy.meta, models={model.source_sha256: better}))
+    tuning = compile(model, tuning_records=tmp_path / "r").manifest.provenance.tuning
     assert tuning is not None
     assert (tuning.board, tuning.untuned_ms, tuning.tuned_ms, tuning.speedup) == ("pi:9091", 0.12, 0.1, 1.2)
     with Records.write(tmp_path / "r", device) as copy:
-        copy.update(replace(copy.meta, models={digits.source_sha256: replace(better, use=False)}))
+        copy.update(replace(copy.meta, models={model.source_sha256: replace(better, use=False)}))
     lines: list[str] = []
-    package = compile(digits, tuning_records=tmp_path / "r", progress=lines.append)
+    package = compile(model, tuning_records=tmp_path / "r", progress=lines.append)
     assert package.manifest.provenance.tuning is None
     assert any("slower as a whole" in line for line in lines)
     assert package.members["mod.so"] == plain.members["mod.so"]
 
 
 def test_a_killed_run_loses_at_most_a_batch_and_continues(
-    digits: ImportedModel, device: DeviceTarget, tmp_path: Path, tasks: tuple[Task, ...]
+    path: Path, model: ImportedModel, device: DeviceTarget, tmp_path: Path, tasks: tuple[Task, ...]
 ) -> None:
     task = max(tasks, key=lambda t: t.space.size)
     command = [
-        *(sys.executable, "-m", "builder", "tune", str(DIGITS), "-o", str(tmp_path / "r")),
+        *(sys.executable, "-m", "builder", "tune", str(path), "-o", str(tmp_path / "r")),
         *("--tasks", str(task.index), "--trials", "100", "--pairs", "0"),
         *("--number", "1", "--repeat", "1", "--min-repeat-ms", "0", "--parallel", "1"),
     ]
@@ -222,28 +243,28 @@ def test_a_killed_run_loses_at_most_a_batch_and_continues(
     assert len(found) >= 6
     assert len(set(found)) == len(found)
     options = TuneOptions(trials=len(found) + 3, pairs=0, parallel=1, tasks=str(task.index))
-    tune(digits, device, tmp_path / "r", options=options, runner=FAST)
+    tune(model, device, tmp_path / "r", options=options, runner=FAST)
     after = recorded(tmp_path / "r")
     assert after[: len(found)] == found
     assert len(set(after)) == len(after) > len(found)
 
 
-def test_another_machines_target_needs_boards(digits: ImportedModel, tmp_path: Path) -> None:
+def test_another_machines_target_needs_boards(model: ImportedModel, tmp_path: Path) -> None:
     with pytest.raises(FleetError, match="cannot measure for aarch64") as caught:
-        tune(digits, "rpi4", tmp_path)
+        tune(model, "rpi4", tmp_path)
     assert "--rpc-tracker" in (caught.value.hint or "")
 
 
 def test_the_report_shows_every_operator_and_fetches_nothing(
-    tuned: tuple[Records, Any], digits: ImportedModel, tasks: tuple[Task, ...]
+    tuned: tuple[Records, Any], model: ImportedModel, tasks: tuple[Task, ...]
 ) -> None:
     records, _ = tuned
-    page = render_report(records, digits.source_sha256)
+    page = render_report(records, model.source_sha256)
     assert all(task.name in page for task in tasks)
     assert page.count("<figure>") == len(tasks)
     assert "http" not in page
     assert "src=" not in page
-    assert write_report(records, digits.source_sha256).read_text() == page
+    assert write_report(records, model.source_sha256).read_text() == page
 
 
 def test_traces_of_a_run_are_points_of_the_space(tuned: tuple[Records, Any], tasks: tuple[Task, ...]) -> None:
@@ -269,19 +290,19 @@ def test_traces_of_a_run_are_points_of_the_space(tuned: tuple[Records, Any], tas
     ],
 )
 def test_bad_flags_are_explained(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], code: int, message: str
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], code: int, message: str
 ) -> None:
-    assert main(["tune", str(DIGITS), "-o", str(tmp_path / "r"), "--quiet", *flags]) == code
+    assert main(["tune", str(path), "-o", str(tmp_path / "r"), "--quiet", *flags]) == code
     error = capsys.readouterr().err
     assert message in error
     assert error.startswith("edgebundle: error: ")
     assert "Traceback" not in error
 
 
-def test_tasks_can_be_listed(capsys: pytest.CaptureFixture[str], tasks: tuple[Task, ...]) -> None:
-    assert main(["tune", str(DIGITS), "--tasks", "list"]) == 0
+def test_tasks_can_be_listed(path: Path, capsys: pytest.CaptureFixture[str], tasks: tuple[Task, ...]) -> None:
+    assert main(["tune", str(path), "--tasks", "list"]) == 0
     assert all(task.name in capsys.readouterr().out for task in tasks[:1])
-    assert main(["tune", str(DIGITS), "--tasks", "list", "--json"]) == 0
+    assert main(["tune", str(path), "--tasks", "list", "--json"]) == 0
     assert [t["name"] for t in json.loads(capsys.readouterr().out)] == [task.name for task in tasks]
 
 
