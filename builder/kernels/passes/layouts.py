@@ -22,7 +22,7 @@ from tvm import relax, te
 from tvm.ir import Call
 
 from builder.kernels.rewriter import Values, constant_of, op_name, rewrite_main, shape_of
-from builder.kernels.spaces import convolution, depthwise, matmul, pooling, winograd
+from builder.kernels.spaces import convolution, depthwise, matmul, pooling, resize, winograd
 from builder.target.device_target import DeviceTarget
 
 
@@ -212,6 +212,9 @@ _UNARY: Final = {
 # Operator -> the right operand's value in padding: a division needs a one.
 _BINARY: Final = {"relax.add": 0.0, "relax.subtract": 0.0, "relax.multiply": 0.0, "relax.divide": 1.0,
            "relax.maximum": 0.0, "relax.minimum": 0.0}  # fmt: skip
+# Operators that are so slow on plain planes that packing them first pays, unless channels are few.
+_WORTH_PACKING: Final = {"relax.nn.max_pool2d", "relax.nn.avg_pool2d", resize.NAME}
+_FEWEST_CHANNELS: Final = 4
 # A convolution rather closes gaps than multiply more than this share of zeros.
 _WIDEST_GAPS: Final = 1.25
 
@@ -243,6 +246,8 @@ class _Packing:
         if name in _BINARY and len(shape_of(call)) == 4:
             return self._binary(table, var, call, _BINARY[name])
         x = table.packed(call.args[0])
+        if x is None and name in _WORTH_PACKING and shape_of(call)[1] >= _FEWEST_CHANNELS:
+            x = table.as_packed(call.args[0], channel_block(shape_of(call)[1], self._lanes))
         if x is None:
             return False
         if name in _UNARY:
@@ -250,9 +255,10 @@ class _Packing:
             new = table.bb.emit(Call(call.op, operands, call.attrs, call.ty_args))
             table.define_packed(var, replace(x, expr=new))
             return True
-        pooled = pooling.emit(table.bb, call, x.expr)
-        if pooled is not None:
-            table.define_packed(var, replace(x, expr=pooled))
+        emit = resize.emit if name == resize.NAME else pooling.emit
+        new = emit(table.bb, call, x.expr)
+        if new is not None:
+            table.define_packed(var, replace(x, expr=new))
             return True
         return False
 

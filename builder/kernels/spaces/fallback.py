@@ -133,7 +133,7 @@ def _order(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget) 
         sch.decompose_reduction(block, reduction[0])
         return
     if extents[-1] >= lanes and len(spatial) > 1 and not _is_straight(sch.get(block)):
-        sch.parallel(sch.fuse(*spatial[:-1]))
+        sch.parallel(sch.fuse(*spatial[: _for_jobs(extents[:-1], target.cores * 4)]))
         if _reads_rows(sch.get(block)):
             sch.vectorize(sch.split(inner, [None, lanes])[1])
         return
@@ -176,6 +176,11 @@ def _loads(block: tirx.Stmt) -> list[TensorLoad]:
     loads: list[TensorLoad] = []
     tvm_ffi.structural_walk(block.body, (TensorLoad, loads.append))
     return loads
+
+
+def _for_jobs(extents: list[int], jobs: int) -> int:
+    """Return how many of the outer loops give enough jobs; what is inside them is computed once for each."""
+    return next((n for n in range(1, len(extents)) if math.prod(extents[:n]) >= jobs), len(extents))
 
 
 def _vectors_per_job(elements: int, chunk: int, jobs: int) -> int:
