@@ -118,27 +118,28 @@ def test_any_shape_agrees_with_its_definition(data: st.DataObject) -> None:
 SAME: dict[str, Any] = {"padding": (1, 1, 1, 1)}
 
 
+# Groups, their inputs and outputs, and lanes.
+GAPS = [(3, 13, 13, 4), (5, 5, 29, 8), (2, 30, 31, 16)]
+READERS = [
+    "constant",
+    "sum of values with gaps",
+    "sum with a value without gaps",
+    "sum with a plain value",
+    "1x1",
+    "3x3",
+    "grouped",
+    "depthwise",
+    "pooling",
+    "concatenation",
+]
+
+
 @pytest.mark.parametrize(
-    "reader",
-    [
-        "output",
-        "constant",
-        "sum of values with gaps",
-        "sum with a value without gaps",
-        "sum with a plain value",
-        "1x1",
-        "3x3",
-        "grouped",
-        "depthwise",
-        "pooling",
-        "concatenation",
-    ],
-)
-@pytest.mark.parametrize(
-    ("groups", "inputs", "outputs", "lanes"), [(3, 13, 13, 4), (5, 5, 29, 8), (2, 30, 31, 16)]
+    ("reader", "groups", "inputs", "outputs", "lanes"),
+    [("output", *gaps) for gaps in GAPS] + [(reader, *GAPS[k % 3]) for k, reader in enumerate(READERS)],
 )
 def test_gaps_between_groups_are_never_read(
-    groups: int, inputs: int, outputs: int, lanes: int, reader: str, randn: Randn
+    reader: str, groups: int, inputs: int, outputs: int, lanes: int, randn: Randn
 ) -> None:
     x, first = randn(1, groups * inputs, 4, 5), randn(groups * outputs, inputs, 3, 3) / 4
     channels = groups * outputs
