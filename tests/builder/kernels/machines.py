@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 from tvm import relax
@@ -14,7 +16,14 @@ from builder.kernels.decisions import Schedules
 from builder.target.device_target import DeviceTarget, resolve
 from builder.target.simd import Simd
 
+Case = TypeVar("Case")
+
 REGISTERS = {4: 32, 8: 16, 16: 32}
+
+
+def in_turn(cases: Iterable[Case]) -> list[tuple[Case, int]]:
+    """Return each case with a number of lanes, which take turns: a case's code depends little on it."""
+    return list(zip(cases, itertools.cycle(REGISTERS), strict=False))
 
 
 def machine(lanes: int) -> DeviceTarget:

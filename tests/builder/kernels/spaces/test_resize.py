@@ -25,7 +25,7 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("mode", "size"), zip(MODES, [(10, 18), (7, 31), (9, 9), (10, 17)], strict=True))
+@pytest.mark.parametrize(("mode", "size"), [*zip(MODES, [(10, 18), (7, 31), (9, 9), (10, 17)], strict=True)])
 def test_channels_are_resized_as_single_planes_are(
     mode: str, size: tuple[int, int], target: DeviceTarget, randn: Randn
 ) -> None:

@@ -8,26 +8,26 @@ from tvm import relax
 
 from builder.kernels.spaces import transpose
 from builder.target.device_target import DeviceTarget
-from tests.builder.kernels.machines import Randn, run
+from tests.builder.kernels.machines import Randn, in_turn, machine, run
+
+MOVES: list[tuple[tuple[int, ...], tuple[int, ...] | None]] = [
+    ((2, 48, 3, 32), (0, 2, 3, 1)),
+    ((5, 7, 9), (2, 1, 0)),
+    ((33, 18), None),
+    ((1, 3, 20, 20), (0, 2, 3, 1)),
+    ((2, 6, 4, 5), (3, 0, 1, 2)),
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("shape", "axes"),
-    [
-        ((2, 48, 3, 32), (0, 2, 3, 1)),
-        ((5, 7, 9), (2, 1, 0)),
-        ((33, 18), None),
-        ((1, 3, 20, 20), (0, 2, 3, 1)),
-        ((2, 6, 4, 5), (3, 0, 1, 2)),
-    ],
-)
+@pytest.mark.parametrize(("move", "lanes"), in_turn(MOVES))
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_last_axis_moves(
-    shape: tuple[int, ...], axes: tuple[int, ...] | None, dtype: str, target: DeviceTarget, randn: Randn
+    move: tuple[tuple[int, ...], tuple[int, ...] | None], lanes: int, dtype: str, randn: Randn
 ) -> None:
+    shape, axes = move
     x = (randn(*shape) * 10).astype(dtype)
-    result = run(lambda v: relax.op.permute_dims(v, axes), {"x": x}, target)
+    result = run(lambda v: relax.op.permute_dims(v, axes), {"x": x}, machine(lanes))
     assert np.array_equal(result.outputs[0], x.transpose(axes))
     assert result.schedules == {transpose.KIND}
 
