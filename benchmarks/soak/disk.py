@@ -80,7 +80,7 @@ class Disk:
     def fill(self) -> None:
         """Leave no free space."""
         with contextlib.suppress(OSError), (self.path / _BALLAST).open("ab") as file:
-            for size in (1 << 20, 1 << 12, 1):
+            for size in (1 << 20, 1 << 12):  # down to the blocks of the file system
                 with contextlib.suppress(OSError):
                     while True:
                         file.write(bytes(size))
