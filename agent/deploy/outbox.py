@@ -18,7 +18,6 @@ import asyncio
 import contextlib
 import functools
 import logging
-import os
 import sqlite3
 import time
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from agent.deploy.interfaces import Control
-from agent.deploy.store.state_file import set_aside
+from agent.deploy.store.database_file import open_database
 from agent.errors import InUseError
 from agent.mqtt.reason_codes import CLOSED, NOT_CONNECTED, Action, Reason, reason
 from agent.rate_limited_log import RateLimitedLog
@@ -101,20 +100,7 @@ class Outbox:
         InUseError
             If another agent has the file open.
         """
-        for _ in range(2):
-            try:
-                return _open(str(self._path))
-            except sqlite3.Error as error:
-                number = getattr(error, "sqlite_errorcode", None)
-                if number in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-                    raise InUseError(
-                        f"{self._path} is in use by another agent",
-                        hint="stop the other agent, or give this one its own state directory",
-                    ) from error
-                _log.warning("%s cannot be used: %s", self._path, error)
-                if not clear_away(self._path, error):
-                    return None
-        return None
+        return open_database(self._path, _open)
 
     def adopt(self, file: sqlite3.Connection | None) -> None:
         """Use the database that `open_file` returned, or memory without one."""
@@ -328,26 +314,6 @@ class Outbox:
 
     def _complain(self, text: str) -> None:
         self._rate_limited_log.error("%.400s", text)
-
-
-def clear_away(path: Path, error: sqlite3.Error) -> bool:
-    """Remove a database that cannot be opened; return whether another attempt may succeed.
-
-    A damaged file is deleted, and a file that this user may not use is renamed. If the disk refuses, nothing
-    is changed.
-    """
-    number = getattr(error, "sqlite_errorcode", None)
-    # Extended codes have the primary one in their lowest byte.
-    if number is None or number & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        for suffix in ("", "-wal", "-shm", "-journal"):
-            with contextlib.suppress(OSError):
-                path.with_name(path.name + suffix).unlink(missing_ok=True)
-        return True
-    usable = path.is_file() and os.access(path, os.R_OK | os.W_OK)
-    if usable or not os.path.lexists(path) or not os.access(path.parent, os.W_OK):
-        return False
-    set_aside(path)
-    return True
 
 
 def _rows(database: sqlite3.Connection) -> list[tuple[object, ...]]:

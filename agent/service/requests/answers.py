@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from agent.deploy.outbox import clear_away
+from agent.deploy.store.database_file import open_database, remove_database
 from agent.errors import InUseError
 from agent.rate_limited_log import RateLimitedLog
 from agent.wire.answer import FinalAnswer
@@ -169,19 +169,7 @@ class AnswerStore:
         self._read_index(self._database)
 
     def _open_file(self) -> sqlite3.Connection | None:
-        for _ in range(2 * self._has_file):
-            try:
-                return self._open(str(self._path))
-            except sqlite3.Error as error:
-                if getattr(error, "sqlite_errorcode", None) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-                    raise InUseError(
-                        f"{self._path} is in use by another agent",
-                        hint="stop the other agent, or give this one its own state directory",
-                    ) from error
-                _log.warning("%s cannot be used: %s", self._path, error)
-                if not clear_away(self._path, error):
-                    return None
-        return None
+        return open_database(self._path, self._open) if self._has_file else None
 
     def get(self, key: RequestKey) -> FinalAnswer | None:
         """Return the answer that a request got, or None if it is not remembered."""
@@ -306,7 +294,7 @@ class AnswerStore:
             if not self._is_ours(database):
                 database.close()
                 if name != _MEMORY:
-                    self._remove()
+                    remove_database(self._path)
                 database = _connect(name)
                 database.executescript(_TABLES)
                 database.execute("INSERT INTO meta VALUES (?, ?)", (_SCHEMA, self._boot))
@@ -330,10 +318,6 @@ class AnswerStore:
         if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone():
             return False
         return database.execute("SELECT schema, boot FROM meta").fetchall() == [(_SCHEMA, self._boot)]
-
-    def _remove(self) -> None:
-        for suffix in ("", "-wal", "-shm", "-journal"):
-            self._path.with_name(FILE + suffix).unlink(missing_ok=True)
 
     def _make_room(self, *, cheap: bool) -> None:
         now_s = self._clock()
