@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import io
 import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass
 from importlib import resources
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -84,13 +84,13 @@ def link(kernels: bytes, target: DeviceTarget) -> bytes:
     ):
         Path(work, "kernels.o").write_bytes(kernels)
         command = [
-            sys.executable, "-m", "ziglang", "cc", "-target", target.zig_target, *cpu, *_FLAGS,
+            _zig(), "cc", "-target", target.zig_target, *cpu, *_FLAGS,
             *(f"-I{path}" for path in include_paths()),
             f"-Wl,--version-script={here / 'exports.map'}",
             "kernels.o", str(here / "launcher.c"), "-o", "mod.so", "-lpthread", "-lm",
         ]  # fmt: skip
         try:
-            done = subprocess.run(  # noqa: S603 - our own interpreter and fixed arguments
+            done = subprocess.run(  # noqa: S603 - a program of a package that we need, and fixed arguments
                 command, cwd=work, capture_output=True, text=True, timeout=LINK_TIMEOUT_S, check=False
             )
         except subprocess.TimeoutExpired as error:
@@ -100,9 +100,17 @@ def link(kernels: bytes, target: DeviceTarget) -> bytes:
             first = next((line for line in lines if "error" in line), lines[0])
             raise LinkError(
                 f"linking for {target.zig_target} failed: {first.strip()[:300]}",
-                hint="check that ziglang is installed: pip install 'edgebundle[builder]'",
+                hint="check that ziglang is as pip installed it: pip install --force-reinstall ziglang",
             )
         return Path(work, "mod.so").read_bytes()
+
+
+def _zig() -> str:
+    """Path of zig. Running `python -m ziglang` would start a Python for each link."""
+    found = find_spec("ziglang")
+    if found is None or found.origin is None:
+        raise LinkError("ziglang is missing", hint="pip install 'edgebundle[builder]'")
+    return str(Path(found.origin).with_name("zig"))
 
 
 def include_paths() -> list[str]:

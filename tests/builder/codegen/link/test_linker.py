@@ -47,6 +47,15 @@ def test_an_object_of_another_machine_is_refused_in_one_line(doubling: Doubling)
     assert "\n" not in str(caught.value)
 
 
+def test_a_missing_linker_is_named(doubling: Doubling, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = compile_object(doubling(), resolve("rpi4"))
+    monkeypatch.setattr("builder.codegen.link.linker.find_spec", lambda _name: None)
+    with pytest.raises(LinkError, match="ziglang") as caught:
+        link(kernels, resolve("rpi4"))
+    assert caught.value.hint is not None
+    assert "pip install" in caught.value.hint
+
+
 def test_a_file_that_is_not_elf_is_refused() -> None:
     with pytest.raises(LinkError, match="ELF"):
         describe(b"not an object")
