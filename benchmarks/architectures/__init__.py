@@ -39,7 +39,7 @@ def generate(name: str, seed: int = 0, **parameters: int) -> onnx.ModelProto:
     parameters
         The parameters of the architecture: `bert` has `layers`, `hidden`, `heads`, `vocabulary` and
         `positions`; `slim-320` has `height` and `width` (pixels); the other image networks have `size`
-        (pixels) and `classes`.
+        (pixels) and `classes`, and the ResNets `width` (channels of the first stage).
 
     Raises
     ------

@@ -27,6 +27,13 @@ BERT_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 # Each network is generated once: its random weights take a second or two.
 network = functools.cache(generate)
 
+# Narrow networks have all layers of the published ones, and a sixteenth of their weights.
+SMALL: dict[str, dict[str, int]] = {
+    "resnet18": {"size": 32, "classes": 10, "width": 16},
+    "resnet50-v2": {"size": 32, "classes": 10, "width": 16},
+    "mobilenetv2": {"size": 32, "classes": 10},
+}
+
 
 def relative_error(found: NDArray[Any], expected: NDArray[Any]) -> float:
     """Largest difference divided by the largest magnitude, or by 1e-2 if that is larger.
@@ -61,18 +68,20 @@ def noise(*shape: int) -> NDArray[np.float32]:
     return np.random.default_rng(1).standard_normal(shape).astype(np.float32)
 
 
-@pytest.mark.parametrize("name", ["resnet18", "resnet50", "resnet50-v2", "mobilenetv2"])
-def test_image_networks_of_full_size_keep_their_numbers(name: str, run_onnx: Any) -> None:
-    original = network(name)
+@pytest.mark.parametrize(
+    ("name", "width"), [("resnet18", 64), ("resnet50", 16), ("resnet50-v2", 16), ("mobilenetv2", None)]
+)
+def test_image_networks_of_full_size_keep_their_numbers(name: str, width: int | None, run_onnx: Any) -> None:
+    original = network(name, **({} if width is None else {"width": width}))
     model = import_onnx(original)
     assert model.inputs[0].shape == (1, 3, 224, 224)
     assert model.outputs[0].shape == (1, 1000)
     assert_same(run_onnx, original, model, {model.inputs[0].name: noise(1, 3, 224, 224)})
 
 
-@pytest.mark.parametrize("name", ["resnet18", "resnet50-v2", "mobilenetv2"])
+@pytest.mark.parametrize("name", SMALL)
 def test_small_image_networks_build_to_the_same_numbers(name: str, run_onnx: Any, run_relax: Any) -> None:
-    original = network(name, size=32, classes=10)
+    original = network(name, **SMALL[name])
     model = import_onnx(original)
     feeds = {model.inputs[0].name: noise(1, 3, 32, 32)}
     assert_built_the_same(run_onnx, run_relax, original, model, feeds)
@@ -80,7 +89,7 @@ def test_small_image_networks_build_to_the_same_numbers(name: str, run_onnx: Any
 
 def test_resnet50_v2_needs_no_shape_and_notes_the_chosen_batch() -> None:
     lines: list[str] = []
-    model = import_onnx(network("resnet50-v2", size=32, classes=10), progress=lines.append)
+    model = import_onnx(network("resnet50-v2", **SMALL["resnet50-v2"]), progress=lines.append)
     assert [(spec.name, spec.datatype, spec.shape) for spec in model.inputs] == [
         ("data", "FP32", (1, 3, 32, 32))
     ]
@@ -91,7 +100,7 @@ def test_resnet50_v2_needs_no_shape_and_notes_the_chosen_batch() -> None:
 
 def test_batch_norms_that_follow_a_convolution_are_folded_and_the_others_stay() -> None:
     def count(name: str) -> int:
-        nodes = import_onnx(network(name, size=32, classes=10)).onnx.graph.node
+        nodes = import_onnx(network(name, **SMALL[name])).onnx.graph.node
         return sum(node.op_type == "BatchNormalization" for node in nodes)
 
     assert count("resnet18") == 0
@@ -99,7 +108,7 @@ def test_batch_norms_that_follow_a_convolution_are_folded_and_the_others_stay() 
 
 
 def test_a_given_batch_is_used(run_onnx: Any) -> None:
-    original = network("resnet50-v2", size=32, classes=10)
+    original = network("resnet50-v2", **SMALL["resnet50-v2"])
     model = import_onnx(original, input_shapes={"data": (2, 3, 32, 32)})
     assert model.outputs[0].shape == (2, 10)
     assert model.notes == ()
@@ -151,7 +160,7 @@ def test_a_sequence_longer_than_the_positions_is_refused(bert: onnx.ModelProto) 
 
 
 def test_importing_twice_gives_the_same_bytes() -> None:
-    models = [import_onnx(network("mobilenetv2", size=32, classes=10)) for _ in range(2)]
+    models = [import_onnx(network("mobilenetv2", **SMALL["mobilenetv2"])) for _ in range(2)]
     first, second = (model.onnx.SerializeToString(deterministic=True) for model in models)
     assert first == second
     assert models[0].source_sha256 == models[1].source_sha256
@@ -177,7 +186,7 @@ def test_an_output_may_be_an_input_or_a_constant_of_the_model(make_model: Any, r
 
 
 def test_import_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    import_onnx(network("mobilenetv2", size=32, classes=10))
+    import_onnx(network("mobilenetv2", **SMALL["mobilenetv2"]))
     captured = capfd.readouterr()
     assert captured.out == ""
     assert captured.err == ""

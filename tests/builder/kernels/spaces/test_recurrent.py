@@ -13,7 +13,7 @@ from tvm import relax
 from builder.importer.recurrent_call import DIRECTIONS, GATES, RecurrentCall
 from builder.kernels.spaces.recurrent import Layer, Panels, pack
 from tests.builder.importer.recurrent_reference import run as reference
-from tests.builder.kernels.machines import REGISTERS, Result, close, machine, run
+from tests.builder.kernels.machines import REGISTERS, Result, close, in_turn, machine, run
 
 Arrays = dict[str, np.ndarray]
 
@@ -38,10 +38,8 @@ def compute(kind: str, direction: str, sizes: tuple[int, int, int], lanes: int) 
     return result, reference(kind, direction, *inputs.values(), weights)
 
 
-@pytest.mark.parametrize("lanes", REGISTERS)
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=[pytest.mark.slow] if GATES[kind] > 1 else []) for kind in GATES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "lanes"), in_turn(GATES))
 def test_states_and_cells_are_those_of_the_formulas(kind: str, lanes: int) -> None:
     result, expected = compute(kind, "bidirectional", (5, 3, 21), lanes)
     for got, want in zip(result.outputs, expected, strict=True):
@@ -50,7 +48,7 @@ def test_states_and_cells_are_those_of_the_formulas(kind: str, lanes: int) -> No
 
 
 @pytest.mark.slow
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     kind=st.sampled_from(list(GATES)),
     direction=st.sampled_from(list(DIRECTIONS)),
@@ -63,6 +61,7 @@ def test_any_size(kind: str, direction: str, sizes: tuple[int, int, int], lanes:
         close(got, want)
 
 
+@pytest.mark.slow
 def test_a_layer_of_many_hidden_units_is_shared_among_the_cores() -> None:
     for hidden, shared in ((32, False), (400, True)):
         result, _ = compute("LSTM", "forward", (2, 1, hidden), 8)
