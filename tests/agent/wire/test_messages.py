@@ -130,9 +130,11 @@ def test_property_over_its_limit_is_refused_with_what_was_expected(
     assert (request.content_type, request.accept, request.tensors) == (JSON, None, ())
 
 
+# A message with U+0000 in a text is malformed: agent/mqtt/properties.py refuses it before a request is read.
+characters = st.characters(codec="utf-8", exclude_characters="\0")
 any_text = st.one_of(
-    st.text(max_size=30),
-    st.builds(lambda text, count: text * count, st.text(max_size=3), st.integers(0, 30_000)),
+    st.text(characters, max_size=30),
+    st.builds(lambda text, count: text * count, st.text(characters, max_size=3), st.integers(0, 30_000)),
 )
 
 
