@@ -17,5 +17,5 @@ class Result:
 
 
 Terminal = Callable[..., Result]
-# Runs the installed command in a new process; the arguments are those of the command.
+# Returns what a process would; the arguments are those of the command.
 Edgebundle = Callable[..., "subprocess.CompletedProcess[str]"]

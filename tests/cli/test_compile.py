@@ -63,8 +63,10 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_signed_bundle_is_written_and_verifies(edgebundle: Edgebundle, pair: KeyPair, tmp_path: Path) -> None:
-    done = edgebundle(
+def test_signed_bundle_is_written_and_verifies(
+    edgebundle: Edgebundle, edgebundle_process: Edgebundle, pair: KeyPair, tmp_path: Path
+) -> None:
+    done = edgebundle_process(
         *("compile", MODEL, "--sign-key", pair.private, "--labels", DIGITS / "labels.txt"),
         *("--preprocess", DIGITS / "preprocess.toml", "--postprocess", "softmax,top3"),
         cwd=tmp_path,

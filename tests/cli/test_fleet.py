@@ -43,25 +43,20 @@ class Site:
     def first(self) -> Path:
         return self.folder / "first.bundle"
 
-    def compile(self) -> None:
-        arguments = [
-            *("compile", str(DIGITS / "digits.onnx"), "-q", "--name", "digits", "-o", str(self.first)),
-            *("--preprocess", str(DIGITS / "preprocess.toml"), "--postprocess", "softmax,top3"),
-            *("--labels", str(DIGITS / "labels.txt"), "--sign-key", str(self.pair.private)),
-        ]
-        assert cli.main([*arguments, "--security-counter", "5"]) == 0
-
     def variant(self, name: str, *, key: Path | None = None, **changes: Any) -> Path:
         """Return the first bundle with other fields of the manifest, signed again; nothing is compiled."""
-        path = self.folder / f"{name}.bundle"
-        package = Package.load(self.first)
-        unsigned = Package(replace(package.manifest, **changes), package.members)
-        unsigned.sign(key_files.read_private(key or self.pair.private)).save(path)
-        return path
+        return signed(self.first, self.folder / f"{name}.bundle", key or self.pair.private, **changes)
+
+
+def signed(source: Path, path: Path, key: Path, **changes: Any) -> Path:
+    package = Package.load(source)
+    unsigned = Package(replace(package.manifest, **changes), package.members)
+    unsigned.sign(key_files.read_private(key)).save(path)
+    return path
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(tmp_path_factory: pytest.TempPathFactory, digits_bundle: Path) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("site")
     pair = key_files.generate(folder / "keys")
     (folder / "keyring").mkdir()
@@ -81,7 +76,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         )
     site = Site(broker.url, pair, folder)
     try:
-        site.compile()
+        signed(digits_bundle, site.first, pair.private, security_counter=5)
         give_up = time.monotonic() + START_LIMIT_S
         while cli.main(["deploy", str(site.first), "--agent", "kitchen", "--broker", broker.url]):
             assert time.monotonic() < give_up, (folder / "agent.log").read_text()

@@ -46,8 +46,10 @@ def flip(path: Path, offset: int) -> None:
 # keygen
 
 
-def test_keygen_writes_two_files_and_prints_the_next_steps(edgebundle: Edgebundle, tmp_path: Path) -> None:
-    done = edgebundle("keygen", "keys/", cwd=tmp_path)
+def test_keygen_writes_two_files_and_prints_the_next_steps(
+    edgebundle_process: Edgebundle, tmp_path: Path
+) -> None:
+    done = edgebundle_process("keygen", "keys/", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     private, public = tmp_path / "keys" / "signing.key", tmp_path / "keys" / "signing.pub"
     assert stat.S_IMODE(private.stat().st_mode) == 0o600
@@ -88,9 +90,9 @@ def test_keygen_without_a_folder_is_a_usage_error(edgebundle: Edgebundle) -> Non
 
 
 def test_verify_prints_name_version_digest_and_key(
-    edgebundle: Edgebundle, bundle: Path, pair: KeyPair
+    edgebundle_process: Edgebundle, bundle: Path, pair: KeyPair
 ) -> None:
-    done = edgebundle("verify", bundle, "--trust", pair.public)
+    done = edgebundle_process("verify", bundle, "--trust", pair.public)
     assert (done.returncode, done.stderr) == (0, "")
     digest = hashlib.sha256(bundle.read_bytes()).hexdigest()
     assert done.stdout.splitlines() == [

@@ -33,8 +33,8 @@ def digits(digits_bundle: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_picture_gives_labels(edgebundle: Edgebundle, digits: Path) -> None:
-    done = edgebundle("run", digits, "--inputs", DIGITS / "seven.png")
+def test_picture_gives_labels(edgebundle_process: Edgebundle, digits: Path) -> None:
+    done = edgebundle_process("run", digits, "--inputs", DIGITS / "seven.png")
     assert (done.returncode, done.stderr) == (0, "")
     lines = [line.split() for line in done.stdout.splitlines()]
     assert len(lines) == 3
