@@ -9,6 +9,7 @@ import os
 import signal
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ class Bundle:
     version: str
     counter: int
 
-    @property
+    @cached_property
     def digest(self) -> str:
         return f"sha256:{hashlib.sha256(self.raw).hexdigest()}"
 
