@@ -33,6 +33,8 @@ LOADS = (
 )
 
 WHOLE_HEADERS = 2
+# The last characters of the payload's base64, which could be written in several ways.
+BASE64_END = 4
 
 
 def regions(raw: bytes, fd: int) -> dict[str, list[range]]:
@@ -40,9 +42,15 @@ def regions(raw: bytes, fd: int) -> dict[str, list[range]]:
     end = 0
     for member in read_index(fd):
         out["header"].append(range(member.offset - 512, member.offset))
-        kind = {"manifest.json": "manifest", "model.sig": "signature"}.get(member.name, "data")
         end = member.offset + member.size
-        out[kind].append(range(member.offset, end))
+        if member.name == "model.sig":
+            payload = raw.index(b'"payload":"', member.offset) + len('"payload":"')
+            end_of_most = raw.index(b'"', payload) - BASE64_END
+            out["payload"].append(range(payload, end_of_most))
+            out["signature"] += [range(member.offset, payload), range(end_of_most, end)]
+        else:
+            kind = "manifest" if member.name == "manifest.json" else "data"
+            out[kind].append(range(member.offset, end))
         out["padding"].append(range(end, end + member.padding))
         end += member.padding
     out["end"].append(range(end, len(raw)))
@@ -76,8 +84,8 @@ def main(path: str, key: str) -> None:
     for region, parts in regions(raw, fd).items():
         results[region] = collections.Counter()
         for number, at in ((number, at) for number, part in enumerate(parts) for at in part):
-            # Each bit of the signature and of two headers (the others have the same reader); of every other
-            # byte one bit, which changes with the offset.
+            # Each bit of the signature's envelope and of two headers (the others have the same reader); of
+            # every other byte one bit, which changes with the offset.
             whole = region == "signature" or (region == "header" and number < WHOLE_HEADERS)
             for bit in range(8) if whole else (at % 8,):
                 os.pwrite(fd, bytes([raw[at] ^ 1 << bit]), at)

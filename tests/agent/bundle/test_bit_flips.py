@@ -4,20 +4,20 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from agent.bundle import archive
-from tests.bundles import public_pem
+from tests.agent.bundle.flip_bits import BASE64_END
+from tests.bundles import public_pem, signed_members
 
 
 @pytest.mark.slow
-def test_every_flipped_bit_is_refused_and_nothing_is_loaded(kit: Any, tmp_path: Path) -> None:
-    bundle, key = tmp_path / "pets.bundle", tmp_path / "signing.pub"
-    members = kit.members()
+def test_every_flipped_bit_is_refused_and_nothing_is_loaded(tmp_path: Path) -> None:
+    bundle, key = tmp_path / "echo.bundle", tmp_path / "signing.pub"
+    members = signed_members()
     bundle.write_bytes(archive.pack(members))
-    key.write_bytes(public_pem(kit.key))
+    key.write_bytes(public_pem())
     script = Path(__file__).with_name("flip_bits.py")
     run = subprocess.run(
         [sys.executable, script, bundle, key], capture_output=True, text=True, timeout=300, check=False
@@ -29,14 +29,17 @@ def test_every_flipped_bit_is_refused_and_nothing_is_loaded(kit: Any, tmp_path: 
     assert report["leaked"] == 0
     results = report["results"]
     flips = {region: sum(counts.values()) for region, counts in results.items()}
-    every_bit = 2 * 512 + len(members["model.sig"])
+    payload = len(json.loads(members["model.sig"])["dsseEnvelope"]["payload"]) - BASE64_END
+    every_bit = 2 * 512 + len(members["model.sig"]) - payload
     assert sum(flips.values()) == len(archive.pack(members)) + 7 * every_bit
     assert flips["header"] == 512 * (len(members) + 7 * 2)
-    assert flips["signature"] == 8 * len(members["model.sig"])
+    assert flips["payload"] == payload
+    assert flips["signature"] == 8 * (len(members["model.sig"]) - payload)
     assert set(results["padding"]) == {"FormatError"}
     assert set(results["end"]) == {"FormatError"}
     assert set(results["manifest"]) == {"MixAndMatchError"}
     assert set(results["data"]) == {"MixAndMatchError"}
-    assert set(results["signature"]) <= {"FormatError", "SignatureError"}
+    assert set(results["payload"]) == {"FormatError", "SignatureError"}
+    assert set(results["signature"]) == {"FormatError", "SignatureError"}
     # A flip can turn a name or a size into another valid one; the data is then wrong, or too large.
     assert set(results["header"]) <= {"FormatError", "EndlessDataError", "MixAndMatchError"}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 from cryptography.hazmat.primitives import serialization
 
 from agent.bundle import archive
@@ -21,9 +22,21 @@ from tests.bundles import public_pem
 pytestmark = pytest.mark.slow
 
 
-def model_signing(*arguments: str | Path, seed: int = 0) -> subprocess.CompletedProcess[str]:
+@pytest.fixture(autouse=True)
+def no_telemetry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+
+
+def model_signing(*arguments: str | Path) -> Result:
+    """Run its command in this process: to load it takes a second."""
+    from model_signing._cli import main
+
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def model_signing_process(*arguments: str | Path, seed: int) -> subprocess.CompletedProcess[str]:
     # Among other things, the hash seed decides in which order it writes JSON keys and ignored paths.
-    environment = {**os.environ, "PYTHONHASHSEED": str(seed), "OTEL_SDK_DISABLED": "true"}
+    environment = {**os.environ, "PYTHONHASHSEED": str(seed)}
     command = [sys.executable, "-m", "model_signing", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
 
@@ -54,20 +67,20 @@ def test_reference_verifier_accepts_our_bundle(kit: Any, keys: tuple[Path, Path]
     folder = unpack(kit.bundle(), tmp_path)
     check = ("verify", "key", folder, "--signature", folder / "model.sig", "--public_key", keys[1])
     result = model_signing(*check)
-    assert result.returncode == 0, result.stderr
-    assert "Verification succeeded" in result.stdout
+    assert result.exit_code == 0, result.output
+    assert "Verification succeeded" in result.output
     (folder / "mod.so").write_bytes(b"other code")
-    assert model_signing(*check).returncode != 0
+    assert model_signing(*check).exit_code != 0
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_we_accept_the_reference_signers_signature(
     kit: Any, keys: tuple[Path, Path], tmp_path: Path, seed: int
 ) -> None:
     folder = unpack(kit.bundle(), tmp_path)
     ours = (folder / "model.sig").read_bytes()
     signing = ("sign", "key", folder, "--signature", folder / "model.sig", "--private_key", keys[0])
-    result = model_signing(*signing, seed=seed)
+    result = model_signing_process(*signing, seed=seed)
     assert result.returncode == 0, result.stderr
     assert (folder / "model.sig").read_bytes() != ours
     manifest, _ = verify_only(packed(folder, tmp_path / "theirs.bundle"), kit.keyring)
@@ -82,11 +95,11 @@ def test_reference_signature_that_leaves_a_member_out_is_refused(
 ) -> None:
     folder = unpack(kit.bundle(), tmp_path)
     signing = ("sign", "key", folder, "--signature", folder / "model.sig", "--private_key", keys[0])
-    assert model_signing(*signing, "--ignore-paths", folder / "mod.so").returncode == 0
+    assert model_signing(*signing, "--ignore-paths", folder / "mod.so").exit_code == 0
     # Their own verifier accepts any content in the files that it ignores.
     (folder / "mod.so").write_bytes(b"other code")
     check = ("verify", "key", folder, "--signature", folder / "model.sig", "--public_key", keys[1])
-    assert model_signing(*check).returncode == 0
+    assert model_signing(*check).exit_code == 0
     with pytest.raises(SignatureError, match=r"leaves out 'mod\.so'"):
         verify_only(packed(folder, tmp_path / "theirs.bundle"), kit.keyring)
 
@@ -96,7 +109,7 @@ def test_reference_signature_that_follows_links_is_refused(
 ) -> None:
     folder = unpack(kit.bundle(), tmp_path)
     signing = ("sign", "key", folder, "--signature", folder / "model.sig", "--private_key", keys[0])
-    assert model_signing(*signing, "--allow_symlinks").returncode == 0
+    assert model_signing(*signing, "--allow_symlinks").exit_code == 0
     with pytest.raises(FormatError, match="no links"):
         verify_only(packed(folder, tmp_path / "theirs.bundle"), kit.keyring)
 
@@ -108,6 +121,6 @@ def test_reference_verifier_accepts_loose_envelopes_and_we_do_not(
     loose = (folder / "model.sig").read_bytes().replace(b'"keyid":""', b'"keyid":"", "keyid":""') + b"\n"
     (folder / "model.sig").write_bytes(loose)
     check = ("verify", "key", folder, "--signature", folder / "model.sig", "--public_key", keys[1])
-    assert model_signing(*check).returncode == 0
+    assert model_signing(*check).exit_code == 0
     with pytest.raises(FormatError):
         verify_signature(loose, kit.keyring)
