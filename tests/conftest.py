@@ -115,7 +115,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session")
 def shared_file(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], None]], Path]:
-    """Return a file that is made once for all processes of this run: `shared_file(name, write)`."""
+    """Return a file or folder that is made once for all processes of this run: `shared_file(name, write)`."""
     folder = tmp_path_factory.getbasetemp()
     folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "shared"
     folder.mkdir(exist_ok=True)

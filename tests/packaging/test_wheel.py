@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -34,54 +35,43 @@ def run(*words: str | Path, folder: Path, site: Path | None = None) -> str:
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """An sdist of a clean copy of the repository's files, and the wheel built from that sdist."""
-    folder = tmp_path_factory.mktemp("dist")
+def build(folder: Path) -> None:
+    """Make an sdist of a clean copy of the repository's files, and the wheel from that sdist."""
     copy = folder / "copy"
+    parts = ("agent", "builder", "pyproject.toml", "README.md", "LICENSE")
     listed = subprocess.run(
-        [
-            "git",
-            "-C",
-            PROJECT,
-            "ls-files",
-            "-z",
-            "agent",
-            "builder",
-            "pyproject.toml",
-            "README.md",
-            "LICENSE",
-        ],
-        check=True,
-        capture_output=True,
-        text=True,
+        ["git", "-C", PROJECT, "ls-files", "-z", *parts], check=True, capture_output=True, text=True
     ).stdout
     for name in filter(None, listed.split("\0")):
         if (PROJECT / name).is_file():
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             (copy / name).write_bytes((PROJECT / name).read_bytes())
     run("-m", "build", "--quiet", "--outdir", folder / "out", copy, folder=folder)
-    (sdist,), (wheel,) = (folder / "out").glob("*.tar.gz"), (folder / "out").glob("*.whl")
-    return sdist, wheel
 
 
-def test_every_file_of_the_packages_is_in_the_wheel(built: tuple[Path, Path]) -> None:
+@pytest.fixture
+def wheel(shared_file: Callable[[str, Callable[[Path], None]], Path]) -> Path:
+    [path] = (shared_file("dist", build) / "out").glob("*.whl")
+    return path
+
+
+def test_every_file_of_the_packages_is_in_the_wheel(wheel: Path) -> None:
     listed = subprocess.run(
         ["git", "-C", PROJECT, "ls-files", "agent", "builder"], check=True, capture_output=True, text=True
     ).stdout.split()
     tracked = {name for name in listed if (PROJECT / name).is_file()}
-    with zipfile.ZipFile(built[1]) as archive:
+    with zipfile.ZipFile(wheel) as archive:
         inside = set(archive.namelist())
     assert tracked - inside == set()
     assert not any(name.startswith(("tests/", "benchmarks/", "packaging/")) for name in inside)
 
 
 def test_an_installed_wheel_compiles_runs_and_enrolls_without_the_repository(
-    built: tuple[Path, Path], tmp_path: Path
+    wheel: Path, tmp_path: Path
 ) -> None:
     site, work = tmp_path / "site", tmp_path / "work"
     work.mkdir()
-    run("-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target", site, built[1], folder=work)
+    run("-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target", site, wheel, folder=work)
     where = run(
         "-P", "-c", "import agent, builder; print(agent.__file__, builder.__file__)", folder=work, site=site
     )
