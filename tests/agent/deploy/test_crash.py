@@ -11,7 +11,6 @@ import os
 import resource
 import shutil
 import signal
-import traceback
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
@@ -24,6 +23,7 @@ from agent.deploy.fetch.blocks import BLOCK_BYTES
 from agent.deploy.store import state_file
 from agent.deploy.store.store import SPACE_MARGIN_BYTES, Store
 from agent.errors import NoSpaceError
+from tests import kills
 from tests.agent.deploy.rig import Agent, Bundle, make_bundle
 
 pytestmark = pytest.mark.slow
@@ -49,19 +49,7 @@ class Killer:
 
 def in_child(scenario: Callable[[], Coroutine[Any, Any, object]]) -> int:
     """Run a scenario in a child process; return the signal that ended it, 0 for none."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            asyncio.run(scenario())
-        except BaseException:  # noqa: BLE001 - the outermost frame of this process
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
-    _, status = os.waitpid(pid, 0)
-    if os.WIFSIGNALED(status):
-        return os.WTERMSIG(status)
-    assert os.WEXITSTATUS(status) == 0, "the scenario failed"
-    return 0
+    return kills.in_child(lambda: asyncio.run(scenario()))
 
 
 async def deploy_new(root: Path, killer: Killer) -> Killer:
@@ -164,28 +152,8 @@ def test_killed_at_any_boundary_the_old_or_the_new_version_serves(killed: Killed
         check_disk(root, agent)
 
 
-# Not fsync: a kill before it leaves the disk as a kill before the next of these does.
-MUTATING = ("write", "pwrite", "replace", "unlink", "ftruncate", "mkdir")
-
-
-def kill_at_system_call(at: int, seen: list[str]) -> None:
-    """End this process before its n-th call that changes the disk."""
-
-    def counted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def checked(*arguments: Any, **options: Any) -> Any:
-            seen.append(name)
-            if len(seen) > at:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return call(*arguments, **options)
-
-        return checked
-
-    for name in MUTATING:
-        setattr(os, name, counted(name, getattr(os, name)))
-
-
 async def deploy_and_die(root: Path, at: int) -> None:
-    kill_at_system_call(at, [])
+    kills.kill_at_system_call(at)
     await deploy_new(root, Killer(NEVER))
 
 
