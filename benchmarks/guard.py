@@ -88,11 +88,12 @@ class Count:
 
 
 def prepare(model: str, core: str, folder: Path) -> Path:
-    """Compile a network for a core into `folder`, which the guest reads; return the folder."""
+    """Compile a network for a core into a new `folder`, which the guest reads; return the folder."""
     from builder import compile
     from builder.compiling.sample_inputs import make_inputs
     from builder.importer import import_onnx
 
+    folder.mkdir()
     path = folder / "model.onnx"
     onnx.save(MODELS[model](), path)
     shapes = {name: [1, SEQUENCE] for name in IDS} if model == "attention" else None
@@ -105,13 +106,13 @@ def prepare(model: str, core: str, folder: Path) -> Path:
     return folder
 
 
-def count(place: Path, core: str, emulator: Emulator | None, *, others: bool) -> Count:
-    """Count the steps of a prepared network.
+def count(places: Sequence[Path], core: str, emulator: Emulator | None, *, others: bool) -> list[Count]:
+    """Count the steps of each prepared network.
 
     Parameters
     ----------
-    place
-        The folder that `prepare` returned.
+    places
+        Folders that `prepare` returned.
     core
         One of `TARGETS`.
     emulator
@@ -122,18 +123,21 @@ def count(place: Path, core: str, emulator: Emulator | None, *, others: bool) ->
 
     def marks(engine: str) -> list[int]:
         if emulator is None:
-            return marks_on_this_machine("nodes.py", engine, place)
-        return emulator.marks("nodes.py", engine, place, core)
+            return marks_on_this_machine("nodes.py", engine, places)
+        return emulator.marks("nodes.py", engine, places, core)
 
     ours = marks("edgebundle")
-    names = json.loads((place / "nodes.json").read_text())
-    kinds: dict[str, int] = {}
-    for name, before, after in zip(names, ours[:-1], ours[1:], strict=True):
-        kinds[kind_of(name)] = kinds.get(kind_of(name), 0) + after - before
-    if not others:
-        return Count(kinds, 0)
-    before, after = marks("onnxruntime")
-    return Count(kinds, after - before)
+    theirs = marks("onnxruntime") if others else [0] * 2 * len(places)
+    counts = []
+    for place in places:
+        kinds: dict[str, int] = {}
+        for name in json.loads((place / "nodes.json").read_text()):
+            before = ours.pop(0)
+            kinds[kind_of(name)] = kinds.get(kind_of(name), 0) + ours[0] - before
+        ours.pop(0)  # the end of the last node
+        before, after = theirs.pop(0), theirs.pop(0)
+        counts.append(Count(kinds, after - before))
+    return counts
 
 
 def regressions(name: str, now: Count, recorded: Count) -> list[str]:
@@ -195,10 +199,10 @@ def _compared(cores: Sequence[str], *, record: bool) -> list[str]:
         emulator = None
         if core == ARM:
             emulator = Emulator.prepare(PACKAGES if record else AGENT_PACKAGES)
-        for model in MODELS:
-            with tempfile.TemporaryDirectory() as folder:
-                place = prepare(model, core, Path(folder))
-                now = count(place, core, emulator, others=record or core == X86)
+        with tempfile.TemporaryDirectory() as folder:
+            places = [prepare(model, core, Path(folder, model)) for model in MODELS]
+            counts = count(places, core, emulator, others=record or core == X86)
+        for model, now in zip(MODELS, counts, strict=True):
             kinds = ", ".join(f"{kind} {number / 1e6:.2f}" for kind, number in sorted(now.kinds.items()))
             others = f", ONNX Runtime {now.onnxruntime / 1e6:.2f}" if now.onnxruntime else ""
             print(f"{model}, {core}: {now.total / 1e6:.2f} ({kinds}){others} million steps")

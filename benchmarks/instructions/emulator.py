@@ -100,21 +100,21 @@ class Emulator:
         cpu
             A processor that qemu knows, such as `cortex-a72`.
         """
-        marks = self.marks("guest.py", engine, place, cpu)
+        marks = self.marks("guest.py", engine, [place], cpu)
         return marks[1] - marks[0]
 
-    def marks(self, program: str, engine: str, place: Path, cpu: str) -> list[int]:
+    def marks(self, program: str, engine: str, places: Sequence[Path], cpu: str) -> list[int]:
         """Run a program of this folder; return the instructions executed up to each of its marks."""
         # An empty /sys in a separate mount namespace: some engines crash on the host's CPU description.
         shell = 'mount -t tmpfs none /sys && exec "$@"'
         command = ["unshare", "-m", "bash", "-c", shell, "bash"]
         command += ["qemu-aarch64", "-cpu", cpu, "-L", str(self.root)]
         python = self.root / "usr" / "bin" / "python3.11"
-        arguments = [str(python), str(HERE / program), engine, str(place)]
+        arguments = [str(python), str(HERE / program), engine, *map(str, places)]
         return counted(command, arguments, f"{self.packages}:{PROJECT}")
 
 
-def marks_on_this_machine(program: str, engine: str, place: Path) -> list[int]:
+def marks_on_this_machine(program: str, engine: str, places: Sequence[Path]) -> list[int]:
     """Run a program of this folder on an emulated x86-64 core; return the steps up to each of its marks.
 
     It runs with this Python. The core has AVX2: qemu does not emulate AVX-512. A step is an instruction or an
@@ -126,7 +126,7 @@ def marks_on_this_machine(program: str, engine: str, place: Path) -> list[int]:
         If a program is missing.
     """
     require_programs(X86_PROGRAMS)
-    arguments = [sys.executable, str(HERE / program), engine, str(place)]
+    arguments = [sys.executable, str(HERE / program), engine, *map(str, places)]
     return counted(["qemu-x86_64", "-cpu", "max"], arguments, str(PROJECT), accesses=True)
 
 
@@ -140,7 +140,7 @@ def counted(
     emulator
         The emulator's command line, without the program's.
     arguments
-        The program's command line: Python, script, engine, folder.
+        The program's command line: Python, script, engine, folders.
     python_path
         Its `PYTHONPATH`.
     accesses

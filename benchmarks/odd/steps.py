@@ -97,7 +97,7 @@ def count(variants: Sequence[Variant], folder: Path) -> list[int]:
             owners.append(number)
     (folder / "calls.json").write_text(json.dumps(calls))
     (folder / "mod.so").write_bytes(link(compile_object(tvm.IRModule(kernels), target), target))
-    marks = marks_on_this_machine("kernels.py", "edgebundle", folder)
+    marks = marks_on_this_machine("kernels.py", "edgebundle", [folder])
     steps = [0] * len(variants)
     for number, before, after in zip(owners, marks[:-1], marks[1:], strict=True):
         steps[number] += after - before

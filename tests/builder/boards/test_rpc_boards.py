@@ -54,42 +54,16 @@ def test_a_key_without_boards_is_an_error(lab: Any, monkeypatch: pytest.MonkeyPa
         RpcBoards(lab.tracker, "nobody", OPTIONS)
 
 
-def test_two_boards_share_the_work_while_one_dies_and_returns(lab: Any, kernels: list[BuiltKernel]) -> None:
-    ports = free_port(), free_port()
-    names = [lab.start_board(port) for port in ports]
-    lines: list[str] = []
-    options = RunnerOptions(number=1, repeat=1, min_repeat_ms=0, cooldown_ms=200, timeout_s=20)
-    boards = RpcBoards(lab.tracker, KEY, options, lines.append)
-    try:
-        work = kernels * 5
-        measurements = boards.measure(work)
-        assert all(m.error is None for m in measurements)
-        assert {m.board for m in measurements} == set(names)
-
-        # It dies as soon as it has measured its first candidate.
-        measurements = boards.measure(work, once(names[0], lambda: lab.kill(names[0])))
-        assert all(m.error is None for m in measurements)
-        assert any(f"{names[0]} is dropped" in line for line in lines)
-        status = {s.name: s for s in boards.status()}
-        assert status[names[0]].doing == "dropped"
-
-        assert lab.start_board(ports[0]) == names[0]
-        deadline = time.monotonic() + 60
-        while not any(f"{names[0]} is back" in line for line in lines):
-            assert time.monotonic() < deadline
-            assert all(m.error is None for m in boards.measure(work))
-        times = boards.take_times()
-        assert times[names[0]].dropped == 1
-        assert all(times[name].seconds > 0 for name in names)
-    finally:
-        boards.close()
-
-
-def test_two_boards_measure_more_than_one(lab: Any, kernels: list[BuiltKernel]) -> None:
+def test_two_boards_measure_more_than_one_while_one_hangs_dies_and_returns(
+    lab: Any, kernels: list[BuiltKernel]
+) -> None:
     """Cooldown takes no CPU time, so two boards on one machine measure twice as much (less if it is busy)."""
-    lab.start_board(free_port())
-    options = RunnerOptions(number=1, repeat=1, min_repeat_ms=0, cooldown_ms=200, timeout_s=60)
-    boards = RpcBoards(lab.tracker, KEY, options)
+    ports = free_port(), free_port()
+    names = [lab.start_board(ports[0])]
+    lines: list[str] = []
+    options = RunnerOptions(number=1, repeat=1, min_repeat_ms=0, cooldown_ms=200, timeout_s=8)
+    boards = RpcBoards(lab.tracker, KEY, options, lines.append)
+    stopped: list[int] = []
 
     def rate(count: int) -> float:
         deadline = time.monotonic() + 90
@@ -99,31 +73,40 @@ def test_two_boards_measure_more_than_one(lab: Any, kernels: list[BuiltKernel]) 
         assert all(m.error is None for m in boards.measure(kernels * 6))
         return 6 * len(kernels) / (time.monotonic() - start)
 
-    try:
-        one = rate(1)
-        lab.start_board(free_port())
-        rates = [rate(2)]
-        while max(rates) < 1.5 * one and len(rates) < 4:
-            rates.append(rate(2))
-        assert max(rates) >= 1.5 * one, (one, rates)
-    finally:
-        boards.close()
-
-
-def test_a_board_that_hangs_loses_its_candidates_to_another(lab: Any, kernels: list[BuiltKernel]) -> None:
-    names = [lab.start_board(free_port()) for _ in range(2)]
-    options = RunnerOptions(number=1, repeat=1, min_repeat_ms=0, cooldown_ms=300, timeout_s=3)
-    boards = RpcBoards(lab.tracker, KEY, options)
-    stopped = []
-
     def hang() -> None:
         # The server's whole process group stops, as if the board had lost its power supply.
         for pid in _group(lab.processes[names[0]].pid):
             os.kill(pid, signal.SIGSTOP)
             stopped.append(pid)
 
+    def wait_until_back() -> None:
+        deadline = time.monotonic() + 60
+        while not any(f"{names[0]} is back" in line for line in lines):
+            assert time.monotonic() < deadline
+            assert all(m.error is None for m in boards.measure(kernels * 5))
+
     try:
-        measurements = boards.measure(kernels * 6, once(names[0], hang))
+        one = rate(1)
+        names.append(lab.start_board(ports[1]))
+        rates = [rate(2)]
+        while max(rates) < 1.5 * one and len(rates) < 4:
+            rates.append(rate(2))
+        assert max(rates) >= 1.5 * one, (one, rates)
+
+        # It dies as soon as it has measured its first candidate.
+        measurements = boards.measure(kernels * 5, once(names[0], lambda: lab.kill(names[0])))
+        assert all(m.error is None for m in measurements)
+        assert any(f"{names[0]} is dropped" in line for line in lines)
+        assert {s.name: s for s in boards.status()}[names[0]].doing == "dropped"
+        assert lab.start_board(ports[0]) == names[0]
+        wait_until_back()
+        times = boards.take_times()
+        assert times[names[0]].dropped == 1
+        assert all(times[name].seconds > 0 for name in names)
+
+        # It hangs, and another measures its candidates.
+        measurements = boards.measure(kernels * 5, once(names[0], hang))
+        assert stopped
         assert all(m.error is None for m in measurements)
         assert boards.take_times()[names[0]].dropped == 1
     finally:
@@ -138,15 +121,12 @@ def _group(parent: int) -> list[int]:
     return [p.pid for p in psutil.Process(parent).children(recursive=True)]
 
 
-def test_a_kernel_that_crashes_the_server_does_not_end_the_board(
-    lab: Any, kernels: list[BuiltKernel]
-) -> None:
-    """A crash in a constructor kills the server's session; the watchdog restarts the server."""
+def killer(kernel: BuiltKernel) -> BuiltKernel:
+    """Return a shared object that crashes while it is loaded."""
     import subprocess
     import sys
     import tempfile
 
-    name = lab.start_board(free_port())
     with tempfile.TemporaryDirectory() as work:
         Path(work, "x.c").write_text(
             "__attribute__((constructor)) static void die(void) { __builtin_trap(); }\n"
@@ -156,16 +136,7 @@ def test_a_kernel_that_crashes_the_server_does_not_end_the_board(
             cwd=work,
             check=True,
         )
-        killer = BuiltKernel(Path(work, "x.so").read_bytes(), kernels[0].arguments)
-    boards = RpcBoards(lab.tracker, KEY, OPTIONS)
-    try:
-        measurements = boards.measure([killer, kernels[0]])
-        assert measurements[0].seconds is None
-        assert measurements[1].error is None
-        assert measurements[1].board == name
-        assert boards.take_times()[name].dropped >= 1
-    finally:
-        boards.close()
+        return BuiltKernel(Path(work, "x.so").read_bytes(), kernel.arguments)
 
 
 class Liar:
@@ -204,13 +175,16 @@ class Liar:
                     break
 
     def close(self) -> None:
+        if self._stop:
+            return
         self._stop = True
         self._thread.join()
         self._listen.close()
         self._tracker.close()
 
 
-def test_a_board_that_sends_invalid_answers_is_dropped(lab: Any, kernels: list[BuiltKernel]) -> None:
+def test_neither_invalid_answers_nor_a_crash_end_the_boards(lab: Any, kernels: list[BuiltKernel]) -> None:
+    """A crash in a constructor kills the server's session; the watchdog restarts the server."""
     liar = Liar(lab.tracker)
     honest = lab.start_board(free_port())
     lines: list[str] = []
@@ -225,6 +199,13 @@ def test_a_board_that_sends_invalid_answers_is_dropped(lab: Any, kernels: list[B
             dropped = [line for line in lines if line.startswith(f"board {liar.name} is dropped")]
         assert "for 5 s" in dropped[0]
         assert liar.met >= 1
+        liar.close()
+
+        crashed, whole = boards.measure([killer(kernels[0]), kernels[0]])
+        assert crashed.seconds is None
+        assert whole.error is None
+        assert whole.board == honest
+        assert boards.take_times()[honest].dropped >= 1
     finally:
         boards.close()
         liar.close()

@@ -195,6 +195,7 @@ def test_a_board_behind_ssh_measures_and_leaves_no_process(
     assert lab.tracker.servers(KEY) == ()
 
 
+@pytest.mark.slow
 def test_a_key_that_the_board_does_not_accept_is_explained(
     board: Board, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

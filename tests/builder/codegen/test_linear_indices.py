@@ -70,6 +70,7 @@ SHAPES = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lanes", [4, 8, 16])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_elements_are_read_as_vectors_whatever_the_columns(shape: tuple[int, ...], lanes: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,6 +34,7 @@ def test_no_two_values_alive_together_share_a_storage(values: list[Lifetime]) ->
                 assert not b.pinned
 
 
+@pytest.mark.slow
 @given(st.lists(lifetimes, max_size=40))
 def test_arena_lies_between_the_peak_and_the_sum(values: list[Lifetime]) -> None:
     loose = [v for v in values if not v.pinned]

@@ -183,6 +183,7 @@ TABLE = onnx.numpy_helper.from_array(np.arange(40, dtype="float32").reshape(10, 
 ONES = onnx.numpy_helper.from_array(np.ones((3, 4), "float32"), "updates")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("operator", "ids", "rows", "more"),
     [

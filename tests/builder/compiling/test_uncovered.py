@@ -100,6 +100,7 @@ def test_a_single_row_is_left_to_the_fallback_in_strict_mode() -> None:
     assert kinds(module) == ["fallback"]
 
 
+@pytest.mark.slow
 def test_every_kernel_of_the_example_has_the_loops_of_its_space() -> None:
     module = lower(import_onnx(DIGITS).mod, TARGET, Schedules(strict=True))
     assert uncovered_kernels(module, TARGET) == ()

@@ -29,6 +29,7 @@ def write(folder: Path, bundle: Bundle) -> Path:
     return path
 
 
+@pytest.mark.slow
 async def test_a_bundle_is_deployed_over_either_broker(broker: BrokerProcess, tmp_path: Path) -> None:
     bundle = make_bundle(params=b"p" * 1_000_000)
     seen: list[DeployProgress] = []
@@ -67,6 +68,7 @@ async def test_broker_that_restarts_without_memory_costs_only_time(
         broker.stop()
 
 
+@pytest.mark.slow
 async def test_agent_that_restarts_during_a_transfer_resumes_it(
     mosquitto: BrokerProcess, tmp_path: Path
 ) -> None:
@@ -121,6 +123,7 @@ async def test_what_is_desired_survives_a_broker_that_forgot_it(
         broker.stop()
 
 
+@pytest.mark.slow
 async def test_simultaneous_deployments_all_succeed(mosquitto: BrokerProcess, tmp_path: Path) -> None:
     bundles = [make_bundle(name=f"model-{index}") for index in range(6)]
     async with Device(tmp_path / "state", mosquitto.url) as device:

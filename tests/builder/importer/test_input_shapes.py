@@ -58,6 +58,7 @@ def test_malformed_shapes_are_refused_in_one_line(text: str, fragment: str) -> N
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 @given(st.dictionaries(names, shapes, min_size=1, max_size=5), st.sampled_from([" ", ", ", "\n", " ,  "]))
 def test_what_is_written_is_read(given_shapes: dict[str, tuple[int, ...]], separator: str) -> None:
     text = separator.join(f"{name}:[{','.join(map(str, dims))}]" for name, dims in given_shapes.items())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import tvm
 from tvm import tirx
 
@@ -21,6 +22,7 @@ def without_names(func: tirx.PrimFunc) -> tirx.PrimFunc:
     return func.without_attr(SCHEDULE).with_attr("global_symbol", "f")
 
 
+@pytest.mark.slow
 def test_the_heuristics_point_is_the_heuristics_schedule(
     tasks: tuple[Task, ...], device: DeviceTarget
 ) -> None:
@@ -46,6 +48,7 @@ def test_points_differ_in_their_loops(tasks: tuple[Task, ...]) -> None:
     assert len(seen) == 6
 
 
+@pytest.mark.slow
 def test_making_points_leaves_the_workload_as_it_was(tasks: tuple[Task, ...]) -> None:
     for task in tasks:
         for decisions in list(task.space.all_decisions())[:4]:
@@ -53,6 +56,7 @@ def test_making_points_leaves_the_workload_as_it_was(tasks: tuple[Task, ...]) ->
         assert workload_of(task.space.func)[1] == task.key
 
 
+@pytest.mark.slow
 def test_the_middle_of_each_space_is_another_schedule(digits: ImportedModel, device: DeviceTarget) -> None:
     ours, mid = lower(digits.mod, device), lower(digits.mod, device, Schedules(choose=middle))
     assert set(map(str, ours.kernels.functions)) == set(map(str, mid.kernels.functions))

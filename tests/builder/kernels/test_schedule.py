@@ -69,6 +69,7 @@ def test_sum_over_nothing_is_zero(target: DeviceTarget) -> None:
     assert result.outputs[0].shape == (3,)
 
 
+@pytest.mark.slow
 def test_operands_of_a_concatenation_are_computed_in_vectors(target: DeviceTarget, randn: Randn) -> None:
     x = randn(1, 2000, 2)
     result = run(lambda v: relax.op.concat([relax.op.exp(v), v], axis=2), {"x": x}, target)

@@ -4,6 +4,8 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from builder.compiling.lower import lower
 from builder.importer import ImportedModel
 from builder.kernels.decisions import Schedules
@@ -15,6 +17,7 @@ from builder.target.device_target import DeviceTarget
 from tests.builder.records.conftest import fill, others, point_at
 
 
+@pytest.mark.slow
 def test_lowering_uses_the_best_record(
     folder: Path, task: Task, device: DeviceTarget, digits: ImportedModel
 ) -> None:
@@ -30,6 +33,7 @@ def test_lowering_uses_the_best_record(
     assert changed == [task.name]
 
 
+@pytest.mark.slow
 def test_a_trace_that_does_not_apply_keeps_the_heuristic_with_a_message(
     folder: Path, task: Task, device: DeviceTarget, digits: ImportedModel
 ) -> None:

@@ -182,13 +182,13 @@ def test_early_stopping_ends_a_task(
 ) -> None:
     task = max(tasks, key=lambda t: t.space.size)
     options = TuneOptions(
-        tuner="gridsearch", trials=1000, early_stopping=4, pairs=0, batch=2, parallel=1, tasks=str(task.index)
+        tuner="gridsearch", trials=1000, early_stopping=2, pairs=0, batch=2, parallel=1, tasks=str(task.index)
     )
     records = tune(model, device, tmp_path, options=options, runner=FAST)
     times = list(records.measured(task.key).values())
     assert len(times) < task.space.size
     best = min(range(len(times)), key=lambda i: times[i] or 1)
-    assert 4 <= len(times) - 1 - best < 6
+    assert 2 <= len(times) - 1 - best < 4
 
 
 def test_the_manifest_has_the_comparison_of_the_model(
@@ -217,8 +217,9 @@ def test_the_manifest_has_the_comparison_of_the_model(
 
 
 def test_a_killed_run_loses_at_most_a_batch_and_continues(
-    path: Path, model: ImportedModel, device: DeviceTarget, tmp_path: Path, tasks: tuple[Task, ...]
+    path: Path, tmp_path: Path, tasks: tuple[Task, ...]
 ) -> None:
+    """The run that is killed may leave half a line; the next one continues, and is interrupted."""
     task = max(tasks, key=lambda t: t.space.size)
     command = [
         *(sys.executable, "-m", "builder", "tune", str(path), "-o", str(tmp_path / "r")),
@@ -228,9 +229,9 @@ def test_a_killed_run_loses_at_most_a_batch_and_continues(
     for number in (signal.SIGKILL, signal.SIGINT):
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         assert process.stderr is not None
-        already = len(recorded(tmp_path / "r")) if (tmp_path / "r" / RECORDS).exists() else 0
+        before = recorded(tmp_path / "r") if number == signal.SIGINT else []
         deadline = time.monotonic() + 120
-        while not (tmp_path / "r" / RECORDS).exists() or len(recorded(tmp_path / "r")) < already + 3:
+        while not (tmp_path / "r" / RECORDS).exists() or len(recorded(tmp_path / "r")) < len(before) + 3:
             assert process.poll() is None, process.stderr.read()
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -239,14 +240,9 @@ def test_a_killed_run_loses_at_most_a_batch_and_continues(
         assert process.returncode == (130 if number == signal.SIGINT else -signal.SIGKILL)
         if number == signal.SIGINT:
             assert "repeat the command to continue" in process.stderr.read()
-    found = recorded(tmp_path / "r")
-    assert len(found) >= 6
-    assert len(set(found)) == len(found)
-    options = TuneOptions(trials=len(found) + 3, pairs=0, parallel=1, tasks=str(task.index))
-    tune(model, device, tmp_path / "r", options=options, runner=FAST)
-    after = recorded(tmp_path / "r")
-    assert after[: len(found)] == found
-    assert len(set(after)) == len(after) > len(found)
+        found = recorded(tmp_path / "r")
+        assert found[: len(before)] == before
+        assert len(set(found)) == len(found) >= len(before) + 3
 
 
 def test_another_machines_target_needs_boards(model: ImportedModel, tmp_path: Path) -> None:

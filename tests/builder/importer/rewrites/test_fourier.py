@@ -22,6 +22,7 @@ CASES: dict[str, Case] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_single_operators(make_model: ModelMaker, noise: Any, agrees: Any, case: str) -> None:
     check_case(make_model, noise, agrees, *CASES[case])

@@ -22,6 +22,7 @@ def test_single_operators(make_model: ModelMaker, noise: Any, agrees: Any, case:
     check_case(make_model, noise, agrees, *CASES[case])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("op", "indices", "shape"),
     [

@@ -39,6 +39,7 @@ def test_a_loop_that_collects_rows(make_model: ModelMaker, noise: Any, agrees: A
     assert "Loop" not in operators(agrees(model, noise(4, 3)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backwards", [0, 1])
 def test_a_scan(make_model: ModelMaker, noise: Any, agrees: Any, backwards: int) -> None:
     body = helper.make_graph(

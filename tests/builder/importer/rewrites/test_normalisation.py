@@ -21,6 +21,7 @@ def test_single_operators(make_model: ModelMaker, noise: Any, agrees: Any, case:
     check_case(make_model, noise, agrees, *CASES[case])
 
 
+@pytest.mark.slow
 def test_batch_normalisation_in_training_mode_uses_the_batch(
     make_model: ModelMaker, noise: Any, agrees: Any
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from onnx import TensorProto, helper
 
 from tests.builder.importer.rewrites.cases import ModelMaker, operators
@@ -49,6 +50,7 @@ def test_quantised_matmul(make_model: ModelMaker, agrees: Any) -> None:
     agrees(make_model([node], *types, weights), random.integers(0, 255, (2, 5)).astype(np.uint8), atol=1.01)
 
 
+@pytest.mark.slow
 def test_integer_convolution(make_model: ModelMaker, agrees: Any) -> None:
     random = np.random.default_rng(5)
     weights = {

@@ -62,6 +62,7 @@ def test_layer_norm_without_gain_or_with_only_a_gain(target: DeviceTarget, randn
     assert result.schedules == {rows.KIND}
 
 
+@pytest.mark.slow
 def test_norm_along_another_axis_and_a_twofold_gain_stay_right(target: DeviceTarget, randn: Randn) -> None:
     x, gain = randn(6, 32), randn(32)
     close(run(lambda v: decomposed(v, "power", "sqrt", axis=0), {"x": x}, target).outputs[0], norm(x, 0))

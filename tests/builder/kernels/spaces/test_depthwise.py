@@ -28,6 +28,7 @@ def test_depthwise_agrees_with_its_definition(
     assert channels == 1 or depthwise.KIND in result.schedules
 
 
+@pytest.mark.slow
 def test_several_filters_for_each_channel(target: DeviceTarget, randn: Randn) -> None:
     x, w = randn(1, 8, 6, 6), randn(16, 1, 3, 3)
     how: dict[str, Any] = {"padding": (1, 1, 1, 1), "groups": 8}

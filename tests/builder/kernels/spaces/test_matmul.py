@@ -27,6 +27,7 @@ def test_product_with_constant_weights(
         assert result.schedules == {matmul.KIND}
 
 
+@pytest.mark.slow
 def test_gelu_is_fused_after_the_product(target: DeviceTarget, randn: Randn) -> None:
     from scipy.special import erf
 
@@ -46,6 +47,7 @@ def test_gelu_is_fused_after_the_product(target: DeviceTarget, randn: Randn) -> 
     assert result.schedules == {matmul.KIND}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("batch", "rows", "depth", "columns"), [((1, 3), 16, 8, 32), ((2,), 5, 7, 9), ((), 4, 4, 4)]
 )
@@ -92,6 +94,7 @@ def test_attention_needs_one_transpose(heads: int, target: DeviceTarget, randn: 
 _HEAD_SWAP = (0, 2, 1, 3)
 
 
+@pytest.mark.slow
 def test_a_product_that_is_read_with_heads_swapped_and_not(target: DeviceTarget, randn: Randn) -> None:
     a, b = randn(1, 2, 8, 4), randn(1, 2, 4, 16)
 

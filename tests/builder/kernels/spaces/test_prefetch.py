@@ -30,6 +30,7 @@ def test_arm_prefetches_nothing(randn: Randn) -> None:
     assert prefetches(randn, 7, resolve("rpi4")) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(7, 7), (1, 5), (14, 14)])
 def test_prefetches_do_not_change_results(randn: Randn, size: tuple[int, int]) -> None:
     x, w = randn(2, 48, *size), randn(80, 48, 3, 3)

@@ -52,7 +52,7 @@ def test_states_and_cells_are_those_of_the_formulas(kind: str, lanes: int) -> No
 @given(
     kind=st.sampled_from(list(GATES)),
     direction=st.sampled_from(list(DIRECTIONS)),
-    sizes=st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(1, 40)),
+    sizes=st.tuples(st.integers(1, 5), st.integers(1, 5), st.integers(1, 21)),
     lanes=st.sampled_from(list(REGISTERS)),
 )
 def test_any_size(kind: str, direction: str, sizes: tuple[int, int, int], lanes: int) -> None:

@@ -35,6 +35,7 @@ def test_topk_puts_the_first_of_equals_first(
     assert np.array_equal(values, np.take_along_axis(x, order, axis))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("descending", [True, False])
 def test_sort_and_argsort(descending: bool, randn: Randn) -> None:
     x = (randn(5, 50) * 4).astype("int32")

@@ -74,6 +74,7 @@ def units_in_the_last_place(got: np.ndarray, want: np.ndarray) -> np.ndarray:
     return np.where(same, 0.0, np.where(np.isnan(error), np.inf, error))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["exp", "log", "sigmoid", "tanh", "erf"])
 def test_every_float_has_its_value(name: str, target: DeviceTarget) -> None:
     operator, reference = FORMULAS[name]
