@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import gc
 import importlib
 import os
 import signal
@@ -31,6 +32,10 @@ EXIT_USAGE: Final = 2
 EXIT_INPUT: Final = 4
 EXIT_INTERRUPTED: Final = 128 + signal.SIGINT
 EXIT_BROKEN_PIPE: Final = 128 + signal.SIGPIPE
+
+# Syntax trees and schedules are many objects that stay. Python's default, a search for cycles after every 700
+# new ones, takes a tenth of the time that a model compiles.
+COLLECT_AFTER: Final = 20_000
 
 # `edgebundle --help` lists their verbs in this order.
 VERB_MODULES: Final = ("keys", "compile", "run", "tune", "records", "rpc", "fleet", "metrics")
@@ -104,6 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    gc.set_threshold(COLLECT_AFTER, *gc.get_threshold()[1:])
     try:
         code = _run(arguments)
         sys.stdout.flush()  # a closed pipe must raise here, not while the interpreter shuts down
