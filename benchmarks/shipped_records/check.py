@@ -49,9 +49,8 @@ class Applicability:
 def applicability(records: CoreRecords, models: Sequence[str]) -> Applicability:
     """Check the entries of `records` that were found in `models`."""
     ours = {s: e for s, e in records.entries.items() if set(e.models) & set(models)}
-    found = (
-        {w.signature: w for w in operators_of(models, resolve(TARGETS[records.name]), None)} if ours else {}
-    )
+    named = [model for model in models if any(model in entry.models for entry in ours.values())]
+    found = {w.signature: w for w in operators_of(named, resolve(TARGETS[records.name]), None)}
     stale = []
     for signature, entry in ours.items():
         why = (
