@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from builder import Package, compile, run
+from builder import Package, run
 from builder.boards.remote_run import profile_on_board, run_on_board
 from builder.errors import FleetError, ModelError, ShapeError
-from builder.importer import ImportedModel
 from tests.bundles import FILES, make_manifest
 from tests.ports import free_port
 
@@ -35,9 +34,9 @@ def test_inputs_are_checked_before_a_board_is_asked(package: Package, tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_board_gives_the_outputs_of_this_machine(lab: Any, digits: ImportedModel) -> None:
+def test_a_board_gives_the_outputs_of_this_machine(lab: Any, digits_bundle: Path) -> None:
     lab.start_board(free_port())
-    package = compile(digits)
+    package = Package.load(digits_bundle)
     inputs = {"image": np.linspace(0, 1, 64, dtype=np.float32).reshape(1, 1, 8, 8)}
     there = run_on_board(package, inputs, tracker=lab.tracker, key=KEY, benchmark=True, repeat=2)
     np.testing.assert_allclose(there.get_output("output_0"), run(package, inputs).get_output("output_0"))
