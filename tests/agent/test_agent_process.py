@@ -12,7 +12,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,14 +26,13 @@ from agent.mqtt.message import Message
 from agent.mqtt.settings import BrokerSettings
 from agent.wire.topics import ModelState, State, format_topic
 from tests.agent.service.conftest import Client, connected_client, status_of, until
-from tests.agent.worker.conftest import compile_c, one_kernel, processor_s
+from tests.agent.worker.conftest import one_kernel, processor_s, shared_kernels
 from tests.bundles import Signer, build
 from tests.conftest import BrokerProcess
 from tests.fake_module import params
 
 pytestmark = pytest.mark.slow
 
-KERNELS = Path(__file__).parent / "worker" / "kernels.c"
 START_LIMIT_S = 20.0
 # The promises of docs/mqtt.md about an agent without a model.
 IDLE_RSS_BYTES = 36 << 20
@@ -80,8 +79,8 @@ class Device:
     def install(self, kernel: str, library: Path) -> None:
         path = self.folder / f"{kernel}.bundle"
         path.write_bytes(pack(self.signer, kernel, library.read_bytes()))
-        command = [sys.executable, "-m", "agent", "install", str(path), *self.arguments()]
-        subprocess.run(command, check=True, timeout=START_LIMIT_S, stdout=subprocess.DEVNULL)
+        # Not a process, which takes longer to start than the installation does.
+        assert agent.cli.main(["install", str(path), *self.arguments()]) == 0
 
     def children(self) -> list[int]:
         assert self.process is not None
@@ -106,8 +105,8 @@ def pack(signer: Signer, kernel: str, library: bytes, name: str = "", version: s
 
 
 @pytest.fixture(scope="session")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compile_c(KERNELS, tmp_path_factory.mktemp("kernels") / "mod.so")
+def kernels(shared_file: Callable[[str, Callable[[Path], None]], Path]) -> Path:
+    return shared_kernels(shared_file)
 
 
 @pytest.fixture

@@ -40,8 +40,15 @@ def compile_c(source: Path, target: Path, *flags: str) -> Path:
 
 
 @pytest.fixture(scope="session")
-def kernel_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compile_c(HERE / "kernels.c", tmp_path_factory.mktemp("kernels") / "mod.so")
+def kernel_library(shared_file: Callable[[str, Callable[[Path], None]], Path]) -> Path:
+    return shared_kernels(shared_file)
+
+
+def shared_kernels(shared_file: Callable[[str, Callable[[Path], None]], Path]) -> Path:
+    def write(path: Path) -> None:
+        compile_c(HERE / "kernels.c", path)
+
+    return shared_file("kernels.so", write)
 
 
 def sealed(content: bytes) -> int:

@@ -64,27 +64,23 @@ def test_answer_has_durations(spawn: Spawn) -> None:
     assert answer.encode_us < 50_000
 
 
-@pytest.mark.parametrize(
-    ("payload", "fields", "status", "words"),
-    [
+def test_a_request_that_cannot_be_answered_gets_the_reason_and_the_next_is_served(spawn: Spawn) -> None:
+    worker = spawn("twice")
+    cases: tuple[tuple[bytes, dict[str, object], int, str], ...] = (
         (b"{", {"content_type": JSON}, 400, "expected JSON"),
         (b"x", {"content_type": RAW}, 400, r"expected 16 bytes"),
         (b"x", {"content_type": "image/png"}, 415, "takes no images"),
         (b"x", {"content_type": "text/plain"}, 415, "text/plain"),
         (X.tobytes(), {"content_type": RAW, "accept": "text/plain"}, 415, "text/plain"),
         (X.tobytes(), {"content_type": RAW, "deadline_s": 1.0}, 408, "deadline passed"),
-    ],
-)
-def test_a_request_that_cannot_be_answered_gets_the_reason_and_the_next_is_served(
-    spawn: Spawn, payload: bytes, fields: dict[str, object], status: int, words: str
-) -> None:
-    worker = spawn("twice")
-    answer, body = worker.infer(payload, **fields)
-    assert (answer.status, answer.compute_us) == (status, 0)
-    assert words in answer.message
-    assert answer.content_type == JSON
-    assert json.loads(body)["error"] == answer.message
-    np.testing.assert_array_equal(worker.infer_raw(*X), X * 2)
+    )
+    for payload, fields, status, words in cases:
+        answer, body = worker.infer(payload, **fields)
+        assert (answer.status, answer.compute_us) == (status, 0), fields
+        assert words in answer.message
+        assert answer.content_type == JSON
+        assert json.loads(body)["error"] == answer.message
+        np.testing.assert_array_equal(worker.infer_raw(*X), X * 2)
 
 
 def test_a_client_without_properties_finds_everything_in_the_json(spawn: Spawn) -> None:
