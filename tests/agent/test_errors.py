@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import re
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -33,11 +34,13 @@ def drawn_parents() -> dict[str, str | None]:
     return parents
 
 
+@cache
 def exceptions_by_file(root: Path) -> dict[str, set[str]]:
     """Return the names of the public exception classes that each file below a folder defines."""
     found = [
         (str(path.relative_to(root)), node)
         for path in sorted(root.rglob("*.py"))
+        if re.search(r"class \w+\(", path.read_text())  # parsing is slow
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.ClassDef)
     ]
