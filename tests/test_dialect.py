@@ -17,6 +17,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAMS = ("agent", "builder")
 
@@ -210,6 +212,7 @@ RULES: tuple[Callable[[], Iterator[Line]], ...] = (
 )
 
 
+@pytest.mark.slow
 def test_dialect() -> None:
     """All rules are one test, because reading and parsing every file takes longer than they do."""
     gc.disable()  # searching millions of new objects for cycles takes longer than the rules

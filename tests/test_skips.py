@@ -18,6 +18,7 @@ def test_that_needs_something() -> None:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ci", "reason", "status"),
     [

@@ -304,6 +304,7 @@ def test_bytes_of_a_bundle_never_change(kit: Any) -> None:
     )
 
 
+@pytest.mark.slow
 def test_large_bundle_is_verified_without_holding_it_in_memory(kit: Any, tmp_path: Path) -> None:
     weights = tmp_path / "mod.params"
     with weights.open("wb") as file:

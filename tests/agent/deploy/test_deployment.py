@@ -495,6 +495,7 @@ async def test_damaged_beginning_is_discarded_once(agent: Agent) -> None:
     await agent.stop()
 
 
+@pytest.mark.slow
 async def test_old_jobs_are_removed_from_the_journal_and_the_broker(agent: Agent) -> None:
     await agent.start()
     bundle = make_bundle()

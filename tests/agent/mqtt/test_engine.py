@@ -161,6 +161,7 @@ async def test_received_message_is_numbered_with_its_connection_and_acknowledged
     assert [packet.packet_id for packet in rig.client.of_kind(PUBACK)] == [7]
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=12))
 @in_virtual_time
 async def test_packets_arrive_however_the_stream_is_cut(sizes: list[int]) -> None:

@@ -60,6 +60,7 @@ def test_what_is_encoded_is_decoded(value: Properties, before: bytes, behind: by
     assert decode(packet, len(before)) == (value, None, len(before) + len(packed))
 
 
+@pytest.mark.slow
 @given(texts.filter(bool), st.binary(max_size=200), properties, st.booleans(), st.booleans(), st.booleans())
 def test_packet_that_is_encoded_is_decoded(
     topic: str, payload: bytes, value: Properties, at_qos_1: bool, retain: bool, dup: bool
@@ -171,6 +172,7 @@ def test_topic_that_is_not_utf8_is_none_of_ours() -> None:
     assert message.receipt is not None
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(texts, texts), max_size=5),
     st.integers(0, 600),

@@ -154,6 +154,7 @@ def test_packet_that_cannot_be_sent_does_not_block_the_connection() -> None:
     assert subscriptions.settled
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from("abc"), st.integers(0, 1)), max_size=30))
 def test_filters_of_a_connection_are_those_added_and_not_removed(
     changes: list[tuple[bool, str, int]],

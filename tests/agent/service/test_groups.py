@@ -120,6 +120,7 @@ async def are_members(*rigs: Rig) -> None:
         assert rig.service._groups._subscribed
 
 
+@pytest.mark.slow
 async def test_member_whose_model_is_out_of_service_gets_no_requests(
     mosquitto: BrokerProcess, start_service: StartService
 ) -> None:

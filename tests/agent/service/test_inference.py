@@ -269,6 +269,7 @@ async def test_requests_that_crash_the_model_do_not_take_it_from_others(
         assert samples['edge_inference_quarantined_total{model="echo"}'] == 1
 
 
+@pytest.mark.slow
 async def test_three_deaths_of_an_idle_worker_take_the_model_out_of_service(
     mosquitto: BrokerProcess, start_service: StartService
 ) -> None:
@@ -337,6 +338,7 @@ async def test_worker_that_lies_costs_its_request_and_no_connection(
         assert samples.get("edge_faults_total", 0) == 0
 
 
+@pytest.mark.slow
 async def test_swap_between_versions_fails_no_request(
     mosquitto: BrokerProcess, start_service: StartService
 ) -> None:

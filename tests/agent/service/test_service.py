@@ -234,6 +234,7 @@ async def test_answer_that_could_not_be_delivered_is_delivered_by_the_next_agent
             assert (await client.answer(correlation)).payload == b"1.0.0:" + held
 
 
+@pytest.mark.slow
 async def test_answer_larger_than_the_broker_accepts_is_an_error_that_says_so_and_holds_nothing_up(
     tmp_path: Path, start_service: StartService
 ) -> None:
@@ -305,6 +306,7 @@ async def test_request_in_the_hands_of_an_agent_that_lost_its_connection_is_answ
         assert samples[duplicates] == 1
 
 
+@pytest.mark.slow
 async def test_group_shares_requests_among_its_members(
     mosquitto: BrokerProcess, start_service: StartService
 ) -> None:

@@ -25,6 +25,7 @@ other_keys = st.text(max_size=10).filter(lambda text: text not in ("reply_to", "
 identifiers = st.none() | st.text(max_size=50)
 
 
+@pytest.mark.slow
 @given(st.dictionaries(other_keys, values, max_size=6), identifiers, identifiers, st.booleans(), st.randoms())
 def test_envelope_is_what_a_parser_finds(
     rest: dict[str, Any], reply_to: str | None, identifier: str | None, ascii_only: bool, random: Random
@@ -102,6 +103,7 @@ def test_what_looks_like_a_key_in_a_long_string_is_none() -> None:
     assert read_envelope(nested) == Envelope("r")
 
 
+@pytest.mark.slow
 @given(
     st.dictionaries(other_keys, values, max_size=6),
     identifiers,

@@ -138,6 +138,7 @@ any_text = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(
     content_type=st.none() | any_text,
     correlation=st.none() | st.binary(max_size=10),

@@ -47,17 +47,20 @@ any_topic: st.SearchStrategy[Topic] = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(any_topic)
 def test_what_is_written_is_read_again(topic: Topic) -> None:
     assert parse_topic(format_topic(topic)) == topic
 
 
+@pytest.mark.slow
 @given(st.text(max_size=80) | any_topic.map(lambda topic: format_topic(topic) + "/"))
 def test_what_is_read_is_what_would_be_written(text: str) -> None:
     topic = parse_topic(text)
     assert topic is None or format_topic(topic) == text
 
 
+@pytest.mark.slow
 @given(any_topic.map(format_topic), st.integers(0, 200), st.characters())
 def test_a_changed_character_is_another_topic_or_none(text: str, at: int, character: str) -> None:
     at %= len(text)

@@ -77,6 +77,7 @@ def test_frames_come_out_as_they_went_in_however_the_stream_is_cut(
     assert decoder.idle
 
 
+@pytest.mark.slow
 @given(sent=frames, sizes=st.lists(st.integers(1, 100_000), min_size=1, max_size=10))
 def test_a_buffered_protocol_gets_the_same_frames(sent: list[tuple[Header, bytes]], sizes: list[int]) -> None:
     rest, decoder, received, turn = stream(sent), Decoder(), [], 0

@@ -206,6 +206,7 @@ json_values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(document=json_values)
 def test_any_document_is_a_request_or_refused(document: object) -> None:
     b = bench("FP32", (1,))
@@ -215,6 +216,7 @@ def test_any_document_is_a_request_or_refused(document: object) -> None:
         assert "\n" not in str(error)
 
 
+@pytest.mark.slow
 @given(first=json_values, second=json_values)
 def test_any_tensor_is_taken_or_refused(first: object, second: object) -> None:
     b = bench("FP32", (1,))
@@ -499,6 +501,7 @@ def test_json_answer_has_the_form_of_the_protocol() -> None:
     }
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), max_size=20))
 def test_every_float_can_be_read_back_from_a_json_answer(values: list[float]) -> None:
     array = np.array(values, np.float32)

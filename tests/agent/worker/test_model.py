@@ -179,6 +179,7 @@ types = st.sampled_from(["", JSON, RAW, CBOR, "image/jpeg", "application/json; c
 )
 
 
+@pytest.mark.slow
 @given(
     payload=bodies,
     content_type=types,

@@ -151,6 +151,7 @@ def test_an_unfinished_transfer_is_kept_for_a_week(tmp_path: Path) -> None:
     assert store.part_bytes(A) == 0
 
 
+@pytest.mark.slow
 def test_readers_see_the_old_or_the_new_state_while_it_is_switched(tmp_path: Path) -> None:
     store = Store(tmp_path / "state")
     put(store, A, B)

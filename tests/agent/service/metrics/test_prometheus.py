@@ -158,6 +158,7 @@ async def test_missing_library_is_an_error_that_says_what_to_install(monkeypatch
         PrometheusPage(LOCAL, list)
 
 
+@pytest.mark.slow
 def test_library_is_not_loaded_unless_a_page_is_wanted() -> None:
     script = (
         "import sys, agent.service.service as s; print(*{'prometheus_client', 'wsgiref'} & {*sys.modules})"

@@ -16,6 +16,7 @@ async def processors(client: Client, model: str) -> set[int]:
     return set(json.loads(answer.payload.partition(b":")[2]))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is nothing to share out")
 async def test_processors_are_divided_again_when_a_model_comes_or_goes(
     mosquitto: BrokerProcess, start_service: StartService

@@ -458,6 +458,7 @@ frames = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(said=st.lists(st.one_of(frames, st.none(), st.just("die")), max_size=30))
 def test_whatever_a_worker_says_every_request_ends_once(

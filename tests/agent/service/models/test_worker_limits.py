@@ -333,6 +333,7 @@ time.sleep(100)
         assert "computed for 0.1 s without a request" in caplog.text
 
 
+@pytest.mark.slow
 async def test_a_worker_that_computes_for_a_request_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_process, "CHECK_INTERVAL_S", 0.02)
     monkeypatch.setattr(worker_process, "_UNEXPLAINED_LIMIT_S", 0.1)

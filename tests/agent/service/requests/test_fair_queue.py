@@ -121,6 +121,7 @@ steps = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(steps)
 def test_nothing_is_lost_or_doubled_and_the_limits_hold(
     steps: list[tuple[str, str, int]],
