@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import json
 import os
 import signal
@@ -33,6 +34,7 @@ from tests.fake_module import params
 
 pytestmark = pytest.mark.slow
 
+KERNELS = Path(__file__).parent / "worker" / "kernels.c"
 START_LIMIT_S = 20.0
 # The promises of docs/mqtt.md about an agent without a model.
 IDLE_RSS_BYTES = 36 << 20
@@ -80,7 +82,8 @@ class Device:
         path = self.folder / f"{kernel}.bundle"
         path.write_bytes(pack(self.signer, kernel, library.read_bytes()))
         # Not a process, which takes longer to start than the installation does.
-        assert agent.cli.main(["install", str(path), *self.arguments()]) == 0
+        with contextlib.redirect_stdout(io.StringIO()):
+            assert agent.cli.main(["install", str(path), *self.arguments()]) == 0
 
     def children(self) -> list[int]:
         assert self.process is not None

@@ -163,24 +163,21 @@ def test_document_types_are_frozen_and_have_slots(kind: type[Any]) -> None:
         setattr(EXAMPLES[kind], fields(kind)[0].name, None)
 
 
-@pytest.mark.slow
-@every
 @given(raw=st.binary(max_size=100) | JSON_VALUES.map(lambda value: json.dumps(value).encode()))
-def test_any_bytes_are_a_document_or_an_error(kind: type[Any], raw: bytes) -> None:
-    with contextlib.suppress(BundleError):
-        assert isinstance(kind.from_bytes(raw), kind)
+def test_any_bytes_are_a_document_or_an_error(raw: bytes) -> None:
+    for kind in DOCUMENTS:
+        with contextlib.suppress(BundleError):
+            assert isinstance(kind.from_bytes(raw), kind)
 
 
 @pytest.mark.slow
-@every
-@given(data=st.data(), value=JSON_VALUES)
-def test_any_value_of_any_key_is_a_document_or_an_error(
-    kind: type[Any], data: st.DataObject, value: Any
-) -> None:
-    whole = json.loads(EXAMPLES[kind].to_bytes())
-    key = data.draw(st.sampled_from(sorted(whole)))
-    with contextlib.suppress(BundleError):
-        assert isinstance(kind.from_bytes(json.dumps({**whole, key: value}).encode()), kind)
+@given(value=JSON_VALUES)
+def test_any_value_of_any_key_is_a_document_or_an_error(value: Any) -> None:
+    for kind in DOCUMENTS:
+        whole = json.loads(EXAMPLES[kind].to_bytes())
+        for key in whole:
+            with contextlib.suppress(BundleError):
+                assert isinstance(kind.from_bytes(json.dumps({**whole, key: value}).encode()), kind)
 
 
 @every

@@ -24,7 +24,6 @@ from agent.worker.frames import Answer, Failed, Frame, Load, Ready, Request
 from tests.bundles import make_manifest
 from tests.fake_module import GraphBuilder, params
 
-HERE = Path(__file__).parent
 ANSWER_LIMIT_S = 30.0
 
 
@@ -46,7 +45,7 @@ def kernel_library(shared_file: Callable[[str, Callable[[Path], None]], Path]) -
 
 def shared_kernels(shared_file: Callable[[str, Callable[[Path], None]], Path]) -> Path:
     def write(path: Path) -> None:
-        compile_c(HERE / "kernels.c", path)
+        compile_c(Path(__file__).with_name("kernels.c"), path)
 
     return shared_file("kernels.so", write)
 
