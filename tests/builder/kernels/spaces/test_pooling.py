@@ -12,7 +12,7 @@ from tvm import relax
 
 from builder.kernels.spaces import pooling
 from builder.target.device_target import DeviceTarget
-from tests.builder.kernels.machines import Build, Randn, close, run
+from tests.builder.kernels.machines import REGISTERS, Build, Randn, close, machine, run
 
 pytestmark = pytest.mark.slow
 
@@ -38,10 +38,22 @@ def packed(v: relax.Expr, operator: Build) -> relax.Expr:
 
 
 # Only an average counts the padding or does not.
-@pytest.mark.parametrize(("kind", "counted"), [("MaxPool", 0), ("AveragePool", 0), ("AveragePool", 1)])
-@pytest.mark.parametrize(("size", "kernel", "stride", "pad"), [(14, 3, 2, 1), (15, 2, 2, 0), (9, 3, 1, 1)])
+KINDS = [("MaxPool", 0), ("AveragePool", 0), ("AveragePool", 1)]
+WINDOWS = [(14, 3, 2, 1), (15, 2, 2, 0), (9, 3, 1, 1)]
+LANES = list(REGISTERS)
+
+
+# Each kind, and each window, with each number of lanes once.
+@pytest.mark.parametrize(
+    ("kind", "counted", "size", "kernel", "stride", "pad", "lanes"),
+    [
+        (*kind, *window, LANES[(k + w) % 3])
+        for k, kind in enumerate(KINDS)
+        for w, window in enumerate(WINDOWS)
+    ],
+)
 def test_window(
-    kind: str, counted: int, size: int, kernel: int, stride: int, pad: int, target: DeviceTarget, randn: Randn
+    kind: str, counted: int, size: int, kernel: int, stride: int, pad: int, lanes: int, randn: Randn
 ) -> None:
     x = randn(1, 20, size, size)
     attributes: dict[str, Any] = {"kernel_shape": [kernel] * 2, "strides": [stride] * 2, "pads": [pad] * 4}
@@ -51,7 +63,7 @@ def test_window(
     else:
         attributes["count_include_pad"] = counted
         operator = lambda v: relax.op.nn.avg_pool2d(v, **how, count_include_pad=bool(counted))  # noqa: E731
-    result = run(operator, {"x": x}, target)  # which is packed for this
+    result = run(operator, {"x": x}, machine(lanes))  # which is packed for this
     close(result.outputs[0], reference(kind, x, **attributes))
     assert pooling.KIND in result.schedules
 

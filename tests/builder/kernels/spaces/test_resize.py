@@ -9,7 +9,7 @@ import pytest
 from tvm import relax
 
 from builder.target.device_target import DeviceTarget
-from tests.builder.kernels.machines import Randn, close, run
+from tests.builder.kernels.machines import Randn, close, in_turn, machine, run
 
 pytestmark = pytest.mark.slow
 
@@ -25,11 +25,12 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("mode", "size"), [*zip(MODES, [(10, 18), (7, 31), (9, 9), (10, 17)], strict=True)])
-def test_channels_are_resized_as_single_planes_are(
-    mode: str, size: tuple[int, int], target: DeviceTarget, randn: Randn
-) -> None:
-    x = randn(2, 21, 5, 9)
+SIZES = dict(zip(MODES, [(10, 18), (7, 31), (9, 9), (10, 17)], strict=True))
+
+
+@pytest.mark.parametrize(("mode", "lanes"), in_turn(MODES))
+def test_channels_are_resized_as_single_planes_are(mode: str, lanes: int, randn: Randn) -> None:
+    x, size, target = randn(2, 21, 5, 9), SIZES[mode], machine(lanes)
 
     def build(v: relax.Expr) -> relax.Expr:
         return relax.op.nn.relu(relax.op.image.resize2d(v, size, layout="NCHW", **MODES[mode]))
