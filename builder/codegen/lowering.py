@@ -10,6 +10,7 @@ from tvm.tirx import transform as t
 
 from builder.codegen.linear_indices import simplify_indices
 from builder.codegen.loop_tails import split_loop_tails
+from builder.codegen.named_values import expand_functions
 
 # TVM's `tvm.s_tir.pipeline` without the passes for GPUs, in two parts.
 _TO_LOOPS: Final = (
@@ -43,7 +44,6 @@ _TO_FUNCTIONS: Final = (
     t.FP8StorageLegalize,
     t.BF16StorageLegalize,
     t.LowerTVMBuiltin,
-    t.LowerIntrin,
 )
 
 
@@ -69,4 +69,5 @@ def build_kernels(kernels: tvm.IRModule, target: tvm.target.Target) -> tvm.runti
     """
     bound = t.BindTarget(target.with_host(target))(kernels)
     functions = tvm.transform.Sequential([make() for make in _TO_FUNCTIONS])(to_loops(bound))
+    functions = t.LowerIntrin()(expand_functions(functions))
     return tvm.get_global_func("target.build.llvm")(functions, target)

@@ -18,6 +18,7 @@ from tvm import tirx
 from tvm.ir import Call, TensorLoad
 from tvm_ffi import WalkResult
 
+from builder.kernels.spaces.vector_math import formula_of
 from builder.target.device_target import DeviceTarget
 
 # The most that a core does in a nanosecond: vector operations (wide cores have two units at 3 GHz, the others
@@ -50,10 +51,11 @@ def time_us(func: tirx.PrimFunc, target: DeviceTarget) -> float:
 
 
 def calls_library(func: tirx.PrimFunc) -> bool:
-    """Whether `func` calls a function such as `log` for each element; a square root is an instruction."""
-    found: list[str] = []
-    tvm_ffi.structural_walk(func.body, (Call, lambda call: found.append(str(getattr(call.op, "name", "")))))
-    return not (_CALLED - {"tirx.sqrt"}).isdisjoint(found)
+    """Whether `func` calls the C library, as for `pow`, for each element; a square root is an instruction."""
+    calls: list[Call] = []
+    tvm_ffi.structural_walk(func.body, (Call, calls.append))
+    names = {str(getattr(call.op, "name", "")) for call in calls if formula_of(call) is None}
+    return not (_CALLED - {"tirx.sqrt"}).isdisjoint(names)
 
 
 def _extent(expr: object) -> int:

@@ -76,7 +76,7 @@ def log_softmax(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
             x.shape, lambda *i: vector_math.exp_of_negative(x(*i) - top(*i[:-1])), name="power"
         )
         total = _reduced(power, te.sum, 0.0, "total")
-        sum_log = te.compute(x.shape[:-1], lambda *i: vector_math.log(total(*i)), name="sum_log")
+        sum_log = te.compute(x.shape[:-1], lambda *i: te.log(total(*i)), name="sum_log")
         return te.compute(
             x.shape, lambda *i: x(*i) - top(*i[:-1]) - sum_log(*i[:-1]), name="log_softmax", attrs=_MARK
         )

@@ -1,7 +1,8 @@
-"""`exp`, `log`, `tanh`, `erf` and functions made of them, as polynomials, so that they vectorise.
+"""`exp`, `log`, `sin`, `tanh`, `erf` and functions made of them, as polynomials, so that they vectorise.
 
 LLVM turns `exp` of a vector into a library call for each element, which costs a hundred times the arithmetic.
-Here they are plain arithmetic on float32, accurate to a few units in the last place.
+Here they are plain arithmetic, accurate to a few units in the last place of a float32. Those of `OPERATORS`
+are written out in the tensor expression; a call that `formula_of` knows stays one until code is generated.
 
 Promises: for every float32, infinities and NaN included, the result is what the function's definition gives,
 except that zero stands for results below the smallest normal number, 1.2e-38. Such denormal numbers make each
@@ -11,7 +12,7 @@ operation on them a hundred cycles longer on some processors, and a masked softm
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from tvm import relax, te, tirx
@@ -50,6 +51,21 @@ _LOG: Final = (
     0.07148994505405426, -0.1157149076461792, 0.11661966145038605, -0.12411023676395416, 0.14249876141548157,
     -0.1666848063468933, 0.2000070959329605, -0.24999989569187164, 0.3333333134651184,
 )  # fmt: skip
+# 2 / pi in parts of 27 bits: the product of one with a float32 is exact in float64.
+_TWO_OVER_PI: Final = tuple(
+    map(
+        float.fromhex,
+        (
+            "0x1.45f306cp-1", "0x1.c9c8828p-29", "0x1.29fc27p-56", "0x1.5f47d4cp-82", "0x1.3770368p-110",
+            "0x1.629599p-136", "0x1.e21c82p-163",
+        ),
+    )
+)  # fmt: skip
+# sin(r) = r + r**3 * p(r**2) and cos(r) = 1 - r**2 / 2 + r**4 * q(r**2) up to pi / 4, fitted like `_LOG`.
+_SIN: Final = (-1.9515888239240853e-4, 8.332165292889021e-3, -0.16666654671295117)
+_COS: Final = (2.4435779096557544e-5, -1.388734087036922e-3, 0.041666646224474926)
+# Adding 1.5 * 2**54 to a float64 below 2**53 rounds it to a multiple of 4, and 1.5 * 2**52 to an integer.
+_ROUND_TO_FOURS, _ROUND_TO_ONES = 1.5 * 2.0**54, 1.5 * 2.0**52
 _ROOT_OF_HALF_BITS: Final = 0x3F3504F3
 _SMALLEST_NORMAL_BITS, _INFINITY_BITS = 0x00800000, 0x7F800000
 _DENORMAL_EXPONENT: Final = -149  # a denormal number is its bits, as an integer, times 2**-149
@@ -58,6 +74,7 @@ _DENORMAL_EXPONENT: Final = -149  # a denormal number is its bits, as an integer
 # Names a value that is used several times. TVM's simplifier repeats named values, but not loads, so a kernel
 # that is written out stores the value in a register; in a tensor expression, each use repeats it.
 Bind = Callable[[tirx.Expr], tirx.Expr]
+Formula = Callable[[tirx.Expr, Bind], tirx.Expr]
 
 
 def _repeat(value: tirx.Expr) -> tirx.Expr:
@@ -113,34 +130,80 @@ def sigmoid(x: tirx.Expr, bind: Bind = _repeat) -> tirx.Expr:
     return tirx.Select(x < zero, power, one) / (one + power)
 
 
-def log(x: tirx.Expr) -> tirx.Expr:
-    """Return the natural logarithm of a float32 `x`, denormal numbers included.
+def log(x: tirx.Expr, bind: Bind = _repeat) -> tirx.Expr:
+    """Return the natural logarithm of a float32 `x`, or of a vector of them, denormal numbers included.
 
     Special cases are told apart by their bits, as comparisons take denormal numbers for zeros while a kernel
     runs.
     """
+    floats = str(x.ty.dtype)
+    integers = floats.replace("float", "int")
 
     def integer(value: int) -> tirx.Expr:
-        return tirx.const(value, "int32")
+        return tirx.const(value, integers)
 
-    bits = tirx.reinterpret("int32", x)
+    def number(value: float) -> tirx.Expr:
+        return tirx.const(value, floats)
+
+    bits = bind(tirx.reinterpret(integers, x))
     denormal = bits < integer(_SMALLEST_NORMAL_BITS)
-    normal_bits = tirx.reinterpret("int32", tirx.Select(denormal, bits.astype("float32"), x))
-    shifted = normal_bits - integer(_ROOT_OF_HALF_BITS)
+    normal_bits = tirx.reinterpret(integers, tirx.Select(denormal, tirx.Cast(floats, bits), x))
+    shifted = bind(normal_bits - integer(_ROOT_OF_HALF_BITS))
     exponent = shifted >> integer(23)
     exponent = exponent + tirx.Select(denormal, integer(_DENORMAL_EXPONENT), integer(0))
-    n = exponent.astype("float32")
+    n = bind(tirx.Cast(floats, exponent))
     mantissa_bits = (shifted & integer(0x007FFFFF)) + integer(_ROOT_OF_HALF_BITS)
-    r = tirx.reinterpret("float32", mantissa_bits) - _number(1.0)
-    square = r * r
+    r = bind(tirx.reinterpret(floats, mantissa_bits) - number(1.0))
+    square = bind(r * r)
     # The small terms first.
-    tail = _polynomial(r, _LOG) * square * r + n * _number(_LN2_LOW) - _number(0.5) * square
-    value = r + tail + n * _number(_LN2_HIGH)
+    tail = _polynomial(r, _LOG) * square * r + n * number(_LN2_LOW) - number(0.5) * square
+    value = r + tail + n * number(_LN2_HIGH)
     value = tirx.Select(bits >= integer(_INFINITY_BITS), x, value)  # infinity and NaN
     # Of a negative number: NaN, or `x` itself if it is a NaN with a sign.
-    nan = tirx.Select(bits > integer(_INFINITY_BITS - 2**31), x, _number(math.nan))
+    nan = tirx.Select(bits > integer(_INFINITY_BITS - 2**31), x, number(math.nan))
     value = tirx.Select(bits < integer(0), nan, value)
-    return tirx.Select((bits & integer(0x7FFFFFFF)) == integer(0), _number(-math.inf), value)
+    return tirx.Select((bits & integer(0x7FFFFFFF)) == integer(0), number(-math.inf), value)
+
+
+def _wave(x: tirx.Expr, bind: Bind, quarters: int) -> tirx.Expr:
+    """Return the sine of a float32 `x`, or of a vector of them, `quarters` quarter turns later."""
+    floats = str(x.ty.dtype)
+    doubles, integers = floats.replace("float32", "float64"), floats.replace("float", "int")
+
+    def number(value: float, dtype: str = doubles) -> tirx.Expr:
+        return tirx.const(value, dtype)
+
+    # The quarter turns in `x`, less a multiple of 4: exact, however large `x` is.
+    wide = bind(tirx.Cast(doubles, x))
+    turned = number(0.0)
+    for part in _TWO_OVER_PI:
+        turns = bind(wide * number(part))
+        rest = turns - ((turns + number(_ROUND_TO_FOURS)) - number(_ROUND_TO_FOURS))
+        # A product of 2**53 and more is a multiple of 4 itself; infinity has no sine.
+        rest = tirx.Select(tirx.abs(turns) < number(2.0**53), rest, turns * number(0.0))
+        turned = turned + rest
+    turned = bind(turned)
+    shifted = bind(turned + number(_ROUND_TO_ONES))
+    r = bind(tirx.Cast(floats, (turned - (shifted - number(_ROUND_TO_ONES))) * number(math.pi / 2)))
+    # The integer is in the lowest bits.
+    whole = tirx.Cast(integers, tirx.reinterpret(integers.replace("int32", "int64"), shifted))
+    quarter = bind(whole + tirx.const(quarters, integers))
+    square = bind(r * r)
+    sine = r + r * square * _polynomial(square, _SIN)
+    cosine = number(1.0, floats) - number(0.5, floats) * square + square * square * _polynomial(square, _COS)
+    zero = tirx.const(0, integers)
+    value = bind(tirx.Select((quarter & tirx.const(1, integers)) == zero, sine, cosine))
+    return tirx.Select((quarter & tirx.const(2, integers)) == zero, value, number(0.0, floats) - value)
+
+
+def sin(x: tirx.Expr, bind: Bind) -> tirx.Expr:
+    """Return the sine of a float32 `x`, or of a vector of them."""
+    return _wave(x, bind, 0)
+
+
+def cos(x: tirx.Expr, bind: Bind) -> tirx.Expr:
+    """Return the cosine of a float32 `x`, or of a vector of them."""
+    return _wave(x, bind, 1)
 
 
 def _clamped(x: tirx.Expr, limit: float) -> tirx.Expr:
@@ -191,6 +254,13 @@ def legalise(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
     return bb.call_te(_FORMULAS[name], call.args[0], primfunc_name_hint=name)
 
 
+def formula_of(call: Call) -> Formula | None:
+    """Return the formula of a call such as `log(x)` of float32, or of a vector; None if there is none."""
+    formula = _OF_CALLS.get(str(getattr(call.op, "name", "")))
+    return formula if formula and str(call.ty.dtype).startswith("float32") else None
+
+
+_OF_CALLS: Final[Mapping[str, Formula]] = {"tirx.log": log, "tirx.sin": sin, "tirx.cos": cos}
 _FORMULAS: Final = {
     "exp": _elementwise(exp, "exp"),
     "sigmoid": _elementwise(sigmoid, "sigmoid"),

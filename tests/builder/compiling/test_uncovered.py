@@ -66,8 +66,9 @@ def test_a_network_of_one_kernel_has_all_of_its_work_there() -> None:
         lambda x: relax.op.concat([x, x], 1),
         lambda x: relax.op.permute_dims(x, [1, 0]),
         relax.op.nn.softmax,
+        relax.op.log,
     ],
-    ids=["elementwise", "copy", "transpose", "rows"],
+    ids=["elementwise", "copy", "transpose", "rows", "formula"],
 )
 def test_what_a_design_space_would_not_improve_is_left_out(build: Build) -> None:
     assert uncovered_kernels(lowered(build, (256, 512)), TARGET) == ()
