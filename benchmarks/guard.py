@@ -137,6 +137,8 @@ def count(places: Sequence[Path], core: str, emulator: Emulator | None, *, other
         ours.pop(0)  # the end of the last node
         before, after = theirs.pop(0), theirs.pop(0)
         counts.append(Count(kinds, after - before))
+    if ours or theirs:
+        raise ValueError(f"expected a mark for each node, got {len(ours) + len(theirs)} more")
     return counts
 
 

@@ -34,7 +34,7 @@ EXIT_INTERRUPTED: Final = 128 + signal.SIGINT
 EXIT_BROKEN_PIPE: Final = 128 + signal.SIGPIPE
 
 # Syntax trees and schedules are many objects that stay. Python's default, a search for cycles after every 700
-# new ones, takes a tenth of the time that a model compiles.
+# new ones, takes a twentieth of the time in which a small model compiles.
 COLLECT_AFTER: Final = 20_000
 
 # `edgebundle --help` lists their verbs in this order.
