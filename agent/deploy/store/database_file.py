@@ -12,14 +12,11 @@ import os
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
 
 from agent.deploy.store.state_file import set_aside
 from agent.errors import InUseError
 
 _log = logging.getLogger(__name__)
-
-_SUFFIXES: Final = ("", "-wal", "-shm", "-journal")
 
 
 def open_database(path: Path, connect: Callable[[str], sqlite3.Connection]) -> sqlite3.Connection | None:
@@ -66,8 +63,12 @@ def remove_database(path: Path) -> None:
     OSError
         If the disk refuses.
     """
-    for suffix in _SUFFIXES:
-        path.with_name(path.name + suffix).unlink(missing_ok=True)
+    for file in _files(path):
+        file.unlink(missing_ok=True)
+
+
+def _files(path: Path) -> list[Path]:
+    return [path.with_name(path.name + suffix) for suffix in ("", "-wal", "-shm", "-journal")]
 
 
 def _clear_away(path: Path, number: int | None) -> bool:
@@ -78,8 +79,9 @@ def _clear_away(path: Path, number: int | None) -> bool:
     """
     # Extended codes have the primary one in their lowest byte.
     if number is None or number & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        with contextlib.suppress(OSError):
-            remove_database(path)
+        for file in _files(path):
+            with contextlib.suppress(OSError):
+                file.unlink(missing_ok=True)
         return True
     usable = path.is_file() and os.access(path, os.R_OK | os.W_OK)
     if usable or not os.path.lexists(path) or not os.access(path.parent, os.W_OK):
