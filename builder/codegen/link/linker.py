@@ -36,6 +36,9 @@ _FLAGS: Final = (
 )  # fmt: skip
 
 
+_REINSTALL: Final = "check that ziglang is as pip installed it: pip install --force-reinstall ziglang"
+
+
 @dataclass(frozen=True, slots=True)
 class SharedObject:
     """What a shared object needs and offers, read from its ELF headers.
@@ -95,12 +98,14 @@ def link(kernels: bytes, target: DeviceTarget) -> bytes:
             )
         except subprocess.TimeoutExpired as error:
             raise LinkError(f"linking for {target.zig_target} took longer than {LINK_TIMEOUT_S} s") from error
+        except OSError as error:
+            raise LinkError(f"zig cannot be started: {error.strerror}", hint=_REINSTALL) from error
         if done.returncode != 0:
             lines = done.stderr.strip().splitlines() or ["no message"]
             first = next((line for line in lines if "error" in line), lines[0])
             raise LinkError(
                 f"linking for {target.zig_target} failed: {first.strip()[:300]}",
-                hint="check that ziglang is as pip installed it: pip install --force-reinstall ziglang",
+                hint=_REINSTALL,
             )
         return Path(work, "mod.so").read_bytes()
 

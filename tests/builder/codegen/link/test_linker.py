@@ -56,6 +56,16 @@ def test_a_missing_linker_is_named(doubling: Doubling, monkeypatch: pytest.Monke
     assert "pip install" in caught.value.hint
 
 
+def test_a_linker_that_cannot_be_started_is_named(
+    doubling: Doubling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = compile_object(doubling(), resolve("rpi4"))
+    monkeypatch.setattr("builder.codegen.link.linker._zig", lambda: "/nowhere/zig")
+    with pytest.raises(LinkError, match="zig cannot be started: No such file") as caught:
+        link(kernels, resolve("rpi4"))
+    assert caught.value.hint is not None
+
+
 def test_a_file_that_is_not_elf_is_refused() -> None:
     with pytest.raises(LinkError, match="ELF"):
         describe(b"not an object")
