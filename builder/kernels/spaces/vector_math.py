@@ -130,7 +130,7 @@ def sigmoid(x: tirx.Expr, bind: Bind = _repeat) -> tirx.Expr:
     return tirx.Select(x < zero, power, one) / (one + power)
 
 
-def log(x: tirx.Expr, bind: Bind = _repeat) -> tirx.Expr:
+def log(x: tirx.Expr, bind: Bind) -> tirx.Expr:
     """Return the natural logarithm of a float32 `x`, or of a vector of them, denormal numbers included.
 
     Special cases are told apart by their bits, as comparisons take denormal numbers for zeros while a kernel

@@ -71,7 +71,9 @@ def noise(*shape: int) -> NDArray[np.float32]:
 @pytest.mark.parametrize(
     ("name", "width"), [("resnet18", 64), ("resnet50", 16), ("resnet50-v2", 16), ("mobilenetv2", None)]
 )
-def test_image_networks_of_full_size_keep_their_numbers(name: str, width: int | None, run_onnx: Any) -> None:
+def test_image_networks_of_full_depth_and_resolution_keep_their_numbers(
+    name: str, width: int | None, run_onnx: Any
+) -> None:
     original = network(name, **({} if width is None else {"width": width}))
     model = import_onnx(original)
     assert model.inputs[0].shape == (1, 3, 224, 224)
