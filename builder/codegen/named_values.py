@@ -16,6 +16,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm.ir import Call
 
+from builder.kernels.rewriter import op_name
 from builder.kernels.spaces.vector_math import formula_of
 
 
@@ -51,7 +52,7 @@ def _with_formulas(value: tirx.Expr) -> tirx.Expr:
     branching: list[tuple[tirx.Var, Call]] = []
 
     def hold(call: Call) -> tirx.Expr:
-        if str(getattr(call.op, "name", "")) != "prim.if_then_else":
+        if op_name(call) != "prim.if_then_else":
             return call
         condition, *branches = call.args
         branches = [_straight(branch) for branch in branches]
@@ -61,8 +62,12 @@ def _with_formulas(value: tirx.Expr) -> tirx.Expr:
 
     value = _straight(tvm_ffi.structural_map(value, (Call, hold)))
     for held, call in reversed(branching):
-        value = tirx.stmt_functor.substitute(value, {held: call})
+        value = _substituted(value, held, call)
     return value
+
+
+def _substituted(value: tirx.Expr, held: tirx.Var, call: Call) -> tirx.Expr:
+    return tvm_ffi.structural_map(value, (tirx.Var, lambda var: call if var.same_as(held) else var))
 
 
 def _straight(value: tirx.Expr) -> tirx.Expr:
