@@ -24,6 +24,8 @@ from tvm.ir import Call
 from tvm.s_tir.transform import ConvertSSA
 from tvm_ffi import structural_equal
 
+from builder.kernels.rewriter import op_name
+
 Interval = tuple[int, int]
 """The least and the greatest value of an expression."""
 
@@ -253,7 +255,7 @@ def _is_likely_value(expr: tirx.Expr) -> bool:
 
 
 def _calls(expr: tirx.Expr, name: str) -> bool:
-    return isinstance(expr, Call) and str(getattr(expr.op, "name", "")) == name
+    return isinstance(expr, Call) and op_name(expr) == name
 
 
 def _likely_values(stmt: tirx.BufferStore) -> list[Call]:

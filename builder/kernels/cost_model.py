@@ -18,6 +18,7 @@ from tvm import tirx
 from tvm.ir import Call, TensorLoad
 from tvm_ffi import WalkResult
 
+from builder.kernels.rewriter import op_name
 from builder.kernels.spaces.vector_math import formula_of
 from builder.target.device_target import DeviceTarget
 
@@ -54,7 +55,7 @@ def calls_library(func: tirx.PrimFunc) -> bool:
     """Whether `func` calls the C library, as for `pow`, for each element; a square root is an instruction."""
     calls: list[Call] = []
     tvm_ffi.structural_walk(func.body, (Call, calls.append))
-    names = {str(getattr(call.op, "name", "")) for call in calls if formula_of(call) is None}
+    names = {op_name(call) for call in calls if formula_of(call) is None}
     return not (_CALLED - {"tirx.sqrt"}).isdisjoint(names)
 
 
@@ -104,7 +105,7 @@ class _Work:
 
             def call(expr: Call) -> None:
                 nonlocal steps
-                if str(getattr(expr.op, "name", "")) in _CALLED:
+                if op_name(expr) in _CALLED:
                     steps += _CALL
 
             callbacks = ((TensorLoad, load), (_ARITHMETIC, compute), (Call, call))

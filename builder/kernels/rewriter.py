@@ -104,7 +104,7 @@ def _rewrite(table: V, binding: relax.Binding, emit: Callable[[V, relax.Var, Cal
 
 
 def op_name(call: Call) -> str:
-    """Return an operator's name, such as `relax.nn.conv2d`; an empty string for any other call."""
+    """Return the name of an operator, such as `relax.nn.conv2d` or `tirx.log`; "" for any other call."""
     return str(call.op.name) if isinstance(call.op, Op) else ""
 
 

@@ -18,6 +18,7 @@ from tvm import s_tir as st
 from tvm import sym, tirx
 from tvm.ir import Call, TensorLoad
 
+from builder.kernels.rewriter import op_name
 from builder.target.device_target import DeviceTarget
 
 
@@ -50,7 +51,7 @@ def is_cheap(block: tirx.Stmt) -> bool:
     products: list[tirx.Mul] = []
     tvm_ffi.structural_walk(block.body, (Call, calls.append))
     tvm_ffi.structural_walk(block.body, ((tirx.Mul, tirx.Div), products.append))
-    expensive = any(str(getattr(call.op, "name", "")) in _EXPENSIVE for call in calls)
+    expensive = any(op_name(call) in _EXPENSIVE for call in calls)
     return not expensive and len(products) <= _CHEAP_PRODUCTS
 
 
@@ -58,7 +59,7 @@ def _branches(block: tirx.Stmt) -> bool:
     """Whether the block branches for each element, and so is not vectorised."""
     calls: list[Call] = []
     tvm_ffi.structural_walk(block.body, (Call, calls.append))
-    return any(str(getattr(call.op, "name", "")) == "prim.if_then_else" for call in calls)
+    return any(op_name(call) == "prim.if_then_else" for call in calls)
 
 
 def inline(sch: st.Schedule) -> None:

@@ -18,7 +18,7 @@ from typing import Final
 from tvm import relax, te, tirx
 from tvm.ir import Call
 
-from builder.kernels.rewriter import legalise_as_tvm
+from builder.kernels.rewriter import legalise_as_tvm, op_name
 
 # Adding 1.5 * 2**23 to a float32 rounds it to an integer, which is then in the low bits of the sum.
 _ROUND: Final = 12582912.0
@@ -256,7 +256,7 @@ def legalise(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
 
 def formula_of(call: Call) -> Formula | None:
     """Return the formula of a call such as `log(x)` of float32, or of a vector; None if there is none."""
-    formula = _OF_CALLS.get(str(getattr(call.op, "name", "")))
+    formula = _OF_CALLS.get(op_name(call))
     return formula if formula and str(call.ty.dtype).startswith("float32") else None
 
 
