@@ -37,6 +37,8 @@ WARM_UP: Final = 0.2
 MAX_GROWTH: Final = 0.10
 # At least this share of the honest requests must have been computed; else the promise is empty.
 MIN_COMPUTED: Final = 0.5
+# The campaign lasts until the honest client has this many outcomes, however fast the machine is.
+MIN_ASKED: Final = 30
 # The last packets before a failure are saved: this many batches.
 _KEPT_BATCHES: Final = 40
 # Requests that crash a model take two workers each.
@@ -217,17 +219,19 @@ async def _send_all(
 
 
 async def _end(honest: Honest, result: Result) -> None:
-    """Wait until the agent has answered and acknowledged everything, and report what is left."""
+    """Wait until the agent has answered and acknowledged everything, and report what is missing."""
     end_s = time.monotonic() + _END_LIMIT_S
     while True:
         samples = parse_metrics(honest.metrics) if honest.metrics else {}
         in_flight = samples.get("edge_inference_in_flight", -1)
         # The honest client's own requests may be under way at the moment of the sample.
-        if 0 <= in_flight <= 3 or time.monotonic() > end_s:
+        if (0 <= in_flight <= 3 and honest.asked >= MIN_ASKED) or time.monotonic() > end_s:
             break
         await asyncio.sleep(0.2)
     if not 0 <= in_flight <= 3:
         result.complaints.append(f"at the end {in_flight:g} requests are not answered or acknowledged")
+    if honest.asked < MIN_ASKED:
+        result.complaints.append(f"expected {MIN_ASKED} honest requests with an outcome, got {honest.asked}")
     faults = samples.get("edge_faults_total", 0)
     if faults:
         result.complaints.append(f"the agent counted {faults:g} internal errors (edge_faults_total)")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.hostile import packets
-from benchmarks.hostile.campaign import Result, given, replayed, run
+from benchmarks.hostile.campaign import MIN_ASKED, MIN_COMPUTED, Result, given, replayed, run
 from benchmarks.hostile.frames import run_frames
 from benchmarks.hostile.packets import Packet
 from benchmarks.hostile.stage import Stage
@@ -47,7 +47,7 @@ async def test_agent_survives_hostile_packets_and_answers_an_honest_client(
     )
     assert result.complaints == []
     assert result.messages == len(chunk)
-    assert result.statuses[200] > 20
+    assert result.statuses[200] >= MIN_COMPUTED * MIN_ASKED
 
 
 async def test_agent_survives_a_hostile_worker() -> None:
@@ -55,7 +55,7 @@ async def test_agent_survives_a_hostile_worker() -> None:
     assert result.complaints == []
     assert result.refused > 300
     assert result.answers == 3
-    assert result.honest > 3
+    assert result.honest >= 10
 
 
 async def test_agent_that_ends_fails_the_campaign_and_the_packets_are_saved(

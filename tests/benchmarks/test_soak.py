@@ -76,7 +76,7 @@ def test_soak_of_a_few_seconds_prints_a_table_and_writes_a_report(tmp_path: Path
     assert done.returncode == int(not document["steady"]["passed"])
     [trial] = document["faults"]
     assert (trial["requests"], trial["faults"], trial["wrong"], trial["passed"]) == (300, 2, [], True)
-    assert document["steady"]["requests"] > 50
+    assert document["steady"]["requests"] > 0
     assert {verdict["what"] for verdict in document["steady"]["verdicts"]} == {
         "rss_bytes",
         "threads",
