@@ -22,7 +22,9 @@ from pathlib import Path
 from typing import Final
 
 import agent
-from agent.config import DEFAULT_CONFIG, Config, load_config, sample_config
+from agent.config.file import DEFAULT_CONFIG, load_config
+from agent.config.keys import sample_config
+from agent.config.settings import Config
 from agent.errors import BundleError, ConfigError, EdgeError, StateDirectoryError
 from agent.provision.commands import add_commands
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from agent.config import DEFAULT_CONFIG
+from agent.config.file import DEFAULT_CONFIG
 from agent.errors import ConfigError, EnrollmentError
 
 if TYPE_CHECKING:

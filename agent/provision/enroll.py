@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Final
 
 from agent.bundle.keyring import Keyring
-from agent.config import Config, parse_config, sample_config
+from agent.config.file import parse_config
+from agent.config.keys import sample_config
+from agent.config.settings import Config
 from agent.errors import ConfigError, EnrollmentError, UnreachableError
 from agent.mqtt.settings import read_secret
 from agent.provision import credentials

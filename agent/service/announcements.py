@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from agent.config import HomeAssistantSettings
+from agent.config.settings import HomeAssistantSettings
 from agent.deploy.interfaces import Control
 from agent.deploy.store.store import Store
 from agent.service.metrics.host import Host

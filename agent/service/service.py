@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 import agent
 from agent.bundle.machine import Machine
-from agent.config import Config
+from agent.config.settings import Config
 from agent.deploy.deployment import Deployment
 from agent.deploy.fetch.https import HttpsSettings
 from agent.deploy.outbox import Outbox

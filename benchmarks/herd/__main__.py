@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from agent.config import RECONNECT_SPREAD_S
+from agent.config.settings import RECONNECT_SPREAD_S
 from benchmarks.herd.restart import BACK_WITHIN_S, MOST_CONNECTS, Result, processor, restart_under
 from benchmarks.herd.steady_loop import SteadyLoop
 

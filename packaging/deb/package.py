@@ -50,7 +50,11 @@ _CONFIGURATION_HEAD: Final = """\
 
 def configuration(project: Path) -> str:
     """Return the configuration that the package installs: every key, with the agent's explanation."""
-    command = [sys.executable, "-c", "import agent.config; print(agent.config.sample_config(), end='')"]
+    command = [
+        sys.executable,
+        "-c",
+        "from agent.config.keys import sample_config; print(sample_config(), end='')",
+    ]
     variables = dict(os.environ, PYTHONPATH=str(project))
     sample = subprocess.run(command, check=True, capture_output=True, text=True, env=variables).stdout
     before, marker, after = sample.partition("[trust]\n")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from deb.release import RELEASES, Release
 
-from agent.config import KEYS
+from agent.config.keys import KEYS
 from tests.packaging.conftest import EPOCH
 
 pytestmark = pytest.mark.arm

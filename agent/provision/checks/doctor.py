@@ -13,7 +13,8 @@ from pathlib import Path
 
 from agent.bundle.keyring import Keyring
 from agent.bundle.machine import Machine
-from agent.config import Config, load_config
+from agent.config.file import load_config
+from agent.config.settings import Config
 from agent.errors import ConfigError, PermissionDeniedError, UnreachableError
 from agent.provision.checks import identity, machine, models, service
 from agent.provision.checks.rights import check_broker

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from agent.bundle.keyring import Keyring
-from agent.config import Config
+from agent.config.settings import Config
 from agent.errors import ConfigError
 from agent.mqtt.settings import read_secret
 from agent.provision.credentials import certificates, check_pair, read_credential

@@ -16,7 +16,7 @@ from concurrent.futures import TimeoutError as LoopTimeoutError
 from typing import TYPE_CHECKING, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from agent.config import ListenAddress
+from agent.config.settings import ListenAddress
 from agent.errors import ConfigError
 from agent.service.metrics.metric_table import COUNTER, METRICS
 from agent.service.metrics.metrics import Sample

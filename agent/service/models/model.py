@@ -19,7 +19,7 @@ from typing import Final
 
 from agent.bundle.manifest import Manifest
 from agent.bundle.verify import VerifiedBundle
-from agent.config import QueueLimits, WorkerSettings
+from agent.config.settings import QueueLimits, WorkerSettings
 from agent.deploy.trial import Score
 from agent.errors import DeadlineError, ExecutionError, OverloadedError, PayloadError, RequestError
 from agent.service.models.life_cycle import OUT_OF_SERVICE, PHASES, State

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from agent.bundle.verify import VerifiedBundle
-from agent.config import QueueLimits, WorkerSettings
+from agent.config.settings import QueueLimits, WorkerSettings
 from agent.deploy.interfaces import Condition
 from agent.deploy.trial import Score
 from agent.service.models.confinement import weakest

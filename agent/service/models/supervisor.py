@@ -28,7 +28,7 @@ from typing import Final, cast
 
 from agent.bundle.manifest import Manifest
 from agent.bundle.verify import VerifiedBundle
-from agent.config import WorkerSettings
+from agent.config.settings import WorkerSettings
 from agent.errors import (
     ChannelError,
     DeadlineError,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.config import RECONNECT_SPREAD_S
+from agent.config.settings import RECONNECT_SPREAD_S
 from agent.mqtt.backoff import (
     FIRST_S,
     LATER_S,

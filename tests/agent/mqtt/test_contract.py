@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from agent.config import KEYS
+from agent.config.keys import KEYS
 from agent.service.metrics.metric_table import METRICS
 
 ROOT = Path(__file__).parents[3]

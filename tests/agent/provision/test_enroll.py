@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 
 from agent.cli import main
-from agent.config import KEYS, load_config
+from agent.config.file import load_config
+from agent.config.keys import KEYS
 from tests.agent.provision.authority import Authority
 from tests.agent.provision.conftest import StartBroker
 from tests.conftest import BrokerProcess

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.config import KEYS, parse_config, sample_config
+from agent.config.file import parse_config
+from agent.config.keys import KEYS, sample_config
 from agent.errors import ConfigError
 from agent.provision.template import fill
 

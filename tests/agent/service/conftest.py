@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from agent.config import Config, parse_config
+from agent.config.file import parse_config
+from agent.config.settings import Config
 from agent.deploy.store.active import ActiveModel
 from agent.deploy.store.store import Store
 from agent.mqtt.connection import Connection

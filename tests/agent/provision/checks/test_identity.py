@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from agent.bundle.keyring import Keyring
-from agent.config import load_config
+from agent.config.file import load_config
 from agent.provision.checks import identity
 from agent.provision.finding import Level
 from tests.agent.provision.authority import Authority

@@ -17,7 +17,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.config import ListenAddress
+from agent.config.settings import ListenAddress
 from agent.errors import ConfigError
 from agent.service.metrics.metric_table import METRICS
 from agent.service.metrics.prometheus import PrometheusPage

@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 
-from agent.config import WorkerSettings
+from agent.config.settings import WorkerSettings
 from agent.errors import RequestError
 from agent.service.models.supervisor import Supervisor
 from agent.service.models.worker_process import WorkerProcess

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.config import QueueLimits, WorkerSettings
+from agent.config.settings import QueueLimits, WorkerSettings
 from agent.errors import DeadlineError, ExecutionError, InputError, OverloadedError, PayloadError
 from agent.service.models.model import SET_BACK_S, Model
 from agent.service.models.supervisor import Supervisor

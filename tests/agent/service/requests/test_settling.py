@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.config import QueueLimits, WorkerSettings
+from agent.config.settings import QueueLimits, WorkerSettings
 from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message, Receipt
 from agent.mqtt.properties import Properties

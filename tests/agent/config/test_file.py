@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.config import KEYS, ListenAddress, load_config, parse_config, sample_config
+from agent.config.file import load_config, parse_config
+from agent.config.keys import KEYS, sample_config
+from agent.config.settings import ListenAddress
 from agent.errors import ConfigError
 from agent.mqtt.settings import TlsSettings
 

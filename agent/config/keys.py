@@ -1,0 +1,298 @@
+"""Every key of the configuration file in one table, and a sample of the file.
+
+`KEYS` is what the reader checks and what `sample_config` prints, so there is no key without an explanation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, cast
+
+from agent.config.settings import RECONNECT_SPREAD_S, ListenAddress, QueueLimits, WorkerSettings
+from agent.mqtt.settings import PROTOCOLS, BrokerSettings
+from agent.wire.topics import MAX_DISCOVERY_PREFIX_CHARACTERS, is_device_name, is_discovery_prefix
+
+LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of value.
+
+    Attributes
+    ----------
+    expected
+        A description for messages.
+    check
+        Returns whether a TOML value is of this kind.
+    """
+
+    expected: str
+    check: Callable[[object], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key.
+
+    Attributes
+    ----------
+    name
+        The key with its section: `broker.url`.
+    kind
+        The kind of its value.
+    default
+        Its value if the file does not give it, or None.
+    text
+        Its explanation.
+    required
+        Whether the file must give it.
+    """
+
+    name: str
+    kind: Kind
+    default: object
+    text: str
+    required: bool = False
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value) and value.isprintable()
+
+
+def _is_address(value: object) -> bool:
+    if not isinstance(value, str):
+        return False
+    try:
+        ListenAddress.parse(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_texts(value: object) -> bool:
+    return isinstance(value, list) and all(_is_text(item) for item in value)
+
+
+def _whole(least: int, most: int) -> Kind:
+    return Kind(
+        f"a whole number from {least} to {most}", lambda value: type(value) is int and least <= value <= most
+    )
+
+
+def _number(least: float, most: float) -> Kind:
+    return Kind(
+        f"a number from {least:g} to {most:g}",
+        lambda value: type(value) in (int, float) and least <= cast(float, value) <= most,
+    )
+
+
+def _one_of(*words: str) -> Kind:
+    return Kind("one of " + ", ".join(f'"{word}"' for word in words), lambda value: value in words)
+
+
+_TEXT: Final = Kind("a non-empty string", _is_text)
+PATH: Final = Kind("a path", _is_text)
+_TEXTS: Final = Kind("a list of non-empty strings", _is_texts)
+_BOOL: Final = Kind("true or false", lambda value: isinstance(value, bool))
+_DEVICE: Final = Kind(
+    "1 to 64 letters, digits, '.', '_' or '-', and neither \"groups\" nor \"replies\"",
+    lambda value: isinstance(value, str) and is_device_name(value),
+)
+_LISTEN: Final = Kind("a string of the form HOST:PORT", _is_address)
+_PREFIX: Final = Kind(
+    f"1 to {MAX_DISCOVERY_PREFIX_CHARACTERS} letters, digits, '.', '_', '-' or '/', and not below edge/",
+    lambda value: isinstance(value, str) and is_discovery_prefix(value),
+)
+_DEVICES: Final = Kind(
+    "a list of names, each 1 to 64 letters, digits, '.', '_' or '-', and neither \"groups\" nor \"replies\"",
+    lambda value: isinstance(value, list) and all(_DEVICE.check(item) for item in value),
+)
+_MIB: Final = 1 << 20
+_DAY_S: Final = 86_400
+_BROKER: Final = BrokerSettings("localhost")
+_QUEUE: Final = QueueLimits()
+_WORKER: Final = WorkerSettings()
+
+KEYS: Final = (
+    Key("device", _DEVICE, None, "This device's name in topics; the host name if absent."),
+    Key(
+        "state_dir",
+        PATH,
+        None,
+        "Folder for bundles and state; $STATE_DIRECTORY or /var/lib/edge-agent if absent.",
+    ),
+    Key("groups", _DEVICES, [], "Groups of devices with which this one shares requests."),
+    Key("compatible", _TEXTS, [], "More names of this machine that a bundle's `compatible` may require."),
+    Key(
+        "log_level",
+        _one_of(*LOG_LEVELS),
+        "info",
+        "The least important messages that are logged, to standard error.",
+    ),
+    Key("broker.url", _TEXT, None, "mqtt://HOST[:PORT], or mqtts:// for TLS.", required=True),
+    Key("broker.username", _TEXT, None, "The user name for the broker."),
+    Key("broker.password_file", PATH, None, "File whose first line is the password."),
+    Key(
+        "broker.ca",
+        PATH,
+        None,
+        "PEM file with the authorities for the broker's certificate; the system's if absent.",
+    ),
+    Key(
+        "broker.certificate",
+        PATH,
+        None,
+        "PEM file with the agent's certificate, for brokers that require one.",
+    ),
+    Key("broker.key", PATH, None, "PEM file with the certificate's private key."),
+    Key("broker.protocol", _one_of(*PROTOCOLS), _BROKER.protocol, 'MQTT version; "auto" tries 5 first.'),
+    Key(
+        "broker.keepalive_s",
+        _whole(5, 3600),
+        _BROKER.keepalive_s,
+        "A connection without a message for 1.5 times this is closed.",
+    ),
+    Key(
+        "broker.session_expiry_s",
+        _whole(0, 7 * _DAY_S),
+        _BROKER.session_expiry_s,
+        "How long the broker keeps requests while the agent is away.",
+    ),
+    Key(
+        "broker.reconnect_spread_s",
+        _number(0, 3600),
+        RECONNECT_SPREAD_S,
+        "Agents reconnect at random moments within this time, so that a fleet does not return all at once.",
+    ),
+    Key(
+        "broker.receive_maximum",
+        _whole(1, 65535),
+        _BROKER.receive_maximum,
+        "Unanswered requests that the broker may send.",
+    ),
+    Key(
+        "broker.max_packet_bytes",
+        _whole(1024, 256 * _MIB - 1),
+        _BROKER.max_packet_bytes,
+        "Largest message that the agent accepts (MQTT 5).",
+    ),
+    Key(
+        "trust.dir",
+        PATH,
+        None,
+        "Folder with the public keys (*.pub, *.pem) that bundles may be signed with.",
+        True,
+    ),
+    Key("sources.https", _TEXTS, [], "URL prefixes that bundles may be downloaded from; none if empty."),
+    Key("sources.ca", PATH, None, "PEM file with the authorities for these servers; the system's if absent."),
+    Key(
+        "inference.queue_requests",
+        _whole(1, 100_000),
+        _QUEUE.requests,
+        "Requests that may wait for one model; more are answered 503.",
+    ),
+    Key(
+        "inference.queue_bytes", _whole(1, 1 << 40), _QUEUE.payload_bytes, "Bytes of their payloads together."
+    ),
+    Key(
+        "inference.default_deadline_s",
+        _number(0.01, _DAY_S),
+        60.0,
+        "Deadline of requests without Message Expiry.",
+    ),
+    Key(
+        "inference.max_deadline_s",
+        _number(0.01, _DAY_S),
+        600.0,
+        "No request waits and computes for longer; longer deadlines are shortened to this.",
+    ),
+    Key(
+        "inference.compute_limit_s",
+        _number(0.01, _DAY_S),
+        _WORKER.compute_limit_s,
+        "A request that computes for longer is answered 408.",
+    ),
+    Key(
+        "inference.crash_limit",
+        _whole(1, 1000),
+        _WORKER.crash_limit,
+        "A model is out of service after this many dead workers ...",
+    ),
+    Key(
+        "inference.crash_window_s",
+        _number(0.1, _DAY_S),
+        _WORKER.crash_window_s,
+        "... within this time.",
+    ),
+    Key(
+        "inference.answers_dir",
+        PATH,
+        None,
+        "Folder where answers outlive the agent, best in memory; $RUNTIME_DIRECTORY or state_dir.",
+    ),
+    Key(
+        "worker.threads", _whole(0, 1024), _WORKER.threads, "Threads of one model's kernels; 0 for all cores."
+    ),
+    Key(
+        "worker.share_cores",
+        _BOOL,
+        _WORKER.share_cores,
+        "Give each of several models its own processors; divided again when one comes or goes.",
+    ),
+    Key(
+        "worker.memory_bytes",
+        _whole(0, 1 << 50),
+        _WORKER.memory_bytes,
+        "Memory of a worker beyond its bundle's weights and tensors; 0 for no limit.",
+    ),
+    Key(
+        "worker.require_sandbox",
+        _BOOL,
+        _WORKER.require_sandbox,
+        "Run models only in a complete sandbox; `edge-agent check` says whether this kernel has it.",
+    ),
+    Key("metrics.interval_s", _number(0.1, _DAY_S), 10.0, "How often metrics are published."),
+    Key(
+        "metrics.listen",
+        _LISTEN,
+        None,
+        "Address of a page for Prometheus, such as 127.0.0.1:9464, without a password; no page if absent.",
+    ),
+    Key(
+        "home_assistant.enabled",
+        _BOOL,
+        False,
+        "Announce this device and its models to Home Assistant; withdrawn when switched off.",
+    ),
+    Key("home_assistant.prefix", _PREFIX, "homeassistant", "Home Assistant's discovery prefix."),
+    Key(
+        "shutdown.limit_s",
+        _number(0, 3600),
+        10.0,
+        "How long accepted requests may still take when the agent stops.",
+    ),
+)
+
+
+def sample_config() -> str:
+    """Return a configuration file with every key, its explanation and its default."""
+    lines: list[str] = []
+    section = ""
+    for key in KEYS:
+        head, _, tail = key.name.rpartition(".")
+        if head != section:
+            section = head
+            lines += ["", f"[{head}]"]
+        default = "" if key.default is None else f" = {_toml(key.default)}"
+        lines += [f"# {key.text}", f"# Expected: {key.kind.expected}.", f"#{tail}{default or ' = ...'}"]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return f'"{value}"'
+    return str(value)
