@@ -8,8 +8,8 @@ SHELL := /bin/sh
 BIN := .venv/bin
 STAMP := .venv/.installed
 PYTEST_ARGS ?=
-# Some tests wait more than they compute, so there is one process more than cores.
-PARALLEL ?= -n $(shell n=$$(nproc); echo $$((n < 7 ? n + 1 : 8))) --dist worksteal
+# A third of the tests' time is waiting, so there are two processes more than cores.
+PARALLEL ?= -n $(shell n=$$(nproc); echo $$((n < 7 ? n + 2 : 8))) --dist worksteal
 # No process takes all cores for itself (waiting threads of OpenMP would spin), and compiled modules are kept:
 # the tests start some hundred Python processes.
 TEST_ENVIRONMENT := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE PYTHONDONTWRITEBYTECODE=
