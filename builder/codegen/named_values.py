@@ -2,14 +2,17 @@
 
 LLVM makes a call to the C library of each element. A formula uses its argument several times, so formulas of
 formulas would be trees that grow with each. So a call stays one while kernels are scheduled and simplified.
-After that, its formula takes its place, and each value that is used several times gets a name.
+After that, its formula takes its place, and each value that is used several times is stored in a register: a
+local buffer of one vector, which LLVM keeps in one.
 
-The names are in front of a whole value that is stored, or of a branch that not every element takes, as it may
-load what is only there for those that take it. A call whose argument has a formula stays a call of the C
-library: TVM's analysis of named values takes exponential time in their depth.
+A branch that not every element takes may load what is only there for those that take it, so nothing may be
+stored before it. Its values get names instead, and a call whose argument has a formula stays one of the C
+library: TVM analyses names in exponential time.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import tvm
 import tvm_ffi
@@ -33,54 +36,68 @@ def expand_functions(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def _stored(store: tirx.BufferStore) -> tirx.Stmt:
-    value = _with_formulas(store.value)
-    return store if value is store.value else tirx.BufferStore(store.buffer, value, store.indices)
+    calls = _calls(store.value)
+    if all(formula_of(call) is None for call in calls):
+        return store
+    if any(_is_branch(call) for call in calls):
+        return tirx.BufferStore(store.buffer, _with_names(store.value), store.indices)
+    steps: list[tirx.Stmt] = []
+
+    def keep(value: tirx.Expr) -> tirx.Expr:
+        dtype = value.ty.dtype
+        register = tirx.decl_buffer((dtype.lanes,), str(dtype).partition("x")[0], "value", scope="local")
+        zero = tirx.const(0, "int32")
+        place = [zero if dtype.lanes == 1 else tirx.Ramp(zero, tirx.const(1, "int32"), dtype.lanes)]
+        steps.extend((tirx.AllocBuffer(register), tirx.BufferStore(register, value, place)))
+        return tirx.BufferLoad(register, place)
+
+    def expand(call: Call) -> tirx.Expr:
+        formula = formula_of(call)
+        return call if formula is None else formula(keep(call.args[0]), keep)
+
+    value = tvm_ffi.structural_map(store.value, (Call, expand))
+    return tirx.SeqStmt([*steps, tirx.BufferStore(store.buffer, value, store.indices)])
 
 
 def _bound(bind: tirx.Bind) -> tirx.Stmt:
-    value = _with_formulas(bind.value)
-    return bind if value is bind.value else tirx.Bind(bind.var, value)
+    if all(formula_of(call) is None for call in _calls(bind.value)):
+        return bind
+    return tirx.Bind(bind.var, _with_names(bind.value))
 
 
-def _with_formulas(value: tirx.Expr) -> tirx.Expr:
-    """Return `value` with formulas in place of calls, or `value` itself if it has no such calls."""
-    found: list[Call] = []
-    tvm_ffi.structural_walk(value, (Call, found.append))
-    if all(formula_of(call) is None for call in found):
-        return value
-    # Variables stand for expressions with branches, the innermost first, which get names of their own.
-    branching: list[tuple[tirx.Var, Call]] = []
+def _with_names(value: tirx.Expr) -> tirx.Expr:
+    """Return `value` with formulas in place of calls, their values named inside the expression."""
+    # Variables stand for branches, the innermost first, which get names of their own.
+    branches: list[tuple[tirx.Var, tirx.Expr]] = []
 
     def hold(call: Call) -> tirx.Expr:
-        if op_name(call) != "prim.if_then_else":
+        if not _is_branch(call):
             return call
-        condition, *branches = call.args
-        branches = [_straight(branch) for branch in branches]
-        held = tirx.Var("branching", str(call.ty.dtype))
-        branching.append((held, tirx.if_then_else(condition, *branches)))
-        return held
+        condition, *values = call.args
+        branch = tirx.if_then_else(condition, *map(_without_branches, values))
+        branches.append((tirx.Var("branch", str(call.ty.dtype)), branch))
+        return branches[-1][0]
 
-    value = _straight(tvm_ffi.structural_map(value, (Call, hold)))
-    for held, call in reversed(branching):
-        value = _substituted(value, held, call)
+    value = _without_branches(tvm_ffi.structural_map(value, (Call, hold)))
+    for var, branch in reversed(branches):
+        value = _substituted(value, var, branch)
     return value
 
 
-def _substituted(value: tirx.Expr, held: tirx.Var, call: Call) -> tirx.Expr:
-    return tvm_ffi.structural_map(value, (tirx.Var, lambda var: call if var.same_as(held) else var))
+def _substituted(value: tirx.Expr, old: tirx.Var, new: tirx.Expr) -> tirx.Expr:
+    return tvm_ffi.structural_map(value, (tirx.Var, lambda var: new if var.same_as(old) else var))
 
 
-def _straight(value: tirx.Expr) -> tirx.Expr:
-    """Return a value without branches, with formulas in place of calls."""
+def _without_branches(value: tirx.Expr) -> tirx.Expr:
     named: list[tuple[tirx.Var, tirx.Expr]] = []
 
     def name(part: tirx.Expr) -> tirx.Expr:
-        named.append((tirx.Var(f"value{len(named)}", str(part.ty.dtype)), part))
+        named.append((tirx.Var("value", str(part.ty.dtype)), part))
         return named[-1][0]
 
     def expand(call: Call) -> tirx.Expr:
         formula = formula_of(call)
-        if formula is None or _uses(call, named):
+        if formula is None or _uses(call, [var for var, _ in named]):
             return call
         return formula(name(call.args[0]), name)
 
@@ -90,8 +107,17 @@ def _straight(value: tirx.Expr) -> tirx.Expr:
     return value
 
 
-def _uses(call: Call, named: list[tuple[tirx.Var, tirx.Expr]]) -> bool:
-    """Whether a call's argument has a named value."""
-    variables: list[tirx.Var] = []
-    tvm_ffi.structural_walk(call, (tirx.Var, variables.append))
-    return any(variable.same_as(var) for variable in variables for var, _ in named)
+def _uses(call: Call, variables: Sequence[tirx.Var]) -> bool:
+    used: list[tirx.Var] = []
+    tvm_ffi.structural_walk(call, (tirx.Var, used.append))
+    return any(one.same_as(other) for one in used for other in variables)
+
+
+def _calls(value: tirx.Expr) -> list[Call]:
+    calls: list[Call] = []
+    tvm_ffi.structural_walk(value, (Call, calls.append))
+    return calls
+
+
+def _is_branch(call: Call) -> bool:
+    return op_name(call) == "prim.if_then_else"

@@ -9,15 +9,14 @@ from tvm import relax, topi
 from tvm.ir import Call
 
 from builder.kernels.rewriter import RESHAPES, shape_of
-from builder.kernels.spaces import columns, matmul, rows, sorting, transpose, vector_math
+from builder.kernels.spaces import columns, matmul, rows, sorting, transpose
 
 Legalisation = Callable[[relax.BlockBuilder, Call], relax.Expr]
 
 
 def legalise_map() -> dict[str, Legalisation]:
     """Return our tensor expressions by the operator that they replace."""
-    own: dict[str, Legalisation] = dict.fromkeys(vector_math.OPERATORS, vector_math.legalise)
-    own["relax.nn.softmax"] = _softmax
+    own: dict[str, Legalisation] = {"relax.nn.softmax": _softmax}
     own["relax.nn.log_softmax"] = rows.log_softmax
     own["relax.nn.layer_norm"] = rows.layer_norm
     own |= dict.fromkeys(rows.REDUCTIONS, rows.reduction)

@@ -23,7 +23,6 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as ir
 
 from builder.importer.recurrent_call import GATES
-from builder.kernels.spaces import vector_math
 from builder.target.device_target import DeviceTarget
 
 # The kernel is written out, not scheduled: this names where its loops come from.
@@ -31,8 +30,6 @@ KIND: Final = "recurrent"
 # A launch for each step must be worth it: multiply-adds of a step, for all panels.
 _WORTH_A_LAUNCH: Final = 400_000
 _LEAST_SUMS: Final = 8
-# As many as the longest function names.
-_NAMED_VALUES: Final = 8
 
 Index: TypeAlias = "tirx.Expr | int"
 
@@ -47,12 +44,12 @@ class Flat(Protocol):
         """Write the store of an element into the current loop."""
 
 
-Function: TypeAlias = Callable[[tirx.Expr, vector_math.Bind], tirx.Expr]
+Function: TypeAlias = Callable[[tirx.Expr], tirx.Expr]
 # The functions of the gates; a GRU's candidate needs the reset gate first.
 _FUNCTIONS: Final[Mapping[str, tuple[Function, ...]]] = {
-    "LSTM": (vector_math.sigmoid, vector_math.sigmoid, vector_math.sigmoid, vector_math.tanh),
-    "GRU": (vector_math.sigmoid, vector_math.sigmoid),
-    "RNN": (vector_math.tanh,),
+    "LSTM": (tirx.sigmoid, tirx.sigmoid, tirx.sigmoid, tirx.tanh),
+    "GRU": (tirx.sigmoid, tirx.sigmoid),
+    "RNN": (tirx.tanh,),
 }
 
 
@@ -336,14 +333,14 @@ class _Writer:
         own = step.direction * size + unit
         after = (step.time * layer.directions + step.direction) * size + unit
         for total, function in zip(totals, _FUNCTIONS[layer.kind], strict=False):
-            self._apply(function, sums, total, lanes)
+            _apply(function, sums, total, lanes)
         if layer.kind == "LSTM":
             inward, outward, forget, memory = totals
             with ir.vectorized(0, lanes) as v:
                 cell = sums[forget + v] * self._cells[own + v] + sums[inward + v] * sums[memory + v]
                 self._cells[own + v] = cell
                 sums[memory + v] = self._cells[own + v]
-            self._apply(vector_math.tanh, sums, memory, lanes)
+            _apply(tirx.tanh, sums, memory, lanes)
             with ir.vectorized(0, lanes) as v:
                 self._states[after + v] = sums[outward + v] * sums[memory + v]
         elif layer.kind == "GRU":
@@ -351,7 +348,7 @@ class _Writer:
             with ir.vectorized(0, lanes) as v:
                 recurring = sums[new + v] + self._extra[step.direction * layer.hidden + bias + v]
                 sums[new + v] = self._products[candidate + v] + sums[reset + v] * recurring
-            self._apply(vector_math.tanh, sums, new, lanes)
+            _apply(tirx.tanh, sums, new, lanes)
             with ir.vectorized(0, lanes) as v:
                 difference = step.before[step.state + unit + v] - sums[new + v]
                 self._states[after + v] = sums[new + v] + sums[update + v] * difference
@@ -359,19 +356,11 @@ class _Writer:
             with ir.vectorized(0, lanes) as v:
                 self._states[after + v] = sums[totals[0] + v]
 
-    def _apply(self, function: Function, sums: Flat, place: int, lanes: int) -> None:
-        """Apply a function to a vector in place; each value that it uses several times gets registers."""
-        width = self._panels.width
-        registers = _registers(_NAMED_VALUES * width)
-        free = iter(range(0, _NAMED_VALUES * width, width))
-        with ir.vectorized(0, lanes) as v:
 
-            def bind(value: tirx.Expr) -> tirx.Expr:
-                at = next(free) + v
-                registers[at] = value
-                return registers[at]
-
-            sums[place + v] = function(sums[place + v], bind)
+def _apply(function: Function, sums: Flat, place: int, lanes: int) -> None:
+    """Apply a function to a vector in place."""
+    with ir.vectorized(0, lanes) as v:
+        sums[place + v] = function(sums[place + v])
 
 
 def _flat(buffer: tirx.Buffer) -> Flat:

@@ -1,8 +1,8 @@
 """`exp`, `log`, `sin`, `tanh`, `erf` and functions made of them, as polynomials, so that they vectorise.
 
 LLVM turns `exp` of a vector into a library call for each element, which costs a hundred times the arithmetic.
-Here they are plain arithmetic, accurate to a few units in the last place of a float32. Those of `OPERATORS`
-are written out in the tensor expression; a call that `formula_of` knows stays one until code is generated.
+Here they are plain arithmetic, accurate to a few units in the last place of a float32. A call that
+`formula_of` knows stays one until code is generated.
 
 Promises: for every float32, infinities and NaN included, the result is what the function's definition gives,
 except that zero stands for results below the smallest normal number, 1.2e-38. Such denormal numbers make each
@@ -15,10 +15,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from tvm import relax, te, tirx
+from tvm import tirx
 from tvm.ir import Call
 
-from builder.kernels.rewriter import legalise_as_tvm, op_name
+from builder.kernels.rewriter import op_name
 
 # Adding 1.5 * 2**23 to a float32 rounds it to an integer, which is then in the low bits of the sum.
 _ROUND: Final = 12582912.0
@@ -70,19 +70,25 @@ _ROOT_OF_HALF_BITS: Final = 0x3F3504F3
 _SMALLEST_NORMAL_BITS, _INFINITY_BITS = 0x00800000, 0x7F800000
 _DENORMAL_EXPONENT: Final = -149  # a denormal number is its bits, as an integer, times 2**-149
 
-
-# Names a value that is used several times. TVM's simplifier repeats named values, but not loads, so a kernel
-# that is written out stores the value in a register; in a tensor expression, each use repeats it.
+# Names a value that is used several times.
 Bind = Callable[[tirx.Expr], tirx.Expr]
 Formula = Callable[[tirx.Expr, Bind], tirx.Expr]
 
 
 def _repeat(value: tirx.Expr) -> tirx.Expr:
+    """Name nothing: a tensor expression repeats a value at each use."""
     return value
 
 
 def _number(value: float) -> tirx.Expr:
     return tirx.const(value, "float32")
+
+
+def _select(condition: tirx.Expr, yes: tirx.Expr | float, no: tirx.Expr | float) -> tirx.Expr:
+    """Choose for each element; numbers are as wide as the other value."""
+    wide = no if isinstance(yes, float) else yes
+    dtype = str(wide.ty.dtype)  # type: ignore[union-attr]
+    return tirx.Select(condition, *(tirx.const(v, dtype) if isinstance(v, float) else v for v in (yes, no)))
 
 
 def _polynomial(x: tirx.Expr, coefficients: Sequence[float]) -> tirx.Expr:
@@ -93,41 +99,44 @@ def _polynomial(x: tirx.Expr, coefficients: Sequence[float]) -> tirx.Expr:
     return value
 
 
-def _reduced(x: tirx.Expr, bind: Bind = _repeat) -> tuple[tirx.Expr, tirx.Expr]:
+def _reduced(x: tirx.Expr, bind: Bind) -> tuple[tirx.Expr, tirx.Expr]:
     """Return `n`, int32, and `exp(r)` with `x = n * ln 2 + r`. If `x` is NaN, so is `exp(r)`."""
     shifted = bind(x * _number(math.log2(math.e)) + _number(_ROUND))
     # Take the integer from the bits: the compiler would simplify (x + c) - c to x.
-    integer = tirx.reinterpret("int32", shifted) - tirx.const(_ROUND_BITS, "int32")
-    n = bind(integer.astype("float32"))
+    floats = str(shifted.ty.dtype)
+    integer = bind(
+        tirx.reinterpret(floats.replace("float", "int"), shifted) - tirx.const(_ROUND_BITS, "int32")
+    )
+    n = bind(tirx.Cast(floats, integer))
     r = bind(x - n * _number(_LN2_HIGH) - n * _number(_LN2_LOW))
     return integer, _polynomial(r, _EXP[::-1])
 
 
 def _power_of_two(exponent: tirx.Expr) -> tirx.Expr:
     """Return 2 to an int32 exponent of at least -126 and at most 127."""
-    return tirx.reinterpret("float32", (exponent + tirx.const(127, "int32")) << tirx.const(23, "int32"))
+    bits = (exponent + tirx.const(127, "int32")) << tirx.const(23, "int32")
+    return tirx.reinterpret(str(exponent.ty.dtype).replace("int", "float"), bits)
 
 
-def exp(x: tirx.Expr) -> tirx.Expr:
-    """Return the exponential of a float32 `x`."""
-    integer, series = _reduced(x)
-    half = integer >> tirx.const(1, "int32")  # 2**128 is not a float32: multiply by two smaller powers
+def exp(x: tirx.Expr, bind: Bind) -> tirx.Expr:
+    """Return the exponential of a float32 `x`, or of a vector of them."""
+    integer, series = _reduced(x, bind)
+    half = bind(integer >> tirx.const(1, "int32"))  # 2**128 is not a float32: multiply by two smaller powers
     value = series * _power_of_two(half) * _power_of_two(integer - half)
-    value = tirx.Select(x < _number(SMALLEST), _number(0.0), value)
-    return tirx.Select(x > _number(_LARGEST), _number(math.inf), value)
+    value = _select(x < _number(SMALLEST), 0.0, value)
+    return _select(x > _number(_LARGEST), math.inf, value)
 
 
 def exp_of_negative(x: tirx.Expr, smallest: float = SMALLEST, bind: Bind = _repeat) -> tirx.Expr:
     """Return the exponential of a float32 `x` that is at most zero, and zero if `x` is below `smallest`."""
     integer, series = _reduced(x, bind)
-    return tirx.Select(x < _number(smallest), _number(0.0), series * _power_of_two(integer))
+    return _select(x < _number(smallest), 0.0, series * _power_of_two(integer))
 
 
-def sigmoid(x: tirx.Expr, bind: Bind = _repeat) -> tirx.Expr:
-    """Return 1 / (1 + exp(-x)) of a float32 `x`."""
-    one, zero = _number(1.0), _number(0.0)
-    power = bind(exp_of_negative(bind(zero - tirx.abs(x)), bind=bind))
-    return tirx.Select(x < zero, power, one) / (one + power)
+def sigmoid(x: tirx.Expr, bind: Bind) -> tirx.Expr:
+    """Return 1 / (1 + exp(-x)) of a float32 `x`, or of a vector of them."""
+    power = bind(exp_of_negative(bind(_number(0.0) - tirx.abs(x)), bind=bind))
+    return _select(x < _number(0.0), power, 1.0) / (_number(1.0) + power)
 
 
 def log(x: tirx.Expr, bind: Bind) -> tirx.Expr:
@@ -215,7 +224,7 @@ def _clamped(x: tirx.Expr, limit: float) -> tirx.Expr:
     return tirx.max(_number(-limit), tirx.min(_number(limit), x))
 
 
-def _quotient(x: tirx.Expr, p: Sequence[float], q: Sequence[float], bind: Bind = _repeat) -> tirx.Expr:
+def _quotient(x: tirx.Expr, p: Sequence[float], q: Sequence[float], bind: Bind) -> tirx.Expr:
     """Return `x * p(x**2) / q(x**2)` within plus and minus 1."""
     # With a last coefficient of about 1, a small x stays a normal number.
     above, below = [c / q[-1] for c in p], [c / q[-1] for c in q]
@@ -223,35 +232,14 @@ def _quotient(x: tirx.Expr, p: Sequence[float], q: Sequence[float], bind: Bind =
     return _clamped(bind(x * _polynomial(square, above) / _polynomial(square, below)), 1.0)
 
 
-def tanh(x: tirx.Expr, bind: Bind = _repeat) -> tirx.Expr:
+def tanh(x: tirx.Expr, bind: Bind) -> tirx.Expr:
     """Return the hyperbolic tangent of a float32 `x`."""
     return _quotient(bind(_clamped(x, _TANH_LIMIT)), _TANH_P, _TANH_Q, bind)
 
 
-def erf(x: tirx.Expr) -> tirx.Expr:
-    """Return the error function of a float32 `x`."""
-    return _quotient(_clamped(x, _ERF_LIMIT), _ERF_P, _ERF_Q)
-
-
-def gelu(x: tirx.Expr) -> tirx.Expr:
-    """Return x * (1 + erf(x / sqrt(2))) / 2 of a float32 `x`."""
-    half = _number(0.5)
-    return x * (half + half * erf(x * _number(math.sqrt(0.5))))
-
-
-def _elementwise(formula: object, name: str) -> object:
-    def compute(x: te.Tensor) -> te.Tensor:
-        return te.compute(x.shape, lambda *i: formula(x(*i)), name=name)  # type: ignore[operator]
-
-    return compute
-
-
-def legalise(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
-    """Legalise one of `OPERATORS` without further arguments: ours for float32, TVM's for other types."""
-    name = str(call.op.name).rsplit(".", 1)[-1]
-    if str(call.ty.dtype) != "float32":
-        return legalise_as_tvm(bb, call)
-    return bb.call_te(_FORMULAS[name], call.args[0], primfunc_name_hint=name)
+def erf(x: tirx.Expr, bind: Bind) -> tirx.Expr:
+    """Return the error function of a float32 `x`, or of a vector of them."""
+    return _quotient(bind(_clamped(x, _ERF_LIMIT)), _ERF_P, _ERF_Q, bind)
 
 
 def formula_of(call: Call) -> Formula | None:
@@ -260,13 +248,12 @@ def formula_of(call: Call) -> Formula | None:
     return formula if formula and str(call.ty.dtype).startswith("float32") else None
 
 
-_OF_CALLS: Final[Mapping[str, Formula]] = {"tirx.log": log, "tirx.sin": sin, "tirx.cos": cos}
-_FORMULAS: Final = {
-    "exp": _elementwise(exp, "exp"),
-    "sigmoid": _elementwise(sigmoid, "sigmoid"),
-    "silu": _elementwise(lambda x: x * sigmoid(x), "silu"),
-    "tanh": _elementwise(tanh, "tanh"),
-    "erf": _elementwise(erf, "erf"),
-    "gelu": _elementwise(gelu, "gelu"),
+_OF_CALLS: Final[Mapping[str, Formula]] = {
+    "tirx.exp": exp,
+    "tirx.log": log,
+    "tirx.sin": sin,
+    "tirx.cos": cos,
+    "tirx.sigmoid": sigmoid,
+    "tirx.tanh": tanh,
+    "tirx.erf": erf,
 }
-OPERATORS: Final = ("relax.exp", "relax.sigmoid", "relax.nn.silu", "relax.tanh", "relax.erf", "relax.nn.gelu")

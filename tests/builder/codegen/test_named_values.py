@@ -68,10 +68,11 @@ def test_a_formula_is_right_wherever_it_is_called(name: str, lanes: int) -> None
     target = machine(lanes)
     x = np.linspace(-9, 9, 1003, dtype="f4").reshape(17, 59) + 1e-3
     close(run(build, {"x": x}, target).outputs[0], reference(x.astype("f8")), 1e-6)
-    if name not in ("nested", "padded, of a formula"):  # the C library computes formulas of formulas
-        lowered = lower_expression(build, {"x": x}, target)
-        assembly = build_kernels(lowered.kernels, target.tvm_target).inspect_source("asm")
-        assert not [function for function in ("logf", "sinf", "cosf") if function in assembly]
+    if name == "padded, of a formula":  # the C library computes formulas of formulas inside a branch
+        return
+    lowered = lower_expression(build, {"x": x}, target)
+    assembly = build_kernels(lowered.kernels, target.tvm_target).inspect_source("asm")
+    assert not [function for function in ("logf", "sinf", "cosf", "expf", "tanhf") if function in assembly]
 
 
 def test_other_types_keep_their_call() -> None:
