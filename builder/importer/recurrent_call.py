@@ -23,6 +23,8 @@ DIRECTIONS: Final[Mapping[str, tuple[bool, ...]]] = {
     "reverse": (True,),
     "bidirectional": (False, True),
 }
+# What the kernel asks of a node; all else must have its default.
+KERNEL_ATTRIBUTES: Final = frozenset({"direction", "hidden_size", "linear_before_reset"})
 _PREFIX: Final = "edge.recurrent"
 
 
@@ -153,7 +155,7 @@ class _Converter:
             return "peepholes"
         if any(value is not None and not isinstance(value, GenericConst) for value in map(given, (1, 2, 3))):
             return "weights that are not constant"
-        others = sorted(set(attrs) - {"direction", "hidden_size", "linear_before_reset", "tvm_custom"})
+        others = sorted(set(attrs) - KERNEL_ATTRIBUTES - {"tvm_custom"})
         if others:
             return ", ".join(others)
         if self._kind == "GRU" and not attrs.get("linear_before_reset", 0):

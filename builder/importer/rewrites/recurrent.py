@@ -17,6 +17,7 @@ import onnx
 from numpy.typing import ArrayLike
 
 from builder.importer.onnx_graph import OnnxGraph, attributes
+from builder.importer.recurrent_call import KERNEL_ATTRIBUTES
 from builder.importer.rewrites.replacement import Replacement, input_name, output_name
 
 # A step is a dozen kernels: with more steps, compiling takes minutes and the code outgrows the caches.
@@ -130,18 +131,17 @@ def _fits_kernel(node: onnx.NodeProto, graph: OnnxGraph) -> bool:
 
 
 def _in_kernel_form(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
-    """Put the steps first, and name every output; None if the node is so already."""
+    """Put the steps first, and drop what does not change the result; None if the node is so already."""
     options = attributes(node)
-    count = 3 if node.op_type == "LSTM" else 2
-    named = [output_name(node, index) for index in range(count)]
+    kept = {name: value for name, value in options.items() if name in KERNEL_ATTRIBUTES}
     lengths = input_name(node, 4)
-    if not options.get("layout", 0) and not options.get("activations") and all(named) and not lengths:
+    if kept == options and not lengths:
         return None
     new = Replacement(node, graph)
     inputs = list(node.input)
     if lengths:
         inputs[4] = ""
-    batch_first = bool(options.pop("layout", 0))
+    batch_first = bool(options.get("layout", 0))
     if batch_first:
         inputs[0] = new.op("Transpose", inputs[0], perm=[1, 0, 2])
         for index in (5, 6):
@@ -149,9 +149,8 @@ def _in_kernel_form(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.Nod
                 inputs[index] = new.op("Transpose", inputs[index], perm=[1, 0, 2])
     while not inputs[-1]:
         inputs.pop()
-    options.pop("activations", None)  # the usual ones
-    outputs = new.op_many(node.op_type, count, *inputs, **options)
-    for index, (name, output) in enumerate(zip(named, outputs, strict=True)):
+    outputs = new.op_many(node.op_type, len(node.output), *inputs, **kept)
+    for index, (name, output) in enumerate(zip(node.output, outputs, strict=True)):
         if name and batch_first:
             new.op("Transpose", output, to=name, perm=[2, 0, 1, 3] if index == 0 else [1, 0, 2])
         elif name:
@@ -191,8 +190,6 @@ def _activations(node: onnx.NodeProto, options: Mapping[str, Any], directions: i
     usual = _ACTIVATIONS[node.op_type] * directions
     given = tuple(name.decode() for name in options.get("activations", ()))
     chosen = given or usual
-    if "activation_alpha" in options or "activation_beta" in options:
-        return None
     return chosen if set(chosen) <= _PLAIN_ACTIVATIONS and len(chosen) == len(usual) else None
 
 

@@ -59,7 +59,11 @@ ONE_KERNEL = [
     ("LSTM", {"outputs": ["Y"]}),
     ("LSTM", {"lengths": [STEPS, STEPS]}),
     ("LSTM", {"activations": ["Sigmoid", "Tanh", "Tanh"]}),
+    # As PyTorch's newer exporter writes it: defaults, and only the output that is used.
+    ("LSTM", {"input_forget": 0, "layout": 0, "direction": "bidirectional", "outputs": ["Y"]}),
+    ("LSTM", {"activation_alpha": [0.1, 0.1, 0.1], "outputs": ["", "", "Y_c"]}),
     ("GRU", {"linear_before_reset": 1, "state": True}),
+    ("GRU", {"linear_before_reset": 1, "layout": 0, "outputs": ["", "Y_h"]}),
     ("GRU", {"linear_before_reset": 1, "bias": False, "direction": "bidirectional"}),
     ("RNN", {}),
     ("RNN", {"direction": "bidirectional", "state": True}),
@@ -81,6 +85,9 @@ def test_recurrent_layers(
 ) -> None:
     normal = agrees(recurrent(make_model, noise, kind, **options), noise(STEPS, BATCH, WIDTH))
     assert (kind in operators(normal)) == ((kind, options) in ONE_KERNEL)
+    assert not [node.name for node in normal.graph.node if node.name.count(f"{kind}_0") > 1], (
+        "rewritten twice"
+    )
 
 
 def test_a_recurrent_layer_over_shorter_sequences_is_refused(make_model: ModelMaker, noise: Any) -> None:
