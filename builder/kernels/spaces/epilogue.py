@@ -19,6 +19,8 @@ from builder.kernels.spaces.fallback import is_cheap
 # Attributes of a function (TVM's OpPatternKind): whether fusion appends element-wise operators to it.
 FUSES_ELEMENTWISE: Final[Mapping[str, int]] = {"op_pattern": 4}  # kOutEWiseFusable
 NEVER_FUSED: Final[Mapping[str, int]] = {"op_pattern": 8}  # kOpaque
+# No tile has more vectors. The epilogue of a gate has: it multiplies a whole picture by each of its elements.
+_MAX_UNROLLED: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class Epilogue:
         return cls(sch, sch.cache_write(anchor, 0, "global"))
 
     def place(self, loop: st.schedule.LoopRV, vector: int | None = None) -> None:
-        """Compute the epilogue inside `loop`: its last axis is vectorised, the rest of the tile unrolled.
+        """Compute the epilogue inside `loop`: its last axis is vectorised, the axes of the tile are unrolled.
 
         Parameters
         ----------
@@ -76,7 +78,11 @@ class Epilogue:
         # A long formula unrolled over a tile would be more code than the product itself. It stays a loop, and
         # reads the tile from the L1 cache.
         if is_cheap(sch.get(self.block)):
+            vectors = 1
             for rest in inner:
+                vectors *= int(sch.get(rest).extent)
+                if vectors > _MAX_UNROLLED:
+                    break
                 sch.unroll(rest)
 
 

@@ -1,0 +1,32 @@
+"""Operators that are fused after a convolution or a product."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tvm import relax
+
+from builder.codegen.lowering import build_kernels
+from tests.builder.kernels.machines import Randn, close, conv2d, lower_expression, machine, run
+
+# A picture of 14x14, unrolled, is multiplied by thousands.
+_MAX_PRODUCTS = 1000
+
+
+@pytest.mark.parametrize("lanes", [4, 8])
+@pytest.mark.parametrize("extent", [14, 28])
+def test_a_gate_over_a_picture_is_a_loop(randn: Randn, lanes: int, extent: int) -> None:
+    """Squeeze and excite: each channel of a picture is multiplied by the gate that a convolution gives."""
+    pooled, picture, weights = randn(1, 16, 1, 1), randn(1, 60, extent, extent), randn(60, 16, 1, 1)
+
+    def build(x: relax.Expr, y: relax.Expr) -> relax.Expr:
+        gate = relax.op.nn.conv2d(x, relax.const(weights))
+        gate = relax.op.clip(relax.op.add(gate, relax.const(np.float32(0.5))), 0, 1)
+        return relax.op.multiply(relax.op.nn.relu(y), gate)
+
+    inputs = {"x": pooled, "y": picture}
+    want = np.maximum(picture, 0) * np.clip(conv2d(pooled, weights) + np.float32(0.5), 0, 1)
+    close(run(build, inputs, machine(lanes)).outputs[0], want)
+    kernels = lower_expression(build, inputs, machine(lanes)).kernels
+    assembly = build_kernels(kernels, machine(lanes).tvm_target).inspect_source("asm")
+    assert 0 < assembly.count("mulps") < _MAX_PRODUCTS
