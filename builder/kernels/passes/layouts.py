@@ -13,6 +13,7 @@ do not mix channels, or multiply the padding by zeros, may read it.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -243,6 +244,8 @@ class _Packing:
             return True
         if not isinstance(call.ty, relax.TensorType) or not call.args:
             return False
+        if name == "relax.concat":
+            return self._concat(table, var, call)
         if name in _BINARY and len(shape_of(call)) == 4:
             return self._binary(table, var, call, _BINARY[name])
         x = table.packed(call.args[0])
@@ -356,6 +359,31 @@ class _Packing:
             return False
         new = table.bb.emit(Call(call.op, operands, call.attrs, call.ty_args))
         table.define_packed(var, Packed(new, channels, group))
+        return True
+
+    def _concat(self, table: LayoutValues, var: relax.Var, call: Call) -> bool:
+        """Replace a concatenation of channels, of which some are packed, if all blocks but the last are full.
+
+        Inputs with the same number of channels may each end with padding.
+        """
+        parts = list(call.args[0].fields) if isinstance(call.args[0], relax.Tuple) else []
+        if len(shape_of(call)) != 4 or int(call.attrs.axis) not in (1, -3):
+            return False
+        packed = [have for part in parts if (have := table.packed(part)) is not None and have.block > 1]
+        blocks = Counter({have.block: 0 for have in packed})
+        for have in packed:
+            blocks[have.block] += have.channels
+        if not blocks:
+            return False
+        block = blocks.most_common(1)[0][0]
+        counts = [shape_of(part)[1] for part in parts]
+        group = channels = sum(counts)
+        if any(count % block for count in counts[:-1]):
+            group = counts[0]
+            if set(counts) != {group} or -(-group // block) * block > _WIDEST_GAPS * group:
+                return False
+        operands = [table.as_packed(part, block).expr for part in parts]
+        table.define_packed(var, Packed(table.bb.emit(relax.op.concat(operands, 1)), channels, group))
         return True
 
     @staticmethod

@@ -9,7 +9,7 @@ from tvm import relax, topi
 from tvm.ir import Call
 
 from builder.kernels.rewriter import RESHAPES, shape_of
-from builder.kernels.spaces import columns, matmul, rows, sorting, transpose
+from builder.kernels.spaces import columns, concatenation, matmul, rows, sorting, transpose
 
 Legalisation = Callable[[relax.BlockBuilder, Call], relax.Expr]
 
@@ -23,6 +23,7 @@ def legalise_map() -> dict[str, Legalisation]:
     own["relax.matmul"] = matmul.legalise
     own["relax.permute_dims"] = transpose.legalise
     own["relax.take"] = _take
+    own["relax.concat"] = concatenation.legalise
     own["relax.cumsum"] = _cumsum
     own["relax.topk"] = sorting.topk
     own["relax.sort"] = sorting.sort

@@ -9,6 +9,8 @@ from tvm import relax
 from builder.codegen.lowering import build_kernels
 from tests.builder.kernels.machines import Randn, close, conv2d, lower_expression, machine, run
 
+pytestmark = pytest.mark.slow
+
 # A picture of 14x14, unrolled, is multiplied by thousands.
 _MAX_PRODUCTS = 1000
 
