@@ -262,7 +262,6 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: WinogradTiles, m
     half_in, pad = sch.get_sblock("half_in"), sch.get_sblock("pad")
     epilogue = Epilogue.after(sch, block)
     sch.compute_inline(block)
-    sch.compute_inline(pad)
     size = m + 2
 
     xi, group, c, tile, v = sch.get_loops(data)
@@ -270,9 +269,12 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: WinogradTiles, m
     sch.reorder(c, group, tile, e, nu, v)
     sch.compute_at(half_in, tile, preserve_unit_loops=True)
     *_, a, b, lane = sch.get_loops(half_in)
-    for loop in (a, b, e, nu):
+    # The transform reads each element of the window several times: check once whether it is in the picture.
+    sch.compute_at(pad, tile, preserve_unit_loops=True)
+    *_, y, z, channel = sch.get_loops(pad)
+    for loop in (a, b, e, nu, y, z):
         sch.unroll(loop)
-    for loop in (lane, v):
+    for loop in (lane, v, channel):
         sch.vectorize(loop)
     sch.parallel(sch.fuse(c, group, tile))
 
