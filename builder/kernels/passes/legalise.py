@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
+from typing import Final
 
 import tvm
-from tvm import relax, topi
+from tvm import relax, te, tirx, topi
 from tvm.ir import Call
 
-from builder.kernels.rewriter import RESHAPES, shape_of
+from builder.kernels.rewriter import RESHAPES, constant_of, legalise_as_tvm, shape_of
 from builder.kernels.spaces import columns, concatenation, matmul, rows, sorting, transpose
 
 Legalisation = Callable[[relax.BlockBuilder, Call], relax.Expr]
@@ -22,6 +24,7 @@ def legalise_map() -> dict[str, Legalisation]:
     own |= dict.fromkeys(rows.REDUCTIONS, rows.reduction)
     own["relax.matmul"] = matmul.legalise
     own["relax.permute_dims"] = transpose.legalise
+    own["relax.power"] = _power
     own["relax.take"] = _take
     own["relax.concat"] = concatenation.legalise
     own["relax.cumsum"] = _cumsum
@@ -37,6 +40,39 @@ def _softmax(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
     if int(call.attrs.axis) in (-1, last) or str(call.ty.dtype) != "float32":
         return rows.softmax(bb, call)
     return columns.softmax(bb, call)
+
+
+def _power(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
+    """Legalise `power`: exponents as in GELU and layer norm as products and roots of whole vectors."""
+    x, exponents = call.args[0], constant_of(call.args[1])
+    formula = None if exponents is None or exponents.size != 1 else _POWERS.get(float(exponents.item()))
+    if formula is None or shape_of(x) != shape_of(call) or str(x.ty.dtype) not in ("float32", "float64"):
+        return legalise_as_tvm(bb, call)
+    return bb.call_te(
+        lambda t: te.compute(t.shape, lambda *i: formula(t(*i)), name="power"), x, primfunc_name_hint="power"
+    )
+
+
+def _square_root(x: tirx.Expr) -> tirx.Expr:
+    """Return x to the power of 0.5: positive also for -0 and for the negative infinity (C's pow)."""
+    infinity = tirx.const(math.inf, str(x.ty.dtype))
+    return tirx.Select(x == -infinity, infinity, tirx.sqrt(x) + tirx.const(0.0, str(x.ty.dtype)))
+
+
+def _inverse(x: tirx.Expr) -> tirx.Expr:
+    return tirx.const(1.0, str(x.ty.dtype)) / x
+
+
+# Others are calls of the C library for each element.
+_POWERS: Final[Mapping[float, Callable[[tirx.Expr], tirx.Expr]]] = {
+    -2.0: lambda x: _inverse(x * x),
+    -1.0: _inverse,
+    0.5: _square_root,
+    1.0: lambda x: x,
+    2.0: lambda x: x * x,
+    3.0: lambda x: x * x * x,
+    4.0: lambda x: (x * x) * (x * x),
+}
 
 
 def _take(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
