@@ -41,6 +41,7 @@ _TO_FUNCTIONS: Final = (
     t.VerifyMemory,
     t.AnnotateEntryFunc,
     t.MakePackedAPI,
+    t.SkipAssert,  # docs/decisions/0025: the executor has checked the arguments
     t.FP8StorageLegalize,
     t.BF16StorageLegalize,
     t.LowerTVMBuiltin,
