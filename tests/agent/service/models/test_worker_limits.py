@@ -286,7 +286,8 @@ async def test_all_threads_of_a_worker_move_to_other_processors() -> None:
 for _ in range(3):
     threading.Thread(target=time.sleep, args=(100,), daemon=True).start()
 ready()
-channel.receive()
+while True:
+    channel.receive()
 """
     async with started(SANDBOXED + script) as worker:
         await until(lambda: bool(worker.frames))
@@ -299,7 +300,7 @@ channel.receive()
 async def test_a_processor_that_is_switched_off_costs_a_line_in_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with started("ready(); channel.receive()") as worker:
+    async with started("ready(); channel.receive(); channel.receive()") as worker:
         worker.process.send(Share((1023,), 1))
         assert [record.getMessage() for record in caplog.records] == [
             "echo: processors [1023]: Invalid argument"
