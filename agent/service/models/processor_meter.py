@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Final
 
-# After each launch of a kernel its threads stay awake for some 60 us, the last time after the answer.
+# After each launch of a kernel its threads stay awake for half a millisecond, the last time after the answer.
 _AFTER_REQUEST_S: Final = 0.001
 # Tolerance: the share of one processor that a process may use without a request.
 _FORGIVEN: Final = 0.05

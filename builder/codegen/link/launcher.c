@@ -8,7 +8,7 @@
  * - The number of threads of a launch, including the calling thread, is the one that __tvm_ffi_edge_set_threads set,
  *   else EDGE_NUM_THREADS, else the number of CPUs in the affinity mask at the first launch. New threads inherit their
  *   creator's affinity.
- * - After a launch, workers spin for about SPIN_US, so that the next kernel finds them awake; then they sleep.
+ * - After a launch, workers spin for SPIN_US, so that the next kernel finds them awake; then they sleep.
  * - A launch never waits for a thread that has not started: the caller runs the tasks that no worker has claimed.
  * - A launch inside a launch, or while another thread is launching, runs only on the calling thread.
  * - Unloading the library leaves no thread and no memory behind; a forked child starts without workers.
@@ -30,8 +30,9 @@
 #include <tvm/ffi/c_api.h>
 #include <unistd.h>
 
-enum { MAX_THREADS = 256, CACHE_LINE = 64, ALIGNMENT = 64, KEPT_BLOCKS = 8 };
-static const int64_t SPIN_US = 60;
+enum { MAX_THREADS = 256, CACHE_LINE = 64, ALIGNMENT = 64, KEPT_BLOCKS = 8, PAUSES = 32 };
+/* Longer than most kernels that run on one thread: to wake a sleeping thread takes 50 us on some virtual machines. */
+static const int64_t SPIN_US = 500;
 
 typedef struct {
   void *sync_handle;
@@ -49,7 +50,6 @@ typedef struct {
   pthread_t threads[MAX_THREADS];
   int wanted;  /* threads of a launch, 0 if not set yet */
   int workers; /* threads alive besides the caller */
-  int spins;   /* pauses in about SPIN_US */
   ParallelLambda lambda;
   void *cdata;
   ParallelGroupEnv env;
@@ -73,7 +73,7 @@ static inline void pause_cpu(void) {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
 #elif defined(__aarch64__) || defined(__arm__)
-  __asm__ volatile("yield");
+  __asm__ volatile("isb"); /* waits some ten cycles; "yield" does nothing on these cores */
 #else
   atomic_signal_fence(memory_order_seq_cst);
 #endif
@@ -119,13 +119,19 @@ static int64_t now_ns(void) {
   return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-static int spins_in(int64_t us) {
-  enum { SAMPLE = 512 };
-  int64_t start = now_ns();
-  for (int i = 0; i < SAMPLE; ++i) pause_cpu();
-  int64_t ns = now_ns() - start;
-  int64_t spins = ns > 0 ? us * 1000 * SAMPLE / ns : SAMPLE;
-  return spins < 100 ? 100 : spins > 1000000 ? 1000000 : (int)spins;
+/* A thread that spins. `until_ns` is 0 until the clock is first read. */
+typedef struct {
+  int rounds;
+  int64_t until_ns;
+} Spin;
+
+/* Pauses, and returns whether the thread may spin on; it may for SPIN_US. Reads the clock once in PAUSES rounds. */
+static inline int spins_on(Spin *spin) {
+  pause_cpu();
+  if (++spin->rounds % PAUSES != 0) return 1;
+  int64_t now = now_ns();
+  if (spin->until_ns == 0) spin->until_ns = now + SPIN_US * 1000;
+  return now < spin->until_ns;
 }
 
 /* Runs tasks until there are none left to claim. Returns the first failure of the tasks that it ran itself, or 0. */
@@ -150,10 +156,8 @@ static void *worker(void *unused) {
   flush_denormals(1);
   for (;;) {
     unsigned launches = seen;
-    for (int i = 0; i < pool.spins && launches == seen; ++i) {
-      pause_cpu();
-      launches = atomic_load_explicit(&pool.launches, memory_order_acquire);
-    }
+    Spin spin = {0};
+    while (launches == seen && spins_on(&spin)) launches = atomic_load_explicit(&pool.launches, memory_order_acquire);
     while (launches == seen) {
       atomic_fetch_add(&pool.sleepers, 1);
       if (atomic_load(&pool.launches) == seen) futex_wait(&pool.launches, seen);
@@ -186,7 +190,6 @@ static void stop_workers(void) {
 }
 
 static void start_workers(void) {
-  if (pool.spins == 0) pool.spins = spins_in(SPIN_US);
   sigset_t all, before;
   sigfillset(&all); /* signals go to the program's own threads */
   pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -236,7 +239,8 @@ static int parallel_launch(ParallelLambda lambda, void *cdata, int num_task) {
   atomic_store_explicit(&pool.pending, pool.env.num_task, memory_order_relaxed);
   announce(pool.env.num_task);
   int status = work();
-  for (int i = 0; i < pool.spins && atomic_load(&pool.pending) != 0; ++i) pause_cpu();
+  Spin spin = {0};
+  while (atomic_load(&pool.pending) != 0 && spins_on(&spin)) continue;
   int left;
   while ((left = atomic_load(&pool.pending)) != 0) {
     atomic_store(&pool.caller_sleeps, 1);

@@ -242,3 +242,22 @@ def test_a_sleeping_pool_costs_no_cpu_time(library: Path) -> None:
     print(time.process_time() - before)
     """
     assert float(python(library, body, EDGE_NUM_THREADS="4")) < 0.05
+
+
+def test_threads_stay_awake_between_kernels_but_not_for_long(library: Path) -> None:
+    # A thread that finds no processor spins for less processor time, so the longest of many is what counts.
+    body = """
+    import time
+    def of_workers():
+        return time.process_time() - time.thread_time()
+    spun = []
+    for _ in range(20):
+        before = of_workers()
+        right()
+        time.sleep(0.02)
+        spun.append(of_workers() - before)
+    print(max(spun), min(spun))
+    """
+    longest, shortest = map(float, python(library, body, EDGE_NUM_THREADS="2").split())
+    assert longest > 0.0003
+    assert shortest < 0.002
