@@ -22,11 +22,6 @@ from builder.kernels.rewriter import op_name
 from builder.kernels.spaces.vector_math import formula_of
 from builder.target.device_target import DeviceTarget
 
-# The most that a core does in a nanosecond: vector operations (wide cores have two units at 3 GHz, the others
-# one at 1.5 GHz; a multiply-add is two operations), and bytes from the outer caches.
-_WIDE_OPERATIONS, _OPERATIONS = 12.0, 3.0
-_BYTES: Final = 8.0
-
 _CALL: Final = 20  # operations in exp, erf and the like, which are called for each element
 _CALLED: Final = {
     f"tirx.{name}"
@@ -43,12 +38,12 @@ def time_us(func: tirx.PrimFunc, target: DeviceTarget) -> float:
     """Estimate the least time, in microseconds, that one core of `target` needs for a scheduled function."""
     work = _Work(target.simd.lanes)
     work.add(func.body, times=1.0, at_once=1.0)
-    operations = _WIDE_OPERATIONS if target.simd.lanes >= 8 else _OPERATIONS
+    operations = 2 * target.core.products_per_ns
     moved = 0.0
     for buffer, touched in work.touched.items():
         elements = math.prod(_extent(d) for d in buffer.ty.shape)
         moved += min(touched, elements) * np.dtype(str(buffer.ty.dtype)).itemsize
-    return max(work.operations / operations, moved / _BYTES) / 1e3
+    return max(work.operations / operations, moved / target.core.cache_bytes_per_ns) / 1e3
 
 
 def calls_library(func: tirx.PrimFunc) -> bool:

@@ -2,8 +2,8 @@
 
 A `DeviceTarget` is resolved once, from a preset (`rpi4`), a TVM target as JSON, or the old syntax of TVM's
 command line (`llvm -mcpu=cascadelake`). It holds the options for LLVM and for the linker, and the CPU
-features that the device must have. Resolving measures nothing. The only file that it reads is
-`/proc/cpuinfo`, and only for a target that means this machine.
+features that the device must have. Resolving measures nothing. It reads Linux's description of the processor
+(`/proc/cpuinfo` and `/sys/devices/system/cpu`), and only for a target that means this machine.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 from tvm.target import Target
@@ -21,6 +22,7 @@ from tvm.target import codegen as llvm
 
 from agent.bundle.machine import Machine
 from builder.errors import TargetError
+from builder.target.core import Core, with_caches_of_this_machine
 from builder.target.simd import Simd
 
 GLIBC: Final = "2.28"  # Debian 10 and later; older systems have no Python that is new enough
@@ -47,8 +49,8 @@ class DeviceTarget:
         The vector unit.
     cores
         Number of cores, for choices that are made at compile time.
-    l1_bytes, l2_bytes
-        Sizes of one core's data caches.
+    core
+        How fast one of them computes and reads, and its caches.
     """
 
     name: str
@@ -60,8 +62,7 @@ class DeviceTarget:
     zig_target: str
     simd: Simd
     cores: int
-    l1_bytes: int
-    l2_bytes: int
+    core: Core
 
     def description(self) -> str:
         """The TVM target as canonical JSON: the key of tuning records."""
@@ -82,17 +83,14 @@ class DeviceTarget:
 class _Preset:
     config: Mapping[str, Any]
     about: str
-    l1_bytes: int = 32 << 10
-    l2_bytes: int = 256 << 10
 
 
 _AARCH64: Final = "aarch64-linux-gnu"
 PRESETS: Mapping[str, _Preset] = {
-    "host": _Preset({"kind": "llvm"}, "this machine: its own CPU and cores", 32 << 10, 1 << 20),
+    "host": _Preset({"kind": "llvm"}, "this machine: its own CPU and cores"),
     "rpi3": _Preset(
         {"kind": "llvm", "mtriple": _AARCH64, "mcpu": "cortex-a53", "mattr": ["+neon"], "num-cores": 4},
         "Raspberry Pi 3, Zero 2 W (64 bit): Cortex-A53",
-        l2_bytes=128 << 10,
     ),
     "rpi4": _Preset(
         {"kind": "llvm", "mtriple": _AARCH64, "mcpu": "cortex-a72", "mattr": ["+neon"], "num-cores": 4},
@@ -101,8 +99,6 @@ PRESETS: Mapping[str, _Preset] = {
     "rpi5": _Preset(
         {"kind": "llvm", "mtriple": _AARCH64, "mcpu": "cortex-a76", "mattr": ["+neon"], "num-cores": 4},
         "Raspberry Pi 5, 500 (64 bit): Cortex-A76 with dot products",
-        l1_bytes=64 << 10,
-        l2_bytes=512 << 10,
     ),
     "rpi-armv7": _Preset(
         {
@@ -114,12 +110,10 @@ PRESETS: Mapping[str, _Preset] = {
             "num-cores": 4,
         },
         "Raspberry Pi 2 and later with a 32-bit system (hard float, NEON)",
-        l2_bytes=128 << 10,
     ),
     "x86-64-v3": _Preset(
         {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v3", "num-cores": 4},
         "any x86-64 of the last ten years (AVX2, FMA)",
-        l2_bytes=512 << 10,
     ),
     "riscv64": _Preset(
         {
@@ -182,14 +176,9 @@ def resolve(spec: str | Mapping[str, Any]) -> DeviceTarget:
     if isinstance(spec, str) and spec in PRESETS:
         preset = PRESETS[spec]
         config = dict(preset.config)
-        if spec == "host":
-            config["mcpu"] = _host_cpu()
-        return _build(spec, config, preset.l1_bytes, preset.l2_bytes)
+        return _build(spec, dict(preset.config))
     config = dict(_parse(spec)) if isinstance(spec, str) else dict(spec)
-    for preset in PRESETS.values():
-        if config.get("mcpu") == preset.config.get("mcpu", "") and config.get("mcpu"):
-            return _build("custom", config, preset.l1_bytes, preset.l2_bytes)
-    return _build("custom", config, 32 << 10, 512 << 10)
+    return _build("custom", config)
 
 
 def _parse(spec: str) -> Mapping[str, Any]:
@@ -227,15 +216,16 @@ def _parse(spec: str) -> Mapping[str, Any]:
     return config
 
 
-def _build(name: str, config: dict[str, Any], l1_bytes: int, l2_bytes: int) -> DeviceTarget:
+def _build(name: str, config: dict[str, Any]) -> DeviceTarget:
     if config.get("kind") != "llvm":
         raise TargetError(
             f"target kind: expected 'llvm', got {config.get('kind')!r}",
             hint="edgebundle compiles for CPUs; the agent has no GPU executor",
         )
-    if "mtriple" not in config:  # as in TVMC, plain "llvm" means this machine
+    here = "mtriple" not in config  # as in TVMC, plain "llvm" means this machine
+    if here:
         config["mtriple"] = f"{Machine.detect().arch}-linux-gnu"
-        config.setdefault("mcpu", _host_cpu())
+        here = config.setdefault("mcpu", _host_cpu()) == _host_cpu()
     config.setdefault("num-cores", len(os.sched_getaffinity(0)))
     triple = str(config["mtriple"])
     arch, abi = _split_triple(triple)
@@ -253,6 +243,8 @@ def _build(name: str, config: dict[str, Any], l1_bytes: int, l2_bytes: int) -> D
     except (ValueError, RuntimeError, TypeError) as error:
         raise TargetError(f"target: {str(error).strip().splitlines()[-1][-200:]}") from error
     names = _CPUINFO_NAMES[arch]
+    simd = Simd.of(arch, known)
+    core = Core.of(arch, cpu, simd)
     return DeviceTarget(
         name=name,
         tvm_target=tvm_target,
@@ -261,10 +253,9 @@ def _build(name: str, config: dict[str, Any], l1_bytes: int, l2_bytes: int) -> D
         arch=arch,
         features=tuple(sorted(names[f] for f in known if f in names)),
         zig_target=f"{'arm' if arch == 'armv7l' else arch}-linux-{abi}.{GLIBC}",
-        simd=Simd.of(arch, known),
+        simd=simd,
         cores=int(config["num-cores"]),
-        l1_bytes=l1_bytes,
-        l2_bytes=l2_bytes,
+        core=with_caches_of_this_machine(core) if here else core,
     )
 
 
@@ -278,26 +269,50 @@ def _cpu_hint(cpu: str, arch: str) -> str:
     )
 
 
+@cache
 def _host_cpu() -> str:
-    """LLVM's name for this CPU, or a more generic one if this machine lacks some of that CPU's features."""
-    machine = Machine.detect()
-    cpu = str(llvm.llvm_get_system_cpu())
+    return best_cpu(Machine.detect(), str(llvm.llvm_get_system_cpu()))
+
+
+def best_cpu(machine: Machine, own: str) -> str:
+    """Return LLVM's name of the CPU with the most of a machine's features, and no others.
+
+    LLVM goes by a table of models. For a model that is newer than LLVM, the table has an older one; and
+    virtual machines hide features that LLVM expects of the model.
+
+    Parameters
+    ----------
+    machine
+        The machine.
+    own
+        LLVM's name for its model.
+    """
     names = _CPUINFO_NAMES.get(machine.arch, {})
-    try:
-        known = llvm.llvm_get_cpu_features(Target({"kind": "llvm", "mcpu": cpu}))
-    except (ValueError, RuntimeError):
-        return _GENERIC_CPU[machine.arch]
-    missing = {names[str(f)] for f in known if str(f) in names} - machine.features
-    if not missing:
-        return cpu
+    candidates = [own]
     if machine.arch == "x86_64":
-        for level in ("x86-64-v4", "x86-64-v3", "x86-64-v2"):
-            needs = llvm.llvm_get_cpu_features(Target({"kind": "llvm", "mcpu": level}))
-            if {names[str(f)] for f in needs if str(f) in names} <= machine.features:
-                return level
-    return _GENERIC_CPU[machine.arch]
+        candidates += [*(_AMD if own.startswith("znver") else _INTEL), *_X86_LEVELS]
+    fitting: dict[str, int] = {}
+    for cpu in candidates:
+        try:
+            known = llvm.llvm_get_cpu_features(Target({"kind": "llvm", "mcpu": cpu}))
+        except (ValueError, RuntimeError):
+            continue
+        needed = {names[str(f)] for f in known if str(f) in names}
+        if needed <= machine.features:
+            fitting[cpu] = len(needed)
+    return max(fitting, key=lambda cpu: fitting[cpu]) if fitting else _GENERIC_CPU[machine.arch]
 
 
+_AMD: Final = ("znver5", "znver4", "znver3", "znver2", "znver1")
+_INTEL: Final = (
+    "sapphirerapids",
+    "graniterapids",
+    "cooperlake",
+    "icelake-server",
+    "cascadelake",
+    "alderlake",
+)
+_X86_LEVELS: Final = ("x86-64-v4", "x86-64-v3", "x86-64-v2")
 _GENERIC_CPU: Final = {
     "x86_64": "x86-64",
     "aarch64": "generic",

@@ -374,7 +374,7 @@ def space(
         Groups of channels; a tile does not cross them.
     """
     rows = rows or Rows()
-    ohs, oh = tilings(rows.count, rows.count), rows.at_once(target.l2_bytes)
+    ohs, oh = tilings(rows.count, rows.count), rows.at_once(target.core.l2_bytes)
     ocs = tilings(out_blocks, 8) if groups == 1 else divisors(out_blocks // groups, 8)
     ows = tilings(out_width, 32)
     choices = TileChoices((out_blocks // groups, out_width), ocs, ows)

@@ -128,7 +128,7 @@ def space(
     narrow = target.simd.lanes <= 4
     registers = target.simd.registers
     most = max(1, (registers - kernel_w) // (1 + stride) if narrow else (registers - kernel_w - 2) // 2)
-    rows = max(1, target.l2_bytes // 4 // row_bytes)
+    rows = max(1, target.core.l2_bytes // 4 // row_bytes)
     ow, oh = max(w for w in ows if w <= most), even_part(out_height, rows)
     return DepthwiseSpace(ows, ohs, DepthwiseTiles(ow, oh, narrow))
 

@@ -44,8 +44,8 @@ def mark(sch: st.Schedule, loop: st.schedule.LoopRV, rows: int) -> None:
 
 
 def prefetch_panels(func: tirx.PrimFunc, target: DeviceTarget) -> tirx.PrimFunc:
-    """Return `func` without marks and, on x86, with prefetches of the next panel in the marked loops."""
-    wanted = target.arch == "x86_64"
+    """Return `func` without marks and, if they pay, with prefetches of the next panel in the marked loops."""
+    wanted = target.core.prefetches
 
     def parallel(loop: tirx.For) -> tirx.For:
         if loop.kind != tirx.ForKind.PARALLEL:

@@ -37,11 +37,9 @@ from builder.target.device_target import DeviceTarget
 
 KIND: Final = "winograd"
 WEIGHTS_KIND: Final = "winograd_weights"
-# In multiply-adds of a vector, fitted to a core with 512-bit vectors that reads weights at 20 GB/s. On a
-# Cortex-A72 both the multiply-adds and the memory are slower, in about the same ratio.
+# In multiply-adds of a vector, fitted to a core with 512-bit vectors.
 _TRANSFORM_COST: Final = 8.0
 _GEMM_COST: Final = 1.1
-_BYTES_PER_OPERATION: Final = 4.0
 
 
 def output_tile(op: Conv2d, in_block: int, target: DeviceTarget) -> int | None:
@@ -55,8 +53,9 @@ def output_tile(op: Conv2d, in_block: int, target: DeviceTarget) -> int | None:
         return None
     lanes = target.simd.lanes
     i, o = op.in_channels, op.out_channels
+    bytes_per_product = target.core.memory_bytes_per_ns / target.core.products_per_ns
     best: tuple[float, int | None] = (
-        op.batch * op.out_height * op.out_width * 9 * i * o / lanes + 9 * i * o * 4 / _BYTES_PER_OPERATION,
+        op.batch * op.out_height * op.out_width * 9 * i * o / lanes + 9 * i * o * 4 / bytes_per_product,
         None,
     )
     for m in (4, 2):
@@ -64,7 +63,7 @@ def output_tile(op: Conv2d, in_block: int, target: DeviceTarget) -> int | None:
         tiles = -(-op.out_height // m) * -(-op.out_width // m)
         products = size * tiles * i * o / lanes
         transforms = size * tiles * (i + o) / lanes * _TRANSFORM_COST
-        reading = size * i * o * 4 / _BYTES_PER_OPERATION
+        reading = size * i * o * 4 / bytes_per_product
         best = min(best, (op.batch * (products * _GEMM_COST + transforms) + reading, m), key=lambda c: c[0])
     return best[1]
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from agent.bundle.machine import Machine
 from builder.errors import TargetError
-from builder.target.device_target import PRESETS, resolve
+from builder.target.device_target import PRESETS, best_cpu, resolve
 
 
 @pytest.mark.parametrize("name", list(PRESETS))
@@ -94,3 +95,29 @@ def test_a_hint_names_the_triple_of_a_cpu_of_another_architecture() -> None:
         resolve("llvm -mtriple=x86_64-linux-gnu -mcpu=cortex-a72")
     assert caught.value.hint is not None
     assert "-mtriple=aarch64-linux-gnu -mcpu=cortex-a72" in caught.value.hint
+
+
+def machine_with_features_of(cpu: str, *, without: str = "") -> Machine:
+    features = resolve(f"llvm -mtriple=x86_64-linux-gnu -mcpu={cpu}").features
+    return Machine("x86_64", "", frozenset(features) - {without}, None, None, frozenset())
+
+
+def test_a_model_newer_than_llvm_is_known_by_its_features() -> None:
+    machine = machine_with_features_of("sapphirerapids")
+    assert best_cpu(machine, "rocketlake") == "sapphirerapids"
+    assert best_cpu(machine, "sapphirerapids") == "sapphirerapids"
+
+
+def test_llvms_own_name_wins_over_others_with_the_same_features() -> None:
+    assert best_cpu(machine_with_features_of("znver2"), "znver2") == "znver2"
+
+
+def test_a_virtual_machine_that_hides_a_feature_gets_a_cpu_without_it() -> None:
+    machine = machine_with_features_of("sapphirerapids", without="avx512f")
+    cpu = best_cpu(machine, "sapphirerapids")
+    assert "avx512f" not in resolve(f"llvm -mtriple=x86_64-linux-gnu -mcpu={cpu}").features
+    assert resolve(f"llvm -mtriple=x86_64-linux-gnu -mcpu={cpu}").simd.lanes == 8
+
+
+def test_a_machine_with_no_known_feature_gets_the_oldest_cpu() -> None:
+    assert best_cpu(Machine("x86_64", "", frozenset(), None, None, frozenset()), "znver4") == "x86-64"
