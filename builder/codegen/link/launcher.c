@@ -9,6 +9,8 @@
  *   else EDGE_NUM_THREADS, else the number of CPUs in the affinity mask at the first launch. New threads inherit their
  *   creator's affinity.
  * - After a launch, workers spin for SPIN_US, so that the next kernel finds them awake; then they sleep.
+ * - Of two threads of the pool on one processor, one moves to a free one, if there is one, or at least does not spin.
+ *   Moving narrows its affinity to the processors that no other thread of the pool is on.
  * - A launch never waits for a thread that has not started: the caller runs the tasks that no worker has claimed.
  * - A launch inside a launch, or while another thread is launching, runs only on the calling thread.
  * - Unloading the library leaves no thread and no memory behind; a forked child starts without workers.
@@ -60,6 +62,8 @@ typedef struct {
   _Alignas(CACHE_LINE) atomic_int pending; /* tasks not yet done; futex */
   atomic_int caller_sleeps;
   atomic_int failed_tasks;
+  atomic_int caller; /* its thread id */
+  _Alignas(CACHE_LINE) atomic_int processors[MAX_THREADS]; /* of the caller, then of each worker; -1 while it sleeps */
 } Pool;
 
 static Pool pool = {.launching = PTHREAD_MUTEX_INITIALIZER};
@@ -151,21 +155,59 @@ static int work(void) {
   }
 }
 
-static void *worker(void *unused) {
+/* Notes on which processor thread number `self` is; the caller is number 0, the workers follow. */
+static int note_processor(int self) {
+  int here = sched_getcpu();
+  atomic_store_explicit(&pool.processors[self], here, memory_order_relaxed);
+  return here;
+}
+
+/* Whether one of the threads from `first` to before `last` is on processor `here`. */
+static int is_crowded(int here, int first, int last) {
+  for (int i = first; i < last; ++i)
+    if (atomic_load_explicit(&pool.processors[i], memory_order_relaxed) == here) return 1;
+  return 0;
+}
+
+/* Moves worker `self` to processors of the caller on which no other thread of the pool is. Linux may leave two threads
+ * on one processor for tens of milliseconds while another idles, and wakes a thread where it last ran. Returns whether
+ * it moved; the agent's sandbox does not allow it. */
+static int step_aside(int self) {
+  cpu_set_t free;
+  if (sched_getaffinity(atomic_load(&pool.caller), sizeof free, &free) != 0) return 0;
+  for (int i = 0; i < pool.wanted; ++i) {
+    int other = atomic_load_explicit(&pool.processors[i], memory_order_relaxed);
+    if (i != self && other >= 0 && other < CPU_SETSIZE) CPU_CLR(other, &free);
+  }
+  if (CPU_COUNT(&free) == 0 || sched_setaffinity(0, sizeof free, &free) != 0) return 0;
+  note_processor(self);
+  return 1;
+}
+
+static void *worker(void *argument) {
+  enum { PATIENCE = 64 }; /* launches until a move is tried again where none was possible */
+  int self = (int)(intptr_t)argument, patience = 0, crowded = 0;
   unsigned seen = 0;
   flush_denormals(1);
   for (;;) {
     unsigned launches = seen;
     Spin spin = {0};
-    while (launches == seen && spins_on(&spin)) launches = atomic_load_explicit(&pool.launches, memory_order_acquire);
+    while (launches == seen && !crowded && spins_on(&spin))
+      launches = atomic_load_explicit(&pool.launches, memory_order_acquire);
     while (launches == seen) {
+      atomic_store_explicit(&pool.processors[self], -1, memory_order_relaxed);
       atomic_fetch_add(&pool.sleepers, 1);
       if (atomic_load(&pool.launches) == seen) futex_wait(&pool.launches, seen);
       atomic_fetch_sub(&pool.sleepers, 1);
       launches = atomic_load_explicit(&pool.launches, memory_order_acquire);
     }
     seen = launches;
-    if (atomic_load(&pool.stopping)) return unused;
+    if (atomic_load(&pool.stopping)) return NULL;
+    crowded = is_crowded(note_processor(self), 0, self);
+    if (crowded && --patience < 0) {
+      crowded = !step_aside(self);
+      patience = crowded ? PATIENCE : 0;
+    }
     work();
   }
 }
@@ -195,7 +237,8 @@ static void start_workers(void) {
   pthread_sigmask(SIG_SETMASK, &all, &before);
   while (pool.workers < pool.wanted - 1) {
     pthread_t *thread = &pool.threads[pool.workers];
-    if (pthread_create(thread, NULL, worker, NULL) != 0) {
+    atomic_store(&pool.processors[pool.workers + 1], -1);
+    if (pthread_create(thread, NULL, worker, (void *)(intptr_t)(pool.workers + 1)) != 0) {
       pool.wanted = pool.workers + 1; /* use the threads that could be created */
       break;
     }
@@ -237,10 +280,13 @@ static int parallel_launch(ParallelLambda lambda, void *cdata, int num_task) {
   pool.env.num_task = pool.workers + 1;
   atomic_store_explicit(&pool.failed_tasks, 0, memory_order_relaxed);
   atomic_store_explicit(&pool.pending, pool.env.num_task, memory_order_relaxed);
+  atomic_store(&pool.caller, (int)syscall(SYS_gettid));
+  note_processor(0);
   announce(pool.env.num_task);
   int status = work();
   Spin spin = {0};
-  while (atomic_load(&pool.pending) != 0 && spins_on(&spin)) continue;
+  int crowded = is_crowded(note_processor(0), 1, pool.wanted);
+  while (!crowded && atomic_load(&pool.pending) != 0 && spins_on(&spin)) continue;
   int left;
   while ((left = atomic_load(&pool.pending)) != 0) {
     atomic_store(&pool.caller_sleeps, 1);

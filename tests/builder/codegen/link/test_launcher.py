@@ -261,3 +261,32 @@ def test_threads_stay_awake_between_kernels_but_not_for_long(library: Path) -> N
     longest, shortest = map(float, python(library, body, EDGE_NUM_THREADS="2").split())
     assert longest > 0.0003
     assert shortest < 0.002
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors")
+def test_threads_that_find_themselves_on_one_processor_part(library: Path) -> None:
+    body = """
+    first, second = sorted(os.sched_getaffinity(0))[:2]
+    os.sched_setaffinity(0, {first})
+    right()  # the worker inherits one processor
+    worker = max(int(thread) for thread in os.listdir("/proc/self/task"))
+    print(*os.sched_getaffinity(worker))
+    for _ in range(200):
+        os.sched_setaffinity(0, {first})
+        os.sched_setaffinity(0, {first, second})
+        right()
+        if os.sched_getaffinity(worker) != {first}:
+            break
+    print(*os.sched_getaffinity(worker), second)
+    """
+    before, after = python(library, body, EDGE_NUM_THREADS="2").splitlines()
+    assert before == str(min(os.sched_getaffinity(0)))
+    assert len(set(after.split())) == 1
+
+
+def test_threads_that_share_the_only_processor_compute_and_sleep(library: Path) -> None:
+    body = """
+    os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[:1]))
+    print(all([right() for _ in range(100)]), helpers(3))
+    """
+    assert python(library, body, EDGE_NUM_THREADS="4") == "True 3\n"
