@@ -3,9 +3,9 @@
 A one-dimensional convolution becomes one of images with a height of one. Element-wise operators between two
 such convolutions become four-dimensional too, so that they are fused with them.
 
-A transposed convolution of stride s becomes s*s convolutions of the input, one for each position inside a
-stride, whose results are interleaved: no product with an inserted zero is computed (Shi et al., "Is the
-deconvolution layer the same as a convolutional layer?", 2016).
+A transposed convolution of stride s becomes s*s convolutions of the input (s*s*s in three dimensions), one
+for each position inside a stride, whose results are interleaved: no product with an inserted zero is computed
+(Shi et al., "Is the deconvolution layer the same as a convolutional layer?", 2016).
 
 A three-dimensional convolution becomes one of images: for each frame of the output, the frames that its
 window covers are stacked as channels.
@@ -17,6 +17,7 @@ results are interleaved.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Final
 
 import numpy as np
@@ -26,7 +27,7 @@ from tvm.ir import Call
 
 from builder.kernels.rewriter import Values, constant_of, op_name, rewrite_main, shape_of
 
-_RANK: Final = 3  # of the input of a one-dimensional convolution
+_RANK, _IMAGE_RANK = 3, 4  # of the input of a convolution in one dimension, and of one of images
 _UNARY: Final = {
     f"relax.{n}"
     for n in (
@@ -134,63 +135,67 @@ def _between(table: _FourDimensional, call: Call) -> relax.Expr | None:
 
 @dataclass(frozen=True, slots=True)
 class _Transposed:
-    """A transposed convolution of images, without its output padding.
+    """A transposed convolution in two or three dimensions, without its output padding.
 
     Attributes
     ----------
     strides, dilation
-        Along rows and columns.
+        Along each dimension.
     padding
-        Rows above and columns to the left that are cut off.
+        What is cut off before each dimension: rows above, columns to the left.
     groups
         Groups of channels.
     outputs
-        Rows and columns of the output.
+        Extents of the output.
     """
 
-    strides: tuple[int, int]
-    dilation: tuple[int, int]
-    padding: tuple[int, int]
+    strides: tuple[int, ...]
+    dilation: tuple[int, ...]
+    padding: tuple[int, ...]
     groups: int
-    outputs: tuple[int, int]
+    outputs: tuple[int, ...]
+
+    @classmethod
+    def of(cls, call: Call) -> _Transposed:
+        """Return the geometry of a Relax call whose layouts are those of ONNX."""
+        attrs, outputs = call.attrs, tuple(shape_of(call)[2:])
+        strides, dilation = (tuple(int(v) for v in values) for values in (attrs.strides, attrs.dilation))
+        padding = tuple(int(p) for p in list(attrs.padding)[: len(outputs)])
+        return cls(strides, dilation, padding, int(attrs.groups), outputs)
+
+
+def _weight_of(call: Call, data_layout: str, kernel_layout: str) -> np.ndarray | None:
+    """Return the constant float32 weights of a convolution; None if they or its layouts are others."""
+    weight, attrs = constant_of(call.args[1]), call.attrs
+    if weight is None or weight.dtype != np.float32:
+        return None
+    return weight if (attrs.data_layout, attrs.kernel_layout) == (data_layout, kernel_layout) else None
 
 
 def _transposed_2d(table: _FourDimensional, call: Call) -> relax.Expr | None:
     """Return a transposed convolution of images; None unless it is NCHW with constant float32 weights."""
-    attrs, weight = call.attrs, constant_of(call.args[1])
-    if (
-        weight is None
-        or weight.dtype != np.float32
-        or attrs.data_layout != "NCHW"
-        or attrs.kernel_layout != "IOHW"
-    ):
+    weight = _weight_of(call, "NCHW", "IOHW")
+    if weight is None:
         return None
-    sh, sw = (int(s) for s in attrs.strides)
-    dh, dw = (int(d) for d in attrs.dilation)
-    top, left = (int(p) for p in list(attrs.padding)[:2])
-    _, _, height, width = shape_of(call)
-    op = _Transposed((sh, sw), (dh, dw), (top, left), int(attrs.groups), (height, width))
-    return _transposed(table, table.plain(call.args[0]), weight, op)
+    return _transposed(table, table.plain(call.args[0]), weight, _Transposed.of(call))
+
+
+def _transposed_3d(table: _FourDimensional, call: Call) -> relax.Expr | None:
+    """Return a transposed convolution in three dimensions; None unless NCDHW with constant weights."""
+    weight = _weight_of(call, "NCDHW", "IODHW")
+    if weight is None:
+        return None
+    return _transposed(table, table.plain(call.args[0]), weight, _Transposed.of(call))
 
 
 def _transposed_1d(table: _FourDimensional, call: Call) -> relax.Expr | None:
     """Return a transposed convolution in one dimension as one of images; None as in `_transposed_2d`."""
-    attrs, weight = call.attrs, constant_of(call.args[1])
-    if (
-        weight is None
-        or weight.dtype != np.float32
-        or attrs.data_layout != "NCW"
-        or attrs.kernel_layout != "IOW"
-    ):
+    weight = _weight_of(call, "NCW", "IOW")
+    if weight is None:
         return None
-    op = _Transposed(
-        (1, int(attrs.strides[0])),
-        (1, int(attrs.dilation[0])),
-        (0, int(attrs.padding[0])),
-        int(attrs.groups),
-        (1, shape_of(call)[2]),
-    )
-    return _transposed(table, table.as_image(call.args[0]), np.expand_dims(weight, 2), op)
+    op = _Transposed.of(call)
+    flat = _Transposed((1, *op.strides), (1, *op.dilation), (0, *op.padding), op.groups, (1, *op.outputs))
+    return _transposed(table, table.as_image(call.args[0]), np.expand_dims(weight, 2), flat)
 
 
 def _transposed(table: _FourDimensional, x: relax.Expr, weight: np.ndarray, op: _Transposed) -> relax.Expr:
@@ -201,53 +206,60 @@ def _transposed(table: _FourDimensional, x: relax.Expr, weight: np.ndarray, op: 
     table
         Receives the operators.
     x
-        The images, `[N, I, H, W]`.
+        The input, `[N, I, H, W]` or `[N, I, D, H, W]`.
     weight
-        `[I, O / groups, KH, KW]`, float32.
+        `[I, O / groups, KH, KW]` or `[I, O / groups, KD, KH, KW]`, float32.
     op
         The geometry.
     """
-    (sh, sw), (top, left), (out_height, out_width) = op.strides, op.padding, op.outputs
-    n, _, height, width = shape_of(x)
-    kernel = _phases(_spread(weight, op.dilation), sh, sw, op.groups)
-    outputs = kernel.shape[0] // (sh * sw)
-    mh, mw = kernel.shape[2:]
-    if sh * sw == 1:
-        ahead = (mh - 1 - top, mw - 1 - left)
-        padding = (*ahead, out_height - height + top, out_width - width + left)
-        if min(padding) >= 0:
-            return table.bb.emit(_convolution(table, x, kernel, padding, op.groups))
-    # Rows and columns after the last product, which an output padding may require.
-    below = max(0, -(-(top + out_height) // sh) - (height + mh - 1))
-    beside = max(0, -(-(left + out_width) // sw) - (width + mw - 1))
-    padding = (mh - 1, mw - 1, mh - 1 + below, mw - 1 + beside)
-    y = table.bb.emit(_convolution(table, x, kernel, padding, op.groups))
-    rows, columns = height + mh - 1 + below, width + mw - 1 + beside
-    if sh * sw > 1:
-        y = table.bb.emit(relax.op.reshape(y, (n, outputs, sh, sw, rows, columns)))
-        y = table.bb.emit(relax.op.permute_dims(y, [0, 1, 4, 2, 5, 3]))
-        y = table.bb.emit(relax.op.reshape(y, (n, outputs, rows * sh, columns * sw)))
-    if (rows * sh, columns * sw) == (out_height, out_width):
+    bb = table.bb
+    n, _, *extents = shape_of(x)
+    kernel = _phases(_spread(weight, op.dilation), op.strides, op.groups)
+    count, rank = prod(op.strides), len(extents)
+    outputs, taps = kernel.shape[0] // count, kernel.shape[2:]
+    cut, ends = op.padding, [p + e for p, e in zip(op.padding, op.outputs, strict=True)]
+    full = [e + m - 1 for e, m in zip(extents, taps, strict=True)]
+    before = [m - 1 for m in taps]
+    if count == 1:
+        inside = [b - p for b, p in zip(before, cut, strict=True)]
+        after = [end - e for end, e in zip(ends, extents, strict=True)]
+        if min(*inside, *after) >= 0:
+            return bb.emit(_convolution(table, x, kernel, (*inside, *after), op.groups))
+    # Positions after the last product, which an output padding may require.
+    more = [max(0, -(-end // s) - f) for end, s, f in zip(ends, op.strides, full, strict=True)]
+    after = [b + m for b, m in zip(before, more, strict=True)]
+    y = bb.emit(_convolution(table, x, kernel, (*before, *after), op.groups))
+    sizes = [f + m for f, m in zip(full, more, strict=True)]
+    whole = [size * s for size, s in zip(sizes, op.strides, strict=True)]
+    if count > 1:
+        y = bb.emit(relax.op.reshape(y, (n, outputs, *op.strides, *sizes)))
+        positions = [axis for a in range(rank) for axis in (2 + rank + a, 2 + a)]
+        y = bb.emit(relax.op.permute_dims(y, [0, 1, *positions]))
+        y = bb.emit(relax.op.reshape(y, (n, outputs, *whole)))
+    if tuple(whole) == op.outputs:
         return y
-    end = [top + out_height, left + out_width]
-    return table.bb.emit(relax.op.strided_slice(y, [2, 3], [top, left], end))
+    return bb.emit(relax.op.strided_slice(y, list(range(2, 2 + rank)), list(cut), ends))
 
 
-def _spread(weight: np.ndarray, dilation: tuple[int, int]) -> np.ndarray:
-    """Return `[I, O, kh, kw]` with the zeros of its dilation written out."""
-    if dilation == (1, 1):
+def _spread(weight: np.ndarray, dilation: tuple[int, ...]) -> np.ndarray:
+    """Return `[I, O, ...]` with the zeros of its dilation written out."""
+    if set(dilation) == {1}:
         return weight
-    *lead, kh, kw = weight.shape
-    dh, dw = dilation
-    whole = np.zeros((*lead, (kh - 1) * dh + 1, (kw - 1) * dw + 1), weight.dtype)
-    whole[..., ::dh, ::dw] = weight
+    extents = [(k - 1) * d + 1 for k, d in zip(weight.shape[2:], dilation, strict=True)]
+    whole = np.zeros((*weight.shape[:2], *extents), weight.dtype)
+    whole[(slice(None), slice(None), *(slice(None, None, d) for d in dilation))] = weight
     return whole
 
 
 def _convolution(
     table: _FourDimensional, x: relax.Expr, weight: np.ndarray, padding: tuple[int, ...], groups: int
 ) -> relax.Expr:
-    """Return a convolution of stride 1 whose weights are `[O, I / groups, KH, KW]`."""
+    """Return a convolution of stride 1 whose weights are `[O, I / groups, ...]`.
+
+    `padding` is what is added before each dimension, then what is added after each.
+    """
+    if len(shape_of(x)) > _IMAGE_RANK:
+        return _frames(table, x, weight, _Spatial((1, 1, 1), (1, 1, 1), padding, groups))
     filters = weight.shape[0] // groups if groups == shape_of(x)[1] else 1
     if groups > 1 and filters > 1:
         parts = [
@@ -289,63 +301,98 @@ def _interleaved(table: _FourDimensional, parts: list[relax.Expr]) -> relax.Expr
     return bb.emit(relax.op.reshape(together, (n, channels * count, height, width)))
 
 
+@dataclass(frozen=True, slots=True)
+class _Spatial:
+    """A convolution's geometry in three dimensions: of depth, rows and columns.
+
+    Attributes
+    ----------
+    strides, dilation
+        Along each dimension.
+    padding
+        Front, top, left, back, bottom, right.
+    groups
+        Groups of channels.
+    """
+
+    strides: tuple[int, ...]
+    dilation: tuple[int, ...]
+    padding: tuple[int, ...]
+    groups: int
+
+
 def _three_dimensions(table: _FourDimensional, call: Call) -> relax.Expr | None:
     """Return a three-dimensional convolution as one of images; None unless NCDHW with constant weights."""
-    attrs, weight = call.attrs, constant_of(call.args[1])
-    if (
-        weight is None
-        or weight.dtype != np.float32
-        or attrs.data_layout != "NCDHW"
-        or attrs.kernel_layout != "OIDHW"
-    ):
+    weight, attrs = _weight_of(call, "NCDHW", "OIDHW"), call.attrs
+    if weight is None:
         return None
-    strides, dilation = ([int(v) for v in values] for values in (attrs.strides, attrs.dilation))
-    padding = [int(p) for p in attrs.padding]
-    front, top, left, back, bottom, right = padding * (6 // len(padding))
-    groups = int(attrs.groups)
-    n, _, depth, height, width = shape_of(call.args[0])
+    strides, dilation = (tuple(int(v) for v in values) for values in (attrs.strides, attrs.dilation))
+    padding = tuple(int(p) for p in attrs.padding)
+    op = _Spatial(strides, dilation, padding * (6 // len(padding)), int(attrs.groups))
+    return _frames(table, table.plain(call.args[0]), weight, op)
+
+
+def _frames(table: _FourDimensional, x: relax.Expr, weight: np.ndarray, op: _Spatial) -> relax.Expr:
+    """Return a convolution of `x`, `[N, I, D, H, W]`, with `[O, I / groups, KD, KH, KW]` as one of images."""
+    front, top, left, back, bottom, right = op.padding
+    n, _, depth, height, width = shape_of(x)
     outputs, per_group, taps, kh, kw = weight.shape
-    frames = shape_of(call)[2]
+    frames = (depth + front + back - (taps - 1) * op.dilation[0] - 1) // op.strides[0] + 1
     bb = table.bb
-    x = bb.emit(relax.op.reshape(table.plain(call.args[0]), (n, groups, per_group, depth, height, width)))
+    x = bb.emit(relax.op.reshape(x, (n, op.groups, per_group, depth, height, width)))
     x = bb.emit(relax.op.permute_dims(x, [0, 3, 1, 2, 4, 5]))
     if front or back:
         x = bb.emit(relax.op.nn.pad(x, [0, 0, front, back] + [0] * 8))
+    last = (frames - 1) * op.strides[0] + 1
+    begins = [tap * op.dilation[0] for tap in range(taps)]
     covered = [
-        bb.emit(
-            relax.op.strided_slice(
-                x, [1], [tap * dilation[0]], [tap * dilation[0] + (frames - 1) * strides[0] + 1], [strides[0]]
-            )
-        )
-        for tap in range(taps)
+        bb.emit(relax.op.strided_slice(x, [1], [begin], [begin + last], [op.strides[0]])) for begin in begins
     ]
     stacked = covered[0] if taps == 1 else bb.emit(relax.op.concat(covered, 3))
-    images = bb.emit(relax.op.reshape(stacked, (n * frames, groups * taps * per_group, height, width)))
+    images = bb.emit(relax.op.reshape(stacked, (n * frames, op.groups * taps * per_group, height, width)))
     kernel = weight.transpose(0, 2, 1, 3, 4).reshape(outputs, taps * per_group, kh, kw)
     y = bb.emit(
         relax.op.nn.conv2d(
             images,
             relax.const(np.ascontiguousarray(kernel)),
-            strides=strides[1:],
+            strides=op.strides[1:],
             padding=(top, left, bottom, right),
-            dilation=dilation[1:],
-            groups=groups,
+            dilation=op.dilation[1:],
+            groups=op.groups,
         )
     )
-    _, _, _, out_height, out_width = shape_of(call)
+    _, _, out_height, out_width = shape_of(y)
     y = bb.emit(relax.op.reshape(y, (n, frames, outputs, out_height, out_width)))
     return bb.emit(relax.op.permute_dims(y, [0, 2, 1, 3, 4]))
 
 
-def _phases(weight: np.ndarray, sh: int, sw: int, groups: int) -> np.ndarray:
-    """Return `[I, O / g, kh, kw]` as `[O * sh * sw, I / g, ceil(kh / sh), ceil(kw / sw)]`, all reversed."""
-    inputs, outputs, kh, kw = weight.shape
-    mh, mw = -(-kh // sh), -(-kw // sw)
-    whole = np.zeros((inputs, outputs, mh * sh, mw * sw), weight.dtype)
-    whole[:, :, :kh, :kw] = weight
-    split = whole.reshape(groups, inputs // groups, outputs, mh, sh, mw, sw)[:, :, :, ::-1, :, ::-1]
-    split = split.transpose(0, 2, 4, 6, 1, 3, 5)
-    return np.ascontiguousarray(split.reshape(groups * outputs * sh * sw, inputs // groups, mh, mw))
+def _phases(weight: np.ndarray, strides: tuple[int, ...], groups: int) -> np.ndarray:
+    """Return a kernel for each position inside a stride, as the kernel of one convolution.
+
+    Parameters
+    ----------
+    weight
+        `[I, O / groups, k, ...]`.
+    strides
+        `s` of each dimension.
+    groups
+        Groups of channels.
+
+    Returns
+    -------
+    numpy.ndarray
+        `[O * prod(s), I / groups, ceil(k / s), ...]`, reversed along each dimension.
+    """
+    inputs, outputs, *kernel = weight.shape
+    taps = [-(-k // s) for k, s in zip(kernel, strides, strict=True)]
+    pairs = list(zip(taps, strides, strict=True))
+    whole = np.zeros((inputs, outputs, *(m * s for m, s in pairs)), weight.dtype)
+    whole[(slice(None), slice(None), *(slice(k) for k in kernel))] = weight
+    split = whole.reshape(groups, inputs // groups, outputs, *(extent for pair in pairs for extent in pair))
+    split = np.flip(split, tuple(3 + 2 * a for a in range(len(pairs))))
+    positions, steps = ([3 + 2 * a + part for a in range(len(pairs))] for part in (1, 0))
+    split = split.transpose(0, 2, *positions, 1, *steps)
+    return np.ascontiguousarray(split.reshape(-1, inputs // groups, *taps))
 
 
 # Operators that become ones of images `[N, C, 1, W]`, and those that keep their shape.
@@ -358,4 +405,5 @@ _PLAIN: Final = {
     "relax.nn.conv2d": _several_filters,
     "relax.nn.conv2d_transpose": _transposed_2d,
     "relax.nn.conv3d": _three_dimensions,
+    "relax.nn.conv3d_transpose": _transposed_3d,
 }

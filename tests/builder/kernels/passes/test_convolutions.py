@@ -171,6 +171,44 @@ def test_convolution_in_three_dimensions(
     assert result.schedules & {"conv2d", "winograd"}
 
 
+@pytest.mark.parametrize(
+    ("kernel", "strides", "padding", "dilation", "groups", "more"),
+    [
+        ((2, 2, 2), (2, 2, 2), (0, 0, 0), (1, 1, 1), 1, (0, 0, 0)),
+        ((3, 4, 3), (1, 2, 3), (1, 1, 0), (1, 1, 1), 1, (0, 0, 2)),
+        ((3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1), 1, (0, 0, 0)),
+        ((1, 3, 2), (2, 1, 2), (0, 2, 0), (1, 2, 1), 2, (1, 0, 1)),
+        ((3, 1, 2), (2, 2, 1), (1, 0, 1), (2, 1, 3), 4, (1, 0, 0)),
+        ((2, 3, 1), (1, 2, 1), (2, 0, 0), (1, 1, 1), 8, (0, 1, 0)),
+    ],
+)
+def test_transposed_convolution_in_three_dimensions(
+    kernel: tuple[int, ...], strides: tuple[int, ...], padding: tuple[int, ...], dilation: tuple[int, ...],
+    groups: int, more: tuple[int, ...], target: DeviceTarget, randn: Randn,
+) -> None:  # fmt: skip
+    x, w = randn(2, 8, 4, 5, 6), randn(8, 8 // groups, *kernel)
+    build = lambda v: relax.op.nn.conv3d_transpose(  # noqa: E731
+        v, relax.const(w), strides=strides, padding=padding, output_padding=more, dilation=dilation,
+        groups=groups,
+    )  # fmt: skip
+    result = run(build, {"x": x}, target)
+    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
+    ends = [(e - 1) * s + r for e, s, r in zip(x.shape[2:], strides, reach, strict=True)]
+    full = np.zeros((2, 8, *(e + m for e, m in zip(ends, more, strict=True))))
+    for g in range(groups):
+        part = slice(g * (8 // groups), (g + 1) * (8 // groups))
+        for taps in np.ndindex(*kernel):
+            product = np.einsum("nidhw,io->nodhw", x[:, part].astype("f8"), w[(part, slice(None), *taps)])
+            at = tuple(
+                slice(t * d, t * d + (e - 1) * s + 1, s)
+                for t, d, e, s in zip(taps, dilation, x.shape[2:], strides, strict=True)
+            )
+            full[(slice(None), part, *at)] += product
+    inside = tuple(slice(p, n - p) for p, n in zip(padding, full.shape[2:], strict=True))
+    close(result.outputs[0], full[(slice(None), slice(None), *inside)])
+    assert result.schedules & {"conv2d", "winograd", "depthwise"}
+
+
 def test_several_filters_for_each_channel(target: DeviceTarget, randn: Randn) -> None:
     x, w = randn(1, 10, 9, 9), randn(30, 1, 3, 3)
     build = lambda v: relax.op.nn.relu(  # noqa: E731
