@@ -20,8 +20,8 @@ from benchmarks.engine_process import EngineGoneError, EngineProcess
 from benchmarks.engines import OURS, UNTUNED
 from benchmarks.noise import Noise
 
-# Threads of an engine that has just run spin for a few milliseconds; OpenMP's for up to 20 on this machine.
-PAUSE_S: Final = 0.03
+# Threads of an engine that has just run spin: OpenMP's for 20 ms, ONNX Runtime's for 60 ms.
+PAUSE_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)

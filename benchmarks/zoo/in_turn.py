@@ -20,8 +20,8 @@ from benchmarks.noise import prefer_this_process
 
 REFERENCE: Final = "onnxruntime"
 RUNS: Final = 5
-# Threads of the engine that has just run spin for some milliseconds.
-PAUSE_S: Final = 0.03
+# Threads of the engine that has just run spin: ONNX Runtime's for 60 ms.
+PAUSE_S: Final = 0.1
 
 
 def block_ms(run: Run) -> list[float]:
