@@ -60,7 +60,7 @@ def _fold_once(model: onnx.ModelProto) -> int:
     constant = {tensor.name for tensor in model.graph.initializer}
     nodes: list[onnx.NodeProto] = []
     for node in model.graph.node:
-        if _is_foldable(graph, node) and all(name in constant for name in node.input if name):
+        if all(name in constant for name in node.input if name) and _is_foldable(graph, node):
             nodes.append(node)
             constant |= set(node.output)
     if not nodes:

@@ -87,12 +87,15 @@ def _defined_by_others(model: onnx.ModelProto) -> set[str]:
 
 
 def _slim(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Run onnxslim; keep the model as it is if onnxslim fails or changes the inputs or outputs."""
+    """Run onnxslim; keep the model as it is if onnxslim fails or changes the inputs or outputs.
+
+    Constants are already folded and shapes known, so onnxslim, which is slower at both, does neither again.
+    """
     original = onnx.ModelProto()
     original.CopyFrom(model)
     try:
         with quiet():
-            slimmed = onnxslim.slim(original)
+            slimmed = onnxslim.slim(original, no_shape_infer=True, skip_optimizations=["constant_folding"])
             onnx.checker.check_model(slimmed)
     except FOREIGN_FAILURES:
         return model
