@@ -8,6 +8,7 @@ import os
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -133,23 +134,44 @@ async def test_disk_that_does_not_respond_has_one_call_waiting(tmp_path: Path) -
     assert changes == [Condition.NOT_RESPONDING, Condition.WRITABLE]
 
 
-async def test_models_are_served_from_a_read_only_disk_and_a_deployment_waits_for_it(disk: Path) -> None:
+@pytest.mark.parametrize(
+    ("fault", "code", "words"),
+    [
+        ("read-only", "ERR_STORE", "Read-only file system"),
+        ("full", "ERR_NO_SPACE", "No space left on device"),
+    ],
+)
+async def test_models_are_served_from_a_disk_that_cannot_be_written_and_a_deployment_waits_for_it(
+    disk: Path, fault: str, code: str, words: str
+) -> None:
     agent = Agent(disk / "state")
     await agent.start()
     assert (await agent.deploy(OLD, "job-1"))["status"] == "SUCCEEDED"
     await agent.stop()
-    mount("-o", "remount,ro", str(disk))
-    await agent.start()
-    assert agent.models.serving == {"digits": "1.0.0"}
-    agent.offer(NEW)
-    agent.desire({"digits": NEW.entry("job-2")})
-    await reported(agent, lambda error: error is not None)
-    error = agent.control.reported()["error"]
-    assert (error["code"], "Read-only file system" in error["message"]) == ("ERR_STORE", True)
-    mount("-o", "remount,rw", str(disk))
+    with unwritable(disk, fault):
+        await agent.start()
+        assert agent.models.serving == {"digits": "1.0.0"}
+        agent.offer(NEW)
+        agent.desire({"digits": NEW.entry("job-2")})
+        await reported(agent, lambda error: error is not None)
+        error = agent.control.reported()["error"]
+        assert (error["code"], words in error["message"]) == (code, True)
+        assert agent.models.serving == {"digits": "1.0.0"}
     agent.deployment.disk_changed()
     assert (await agent.finished("job-2"))["status"] == "SUCCEEDED"
     await agent.stop()
+
+
+@contextmanager
+def unwritable(folder: Path, fault: str) -> Iterator[None]:
+    if fault == "full":
+        filling = fill(folder)
+        yield
+        filling.unlink()
+    else:
+        mount("-o", "remount,ro", str(folder))
+        yield
+        mount("-o", "remount,rw", str(folder))
 
 
 async def reported(agent: Agent, condition: Callable[[Any], bool]) -> None:
