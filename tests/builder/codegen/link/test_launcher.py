@@ -271,12 +271,12 @@ def test_threads_that_find_themselves_on_one_processor_part(library: Path) -> No
     right()  # the worker inherits one processor
     worker = max(int(thread) for thread in os.listdir("/proc/self/task"))
     print(*os.sched_getaffinity(worker))
-    for _ in range(200):
+    end = time.monotonic() + 30
+    while os.sched_getaffinity(worker) == {first} and time.monotonic() < end:
         os.sched_setaffinity(0, {first})
         os.sched_setaffinity(0, {first, second})
         right()
-        if os.sched_getaffinity(worker) != {first}:
-            break
+        time.sleep(0.001)  # on a busy machine the worker needs a turn on `first`
     print(*os.sched_getaffinity(worker), second)
     """
     before, after = python(library, body, EDGE_NUM_THREADS="2").splitlines()
