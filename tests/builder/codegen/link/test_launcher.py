@@ -284,6 +284,27 @@ def test_threads_that_find_themselves_on_one_processor_part(library: Path) -> No
     assert len(set(after.split())) == 1
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors")
+def test_worker_steps_aside_to_where_the_thread_that_launches_may_run(library: Path) -> None:
+    body = """
+    first, second = sorted(os.sched_getaffinity(0))[:2]
+    os.sched_setaffinity(0, {first})
+    right()  # the worker inherits one processor
+    worker = max(int(thread) for thread in os.listdir("/proc/self/task"))
+    def launch():
+        os.sched_setaffinity(0, {first, second})
+        right()
+        time.sleep(0.001)
+    end = time.monotonic() + 30
+    while os.sched_getaffinity(worker) == {first} and time.monotonic() < end:
+        thread = threading.Thread(target=launch)
+        thread.start()
+        thread.join()
+    print(*os.sched_getaffinity(worker), second)
+    """
+    assert len(set(python(library, body, EDGE_NUM_THREADS="2").split())) == 1
+
+
 def test_threads_that_share_the_only_processor_compute_and_sleep(library: Path) -> None:
     body = """
     os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[:1]))
