@@ -172,24 +172,20 @@ def _weight_of(call: Call, data_layout: str, kernel_layout: str) -> np.ndarray |
     return weight if (attrs.data_layout, attrs.kernel_layout) == (data_layout, kernel_layout) else None
 
 
-def _transposed_2d(table: _FourDimensional, call: Call) -> relax.Expr | None:
-    """Return a transposed convolution of images; None unless it is NCHW with constant float32 weights."""
-    weight = _weight_of(call, "NCHW", "IOHW")
-    if weight is None:
-        return None
-    return _transposed(table, table.plain(call.args[0]), weight, _Transposed.of(call))
+def _transposed_plain(table: _FourDimensional, call: Call) -> relax.Expr | None:
+    """Return a transposed convolution of images, or in three dimensions, as `_transposed` does.
 
-
-def _transposed_3d(table: _FourDimensional, call: Call) -> relax.Expr | None:
-    """Return a transposed convolution in three dimensions; None unless NCDHW with constant weights."""
-    weight = _weight_of(call, "NCDHW", "IODHW")
+    None unless its layouts are ONNX's and its weights constant float32.
+    """
+    images = len(shape_of(call)) == _IMAGE_RANK
+    weight = _weight_of(call, *(("NCHW", "IOHW") if images else ("NCDHW", "IODHW")))
     if weight is None:
         return None
     return _transposed(table, table.plain(call.args[0]), weight, _Transposed.of(call))
 
 
 def _transposed_1d(table: _FourDimensional, call: Call) -> relax.Expr | None:
-    """Return a transposed convolution in one dimension as one of images; None as in `_transposed_2d`."""
+    """Return a transposed convolution in one dimension as one of images; None as in `_transposed_plain`."""
     weight = _weight_of(call, "NCW", "IOW")
     if weight is None:
         return None
@@ -403,7 +399,7 @@ _IMAGES: Final = {
 }
 _PLAIN: Final = {
     "relax.nn.conv2d": _several_filters,
-    "relax.nn.conv2d_transpose": _transposed_2d,
+    "relax.nn.conv2d_transpose": _transposed_plain,
     "relax.nn.conv3d": _three_dimensions,
-    "relax.nn.conv3d_transpose": _transposed_3d,
+    "relax.nn.conv3d_transpose": _transposed_plain,
 }
