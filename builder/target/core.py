@@ -54,9 +54,8 @@ class Core:
             The vector unit.
         """
         if arch == "x86_64":
-            l1_bytes, l2_bytes = _X86_CACHES.get(
-                cpu, (32 << 10, (1 << 20) if simd.lanes == 16 else (512 << 10))
-            )
+            usual = (32 * _K, 1024 * _K if simd.lanes == 16 else 512 * _K)
+            l1_bytes, l2_bytes = _X86_CACHES.get(cpu, usual)
             return replace(_X86, l1_bytes=l1_bytes, l2_bytes=l2_bytes)
         return _OTHERS.get(cpu, _A72)
 

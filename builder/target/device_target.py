@@ -174,9 +174,7 @@ def resolve(spec: str | Mapping[str, Any]) -> DeviceTarget:
         If the preset, an option or the CPU is unknown, the JSON is malformed, or the kind is not `llvm`.
     """
     if isinstance(spec, str) and spec in PRESETS:
-        preset = PRESETS[spec]
-        config = dict(preset.config)
-        return _build(spec, dict(preset.config))
+        return _build(spec, dict(PRESETS[spec].config))
     config = dict(_parse(spec)) if isinstance(spec, str) else dict(spec)
     return _build("custom", config)
 
