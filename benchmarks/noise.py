@@ -1,4 +1,4 @@
-"""How busy the machine was with other work during a measurement."""
+"""How busy the machine was with other work during a measurement, and how not to be disturbed."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ _TICKS: Final = os.sysconf("SC_CLK_TCK")
 # Figures count as disturbed if other processes used more than this share of the processors.
 LIMIT: Final = 0.05
 HIGHEST_PRIORITY: Final = -20
+# Between engines: the threads of one that has just run spin, OpenMP's for 20 ms, ONNX Runtime's for 60 ms.
+PAUSE_S: Final = 0.1
 
 
 def busy_s() -> float:

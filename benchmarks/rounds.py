@@ -12,16 +12,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 
 from benchmarks.engine_process import EngineGoneError, EngineProcess
 from benchmarks.engines import OURS, UNTUNED
-from benchmarks.noise import Noise
-
-# Threads of an engine that has just run spin: OpenMP's for 20 ms, ONNX Runtime's for 60 ms.
-PAUSE_S: Final = 0.1
+from benchmarks.noise import PAUSE_S, Noise
 
 
 @dataclass(frozen=True, slots=True)

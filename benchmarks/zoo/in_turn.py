@@ -16,12 +16,10 @@ from typing import Final
 import numpy as np
 
 from benchmarks.engines import ENGINES, OURS, Run, limit_threads
-from benchmarks.noise import prefer_this_process
+from benchmarks.noise import PAUSE_S, prefer_this_process
 
 REFERENCE: Final = "onnxruntime"
 RUNS: Final = 5
-# Threads of the engine that has just run spin: ONNX Runtime's for 60 ms.
-PAUSE_S: Final = 0.1
 
 
 def block_ms(run: Run) -> list[float]:
