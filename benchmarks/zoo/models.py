@@ -127,19 +127,20 @@ class Plain:
         return self.build(), {"x": torch.randn(*self.shape)}
 
 
-def _declare_operators() -> None:
-    """Declare the operators that torchvision expects in its compiled library, unless it has them.
+def _load_torchvision() -> None:
+    """Import torchvision; if its compiled library does not load, declare what it would register.
 
     A build of that library for another torch does not load. Classifiers do not need it, and transformers only
     imports it.
     """
     import torch
 
+    with contextlib.suppress(RuntimeError):  # an operator is missing
+        import torchvision  # noqa: F401
+    if "torchvision" in sys.modules:
+        return
     for name in ("nms", "qnms"):
-        with contextlib.suppress(RuntimeError):  # it is declared already
-            torch.library.define(
-                f"torchvision::{name}", "(Tensor boxes, Tensor scores, float limit) -> Tensor"
-            )
+        torch.library.define(f"torchvision::{name}", "(Tensor boxes, Tensor scores, float limit) -> Tensor")
 
 
 def _tokens(length: int, vocabulary: int, *, mask: bool = True, types: bool = False) -> Callable[[], Inputs]:
@@ -335,7 +336,7 @@ def export(name: str, path: Path) -> None:
     """Write a model of the zoo as ONNX."""
     import torch
 
-    _declare_operators()
+    _load_torchvision()
     torch.manual_seed(SEED)
     module, inputs = ZOO[name.removesuffix(DYNAMO)].make()
     for each in module.modules():
