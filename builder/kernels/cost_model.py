@@ -31,7 +31,10 @@ _CALLED: Final = {
         "atanh",
     )
 }
-_ARITHMETIC: Final = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.FloorDiv, tirx.Max, tirx.Min, tirx.Select)
+_ARITHMETIC: Final = (
+    *(tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.FloorDiv, tirx.Max, tirx.Min),
+    *(tirx.Select, tirx.Shuffle),
+)
 
 
 def time_us(func: tirx.PrimFunc, target: DeviceTarget) -> float:
@@ -57,6 +60,11 @@ def calls_library(func: tirx.PrimFunc) -> bool:
 def _extent(expr: object) -> int:
     """Return the extent of a loop or of a buffer's axis; 1 if it is not a constant."""
     return int(expr) if isinstance(expr, (int, tirx.IntImm)) else 1
+
+
+def _lanes(expr: tirx.Expr) -> int:
+    """Return how many elements a loaded or stored value has: more than one if it is written as a vector."""
+    return int(expr.ty.dtype.lanes)
 
 
 @dataclass
@@ -87,11 +95,11 @@ class _Work:
             return WalkResult.SKIP
 
         def store(stmt: tirx.BufferStore) -> WalkResult:
-            self.touched[stmt.buffer] += times
+            self.touched[stmt.buffer] += times * _lanes(stmt.value)
             steps = 0.0
 
             def load(expr: TensorLoad) -> WalkResult:
-                self.touched[expr.source] += times
+                self.touched[expr.source] += times * _lanes(expr)
                 return WalkResult.SKIP
 
             def compute(_: object) -> None:

@@ -2,9 +2,10 @@
 
 A convolution is fastest if its channels are stored in blocks of a vector, `[N, C/b, H, W, b]`, and operators
 between two convolutions should keep them so. This pass walks the model once. A convolution asks for packed
-input and produces packed output; element-wise operators and pooling keep the packing of their input; every
-other operator asks for the plain layout. A value is converted, once, when a consumer asks for a form in which
-it does not exist yet. Weights are packed here, as constants.
+input and produces packed output; element-wise operators and pooling keep the packing of their input; slices,
+shuffles and concatenations of packed channels are only noted (`routes`). Every other operator asks for the
+plain layout. A value is converted, once, when a consumer asks for a form in which it does not exist yet.
+Weights are packed here, as constants.
 
 The last block of channels is padded with zeros if it is not full; after a grouped convolution, the last
 block of each group. After further operators the padding is still finite, but meaningless: only operators that
@@ -13,7 +14,6 @@ do not mix channels, or multiply the padding by zeros, may read it.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -22,8 +22,10 @@ import tvm
 from tvm import relax, te
 from tvm.ir import Call
 
+from builder.kernels.passes import routes
+from builder.kernels.passes.routes import Route
 from builder.kernels.rewriter import Values, constant_of, op_name, rewrite_main, shape_of
-from builder.kernels.spaces import convolution, depthwise, matmul, pooling, resize, winograd
+from builder.kernels.spaces import channels, convolution, depthwise, matmul, pooling, resize, winograd
 from builder.target.device_target import DeviceTarget
 
 
@@ -65,6 +67,10 @@ class Packed:
         """The number of channels in a block."""
         return shape_of(self.expr)[4]
 
+    def place(self, channel: int) -> int:
+        """Return where a channel is, counting padding."""
+        return channel // self.group * self.padded_group + channel % self.group
+
     @property
     def is_whole(self) -> bool:
         """Whether the last block is full: there is no padding."""
@@ -83,25 +89,67 @@ def channel_block(channels: int, lanes: int) -> int:
 
 
 class LayoutValues(Values):
-    """A table of values that may exist plain, packed, or both."""
+    """A table of values that may exist plain, packed, or both, or are only known as routes.
 
-    def __init__(self, bb: relax.BlockBuilder) -> None:
+    Parameters
+    ----------
+    bb
+        Receives the new bindings.
+    lanes
+        The lanes of a vector.
+    """
+
+    def __init__(self, bb: relax.BlockBuilder, lanes: int) -> None:
         super().__init__(bb)
+        self._lanes = lanes
         self._packed: dict[relax.Var, Packed] = {}
+        self._calls: dict[relax.Var, Call] = {}
+        self.routes: dict[relax.Expr, Route] = {}
 
     def define_packed(self, var: relax.Var, value: Packed) -> None:
         """Make `value` the packed form of the old variable `var`."""
         self._packed[var] = value
 
+    def define_route(self, var: relax.Var, route: Route, call: Call) -> None:
+        """Make `route` a form of the old variable `var`, which is bound to `call`."""
+        self.routes[var] = route
+        self._calls[var] = call
+
     def packed(self, expr: relax.Expr) -> Packed | None:
-        """Return the packed form of `expr`, None if it does not exist."""
-        return self._packed.get(expr) if isinstance(expr, relax.Var) else None
+        """Return the packed form of `expr`, None if it does not exist; follow its route, if it has one."""
+        if not isinstance(expr, relax.Var):
+            return None
+        if expr not in self._packed and expr in self.routes:
+            self._packed[expr] = self._follow(self.routes[expr])
+        return self._packed.get(expr)
 
     def plain(self, expr: relax.Expr) -> relax.Expr:
         """Return `expr` in the plain layout; convert it when it is first asked for."""
         if isinstance(expr, relax.Var) and expr not in self._plain:
-            self.define(expr, self._unpack(self._packed[expr]))
+            if expr in self._packed:
+                self.define(expr, self._unpack(self._packed[expr]))
+            else:
+                self.define(expr, self.bb.emit(self.call(self._calls[expr])))
         return super().plain(expr)
+
+    def _follow(self, route: Route) -> Packed:
+        """Collect the channels of a route from its packed sources."""
+        block = channel_block(len(route.picks), self._lanes)
+        sources = []
+        for source in route.sources:
+            have = self.packed(source)
+            sources.append(have if have is not None and have.block > 1 else self.as_packed(source, block))
+        picks = [(number, sources[number].place(channel)) for number, channel in route.picks]
+        blocks = [source.block for source in sources]
+        counts = [shape_of(source.expr)[1] * source.block for source in sources]
+        ends = [(number, channel) for number, count in enumerate(counts) for channel in range(count)]
+        if set(blocks) == {block} and picks == ends[: len(picks)] and len(ends) - len(picks) < block:
+            # Whole blocks, one source after the other: other operators can be fused with that.
+            exprs = [source.expr for source in sources]
+            new = exprs[0] if len(exprs) == 1 else self.bb.emit(relax.op.concat(exprs, 1))
+        else:
+            new = channels.emit(self.bb, [source.expr for source in sources], picks, block)
+        return Packed.dense(new, len(picks))
 
     def as_packed(self, expr: relax.Expr, block: int) -> Packed:
         """Return `expr`, `[N, C, H, W]`, packed in blocks of `block`, converting it if needed."""
@@ -110,8 +158,8 @@ class LayoutValues(Values):
             return have
         n, c, h, w = shape_of(expr)
         if have is not None and have.block == block:
-            closed = self.bb.call_te(close, have.expr, c, have.group, primfunc_name_hint="close_gaps")
-            self._packed[expr] = Packed.dense(self.bb.emit(closed), c)
+            picks = [(0, have.place(channel)) for channel in range(c)]
+            self._packed[expr] = Packed.dense(channels.emit(self.bb, [have.expr], picks, block), c)
             return self._packed[expr]
         plain = self.plain(expr)
         if c % block == 0 and (block == 1 or h * w == 1):
@@ -156,24 +204,6 @@ def unpack(x: te.Tensor, channels: int, group: int) -> te.Tensor:
         return x[i, at // block, y, z, at % block]
 
     return te.compute((n, channels, h, w), element, name="unpack")
-
-
-def close(x: te.Tensor, channels: int, group: int) -> te.Tensor:
-    """Move the padding after each `group` channels to the end of all channels."""
-    n, _, h, w, block = (int(d) for d in x.shape)
-    padded = -(-group // block) * block
-
-    def element(
-        i: tvm.tirx.Var, o: tvm.tirx.Var, y: tvm.tirx.Var, z: tvm.tirx.Var, b: tvm.tirx.Var
-    ) -> tvm.tirx.Expr:
-        c = o * block + b
-        at = c // group * padded + c % group
-        value = x[i, at // block, y, z, at % block]
-        if channels % block == 0:
-            return value
-        return tvm.tirx.if_then_else(c < channels, value, tvm.tirx.const(0, x.dtype))
-
-    return te.compute((n, -(-channels // block), h, w, block), element, name="close_gaps")
 
 
 def pack_array(array: np.ndarray, block: int, fill: float, group: int) -> np.ndarray:
@@ -244,8 +274,8 @@ class _Packing:
             return True
         if not isinstance(call.ty, relax.TensorType) or not call.args:
             return False
-        if name == "relax.concat":
-            return self._concat(table, var, call)
+        if name in routes.OPERATORS:
+            return self._route(table, var, call)
         if name in _BINARY and len(shape_of(call)) == 4:
             return self._binary(table, var, call, _BINARY[name])
         x = table.packed(call.args[0])
@@ -361,29 +391,19 @@ class _Packing:
         table.define_packed(var, Packed(new, channels, group))
         return True
 
-    def _concat(self, table: LayoutValues, var: relax.Var, call: Call) -> bool:
-        """Replace a concatenation of channels, of which some are packed, if all blocks but the last are full.
-
-        Inputs with the same number of channels may each end with padding.
-        """
-        parts = list(call.args[0].fields) if isinstance(call.args[0], relax.Tuple) else []
-        if len(shape_of(call)) != 4 or int(call.attrs.axis) not in (1, -3):
+    def _route(self, table: LayoutValues, var: relax.Var, call: Call) -> bool:
+        """Note the route of a value whose channels come, at least in part, from packed values."""
+        route = Route.of(call, table.routes)
+        if route is None:
             return False
-        packed = [have for part in parts if (have := table.packed(part)) is not None and have.block > 1]
-        blocks = Counter({have.block: 0 for have in packed})
-        for have in packed:
-            blocks[have.block] += have.channels
-        if not blocks:
+        packed = [table.packed(source) for source in route.sources]
+        blocks = [self._lanes if have is None else have.block for have in packed]
+        if all(have is None or have.block == 1 for have in packed):
             return False
-        block = blocks.most_common(1)[0][0]
-        counts = [shape_of(part)[1] for part in parts]
-        group = channels = sum(counts)
-        if any(count % block for count in counts[:-1]):
-            group = counts[0]
-            if set(counts) != {group} or -(-group // block) * block > _WIDEST_GAPS * group:
-                return False
-        operands = [table.as_packed(part, block).expr for part in parts]
-        table.define_packed(var, Packed(table.bb.emit(relax.op.concat(operands, 1)), channels, group))
+        block = channel_block(len(route.picks), self._lanes)
+        if channels.vectors(route.picks, block, blocks) > channels.MOST_VECTORS:
+            return False
+        table.define_route(var, route, call)
         return True
 
     @staticmethod
@@ -408,4 +428,4 @@ def choose_layouts(mod: tvm.IRModule, target: DeviceTarget) -> tvm.IRModule:
         The device; the largest block has as many channels as its vectors have lanes.
     """
     packing = _Packing(target)
-    return rewrite_main(mod, packing.emit, LayoutValues)
+    return rewrite_main(mod, packing.emit, lambda bb: LayoutValues(bb, target.simd.lanes))

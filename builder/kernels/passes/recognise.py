@@ -76,7 +76,30 @@ def _reshape(table: Values, call: Call) -> relax.Expr | None:
     source = x if view is None else view.args[0]
     if shape_of(source) == shape_of(call):
         return source
+    shuffled = _shuffle(table, x, shape_of(call))
+    if shuffled is not None:
+        return shuffled
     return None if source is x else table.bb.emit(relax.op.reshape(source, shape_of(call)))
+
+
+def _shuffle(table: Values, expr: relax.Expr, shape: tuple[int, ...]) -> relax.Expr | None:
+    """Return a shuffle of channels as a gather: `expr` is a transpose, which is reshaped to `shape`.
+
+    Exporters write it as a reshape of `[N, C, ...]` to `[N, a, b, ...]`, a transpose that leaves the first
+    axis and those of pixels in place, and a reshape back.
+    """
+    transpose = definition(table, expr, "relax.permute_dims")
+    view = None if transpose is None else definition(table, transpose.args[0], *RESHAPES)
+    if transpose is None or view is None or len(shape) != 4 or shape_of(view.args[0]) != shape:
+        return None
+    inner, axes = shape_of(view), [int(axis) for axis in transpose.attrs.axes or ()]
+    parts = len(inner) - 3  # of the axis of channels
+    if parts < 2 or (inner[0], *inner[-2:]) != (shape[0], *shape[2:]):
+        return None
+    if axes[:1] != [0] or axes[-2:] != [parts + 1, parts + 2]:
+        return None
+    order = np.arange(shape[1]).reshape(inner[1:-2]).transpose([axis - 1 for axis in axes[1:-2]]).ravel()
+    return table.bb.emit(relax.op.take(view.args[0], relax.const(order.astype("int64")), axis=1))
 
 
 def _product(table: Values, call: Call) -> relax.Expr | None:

@@ -1,0 +1,148 @@
+"""Channels that are sliced, shuffled, gathered and concatenated, between convolutions and elsewhere."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tvm import relax
+
+from builder.kernels.spaces import channels
+from tests.builder.kernels.machines import Randn, close, conv2d, machine, run
+
+SIZES = {1: (5, 7), 2: (3, 2)}  # batch -> rows and columns
+LANES = (4, 8, 16)
+
+
+@dataclass(frozen=True)
+class Step:
+    """An operator in both notations; it takes the tensors so far, and adds one."""
+
+    relax: Callable[[Sequence[relax.Expr]], relax.Expr]
+    numpy: Callable[[Sequence[np.ndarray]], np.ndarray]
+
+
+def sliced(at: int, begin: int, end: int) -> Step:
+    return Step(
+        lambda xs: relax.op.strided_slice(xs[at], [1], [begin], [end]), lambda xs: xs[at][:, begin:end]
+    )
+
+
+def shuffled(at: int, groups: int, shape: tuple[int, ...]) -> Step:
+    n, c, h, w = shape
+    inner, order = (n, groups, c // groups, h, w), (0, 2, 1, 3, 4)
+
+    def build(xs: Sequence[relax.Expr]) -> relax.Expr:
+        return relax.op.reshape(relax.op.permute_dims(relax.op.reshape(xs[at], inner), order), shape)
+
+    return Step(build, lambda xs: xs[at].reshape(inner).transpose(order).reshape(shape))
+
+
+def gathered(at: int, indices: Sequence[int]) -> Step:
+    chosen = relax.const(np.array(indices, "int64"))
+    return Step(lambda xs: relax.op.take(xs[at], chosen, axis=1), lambda xs: xs[at][:, list(indices)])
+
+
+def concatenated(parts: Sequence[int]) -> Step:
+    return Step(
+        lambda xs: relax.op.concat([xs[i] for i in parts], 1),
+        lambda xs: np.concatenate([xs[i] for i in parts], 1),
+    )
+
+
+def bent(at: int) -> Step:
+    return Step(lambda xs: relax.op.nn.relu(xs[at]), lambda xs: np.maximum(xs[at], 0))
+
+
+@st.composite
+def routes(draw: st.DrawFn) -> tuple[int, list[int], list[Step]]:
+    """Return a batch, the channels of the convolutions at the start, and the operators after them."""
+    batch = draw(st.sampled_from(list(SIZES)))
+    counts = draw(st.lists(st.integers(1, 40), min_size=1, max_size=3))
+    known, steps = list(counts), []
+    for _ in range(draw(st.integers(1, 6))):
+        at = draw(st.integers(0, len(known) - 1))
+        kind = draw(st.sampled_from(["slice", "shuffle", "gather", "concat", "relu"]))
+        if kind == "slice":
+            begin = draw(st.integers(0, known[at] - 1))
+            end = draw(st.integers(begin + 1, known[at]))
+            steps.append(sliced(at, begin, end))
+            known.append(end - begin)
+        elif kind == "shuffle":
+            groups = draw(st.sampled_from([g for g in range(1, known[at] + 1) if known[at] % g == 0]))
+            steps.append(shuffled(at, groups, (batch, known[at], *SIZES[batch])))
+            known.append(known[at])
+        elif kind == "gather":
+            indices = draw(st.lists(st.integers(0, known[at] - 1), min_size=1, max_size=20))
+            steps.append(gathered(at, indices))
+            known.append(len(indices))
+        elif kind == "concat":
+            parts = draw(st.lists(st.integers(0, len(known) - 1), min_size=2, max_size=4))
+            steps.append(concatenated(parts))
+            known.append(sum(known[i] for i in parts))
+        else:
+            steps.append(bent(at))
+            known.append(known[at])
+    return batch, counts, steps
+
+
+@pytest.mark.slow
+@settings(max_examples=40, deadline=None)
+@given(route=routes(), lanes=st.sampled_from(LANES), last=st.booleans())
+def test_any_route(route: tuple[int, list[int], list[Step]], lanes: int, *, last: bool) -> None:
+    batch, counts, steps = route
+    state = np.random.RandomState(len(steps))
+    x = state.randn(batch, 8, *SIZES[batch]).astype("f4")
+    weights = [state.randn(count, 8, 1, 1).astype("f4") for count in counts]
+    values = [conv2d(x, w) for w in weights]
+    for step in steps:
+        values.append(step.numpy(values))
+    final = state.randn(5, values[-1].shape[1], 1, 1).astype("f4")
+
+    def build(x: relax.Expr) -> relax.Expr:
+        exprs = [relax.op.nn.conv2d(x, relax.const(w)) for w in weights]
+        for step in steps:
+            exprs.append(step.relax(exprs))
+        return relax.op.nn.conv2d(exprs[-1], relax.const(final)) if last else exprs[-1]
+
+    result = run(build, {"x": x}, machine(lanes))
+    close(result.outputs[0], conv2d(values[-1], final) if last else values[-1])
+
+
+@pytest.mark.parametrize("lanes", LANES)
+def test_a_shuffled_unit_copies_each_channel_once(randn: Randn, lanes: int) -> None:
+    """Between two units of ShuffleNet are one slice, one shuffle and one concatenation: one kernel."""
+    x, kept = randn(1, 16, 6, 6), 58
+    first, second, third = randn(kept, 16, 1, 1), randn(kept, 16, 1, 1), randn(8, kept, 1, 1)
+
+    def build(x: relax.Expr) -> relax.Expr:
+        halves = [relax.op.nn.relu(relax.op.nn.conv2d(x, relax.const(w))) for w in (first, second)]
+        xs = [relax.op.concat(halves, 1)]
+        xs.append(shuffled(0, 2, (1, 2 * kept, 6, 6)).relax(xs))
+        return relax.op.nn.conv2d(sliced(1, kept, 2 * kept).relax(xs), relax.const(third))
+
+    result = run(build, {"x": x}, machine(lanes))
+    both = np.maximum(np.concatenate([conv2d(x, first), conv2d(x, second)], 1), 0)
+    mixed = both.reshape(1, 2, kept, 6, 6).transpose(0, 2, 1, 3, 4).reshape(1, 2 * kept, 6, 6)
+    close(result.outputs[0], conv2d(mixed[:, kept:], third))
+    kinds = [str(f.attrs["edge.schedule"]) for f in result.lowered.kernels.functions.values()]
+    assert kinds.count(channels.KIND) == 1
+    # The other kernels: convolutions, and the layouts of the input and the output.
+    assert len(kinds) - kinds.count("conv2d") <= 3
+
+
+def test_a_large_copy_is_shared_by_the_cores(randn: Randn) -> None:
+    x, weight = randn(1, 8, 45, 40), randn(40, 8, 1, 1)
+    order = list(itertools.chain(range(1, 40, 2), range(0, 40, 2)))
+
+    def build(x: relax.Expr) -> relax.Expr:
+        return relax.op.nn.relu(gathered(0, order).relax([relax.op.nn.conv2d(x, relax.const(weight))]))
+
+    result = run(build, {"x": x}, machine(8))
+    close(result.outputs[0], np.maximum(conv2d(x, weight)[:, order], 0))
+    assert channels.KIND in result.schedules
