@@ -25,7 +25,7 @@ import tvm
 from tvm import relax
 from tvm.ir import Call
 
-from builder.kernels.rewriter import Values, constant_of, op_name, rewrite_main, shape_of
+from builder.kernels.rewriter import RESHAPES, Values, constant_of, op_name, rewrite_main, shape_of
 
 _RANK, _IMAGE_RANK = 3, 4  # of the input of a convolution in one dimension, and of one of images
 _UNARY: Final = {
@@ -59,13 +59,14 @@ class _FourDimensional(Values):
         return super().plain(expr)
 
     def as_image(self, expr: relax.Expr) -> relax.Expr:
-        """Return `expr`, `[N, C, W]`, as `[N, C, 1, W]`."""
+        """Return `expr`, `[N, C, W]` or what broadcasts to it, as `[N, C, 1, W]`."""
         if isinstance(expr, relax.Var) and expr in self.images:
             return self.images[expr]
+        *before, width = (1,) * (_RANK - len(shape_of(expr))) + shape_of(expr)
         numbers = constant_of(expr)
         if numbers is not None:
-            return relax.const(np.expand_dims(numbers, 2), str(numbers.dtype))
-        new = self.bb.emit(relax.op.expand_dims(self.plain(expr), 2))
+            return relax.const(numbers.reshape(*before, 1, width), str(numbers.dtype))
+        new = self.bb.emit(relax.op.reshape(self.plain(expr), (*before, 1, width)))
         if isinstance(expr, relax.Var):
             self.images[expr] = new
         return new
@@ -86,6 +87,9 @@ def to_conv2d(mod: tvm.IRModule) -> tvm.IRModule:
 
 def _emit(table: _FourDimensional, var: relax.Var, call: Call) -> bool:
     name = op_name(call)
+    if name in RESHAPES and call.args[0] in table.images and shape_of(call) == shape_of(call.args[0]):
+        table.images[var] = table.images[call.args[0]]
+        return True
     if name in _IMAGES:
         image = _IMAGES[name](table, call)
         if image is not None:
@@ -124,12 +128,7 @@ def _between(table: _FourDimensional, call: Call) -> relax.Expr | None:
     args = []
     for arg in call.args:
         rank = len(shape_of(arg)) if isinstance(arg.ty, relax.TensorType) else 0
-        if rank == _RANK:
-            args.append(table.as_image(arg))
-        elif rank == 0:
-            args.append(table.plain(arg))
-        else:
-            return None
+        args.append(table.as_image(arg) if rank else table.plain(arg))
     return Call(call.op, args, call.attrs)
 
 
@@ -228,9 +227,11 @@ def _transposed(table: _FourDimensional, x: relax.Expr, weight: np.ndarray, op: 
     sizes = [f + m for f, m in zip(full, more, strict=True)]
     whole = [size * s for size, s in zip(sizes, op.strides, strict=True)]
     if count > 1:
-        y = bb.emit(relax.op.reshape(y, (n, outputs, *op.strides, *sizes)))
-        positions = [axis for a in range(rank) for axis in (2 + rank + a, 2 + a)]
-        y = bb.emit(relax.op.permute_dims(y, [0, 1, *positions]))
+        first = 1 if op.groups == 1 else 2  # of the axes of phases
+        channels = (*op.strides, outputs) if op.groups == 1 else (outputs, *op.strides)
+        y = bb.emit(relax.op.reshape(y, (n, *channels, *sizes)))
+        positions = [axis for a in range(rank) for axis in (2 + rank + a, first + a)]
+        y = bb.emit(relax.op.permute_dims(y, [0, 1 + rank if op.groups == 1 else 1, *positions]))
         y = bb.emit(relax.op.reshape(y, (n, outputs, *whole)))
     if tuple(whole) == op.outputs:
         return y
@@ -377,7 +378,8 @@ def _phases(weight: np.ndarray, strides: tuple[int, ...], groups: int) -> np.nda
     Returns
     -------
     numpy.ndarray
-        `[O * prod(s), I / groups, ceil(k / s), ...]`, reversed along each dimension.
+        `[O * prod(s), I / groups, ceil(k / s), ...]`, reversed along each dimension. With groups, the
+        positions of an output channel are adjacent; else the channels of a position, which stay packed.
     """
     inputs, outputs, *kernel = weight.shape
     taps = [-(-k // s) for k, s in zip(kernel, strides, strict=True)]
@@ -387,7 +389,7 @@ def _phases(weight: np.ndarray, strides: tuple[int, ...], groups: int) -> np.nda
     split = whole.reshape(groups, inputs // groups, outputs, *(extent for pair in pairs for extent in pair))
     split = np.flip(split, tuple(3 + 2 * a for a in range(len(pairs))))
     positions, steps = ([3 + 2 * a + part for a in range(len(pairs))] for part in (1, 0))
-    split = split.transpose(0, 2, *positions, 1, *steps)
+    split = split.transpose(*((0, 2, *positions) if groups > 1 else (0, *positions, 2)), 1, *steps)
     return np.ascontiguousarray(split.reshape(-1, inputs // groups, *taps))
 
 

@@ -6,231 +6,33 @@ input and produces packed output; element-wise operators and pooling keep the pa
 shuffles and concatenations of packed channels are only noted (`routes`). Every other operator asks for the
 plain layout. A value is converted, once, when a consumer asks for a form in which it does not exist yet.
 Weights are packed here, as constants.
-
-The last block of channels is padded with zeros if it is not full; after a grouped convolution, the last
-block of each group. After further operators the padding is still finite, but meaningless: only operators that
-do not mix channels, or multiply the padding by zeros, may read it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 import tvm
-from tvm import relax, te
+from tvm import relax
 from tvm.ir import Call
 
 from builder.kernels.passes import routes
+from builder.kernels.passes.packed import LayoutValues, Packed, channel_block, pack_array
 from builder.kernels.passes.routes import Route
-from builder.kernels.rewriter import Values, constant_of, op_name, rewrite_main, shape_of
-from builder.kernels.spaces import channels, convolution, depthwise, matmul, pooling, resize, winograd
+from builder.kernels.rewriter import RESHAPES, constant_of, op_name, rewrite_main, shape_of
+from builder.kernels.spaces import (
+    channels,
+    convolution,
+    depthwise,
+    matmul,
+    planes,
+    pooling,
+    resize,
+    winograd,
+)
 from builder.target.device_target import DeviceTarget
-
-
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """A value as `[N, blocks, H, W, block]`.
-
-    Attributes
-    ----------
-    expr
-        The five-dimensional tensor.
-    channels
-        C, without padding.
-    group
-        After so many channels follows padding up to a whole block; C if only the last block is padded.
-    """
-
-    expr: relax.Expr
-    channels: int
-    group: int
-
-    @classmethod
-    def dense(cls, expr: relax.Expr, channels: int) -> Packed:
-        """Return a value that is padded only in its last block."""
-        return cls(expr, channels, channels)
-
-    @property
-    def is_dense(self) -> bool:
-        """Whether only the last block is padded."""
-        return self.group in (self.channels, self.padded_group)
-
-    @property
-    def padded_group(self) -> int:
-        """The channels of a group and its padding."""
-        return -(-self.group // self.block) * self.block
-
-    @property
-    def block(self) -> int:
-        """The number of channels in a block."""
-        return shape_of(self.expr)[4]
-
-    def place(self, channel: int) -> int:
-        """Return where a channel is, counting padding."""
-        return channel // self.group * self.padded_group + channel % self.group
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the last block is full: there is no padding."""
-        shape = shape_of(self.expr)
-        return shape[1] * shape[4] == self.channels
-
-
-def channel_block(channels: int, lanes: int) -> int:
-    """Return the block for `channels`: the one with the fewest vector operations, then the least padding.
-
-    With 16 lanes, 24 channels become two vectors, a quarter of them padding, rather than three half vectors:
-    a half vector takes as long as a whole one.
-    """
-    candidates = [b for b in (lanes, lanes // 2, lanes // 4) if b >= 4]
-    return min(candidates, key=lambda b: (-(-channels // b), b), default=lanes)
-
-
-class LayoutValues(Values):
-    """A table of values that may exist plain, packed, or both, or are only known as routes.
-
-    Parameters
-    ----------
-    bb
-        Receives the new bindings.
-    lanes
-        The lanes of a vector.
-    """
-
-    def __init__(self, bb: relax.BlockBuilder, lanes: int) -> None:
-        super().__init__(bb)
-        self._lanes = lanes
-        self._packed: dict[relax.Var, Packed] = {}
-        self._calls: dict[relax.Var, Call] = {}
-        self.routes: dict[relax.Expr, Route] = {}
-
-    def define_packed(self, var: relax.Var, value: Packed) -> None:
-        """Make `value` the packed form of the old variable `var`."""
-        self._packed[var] = value
-
-    def define_route(self, var: relax.Var, route: Route, call: Call) -> None:
-        """Make `route` a form of the old variable `var`, which is bound to `call`."""
-        self.routes[var] = route
-        self._calls[var] = call
-
-    def packed(self, expr: relax.Expr) -> Packed | None:
-        """Return the packed form of `expr`, None if it does not exist; follow its route, if it has one."""
-        if not isinstance(expr, relax.Var):
-            return None
-        if expr not in self._packed and expr in self.routes:
-            self._packed[expr] = self._follow(self.routes[expr])
-        return self._packed.get(expr)
-
-    def plain(self, expr: relax.Expr) -> relax.Expr:
-        """Return `expr` in the plain layout; convert it when it is first asked for."""
-        if isinstance(expr, relax.Var) and expr not in self._plain:
-            if expr in self._packed:
-                self.define(expr, self._unpack(self._packed[expr]))
-            else:
-                self.define(expr, self.bb.emit(self.call(self._calls[expr])))
-        return super().plain(expr)
-
-    def _follow(self, route: Route) -> Packed:
-        """Collect the channels of a route from its packed sources."""
-        block = channel_block(len(route.picks), self._lanes)
-        sources = []
-        for source in route.sources:
-            have = self.packed(source)
-            sources.append(have if have is not None and have.block > 1 else self.as_packed(source, block))
-        picks = [(number, sources[number].place(channel)) for number, channel in route.picks]
-        blocks = [source.block for source in sources]
-        counts = [shape_of(source.expr)[1] * source.block for source in sources]
-        ends = [(number, channel) for number, count in enumerate(counts) for channel in range(count)]
-        if set(blocks) == {block} and picks == ends[: len(picks)] and len(ends) - len(picks) < block:
-            # Whole blocks, one source after the other: other operators can be fused with that.
-            exprs = [source.expr for source in sources]
-            new = exprs[0] if len(exprs) == 1 else self.bb.emit(relax.op.concat(exprs, 1))
-        else:
-            new = channels.emit(self.bb, [source.expr for source in sources], picks, block)
-        return Packed.dense(new, len(picks))
-
-    def as_packed(self, expr: relax.Expr, block: int) -> Packed:
-        """Return `expr`, `[N, C, H, W]`, packed in blocks of `block`, converting it if needed."""
-        have = self.packed(expr)
-        if have is not None and have.block == block and have.is_dense:
-            return have
-        n, c, h, w = shape_of(expr)
-        if have is not None and have.block == block:
-            picks = [(0, have.place(channel)) for channel in range(c)]
-            self._packed[expr] = Packed.dense(channels.emit(self.bb, [have.expr], picks, block), c)
-            return self._packed[expr]
-        plain = self.plain(expr)
-        if c % block == 0 and (block == 1 or h * w == 1):
-            new = self.bb.emit(relax.op.reshape(plain, (n, c // block, h, w, block)))
-        else:
-            new = self.bb.emit(self.bb.call_te(pack, plain, block, primfunc_name_hint="pack"))
-        value = Packed.dense(new, c)
-        if isinstance(expr, relax.Var) and have is None and block > 1:
-            self._packed[expr] = value
-        return value
-
-    def _unpack(self, value: Packed) -> relax.Expr:
-        n, blocks, h, w, b = shape_of(value.expr)
-        if value.is_whole and (h * w == 1 or b == 1):
-            return self.bb.emit(relax.op.reshape(value.expr, (n, blocks * b, h, w)))
-        call = self.bb.call_te(unpack, value.expr, value.channels, value.group, primfunc_name_hint="unpack")
-        return self.bb.emit(call)
-
-
-def pack(x: te.Tensor, block: int) -> te.Tensor:
-    """Convert `[N, C, H, W]` to `[N, ceil(C / block), H, W, block]`."""
-    n, c, h, w = (int(d) for d in x.shape)
-
-    def element(
-        i: tvm.tirx.Var, o: tvm.tirx.Var, y: tvm.tirx.Var, z: tvm.tirx.Var, b: tvm.tirx.Var
-    ) -> tvm.tirx.Expr:
-        value = x[i, o * block + b, y, z]
-        if c % block == 0:
-            return value
-        return tvm.tirx.if_then_else(o * block + b < c, value, tvm.tirx.const(0, x.dtype))
-
-    return te.compute((n, -(-c // block), h, w, block), element, name="pack")
-
-
-def unpack(x: te.Tensor, channels: int, group: int) -> te.Tensor:
-    """Convert `[N, blocks, H, W, b]`, with padding after each `group` channels, to `[N, channels, H, W]`."""
-    n, _, h, w, block = (int(d) for d in x.shape)
-    padded = -(-group // block) * block
-
-    def element(i: tvm.tirx.Var, c: tvm.tirx.Var, y: tvm.tirx.Var, z: tvm.tirx.Var) -> tvm.tirx.Expr:
-        at = c if group in (channels, padded) else c // group * padded + c % group
-        return x[i, at // block, y, z, at % block]
-
-    return te.compute((n, channels, h, w), element, name="unpack")
-
-
-def pack_array(array: np.ndarray, block: int, fill: float, group: int) -> np.ndarray:
-    """Return a constant that broadcasts to `[N, C, H, W]` in a form that broadcasts to the packed layout.
-
-    Parameters
-    ----------
-    array
-        The constant.
-    block
-        Channels in a block.
-    fill
-        Its value in padding.
-    group
-        After so many channels follows padding up to a whole block.
-    """
-    array = array.reshape((1,) * (4 - array.ndim) + array.shape)
-    if array.shape[1] > group:
-        array = convolution.with_gaps(array, 1, group, block, fill)
-    n, c, h, w = array.shape
-    if c == 1:
-        return array.reshape(n, 1, h, w, 1)
-    blocks = -(-c // block)
-    padded = np.full((n, blocks * block, h, w), fill, array.dtype)
-    padded[:, :c] = array
-    return np.ascontiguousarray(padded.reshape(n, blocks, block, h, w).transpose(0, 1, 3, 4, 2))
-
 
 # Element-wise operators whose results in the padding stay finite: it begins as zeros.
 _UNARY: Final = {
@@ -257,10 +59,12 @@ class _Packing:
         self._target = target
         self._lanes = target.simd.lanes
         self._products: dict[relax.Var, matmul.Heads] = {}
+        self._bound: dict[relax.Expr, Call] = {}
 
     def emit(self, table: LayoutValues, var: relax.Var, call: Call) -> bool:
         """Replace `call` by its packed form if it has one."""
         name = op_name(call)
+        self._bound[var] = call
         if name == "relax.nn.conv2d":
             return self._conv2d(table, var, call)
         if name == "relax.matmul":
@@ -274,8 +78,12 @@ class _Packing:
             return True
         if not isinstance(call.ty, relax.TensorType) or not call.args:
             return False
+        if name in RESHAPES and self._instance_norm(table, var, call):
+            return True
         if name in routes.OPERATORS:
             return self._route(table, var, call)
+        if (name in _BINARY or name in _UNARY) and self._before_route(table, var, call):
+            return True
         if name in _BINARY and len(shape_of(call)) == 4:
             return self._binary(table, var, call, _BINARY[name])
         x = table.packed(call.args[0])
@@ -393,17 +201,73 @@ class _Packing:
 
     def _route(self, table: LayoutValues, var: relax.Var, call: Call) -> bool:
         """Note the route of a value whose channels come, at least in part, from packed values."""
-        route = Route.of(call, table.routes)
+        route = Route.of(call, table.routes, self._bound)
         if route is None:
             return False
         packed = [table.packed(source) for source in route.sources]
         blocks = [self._lanes if have is None else have.block for have in packed]
         if all(have is None or have.block == 1 for have in packed):
             return False
-        block = channel_block(len(route.picks), self._lanes)
+        block = channel_block(len(route.picks[0]), self._lanes)
         if channels.vectors(route.picks, block, blocks) > channels.MOST_VECTORS:
             return False
         table.define_route(var, route, call)
+        return True
+
+    def _instance_norm(self, table: LayoutValues, var: relax.Var, call: Call) -> bool:
+        """Replace a layer norm of the flat planes of a packed image; `call` makes an image of them again."""
+        norm = self._bound.get(call.args[0])
+        flat = self._bound.get(norm.args[0]) if norm is not None and norm.args else None
+        if (
+            norm is None
+            or flat is None
+            or op_name(norm) != "relax.nn.layer_norm"
+            or op_name(flat) not in RESHAPES
+        ):
+            return False
+        image = flat.args[0]
+        shape = shape_of(image)
+        if len(shape) != 4 or shape_of(call) != shape or shape_of(norm) != (*shape[:2], shape[2] * shape[3]):
+            return False
+        x = table.packed(image)
+        if x is None or x.block == 1 or norm.attrs.center or norm.attrs.scale:
+            return False
+        new = planes.instance_norm(table.bb, x.expr, float(norm.attrs.epsilon))
+        table.define_packed(var, replace(x, expr=new))
+        return True
+
+    def _before_route(self, table: LayoutValues, var: relax.Var, call: Call) -> bool:
+        """Move an element-wise operator from behind a route to its source, where it can be fused.
+
+        Only if all channels of the source are on the route, so that it costs nothing more.
+        """
+        x, *others = call.args
+        route = table.open_route(x)
+        if route is None or len(route.sources) != 1:
+            return False
+        source = table.packed(route.sources[0])
+        order = [channel for phase in route.picks for _, channel in phase]
+        if source is None or source.block == 1 or sorted(order) != list(range(source.channels)):
+            return False
+        operands: list[relax.Expr] = []
+        for other in others:
+            numbers = constant_of(other)
+            if numbers is not None and numbers.ndim <= 4 and numbers.size == len(route.picks[0]):
+                if (1, 1, 1, *numbers.shape)[-3:-2] != (numbers.size,):
+                    return False
+                spread = np.empty(source.channels, numbers.dtype)
+                spread[order] = np.tile(numbers.ravel(), len(route.picks))
+                fill = _BINARY[op_name(call)]
+                array = spread.reshape(-1, 1, 1)
+                operands.append(relax.const(pack_array(array, source.block, fill, source.group)))
+            elif isinstance(other.ty, relax.TensorType) and (numbers is None or numbers.size != 1):
+                return False
+            else:
+                operands.append(other)
+        new = table.bb.emit(Call(call.op, [source.expr, *operands], call.attrs, call.ty_args))
+        moved = relax.Var("moved", route.sources[0].ty)
+        table.define_packed(moved, replace(source, expr=new))
+        table.define_route(var, replace(route, sources=(moved,)), call)
         return True
 
     @staticmethod

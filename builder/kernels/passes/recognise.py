@@ -26,6 +26,7 @@ from builder.kernels.rewriter import (
     shape_of,
 )
 
+_IMAGE_RANK: Final = 4
 _UNARY: Final = {
     f"relax.{n}" for n in ("nn.relu", "nn.gelu", "nn.gelu_tanh", "nn.silu", "tanh", "sigmoid", "erf", "exp")
 }
@@ -200,28 +201,29 @@ def _layer_norm(table: Values, call: Call) -> relax.Expr | None:
     if name not in ("relax.divide", "relax.multiply") or str(call.ty.dtype) != "float32":
         return None
     args = [table.plain(a) for a in call.args]
-    if name == "relax.multiply" and definition(table, args[0], "relax.rsqrt") is not None:
+    if name == "relax.multiply" and _definition(table, args[0], "relax.rsqrt") is not None:
         args.reverse()
-    root = definition(table, args[1], "relax.sqrt" if name == "relax.divide" else "relax.rsqrt")
+    root = _definition(table, args[1], "relax.sqrt" if name == "relax.divide" else "relax.rsqrt")
     centred = definition(table, args[0], "relax.subtract")
     if root is None or centred is None or shape_of(centred) != shape_of(call):
         return None
     x = centred.args[0]
-    axes = _mean_axes(table, centred.args[1], x) if isinstance(x, relax.Var) else 0
-    if not axes:
+    count = _mean_of(table, centred.args[1], x) if isinstance(x, relax.Var) else 0
+    axes = _last_axes(shape_of(x), count)
+    kept = (*shape_of(x)[: len(shape_of(x)) - axes], *(1,) * axes)
+    if not axes or shape_of(centred.args[1]) != kept or shape_of(args[1]) != kept:
         return None
-    total = definition(table, root.args[0], "relax.add")
+    total = _definition(table, root.args[0], "relax.add")
     if total is None:
         return None
     variance, epsilon = total.args
     if constant_of(variance) is not None:
         variance, epsilon = epsilon, variance
     number = constant_of(epsilon)
-    if number is None or number.size != 1 or _variance_axes(table, variance, x, args[0]) != axes:
+    if number is None or number.size != 1 or _variance_of(table, variance, x, args[0]) != count:
         return None
-    lead, width = shape_of(x)[:-axes], math.prod(shape_of(x)[-axes:])
-    rows = x if axes == 1 else table.bb.emit(relax.op.reshape(x, (*lead, width)))
-    one, zero = relax.const(np.ones(width, "f4")), relax.const(np.zeros(width, "f4"))
+    rows = x if axes == 1 else table.bb.emit(relax.op.reshape(x, (*shape_of(x)[:-axes], count)))
+    one, zero = relax.const(np.ones(count, "f4")), relax.const(np.zeros(count, "f4"))
     norm = table.bb.emit(
         relax.op.nn.layer_norm(
             rows, one, zero, axes=-1, epsilon=float(number.item()), center=False, scale=False
@@ -230,22 +232,44 @@ def _layer_norm(table: Values, call: Call) -> relax.Expr | None:
     return norm if axes == 1 else table.bb.emit(relax.op.reshape(norm, shape_of(x)))
 
 
-def _mean_axes(table: Values, expr: relax.Expr, x: relax.Expr, operator: str = "relax.mean") -> int:
-    """Return over how many last axes `expr` is the mean of `x`, kept with extent one; 0 if it is not."""
-    mean = definition(table, expr, operator)
-    if mean is None or not mean.args[0].same_as(x) or not mean.attrs.keepdims or mean.attrs.axis is None:
+def _source(table: Values, expr: relax.Expr) -> relax.Expr:
+    """Return what `expr` is a reshape of, or `expr` itself."""
+    while (view := definition(table, expr, *RESHAPES)) is not None:
+        expr = view.args[0]
+    return expr
+
+
+def _definition(table: Values, expr: relax.Expr, *names: str) -> Call | None:
+    """Return the call that a variable, or what it is a reshape of, is bound to."""
+    return definition(table, _source(table, expr), *names)
+
+
+def _last_axes(shape: tuple[int, ...], count: int) -> int:
+    """Return how many last axes of `shape` have `count` elements, 0 if none; both axes of an image."""
+    found = next((a for a in range(1, len(shape) + 1) if math.prod(shape[-a:]) == count), 0)
+    return 2 if found == 1 and len(shape) == _IMAGE_RANK and shape[2] == 1 else found
+
+
+def _mean_of(table: Values, expr: relax.Expr, x: relax.Expr, operator: str = "relax.mean") -> int:
+    """Return of how many last elements of `x` `expr` is the mean, in whatever shape; 0 if it is not."""
+    mean = _definition(table, expr, operator)
+    if mean is None or mean.attrs.axis is None:
         return 0
-    rank = len(shape_of(x))
-    axes = sorted(int(a) % rank for a in mean.attrs.axis)
-    return len(axes) if axes == list(range(rank - len(axes), rank)) else 0
+    if not _source(table, mean.args[0]).same_as(_source(table, x)):
+        return 0
+    shape = shape_of(mean.args[0])
+    axes = sorted(int(a) % len(shape) for a in mean.attrs.axis)
+    return math.prod(shape[axes[0] :]) if axes == list(range(len(shape) - len(axes), len(shape))) else 0
 
 
-def _variance_axes(table: Values, expr: relax.Expr, x: relax.Expr, centred: relax.Expr) -> int:
-    """Return over how many of its last axes `expr` is the variance of `x`; 0 if it is not."""
-    mean = definition(table, expr, "relax.mean")
+def _variance_of(table: Values, expr: relax.Expr, x: relax.Expr, centred: relax.Expr) -> int:
+    """Return of how many last elements of `x` `expr` is the variance; 0 if it is not."""
+    mean = _definition(table, expr, "relax.mean")
     if mean is None:
-        return _mean_axes(table, expr, x, "relax.variance")
-    return _mean_axes(table, expr, mean.args[0]) if _is_square_of(table, mean.args[0], centred) else 0
+        variance = _definition(table, expr, "relax.variance")
+        return 0 if variance is None else _mean_of(table, expr, x, "relax.variance")
+    squares = mean.args[0]
+    return _mean_of(table, expr, squares) if _is_square_of(table, squares, centred) else 0
 
 
 def _is_square_of(table: Values, expr: relax.Expr, x: relax.Expr) -> bool:

@@ -1,4 +1,4 @@
-"""Channels that are taken from packed tensors in any order: slices, shuffles and concatenations.
+"""Channels that are taken from packed tensors in any order: slices, shuffles, concatenations, larger images.
 
 Each vector of the result is put together from vectors of the sources: a load for each source vector that it
 takes lanes from, and a shuffle to join it to those before. Nothing depends on the number of pixels, so the
@@ -7,8 +7,10 @@ loops run over pixels and the vectors are written out.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from tvm import relax, te, tirx
@@ -30,8 +32,42 @@ Index: TypeAlias = "tirx.Expr | int"
 Pick = tuple[int, int]  # the number of a source, and a channel of it, counting padding
 
 
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How channels become pixels: each pixel of the sources becomes `strides` pixels of the result.
+
+    Attributes
+    ----------
+    strides
+        Rows and columns of the result for each of the sources.
+    cut
+        Rows above and columns to the left that are left out.
+    extents
+        Rows and columns of the result.
+    """
+
+    strides: tuple[int, int]
+    cut: tuple[int, int]
+    extents: tuple[int, int]
+
+    def range(self, axis: int, phase: int) -> tuple[int, int]:
+        """Return the first place in the sources whose pixel `phase` is in the result, and the end of them."""
+        stride, cut = self.strides[axis], self.cut[axis]
+        first, end = (max(0, -(-(edge - phase) // stride)) for edge in (cut, cut + self.extents[axis]))
+        return first, end
+
+    @property
+    def phases(self) -> list[tuple[int, int]]:
+        """The places of the pixels that one pixel becomes, row by row."""
+        return [(i, j) for i in range(self.strides[0]) for j in range(self.strides[1])]
+
+
 def emit(
-    bb: relax.BlockBuilder, sources: Sequence[relax.Expr], picks: Sequence[Pick], block: int
+    bb: relax.BlockBuilder,
+    sources: Sequence[relax.Expr],
+    picks: Sequence[Sequence[Pick]],
+    block: int,
+    spread: Spread | None = None,
 ) -> relax.Expr:
     """Emit a tensor whose channels are channels of `sources`.
 
@@ -42,24 +78,28 @@ def emit(
     sources
         Tensors `[N, blocks, H, W, b]`; their blocks may differ.
     picks
-        For each channel of the result, where it comes from.
+        For each of `spread.phases`, where each channel of the result comes from.
     block
         The block of the result, whose last one is completed with zeros.
+    spread
+        How channels become pixels; None if the result has the pixels of the sources.
 
     Returns
     -------
     relax.Expr
-        A tensor `[N, ceil(len(picks) / block), H, W, block]`.
+        A tensor `[N, ceil(channels / block), H, W, block]`, with the rows and columns of `spread`.
     """
     n, _, h, w, _ = shape_of(sources[0])
-    shape = (n, -(-len(picks) // block), h, w, block)
+    spread = spread or Spread((1, 1), (0, 0), (h, w))
+    shape = (n, -(-len(picks[0]) // block), *spread.extents, block)
     dtype = str(sources[0].ty.dtype)
 
     def compute(*tensors: te.Tensor) -> te.Tensor:
+        shapes = [shape_of(source) for source in sources]
         return te.extern(
             [shape],
             list(tensors),
-            lambda ins, outs: _loops(shape, [shape_of(source) for source in sources], picks, ins, outs[0]),
+            lambda ins, outs: _loops(shape, shapes, picks, spread, ins, outs[0]),
             name=KIND,
             dtype=[dtype],
             in_buffers=[tirx.decl_buffer(tensor.shape, dtype) for tensor in tensors],
@@ -70,8 +110,8 @@ def emit(
     return bb.emit(bb.call_te(compute, *sources, primfunc_name_hint="channels", primfunc_attrs=attrs))
 
 
-def vectors(picks: Sequence[Pick], block: int, blocks: Sequence[int]) -> int:
-    """Return how many vectors of the sources are loaded for one pixel.
+def vectors(picks: Sequence[Sequence[Pick]], block: int, blocks: Sequence[int]) -> int:
+    """Return how many vectors of the sources are loaded for one pixel of them.
 
     Parameters
     ----------
@@ -80,19 +120,21 @@ def vectors(picks: Sequence[Pick], block: int, blocks: Sequence[int]) -> int:
     blocks
         The block of each source.
     """
-    parts = [picks[first : first + block] for first in range(0, len(picks), block)]
+    parts = [picked[first : first + block] for picked in picks for first in range(0, len(picked), block)]
     return sum(len({(source, channel // blocks[source]) for source, channel in part}) for part in parts)
 
 
 def _loops(
     shape: tuple[int, ...],
     shapes: Sequence[tuple[int, ...]],
-    picks: Sequence[Pick],
+    picks: Sequence[Sequence[Pick]],
+    spread: Spread,
     ins: Sequence[tirx.Buffer],
     out: tirx.Buffer,
 ) -> tirx.Stmt:
-    """Return the loops: pixels of a job, for each block of channels."""
-    batch, blocks, rows, columns, block = shape
+    """Return the loops: for each block of channels, the pixels of a job's rows."""
+    batch, blocks, *_, block = shape
+    rows = shapes[0][2]
     target, tensors = ir.buffer_proxy(out), [ir.buffer_proxy(buffer) for buffer in ins]
     jobs = min(_JOBS, rows) if math.prod(shape) >= _WORTH_A_LAUNCH else 1
     share = -(-rows // jobs)
@@ -119,12 +161,21 @@ def _loops(
         return value
 
     with IRBuilder() as builder, ir.seq_scope(), ir.parallel(0, jobs) as job, ir.serial(0, batch) as image:
-        begin = job * share
-        count = tirx.max(tirx.min(share, rows - begin), 0) if rows % jobs else share
-        for number in range(blocks):
-            picked = picks[number * block : (number + 1) * block]
-            with ir.serial(0, count) as step, ir.serial(0, columns) as column:
+        for number, ((i, j), picked) in itertools.product(
+            range(blocks), zip(spread.phases, picks, strict=True)
+        ):
+            (top, bottom), (left, right) = spread.range(0, i), spread.range(1, j)
+            begin, end = (top, bottom) if jobs == 1 else _share(job * share, share, top, bottom)
+            with ir.serial(0, end - begin) as step, ir.serial(0, right - left) as place:
+                row, column = begin + step, left + place
+                value = vector(picked[number * block : (number + 1) * block], image, row, column)
+                below, along = row * spread.strides[0] + i, column * spread.strides[1] + j
                 lanes = tirx.Ramp(tirx.const(0, "int32"), one, block)
-                value = vector(picked, image, begin + step, column)
-                target[image, number, begin + step, column, lanes] = value
+                target[image, number, below - spread.cut[0], along - spread.cut[1], lanes] = value
     return builder.get()
+
+
+def _share(first: tirx.Expr, count: int, top: int, bottom: int) -> tuple[tirx.Expr, tirx.Expr]:
+    """Return the rows from `first` on, `count` of them, that are among `top` to `bottom`."""
+    begin = tirx.max(first, top)
+    return begin, tirx.max(tirx.min(first + count, bottom), begin)

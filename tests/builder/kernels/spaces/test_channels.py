@@ -137,12 +137,44 @@ def test_a_shuffled_unit_copies_each_channel_once(randn: Randn, lanes: int) -> N
 
 
 def test_a_large_copy_is_shared_by_the_cores(randn: Randn) -> None:
-    x, weight = randn(1, 8, 45, 40), randn(40, 8, 1, 1)
-    order = list(itertools.chain(range(1, 40, 2), range(0, 40, 2)))
+    x, weight, last = randn(1, 8, 45, 40), randn(40, 8, 1, 1), randn(8, 30, 1, 1)
+    order = list(itertools.chain(range(1, 40, 2), range(0, 20, 2)))
 
     def build(x: relax.Expr) -> relax.Expr:
-        return relax.op.nn.relu(gathered(0, order).relax([relax.op.nn.conv2d(x, relax.const(weight))]))
+        chosen = gathered(0, order).relax([relax.op.nn.conv2d(x, relax.const(weight))])
+        return relax.op.nn.conv2d(relax.op.nn.relu(chosen), relax.const(last))
 
     result = run(build, {"x": x}, machine(8))
-    close(result.outputs[0], np.maximum(conv2d(x, weight)[:, order], 0))
+    close(result.outputs[0], conv2d(np.maximum(conv2d(x, weight)[:, order], 0), last))
     assert channels.KIND in result.schedules
+
+
+@pytest.mark.parametrize("lanes", LANES)
+@pytest.mark.parametrize("order", ["CRD", "DCR"])
+@pytest.mark.parametrize(("outputs", "cut"), [(16, False), (3, False), (20, True)])
+def test_channels_become_pixels(randn: Randn, order: str, outputs: int, *, cut: bool, lanes: int) -> None:
+    s, t = 2, 3
+    x, weight, last = randn(2, 8, 5, 6), randn(outputs * s * t, 8, 1, 1), randn(6, outputs, 1, 1)
+    bias = randn(outputs, 1, 1)
+    inner, axes = {
+        "CRD": ((2, outputs, s, t, 5, 6), (0, 1, 4, 2, 5, 3)),
+        "DCR": ((2, s, t, outputs, 5, 6), (0, 3, 4, 1, 5, 2)),
+    }[order]
+    shape = (2, outputs, 5 * s, 6 * t)
+
+    def build(x: relax.Expr) -> relax.Expr:
+        y = relax.op.nn.conv2d(x, relax.const(weight))
+        y = relax.op.reshape(relax.op.permute_dims(relax.op.reshape(y, inner), axes), shape)
+        if cut:
+            y = relax.op.strided_slice(y, [2, 3], [1, 2], [9, 17])
+        y = relax.op.nn.relu(relax.op.add(y, relax.const(bias)))
+        return relax.op.nn.conv2d(y, relax.const(last))
+
+    result = run(build, {"x": x}, machine(lanes))
+    y = conv2d(x, weight).reshape(inner).transpose(axes).reshape(shape)
+    y = np.maximum((y[:, :, 1:9, 2:17] if cut else y) + bias, 0)
+    close(result.outputs[0], conv2d(y, last))
+    # Bias and activation are fused with the first convolution.
+    kinds = [str(f.attrs["edge.schedule"]) for f in result.lowered.kernels.functions.values()]
+    assert kinds.count(channels.KIND) == 1
+    assert len(kinds) <= kinds.count("conv2d") + 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from builder.kernels.passes.layouts import channel_block, pack_array
+from builder.kernels.passes.packed import channel_block, pack_array
 
 
 def test_half_a_vector_takes_as_long_as_a_whole_one() -> None:

@@ -1,0 +1,226 @@
+"""Values in the packed layout, `[N, C/b, H, W, b]`, and the table of the forms in which values exist.
+
+The last block of channels is padded with zeros if it is not full; after a grouped convolution, the last
+block of each group. After further operators the padding is still finite, but meaningless: only operators that
+do not mix channels, or multiply the padding by zeros, may read it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import tvm
+from tvm import relax, te
+from tvm.ir import Call
+
+from builder.kernels.passes.routes import Route
+from builder.kernels.rewriter import Values, shape_of
+from builder.kernels.spaces import channels, convolution
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A value as `[N, blocks, H, W, block]`.
+
+    Attributes
+    ----------
+    expr
+        The five-dimensional tensor.
+    channels
+        C, without padding.
+    group
+        After so many channels follows padding up to a whole block; C if only the last block is padded.
+    """
+
+    expr: relax.Expr
+    channels: int
+    group: int
+
+    @classmethod
+    def dense(cls, expr: relax.Expr, channels: int) -> Packed:
+        """Return a value that is padded only in its last block."""
+        return cls(expr, channels, channels)
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether only the last block is padded."""
+        return self.group in (self.channels, self.padded_group)
+
+    @property
+    def padded_group(self) -> int:
+        """The channels of a group and its padding."""
+        return -(-self.group // self.block) * self.block
+
+    @property
+    def block(self) -> int:
+        """The number of channels in a block."""
+        return shape_of(self.expr)[4]
+
+    def place(self, channel: int) -> int:
+        """Return where a channel is, counting padding."""
+        return channel // self.group * self.padded_group + channel % self.group
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the last block is full: there is no padding."""
+        shape = shape_of(self.expr)
+        return shape[1] * shape[4] == self.channels
+
+
+def channel_block(channels: int, lanes: int) -> int:
+    """Return the block for `channels`: the one with the fewest vector operations, then the least padding.
+
+    With 16 lanes, 24 channels become two vectors, a quarter of them padding, rather than three half vectors:
+    a half vector takes as long as a whole one.
+    """
+    candidates = [b for b in (lanes, lanes // 2, lanes // 4) if b >= 4]
+    return min(candidates, key=lambda b: (-(-channels // b), b), default=lanes)
+
+
+class LayoutValues(Values):
+    """A table of values that may exist plain, packed, or both, or are only known as routes.
+
+    Parameters
+    ----------
+    bb
+        Receives the new bindings.
+    lanes
+        The lanes of a vector.
+    """
+
+    def __init__(self, bb: relax.BlockBuilder, lanes: int) -> None:
+        super().__init__(bb)
+        self._lanes = lanes
+        self._packed: dict[relax.Var, Packed] = {}
+        self._calls: dict[relax.Var, Call] = {}
+        self.routes: dict[relax.Expr, Route] = {}
+
+    def define_packed(self, var: relax.Var, value: Packed) -> None:
+        """Make `value` the packed form of the old variable `var`."""
+        self._packed[var] = value
+
+    def define_route(self, var: relax.Var, route: Route, call: Call) -> None:
+        """Make `route` a form of the old variable `var`, which is bound to `call`."""
+        self.routes[var] = route
+        self._calls[var] = call
+
+    def open_route(self, expr: relax.Expr) -> Route | None:
+        """Return the route of `expr`, None if it has none, or if its channels have already been moved."""
+        is_open = isinstance(expr, relax.Var) and expr not in self._packed and expr not in self._plain
+        return self.routes.get(expr) if is_open else None
+
+    def packed(self, expr: relax.Expr) -> Packed | None:
+        """Return the packed form of `expr`, None if it does not exist; follow its route, if it has one."""
+        if not isinstance(expr, relax.Var):
+            return None
+        if expr not in self._packed and expr in self.routes:
+            self._packed[expr] = self._follow(self.routes[expr])
+        return self._packed.get(expr)
+
+    def plain(self, expr: relax.Expr) -> relax.Expr:
+        """Return `expr` in the plain layout; convert it when it is first asked for."""
+        if isinstance(expr, relax.Var) and expr not in self._plain:
+            if expr in self._packed:
+                self.define(expr, self._unpack(self._packed[expr]))
+            else:
+                self.define(expr, self.bb.emit(self.call(self._calls[expr])))
+        return super().plain(expr)
+
+    def _follow(self, route: Route) -> Packed:
+        """Collect the channels of a route from its packed sources."""
+        count = len(route.picks[0])
+        block = channel_block(count, self._lanes)
+        sources = []
+        for source in route.sources:
+            have = self.packed(source)
+            sources.append(have if have is not None and have.block > 1 else self.as_packed(source, block))
+        picks = [[(n, sources[n].place(channel)) for n, channel in phase] for phase in route.picks]
+        if picks == [[(0, channel) for channel in range(count)]] and route.spread is None:
+            blocks = shape_of(sources[0].expr)[1]
+            if sources[0].block == block and blocks * block - count < block:
+                return Packed.dense(sources[0].expr, count)
+        new = channels.emit(self.bb, [source.expr for source in sources], picks, block, route.spread)
+        return Packed.dense(new, count)
+
+    def as_packed(self, expr: relax.Expr, block: int) -> Packed:
+        """Return `expr`, `[N, C, H, W]`, packed in blocks of `block`, converting it if needed."""
+        have = self.packed(expr)
+        if have is not None and have.block == block and have.is_dense:
+            return have
+        n, c, h, w = shape_of(expr)
+        if have is not None and have.block > 1 and block > 1:
+            picks = [[(0, have.place(channel)) for channel in range(c)]]
+            value = Packed.dense(channels.emit(self.bb, [have.expr], picks, block), c)
+            if have.block == block:
+                self._packed[expr] = value
+            return value
+        plain = self.plain(expr)
+        if c % block == 0 and (block == 1 or h * w == 1):
+            new = self.bb.emit(relax.op.reshape(plain, (n, c // block, h, w, block)))
+        else:
+            new = self.bb.emit(self.bb.call_te(pack, plain, block, primfunc_name_hint="pack"))
+        value = Packed.dense(new, c)
+        if isinstance(expr, relax.Var) and have is None and block > 1:
+            self._packed[expr] = value
+        return value
+
+    def _unpack(self, value: Packed) -> relax.Expr:
+        n, blocks, h, w, b = shape_of(value.expr)
+        if value.is_whole and (h * w == 1 or b == 1):
+            return self.bb.emit(relax.op.reshape(value.expr, (n, blocks * b, h, w)))
+        call = self.bb.call_te(unpack, value.expr, value.channels, value.group, primfunc_name_hint="unpack")
+        return self.bb.emit(call)
+
+
+def pack(x: te.Tensor, block: int) -> te.Tensor:
+    """Convert `[N, C, H, W]` to `[N, ceil(C / block), H, W, block]`."""
+    n, c, h, w = (int(d) for d in x.shape)
+
+    def element(
+        i: tvm.tirx.Var, o: tvm.tirx.Var, y: tvm.tirx.Var, z: tvm.tirx.Var, b: tvm.tirx.Var
+    ) -> tvm.tirx.Expr:
+        value = x[i, o * block + b, y, z]
+        if c % block == 0:
+            return value
+        return tvm.tirx.if_then_else(o * block + b < c, value, tvm.tirx.const(0, x.dtype))
+
+    return te.compute((n, -(-c // block), h, w, block), element, name="pack")
+
+
+def unpack(x: te.Tensor, channels: int, group: int) -> te.Tensor:
+    """Convert `[N, blocks, H, W, b]`, with padding after each `group` channels, to `[N, channels, H, W]`."""
+    n, _, h, w, block = (int(d) for d in x.shape)
+    padded = -(-group // block) * block
+
+    def element(i: tvm.tirx.Var, c: tvm.tirx.Var, y: tvm.tirx.Var, z: tvm.tirx.Var) -> tvm.tirx.Expr:
+        at = c if group in (channels, padded) else c // group * padded + c % group
+        return x[i, at // block, y, z, at % block]
+
+    return te.compute((n, channels, h, w), element, name="unpack")
+
+
+def pack_array(array: np.ndarray, block: int, fill: float, group: int) -> np.ndarray:
+    """Return a constant that broadcasts to `[N, C, H, W]` in a form that broadcasts to the packed layout.
+
+    Parameters
+    ----------
+    array
+        The constant.
+    block
+        Channels in a block.
+    fill
+        Its value in padding.
+    group
+        After so many channels follows padding up to a whole block.
+    """
+    array = array.reshape((1,) * (4 - array.ndim) + array.shape)
+    if array.shape[1] > group:
+        array = convolution.with_gaps(array, 1, group, block, fill)
+    n, c, h, w = array.shape
+    if c == 1:
+        return array.reshape(n, 1, h, w, 1)
+    blocks = -(-c // block)
+    padded = np.full((n, blocks * block, h, w), fill, array.dtype)
+    padded[:, :c] = array
+    return np.ascontiguousarray(padded.reshape(n, blocks, block, h, w).transpose(0, 1, 3, 4, 2))
