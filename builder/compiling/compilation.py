@@ -322,7 +322,7 @@ def _manifest(
             outputs=model.outputs,
             preprocess=preprocess,
             postprocess=postprocess,
-            samples=Samples(1, tolerances.self_test_rtol(agreement.error), tolerances.SELF_TEST_ATOL),
+            samples=Samples(1, _self_test_rtol(model, agreement), tolerances.SELF_TEST_ATOL),
             resources=Resources(arena_bytes, len(members["mod.params"])),
             files=digests(members),
             provenance=Provenance(
@@ -337,6 +337,11 @@ def _manifest(
         )
     except ValueError as error:
         raise ModelError(f"the bundle cannot be described: {error}") from error
+
+
+def _self_test_rtol(model: ImportedModel, agreement: parity.Parity) -> float:
+    half = any(spec.datatype == "FP16" for spec in model.outputs)
+    return tolerances.self_test_rtol(agreement.error, half=half)
 
 
 def _declare(shipped: ShippedChoices | None) -> ManifestShipped | None:

@@ -2,7 +2,8 @@
 
 The reference is ONNX Runtime running the normalised model. The error of an output is its largest absolute
 difference divided by the reference's largest magnitude, or by `SCALE_FLOOR` if that is larger. For integers
-and booleans, any difference is an infinite error.
+and booleans, any difference is an infinite error. A float16 output was rounded from float32 on both sides:
+the step that this may put between two almost equal numbers is subtracted from their difference.
 
 A model may amplify rounding so much that two correct results differ by more than the tolerance. Then both are
 compared with the result in double precision (`builder.compiling.truth`): ours may be `AMPLIFIED` times as far
@@ -32,6 +33,9 @@ SCALE_FLOOR: Final = 1e-2
 AMPLIFIED: Final = 4.0
 # However much a model amplifies rounding, a difference of more than one percent is taken for a fault.
 LARGEST: Final = 1e-2
+
+# The largest number of float16; the next one would be 65536.
+LARGEST_HALF: Final = 65504.0
 
 # ONNX Runtime raises its own exception classes, and Python's for a wrong input name or dtype.
 REFUSALS: tuple[type[Exception], ...] = (
@@ -105,8 +109,7 @@ def distances(
     kinds = [a.astype(r.dtype) if r.dtype.kind != "f" else a for a, r in zip(exact, reference, strict=True)]
 
     def distance(results: Sequence[npt.NDArray[np.generic]]) -> float:
-        wide = [r.astype(np.float64) if r.dtype.kind == "f" else r for r in results]
-        return compare(names, wide, kinds).error
+        return _worst(names, results, kinds)[0]
 
     return Distances(distance(outputs), distance(reference))
 
@@ -164,16 +167,10 @@ def compare(
     ParityError
         If an output's shape or dtype differs from the reference's.
     """
-    worst, worst_name = 0.0, names[0]
     for name, ours, theirs in zip(names, outputs, reference, strict=True):
-        if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
-            raise ParityError(
-                f"output {name}: expected {theirs.dtype}{list(theirs.shape)}, "
-                f"got {ours.dtype}{list(ours.shape)}"
-            )
-        error = _relative_error(ours, theirs)
-        if not error <= worst:
-            worst, worst_name = error, name
+        if ours.dtype != theirs.dtype:
+            raise _mismatch(name, ours, theirs)
+    worst, worst_name = _worst(names, outputs, reference)
     return Parity(worst, worst_name, f"onnxruntime {ort.__version__}")
 
 
@@ -208,6 +205,28 @@ def check(parity: Parity, tolerance: float, measured: Distances | None = None) -
         )
 
 
+def _worst(
+    names: Sequence[str],
+    outputs: Sequence[npt.NDArray[np.generic]],
+    reference: Sequence[npt.NDArray[np.generic]],
+) -> tuple[float, str]:
+    """Return the largest error, and the name of the output that has it."""
+    worst, worst_name = 0.0, names[0]
+    for name, ours, theirs in zip(names, outputs, reference, strict=True):
+        if ours.shape != theirs.shape:
+            raise _mismatch(name, ours, theirs)
+        error = _relative_error(ours, theirs)
+        if not error <= worst:
+            worst, worst_name = error, name
+    return worst, worst_name
+
+
+def _mismatch(name: str, ours: npt.NDArray[np.generic], theirs: npt.NDArray[np.generic]) -> ParityError:
+    return ParityError(
+        f"output {name}: expected {theirs.dtype}{list(theirs.shape)}, got {ours.dtype}{list(ours.shape)}"
+    )
+
+
 def _relative_error(ours: npt.NDArray[np.generic], theirs: npt.NDArray[np.generic]) -> float:
     if ours.size == 0:
         return 0.0
@@ -219,6 +238,26 @@ def _relative_error(ours: npt.NDArray[np.generic], theirs: npt.NDArray[np.generi
         return 0.0
     finite = np.abs(b[np.isfinite(b)])
     scale = max(float(finite.max()) if finite.size else 0.0, SCALE_FLOOR)
+    rounding = _half_steps(ours) + _half_steps(theirs)
+    a, b = _next_after_largest(ours, a), _next_after_largest(theirs, b)
     with np.errstate(invalid="ignore"):
-        difference = float(np.abs(a - b)[~same].max())
+        difference = float(np.maximum(np.abs(a - b) - rounding, 0)[~same].max())
     return difference / scale
+
+
+def _half_steps(values: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
+    """Return how far each number may be from the one that was rounded to it: 0 if it is not float16."""
+    if values.dtype != np.float16:
+        return np.zeros(values.shape)
+    exponents = np.frexp(np.minimum(np.abs(values.astype(np.float64)), LARGEST_HALF))[1] - 1
+    # 11 digits; numbers below 2^-14 have as many digits after the point as 2^-14.
+    return np.asarray(np.ldexp(0.5, np.maximum(exponents, -14) - 10))
+
+
+def _next_after_largest(
+    values: npt.NDArray[np.generic], wide: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """Replace float16's infinities by the number after its largest: what is closer to that one rounds up."""
+    if values.dtype != np.float16:
+        return wide
+    return np.where(np.isinf(wide), np.copysign(2.0**16, wide), wide)

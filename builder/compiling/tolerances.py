@@ -12,9 +12,21 @@ SELF_TEST_RTOL: Final = 10 * PARITY
 SELF_TEST_ATOL: Final = 1e-6
 
 
-def self_test_rtol(parity_error: float) -> float:
+# The largest step from one float16 to the next, relative to the smaller one.
+HALF_STEP: Final = 2.0**-10
+
+
+def self_test_rtol(parity_error: float, *, half: bool = False) -> float:
     """Return the tolerance of a device's self-test for a bundle whose error against the reference is known.
 
     What was granted when the bundle was compiled must pass on the device too.
+
+    Parameters
+    ----------
+    parity_error
+        The error against the reference, which for float16 outputs leaves out one step of rounding.
+    half
+        Whether an output is float16.
     """
-    return max(SELF_TEST_RTOL, 10 * float(f"{parity_error:.1g}"))
+    granted = max(SELF_TEST_RTOL, 10 * float(f"{parity_error:.1g}"))
+    return granted + HALF_STEP if half else granted

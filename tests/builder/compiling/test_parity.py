@@ -40,6 +40,69 @@ def test_integers_must_agree_exactly() -> None:
     assert error_of([1, 2], [1, 3], "int64") == np.inf
 
 
+def after(value: float, steps: int) -> np.float16:
+    """Return the float16 that follows a value by some steps of rounding."""
+    found = np.float16(value)
+    with np.errstate(over="ignore"):
+        for _ in range(steps):
+            found = np.nextafter(found, np.float16(np.inf))
+    return found
+
+
+@pytest.mark.parametrize("value", [1, 1.5, 1 - 2**-11, -1, 0.1, 1000, 65504, 2**-14, -(2.0**-20), 0])
+def test_one_step_of_rounding_is_granted_to_a_float16_output(value: float) -> None:
+    assert error_of([after(value, 1)], [value], "float16") == 0
+    assert error_of([value], [after(value, 1)], "float16") == 0
+
+
+@pytest.mark.parametrize("value", [1, 1.5, 1 - 2**-11, 1 - 2**-10, -1, 0.1, 1000])
+def test_two_steps_of_rounding_are_an_error_of_one(value: float) -> None:
+    """The error is that of float32 numbers that round to such float16s."""
+    for ours, theirs in ((after(value, 2), value), (value, after(value, 2))):
+        assert 2**-13 < error_of([ours], [theirs], "float16") <= 2**-10 * (1 + 2**-9)
+        with pytest.raises(ParityError):
+            check(Parity(error_of([ours], [theirs], "float16"), "y", "reference"), tolerances.PARITY)
+
+
+def test_an_infinity_in_float16_is_one_step_beyond_the_largest_number_and_no_less() -> None:
+    assert error_of([np.inf], [65504], "float16") == 0
+    assert error_of([65504], [np.inf], "float16") == 0
+    assert error_of([np.inf], [65472], "float16") > tolerances.PARITY
+    assert error_of([np.inf, 1], [1, 1], "float16") > 1000
+    assert error_of([np.inf], [-np.inf], "float16") > 1
+
+
+def test_float32_is_granted_no_step() -> None:
+    assert error_of([1 + 2**-10], [1]) == pytest.approx(2**-10)
+
+
+def test_a_device_may_be_one_step_further_off_in_float16() -> None:
+    assert tolerances.self_test_rtol(0.0, half=True) == tolerances.self_test_rtol(0.0) + 2**-10
+
+
+def test_the_distance_of_a_float16_output_leaves_out_its_rounding() -> None:
+    exact = np.array([1.0001, 0.5])
+    near, far = exact.astype("float16"), np.array([1.0001, 0.51], "float16")
+    measured = distances(["y"], [far], [near], [exact])
+    assert measured.reference == 0
+    assert measured.ours == pytest.approx(0.01, rel=0.05)
+
+
+def test_the_exact_result_of_a_float16_model_is_not_rounded() -> None:
+    half, x = onnx.TensorProto.FLOAT16, np.array([1 / 3], "float16")
+    nodes = [
+        helper.make_node("Cast", ["x"], ["wide"], to=onnx.TensorProto.FLOAT),
+        helper.make_node("Exp", ["wide"], ["e"]),
+        helper.make_node("Cast", ["e"], ["y"], to=half),
+    ]
+    ends = [helper.make_tensor_value_info(name, half, [1]) for name in "xy"]
+    model = helper.make_model(helper.make_graph(nodes, "g", ends[:1], ends[1:]))
+    exact = exact_outputs(model, {"x": x})
+    assert exact is not None
+    np.testing.assert_allclose(exact[0].astype("f8"), np.exp(x.astype("f8")), rtol=1e-14)
+    assert exact[0].dtype == np.float64
+
+
 def test_the_worst_output_is_named() -> None:
     a, b = np.ones(2, "float32"), np.zeros(2, "float32")
     assert compare(["good", "bad"], [a, a], [a, b]).worst_output == "bad"
