@@ -29,6 +29,8 @@ from builder.importer.rewrites.sequences import resolve_sequences
 
 REWRITES: Final[Mapping[str, Rewrite]] = {
     "BatchNormalization": normalisation.batch_normalization,
+    "Cast": elementwise.cast,
+    "CastLike": elementwise.cast_like,
     "Concat": layout.concat_without_empty,
     "ConvInteger": quantised.conv_integer,
     "ConvTranspose": convolution.conv_transpose,

@@ -19,6 +19,28 @@ _SMALL_INTEGERS: Final = frozenset(
 )
 
 
+def cast(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """Cast to the type that the input has: an Identity."""
+    found = graph.type_of(node.input[0])
+    if found is None or found.elem_type != attributes(node)["to"]:
+        return None
+    return [helper.make_node("Identity", list(node.input), list(node.output), name=node.name)]
+
+
+def cast_like(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """CastLike: a Cast to the other input's type."""
+    like = graph.type_of(node.input[1])
+    if like is None:
+        return None
+    # `saturate` and `round_mode` are for float8, which only newer forms of Cast have.
+    options = {name: value for name, value in attributes(node).items() if name in ("saturate", "round_mode")}
+    return [
+        helper.make_node(
+            "Cast", [node.input[0]], list(node.output), name=node.name, to=like.elem_type, **options
+        )
+    ]
+
+
 def dropout(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
     """Dropout outside of training: an Identity, and a mask that is all true."""
     training = input_name(node, 2)

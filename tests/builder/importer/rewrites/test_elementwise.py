@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper
 
-from tests.builder.importer.rewrites.cases import BOOL, INT64, Case, ModelMaker, check_case, one
+from tests.builder.importer.rewrites.cases import BOOL, INT64, Case, ModelMaker, check_case, one, operators
 
 CASES: dict[str, Case] = {
     "dropout": (one("Dropout", ["x"]), {}, [2, 3, 4]),
@@ -30,3 +31,13 @@ def test_integer_powers(make_model: ModelMaker, agrees: Any) -> None:
         [one("Pow", ["x", "e"])], {"x": ([2, 3, 4], INT64)}, {"y": ([2, 3, 4], INT64)}, {"e": np.array(3)}
     )
     agrees(model, INTEGERS)
+
+
+def test_a_cast_to_the_same_type_disappears(make_model: ModelMaker, noise: Any, agrees: Any) -> None:
+    nodes = [
+        helper.make_node("Cast", ["x"], ["a"], to=TensorProto.FLOAT),
+        helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node("CastLike", ["b", "x"], ["y"]),
+    ]
+    normalised = agrees(make_model(nodes, {"x": [3]}, {"y": [3]}), noise(3))
+    assert not operators(normalised) & {"Cast", "CastLike"}
