@@ -14,6 +14,7 @@ import onnxslim
 from builder.importer.constant_folding import fold_constants
 from builder.importer.control_flow import has_control_flow, inline_constant_ifs
 from builder.importer.function_bodies import expand, has_body
+from builder.importer.half_precision import widen_halves
 from builder.importer.onnx_graph import OnnxGraph, ValueType, name_nodes, value_type
 from builder.importer.opset import convert_opset
 from builder.importer.relax_module import supported_operators
@@ -47,12 +48,13 @@ def normalise(
     ShapeError
         If shapes or values do not fit the inputs, or some are missing.
     ModelError
-        If shapes inside the model contradict each other.
+        If shapes inside the model contradict each other, or its half-precision weights are too large.
     """
     fix_inputs(model, shapes, values, progress)
     fold_constants(model, strict=False)
     while has_control_flow(model) and inline_constant_ifs(model):
         fold_constants(model, strict=False)
+    widen_halves(model, progress)
     return simplify(convert_opset(model))
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 from tvm import relax, tirx
 from tvm.ir import Call
+from tvm_ffi import structural_hash
 
-from builder.compiling.lower import is_reshape
+from builder.compiling.lower import is_reshape, lower
+from builder.importer import import_onnx
+from builder.kernels.decisions import Schedules
 from builder.kernels.rewriter import op_name
 from builder.target.device_target import DeviceTarget
 from tests.builder.kernels.machines import Result, close, conv2d, machine, run
@@ -133,3 +137,58 @@ def test_every_kernel_is_parallel_or_small(target: DeviceTarget) -> None:
     for func in result.lowered.kernels.functions.values():
         assert "T.parallel" in func.script()
         assert "T.vectorized" in func.script()
+
+
+def network(kind: int, blocks: int = 2) -> onnx.ModelProto:
+    """Convolutions with residual sums, then attention and a layer norm, in float32 or a half precision."""
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(kind)
+    random = np.random.RandomState(7)
+    shapes = {"w0": (16, 3, 3, 3), "q": (16, 16), "k": (16, 16), "scale": (16,), "head": (16, 10)}
+    shapes |= {f"w{i}": (16, 16, 3, 3) for i in range(1, blocks + 1)}
+    weights = [
+        onnx.numpy_helper.from_array(random.randn(*s).astype("f4").astype(dtype), n)
+        for n, s in shapes.items()
+    ]
+    weights.append(onnx.numpy_helper.from_array(np.array([1, 16, 64]), "rows"))
+    node = onnx.helper.make_node
+    nodes = [node("Conv", ["x", "w0"], ["c0"], pads=[1, 1, 1, 1])]
+    for i in range(1, blocks + 1):
+        nodes += [
+            node("Conv", [f"c{i - 1}", f"w{i}"], [f"d{i}"], pads=[1, 1, 1, 1]),
+            node("Add", [f"d{i}", f"c{i - 1}"], [f"e{i}"]),
+            node("Relu", [f"e{i}"], [f"c{i}"]),
+        ]
+    nodes += [
+        node("Reshape", [f"c{blocks}", "rows"], ["flat"]),
+        node("Transpose", ["flat"], ["t"], perm=[0, 2, 1]),
+        node("LayerNormalization", ["t", "scale"], ["n"]),
+        node("MatMul", ["n", "q"], ["nq"]),
+        node("MatMul", ["n", "k"], ["nk"]),
+        node("Transpose", ["nk"], ["kt"], perm=[0, 2, 1]),
+        node("MatMul", ["nq", "kt"], ["scores"]),
+        node("Softmax", ["scores"], ["p"]),
+        node("MatMul", ["p", "n"], ["mixed"]),
+        node("MatMul", ["mixed", "head"], ["y"]),
+    ]
+    info = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph(
+        nodes, "network", [info("x", kind, [1, 3, 8, 8])], [info("y", kind, [1, 64, 10])], weights
+    )
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16])
+def test_a_half_precision_model_has_the_kernels_of_its_float32_form(target: DeviceTarget, kind: int) -> None:
+    """Only the kernels at the edges read or write float16; all others are equal, schedules included."""
+    modules = [
+        lower(import_onnx(network(k)).mod, target, Schedules(strict=True)).kernels
+        for k in (onnx.TensorProto.FLOAT, kind)
+    ]
+    whole, half = ({k.with_attr("global_symbol", "kernel") for k in m.functions.values()} for m in modules)
+    hashes = {structural_hash(kernel) for kernel in whole}
+    others = [kernel for kernel in half if structural_hash(kernel) not in hashes]
+    edges = 2 if kind == onnx.TensorProto.FLOAT16 else 0
+    assert len(others) == edges
+    assert all('"float16"' in kernel.script() for kernel in others)
+    assert len(whole) - edges <= len(half) <= len(whole) + edges
