@@ -393,7 +393,9 @@ def test_what_is_float64_between_casts_of_float16_is_computed_in_float32(run_onn
     np.testing.assert_allclose(got, expected, rtol=4 * STEP[F16], atol=4 * STEP[F16])
 
 
-@pytest.mark.parametrize("model", [decomposed_norm(eps=1e-300), decomposed_norm(leaves=True)])
+@pytest.mark.parametrize(
+    "model", [decomposed_norm(eps=1e-300), decomposed_norm(eps=1e300), decomposed_norm(leaves=True)]
+)
 def test_float64_that_float32_cannot_hold_or_that_is_an_output_stays(model: onnx.ModelProto) -> None:
     imported = import_onnx(model)
     types = {value.type.tensor_type.elem_type for value in imported.onnx.graph.value_info}
@@ -440,6 +442,17 @@ def test_inputs_and_outputs_that_are_used_in_every_way(run_onnx: Any, run_relax:
         for got, wanted in zip(results, expected, strict=True):
             assert got.dtype == wanted.dtype
             np.testing.assert_allclose(got, wanted, rtol=2 * STEP[F16])
+
+
+def test_a_weight_and_an_input_that_are_outputs_keep_float16(run_onnx: Any) -> None:
+    nodes = [helper.make_node("Mul", ["x", "w"], ["y"])]
+    model = model_of(nodes, [info("x", [4])], [info("y", [4]), info("w", [4]), info("x", [4])], {"w": ONE})
+    widened = shape_inference.infer_shapes(model)
+    half_precision.widen_halves(widened, lambda _: None)
+    onnx.checker.check_model(widened, full_check=True)
+    x = noise(4)
+    for got, wanted in zip(run_onnx(widened, {"x": x}), (x * ONE, ONE, x), strict=True):
+        np.testing.assert_array_equal(got, wanted)
 
 
 def body(nodes: list[onnx.NodeProto], inputs: list[Any], outputs: list[Any]) -> onnx.GraphProto:
