@@ -17,7 +17,6 @@ from typing import Any, Final
 from benchmarks.shipped_records.timer import counter
 from builder.boards.local_board import LocalBoard
 from builder.boards.measuring_process import (
-    KERNEL,
     BoardAddress,
     BuiltKernel,
     MeasuringProcess,
@@ -70,7 +69,7 @@ class CycleSession(MeasuringSession):
             Path(file.name).write_bytes(code.content)
             module = tvm_ffi.load_module(file.name)
         module["edge_set_threads"](1)
-        return module[KERNEL]
+        return module[code.name]
 
     def _seconds(self, kernel: Callable[..., Any], arguments: Sequence[Any], options: RunnerOptions) -> float:
         kernel(*arguments)

@@ -22,7 +22,7 @@ from builder.boards.remote_functions import BoardState
 from builder.errors import BoardError, CandidateError, MeasureFault
 
 MAX_FRAME_BYTES: Final = 1 << 31  # two bundles of half a gigabyte each, and their inputs
-KERNEL: Final = "kernel"  # the name of a candidate's function in its shared object
+KERNEL: Final = "kernel"  # the name of the function in a shared object with one candidate
 START_TIMEOUT_S: Final = 120.0  # loading TVM takes a second or two, and a minute on a busy machine
 MAX_PLAUSIBLE_S: Final = 600.0  # no kernel takes ten minutes per call
 MIN_PLAUSIBLE_S: Final = 1e-9  # nor less than a few cycles
@@ -83,7 +83,7 @@ class BoardAddress:
 
 @dataclass(frozen=True, slots=True)
 class BuiltKernel:
-    """A kernel as a shared object.
+    """A kernel in a shared object, which may hold others too.
 
     Attributes
     ----------
@@ -91,10 +91,13 @@ class BuiltKernel:
         Bytes of the shared object.
     arguments
         Dtype and shape of each argument.
+    name
+        The kernel's name in the shared object.
     """
 
     content: bytes
     arguments: tuple[tuple[str, tuple[int, ...]], ...]
+    name: str = KERNEL
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,9 @@ import pickle
 import signal
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from builder.boards.measuring_process import (
-    KERNEL,
     BoardAddress,
     BuiltKernel,
     RunnerOptions,
@@ -18,6 +17,8 @@ from builder.boards.measuring_process import (
     read_frame,
 )
 from builder.boards.remote_functions import PREFIX, BoardState, register
+
+KEPT: Final = 2  # loaded shared objects that are kept: a batch of candidates, and one to compare with
 
 
 class MeasuringSession:
@@ -34,6 +35,7 @@ class MeasuringSession:
             )
         self._device = self._remote.cpu(0)
         self._files = 0
+        self._loaded: list[tuple[bytes, int | None, Any]] = []
         self._arguments: tuple[object, list[Any]] | None = None
         try:
             self._board = self._remote.get_function(f"{PREFIX}board")
@@ -54,7 +56,10 @@ class MeasuringSession:
         return BoardState() if self._board is None else BoardState.from_json(str(self._board()))
 
     def load(self, kernel: BuiltKernel, options: RunnerOptions) -> Any:  # noqa: ANN401 - TVM's module
-        """Send a shared object and return it as a module loaded on the board."""
+        """Return a kernel's shared object as a module loaded on the board; send it if it is new."""
+        for content, threads, module in self._loaded:
+            if content == kernel.content and threads == options.threads:
+                return module
         self._files += 1
         name = f"kernel{self._files}.so"  # the dynamic linker would not load a second file of the same name
         self._remote.upload(bytearray(kernel.content), target=name)
@@ -62,6 +67,7 @@ class MeasuringSession:
         self._remote.remove(name)
         if options.threads is not None:
             module["edge_set_threads"](options.threads)
+        self._loaded = [*self._loaded[1 - KEPT :], (kernel.content, options.threads, module)]
         return module
 
     def arguments(self, kernel: BuiltKernel) -> list[Any]:
@@ -78,11 +84,11 @@ class MeasuringSession:
             self._arguments = (kernel.arguments, tensors)
         return self._arguments[1]
 
-    def evaluator(self, module: Any, options: RunnerOptions, repeat: int) -> Any:  # noqa: ANN401
-        """Return TVM's time evaluator for a loaded candidate."""
+    def evaluator(self, kernel: BuiltKernel, options: RunnerOptions, repeat: int) -> Any:  # noqa: ANN401
+        """Return TVM's time evaluator for a candidate, which is loaded first."""
         flush = options.cache_flush
-        return module.time_evaluator(
-            KERNEL,
+        return self.load(kernel, options).time_evaluator(
+            kernel.name,
             self._device,
             number=1 if flush else options.number,
             repeat=repeat,
@@ -95,8 +101,7 @@ class MeasuringSession:
     def measure(self, kernel: BuiltKernel, options: RunnerOptions) -> Timing:
         """Time a kernel; return seconds per call in each repeat, and the board's state."""
         arguments = self.arguments(kernel)
-        module = self.load(kernel, options)
-        seconds = self.evaluator(module, options, options.repeat)(*arguments).results
+        seconds = self.evaluator(kernel, options, options.repeat)(*arguments).results
         return Timing(tuple(float(s) for s in seconds), self.state())
 
     def compare(
@@ -104,7 +109,7 @@ class MeasuringSession:
     ) -> tuple[tuple[float, float], ...]:
         """Time two kernels alternately; return seconds per call as (untuned, tuned)."""
         arguments = self.arguments(untuned)
-        timers = [self.evaluator(self.load(kernel, options), options, 1) for kernel in (untuned, tuned)]
+        timers = [self.evaluator(kernel, options, 1) for kernel in (untuned, tuned)]
         result = []
         for index in range(pairs):
             seconds = [0.0, 0.0]

@@ -1,4 +1,4 @@
-"""Link an object file of kernels into `mod.so` for a device.
+"""Link object files of kernels into `mod.so` for a device.
 
 One linker serves every target on every host: zig's clang with lld, which includes each target's C library and
 links against a given glibc version. The launcher (`launcher.c`) is compiled in, so a device needs tvm-ffi but
@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from importlib.util import find_spec
@@ -59,8 +60,8 @@ class SharedObject:
     imports: frozenset[str]
 
 
-def link(kernels: bytes, target: DeviceTarget) -> bytes:
-    """Link one relocatable object with the launcher into a shared object.
+def link(kernels: bytes, target: DeviceTarget, others: Sequence[bytes] = ()) -> bytes:
+    """Link relocatable objects with the launcher into a shared object.
 
     Parameters
     ----------
@@ -68,6 +69,8 @@ def link(kernels: bytes, target: DeviceTarget) -> bytes:
         ELF relocatable object with the kernels, as TVM's LLVM back end writes it for `target`.
     target
         The device.
+    others
+        More such objects, whose kernels have other names.
 
     Returns
     -------
@@ -85,12 +88,14 @@ def link(kernels: bytes, target: DeviceTarget) -> bytes:
         resources.as_file(resources.files("builder.codegen.link")) as here,
         tempfile.TemporaryDirectory() as work,
     ):
-        Path(work, "kernels.o").write_bytes(kernels)
+        names = [f"kernels{number}.o" for number in range(1 + len(others))]
+        for name, content in zip(names, (kernels, *others), strict=True):
+            Path(work, name).write_bytes(content)
         command = [
             _zig(), "cc", "-target", target.zig_target, *cpu, *_FLAGS,
             *(f"-I{path}" for path in include_paths()),
             f"-Wl,--version-script={here / 'exports.map'}",
-            "kernels.o", str(here / "launcher.c"), "-o", "mod.so", "-lpthread", "-lm",
+            *names, str(here / "launcher.c"), "-o", "mod.so", "-lpthread", "-lm",
         ]  # fmt: skip
         try:
             done = subprocess.run(  # noqa: S603 - a program of a package that we need, and fixed arguments

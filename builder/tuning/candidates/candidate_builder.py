@@ -1,9 +1,13 @@
-"""Builds candidates as shared objects: generates and links code, in processes that can be killed."""
+"""Builds candidates: generates code in processes that can be killed, and links a batch as one shared object.
+
+Linking takes as long for a batch as for one candidate. A batch holds what a bundle holds, several kernels and
+one launcher, so what is measured is what ships.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Final
@@ -27,21 +31,47 @@ BUILD_TIMEOUT_S: Final = 120.0  # a tile that is unrolled too far keeps LLVM bus
 
 @dataclass(frozen=True, slots=True)
 class Building:
-    """Candidates that are being built."""
+    """Candidates that are being built.
 
-    _arguments: Sequence[tuple[tuple[str, tuple[int, ...]], ...]]
-    _futures: Sequence[Future[bytes]]
+    Attributes
+    ----------
+    arguments
+        Dtype and shape of each argument, for each candidate.
+    objects
+        For each candidate, its relocatable object, in which it is called `kernel_name(index)`.
+    link
+        Links objects as one shared object.
+    """
 
-    def results(self) -> Iterator[BuiltKernel | str]:
-        """Wait for each candidate in turn; yield its shared object, or the reason why it failed."""
-        for arguments, future in zip(self._arguments, self._futures, strict=True):
-            try:
-                yield BuiltKernel(future.result(), arguments)
-            except TimeoutError:
-                yield f"building took more than {BUILD_TIMEOUT_S:g} s"
-            except Exception as error:  # noqa: BLE001 - anything that a build process raised
-                text = str(error).strip()
-                yield text.splitlines()[-1][:300] if text else "building failed"
+    arguments: Sequence[tuple[tuple[str, tuple[int, ...]], ...]]
+    objects: Sequence[Future[bytes]]
+    link: Callable[[Sequence[bytes]], bytes]
+
+    def results(self) -> list[BuiltKernel | str]:
+        """Wait for all candidates; return each one, or the reason why it failed.
+
+        Raises
+        ------
+        LinkError
+            If the candidates that compiled cannot be linked: that is a fault of the installation.
+        """
+        found = [_object_or_reason(future) for future in self.objects]
+        compiled = [each for each in found if isinstance(each, bytes)]
+        content = self.link(compiled) if compiled else b""
+        return [
+            BuiltKernel(content, arguments, kernel_name(index)) if isinstance(each, bytes) else each
+            for index, (each, arguments) in enumerate(zip(found, self.arguments, strict=True))
+        ]
+
+
+def _object_or_reason(future: Future[bytes]) -> bytes | str:
+    try:
+        return future.result()
+    except TimeoutError:
+        return f"building took more than {BUILD_TIMEOUT_S:g} s"
+    except Exception as error:  # noqa: BLE001 - anything that a build process raised
+        text = str(error).strip()
+        return text.splitlines()[-1][:300] if text else "building failed"
 
 
 class CandidateBuilder:
@@ -62,14 +92,19 @@ class CandidateBuilder:
         )
 
     def build(self, jobs: Sequence[tuple[Task, Point]]) -> list[BuiltKernel | str]:
-        """Build points and return for each its shared object, or the reason why it failed."""
-        return list(self.start(jobs).results())
+        """Build points and return each one, or the reason why it failed."""
+        return self.start(jobs).results()
 
     def start(self, jobs: Sequence[tuple[Task, Point]]) -> Building:
         """Start building points, and return at once."""
-        work = [(save_json(kernel_of(point.schedule, self._target)), self._target) for _, point in jobs]
+        work = [
+            (save_json(kernel_of(point.schedule, self._target, kernel_name(index))), self._target)
+            for index, (_, point) in enumerate(jobs)
+        ]
         return Building(
-            [arguments_of(task) for task, _ in jobs], [self._pool.submit(_build_one, job) for job in work]
+            [arguments_of(task) for task, _ in jobs],
+            [self._pool.submit(_compile_one, job) for job in work],
+            lambda objects: link(objects[0], self._target, objects[1:]),
         )
 
     def close(self) -> None:
@@ -77,9 +112,14 @@ class CandidateBuilder:
         self._pool.shutdown(wait=False)
 
 
-def _build_one(job: tuple[str, DeviceTarget]) -> bytes:
+def _compile_one(job: tuple[str, DeviceTarget]) -> bytes:
     text, target = job
-    return build_module(tvm.ir.load_json(text), target)
+    return compile_object(tvm.ir.load_json(text), target)
+
+
+def kernel_name(index: int) -> str:
+    """Return the name of candidate number `index` in the shared object of its batch."""
+    return f"{KERNEL}{index}"
 
 
 def build_module(mod: tvm.IRModule, target: DeviceTarget) -> bytes:
@@ -87,10 +127,10 @@ def build_module(mod: tvm.IRModule, target: DeviceTarget) -> bytes:
     return link(compile_object(mod, target), target)
 
 
-def kernel_of(schedule: st.Schedule, target: DeviceTarget) -> tvm.IRModule:
-    """Return the scheduled function, postprocessed as in lowering, under the name `KERNEL`."""
+def kernel_of(schedule: st.Schedule, target: DeviceTarget, name: str = KERNEL) -> tvm.IRModule:
+    """Return the scheduled function, postprocessed as in lowering, under the name `name`."""
     func = postprocess(schedule.mod["main"], target)
-    return tvm.IRModule({KERNEL: func.with_attr("global_symbol", KERNEL)})
+    return tvm.IRModule({name: func.with_attr("global_symbol", name)})
 
 
 def arguments_of(task: Task) -> tuple[tuple[str, tuple[int, ...]], ...]:

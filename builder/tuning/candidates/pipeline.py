@@ -1,11 +1,12 @@
 """A pipeline that builds and measures batches of candidates, and returns one measurement at a time.
 
 If the boards are other machines, the next batches are built while one is measured. On this machine, building
-would disturb the measurement, so there is one batch at a time.
+would disturb the measurement, so there is one batch at a time; while it is built, the next can be chosen.
 """
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Iterator, Sequence
@@ -39,10 +40,13 @@ class Batch:
         Each candidate's task and point.
     measurements
         Index of a candidate -> its result, if that has arrived.
+    kernels
+        Index of a candidate -> its code, if it compiled.
     """
 
     jobs: Sequence[Job]
     measurements: dict[int, Measurement] = field(default_factory=dict)
+    kernels: dict[int, BuiltKernel] = field(default_factory=dict)
 
     @property
     def is_done(self) -> bool:
@@ -51,10 +55,17 @@ class Batch:
 
 
 class Pipeline:
-    """Builds and measures batches."""
+    """Builds and measures batches.
+
+    Attributes
+    ----------
+    calm
+        Held while this machine measures: take it for work that would disturb the measurement.
+    """
 
     def __init__(self, builder: CandidateBuilder, boards: Boards, interruption: Interruption) -> None:
         self._builder, self._boards, self._interruption = builder, boards, interruption
+        self.calm = threading.Lock()
         self._capacity = AHEAD if boards.elsewhere else 1
         self._results: queue.Queue[tuple[Batch, int, Measurement] | BaseException] = queue.Queue()
         self._open: list[Batch] = []
@@ -124,10 +135,14 @@ class Pipeline:
                 if isinstance(built, BuiltKernel):
                     indices.append(index)
                     kernels.append(built)
+                    batch.kernels[index] = built
                 else:
                     self._results.put((batch, index, Measurement(None, built, "")))
 
-            self._boards.measure(kernels, lambda i, measurement: self._done(batch, indices[i], measurement))
+            with contextlib.nullcontext() if self._boards.elsewhere else self.calm:
+                self._boards.measure(
+                    kernels, lambda i, measurement: self._done(batch, indices[i], measurement)
+                )
         except _StoppedError:
             return
         except BaseException as error:  # noqa: BLE001 - a thread's outermost call: `take` raises it

@@ -38,7 +38,7 @@ class Builder:
                 future.set_result(b"")
             futures.append(future)
             self._events.append("built")
-        return Building([()] * len(jobs), futures)
+        return Building([()] * len(jobs), futures, b"".join)
 
 
 class Boards:
@@ -110,6 +110,18 @@ def test_on_this_machine_nothing_is_built_while_something_is_measured() -> None:
             pipeline.take()
         assert pipeline.is_empty
     assert events == (["built"] * 3 + ["measured"] * 3) * 2
+
+
+def test_a_measurement_on_this_machine_waits_for_work_that_would_disturb_it() -> None:
+    boards = Boards(elsewhere=False)
+    boards.permits.release(1)
+    pipeline = Pipeline(Builder([]), boards, Interruption())  # type: ignore[arg-type]
+    with pipeline.calm:
+        pipeline.put(jobs(1))
+        with pytest.raises(queue.Empty):
+            boards.started.get(timeout=0.1)
+    assert boards.started.get(timeout=LIMIT_S) == 1
+    pipeline.take()
 
 
 def test_a_candidate_that_does_not_compile_is_a_failed_measurement() -> None:
