@@ -81,9 +81,10 @@ def add_parsers(subparsers: SubParsers) -> None:
 
 def _merge(args: argparse.Namespace) -> int:
     from builder.records.best_records import merge
-    from builder.records.folder import Records
 
-    target = _target(Records.read(args.folders[0]))
+    target = _target(_read(args.folders[0]))
+    for folder in args.folders[1:]:
+        _read(folder)
     with merge(args.output, args.folders, target) as merged:
         print(f"{args.output}: {len(merged.all)} points of {len(merged.keys)} operators")
     return 0
@@ -91,18 +92,15 @@ def _merge(args: argparse.Namespace) -> int:
 
 def _best(args: argparse.Namespace) -> int:
     from builder.records.best_records import pick_best
-    from builder.records.folder import Records
 
-    records = Records.read(args.folder)
+    records = _read(args.folder)
     with pick_best(records, args.output, _target(records)) as picked:
         print(f"{args.output}: {len(picked.all)} schedules out of {len(records.all)} measured points")
     return 0
 
 
 def _show(args: argparse.Namespace) -> int:
-    from builder.records.folder import Records
-
-    records = Records.read(args.folder)
+    records = _read(args.folder)
     rows = _operators(records)
     if args.json:
         from agent.bundle.canonical_json import to_json
@@ -113,10 +111,10 @@ def _show(args: argparse.Namespace) -> int:
         return 0
     meta = records.meta
     print(f"{args.folder}: for {meta.device}")
-    print(f"  TVM {meta.tvm}, design spaces {meta.space}, {len(records.all)} points")
+    print(f"  TVM {meta.tvm}, design spaces {meta.spaces}, {len(records.all)} points")
     for name, board in sorted(meta.boards.items()):
         print(f"  board {name}: {board.describe()}")
-    heads = ("points", "untuned us", "best us", "use", "operator")
+    heads = ("points", "untuned us", "fastest us", "use", "operator")
     cells = [
         (
             str(r["points"]),
@@ -136,9 +134,7 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _export(args: argparse.Namespace) -> int:
-    from builder.records.folder import Records
-
-    records = Records.read(args.folder)
+    records = _read(args.folder)
     operators = records.meta.operators
     points = []
     for record in records.all:
@@ -158,6 +154,16 @@ def _export(args: argparse.Namespace) -> int:
     writer.writeheader()
     writer.writerows(points)
     return 0
+
+
+def _read(folder: str) -> Records:
+    """Read a folder, and print which of its records are skipped."""
+    from builder.records.folder import Records
+
+    records = Records.read(folder)
+    for line in records.notes():
+        print(line, file=sys.stderr)
+    return records
 
 
 def _operators(records: Records) -> list[dict[str, Any]]:

@@ -270,6 +270,8 @@ def _tuned(
         records.meta.check_target(device, str(records.path))
     else:
         records = Records.read(records, device)
+    for line in records.notes():
+        progress(line)
     result = records.meta.models.get(model.source_sha256)
     if result is not None and not result.use:
         progress("the tuned model was slower as a whole, so it is compiled without its records")

@@ -14,10 +14,6 @@ from typing import Any, Final, Protocol, TypeAlias
 from tvm import tirx
 from tvm.s_tir.schedule import Trace
 
-# A record stores a point as a trace over these spaces. Raise the version when a trace comes to mean something
-# else: decisions in another order, other values, other loops. Records of another version are refused.
-SPACE_VERSION: Final = 10
-
 # An integer, or a variable of a schedule's trace that stands for one.
 Decision: TypeAlias = Any
 

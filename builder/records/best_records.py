@@ -64,12 +64,12 @@ def merge(
     Raises
     ------
     RecordsError
-        If a folder cannot be read, or is for another TVM, target or design space.
+        If a folder cannot be read, or is for another TVM or target.
     """
     sources = [Records.read(path, target) for path in inputs]
     merged = Records.write(out, target)
     for source in sources:
-        merged.copy((r, source.workload(r.key)) for r in source.all)
+        merged.copy((r, source.workload(r.key), source.meta.operators[r.key]) for r in source.all)
         meta, other = merged.meta, source.meta
         for name, time in other.boards.items():
             meta = meta.with_board(name, time)
@@ -77,7 +77,6 @@ def merge(
             replace(
                 meta,
                 peak_gflops=meta.peak_gflops if meta.peak_gflops is not None else other.peak_gflops,
-                operators={**other.operators, **meta.operators},
                 verdicts={**other.verdicts, **meta.verdicts},
                 models={**other.models, **meta.models},
             )
@@ -89,14 +88,15 @@ def pick_best(records: Records, out: str | os.PathLike[str], target: DeviceTarge
     """Write the records that compiling uses, one per workload, into the new folder `out`."""
     picked = Records.write(out, target)
     wanted = [r for key in records.keys if (r := chosen(records, key)) is not None]
-    picked.copy((r, records.workload(r.key)) for r in wanted)
+    picked.copy((r, records.workload(r.key), records.meta.operators[r.key]) for r in wanted)
     keys = {r.key for r in wanted}
     meta = records.meta
     picked.update(
         replace(
             meta,
-            operators={k: v for k, v in meta.operators.items() if k in keys},
+            operators=picked.meta.operators,
             verdicts={k: v for k, v in meta.verdicts.items() if k in keys},
+            retired=picked.meta.retired,
         )
     )
     return picked

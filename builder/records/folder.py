@@ -3,15 +3,18 @@
 Promises: the folder holds every measured candidate once, including those that failed. Records are on disk
 when `append` returns. A line that a crash left incomplete is ignored by readers, and cut off when the folder
 is next opened for writing. There is one writer at a time. Records that do not fit are refused, and the
-message names the reason. TVM's own `JSONDatabase` can read the folder.
+message names the reason. TVM's own `JSONDatabase` can read the folder. Records of a kind of design space that
+has changed since are skipped and counted; those of other kinds stay valid.
 """
 
 from __future__ import annotations
 
 import fcntl
+import functools
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Self
@@ -22,6 +25,7 @@ from tvm.s_tir.schedule import Trace
 from agent.durable import replacing
 from builder.errors import RecordsError
 from builder.kernels.design_space import Decisions, Point
+from builder.kernels.space_versions import SPACE_VERSIONS
 from builder.records.journal import append_lines, read_lines, repair
 from builder.records.meta_json import RecordsMeta, TunedOperator
 from builder.records.task import Task
@@ -57,7 +61,17 @@ class Record:
 
 
 class Records:
-    """A folder of records, opened with `read` or `write`."""
+    """A folder of records, opened with `read` or `write`.
+
+    Attributes
+    ----------
+    path
+        The folder.
+    meta
+        The contents of `meta.json`, without the verdicts that concern skipped records.
+    skipped
+        Kind and version of a design space that has changed since -> its number of records, which are skipped.
+    """
 
     def __init__(
         self,
@@ -66,9 +80,11 @@ class Records:
         workloads: list[tuple[str, Any]],
         records: list[Record],
         lock: int | None,
+        skipped: Mapping[tuple[str, int], int],
     ) -> None:
         self.path = path
         self.meta = meta
+        self.skipped = skipped
         self._workloads = workloads
         self._records = records
         self._lock = lock
@@ -80,7 +96,7 @@ class Records:
         Raises
         ------
         RecordsError
-            If it cannot be read, or is for another TVM, target or design space.
+            If it cannot be read, or is for another TVM or target.
         """
         return cls._load(Path(path), target, None)
 
@@ -100,13 +116,14 @@ class Records:
         target
             The device that the records are for.
         progress
-            Called with a line for each file whose incomplete last line was cut off.
+            Called with a line for each file whose incomplete last line was cut off, and for each kind of
+            design space whose records are skipped.
 
         Raises
         ------
         RecordsError
-            If the folder cannot be read or written, is for another TVM, target or design space, or another
-            process is writing to it.
+            If the folder cannot be read or written, is for another TVM or target, or another process is
+            writing to it.
         """
         folder = Path(path)
         try:
@@ -130,10 +147,14 @@ class Records:
             for name in (WORKLOADS, RECORDS):
                 if (cut := repair(folder / name)) and progress is not None:
                     progress(f"{name}: cut off an incomplete last line of {cut} bytes, left by a crash")
-            return cls._load(folder, target, lock)
+            records = cls._load(folder, target, lock)
         except BaseException:
             os.close(lock)
             raise
+        if progress is not None:
+            for line in records.notes():
+                progress(line)
+        return records
 
     @classmethod
     def _load(cls, folder: Path, target: DeviceTarget | None, lock: int | None) -> Self:
@@ -150,8 +171,20 @@ class Records:
         if target is not None:
             meta.check_target(target, str(folder))
         workloads = [(str(line[0]), line) for _, line in read_lines(folder / WORKLOADS)]
-        records = [_record(line, workloads, folder, number) for number, line in read_lines(folder / RECORDS)]
-        return cls(folder, meta, workloads, records, lock)
+        records: list[Record] = []
+        skipped: Counter[tuple[str, int]] = Counter()
+        for number, line in read_lines(folder / RECORDS):
+            record = _record(line, workloads, folder, number)
+            if line[0] in meta.retired:
+                continue
+            if meta.is_current(record.key):
+                records.append(record)
+            else:
+                operator = meta.operators.get(record.key)
+                skipped[(operator.kind, operator.version) if operator else ("unknown", 0)] += 1
+        for key in [key for key, operator in meta.operators.items() if not operator.is_current]:
+            meta = meta.without_verdicts(key)
+        return cls(folder, meta, workloads, records, lock, skipped)
 
     def __enter__(self) -> Self:
         return self
@@ -164,6 +197,15 @@ class Records:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+    def notes(self) -> list[str]:
+        """Return a line for each kind of design space whose records are skipped."""
+        return [
+            f"{self.path}: skipped {count} record{'s' if count != 1 else ''} of {kind}: expected version "
+            f"{SPACE_VERSIONS.get(kind, 'none')} of its design space, got {version}; "
+            "tune again to replace them"
+            for (kind, version), count in sorted(self.skipped.items())
+        ]
 
     @property
     def all(self) -> Sequence[Record]:
@@ -203,14 +245,11 @@ class Records:
             Points, each with its seconds per call in each repeat, or None if it did not run.
         """
         workload = ms.database.Workload(task.workload)
-        index = next((i for i, (key, _) in enumerate(self._workloads) if key == task.key), None)
-        if index is None:
-            index = len(self._workloads)
-            line = workload.as_json()
-            append_lines(self.path / WORKLOADS, [line])
-            self._workloads.append((task.key, line))
-            info = TunedOperator(task.name, task.kind, task.flops, task.space.values, task.space.default)
-            self.update(replace(self.meta, operators={**self.meta.operators, task.key: info}))
+        version = SPACE_VERSIONS[task.kind]
+        operator = TunedOperator(
+            task.name, task.kind, version, task.flops, task.space.values, task.space.default
+        )
+        index = self._line_of(task.key, operator, workload.as_json)
         lines, records = [], []
         for point, seconds in results:
             entry = ms.database.TuningRecord(
@@ -226,24 +265,38 @@ class Records:
         append_lines(self.path / RECORDS, lines)
         self._records.extend(records)
 
-    def copy(self, others: Iterable[tuple[Record, Any]]) -> None:
-        """Add records of other folders that this one does not hold yet, each with its workload's line."""
+    def copy(self, others: Iterable[tuple[Record, Any, TunedOperator]]) -> None:
+        """Add records of other folders that are new here, each with its workload's line and its operator."""
         lines, records = [], []
         known = {(r.key, r.decisions) for r in self._records}
-        for record, workload in others:
+        for record, workload, operator in others:
             if (record.key, record.decisions) in known:
                 continue
             known.add((record.key, record.decisions))
-            keys = [key for key, _ in self._workloads]
-            if record.key not in keys:
-                append_lines(self.path / WORKLOADS, [workload])
-                self._workloads.append((record.key, workload))
-                keys.append(record.key)
-            line = [keys.index(record.key), record.raw[1]]
+            index = self._line_of(record.key, operator, functools.partial(_same, workload))
+            line = [index, record.raw[1]]
             lines.append(line)
             records.append(_record(line, self._workloads, self.path, 0))
         append_lines(self.path / RECORDS, lines)
         self._records.extend(records)
+
+    def _line_of(self, key: str, operator: TunedOperator, line: Callable[[], Any]) -> int:
+        """Return the number of a workload's line in the database; write the line if there is none.
+
+        If there is a line whose records are of an earlier version, it is retired: its records stay in the
+        file, and only those of the new line count.
+        """
+        numbers = [n for n, (k, _) in enumerate(self._workloads) if k == key and n not in self.meta.retired]
+        if not self.meta.is_current(key):
+            operators = {**self.meta.operators, key: operator}
+            retired = (*self.meta.retired, *numbers)
+            self.update(replace(self.meta.without_verdicts(key), operators=operators, retired=retired))
+            numbers = []
+        if not numbers:
+            numbers = [len(self._workloads)]
+            append_lines(self.path / WORKLOADS, [line()])
+            self._workloads.append((key, line()))
+        return numbers[0]
 
     def workload(self, key: str) -> Any:  # noqa: ANN401 - the database's own JSON
         """Return the database's line for a workload."""
@@ -261,6 +314,10 @@ class Records:
             path = self.path / name
             whole.update(hashlib.sha256(path.read_bytes() if path.exists() else b"").digest())
         return whole.hexdigest()
+
+
+def _same(line: Any) -> Any:  # noqa: ANN401 - the database's own JSON
+    return line
 
 
 def _write_meta(folder: Path, meta: RecordsMeta) -> None:

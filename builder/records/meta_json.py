@@ -9,15 +9,16 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib import metadata
-from typing import Final
+from typing import Any, Final
 
 from agent.bundle import canonical_json
 from agent.errors import FormatError
 from builder.errors import RecordsError
-from builder.kernels.decisions import SPACE_VERSION
+from builder.kernels.space_versions import SPACE_VERSIONS
 from builder.target.device_target import DeviceTarget
 
-FORMAT: Final = 1
+FORMAT: Final = 2
+ONE_VERSION: Final = 1  # the format in which all kinds of design spaces had one version, called `space`
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,8 @@ class TunedOperator:
     ----------
     name, kind
         The name of its function, and the kind of its design space.
+    version
+        The version of that kind that its records are of.
     flops
         Floating-point operations of one call.
     values
@@ -75,9 +78,15 @@ class TunedOperator:
 
     name: str
     kind: str
+    version: int
     flops: float
     values: tuple[tuple[int, ...], ...]
     default: tuple[int, ...]
+
+    @property
+    def is_current(self) -> bool:
+        """Whether its records are of the present version of its kind of design space."""
+        return SPACE_VERSIONS.get(self.kind) == self.version
 
     def describe(self, decisions: tuple[int, ...]) -> str:
         """Return the values that `decisions` stand for, such as `4x7x2`."""
@@ -155,9 +164,9 @@ class RecordsMeta:
 
     Attributes
     ----------
-    format, tvm, space, target
-        What the records depend on: the layout of this file, the versions of TVM and of the design spaces, and
-        the target's description.
+    format, tvm, target
+        What all records depend on: the layout of this file, the version of TVM, and the target's description.
+        The version of the design space stands with each operator.
     peak_gflops
         The highest rate that a board has reached; None if it was not measured.
     boards
@@ -168,27 +177,49 @@ class RecordsMeta:
         Workload key -> the verdict of the final comparison.
     models
         SHA-256 of a model's file -> its operators, and the comparison of the whole model.
+    retired
+        Numbers, from 0, of the workloads in the database whose records are of an earlier version, and for
+        which there is a later line.
     """
 
     format: int
     tvm: str
-    space: int
     target: str
     peak_gflops: float | None = None
     boards: Mapping[str, BoardTime] = field(default_factory=dict)
     operators: Mapping[str, TunedOperator] = field(default_factory=dict)
     verdicts: Mapping[str, Verdict] = field(default_factory=dict)
     models: Mapping[str, ModelResult] = field(default_factory=dict)
+    retired: tuple[int, ...] = ()
 
     @classmethod
     def new(cls, target: DeviceTarget) -> RecordsMeta:
         """Return the contents for a new, empty folder of records for `target`."""
-        return cls(FORMAT, tvm_version(), SPACE_VERSION, target.description())
+        return cls(FORMAT, tvm_version(), target.description())
 
     @property
     def device(self) -> str:
         """The target in a few words, such as `aarch64-linux-gnu cortex-a72`."""
         return _short(self.target)
+
+    @property
+    def spaces(self) -> str:
+        """The kinds of design spaces of the operators, and their versions, such as `conv2d 10, matmul 11`."""
+        found = {(operator.kind, operator.version) for operator in self.operators.values()}
+        return ", ".join(f"{kind} {version}" for kind, version in sorted(found))
+
+    def is_current(self, key: str) -> bool:
+        """Whether the records of a workload are of the present version of its design space."""
+        return key in self.operators and self.operators[key].is_current
+
+    def without_verdicts(self, key: str) -> RecordsMeta:
+        """Return a copy without the verdicts on a workload and on the models that have it."""
+        models = {
+            digest: replace(model, board=None, ratio=None, use=True) if key in model.calls else model
+            for digest, model in self.models.items()
+        }
+        verdicts = {k: verdict for k, verdict in self.verdicts.items() if k != key}
+        return replace(self, verdicts=verdicts, models=models)
 
     def to_text(self) -> str:
         """Return the file's text."""
@@ -196,7 +227,7 @@ class RecordsMeta:
 
     @classmethod
     def from_text(cls, text: str, where: str) -> RecordsMeta:
-        """Parse the file's text; `where` is its path in messages.
+        """Parse the file's text, also of the earlier format 1; `where` is its path in messages.
 
         Raises
         ------
@@ -204,7 +235,10 @@ class RecordsMeta:
             If `text` is not what `to_text` writes.
         """
         try:
-            return canonical_json.from_json(cls, json.loads(text), where)
+            content = json.loads(text)
+            if isinstance(content, dict) and content.get("format") == ONE_VERSION:
+                content = _with_versions(content)
+            return canonical_json.from_json(cls, content, where)
         except (ValueError, FormatError) as error:
             raise RecordsError(
                 f"{where}: expected tuning records of edgebundle: {str(error)[:200]}",
@@ -212,16 +246,15 @@ class RecordsMeta:
             ) from error
 
     def check_version(self, where: str) -> None:
-        """Check that the records are of this format, TVM and design spaces; `where` is the folder.
+        """Check that the records are of this format and TVM; `where` is the folder.
 
         Raises
         ------
         RecordsError
-            If one of the three differs.
+            If one of the two differs.
         """
         for name, mine, theirs in (
             ("format", FORMAT, self.format),
-            ("design-space version", SPACE_VERSION, self.space),
             ("TVM version", tvm_version(), self.tvm),
         ):
             if mine != theirs:
@@ -248,6 +281,17 @@ class RecordsMeta:
     def with_board(self, name: str, time: BoardTime) -> RecordsMeta:
         """Return a copy with `time` added to the work of the board `name`."""
         return replace(self, boards={**self.boards, name: self.boards.get(name, BoardTime()) + time})
+
+
+def _with_versions(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of a file of format 1 in the present format: every kind has the one version."""
+    operators = content.get("operators")
+    if not isinstance(operators, dict) or not all(isinstance(each, dict) for each in operators.values()):
+        return content
+    version = content.get("space")
+    found = {key: {**each, "version": version} for key, each in operators.items()}
+    rest = {key: value for key, value in content.items() if key != "space"}
+    return {**rest, "format": FORMAT, "operators": found, "retired": []}
 
 
 def tvm_version() -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -112,7 +112,7 @@ def tune(
         )
     imported = model if isinstance(model, ImportedModel) else load(model, input_shapes=input_shapes)
     tasks = select(extract_tasks(imported, device, choose=choose), options.tasks)
-    seeds = _seeds(prior_records, tasks)
+    seeds = _seeds(prior_records, tasks, view.note)
     with Records.write(records_path, device, view.note) as records:
         if boards is None:
             boards = _boards(tracker, key, runner, view)
@@ -337,11 +337,15 @@ def _boards(tracker: str | Tracker | None, key: str | None, runner: RunnerOption
     return RpcBoards(where, key, runner, view.note)
 
 
-def _seeds(paths: Sequence[str | os.PathLike[str]], tasks: Sequence[Task]) -> dict[str, list[Decisions]]:
+def _seeds(
+    paths: Sequence[str | os.PathLike[str]], tasks: Sequence[Task], progress: Callable[[str], None]
+) -> dict[str, list[Decisions]]:
     """Return the best points of the same workloads in other records, for any target: key -> decisions."""
     seeds: dict[str, list[Decisions]] = {}
     for path in paths:
         others = Records.read(Path(path))
+        for line in others.notes():
+            progress(line)
         for task in tasks:
             operator = others.meta.operators.get(task.key)
             if operator is None or operator.values != task.space.values:

@@ -75,7 +75,7 @@ def render(records: Records, model: str) -> str:
     return _PAGE.format(
         title=escape(result.name),
         target=escape(meta.device),
-        versions=escape(f"TVM {meta.tvm}, design spaces {meta.space}"),
+        versions=escape(f"TVM {meta.tvm}, design spaces {meta.spaces}"),
         headline=_headline(result),
         facts="".join(f"<div><b>{escape(a)}</b><span>{escape(b)}</span></div>" for a, b in facts),
         where=stacked([("untuned", _shares(rows, before=True)), ("tuned", _shares(rows, before=False))]),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,11 @@ from tvm.s_tir import meta_schedule as ms
 
 from builder import resolve
 from builder.errors import RecordsError
+from builder.kernels.schedule import SPACES
+from builder.kernels.space_versions import SPACE_VERSIONS
+from builder.records.best_records import chosen, merge
 from builder.records.folder import META, RECORDS, WORKLOADS, Records
+from builder.records.meta_json import ModelResult, Ratio, Verdict
 from builder.records.task import Task
 from builder.target.device_target import DeviceTarget
 from tests.builder.records.conftest import fill, others
@@ -88,8 +93,7 @@ def test_a_second_writer_is_refused(folder: Path, device: DeviceTarget) -> None:
     ("field", "value", "message"),
     [
         ("tvm", "0.26.0", "TVM version 0.27.0.post1, got 0.26.0"),
-        ("space", 0, "design-space version"),
-        ("format", 2, "format 1, got 2"),
+        ("format", 3, "format 2, got 3"),
     ],
 )
 def test_records_of_another_version_are_refused(
@@ -141,3 +145,116 @@ def test_the_digest_changes_with_the_contents(folder: Path, task: Task, device: 
 def test_workloads_are_written_before_the_records_that_name_them(folder: Path) -> None:
     indices = {json.loads(line)[0] for line in (folder / RECORDS).read_text().splitlines()}
     assert indices == set(range(len((folder / WORKLOADS).read_text().splitlines())))
+
+
+@pytest.fixture
+def two_kinds(tmp_path: Path, tasks: tuple[Task, ...], device: DeviceTarget) -> Path:
+    """Three records of each of two tasks whose design spaces are of different kinds."""
+    path = tmp_path / "two"
+    with Records.write(path, device) as records:
+        for task in kinds(tasks):
+            fill(records, task, [[2e-5], None, [1e-5]])
+            verdict = Verdict(others(task)[2], Ratio(20.0, 10.0, 2.0, 1.9, 2.1, 21), use=True)
+            model = ModelResult(task.name, {task.key: 1}, "board", verdict.ratio)
+            models = {**records.meta.models, task.name: model}
+            verdicts = {**records.meta.verdicts, task.key: verdict}
+            records.update(replace(records.meta, verdicts=verdicts, models=models))
+    return path
+
+
+def kinds(tasks: tuple[Task, ...]) -> tuple[Task, Task]:
+    first = max(tasks, key=lambda t: t.space.size)
+    second = max((t for t in tasks if t.kind != first.kind), key=lambda t: t.space.size)
+    return first, second
+
+
+def change(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Raise the version of one kind of design space."""
+    raised = {**SPACE_VERSIONS, kind: SPACE_VERSIONS[kind] + 1}
+    for module in ("meta_json", "folder"):
+        monkeypatch.setattr(f"builder.records.{module}.SPACE_VERSIONS", raised)
+
+
+def test_records_of_a_kind_that_changed_are_skipped_and_others_stay(
+    two_kinds: Path, tasks: tuple[Task, ...], device: DeviceTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed, other = kinds(tasks)
+    change(monkeypatch, changed.kind)
+    before = (two_kinds / RECORDS).read_bytes()
+    records = Records.read(two_kinds, device)
+    old = SPACE_VERSIONS[changed.kind]
+    assert records.skipped == {(changed.kind, old): 3}
+    assert records.notes() == [
+        f"{two_kinds}: skipped 3 records of {changed.kind}: expected version {old + 1} of its design space, "
+        f"got {old}; tune again to replace them"
+    ]
+    assert records.keys == (other.key,)
+    assert chosen(records, changed.key) is None
+    assert records.meta.models[changed.name].ratio is None
+    assert records.meta.models[other.name].ratio is not None
+    used = chosen(records, other.key)
+    assert used is not None
+    assert used.decisions == others(other)[2]
+    assert (two_kinds / RECORDS).read_bytes() == before
+
+
+def test_new_records_of_a_changed_kind_replace_the_old_ones(
+    two_kinds: Path, tasks: tuple[Task, ...], device: DeviceTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed, other = kinds(tasks)
+    change(monkeypatch, changed.kind)
+    lines: list[str] = []
+    with Records.write(two_kinds, device, lines.append) as records:
+        assert len(lines) == 1
+        fill(records, changed, [[5e-6]])
+    again = Records.read(two_kinds, device)
+    assert not again.notes()
+    assert list(again.measured(changed.key).values()) == [5e-6]
+    assert changed.key not in again.meta.verdicts
+    assert len(again.measured(other.key)) == 3
+    assert again.trace(again.best(changed.key)[0]) is not None
+    with Records.write(two_kinds, device) as records:
+        fill(records, changed, [[4e-6]], skip=1)
+    assert list(Records.read(two_kinds, device).measured(changed.key).values()) == [5e-6, 4e-6]
+    database = ms.database.JSONDatabase(work_dir=str(two_kinds))
+    assert database.query_tuning_record(other.workload, device.tvm_target, "x") is not None
+
+
+@pytest.mark.parametrize("older", [0, 1])
+def test_a_folder_with_one_version_for_all_kinds_is_read(
+    two_kinds: Path, tasks: tuple[Task, ...], device: DeviceTarget, older: int
+) -> None:
+    """Format 1. Its records are those of version `space` of every kind."""
+    meta = json.loads((two_kinds / META).read_text())
+    versions = {operator.pop("version") for operator in meta["operators"].values()}
+    assert len(versions) == 1, "kinds of different versions: choose two of one"
+    del meta["retired"]
+    meta |= {"format": 1, "space": versions.pop() - older}
+    (two_kinds / META).write_text(json.dumps(meta))
+    records = Records.read(two_kinds, device)
+    assert len(records.all) == (0 if older else 6)
+    assert {kind for kind, _ in records.skipped} == ({t.kind for t in kinds(tasks)} if older else set())
+    Records.write(two_kinds, device).close()
+
+
+def test_merged_records_are_of_the_present_version(
+    two_kinds: Path,
+    tmp_path: Path,
+    tasks: tuple[Task, ...],
+    device: DeviceTarget,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    changed, _ = kinds(tasks)
+    change(monkeypatch, changed.kind)
+    with Records.write(tmp_path / "new", device) as records:
+        fill(records, changed, [[3e-6]])
+    with merge(two_kinds, [tmp_path / "new"], device) as merged:
+        assert list(merged.measured(changed.key).values()) == [3e-6]
+    assert list(Records.read(two_kinds, device).measured(changed.key).values()) == [3e-6]
+    with merge(tmp_path / "out", [two_kinds], device) as merged:
+        assert not merged.notes()
+    assert not Records.read(tmp_path / "out", device).notes()
+
+
+def test_every_kind_of_design_space_has_a_version() -> None:
+    assert SPACE_VERSIONS.keys() == SPACES.keys()

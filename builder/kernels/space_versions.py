@@ -1,0 +1,27 @@
+"""The version of each kind of design space, by which tuning records are known to mean the same.
+
+A record stores a point as a trace over the space of its operator. Raise the version of a kind when its traces
+come to mean something else: decisions in another order, other values, other loops. Records of that kind are
+then skipped, and those of all other kinds stay valid. After a change that concerns every kind, such as one of
+`builder.kernels.postprocessing`, raise all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+SPACE_VERSIONS: Final[Mapping[str, int]] = {
+    "batch_matmul": 10,
+    "columns": 10,
+    "conv2d": 10,
+    "depthwise": 10,
+    "matmul": 10,
+    "pool": 10,
+    "rows": 10,
+    "strassen_weights": 10,
+    "tiled_matmul": 10,
+    "transpose": 10,
+    "winograd": 10,
+    "winograd_weights": 10,
+}
