@@ -268,12 +268,11 @@ def _summary(records: Records, model: ImportedModel, report: str, *, as_json: bo
     if result.ratio is not None:
         ratio = result.ratio
         print(
-            f"  the model on {result.board}: {ratio.tuned_us / 1e3:.3f} ms tuned, "
-            f"{ratio.untuned_us / 1e3:.3f} ms untuned, "
-            f"{ratio.speedup:.2f}x as fast ({ratio.low:.2f} to {ratio.high:.2f})"
+            f"  the model on {result.board}: {ratio.tuned_us / 1e3:.3f} ms; tuned against untuned, timed in "
+            f"turn: {ratio.describe()}"
         )
         if not result.use:
-            print("  not faster beyond doubt: compile ignores these records for this model")
+            print("  slower: compile ignores these records for this model")
     print(f"  report: {report}")
     if used and result.use:
         print(f"  next: edgebundle compile {model.name}.onnx --tuning-records {records.path}")

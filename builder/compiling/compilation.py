@@ -277,7 +277,7 @@ def _tuned(
         progress("the tuned model was slower as a whole, so it is compiled without its records")
         return _Tuned(None, records.digest(), None)
     comparison = None
-    if result is not None and result.ratio is not None and result.board is not None:
+    if result is not None and result.ratio is not None and result.ratio.is_gain and result.board is not None:
         ratio = result.ratio
         comparison = Tuning(
             result.board,

@@ -114,6 +114,18 @@ class Ratio:
     high: float
     pairs: int
 
+    @property
+    def is_gain(self) -> bool:
+        """Whether the tuned side is faster beyond doubt: only then may the speed-up be claimed."""
+        return self.low > 1.0
+
+    def describe(self) -> str:
+        """Return one phrase, such as `1.05x as fast (1.02 to 1.08)`."""
+        interval = f"{self.low:.2f} to {self.high:.2f}"
+        if self.low <= 1.0 <= self.high:
+            return f"no difference beyond doubt ({interval})"
+        return f"{self.speedup:.2f}x as fast ({interval})"
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:

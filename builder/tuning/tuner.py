@@ -178,17 +178,28 @@ class _Run:
 
     def search(self) -> None:
         """Measure batch after batch, each of the task with the highest `TaskRun.promise`."""
+        ahead: list[Job] | None = None
         with self._under_way("searching"):
             while True:
                 while not self._pipeline.is_full and not self._is_over():
-                    if (jobs := self._next_batch()) is None:
+                    jobs, ahead = ahead, None
+                    if jobs is not None and jobs[0][0].is_stale(self._options.early_stopping):
+                        continue
+                    jobs = jobs or self._next_batch()
+                    if jobs is None:
                         break
+                    self._active = jobs[0][0].task.index
                     self._put(jobs)
                 if self._pipeline.is_empty:
                     break
+                if ahead is None and not self._boards.elsewhere and not self._is_over():
+                    with self._pipeline.calm:  # while the batch is built, and not while it is measured
+                        ahead = self._next_batch()
                 batch = self._take("searching")
                 if batch.is_done:
                     self._learn(batch)
+                    if not self._boards.elsewhere:  # a comparison would have to wait for a board to be free
+                        self._comparison.confirm_leader(batch.jobs[0][0])
         self._active = None
         self._measure_peak()
 
@@ -196,9 +207,7 @@ class _Run:
         """Compare the best points with the heuristic's, operator by operator, then the whole models."""
         if self._options.pairs < 1:
             return
-        better = [
-            run for run in self._tasks if run.best is not None and run.best[0] != run.task.space.default
-        ]
+        better = [run for run in self._tasks if run.confirmed is not None or run.candidates]
         for number, run in enumerate(better):
             self._active = run.task.index
             self._show(f"comparing with the heuristic's schedules, {number + 1} of {len(better)}")
@@ -225,7 +234,7 @@ class _Run:
     def account(self) -> None:
         """Add the work of the boards since the last call to the records."""
         meta = self._records.meta
-        rates = [run.task.flops / run.best[1] / 1e9 for run in self._tasks if run.best is not None]
+        rates = [run.task.flops * run.gain / run.default_s / 1e9 for run in self._tasks if run.default_s]
         if meta.peak_gflops is not None and rates and max(rates) > meta.peak_gflops:
             # Another program was using the machine while its peak was measured.
             meta = replace(meta, peak_gflops=float(f"{max(rates):.4g}"))
@@ -241,7 +250,6 @@ class _Run:
             if not open_runs:
                 return None
             run = max(open_runs, key=lambda run: run.promise)
-            self._active = run.task.index
             options, wanted = self._options, run.wanted(self._options)
             if run.search is None:
                 seed = options.seed + run.task.index
@@ -300,6 +308,8 @@ class _Run:
         if not measurement.spoilt:
             self._records.append(run.task, [(point, measurement.seconds)])
             run.known = self._records.measured(run.task.key)
+            if measurement.seconds is not None:
+                run.keep(point.decisions, batch.kernels[index])
         if measurement.error is not None:
             values = run.task.space.describe(point.decisions)
             self._view.note(f"task {run.task.index}, point {values}: {measurement.error}")

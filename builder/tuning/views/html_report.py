@@ -100,10 +100,11 @@ def _rows(records: Records, result: ModelResult) -> list[_OperatorRow]:
         record = chosen(records, key)
         verdict = records.meta.verdicts.get(key)
         decisions = operator.default if record is None else record.decisions
-        after = default if record is None else record.seconds or default
-        if verdict is not None:  # its times are more accurate, since both sides were timed alternately
-            default = verdict.ratio.untuned_us / 1e6
-            after = verdict.ratio.tuned_us / 1e6 if verdict.use else default
+        after = default  # without a comparison, a faster time may be luck
+        if verdict is not None:
+            default = after = verdict.ratio.untuned_us / 1e6
+            if verdict.use:
+                after /= verdict.ratio.speedup
         rows.append(
             _OperatorRow(key, operator, calls, tuple(known.values()), default, after, decisions, verdict)
         )
@@ -115,11 +116,14 @@ def _headline(result: ModelResult) -> str:
     if ratio is None:
         return "<p class='head'>The whole model has not been compared.</p>"
     verdict = "" if result.use else " It is compiled without these records."
+    head = f"<b>{ratio.speedup:.2f}×</b> as fast as untuned"
+    if ratio.low <= 1.0 <= ratio.high:
+        head = "<b>No difference</b> beyond doubt between tuned and untuned"
     return (
-        f"<p class='head'><b>{ratio.speedup:.2f}×</b> as fast as untuned "
-        f"<span>(95 % interval {ratio.low:.2f} to {ratio.high:.2f}, {ratio.pairs} pairs timed alternately on "
-        f"{escape(result.board or '')}): {ratio.tuned_us / 1e3:.3f} ms per inference, untuned "
-        f"{ratio.untuned_us / 1e3:.3f} ms.{verdict}</span></p>"
+        f"<p class='head'>{head} <span>(95 % interval {ratio.low:.2f} to {ratio.high:.2f}, "
+        f"{ratio.pairs} pairs timed alternately on {escape(result.board or '')}): "
+        f"{ratio.tuned_us / 1e3:.3f} ms per inference."
+        f"{verdict}</span></p>"
     )
 
 
@@ -135,7 +139,7 @@ def _shares(rows: list[_OperatorRow], *, before: bool) -> list[Slice]:
 
 
 def _bar(row: _OperatorRow) -> Bar:
-    note = ""
+    note = "not compared"
     if row.verdict is not None:
         ratio = row.verdict.ratio
         note = f"{ratio.speedup:.2f}× ({ratio.low:.2f}–{ratio.high:.2f})" + (
@@ -147,7 +151,7 @@ def _bar(row: _OperatorRow) -> Bar:
 
 def _figure(row: _OperatorRow) -> str:
     return (
-        f"<figure>{curve(row.points, row.points[0] if row.points else None)}"
+        f"<figure>{curve(row.points, row.default_s, row.chosen_s)}"
         f"<figcaption>{escape(_label(row))}</figcaption></figure>"
     )
 
@@ -208,9 +212,10 @@ td:first-child,th:first-child {{ text-align:left; overflow-wrap:anywhere; }}
 <h2>Before and after</h2>
 <p>Grey: compiled without these records. Blue: compiled with them. On the right, the speed-up and its 95 %
 interval, timed alternately; “kept” means that the untuned schedule is kept.</p>{bars}
-<h2>Best so far</h2>
-<p>Each dot is a measured point, in the order of measuring. The line is the best time so far, the dashed line
-the time without records. The scale is logarithmic; very slow points are drawn at the top.</p>
+<h2>Measured points</h2>
+<p>Each dot is one measurement, in the order of measuring; the lowest ones are partly luck. The dashed line is
+the time without records, the solid line the time with them, both timed alternately. The scale is logarithmic;
+very slow points are drawn at the top.</p>
 <div class="curves">{curves}</div>
 <h2>Operators</h2><div class="scroll"><table>
 <tr><th>operator</th><th>kind</th><th>calls</th><th>MFLOP</th><th>untuned us</th><th>compiled us</th>

@@ -54,10 +54,8 @@ class Lines:
             rate = f", {rate_text(task.gflops, progress.peak_gflops)}" if task.gflops else ""
             parts.append(f"task {task.index} {task.trials}/{task.planned}{rate}")
         parts.append(f"{progress.trials}/{planned} trials")
-        if progress.best_s:
-            parts.append(
-                f"operators {progress.best_s * 1e3:.3f} ms, untuned {progress.default_s * 1e3:.3f} ms"
-            )
+        if progress.default_s:
+            parts.append(total_text(progress))
         line = "; ".join(parts)
         if line != self._last:
             self._last = line
@@ -109,13 +107,12 @@ def render(progress: Progress) -> RenderableType:
     table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
     for name, justify in (
         ("task", "right"), ("operator", "left"), ("calls", "right"), ("trials", "right"),
-        ("untuned us", "right"), ("best us", "right"), ("gain", "right"), ("GFLOP/s", "right"),
+        ("untuned us", "right"), ("confirmed", "right"), ("GFLOP/s", "right"),
         ("of peak", "left"), ("point", "left"),
     ):  # fmt: skip
         table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
-    ordered = sorted(progress.tasks, key=lambda t: -(t.best_s or 0.0) * t.calls)
+    ordered = sorted(progress.tasks, key=lambda t: -(t.default_s or 0.0) * t.calls)
     for task in ordered[:MAX_ROWS]:
-        gain = task.default_s / task.best_s if task.default_s and task.best_s else None
         share = min(1.0, task.gflops / progress.peak_gflops) if task.gflops and progress.peak_gflops else None
         style = "bold cyan" if task.index == progress.active else ("dim" if task.finished else "")
         table.add_row(
@@ -124,8 +121,7 @@ def render(progress: Progress) -> RenderableType:
             str(task.calls),
             f"{task.trials}/{task.planned}",
             micros(task.default_s),
-            micros(task.best_s),
-            f"{gain:.2f}x" if gain else "",
+            f"{task.gain:.2f}x" if task.gain else "",
             f"{task.gflops:.1f}" if task.gflops else "",
             f"{'█' * round(share * BAR):<{BAR}} {share:4.0%}" if share is not None else "",
             task.point,
@@ -139,11 +135,7 @@ def render(progress: Progress) -> RenderableType:
         (progress.phase, "bold"),
         f"   {progress.trials} of {planned} trials, {duration(progress.elapsed_s)}{left}",
     )
-    gain_text = f" ({progress.default_s / progress.best_s:.2f}x)" if progress.best_s else ""
-    total = Text(
-        f"operators of one inference: {progress.best_s * 1e3:.3f} ms, untuned "
-        f"{progress.default_s * 1e3:.3f} ms{gain_text}; peak {progress.peak_gflops or 0:.0f} GFLOP/s"
-    )
+    total = Text(f"{total_text(progress)}; peak {progress.peak_gflops or 0:.0f} GFLOP/s")
     colours = {"measuring": "green", "idle": "", "dropped": "red"}
     boards = [
         Text(
@@ -153,6 +145,15 @@ def render(progress: Progress) -> RenderableType:
         for b in progress.boards
     ]
     return Group(head, table, total, *boards)
+
+
+def total_text(progress: Progress) -> str:
+    """Describe the time of the operators, and what is confirmed to be saved; the model is compared later."""
+    confirmed = sum(task.gain is not None for task in progress.tasks)
+    text = f"operators {progress.default_s * 1e3:.3f} ms untuned, "
+    if not confirmed:
+        return text + "no gain confirmed yet"
+    return text + f"at least {progress.saved_s * 1e6:.0f} us less by {confirmed} confirmed"
 
 
 def micros(seconds: float | None) -> str:

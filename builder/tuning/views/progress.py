@@ -1,4 +1,8 @@
-"""The progress of a tuning run, as a frozen value after each step, and the interface of the views."""
+"""The progress of a tuning run, as a frozen value after each step, and the interface of the views.
+
+A gain appears here only when it is confirmed, that is, when both points were timed alternately, and then as
+the lower end of the interval. What a single measurement promises is partly luck, and does not appear.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +22,17 @@ class TaskProgress:
         As in `builder.records.task.Task`.
     trials, planned
         Number of points measured, and the maximum.
-    default_s, best_s
-        Seconds per call at the heuristic's point and at the best point; None if nothing has run yet.
-    gflops
-        Rate of the best point, in GFLOP/s.
+    default_s
+        Seconds per call at the heuristic's point; None if it has not run yet.
+    gain
+        The least speed-up of the point that was confirmed to be faster than the heuristic's: the lower end of
+        its interval; None if none is confirmed.
     finished
         Whether the task gets no further batch.
+    gflops
+        Rate of the confirmed point or else of the heuristic's, in GFLOP/s.
     point
-        Values of the best point, such as `4x7x2`.
+        Values of that point, such as `4x7x2`.
     """
 
     index: int
@@ -35,10 +42,17 @@ class TaskProgress:
     trials: int
     planned: int
     default_s: float | None
-    best_s: float | None
-    gflops: float | None
+    gain: float | None
     finished: bool
+    gflops: float | None
     point: str = ""
+
+    @property
+    def saved_s(self) -> float:
+        """Seconds that the confirmed point saves per call, at least."""
+        if self.default_s is None or self.gain is None:
+            return 0.0
+        return self.default_s * (1 - 1 / self.gain)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +92,9 @@ class Progress:
         return sum((task.default_s or 0.0) * task.calls for task in self.tasks)
 
     @property
-    def best_s(self) -> float:
-        """Seconds that the operators of one inference take at the best points so far."""
-        return sum((task.best_s or task.default_s or 0.0) * task.calls for task in self.tasks)
+    def saved_s(self) -> float:
+        """Seconds per inference that the confirmed points save, at least."""
+        return sum(task.saved_s * task.calls for task in self.tasks)
 
 
 class View(Protocol):

@@ -33,17 +33,17 @@ class Slice:
 
 
 def curve(
-    seconds: Sequence[float | None], default_s: float | None, width: int = 300, height: int = 120
+    seconds: Sequence[float | None], before_s: float, after_s: float, width: int = 300, height: int = 120
 ) -> str:
-    """Draw measured times in seconds (dots), the best so far (line) and the heuristic's time (dashed)."""
+    """Draw measured times in seconds (dots), and the times before (dashed) and after (solid line)."""
     ran = [s for s in seconds if s is not None]
     if not ran:
         return _svg(width, height, [_text(width / 2, height / 2, "nothing ran", anchor="middle")])
     left, right, top, bottom = 64, 8, 10, 22
     # Clip very slow points: they would squeeze all others into one line.
     ceiling = min(max(ran), 4 * sorted(ran)[len(ran) // 2], 6 * min(ran))
-    ceiling = max(ceiling, (default_s or 0.0) * 1.05, min(ran) * 1.05)
-    floor = min(ran) * 0.9
+    ceiling = max(ceiling, before_s * 1.05, min(ran) * 1.05)
+    floor = min(*ran, after_s) * 0.9
     low, high = math.log(floor), math.log(ceiling)
 
     def x(i: float) -> float:
@@ -58,24 +58,15 @@ def curve(
             f'<line x1="{left}" x2="{width - right}" y1="{y(value):.1f}" y2="{y(value):.1f}" class="grid"/>'
         )
         parts.append(_text(left - 5, y(value) + 4, _us(value), anchor="end"))
-    if default_s is not None:
+    for value, css in ((before_s, "dash"), (after_s, "best")):
         parts.append(
-            f'<line x1="{left}" x2="{width - right}" y1="{y(default_s):.1f}" '
-            f'y2="{y(default_s):.1f}" class="dash"/>'
+            f'<line x1="{left}" x2="{width - right}" y1="{y(value):.1f}" y2="{y(value):.1f}" class="{css}"/>'
         )
-    best = math.inf
-    line: list[str] = []
     for i, s in enumerate(seconds):
         if s is None:
             parts.append(_text(x(i), height - bottom + 2, "×", anchor="middle", css="bad"))
             continue
         parts.append(f'<circle cx="{x(i):.1f}" cy="{y(s):.1f}" r="2" class="dot"/>')
-        if s < best:
-            if line:
-                line.append(f"{x(i):.1f},{y(best):.1f}")
-            best = s
-        line.append(f"{x(i):.1f},{y(best):.1f}")
-    parts.append(f'<polyline points="{" ".join(line)}" class="best"/>')
     parts.append(_text(left, height - 6, "1"))
     parts.append(
         _text(

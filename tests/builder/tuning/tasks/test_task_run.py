@@ -16,7 +16,8 @@ def run_with(*seconds: float | None, size: int = 10, calls: int = 1) -> TaskRun:
     space = SimpleNamespace(size=size, default=DEFAULT)
     task: Any = SimpleNamespace(key="k", space=space, calls=calls)
     known = {(index,): s for index, s in enumerate(seconds)}
-    records: Any = SimpleNamespace(measured=lambda _key: known)
+    meta = SimpleNamespace(verdicts={})
+    records: Any = SimpleNamespace(measured=lambda _key: known, meta=meta)
     return TaskRun(task, records)
 
 

@@ -11,19 +11,18 @@ def texts(svg: str) -> list[str]:
     return [element.text or "" for element in ElementTree.fromstring(svg).iter("text")]
 
 
-def test_a_curve_marks_failed_points_and_draws_the_best_so_far() -> None:
-    svg = curve([3e-5, None, 1e-5, 2e-5], default_s=3e-5)
+def test_a_curve_marks_failed_points_and_draws_the_compared_times() -> None:
+    svg = curve([3e-5, None, 1e-5, 2e-5], before_s=3e-5, after_s=2.5e-5)
     assert svg.count("<circle") == 3
     assert "×" in texts(svg)
-    line = ElementTree.fromstring(svg).find("polyline")
-    assert line is not None
-    heights = [float(pair.split(",")[1]) for pair in line.attrib["points"].split()]
-    assert heights == sorted(heights)  # down the page: only ever faster
+    lines = {line.attrib["class"]: line.attrib for line in ElementTree.fromstring(svg).iter("line")}
+    dots = [float(dot.attrib["cy"]) for dot in ElementTree.fromstring(svg).iter("circle")]
+    assert float(lines["dash"]["y1"]) < float(lines["best"]["y1"]) < min(dots[1:])  # further down is faster
 
 
 @pytest.mark.parametrize("seconds", [[], [None, None]])
 def test_a_curve_without_results_says_so(seconds: list[float | None]) -> None:
-    assert texts(curve(seconds, None)) == ["nothing ran"]
+    assert texts(curve(seconds, 1e-5, 1e-5)) == ["nothing ran"]
 
 
 def test_labels_are_escaped() -> None:
