@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from builder.boards.measuring_process import BuiltKernel
+from builder.records.meta_json import Ratio
 from builder.tuning.options import TuneOptions
 from builder.tuning.tasks.task_run import TaskRun
 
@@ -66,3 +68,35 @@ def test_the_promise_is_the_time_in_the_model_and_falls_with_each_batch() -> Non
     run.batches = 2
     assert run.promise == 2.0
     assert run_with(calls=3).promise == 3.0  # nothing has run: as if a call took a second
+
+
+def ratio(speedup: float, low: float, pairs: int = 9) -> Ratio:
+    return Ratio(2e6, 2e6 / speedup, speedup, low, 2 * speedup - low, pairs)
+
+
+def test_a_point_that_seems_faster_has_no_gain_until_it_is_confirmed() -> None:
+    run = run_with(2.0, 1.0, 1.5, 1.99)
+    assert run.candidates == [(1,), (2,)]  # the last one is faster by less than 2 %
+    assert (run.confirmed, run.gain) == (None, 1.0)
+    assert not run.judge((1,), ratio(1.3, 0.9)).use
+    assert (run.confirmed, run.gain) == (None, 1.0)
+    assert run.candidates == [(2,)]
+    assert run.judge((2,), ratio(1.2, 1.1)).use
+    assert run.gain == 1.1
+    assert run.candidates == []
+
+
+def test_of_confirmed_points_the_one_with_the_larger_gain_is_kept() -> None:
+    run = run_with(2.0, 1.0, 1.1, 1.2)
+    run.judge((1,), ratio(1.3, 1.2))
+    assert run.judge((2,), ratio(1.2, 1.1)).decisions == (1,)
+    assert run.judge((3,), ratio(1.5, 1.1)).decisions == (3,)
+    assert not run.judge((3,), ratio(1.0, 0.9, pairs=21)).use  # the comparison at the end decides
+    assert run.confirmed is None
+
+
+def test_the_heuristics_kernel_and_the_fastest_are_kept_for_comparisons() -> None:
+    run = run_with(9.0, 8.0, 7.0, 6.0, 5.0, 4.0)
+    for decisions in run.known:
+        run.keep(decisions, BuiltKernel(b"", ()))
+    assert set(run.kernels) == {DEFAULT, (3,), (4,), (5,)}
