@@ -19,7 +19,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from agent.bundle.control_group import ControlGroup
 from agent.bundle.names import COMPATIBLE
+from agent.bundle.processors import Processors, cores_of
 
 # With hundreds of cores, cpuinfo takes some 500 KiB; a property of the device tree takes far less.
 _MAX_FILE_BYTES: Final = 4 << 20
@@ -100,7 +102,9 @@ class Machine:
     board
         The board's name, such as `Raspberry Pi 4 Model B Rev 1.4`; empty if it has none.
     memory_bytes
-        Physical memory, or None if unknown.
+        Memory, or what the control groups of this process allow of it; None if unknown.
+    threads
+        Threads of a kernel that the processors of this process can run at the same time.
     """
 
     arch: str
@@ -111,6 +115,7 @@ class Machine:
     compatible: frozenset[str]
     board: str = ""
     memory_bytes: int | None = None
+    threads: int = 1
 
     @classmethod
     def detect(cls, root: str | os.PathLike[str] = "/", *, configured: Iterable[str] = ()) -> Machine:
@@ -119,7 +124,8 @@ class Machine:
         Parameters
         ----------
         root
-            Folder that contains proc; `/` is this machine. libc and tvm-ffi are always this process's.
+            Folder that contains proc and sys; `/` is this machine. libc, tvm-ffi, and the processors that
+            may be used are always this process's.
         configured
             Further device types.
         """
@@ -127,6 +133,7 @@ class Machine:
         cpus = _cpuinfo(_text(proc / "cpuinfo"))
         arch = _arch(_read(proc / "self/exe", 64))
         board = _strings(_read(proc / "device-tree/model"))
+        group = ControlGroup.detect(root)
         return cls(
             arch=arch,
             cpu_model=_cpu_model(arch, cpus),
@@ -139,7 +146,11 @@ class Machine:
                 if COMPATIBLE.fullmatch(name)
             ),
             board=board[0] if board else "",
-            memory_bytes=_memory(_text(proc / "meminfo")),
+            memory_bytes=min(
+                (each for each in (_memory(_text(proc / "meminfo")), group.memory_bytes) if each is not None),
+                default=None,
+            ),
+            threads=Processors(cores_of(os.sched_getaffinity(0), root), group.processors).threads,
         )
 
 

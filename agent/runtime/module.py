@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import tvm_ffi
 
+from agent.bundle.processors import Processors
 from agent.errors import FormatError, IncompatibleError
 
 # A kernel takes its tensors, inputs before outputs, and returns nothing.
@@ -36,7 +37,7 @@ class KernelModule:
 
     @classmethod
     def load(cls, source: str | os.PathLike[str] | int) -> KernelModule:
-        """Load a library.
+        """Load a library; its kernels use as many threads as `Processors.threads`, or as EDGE_NUM_THREADS says.
 
         Each load maps the library through a new descriptor, and so under a path that no loaded library has:
         given the path of a loaded library, the dynamic linker would return that one, even if the file was
@@ -71,7 +72,11 @@ class KernelModule:
                 f"cannot load the kernel library {name}: {reason}",
                 hint="compile the bundle for this machine's architecture and glibc",
             ) from error
-        return cls(module, descriptor)
+        loaded = cls(module, descriptor)
+        if not os.environ.get("EDGE_NUM_THREADS"):
+            # The library itself knows only the affinity mask, not cores and quotas.
+            loaded.set_threads(Processors.detect().threads)
+        return loaded
 
     def __getitem__(self, name: str) -> Kernel:
         """Return the kernel named `name`.

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from agent.bundle.processors import Processors
 from agent.errors import ExecutionError, FormatError, IncompatibleError
 from agent.runtime import graph_executor
 from agent.runtime.module import KernelModule
@@ -92,9 +93,16 @@ def test_a_library_is_unmapped_with_its_module(tmp_path: Path) -> None:
     assert str(path) not in Path("/proc/self/maps").read_text()
 
 
-def test_threads_are_set_and_read_if_the_library_supports_it(tmp_path: Path) -> None:
-    module = KernelModule.load(compile_library(tmp_path / "mod.so"))
+def test_threads_are_set_and_read_if_the_library_supports_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGE_NUM_THREADS", "4")
+    library = compile_library(tmp_path / "mod.so")
+    module = KernelModule.load(library)
     assert module.threads() == 4
+    monkeypatch.delenv("EDGE_NUM_THREADS")
+    by_default = KernelModule.load(library)
+    assert by_default.threads() == Processors.detect().threads
     assert module.set_threads(2)
     assert module.threads() == 2
     with pytest.raises(ValueError, match="1 thread or more"):

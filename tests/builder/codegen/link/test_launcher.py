@@ -93,9 +93,25 @@ def test_a_nonsensical_number_of_threads_is_ignored(library: Path, nonsense: str
     assert python(library, body, EDGE_NUM_THREADS=nonsense).strip() == "True"
 
 
-def test_by_default_there_is_a_thread_for_each_cpu_of_the_affinity_mask(library: Path) -> None:
-    body = "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); print(right(), module.threads())"
-    assert python(library, body).split() == ["True", "1"]
+def test_by_default_there_is_a_thread_for_each_core_that_the_quota_pays_for(library: Path) -> None:
+    body = """
+    from agent.bundle.processors import Processors
+    print(module.threads() == Processors.detect().threads)
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    print(right(), KernelModule.load(sys.argv[1]).threads())
+    """
+    assert python(library, body, EDGE_NUM_THREADS="").split() == ["True", "True", "1"]
+
+
+def test_without_the_executor_there_is_a_thread_for_each_cpu_of_the_affinity_mask(library: Path) -> None:
+    script = """
+import os, sys, tvm_ffi
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+print(tvm_ffi.load_module(sys.argv[1])["edge_threads"]())
+"""
+    command = [sys.executable, "-c", script, str(library)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "1"
 
 
 def test_the_number_of_threads_can_change_between_runs(library: Path) -> None:
