@@ -84,7 +84,9 @@ def check_machine(manifest: Manifest, machine: Machine) -> None:
             f"the bundle needs glibc {runtime.glibc}, this machine has {machine.glibc or 'another libc'}",
             hint="compile it for an older glibc, or update the machine",
         )
-    needed = manifest.resources.arena_bytes + manifest.resources.params_bytes
+    # The agent keeps the files in memory while the model is active.
+    files = sum(file.size for file in manifest.files.values())
+    needed = manifest.resources.needed_bytes(machine.threads) + files
     if machine.memory_bytes is not None and needed > machine.memory_bytes:
         raise IncompatibleError(
             f"the model needs {needed >> 20} MiB of memory, this machine has {machine.memory_bytes >> 20} MiB"

@@ -201,14 +201,32 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """Memory that the model needs to run, in bytes: activations (the arena) and weights."""
+    """Memory that the model needs to run, besides the bundle's files.
+
+    Attributes
+    ----------
+    arena_bytes
+        Inputs, activations and workspace with one thread; more if loading takes more than that for weights
+        that are still to be transformed.
+    params_bytes
+        Weights as kernels read them, so transformed where that is done at load.
+    thread_bytes
+        Workspace of each further thread. None for a bundle by an early compiler: its `arena_bytes` then
+        counts only activations, and its `params_bytes` the weights before they are transformed.
+    """
 
     arena_bytes: int
     params_bytes: int
+    thread_bytes: int | None = field(default=None, metadata=canonical_json.LATER)
 
     def __post_init__(self) -> None:
         _within("arena_bytes", self.arena_bytes, 0, _MAX_MEMORY_BYTES)
         _within("params_bytes", self.params_bytes, 0, _MAX_MEMORY_BYTES)
+        _within("thread_bytes", self.thread_bytes or 0, 0, _MAX_MEMORY_BYTES)
+
+    def needed_bytes(self, threads: int) -> int:
+        """Return the most memory that the model takes with kernels of `threads` threads."""
+        return self.arena_bytes + self.params_bytes + max(0, threads - 1) * (self.thread_bytes or 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,62 @@ def find(graph: Graph, memory: GraphMemory, params: Iterable[int]) -> LoadTime:
     return LoadTime(tuple(nodes), frozenset(constant), frozenset(consumed))
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One load-time node, with the weights that it needs and what nobody needs after it.
+
+    Attributes
+    ----------
+    node
+        The node's id.
+    loads
+        Roots of the weights that are loaded before it.
+    frees
+        Roots whose memory is freed after it.
+    """
+
+    node: int
+    loads: tuple[int, ...]
+    frees: tuple[int, ...]
+
+
+def steps_of(
+    graph: Graph, memory: GraphMemory, load_time: LoadTime, given: Iterable[int]
+) -> tuple[tuple[Step, ...], tuple[int, ...]]:
+    """Order the loading of weights so that few are in memory at a time.
+
+    Parameters
+    ----------
+    graph, memory
+        The graph, and where its tensors are.
+    load_time
+        The nodes to run.
+    given
+        Entry ids of the weights that are loaded.
+
+    Returns
+    -------
+    steps, rest
+        The nodes in order, and the roots of the weights that are loaded in the end.
+    """
+    nodes = [i for i in load_time.nodes if graph.nodes[i].func_name != NOP]
+    inputs = {i: [memory.root[graph.entry_id(entry)] for entry in graph.nodes[i].inputs] for i in nodes}
+    kept = {memory.root[graph.entry_id(entry)] for entry in graph.heads}
+    skipped = set(load_time.nodes)
+    for i, node in enumerate(graph.nodes):
+        if i not in skipped:
+            kept.update(memory.root[graph.entry_id(entry)] for entry in node.inputs)
+    reads = Counter(root for roots in inputs.values() for root in roots)
+    waiting = set(given)
+    steps = []
+    for i in nodes:
+        reads.subtract(inputs[i])
+        frees = {root for root in inputs[i] if not reads[root] and root not in kept}
+        steps.append(Step(i, tuple(sorted(waiting.intersection(inputs[i]))), tuple(sorted(frees))))
+        waiting.difference_update(inputs[i])
+    return tuple(steps), tuple(sorted(waiting & kept))
+
+
 def fold(
     graph: Graph,
     memory: GraphMemory,
@@ -93,31 +149,19 @@ def fold(
     ExecutionError
         If a kernel fails.
     """
-    steps = [i for i in load_time.nodes if graph.nodes[i].func_name != NOP]
-    inputs = {i: [memory.root[graph.entry_id(entry)] for entry in graph.nodes[i].inputs] for i in steps}
-    kept = {memory.root[graph.entry_id(entry)] for entry in graph.heads}
-    skipped = set(load_time.nodes)
-    for i, node in enumerate(graph.nodes):
-        if i not in skipped:
-            kept.update(memory.root[graph.entry_id(entry)] for entry in node.inputs)
     missing = (load_time.consumed & memory.freed) - given.keys()
     if missing:
         name = graph.nodes[_node_of(graph, min(missing))].name
         raise InputError(f"weight {name!r} was freed before: load all weights at once")
-    reads = Counter(root for roots in inputs.values() for root in roots)
-    waiting = set(given)
-    for i in steps:
-        for root in waiting.intersection(inputs[i]):
+    steps, rest = steps_of(graph, memory, load_time, given)
+    for step in steps:
+        for root in step.loads:
             _load(memory, root, given[root], data)
-        waiting.difference_update(inputs[i])
-        execute(i)
-        for root in inputs[i]:
-            reads[root] -= 1
-            if not reads[root] and root not in kept:
-                memory.free(root)
-    for root in waiting:
-        if root in kept:
-            _load(memory, root, given[root], data)
+        execute(step.node)
+        for root in step.frees:
+            memory.free(root)
+    for root in rest:
+        _load(memory, root, given[root], data)
 
 
 def _load(memory: GraphMemory, root: int, param: ParamEntry, data: memoryview) -> None:

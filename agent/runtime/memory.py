@@ -74,6 +74,14 @@ class GraphMemory:
         for root in self._own.keys() - self._constant - self._arguments:
             del self._own[root]
 
+    def storage_bytes(self) -> dict[int, int]:
+        """Return the size of each storage, without roots that have their own memory."""
+        sizes: dict[int, int] = {}
+        for entry, storage in enumerate(self._graph.storage_id):
+            if not self._is_own(self.root[entry]):
+                sizes[storage] = max(sizes.get(storage, 0), self._graph.spec(entry).nbytes)
+        return sizes
+
     def _block(self, root: int) -> Block:
         adopted = self._adopted.get(root)
         if adopted is not None:
@@ -83,12 +91,7 @@ class GraphMemory:
         storage = self._graph.storage_id[root]
         block = self._pools.get(storage)
         if block is None:
-            sizes = (
-                self._graph.spec(entry).nbytes
-                for entry, each in enumerate(self._graph.storage_id)
-                if each == storage and not self._is_own(self.root[entry])
-            )
-            block = self._pools[storage] = allocate(max(sizes))
+            block = self._pools[storage] = allocate(self.storage_bytes()[storage])
         return block
 
     def _is_own(self, root: int) -> bool:

@@ -37,7 +37,7 @@ class KernelModule:
 
     @classmethod
     def load(cls, source: str | os.PathLike[str] | int) -> KernelModule:
-        """Load a library; its kernels use as many threads as `Processors.threads`, or as EDGE_NUM_THREADS says.
+        """Load a library; its kernels use `Processors.threads` threads, or EDGE_NUM_THREADS.
 
         Each load maps the library through a new descriptor, and so under a path that no loaded library has:
         given the path of a loaded library, the dynamic linker would return that one, even if the file was

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from agent.bundle import archive, canonical_json
 from agent.bundle.keyring import Keyring
-from agent.bundle.manifest import Manifest
+from agent.bundle.manifest import Manifest, Resources
 from agent.bundle.processing import Detect, Postprocess, Preprocess, Softmax, Step, TopK
 from agent.bundle.tensor_spec import TensorSpec
 from agent.bundle.verify import verify
@@ -79,8 +79,7 @@ class BundleReport:
             ("after", "nothing" if manifest.postprocess is None else _postprocess(manifest.postprocess)),
             ("parity", _parity(manifest)),
             ("samples", f"{samples.count}, checked within rtol {samples.rtol:g} and atol {samples.atol:g}"),
-            ("memory", f"{_size(manifest.resources.params_bytes)} of weights, "
-                       f"{_size(manifest.resources.arena_bytes)} of activations"),
+            ("memory", _memory(manifest.resources)),
             ("compiled", f"by {manifest.provenance.builder}, TVM {runtime.tvm}, tvm-ffi {runtime.tvm_ffi}"),
             ("from", f"a model of sha256 {manifest.provenance.source_sha256}"),
         ]  # fmt: skip
@@ -100,6 +99,12 @@ class BundleReport:
         if not self.signed:
             return "none: devices refuse this bundle"
         return "not checked: give --trust KEY.pub"
+
+
+def _memory(resources: Resources) -> str:
+    return f"{_size(resources.params_bytes)} for weights, {_size(resources.arena_bytes)} for the rest" + (
+        f", {_size(resources.thread_bytes)} for each further thread" if resources.thread_bytes else ""
+    )
 
 
 def inspect_bundle(path: str | os.PathLike[str], keyring: Keyring | None = None) -> BundleReport:

@@ -161,6 +161,7 @@ def _report(package: Package, output: str, *, as_json: bool) -> None:
             "parity_error": manifest.provenance.parity_error,
             "arena_bytes": manifest.resources.arena_bytes,
             "params_bytes": manifest.resources.params_bytes,
+            "thread_bytes": manifest.resources.thread_bytes,
             "signed": package.signature is not None,
             "tuning": None if manifest.provenance.tuning is None else asdict(manifest.provenance.tuning),
             "shipped_records": None
@@ -172,8 +173,8 @@ def _report(package: Package, output: str, *, as_json: bool) -> None:
         return
     print(f"{output}: {manifest.name} {manifest.version} for {manifest.target.triple} {manifest.target.cpu}")
     print(
-        f"  {size / 1e6:.1f} MB, including {manifest.resources.params_bytes / 1e6:.1f} MB of weights; "
-        f"needs {manifest.resources.arena_bytes / 1e6:.1f} MB for activations"
+        f"  {size / 1e6:.1f} MB, including {len(package.members['mod.params']) / 1e6:.1f} MB of weights; "
+        f"needs {manifest.resources.needed_bytes(1) / 1e6:.1f} MB of memory to run"
     )
     print(f"  agrees with {manifest.provenance.reference} to {manifest.provenance.parity_error:.1e}")
     if tuning := manifest.provenance.tuning:

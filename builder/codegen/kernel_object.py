@@ -3,18 +3,36 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 
 import tvm
 import tvm_ffi
 from tvm import tirx
 from tvm.s_tir.analysis import estimate_tir_flops
 
-from builder.codegen.lowering import build_kernels
+from builder.codegen.lowering import lower_kernels
+from builder.codegen.workspaces import Workspaces, workspaces_of
 from builder.errors import BuildError
 from builder.target.device_target import DeviceTarget
 
 
-def compile_object(kernels: tvm.IRModule, target: DeviceTarget) -> bytes:
+@dataclass(frozen=True, slots=True)
+class KernelObject:
+    """Compiled kernels.
+
+    Attributes
+    ----------
+    code
+        An ELF relocatable object; each kernel is `__tvm_ffi_<global_symbol>`.
+    workspaces
+        The memory that they take while they run.
+    """
+
+    code: bytes
+    workspaces: Workspaces
+
+
+def compile_kernels(kernels: tvm.IRModule, target: DeviceTarget) -> KernelObject:
     """Compile scheduled kernels.
 
     Parameters
@@ -25,26 +43,27 @@ def compile_object(kernels: tvm.IRModule, target: DeviceTarget) -> bytes:
         The device. It may differ from the one that the kernels were scheduled for, unless a schedule uses
         instructions of that device.
 
-    Returns
-    -------
-    bytes
-        An ELF relocatable object; each kernel is `__tvm_ffi_<global_symbol>`.
-
     Raises
     ------
     BuildError
         If LLVM refused the scheduled kernels: a fault of the builder.
     """
     try:
-        module = build_kernels(kernels, target.tvm_target)
+        functions = lower_kernels(kernels, target.tvm_target)
+        module = tvm.get_global_func("target.build.llvm")(functions, target.tvm_target)
         # LLVM ends the process if the disk is full, so write to memory.
         fd = os.memfd_create("kernels.o", os.MFD_CLOEXEC)
         with os.fdopen(fd, "rb") as file:
             module.write_to_file(f"/proc/self/fd/{fd}", "o")
-            return file.read()
+            return KernelObject(file.read(), workspaces_of(functions.functions.values()))
     except (RuntimeError, ValueError, TypeError, tvm.error.InternalError) as error:
         reason = str(error).strip().splitlines()[-1][:300]
         raise BuildError(f"code generation for {target.cpu} failed: {reason}") from error
+
+
+def compile_object(kernels: tvm.IRModule, target: DeviceTarget) -> bytes:
+    """Return the object of `compile_kernels`; errors are the same."""
+    return compile_kernels(kernels, target).code
 
 
 def count_flops(kernels: tvm.IRModule) -> dict[str, float]:

@@ -58,8 +58,8 @@ def to_loops(kernels: tvm.IRModule) -> tvm.IRModule:
     return simplify_indices(split_loop_tails(loops))
 
 
-def build_kernels(kernels: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.Module:
-    """Compile scheduled kernels to a module of machine code.
+def lower_kernels(kernels: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
+    """Lower scheduled kernels to functions that LLVM can compile.
 
     Parameters
     ----------
@@ -70,5 +70,9 @@ def build_kernels(kernels: tvm.IRModule, target: tvm.target.Target) -> tvm.runti
     """
     bound = t.BindTarget(target.with_host(target))(kernels)
     functions = tvm.transform.Sequential([make() for make in _TO_FUNCTIONS])(to_loops(bound))
-    functions = t.LowerIntrin()(expand_functions(functions))
-    return tvm.get_global_func("target.build.llvm")(functions, target)
+    return t.LowerIntrin()(expand_functions(functions))
+
+
+def build_kernels(kernels: tvm.IRModule, target: tvm.target.Target) -> tvm.runtime.Module:
+    """Compile scheduled kernels to a module of machine code; the parameters are those of `lower_kernels`."""
+    return tvm.get_global_func("target.build.llvm")(lower_kernels(kernels, target), target)

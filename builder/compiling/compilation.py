@@ -41,9 +41,10 @@ from agent.bundle.processing import Postprocess, Preprocess
 from agent.bundle.tensor_spec import TensorSpec
 from builder.bundles.package import Package, digests
 from builder.codegen.graph_codegen import generate
-from builder.codegen.kernel_object import compile_object, count_flops
+from builder.codegen.kernel_object import compile_kernels, compile_object, count_flops
 from builder.codegen.link.linker import describe, link
 from builder.compiling import declarations, parity, tolerances
+from builder.compiling.footprint import resources_of
 from builder.compiling.lower import lower
 from builder.compiling.sample_inputs import make_inputs
 from builder.compiling.truth import exact_outputs
@@ -198,7 +199,8 @@ def compile(
     names = [s.name for s in model.inputs], [s.name for s in model.outputs]
     graph = generate(lowered.main, *names, count_flops(lowered.kernels))
     progress(f"generating code for {len(lowered.kernels.functions)} kernels")
-    code = link(compile_object(lowered.kernels, device), device)
+    kernels = compile_kernels(lowered.kernels, device)
+    code = link(kernels.code, device)
     params = dump_params((spec, data.data) for spec, data in graph.params)
 
     progress("comparing with the reference")
@@ -236,7 +238,7 @@ def compile(
         members,
         preprocess=before,
         postprocess=after,
-        arena_bytes=graph.arena_bytes,
+        resources=resources_of(graph.graph, (spec.name for spec, _ in graph.params), kernels.workspaces),
         agreement=agreement,
         tuned=tuned,
         shipped=shipped,
@@ -299,7 +301,7 @@ def _manifest(
     *,
     preprocess: Preprocess | None,
     postprocess: Postprocess | None,
-    arena_bytes: int,
+    resources: Resources,
     agreement: parity.Parity,
     tuned: _Tuned,
     shipped: ShippedChoices | None,
@@ -325,7 +327,7 @@ def _manifest(
             preprocess=preprocess,
             postprocess=postprocess,
             samples=Samples(1, _self_test_rtol(model, agreement), tolerances.SELF_TEST_ATOL),
-            resources=Resources(arena_bytes, len(members["mod.params"])),
+            resources=resources,
             files=digests(members),
             provenance=Provenance(
                 source_sha256=model.source_sha256,

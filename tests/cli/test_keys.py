@@ -301,7 +301,7 @@ def test_inspect_shows_manifest_members_sizes_parity_and_target(
         "x FP32 [1, 4]",
         "y FP32 [1, 2]",
         "relative error 2.5e-07 against onnxruntime 1.31",
-        "2.0 KiB of weights, 4.0 KiB of activations",
+        "2.0 KiB for weights, 4.0 KiB for the rest",
         "4 (security_counter)",
         "model.sig",
     ):

@@ -91,8 +91,7 @@ def _check_model(
             f"{subject} serves, because {back.version} was rolled back: {back.reason}",
             "deploy a version that works, or the same one again",
         )
-    needs = manifest.resources
-    memory = (needs.arena_bytes + needs.params_bytes) / 1e6
+    memory = manifest.resources.needed_bytes(machine.threads) / 1e6
     return ok("models", f"{subject} is intact, signed, and made for this machine; it needs {memory:.0f} MB")
 
 

@@ -66,9 +66,11 @@ _log = logging.getLogger(__name__)
 
 # One request is computed while the next waits in the socket: the worker need not wait for our event loop.
 _SENT_AHEAD: Final = 2
-# Copies of a bundle's weights in a worker: the mapped file, the executor's memory, and what kernels pack;
-# Winograd's transform makes four of one.
-_WEIGHT_COPIES: Final = 6
+# Copies of a bundle's weights in a worker, if the bundle does not say what they become: in the executor's
+# memory, and what kernels pack; Winograd's transform makes four of one.
+_EARLY_WEIGHT_COPIES: Final = 5
+# Of a thread of a kernel: RLIMIT_STACK of the sandbox, and its guard.
+_STACK_BYTES: Final = (8 << 20) + (64 << 10)
 # Import, load and self-test; a large model on a slow SD card takes its time.
 START_LIMIT_S: Final = 120.0
 # What a worker says about itself is shortened in the log.
@@ -261,7 +263,7 @@ class Supervisor:
             files=names,
             threads=share.threads,
             cpus=share.cpus,
-            memory_bytes=_memory_bytes(self._settings, manifest),
+            memory_bytes=_memory_bytes(self._settings, manifest, self._share),
             cpu_s=_cpu_s(self._settings, share),
             require_sandbox=self._settings.require_sandbox,
         )
@@ -497,12 +499,20 @@ def _now_s() -> float:
     return asyncio.get_running_loop().time()
 
 
-def _memory_bytes(settings: WorkerSettings, manifest: Manifest) -> int:
-    """Return the address space that a worker may take, for weights, tensors and the rest; 0 for no limit."""
+def _memory_bytes(settings: WorkerSettings, manifest: Manifest, share: Share) -> int:
+    """Return the address space that a worker may take on top of what it has then; 0 for no limit.
+
+    It cannot be raised later, so it suffices for as many threads as another share may have.
+    """
     if not settings.memory_bytes:
         return 0
     resources = manifest.resources
-    return settings.memory_bytes + _WEIGHT_COPIES * resources.params_bytes + resources.arena_bytes
+    threads = max(share.threads, os.cpu_count() or 1)
+    model = resources.needed_bytes(threads)
+    if resources.thread_bytes is None:
+        model += (_EARLY_WEIGHT_COPIES - 1) * resources.params_bytes
+    files = sum(file.size for file in manifest.files.values())
+    return settings.memory_bytes + files + model + threads * _STACK_BYTES
 
 
 def _cpu_s(settings: WorkerSettings, share: Share) -> int:

@@ -1,4 +1,4 @@
-/* The part of every mod.so that is not a kernel: parallel launch and workspace.
+/* The part of every mod.so that is not a kernel: parallel launch, here, and workspace, in workspace.c.
  *
  * TVM's code calls four functions through weak pointers that a loader should fill. This file fills them when the
  * library is loaded, so a device needs tvm-ffi but not TVM. A version script keeps the pointers local, so no other
@@ -6,8 +6,8 @@
  *
  * Promises
  * - The number of threads of a launch, including the calling thread, is the one that __tvm_ffi_edge_set_threads set,
- *   else EDGE_NUM_THREADS, else the number of CPUs in the affinity mask at the first launch. New threads inherit their
- *   creator's affinity.
+ *   else EDGE_NUM_THREADS, else the number of CPUs in the affinity mask at the first launch. It reads no files, so it
+ *   knows neither cores nor quotas: the executor does, and sets the number. New threads inherit their creator's affinity.
  * - After a launch, workers spin for SPIN_US, so that the next kernel finds them awake; then they sleep.
  * - Of two threads of the pool on one processor, one moves to a free one, if there is one, or at least does not spin.
  *   Moving narrows its affinity to the processors that no other thread of the pool is on.
@@ -18,7 +18,8 @@
  * The signatures are those of TVM's c_backend_api.h.
  */
 #define _GNU_SOURCE
-#include <errno.h>
+#include "launcher.h"
+
 #include <limits.h>
 #include <linux/futex.h>
 #include <pthread.h>
@@ -32,7 +33,7 @@
 #include <tvm/ffi/c_api.h>
 #include <unistd.h>
 
-enum { MAX_THREADS = 256, CACHE_LINE = 64, ALIGNMENT = 64, KEPT_BLOCKS = 8, PAUSES = 32 };
+enum { PAUSES = 32 };
 /* Longer than most kernels that run on one thread: to wake a sleeping thread takes 50 us on some virtual machines. */
 static const int64_t SPIN_US = 500;
 
@@ -68,7 +69,7 @@ typedef struct {
 
 static Pool pool = {.launching = PTHREAD_MUTEX_INITIALIZER};
 
-static void raise_error(const char *kind, const char *message) {
+void edge_raise(const char *kind, const char *message) {
   const char *parts[] = {message};
   TVMFFIErrorSetRaisedFromCStrParts(kind, parts, 1);
 }
@@ -308,7 +309,7 @@ static int parallel_launch(ParallelLambda lambda, void *cdata, int num_task) {
   }
   if (status == 0 && atomic_load(&pool.failed_tasks) != 0) {
     /* The worker's error is in its own thread-local storage, which the caller cannot read. */
-    raise_error("RuntimeError", "a kernel failed on a worker thread");
+    edge_raise("RuntimeError", "a kernel failed on a worker thread");
     status = -1;
   }
   pthread_mutex_unlock(&pool.launching);
@@ -320,103 +321,8 @@ static int parallel_launch(ParallelLambda lambda, void *cdata, int num_task) {
 static int parallel_barrier(int task_id, ParallelGroupEnv *env) {
   (void)task_id;
   if (env->num_task == 1) return 0;
-  raise_error("RuntimeError", "a kernel asks for a barrier, which this launcher does not have");
+  edge_raise("RuntimeError", "a kernel asks for a barrier, which this launcher does not have");
   return -1;
-}
-
-/* ---- workspace: blocks that a thread frees are kept for its next kernel ---- */
-
-typedef struct Block {
-  struct Block *next;
-  size_t bytes;
-} Block;
-
-typedef struct Cache {
-  struct Cache *next, *previous;
-  Block *blocks;
-  int count;
-} Cache;
-
-static pthread_mutex_t caches_lock = PTHREAD_MUTEX_INITIALIZER;
-static Cache *caches;
-static pthread_key_t cache_key;
-static int cache_key_made;
-
-static void free_cache(void *argument) {
-  Cache *cache = argument;
-  pthread_mutex_lock(&caches_lock);
-  if (cache->previous) cache->previous->next = cache->next;
-  else caches = cache->next;
-  if (cache->next) cache->next->previous = cache->previous;
-  pthread_mutex_unlock(&caches_lock);
-  for (Block *block = cache->blocks; block != NULL;) {
-    Block *next = block->next;
-    free(block);
-    block = next;
-  }
-  free(cache);
-}
-
-static Cache *my_cache(void) {
-  Cache *cache = pthread_getspecific(cache_key);
-  if (cache != NULL || !cache_key_made) return cache;
-  cache = calloc(1, sizeof *cache);
-  if (cache == NULL || pthread_setspecific(cache_key, cache) != 0) {
-    free(cache);
-    return NULL;
-  }
-  pthread_mutex_lock(&caches_lock);
-  cache->next = caches;
-  if (caches) caches->previous = cache;
-  caches = cache;
-  pthread_mutex_unlock(&caches_lock);
-  return cache;
-}
-
-static void *alloc_workspace(int device_type, int device_id, uint64_t nbytes, int code, int bits) {
-  (void)device_type, (void)device_id, (void)code, (void)bits;
-  if (nbytes > SIZE_MAX - 2 * ALIGNMENT) return NULL;
-  size_t bytes = ((size_t)nbytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-  Cache *cache = my_cache();
-  Block **best = NULL;
-  if (cache != NULL)
-    for (Block **link = &cache->blocks; *link != NULL; link = &(*link)->next)
-      if ((*link)->bytes >= bytes && (best == NULL || (*link)->bytes < (*best)->bytes)) best = link;
-  Block *block;
-  if (best != NULL) {
-    block = *best;
-    *best = block->next;
-    --cache->count;
-  } else {
-    void *memory = NULL;
-    if (posix_memalign(&memory, ALIGNMENT, bytes + ALIGNMENT) != 0) return NULL;
-    block = memory;
-    block->bytes = bytes;
-  }
-  return (char *)block + ALIGNMENT;
-}
-
-static int free_workspace(int device_type, int device_id, void *ptr) {
-  (void)device_type, (void)device_id;
-  if (ptr == NULL) return 0;
-  Block *block = (Block *)((char *)ptr - ALIGNMENT);
-  Cache *cache = my_cache();
-  if (cache == NULL) {
-    free(block);
-    return 0;
-  }
-  block->next = cache->blocks;
-  cache->blocks = block;
-  if (++cache->count > KEPT_BLOCKS) { /* free the smallest block: it is the cheapest to allocate again */
-    Block **smallest = &cache->blocks;
-    for (Block **link = &cache->blocks; *link != NULL; link = &(*link)->next)
-      if ((*link)->bytes < (*smallest)->bytes) smallest = link;
-    Block *gone = *smallest;
-    *smallest = gone->next;
-    --cache->count;
-    free(gone);
-  }
-  return 0;
 }
 
 /* ---- control, as packed functions (tvm/ffi/c_api.h, TVMFFISafeCallType) ---- */
@@ -425,7 +331,7 @@ int __tvm_ffi_edge_set_threads(void *self, const TVMFFIAny *args, int32_t num_ar
   (void)self;
   if (num_args != 1 || args[0].type_index != kTVMFFIInt || args[0].v_int64 < 1 ||
       args[0].v_int64 > MAX_THREADS) {
-    raise_error("ValueError", "edge_set_threads: expected one integer, 1 to 256");
+    edge_raise("ValueError", "edge_set_threads: expected one integer, 1 to 256");
     return -1;
   }
   pthread_mutex_lock(&pool.launching);
@@ -450,7 +356,7 @@ int __tvm_ffi_edge_threads(void *self, const TVMFFIAny *args, int32_t num_args, 
 int __tvm_ffi_edge_flush_denormals(void *self, const TVMFFIAny *args, int32_t num_args, TVMFFIAny *result) {
   (void)self;
   if (num_args != 1 || args[0].type_index != kTVMFFIInt || (args[0].v_int64 != 0 && args[0].v_int64 != 1)) {
-    raise_error("ValueError", "edge_flush_denormals: expected one integer, 0 or 1");
+    edge_raise("ValueError", "edge_flush_denormals: expected one integer, 0 or 1");
     return -1;
   }
   result->type_index = kTVMFFIInt;
@@ -476,19 +382,19 @@ static void forget_workers(void) { /* a forked child has only the calling thread
   pool.workers = 0;
   if (id_key_made) pthread_setspecific(id_key, NULL);
   pthread_mutex_init(&pool.launching, NULL);
-  pthread_mutex_init(&caches_lock, NULL);
+  edge_forked_workspaces();
   atomic_store(&pool.launches, 0);
   atomic_store(&pool.sleepers, 0);
 }
 
 __attribute__((constructor)) static void on_load(void) {
-  cache_key_made = pthread_key_create(&cache_key, free_cache) == 0;
+  edge_open_workspaces();
   id_key_made = pthread_key_create(&id_key, NULL) == 0;
   __register_atfork(NULL, NULL, forget_workers, &__dso_handle);
   if (&__TVMBackendParallelLaunch) __TVMBackendParallelLaunch = (void *)parallel_launch;
   if (&__TVMBackendParallelBarrier) __TVMBackendParallelBarrier = (void *)parallel_barrier;
-  if (&__TVMBackendAllocWorkspace) __TVMBackendAllocWorkspace = (void *)alloc_workspace;
-  if (&__TVMBackendFreeWorkspace) __TVMBackendFreeWorkspace = (void *)free_workspace;
+  if (&__TVMBackendAllocWorkspace) __TVMBackendAllocWorkspace = (void *)edge_alloc_workspace;
+  if (&__TVMBackendFreeWorkspace) __TVMBackendFreeWorkspace = (void *)edge_free_workspace;
 }
 
 __attribute__((destructor)) static void on_unload(void) {
@@ -497,10 +403,8 @@ __attribute__((destructor)) static void on_unload(void) {
     stop_workers();
     pthread_mutex_unlock(&pool.launching);
   }
-  if (cache_key_made) pthread_key_delete(cache_key);
-  cache_key_made = 0;
   if (id_key_made) pthread_key_delete(id_key);
   id_key_made = 0;
-  while (caches != NULL) free_cache(caches);
+  edge_close_workspaces();
   __cxa_finalize(&__dso_handle);
 }

