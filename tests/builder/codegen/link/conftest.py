@@ -1,8 +1,12 @@
-"""A small kernel that uses everything that the launcher offers."""
+"""A small kernel that uses everything that the launcher offers, and a control group to throttle threads."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import tvm
@@ -26,3 +30,21 @@ def doubling() -> Callable[[], tvm.IRModule]:
         return schedule.mod
 
     return make
+
+
+@pytest.fixture
+def cpu_group() -> Iterator[Path]:
+    """A control group of version 1 for processor time, in which a single thread of a process may be."""
+    mounts = (line.split() for line in Path("/proc/mounts").read_text().splitlines())
+    tops = [Path(mount[1]) for mount in mounts if mount[2] == "cgroup" and "cpu" in mount[3].split(",")]
+    group = (tops[0] if tops else Path("/nowhere")) / f"edgebundle-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"needs a writable control group of version 1: {error.strerror}")
+    yield group
+    end_s = time.monotonic() + 10
+    while group.exists() and time.monotonic() < end_s:
+        with suppress(OSError):  # until the last thread has ended
+            group.rmdir()
+        time.sleep(0.01)

@@ -327,3 +327,39 @@ def test_threads_that_share_the_only_processor_compute_and_sleep(library: Path) 
     print(all([right() for _ in range(100)]), helpers(3))
     """
     assert python(library, body, EDGE_NUM_THREADS="4") == "True 3\n"
+
+
+def test_a_quota_bounds_the_default_number_of_threads(library: Path, cpu_group: Path) -> None:
+    (cpu_group / "cpu.cfs_quota_us").write_text("50000")
+    (cpu_group / "cpu.cfs_period_us").write_text("100000")
+    before = f"open('{cpu_group}/cgroup.procs', 'w').write('0')\n"
+    body = "print(right(), module.threads(), helpers(0))"
+    assert python(library, body, before=before, EDGE_NUM_THREADS="").split() == ["True", "1", "0"]
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors")
+def test_a_launch_does_not_wait_for_a_throttled_thread(library: Path, cpu_group: Path) -> None:
+    # The worker may compute for 1 ms in each 50 ms, so most launches find it standing still. They do not wait
+    # for it, unless it stands still in the middle of a task.
+    (cpu_group / "cpu.cfs_period_us").write_text("50000")
+    (cpu_group / "cpu.cfs_quota_us").write_text("1000")
+    body = f"""
+    def launches(seconds):
+        count, end = 0, time.monotonic() + seconds
+        while time.monotonic() < end:
+            assert right()
+            count += 1
+        return count / seconds
+    module.set_threads(1)
+    alone = launches(0.5)
+    module.set_threads(2)
+    right()
+    worker = max(int(thread) for thread in os.listdir("/proc/self/task"))
+    open("{cpu_group}/tasks", "w").write(str(worker))
+    rate = launches(2)
+    throttled = int(open("{cpu_group}/cpu.stat").read().split("nr_throttled ")[1].split()[0])
+    print(rate / alone, throttled)
+    """
+    rate, throttled = map(float, python(library, body, EDGE_NUM_THREADS="2").split())
+    assert throttled > 10
+    assert rate > 0.25
