@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 import agent
+from agent.bundle.processors import cores_of
 from agent.errors import ChannelError
 from agent.service.models.processor_meter import ProcessorMeter
 from agent.service.models.thread_gate import ThreadGate, thread_limit
@@ -46,6 +47,10 @@ CHECK_INTERVAL_S: Final = 10.0
 _UNEXPLAINED_LIMIT_S: Final = 30.0
 # How soon the end of a process is seen without a descriptor for it.
 _POLL_INTERVAL_S: Final = 0.1
+# What the launcher (builder/codegen/link/launcher.c) calls the threads that help with kernels.
+_KERNEL_THREAD: Final = "edge-kernel"
+# Answers after a change of threads until the new ones exist: to requests that were sent before, and one more.
+_ANSWERS_TO_PLACE: Final = 3
 # Threads that start while others are moved inherit the old processors, so the list is read again.
 _MOVE_ROUNDS: Final = 4
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
@@ -87,6 +92,8 @@ class WorkerProcess:
         self._transport: asyncio.Transport | None = None
         self._ended = asyncio.Event()
         self._reaping: asyncio.Task[None] | None = None
+        self._cores: tuple[tuple[int, ...], ...] = ()
+        self._to_place = 0
         self._allowance_s = 0
         self._processors = 0
         self._meter: ProcessorMeter | None = None
@@ -120,6 +127,8 @@ class WorkerProcess:
         """
         self._allowance_s = load.cpu_s
         self._processors = len(load.cpus) or os.cpu_count() or 1
+        self._cores = cores_of(load.cpus)
+        self._to_place = 1
         undo = contextlib.ExitStack()
         try:
             self._gate = gate = ThreadGate(self.name, thread_limit(load.threads))
@@ -208,9 +217,11 @@ class WorkerProcess:
             self._unanswered = max(0, self._unanswered - 1)
             if not self._unanswered:
                 self._busy_s += _now_s() - self._busy_since_s
+            self._place()
         elif isinstance(frame.header, Ready):
             self._meter = ProcessorMeter(_now_s(), self._processor_s())
             self._busy_s = 0.0
+            self._place()
             if self._gate is not None:
                 frame = Frame(self._gate.confirm(frame.header), frame.payload)
         self._on_frame(frame)
@@ -234,6 +245,29 @@ class WorkerProcess:
         except OSError as error:
             # A processor can be switched off at any time; the model must run all the same.
             _log.warning("%s: processors %s: %s", self.name, list(cpus), error.strerror)
+        self._cores, self._to_place = cores_of(cpus), _ANSWERS_TO_PLACE + 1
+        self._place()
+
+    def _place(self) -> None:
+        """Give each thread that helps with kernels a core of its own, if there may be new ones.
+
+        Linux wakes a thread beside the one that wakes it, and leaves both there for a while although another
+        core idles. The launcher would part them, but the sandbox keeps it from that.
+        """
+        if not self._to_place or len(self._cores) < 2:
+            return
+        self._to_place -= 1
+        threads = Path(f"/proc/{self.pid}/task")
+        # The thread that calls kernels may run anywhere. One that ends meanwhile, or a processor that is
+        # switched off, costs only time.
+        with contextlib.suppress(OSError):
+            named = [
+                int(thread)
+                for thread in os.listdir(threads)  # noqa: PTH208 - names, not paths
+                if (threads / thread / "comm").read_text().strip() == _KERNEL_THREAD
+            ]
+            for index, thread in enumerate(sorted(named), start=1):
+                os.sched_setaffinity(thread, self._cores[index % len(self._cores)])
 
     def _check_later(self) -> None:
         self._check = asyncio.get_running_loop().call_later(CHECK_INTERVAL_S, self._check_processor)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.bundle.processors import cores_of
 from agent.bundle.tensor_spec import TensorSpec
 from agent.service.models import thread_gate, worker_log, worker_process
 from agent.service.models.confinement import sandbox_of
@@ -295,6 +296,43 @@ while True:
         threads = entries(f"/proc/{worker.process.pid}/task")
         assert len(threads) == 4
         assert {frozenset(os.sched_getaffinity(int(each))) for each in threads} == {frozenset(cpus[:1])}
+
+
+@pytest.mark.skipif(len(cores_of(os.sched_getaffinity(0))) < 2, reason="there is one core")
+async def test_threads_that_help_with_kernels_have_a_core_each() -> None:
+    cores = cores_of(os.sched_getaffinity(0))[:2]
+    cpus = tuple(sorted(cores[0] + cores[1]))
+    script = """
+def kernel_thread():
+    ctypes.CDLL(None).prctl(15, b"edge-kernel")
+    time.sleep(100)
+def add():
+    threading.Thread(target=kernel_thread, daemon=True).start()
+    time.sleep(0.2)
+add()
+ready()
+while (frame := channel.receive()) is not None:
+    if hasattr(frame.header, "seq"):
+        add()
+        channel.send(Answer(frame.header.seq, 200))
+"""
+
+    def placed() -> list[frozenset[int]]:
+        threads = sorted(int(each) for each in entries(f"/proc/{worker.process.pid}/task"))
+        return [frozenset(os.sched_getaffinity(thread)) for thread in threads]
+
+    async with started(script, Load(("mod.so",), cpus=cpus)) as worker:
+        await until(lambda: bool(worker.frames))
+        whole, first, second = frozenset(cpus), frozenset(cores[0]), frozenset(cores[1])
+        assert placed()[1:] == [second]
+        assert whole <= placed()[0]
+        # A change of threads replaces them at the next request.
+        worker.process.send(Share(cpus, 2))
+        worker.process.send(Request(1))
+        await until(lambda: len(worker.frames) > 1)
+        assert placed() == [whole, second, first]
+        worker.process.send(Share(cores[0], 1))
+        assert placed() == [first] * 3
 
 
 async def test_a_processor_that_is_switched_off_costs_a_line_in_the_log(
