@@ -109,16 +109,16 @@ class Signer:
         self.trust.mkdir(exist_ok=True)
         (self.trust / "test.pub").write_bytes(public_pem(self.key))
 
-    def packed(self, name: str = "echo", version: str = "1.0.0") -> bytes:
-        """Return a bundle, whose code differs with its version."""
+    def packed(self, name: str = "echo", version: str = "1.0.0", **changes: Any) -> bytes:
+        """Return a bundle, whose code differs with its version; `changes` replaces fields of its manifest."""
         files = {**FILES, "mod.so": b"\x7fELF " + version.encode()}
-        return build(files, key=self.key, name=name, version=version)
+        return build(files, key=self.key, name=name, version=version, **changes)
 
-    def bundle(self, name: str = "echo", version: str = "1.0.0") -> VerifiedBundle:
+    def bundle(self, name: str = "echo", version: str = "1.0.0", **changes: Any) -> VerifiedBundle:
         """Return that bundle as an agent holds it after verifying it."""
         descriptor = os.memfd_create("bundle")
         try:
-            os.write(descriptor, self.packed(name, version))
+            os.write(descriptor, self.packed(name, version, **changes))
             return verify(descriptor, Keyring.from_dir(self.trust))
         finally:
             os.close(descriptor)

@@ -9,6 +9,7 @@ import pytest
 
 from agent.bundle.manifest import (
     Manifest,
+    Resources,
     ShippedRecords,
     Tuning,
     check_compatible,
@@ -64,6 +65,10 @@ def test_later_field_is_left_out_if_unset_so_that_older_bundles_can_be_read(kit:
     assert b"shipped_records" not in manifest.to_bytes()
     shipped = ShippedRecords("cortex-a72", "0" * 64, 3, False)
     later = replace(manifest, provenance=replace(manifest.provenance, shipped_records=shipped))
+    assert Manifest.from_bytes(later.to_bytes()) == later
+    assert b"thread_bytes" not in manifest.to_bytes()
+    later = replace(manifest, resources=Resources(64, 3, 0))
+    assert b'"thread_bytes":0' in later.to_bytes()
     assert Manifest.from_bytes(later.to_bytes()) == later
 
 

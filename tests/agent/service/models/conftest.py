@@ -10,6 +10,7 @@ from typing import cast
 
 import pytest
 
+from agent.bundle.manifest import Resources
 from agent.config.settings import WorkerSettings
 from agent.errors import RequestError
 from agent.service.models.supervisor import Supervisor
@@ -165,7 +166,7 @@ def supervised(tmp_path: Path, workers: Workers) -> Callable[..., Supervised]:
     """Return a function that makes a supervisor of a bundle, with fake processes."""
     signer = Signer(tmp_path / "trust")
 
-    def make(**limits: float) -> Supervised:
+    def make(*, resources: Resources | None = None, **limits: float) -> Supervised:
         made: Supervised
 
         def on_state() -> None:
@@ -175,10 +176,9 @@ def supervised(tmp_path: Path, workers: Workers) -> Callable[..., Supervised]:
             made.rooms += 1
 
         settings = WorkerSettings(**limits)  # type: ignore[arg-type]
+        bundle = signer.bundle() if resources is None else signer.bundle(resources=resources)
         made = Supervised(
-            Supervisor(
-                signer.bundle(), settings, Share((), 1), spawn=workers, on_room=on_room, on_state=on_state
-            )
+            Supervisor(bundle, settings, Share((), 1), spawn=workers, on_room=on_room, on_state=on_state)
         )
         return made
 

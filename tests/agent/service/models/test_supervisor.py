@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from agent.bundle.manifest import Resources
 from agent.errors import DeadlineError, ExecutionError, IncompatibleError, SelfTestError
 from agent.service.models.life_cycle import State
 from agent.service.models.supervisor import START_LIMIT_S
@@ -32,6 +34,25 @@ async def test_worker_is_ready_after_its_samples(supervised: MakeSupervised, wor
     assert await made.supervisor.stop(1.0) == []
     assert made.states == ["READY", "STOPPING", "STOPPED"]
     assert made.supervisor.pid is None
+
+
+@in_virtual_time
+async def test_address_space_is_what_the_manifest_declares_for_all_processors(
+    supervised: MakeSupervised, workers: Workers
+) -> None:
+    async def limit(resources: Resources, **limits: int) -> int:
+        await supervised(resources=resources, **limits).supervisor.start()
+        assert workers.latest.load is not None
+        return workers.latest.load.memory_bytes
+
+    threads = os.cpu_count() or 1
+    base = await limit(Resources(0, 0, 0), memory_bytes=1 << 20)
+    assert base > (1 << 20) + threads * (8 << 20)
+    assert await limit(Resources(10, 1000, 0), memory_bytes=1 << 20) == base + 1010
+    assert await limit(Resources(10, 1000, 7), memory_bytes=1 << 20) == base + 1010 + (threads - 1) * 7
+    # An early bundle does not say what its weights become.
+    assert await limit(Resources(10, 1000), memory_bytes=1 << 20) == base + 5010
+    assert await limit(Resources(10, 1000, 7), memory_bytes=0) == 0
 
 
 @in_virtual_time
