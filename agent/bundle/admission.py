@@ -91,6 +91,12 @@ def check_machine(manifest: Manifest, machine: Machine) -> None:
         raise IncompatibleError(
             f"the model needs {needed >> 20} MiB of memory, this machine has {machine.memory_bytes >> 20} MiB"
         )
+    if machine.memory_limit_bytes is not None and needed > machine.memory_limit_bytes:
+        raise IncompatibleError(
+            f"the model needs {needed >> 20} MiB of memory, the agent's control group allows "
+            f"{machine.memory_limit_bytes >> 20} MiB",
+            hint="raise MemoryMax= of the unit, or --memory of the container",
+        )
 
 
 def _version(text: str) -> tuple[int, ...]:

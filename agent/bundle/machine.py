@@ -102,9 +102,11 @@ class Machine:
     board
         The board's name, such as `Raspberry Pi 4 Model B Rev 1.4`; empty if it has none.
     memory_bytes
-        Memory, or what the control groups of this process allow of it; None if unknown.
+        Physical memory, or None if unknown.
     threads
         Threads of a kernel that the processors of this process can run at the same time.
+    memory_limit_bytes
+        Memory that the control groups of this process allow; None for no limit.
     """
 
     arch: str
@@ -116,6 +118,7 @@ class Machine:
     board: str = ""
     memory_bytes: int | None = None
     threads: int = 1
+    memory_limit_bytes: int | None = None
 
     @classmethod
     def detect(cls, root: str | os.PathLike[str] = "/", *, configured: Iterable[str] = ()) -> Machine:
@@ -146,11 +149,9 @@ class Machine:
                 if COMPATIBLE.fullmatch(name)
             ),
             board=board[0] if board else "",
-            memory_bytes=min(
-                (each for each in (_memory(_text(proc / "meminfo")), group.memory_bytes) if each is not None),
-                default=None,
-            ),
+            memory_bytes=_memory(_text(proc / "meminfo")),
             threads=Processors(cores_of(os.sched_getaffinity(0), root), group.processors).threads,
+            memory_limit_bytes=group.memory_bytes,
         )
 
 

@@ -80,6 +80,11 @@ def test_lower_security_counter_is_refused(kit: Any) -> None:
             {},
             "needs 1025 MiB of memory, this machine has 1024 MiB",
         ),
+        (
+            {"resources": Resources(1 << 29, 1 << 20)},
+            {"memory_limit_bytes": 300 << 20},
+            "needs 513 MiB of memory, the agent's control group allows 300 MiB",
+        ),
         # With the workspaces of three further threads.
         (
             {"resources": Resources(1 << 29, 1 << 20, 200 << 20)},

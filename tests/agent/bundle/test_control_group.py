@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from agent.bundle.control_group import ControlGroup
 from agent.bundle.machine import Machine
+from agent.bundle.processors import Processors
 
 V2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate"
 V1_CPU = "33 32 0:29 / /sys/fs/cgroup/cpu,cpuacct rw shared:10 - cgroup cgroup rw,cpu,cpuacct"
@@ -76,8 +76,9 @@ def test_a_machine_has_the_memory_and_threads_that_its_groups_allow(tmp_path: Pa
     limits(tmp_path, "0::/\n", V2, {"cpu.max": "50000 100000", "memory.max": "1000000"})
     (tmp_path / "proc/meminfo").write_text("MemTotal: 2000 kB\n")
     machine = Machine.detect(tmp_path)
-    assert (machine.memory_bytes, machine.threads) == (1000000, 1)
-    (tmp_path / "sys/fs/cgroup/memory.max").write_text("9223372036854771712")
+    assert (machine.memory_bytes, machine.memory_limit_bytes, machine.threads) == (2048000, 1000000, 1)
+    (tmp_path / "sys/fs/cgroup/memory.max").write_text("max")
     (tmp_path / "sys/fs/cgroup/cpu.max").write_text("max 100000")
     machine = Machine.detect(tmp_path)
-    assert (machine.memory_bytes, machine.threads) == (2048000, len(os.sched_getaffinity(0)))
+    assert (machine.memory_bytes, machine.memory_limit_bytes) == (2048000, None)
+    assert machine.threads == Processors.detect().threads
