@@ -363,3 +363,26 @@ def test_a_launch_does_not_wait_for_a_throttled_thread(library: Path, cpu_group:
     rate, throttled = map(float, python(library, body, EDGE_NUM_THREADS="2").split())
     assert throttled > 10
     assert rate > 0.25
+
+
+def test_signals_interrupt_launches_and_never_reach_the_workers(library: Path) -> None:
+    body = """
+    import signal
+    count = 0
+    def note(*_):
+        global count
+        count += 1
+    signal.signal(signal.SIGALRM, note)
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+    good, end = True, time.monotonic() + 0.5
+    while time.monotonic() < end:
+        good = right() and good
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    blocked = []
+    for thread in sorted(map(int, os.listdir("/proc/self/task")))[1:]:
+        status = open(f"/proc/self/task/{thread}/status").read()
+        mask = int(status.split("SigBlk:")[1].split()[0], 16)
+        blocked.append(all(mask >> number - 1 & 1 for number in (2, 10, 14, 15)))
+    print(good, count > 20, blocked)
+    """
+    assert python(library, body, EDGE_NUM_THREADS="3").strip() == "True True [True, True]"
