@@ -17,6 +17,7 @@ SPACE_VERSIONS: Final[Mapping[str, int]] = {
     "conv2d": 10,
     "depthwise": 10,
     "matmul": 10,
+    "planes": 1,
     "pool": 10,
     "rows": 10,
     "strassen_weights": 10,

@@ -2,8 +2,8 @@
 
 One linker serves every target on every host: zig's clang with lld, which includes each target's C library and
 links against a given glibc version. The launcher (`launcher.c`, `workspace.c`) is compiled in, so a device
-needs tvm-ffi but not TVM; `exports.map` keeps everything but the kernels local. The output depends only on the
-inputs: it contains no paths, times or build identifiers.
+needs tvm-ffi but not TVM; `exports.map` keeps everything but the kernels local. The output depends only on
+the inputs: it contains no paths, times or build identifiers.
 """
 
 from __future__ import annotations
