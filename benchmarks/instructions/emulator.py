@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -105,13 +105,16 @@ class Emulator:
 
     def marks(self, program: str, engine: str, places: Sequence[Path], cpu: str) -> list[int]:
         """Run a program of this folder; return the instructions executed up to each of its marks."""
+        return counted(*self.command(program, [engine, *map(str, places)], cpu))
+
+    def command(self, program: str, words: Sequence[str], cpu: str) -> tuple[list[str], list[str], str]:
+        """Return the emulator's command line, that of a program of this folder, and its `PYTHONPATH`."""
         # An empty /sys in a separate mount namespace: some engines crash on the host's CPU description.
         shell = 'mount -t tmpfs none /sys && exec "$@"'
         command = ["unshare", "-m", "bash", "-c", shell, "bash"]
         command += ["qemu-aarch64", "-cpu", cpu, "-L", str(self.root)]
         python = self.root / "usr" / "bin" / "python3.11"
-        arguments = [str(python), str(HERE / program), engine, *map(str, places)]
-        return counted(command, arguments, f"{self.packages}:{PROJECT}")
+        return command, [str(python), str(HERE / program), *words], f"{self.packages}:{PROJECT}"
 
 
 def marks_on_this_machine(program: str, engine: str, places: Sequence[Path]) -> list[int]:
@@ -126,8 +129,12 @@ def marks_on_this_machine(program: str, engine: str, places: Sequence[Path]) -> 
         If a program is missing.
     """
     require_programs(X86_PROGRAMS)
-    arguments = [sys.executable, str(HERE / program), engine, *map(str, places)]
-    return counted(["qemu-x86_64", "-cpu", "max"], arguments, str(PROJECT), accesses=True)
+    return counted(*plain_command(program, [engine, *map(str, places)]), accesses=True)
+
+
+def plain_command(program: str, words: Sequence[str]) -> tuple[list[str], list[str], str]:
+    """Return the command line of qemu for x86-64, that of a program of this folder, and its `PYTHONPATH`."""
+    return ["qemu-x86_64", "-cpu", "max"], [sys.executable, str(HERE / program), *words], str(PROJECT)
 
 
 def counted(
@@ -151,27 +158,58 @@ def counted(
     RuntimeError
         If the program fails.
     """
+    variables = {"ICOUNT_ACCESSES": "1"} if accesses else {}
+    text = plugged("counter.c", "ICOUNT_OUT", emulator, arguments, python_path, variables)
+    lines = [line.split() for line in text.splitlines() if " " in line]
+    return [int(count) for _, count in sorted((int(mark), count) for mark, count in lines)]
+
+
+def plugged(
+    plugin: str,
+    out_variable: str,
+    emulator: Sequence[str],
+    arguments: Sequence[str],
+    python_path: str,
+    variables: Mapping[str, str],
+) -> str:
+    """Run a program on one thread under an emulator with a plugin; return what the plugin wrote.
+
+    Parameters
+    ----------
+    plugin
+        The plugin's source, a file of this folder.
+    out_variable
+        The environment variable from which the plugin takes the name of its output file.
+    emulator, arguments, python_path
+        As for `counted`.
+    variables
+        Other environment variables that the plugin reads.
+
+    Raises
+    ------
+    RuntimeError
+        If the program fails.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        plugin, out = Path(folder, "counter.so"), Path(folder, "marks")
+        library, out = Path(folder, "plugin.so"), Path(folder, "out")
         subprocess.run(
-            ["gcc", "-O2", "-fPIC", "-shared", str(HERE / "counter.c"), "-o", str(plugin),
+            ["gcc", "-O2", "-fPIC", "-shared", str(HERE / plugin), "-o", str(library),
              "-Wl,--unresolved-symbols=ignore-all"], check=True,
         )  # fmt: skip
         environment = {
             **os.environ,
-            "ICOUNT_OUT": str(out),
             "EDGE_NUM_THREADS": "1",
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
             "ORT_DISABLE_TELEMETRY": "1",
             "PYTHONPATH": python_path,
             "PYTHONHASHSEED": "0",
+            out_variable: str(out),
+            **variables,
         }
-        if accesses:
-            environment["ICOUNT_ACCESSES"] = "1"
         try:
             subprocess.run(
-                [*emulator, "-plugin", str(plugin), *arguments],
+                [*emulator, "-plugin", str(library), *arguments],
                 env=environment,
                 check=True,
                 timeout=TIMEOUT_S,
@@ -180,10 +218,9 @@ def counted(
             )
         except subprocess.CalledProcessError as error:
             raise RuntimeError(
-                f"{arguments[2]} under qemu ended with {error.returncode}: {_last_line(error.stderr)}"
+                f"{arguments[1]} under qemu ended with {error.returncode}: {_last_line(error.stderr)}"
             ) from error
-        lines = [line.split() for line in out.read_text().splitlines() if " " in line]
-    return [int(count) for _, count in sorted((int(mark), count) for mark, count in lines)]
+        return out.read_text()
 
 
 def _last_line(text: str) -> str:
