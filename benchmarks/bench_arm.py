@@ -2,10 +2,11 @@
 
 Time under an emulator means nothing; the number of executed instructions is exact and the same every
 time. But it is not a time either: cores take different numbers of cycles for the same instructions.
-llvm-mca estimates how fast a core could run our hot loops; no board is timed. Counts of the other engines
-are kept between runs.
+llvm-mca estimates how fast a core could run our hot loops, and `--times` estimates an inference with a model
+of the board's caches and memory (`benchmarks/estimates`); no board is timed. Counts and times of the other
+engines are kept between runs.
 
-    python -m benchmarks.bench_arm --models mobilenetv2
+    python -m benchmarks.bench_arm --models mobilenetv2 --times
     python -m benchmarks.bench_arm --markdown      # the tables of the last run, for the README
 """
 
@@ -29,6 +30,9 @@ from rich.console import Console
 
 from benchmarks import hot_loops, pictures, tables
 from benchmarks.engines import OURS, TITLES, UNTUNED, UnavailableError, convert_for_ncnn
+from benchmarks.estimates.board import boards
+from benchmarks.estimates.estimate import Estimate
+from benchmarks.estimates.inference import of_engine
 from benchmarks.instructions.emulator import Emulator
 from benchmarks.prepare import HEADLINE, MODELS, NO_RECORDS, fixed_shapes, source
 from benchmarks.requirements import RequirementError
@@ -153,6 +157,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     counts: dict[str, dict[str, float]] = {}
     loops: dict[str, dict[str, list[hot_loops.Loop]]] = {}
+    times: dict[str, dict[str, Mapping[int, Estimate]]] = {}
+    board = boards()[TARGETS[args.cpu]]
     for name in args.models:
         target = TARGETS[args.cpu]
         model = prepare(name, args.output.resolve() / "models", target, args.tuning_records)
@@ -163,6 +169,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         summary = ", ".join(f"{engine} {value:.1f}" for engine, value in counts[name].items())
         shipped = f"shipped records schedule {model.shipped_kernels} kernels"
         console.print(f"{name}: {summary} million instructions; {shipped}", highlight=False)
+        if args.times:
+            times[name] = {
+                engine: of_engine(emulator, engine, model.place, board, keep=engine not in (OURS, UNTUNED))
+                for engine in counts[name]
+            }
         try:
             code = hot_loops.kernels_object(model.place / "model.onnx", fixed_shapes(name), target)
             loops[name] = hot_loops.of_model(code, model.flops)
@@ -176,13 +187,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
             name: {core: [asdict(loop) for loop in each] for core, each in by_core.items()}
             for name, by_core in loops.items()
         },
+        "board": board.name,
+        "times": {
+            name: {
+                engine: {n: asdict(each) for n, each in threads.items()}
+                for engine, threads in by_engine.items()
+            }
+            for name, by_engine in times.items()
+        },
         "seconds": time.perf_counter() - began,
     }
-    parts = [rows(counts)]
+    parts = [(f"Millions of instructions, {args.cpu}", *rows(counts))]
+    if times:
+        parts.append((f"Estimated milliseconds, {board.name}, no board timed", *time_rows(times)))
     if loops:
-        parts.append(loop_rows(loops))
-    titles = (f"Millions of instructions, {args.cpu}", "Hot loops by llvm-mca, share of the core's peak")
-    for title, (heads, body) in zip(titles, parts, strict=False):
+        parts.append(("Hot loops by llvm-mca, share of the core's peak", *loop_rows(loops)))
+    for title, heads, body in parts:
         tables.show(console, title, heads, body)
     means = [
         f"geometric mean over the best{', untuned' if ours == UNTUNED else ''}: "
@@ -195,7 +215,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args.output.mkdir(parents=True, exist_ok=True)
     (args.output / "bench-arm.json").write_text(json.dumps(document, indent=1) + "\n")
     lines = [f"Millions of instructions per inference, one thread, float32, {args.cpu} emulated.", ""]
-    for heads, body in parts:
+    for title, heads, body in parts:
+        lines += [] if heads is parts[0][1] else [f"{title}:", ""]
         lines += [tables.markdown(heads, body), ""]
     (args.output / MARKDOWN).write_text("\n".join([*lines, *(f"- {line}" for line in means)]) + "\n")
     title = f"Millions of instructions per inference: {args.cpu} emulated, float32, one thread"
@@ -217,6 +238,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(HEADLINE))
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
     parser.add_argument("--cpu", choices=list(TARGETS), default="cortex-a72")
+    parser.add_argument(
+        "--times", action="store_true", help="also estimate times with one thread and with four"
+    )
     parser.add_argument(
         "--tuning-records", metavar="DIR", help="compile with these records instead of the shipped ones"
     )
@@ -252,6 +276,25 @@ def rows(counts: Mapping[str, Mapping[str, float]]) -> tuple[list[str], list[lis
             + [tables.MISSING if ratio is None else f"{ratio:.2f}" for ratio in over]
         )
     return heads, body
+
+
+def time_rows(
+    times: Mapping[str, Mapping[str, Mapping[int, Estimate]]],
+) -> tuple[list[str], list[list[str]]]:
+    """Return headings and cells: one row for each model and number of threads."""
+    engines = [UNTUNED, *(name for name in ENGINES if name != UNTUNED)]
+    body = []
+    for model, by_engine in times.items():
+        for threads in next(iter(by_engine.values())):
+            ms = {engine: each[threads].ns / 1e6 for engine, each in by_engine.items()}
+            cells = [ms.get(engine, ms.get(OURS) if engine == UNTUNED else None) for engine in engines]
+            over = ratios({model: ms}, OURS).get(model)
+            body.append(
+                [model, str(threads)]
+                + [tables.MISSING if cell is None else f"{cell:.1f}" for cell in cells]
+                + [tables.MISSING if over is None else f"{over:.2f}"]
+            )
+    return ["model", "threads", *(TITLES[engine] for engine in engines), "over the best"], body
 
 
 def loop_rows(
