@@ -63,16 +63,17 @@ def way_to_wait(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(
-    ("script", "how"),
+    ("script", "how", "grace_s"),
     [
-        ("sys.exit(3)", "ended with status 3"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL"),
-        ("channel.sendall(b'GET / HTTP/1.1' + bytes(100)); time.sleep(60)", "sent an invalid frame"),
+        ("sys.exit(3)", "ended with status 3", 20),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL", 20),
+        ("channel.sendall(b'GET / HTTP/1.1' + bytes(100)); time.sleep(60)", "sent an invalid frame", 0.05),
     ],
 )
 async def test_end_is_reported_once_and_the_process_is_reaped(
-    way_to_wait: str, member: int, script: str, how: str
+    way_to_wait: str, member: int, script: str, how: str, grace_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(worker_process, "_END_GRACE_S", grace_s)
     process, recorder = await start(script, member)
     pid = process.pid
     await asyncio.wait_for(recorder.ended.wait(), 20)
