@@ -48,7 +48,7 @@ _UNEXPLAINED_LIMIT_S: Final = 30.0
 # How soon the end of a process is seen without a descriptor for it.
 _POLL_INTERVAL_S: Final = 0.1
 # What the launcher (builder/codegen/link/launcher.c) calls the threads that help with kernels.
-_KERNEL_THREAD: Final = "edge-kernel"
+_KERNEL_THREAD: Final = b"edge-kernel"
 # Answers after a change of threads until the new ones exist: to requests that were sent before, and one more.
 _ANSWERS_TO_PLACE: Final = 3
 # Threads that start while others are moved inherit the old processors, so the list is read again.
@@ -264,7 +264,8 @@ class WorkerProcess:
             named = [
                 int(thread)
                 for thread in os.listdir(threads)  # noqa: PTH208 - names, not paths
-                if (threads / thread / "comm").read_text().strip() == _KERNEL_THREAD
+                # Bytes: a model may give its threads any name.
+                if (threads / thread / "comm").read_bytes().strip() == _KERNEL_THREAD
             ]
             for index, thread in enumerate(sorted(named), start=1):
                 os.sched_setaffinity(thread, self._cores[index % len(self._cores)])
@@ -306,7 +307,7 @@ class WorkerProcess:
     def _processor_s(self) -> float:
         """Return its processor time (proc_pid_stat(5), utime and stime); 0 when it is gone."""
         try:
-            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+            fields = Path(f"/proc/{self.pid}/stat").read_bytes().rpartition(b")")[2].split()
         except OSError:
             return 0.0
         return (int(fields[11]) + int(fields[12])) / _TICKS

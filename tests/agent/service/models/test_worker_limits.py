@@ -449,3 +449,17 @@ def test_unexplained_time_is_forgiven_slowly() -> None:
     assert meter.feed(10.0, 10.0, busy_s=0.0, requests=0, processors=1) == pytest.approx(9.5)
     assert meter.feed(110.0, 10.0, busy_s=0.0, requests=0, processors=1) == pytest.approx(4.5)
     assert meter.feed(1010.0, 10.0, busy_s=0.0, requests=0, processors=1) == 0.0
+
+
+@pytest.mark.skipif(len(cores_of(os.sched_getaffinity(0))) < 2, reason="there is one core")
+async def test_a_thread_may_have_any_name() -> None:
+    cpus = tuple(sorted(os.sched_getaffinity(0)))
+    script = """
+ctypes.CDLL(None).prctl(15, b"\\xff\\xfe")
+ready()
+time.sleep(60)
+"""
+    async with started(script, Load(("mod.so",), cpus=cpus)) as worker:
+        await until(lambda: bool(worker.frames))
+        assert Path(f"/proc/{worker.process.pid}/comm").read_bytes() == b"\xff\xfe\n"
+        assert not worker.ends
