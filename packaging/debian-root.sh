@@ -81,6 +81,10 @@ if ! debootstrap "${options[@]}" --arch="$arch" --variant=minbase --include="$in
     "$suite" "$build" "${EDGEBUNDLE_MIRROR:-$(mirror)}" >"$cache/$arch-$suite.log" 2>&1 </dev/null; then
   tail -n 25 "$cache/$arch-$suite.log" "$build/debootstrap/debootstrap.log" >&2 || true
   echo "$0: debootstrap failed; the full log is $cache/$arch-$suite.log" >&2
+  if grep -q corrupt "$cache/$arch-$suite.log"; then
+    echo "$0: a mirror that is being updated has files that do not match its signature: wait, or set" \
+      "EDGEBUNDLE_MIRROR to another one" >&2
+  fi
   exit 1
 fi
 rm -rf "$build"/var/cache/apt/archives/*.deb "$build"/var/lib/apt/lists/*
