@@ -17,8 +17,6 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import math
-import os
 import random
 import time
 from collections import deque
@@ -26,7 +24,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final, cast
 
-from agent.bundle.manifest import Manifest
 from agent.bundle.verify import VerifiedBundle
 from agent.config.settings import WorkerSettings
 from agent.errors import (
@@ -41,6 +38,7 @@ from agent.errors import (
     RequestError,
     SelfTestError,
 )
+from agent.service.models import worker_limits
 from agent.service.models.answer_check import fault_of
 from agent.service.models.confinement import sandbox_of
 from agent.service.models.life_cycle import (
@@ -55,7 +53,7 @@ from agent.service.models.life_cycle import (
     retry_delay_s,
 )
 from agent.service.models.track_record import TrackRecord
-from agent.service.models.worker_process import CHECK_INTERVAL_S, Spawn, WorkerProcess
+from agent.service.models.worker_process import Spawn, WorkerProcess
 from agent.service.requests.pending import Pending
 from agent.service.requests.quarantine import Quarantine, Verdict
 from agent.wire.answer_head import one_line
@@ -66,11 +64,6 @@ _log = logging.getLogger(__name__)
 
 # One request is computed while the next waits in the socket: the worker need not wait for our event loop.
 _SENT_AHEAD: Final = 2
-# Copies of a bundle's weights in a worker, if the bundle does not say what they become: in the executor's
-# memory, and what kernels pack; Winograd's transform makes four of one.
-_EARLY_WEIGHT_COPIES: Final = 5
-# Of a thread of a kernel: RLIMIT_STACK of the sandbox, and its guard.
-_STACK_BYTES: Final = (8 << 20) + (64 << 10)
 # Import, load and self-test; a large model on a slow SD card takes its time.
 START_LIMIT_S: Final = 120.0
 # What a worker says about itself is shortened in the log.
@@ -263,8 +256,8 @@ class Supervisor:
             files=names,
             threads=share.threads,
             cpus=share.cpus,
-            memory_bytes=_memory_bytes(self._settings, manifest, self._share),
-            cpu_s=_cpu_s(self._settings, share),
+            memory_bytes=worker_limits.memory_bytes(self._settings, manifest, self._share),
+            cpu_s=worker_limits.cpu_s(self._settings, share),
             require_sandbox=self._settings.require_sandbox,
         )
         loading: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
@@ -497,32 +490,6 @@ class Supervisor:
 
 def _now_s() -> float:
     return asyncio.get_running_loop().time()
-
-
-def _memory_bytes(settings: WorkerSettings, manifest: Manifest, share: Share) -> int:
-    """Return the address space that a worker may take on top of what it has then; 0 for no limit.
-
-    It cannot be raised later, so it suffices for as many threads as another share may have.
-    """
-    if not settings.memory_bytes:
-        return 0
-    resources = manifest.resources
-    threads = max(share.threads, os.cpu_count() or 1)
-    model = resources.needed_bytes(threads)
-    if resources.thread_bytes is None:
-        model += (_EARLY_WEIGHT_COPIES - 1) * resources.params_bytes
-    files = sum(file.size for file in manifest.files.values())
-    return settings.memory_bytes + files + model + threads * _STACK_BYTES
-
-
-def _cpu_s(settings: WorkerSettings, share: Share) -> int:
-    """Return the processor seconds over all threads until the agent must allow more.
-
-    The operating system enforces this limit, even if the agent cannot. It suffices for one request, and for
-    what the worker computes until the agent looks again, even if the agent is late once.
-    """
-    seconds = settings.compute_limit_s + 2 * CHECK_INTERVAL_S
-    return math.ceil(seconds * max(share.threads, len(share.cpus), os.cpu_count() or 1))
 
 
 def _error_of(failed: Failed) -> EdgeError:

@@ -18,13 +18,11 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as ir
 
 from builder.kernels.rewriter import shape_of
+from builder.kernels.spaces.concatenation import JOBS, WORTH_A_LAUNCH
 from builder.kernels.spaces.epilogue import NEVER_FUSED
 
 # The kernel is written out, not scheduled: this names where its loops come from.
 KIND: Final = "channels"
-# Enough for the cores of a small board, and so few that a job copies more than it costs to hand it out.
-_JOBS: Final = 8
-_WORTH_A_LAUNCH: Final = 1 << 15  # elements
 # More vectors than the largest shuffle of a network has; a kernel of so many is 50 KB of code.
 MOST_VECTORS: Final = 4096
 
@@ -136,7 +134,7 @@ def _loops(
     batch, blocks, *_, block = shape
     rows = shapes[0][2]
     target, tensors = ir.buffer_proxy(out), [ir.buffer_proxy(buffer) for buffer in ins]
-    jobs = min(_JOBS, rows) if math.prod(shape) >= _WORTH_A_LAUNCH else 1
+    jobs = min(JOBS, rows) if math.prod(shape) >= WORTH_A_LAUNCH else 1
     share = -(-rows // jobs)
     one = tirx.const(1, "int32")
 

@@ -25,8 +25,8 @@ KIND: Final = "concatenate"
 # TVM's expression is as fast for fewer.
 _FEWEST_INPUTS: Final = 4
 # Enough for the cores of a small board, and so few that a job copies more than it costs to hand it out.
-_JOBS: Final = 8
-_WORTH_A_LAUNCH: Final = 1 << 15  # elements
+JOBS: Final = 8
+WORTH_A_LAUNCH: Final = 1 << 15  # elements
 
 
 def legalise(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
@@ -61,7 +61,7 @@ def _copies(rows: int, widths: Sequence[int], ins: Sequence[tirx.Buffer], out: t
     target = ir.buffer_proxy(out)
     sources = [ir.buffer_proxy(buffer) for buffer in ins]
     begins = list(itertools.accumulate(widths, initial=0))
-    jobs = 1 if rows * width < _WORTH_A_LAUNCH else rows if rows >= _JOBS else _JOBS
+    jobs = 1 if rows * width < WORTH_A_LAUNCH else rows if rows >= JOBS else JOBS
 
     def copy(row: tirx.Expr | int, index: int, begin: tirx.Expr | int, count: tirx.Expr | int) -> None:
         with ir.serial(0, count) as i:
