@@ -207,7 +207,8 @@ class _FoldScale:
         """Fold `call` into the convolution that it reads, if it is such a multiplication or addition."""
         name = op_name(call)
         if name == "relax.nn.conv2d":
-            if call.attrs.kernel_layout == "OIHW" and call.attrs.data_layout == "NCHW":
+            layouts = (call.attrs.data_layout, call.attrs.kernel_layout)
+            if layouts == ("NCHW", "OIHW") and str(call.args[1].ty.dtype) == "float32":
                 self._convs[var] = (call, None)
             return False
         if name not in ("relax.multiply", "relax.add"):
