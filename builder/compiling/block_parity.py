@@ -1,0 +1,353 @@
+"""Parity of quantised models: block by block, because rounding differs and grows.
+
+A value halfway between two steps may be rounded to either by two correct implementations. The layers after it
+amplify that, so a deep quantised model differs from its reference by percents: ONNX Runtime's integer kernels
+differ from its own float ones as much. Comparing outputs would accept a wrong zero point, or refuse what is
+right.
+
+So the reference computes each tensor of bytes from the tensors that *we* computed before it. If ours is
+right, it differs by one step in a few elements at most; a scale that is wrong by two percent, a wrong zero
+point, padding with 0, a missing limit or truncation differ in many, or by more. Which of our tensors is which
+of the model's is found by their numbers: fusion, layouts and byte types leave no names. If none is close, the
+reference's own tensor goes on, and the next block is larger. A fault that leaves none close is thus seen at
+the outputs, which are always compared.
+
+The reference is ONNX Runtime without its optimiser, which computes as the standard defines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import helper, numpy_helper
+
+from builder.compiling.parity import REFERENCE, Parity, compare, mismatch, run_as_defined
+from builder.errors import ParityError
+
+Array = npt.NDArray[np.generic]
+Floats = npt.NDArray[np.float64]
+
+_BYTES: Final = ("uint8", "int8")
+# The largest share of elements that may be rounded to the other step, and how many may in a small tensor.
+LARGEST_SHARE: Final = 1e-3
+FEWEST: Final = 2
+# The mean difference, in steps: truncation gives 0.5, a wrong zero point 1.
+LARGEST_MEAN: Final = 0.02
+# One tensor is taken for another if it is this close on average, in steps.
+_CLOSE: Final = 4.0
+# Differences of more steps than one: where a tensor that was rounded before is not visible by itself.
+_MOST_STEPS: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A tensor of bytes and how it agrees with the reference, which computed it from our tensors.
+
+    Attributes
+    ----------
+    name
+        The tensor in the model.
+    largest
+        The largest difference in steps of its scale.
+    share
+        The share of elements that differ.
+    mean
+        The mean difference in steps.
+    elements
+        How many elements it has.
+    """
+
+    name: str
+    largest: float
+    share: float
+    mean: float
+    elements: int
+
+    @property
+    def is_rounding(self) -> bool:
+        """Whether the difference is explained by rounding."""
+        allowed = max(LARGEST_SHARE, FEWEST / self.elements)
+        far = self.largest > 1.5 and (self.largest > _MOST_STEPS or self.share > LARGEST_SHARE / 10)
+        return (
+            self.share <= allowed and not far and abs(self.mean) <= max(LARGEST_MEAN, FEWEST / self.elements)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """The comparison of a model.
+
+    Attributes
+    ----------
+    found
+        The tensors of bytes that were found among ours, in the model's order, and the quantised outputs.
+    hidden
+        Names of those that are not visible between our kernels.
+    expected
+        The outputs that the reference computed from our tensors, in the model's order.
+    """
+
+    found: tuple[Block, ...]
+    hidden: tuple[str, ...]
+    expected: tuple[Array, ...]
+
+    @property
+    def worst(self) -> Block | None:
+        """The block with the largest share of differences."""
+        return max(self.found, key=lambda block: (block.largest > 1.5, block.share), default=None)
+
+    def summary(self) -> str:
+        """Return the comparison as one line."""
+        worst = self.worst
+        share = 0.0 if worst is None else worst.share
+        return f"{len(self.found)} quantised tensors agree: at most {share:.3%} of the elements of one differ, by a step"
+
+    def agreement(self, names: Sequence[str], outputs: Sequence[Array]) -> Parity:
+        """Return how far the outputs are from `expected`, without those that were compared by steps."""
+        by_steps = {block.name for block in self.found}
+        rest = [at for at, name in enumerate(names) if name not in by_steps]
+        if not rest:
+            return Parity(0.0, names[0], REFERENCE)
+        ours, theirs = [outputs[at] for at in rest], [self.expected[at] for at in rest]
+        return compare([names[at] for at in rest], ours, theirs)
+
+    def check(self) -> None:
+        """Refuse a model with a block that differs by more than rounding.
+
+        Raises
+        ------
+        ParityError
+            If there is one.
+        """
+        for block in self.found:
+            if not block.is_rounding:
+                raise ParityError(
+                    f"quantised tensor {block.name[:80]}: expected at most {LARGEST_SHARE:.1%} of its elements "
+                    f"to differ, by one step, got {block.share:.2%}, by up to {block.largest:.3g} steps "
+                    f"(on average {block.mean:+.3f})",
+                    hint="this is a fault of the compiler, not of the model: please report it with the model",
+                )
+
+
+def is_quantised(model: onnx.ModelProto) -> bool:
+    """Whether a model rounds tensors to bytes while it runs."""
+    return any(node.op_type == "QuantizeLinear" for node in model.graph.node)
+
+
+def compare_blocks(
+    model: onnx.ModelProto, inputs: Mapping[str, Array], ours: Iterable[Array], outputs: Sequence[Array]
+) -> Blocks:
+    """Compare a compiled model with the reference, block by block.
+
+    Parameters
+    ----------
+    model
+        The normalised model.
+    inputs
+        Input name -> array.
+    ours
+        The tensors that our kernels computed, in order, in whichever layout they are.
+    outputs
+        Our outputs, in the model's order.
+
+    Raises
+    ------
+    ModelError
+        If ONNX Runtime refuses a part of the model.
+    """
+    graph = _Cuts(model)
+    pool = [np.asarray(array) for array in ours]
+    known: dict[str, Array] = dict(inputs)
+    found: list[Block] = []
+    hidden: list[str] = []
+    for node in model.graph.node:
+        if node.op_type != "QuantizeLinear":
+            continue
+        name = node.output[0]
+        (expected,) = graph.compute([name], known)
+        known[name] = expected
+        if str(expected.dtype) not in _BYTES or name in graph.outputs:
+            continue
+        match = _closest(expected, pool, *graph.parameters(node))
+        if match is None:
+            hidden.append(name)
+            continue
+        at, own, steps = match
+        del pool[at]
+        known[name] = own
+        found.append(_block(name, steps))
+    expected_outputs = graph.compute(graph.outputs, known)
+    found += _quantised_outputs(graph, model, outputs, expected_outputs)
+    return Blocks(tuple(found), tuple(hidden), tuple(expected_outputs))
+
+
+def _quantised_outputs(
+    graph: _Cuts, model: onnx.ModelProto, outputs: Sequence[Array], expected: Sequence[Array]
+) -> Iterator[Block]:
+    """Yield the outputs that are bytes, or were dequantised from bytes."""
+    producers = {node.output[0]: node for node in model.graph.node}
+    for name, own, theirs in zip(graph.outputs, outputs, expected, strict=True):
+        if own.shape != theirs.shape or own.dtype != theirs.dtype:
+            raise mismatch(name, own, theirs)
+        step = 1.0
+        node = producers.get(name)
+        if str(theirs.dtype) not in _BYTES:
+            if node is None or node.op_type != "DequantizeLinear":
+                continue
+            scale, _ = graph.parameters(node)
+            source = producers.get(node.input[0])
+            if scale.size != 1 or source is None or not graph.makes_bytes(source):
+                continue
+            step = float(scale.item())
+        yield _block(name, (own.astype(np.float64) - theirs.astype(np.float64)) / step)
+
+
+def _block(name: str, steps: Floats) -> Block:
+    if not steps.size:
+        return Block(name, 0.0, 0.0, 0.0, 1)
+    distance = np.abs(steps)
+    return Block(
+        name, float(distance.max()), float((distance > 0.5).mean()), float(steps.mean()), int(steps.size)
+    )
+
+
+class _Cuts:
+    """Parts of a model that begin at known tensors."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self._model = model
+        self._producers = {output: node for node in model.graph.node for output in node.output}
+        self._constants = {tensor.name: tensor for tensor in model.graph.initializer}
+        self.outputs = [value.name for value in model.graph.output]
+
+    def parameters(self, node: onnx.NodeProto) -> tuple[Floats, Floats]:
+        """Return the scale and zero point of QuantizeLinear or DequantizeLinear; empty if not constant."""
+        values: list[Floats] = []
+        for name in (*node.input[1:3], *[""] * (3 - len(node.input))):
+            tensor = self._constants.get(name)
+            absent = np.zeros(1) if not name else np.zeros(0)
+            values.append(absent if tensor is None else numpy_helper.to_array(tensor).astype(np.float64))
+        return values[0], values[1]
+
+    def makes_bytes(self, node: onnx.NodeProto) -> bool:
+        """Whether a node is a QuantizeLinear to one byte."""
+        if node.op_type != "QuantizeLinear":
+            return False
+        tensor = self._constants.get(node.input[2]) if len(node.input) > 2 else None
+        kind = next((a.i for a in node.attribute if a.name == "output_dtype"), 0)
+        kind = kind or (onnx.TensorProto.UINT8 if tensor is None else tensor.data_type)
+        return kind in (onnx.TensorProto.UINT8, onnx.TensorProto.INT8)
+
+    def compute(self, names: Sequence[str], known: Mapping[str, Array]) -> list[Array]:
+        """Compute tensors from known ones, by the reference."""
+        wanted = [name for name in names if name not in known]
+        nodes, used, constants = self._needed(wanted, known)
+        results = {name: known[name] for name in names if name in known}
+        if wanted:
+            part = helper.make_graph(
+                nodes,
+                "block",
+                [_value(name, known[name]) for name in used],
+                [onnx.ValueInfoProto(name=name) for name in wanted],
+                [self._constants[name] for name in constants],
+            )
+            model = helper.make_model(part, opset_imports=self._model.opset_import)
+            model.ir_version = self._model.ir_version
+            values = run_as_defined(model, {name: known[name] for name in used})
+            results |= dict(zip(wanted, values, strict=True))
+        return [results[name] for name in names]
+
+    def _needed(
+        self, names: Sequence[str], known: Mapping[str, Array]
+    ) -> tuple[list[onnx.NodeProto], list[str], list[str]]:
+        """Return the nodes between known tensors and `names`, those tensors, and the constants."""
+        used: dict[str, None] = {}
+        constants: dict[str, None] = {}
+        wanted: set[int] = set()
+        stack = list(names)
+        seen: set[str] = set()
+        while stack:
+            name = stack.pop()
+            if not name or name in seen:
+                continue
+            seen.add(name)
+            if name in known:
+                used[name] = None
+            elif name in self._constants:
+                constants[name] = None
+            elif (node := self._producers.get(name)) is not None:
+                wanted.add(id(node))
+                stack.extend(node.input)
+                stack.extend(_captured(node))
+        return [node for node in self._model.graph.node if id(node) in wanted], list(used), list(constants)
+
+
+def _captured(node: onnx.NodeProto) -> Iterator[str]:
+    """Yield the names that a node's subgraphs may read from around them."""
+    for attribute in node.attribute:
+        for graph in [*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])]:
+            for inner in graph.node:
+                yield from inner.input
+                yield from _captured(inner)
+
+
+def _value(name: str, array: Array) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+
+
+def _closest(
+    expected: Array, pool: Sequence[Array], scale: Floats, zero: Floats
+) -> tuple[int, Array, Floats] | None:
+    """Return the place in `pool` of the tensor that is closest to `expected`, its bytes, and the difference.
+
+    The difference is in steps. None if no tensor is close.
+    """
+    best: tuple[float, int, Array, Floats] | None = None
+    wide = expected.astype(np.float64)
+    info = np.iinfo(str(expected.dtype))
+    one_scale = scale.size == 1 and zero.size == 1
+    for at, array in enumerate(pool):
+        for form in _forms(array, expected, scale, zero) if one_scale else _forms(array, expected):
+            plain = _unpacked(form, expected.shape)
+            if plain is None:
+                continue
+            steps = plain - wide
+            mean = float(np.abs(steps).mean()) if steps.size else 0.0
+            if mean <= _CLOSE and (best is None or mean < best[0]):
+                own = np.clip(np.rint(plain), info.min, info.max).astype(expected.dtype)
+                best = (mean, at, own, steps)
+    return None if best is None else best[1:]
+
+
+def _forms(
+    array: Array, expected: Array, scale: Floats | None = None, zero: Floats | None = None
+) -> Iterator[Floats]:
+    """Yield what one of our tensors may say about bytes: in steps, with the model's zero point."""
+    dtype = str(array.dtype)
+    if dtype in _BYTES:
+        shift = 0 if dtype == str(expected.dtype) else (128 if dtype == "int8" else -128)
+        yield array.astype(np.float64) + shift
+    elif dtype == "float32" and scale is not None and zero is not None:
+        numbers = array.astype(np.float64)
+        yield numbers / scale.item() + zero.item()
+        yield numbers + zero.item()
+
+
+def _unpacked(array: Floats, shape: tuple[int, ...]) -> Floats | None:
+    """Return a tensor that is plain, reshaped or packed in the model's layout; None if it is another one."""
+    if array.size == np.prod(shape) and (array.ndim != 5 or array.shape[1] == 1 or array.shape[4] == 1):
+        return array.reshape(shape)
+    if array.ndim != 5 or len(shape) < 2:
+        return None
+    n, blocks, height, width, block = array.shape
+    channels = shape[1]
+    extents = (n, height * width)
+    if (shape[0], int(np.prod(shape[2:]))) != extents or -(-channels // block) != blocks:
+        return None
+    plain = array.transpose(0, 1, 4, 2, 3).reshape(n, blocks * block, height, width)[:, :channels]
+    return plain.reshape(shape)
