@@ -222,7 +222,12 @@ def use_integers(mod: tvm.IRModule, target: DeviceTarget) -> tvm.IRModule:
 def _has_quantised(mod: tvm.IRModule) -> bool:
     bindings = (binding for block in mod["main"].body.blocks for binding in block.bindings)
     calls = (binding.value for binding in bindings if isinstance(binding.value, Call))
-    return any(op_name(call) == "relax.dequantize" for call in calls)
+    quantised = ("relax.dequantize", "relax.quantize")
+    return any(op_name(call) in quantised or _multiplies_bytes(call) for call in calls)
+
+
+def _multiplies_bytes(call: Call) -> bool:
+    return op_name(call) == "relax.matmul" and str(call.args[0].ty.dtype) in _BYTES
 
 
 class _Integers:
@@ -385,6 +390,8 @@ class _Integers:
         return float(x.zero) + _shift(dtype, self._byte or dtype)
 
     def _matmul(self, table: _Forms, var: relax.Var, call: Call) -> bool:
+        if str(call.ty.dtype) == "int32":
+            return self._matmul_of_bytes(table, var, call)
         x, w = table.real(call.args[0]), table.real(call.args[1])
         if x is None or w is None or not x.is_one_scale or len(shape_of(call.args[1])) != 2:
             return False
@@ -406,6 +413,18 @@ class _Integers:
             )
 
         table.sums[var] = _Sum(emit, shape, scale, -self._preferred_zero(x) * weights.sum(0))
+        return True
+
+    def _matmul_of_bytes(self, table: _Forms, var: relax.Var, call: Call) -> bool:
+        """Replace a product of bytes by one of the byte type that the processor's instruction takes."""
+        weights, dtype = constant_of(call.args[1]), str(call.args[0].ty.dtype)
+        if weights is None or dtype not in _BYTES or self._byte in (None, dtype):
+            return False
+        bb = table.bb
+        data = self._preferred(table, table.plain(call.args[0]))
+        sums = bb.emit(relax.op.matmul(data, call.args[1], out_dtype="int32"))
+        added = weights.astype(np.int64).sum(0) * -_shift(dtype, str(data.ty.dtype))
+        table.define(var, bb.emit(relax.op.add(sums, relax.const(added.astype("int32")))))
         return True
 
     def _move(self, table: _Forms, var: relax.Var, call: Call) -> bool:

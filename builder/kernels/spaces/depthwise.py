@@ -10,7 +10,7 @@ from tvm import relax, te, tirx
 from tvm import s_tir as st
 
 from builder.kernels.decisions import Chooser, Decision
-from builder.kernels.rewriter import shape_of
+from builder.kernels.rewriter import emit_weights, shape_of
 from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces.convolution import Conv2d, pad
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
@@ -50,7 +50,7 @@ def emit(
     def compute(data: te.Tensor, w: te.Tensor, *point: te.Tensor) -> te.Tensor:
         return convolve(_numbers(data, point[0], op) if point else pad(data, op), w, op)
 
-    operands = [x, relax.const(packed), *([] if zero is None else [zero])]
+    operands = [x, emit_weights(bb, packed), *([] if zero is None else [zero])]
     name = "depthwise" if zero is None else "integer_depthwise"
     return bb.emit(bb.call_te(compute, *operands, primfunc_name_hint=name, primfunc_attrs=FUSES_ELEMENTWISE))
 
