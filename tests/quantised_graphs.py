@@ -1,4 +1,4 @@
-"""Small random models whose tensors are quantised: QuantizeLinear and DequantizeLinear around each operator."""
+"""Small random models with QuantizeLinear and DequantizeLinear around each operator."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ class QuantisedGraph:
         if like is None:
             low = -largest * self.rng.choice([0.0, 0.5, 1.0])
             scale = self.constant(np.float32((largest - low) / (int(info.max) - int(info.min))), "scale")
-            zero = np.clip(np.rint(int(info.min) - low / numpy_helper.to_array(self.constants[-1])), info.min, info.max)
+            zero = np.clip(
+                np.rint(int(info.min) - low / numpy_helper.to_array(self.constants[-1])), info.min, info.max
+            )
             parameters = (scale, self.constant(zero.astype(KINDS[self.activations]), "zero"))
         else:
             parameters = self.parameters[like]
@@ -213,7 +215,12 @@ def random_model(
     """Return a random model of images."""
     rng = np.random.default_rng(seed)
     g = QuantisedGraph(rng, activations, weights, per_channel)
-    x = g.input(int(rng.choice([1, 1, 2])), int(rng.integers(1, 40)), int(rng.integers(4, 22)), int(rng.integers(4, 22)))
+    x = g.input(
+        int(rng.choice([1, 1, 2])),
+        int(rng.integers(1, 40)),
+        int(rng.integers(4, 22)),
+        int(rng.integers(4, 22)),
+    )
     for _ in range(layers):
         x = LAYERS[int(rng.integers(len(LAYERS)))](g, x)
     outputs = [x]

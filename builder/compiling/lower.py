@@ -68,7 +68,7 @@ def fuse(mod: tvm.IRModule, target: DeviceTarget) -> tvm.IRModule:
     """The first half of `lower`: a module whose `main` calls fused, unscheduled functions."""
     t = relax.transform
     with target.tvm_target:
-        mod = recognise(canonicalise(to_conv2d(use_integers(mod, target))))
+        mod = recognise(canonicalise(_convolutions(mod, target)))
         mod = write_recurrent(choose_layouts(mod, target), target)
         mod = legalise(mod)
         passes = [
@@ -81,6 +81,14 @@ def fuse(mod: tvm.IRModule, target: DeviceTarget) -> tvm.IRModule:
             t.DeadCodeElimination(["main"]),
         ]
         return tvm.transform.Sequential(passes)(mod)
+
+
+def _convolutions(mod: tvm.IRModule, target: DeviceTarget) -> tvm.IRModule:
+    """Write all convolutions as two-dimensional ones, and those of bytes with their integers."""
+    mod = to_conv2d(mod)
+    whole = use_integers(mod, target)
+    # What is not computed with integers has its weights as constants only now.
+    return mod if whole.same_as(mod) else to_conv2d(whole)
 
 
 def is_reshape(value: relax.Expr) -> bool:

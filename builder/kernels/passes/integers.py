@@ -248,7 +248,7 @@ class _Integers:
             return self._dequantize(table, var, call)
         if name == "relax.quantize":
             return self._quantize(table, var, call)
-        if name in ("relax.nn.conv2d", "relax.nn.conv1d"):
+        if name == "relax.nn.conv2d":
             return self._convolution(table, var, call)
         if name == "relax.matmul":
             return self._matmul(table, var, call)
@@ -343,7 +343,7 @@ class _Integers:
         low, high = (abs(float(bound) - float(x.zero)) for bound in _limits(x))
         largest = max(low, high) * float(np.abs(weights).reshape(len(weights), -1).sum(1).max())
         zeros = np.zeros(len(weights))
-        shape = (1, len(weights), *[1] * (weights.ndim - 2))
+        shape = (1, len(weights), 1, 1)
         is_byte = weights.min() >= -128 and weights.max() <= 127
         dense = int(attrs.groups) == 1 and shape_of(call.args[0])[1] >= _FEWEST_CHANNELS
         if dense and is_byte and depth * 255 * 128 <= _INT32:
@@ -359,22 +359,13 @@ class _Integers:
         """Emit a convolution of bytes whose padding is the zero point."""
         attrs, bb = call.attrs, table.bb
         data = self._preferred(table, x.integers)
-        rank = weights.ndim - 2
         padding = [int(p) for p in attrs.padding]
-        padding = padding if len(padding) == 2 * rank else padding * 2
+        top, left, bottom, right = padding if len(padding) == 4 else padding * 2
         if any(padding):
-            widths = [0] * 4 + [padding[side * rank + axis] for axis in range(rank) for side in (0, 1)]
+            widths = [0, 0, 0, 0, top, bottom, left, right]
             data = bb.emit(relax.op.nn.pad(data, widths, pad_value=int(self._preferred_zero(x))))
-        operator = relax.op.nn.conv2d if rank == 2 else relax.op.nn.conv1d
         w = relax.const(weights.astype("int8"))
-        y = operator(
-            data,
-            w,
-            strides=attrs.strides,
-            dilation=attrs.dilation,
-            padding=[0] * (2 * rank),
-            out_dtype="int32",
-        )
+        y = relax.op.nn.conv2d(data, w, strides=attrs.strides, dilation=attrs.dilation, out_dtype="int32")
         return bb.emit(y)
 
     def _preferred(self, table: _Forms, data: relax.Expr) -> relax.Expr:
@@ -430,7 +421,7 @@ class _Integers:
     def _move(self, table: _Forms, var: relax.Var, call: Call) -> bool:
         """Apply an operator that moves elements to the integers, or to a constant."""
         x = call.args[0]
-        constant = table.constants.get(x) if isinstance(x, relax.Var) else None
+        constant = table.constant(x) if str(call.ty.dtype) == "float32" else None
         real = table.real(x)
         if constant is not None and op_name(call) in ("relax.reshape", "relax.permute_dims"):
             move = _mover(call)
@@ -546,7 +537,9 @@ def _moved_axis(call: Call, real: _Real) -> int | None:
     if real.is_one_scale:
         return 0
     if op_name(call) == "relax.reshape":
-        return None
+        before, after = shape_of(call.args[0]), shape_of(call)
+        is_kept = before[: real.axis + 1] == after[: real.axis + 1]
+        return real.axis if is_kept else None
     axes = call.attrs.axes
     order = list(reversed(range(len(shape_of(call))))) if axes is None else [int(a) for a in axes]
     return order.index(real.axis)

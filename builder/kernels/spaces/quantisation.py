@@ -40,14 +40,21 @@ def quantize(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
                 quotient = quotient / divisor[0](*[0] * len(divisor[0].shape))
             low = (tirx.const(info.min, "int32") - offset).astype("float32")
             high = (tirx.const(info.max, "int32") - offset).astype("float32")
-            bounded = tirx.max(tirx.min(quotient, high), low)
-            rounded = tirx.reinterpret("int32", bounded + tirx.const(_ROUNDER, "float32"))
-            return (rounded + offset).astype(dtype)
+            return (_rounded(_limited(quotient, low, high)) + offset).astype(dtype)
 
         return te.compute(data.shape, element, name="quantize")
 
     divisor = [scale] if divides else []
     return bb.call_te(compute, x, zero, *divisor, primfunc_name_hint="quantize")
+
+
+def _limited(x: tirx.Expr, low: tirx.Expr, high: tirx.Expr) -> tirx.Expr:
+    return tirx.max(tirx.min(x, high), low)
+
+
+def _rounded(x: tirx.Expr) -> tirx.Expr:
+    """Return a number below 2^22 as int32, but for a constant in the bits above its lowest byte."""
+    return tirx.reinterpret("int32", x + tirx.const(_ROUNDER, "float32"))
 
 
 def dequantize(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
