@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-KINDS = {
-    "uint8": np.uint8,
-    "int8": np.int8,
-    "uint16": np.uint16,
-    "int16": np.int16,
-}
+_LIMITS: Final = {"uint8": (0, 255), "int8": (-128, 127), "uint16": (0, 65535), "int16": (-32768, 32767)}
 
 
 @dataclass
@@ -44,7 +40,7 @@ class QuantisedGraph:
     def fresh(self, name: str) -> str:
         return f"{name}_{len(self.nodes)}_{len(self.constants)}"
 
-    def constant(self, array: np.ndarray, name: str = "constant") -> str:
+    def constant(self, array: np.ndarray | np.generic, name: str = "constant") -> str:
         name = self.fresh(name)
         self.constants.append(numpy_helper.from_array(np.asarray(array), name))
         return name
@@ -63,14 +59,12 @@ class QuantisedGraph:
 
     def quantise(self, x: str, largest: float, like: str | None = None) -> str:
         """Quantise and dequantise `x`, whose values are about as large as `largest`; or as `like` was."""
-        info = np.iinfo(KINDS[self.activations])
+        lowest, highest = _LIMITS[self.activations]
         if like is None:
             low = -largest * self.rng.choice([0.0, 0.5, 1.0])
-            scale = self.constant(np.float32((largest - low) / (int(info.max) - int(info.min))), "scale")
-            zero = np.clip(
-                np.rint(int(info.min) - low / numpy_helper.to_array(self.constants[-1])), info.min, info.max
-            )
-            parameters = (scale, self.constant(zero.astype(KINDS[self.activations]), "zero"))
+            step = np.float32((largest - low) / (highest - lowest))
+            zero = np.clip(np.rint(lowest - low / step), lowest, highest).astype(self.activations)
+            parameters = (self.constant(step, "scale"), self.constant(zero, "zero"))
         else:
             parameters = self.parameters[like]
         shape = self.shapes[x]
@@ -81,18 +75,16 @@ class QuantisedGraph:
 
     def weight(self, shape: tuple[int, ...], axis: int) -> str:
         """Return dequantised weights whose products keep the size of what they multiply."""
-        kind = KINDS[self.weights]
-        info = np.iinfo(kind)
-        codes = self.rng.integers(int(info.min), int(info.max) + 1, shape).astype(kind)
+        lowest, highest = _LIMITS[self.weights]
+        codes = self.rng.integers(lowest, highest + 1, shape).astype(self.weights)
         count = shape[axis] if self.per_channel else 1
         depth = np.prod(shape) / shape[axis]
         scale = (self.rng.uniform(0.5, 1.5, count) / (74 * np.sqrt(depth))).astype("float32")
-        middle = int(info.min + info.max + 1) // 2
-        zero = np.full(count, middle, kind)
+        zero = np.full(count, (lowest + highest + 1) // 2, self.weights)
         if not self.per_channel:
-            scale, zero = scale[0], zero[0]
-            if self.weights == "uint8":
-                zero = kind(self.rng.integers(100, 156))
+            scale = scale.reshape(())
+            off = int(self.rng.integers(-28, 28)) if self.weights == "uint8" else 0
+            zero = (zero.reshape(()) + np.array(off)).astype(self.weights)
         names = [self.constant(codes, "weight"), self.constant(scale, "scale"), self.constant(zero, "zero")]
         return self.op("DequantizeLinear", *names, shape=shape, axis=axis)
 
