@@ -7,6 +7,7 @@ writes them in the form that it calls QOperator.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import numpy as np
 import onnx
@@ -16,7 +17,7 @@ from builder.importer.onnx_graph import OnnxGraph, attributes
 from builder.importer.rewrites.replacement import Replacement, Rewrite, input_name
 
 # Codes of four bits in a byte, the lower half first.
-_NIBBLES = 2
+_NIBBLES: Final = 2
 
 
 def binary(op_type: str) -> Rewrite:
