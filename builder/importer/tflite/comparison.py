@@ -255,7 +255,7 @@ def differences(
 
     main = model.subgraphs[0]
     named = {value_name(main.tensors[index]): shape for index, shape in shapes.items()}
-    graph = convert(model, "compared", named, observe)
+    graph = convert(model, "compared", named, observe=observe)
     for index, value in zip(main.inputs, graph.graph.input, strict=False):
         feeds[value.name] = tensors[index]
     results = _run(graph, feeds)

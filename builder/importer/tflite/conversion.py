@@ -12,6 +12,7 @@ from typing import Final
 import onnx
 
 from builder.errors import ShapeError, UnsupportedOperatorError
+from builder.importer.tflite.control_flow import STATIC, Program
 from builder.importer.tflite.graph_builder import GraphBuilder, RefusalError
 from builder.importer.tflite.operation import Operation
 from builder.importer.tflite.operators import CONVERTERS
@@ -32,6 +33,7 @@ def convert(
     model: TfliteModel,
     name: str,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
+    progress: Callable[[str], None] | None = None,
     observe: Observer | None = None,
 ) -> onnx.ModelProto:
     """Convert a model.
@@ -44,6 +46,8 @@ def convert(
         The graph's name.
     input_shapes
         Input name -> shape, for inputs that shall have another shape than in the file.
+    progress
+        Called with each choice that was made without asking the user.
     observe
         Called after each operator of the main subgraph.
 
@@ -60,7 +64,6 @@ def convert(
         If `input_shapes` does not fit the inputs.
     """
     main = model.subgraphs[0]
-    _refuse_unknown(main)
     graph = GraphBuilder()
     scope = Scope(graph, main)
     shapes = dict(input_shapes or {})
@@ -79,17 +82,27 @@ def convert(
         raise ShapeError(
             f"expected shapes of the inputs {names[:300]}, got one of {next(iter(shapes))!r:.80}"
         )
-    for operator in main.operators:
-        convert_operator(scope, operator)
-        if observe is not None:
-            observe(scope, operator)
+    program = Program(model, lambda inner: _run(inner, program, None))
+    _run(scope, program, observe)
     for index in main.outputs:
         tensor = main.tensors[index]
         try:
             graph.add_output(scope.value(tensor), value_name(tensor))
         except RefusalError as error:
             raise UnsupportedOperatorError(f"output '{tensor.name}' cannot be served: {error}") from error
+    if progress is not None:
+        for text in graph.notes:
+            progress(text)
     return graph.model(name)
+
+
+def _run(scope: Scope, program: Program, observe: Observer | None) -> None:
+    """Write all operators of a subgraph."""
+    _refuse_unknown(scope.subgraph)
+    for operator in scope.subgraph.operators:
+        _convert_operator(scope, operator, program)
+        if observe is not None:
+            observe(scope, operator)
 
 
 def value_name(tensor: Tensor) -> str:
@@ -100,7 +113,7 @@ def value_name(tensor: Tensor) -> str:
     return tensor.name.partition(";")[0] or f"tensor_{tensor.index}"
 
 
-def convert_operator(scope: Scope, operator: Operator) -> None:
+def _convert_operator(scope: Scope, operator: Operator, program: Program) -> None:
     """Write one operator.
 
     Raises
@@ -109,7 +122,10 @@ def convert_operator(scope: Scope, operator: Operator) -> None:
         If it cannot be converted.
     """
     try:
-        CONVERTERS[operator.name](Operation(scope, operator))
+        if operator.name in STATIC:
+            STATIC[operator.name](Operation(scope, operator), program)
+        else:
+            CONVERTERS[operator.name](Operation(scope, operator))
     except RefusalError as error:
         raise UnsupportedOperatorError(f"{describe(scope.subgraph, operator)}: {error}") from error
     except MALFORMED as error:
@@ -127,7 +143,7 @@ def describe(subgraph: Subgraph, operator: Operator) -> str:
 
 def _refuse_unknown(subgraph: Subgraph) -> None:
     """Refuse operators without a converter, all at once."""
-    unknown = [o for o in subgraph.operators if o.is_custom or o.name not in CONVERTERS]
+    unknown = [o for o in subgraph.operators if o.is_custom or o.name not in {**CONVERTERS, **STATIC}]
     if not unknown:
         return
     kinds: dict[str, list[int]] = {}

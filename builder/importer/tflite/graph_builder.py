@@ -27,8 +27,19 @@ IR_VERSION: Final = 10
 MAX_FOLDED: Final = 4096
 # ONNX's inference reads shapes, axes and pads from inputs; larger ones are data.
 _READ_BY_INFERENCE: Final = 256
-# Weights stay the whole numbers that they are.
-_KEPT: Final = frozenset({"DequantizeLinear", "QuantizeLinear"})
+# What computes shapes and counts. The evaluator's cost for these is that of their inputs and outputs; a
+# pooling of one number over a window of a billion would cost more. Quantised weights stay whole numbers.
+_FOLDED: Final = frozenset(
+    {
+        "Abs", "Add", "And", "Cast", "Ceil", "Clip", "Concat", "Div", "Equal", "Expand", "Floor", "Gather",
+        "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min", "Mod", "Mul", "Neg", "Not", "Or",
+        "Pad", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "Relu", "Reshape", "Sign",
+        "Slice",
+        "Split", "Sub", "Transpose", "Where", "Xor",
+    }
+)  # fmt: skip
+# Index lists and masks that converters make; those of real models are a thousandth of this.
+MAX_MADE: Final = 1 << 22
 
 
 class RefusalError(Exception):
@@ -36,7 +47,13 @@ class RefusalError(Exception):
 
 
 class GraphBuilder:
-    """A graph to which nodes, constants, inputs and outputs are added."""
+    """A graph to which nodes, constants, inputs and outputs are added.
+
+    Attributes
+    ----------
+    notes
+        What the user should know about the conversion, in the order of `note`.
+    """
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -48,6 +65,22 @@ class GraphBuilder:
         self._names: set[str] = set()
         self._shared: dict[tuple[str, tuple[int, ...], bytes], str] = {}
         self._counter = 0
+
+    def check_made(self, count: int) -> None:
+        """Check the size of what a converter is about to make in memory.
+
+        Raises
+        ------
+        RefusalError
+            If it is larger than `MAX_MADE` elements.
+        """
+        if count > MAX_MADE:
+            raise RefusalError(f"expected an index or mask of at most {MAX_MADE} elements, got {count}")
+
+    def note(self, text: str) -> None:
+        """Tell the user about a choice, once."""
+        if text not in self.notes:
+            self.notes.append(text)
 
     def fresh(self, stem: str) -> str:
         """A new name that begins with `stem`."""
@@ -199,7 +232,7 @@ class GraphBuilder:
 
     def _fold(self, node: onnx.NodeProto) -> bool:
         """Compute a node whose inputs are small constants; its results become constants."""
-        if node.op_type in _KEPT:
+        if node.op_type not in _FOLDED:
             return False
         names = [name for name in node.input if name]
         sizes = [self._constants[name].size if name in self._constants else MAX_FOLDED + 1 for name in names]

@@ -56,6 +56,6 @@ def load_tflite(
     """
     raw = read_bytes(path)
     model = read(raw, str(path))
-    converted = convert(model, path.stem, input_shapes)
+    converted = convert(model, path.stem, input_shapes, progress)
     compare(raw, model, converted, progress)
     return TfliteFile(converted, hashlib.sha256(raw).hexdigest())

@@ -23,8 +23,12 @@ _BOUNDS: Final = {
     _ACTIVATION.RELU6: (0.0, 6.0),
     _ACTIVATION.RELU_N1_TO_1: (-1.0, 1.0),
 }
+# A variable's name: control_flow knows what it stands for.
+_RESOURCE: Final = tflite.TensorType.RESOURCE
 # ONNX Runtime's kernels for these lack 16-bit numbers, and some lack others. Such numbers are moved as real
 # ones, which is exact: quantising a dequantised number gives it back.
+# ONNX Runtime compares and selects only some whole numbers; int32 holds the small ones exactly.
+SMALL: Final = frozenset({"int8", "uint8", "int16", "uint16", "bool"})
 _NARROW: Final = frozenset({"int16", "uint16"})
 
 
@@ -50,7 +54,7 @@ class Operation:
         self.operator = operator
         self._inputs = scope.tensors(operator.inputs)
         for tensor in self._inputs:
-            if tensor is not None and tensor.obstacle:
+            if tensor is not None and tensor.obstacle and tensor.type != _RESOURCE:
                 raise RefusalError(f"its input '{tensor.name}' cannot be read: {tensor.obstacle}")
         self._outputs = [scope.subgraph.tensors[index] for index in operator.outputs]
 
@@ -272,8 +276,16 @@ class Operation:
             return value
         return self.graph.node("Cast", value, to=element_type(dtype))
 
+    def where(self, condition: str, first: str, second: str) -> str:
+        """Choose between numbers; ONNX Runtime's kernel lacks the small ones."""
+        dtype = str(self.graph.dtype_of(first))
+        if dtype in SMALL:
+            first, second = self.cast(first, "int32"), self.cast(second, "int32")
+        return self.cast(self.graph.node("Where", condition, first, second), dtype)
+
     def gather(self, value: str, indices: Sequence[int], axis: int) -> str:
-        """Take slices along an axis at indices that are known now."""
+        """Take slices along an axis at indices that are known now; `indices` may be a range."""
+        self.graph.check_made(max(len(indices), self.graph.shape_of(value)[axis]))
         if list(indices) == list(range(self.graph.shape_of(value)[axis])):
             return value
         return self.graph.node("Gather", value, self.graph.constant(list(indices)), axis=axis)

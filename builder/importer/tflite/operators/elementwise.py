@@ -9,14 +9,12 @@ from typing import Final
 import numpy as np
 
 from builder.importer.tflite.graph_builder import RefusalError
-from builder.importer.tflite.operation import Operation
+from builder.importer.tflite.operation import SMALL, Operation
 from builder.importer.tflite.scope import Layout
 
 Converter = Callable[[Operation], None]
 
 _FUSED: Final = {"Add": "AddOptions", "Sub": "SubOptions", "Mul": "MulOptions", "Div": "DivOptions"}
-# ONNX Runtime compares and selects only some whole numbers; int32 holds the small ones exactly.
-_SMALL: Final = frozenset({"int8", "uint8", "int16", "uint16", "bool"})
 
 
 def _operands(op: Operation) -> tuple[str, str, Layout]:
@@ -53,7 +51,7 @@ def binary(operator: str) -> Converter:
     def convert(op: Operation) -> None:
         first, second, layout = _operands(op)
         dtype = str(op.graph.dtype_of(first))
-        if operator in ("Max", "Min") and dtype in _SMALL:
+        if operator in ("Max", "Min") and dtype in SMALL:
             first, second = op.cast(first, "int32"), op.cast(second, "int32")
         op.put_real(op.cast(op.graph.node(operator, first, second), dtype), layout)
 
@@ -65,7 +63,7 @@ def comparison(operator: str, *, negated: bool = False) -> Converter:
 
     def convert(op: Operation) -> None:
         first, second, layout = _operands(op)
-        if str(op.graph.dtype_of(first)) in _SMALL:
+        if str(op.graph.dtype_of(first)) in SMALL:
             first, second = op.cast(first, "int32"), op.cast(second, "int32")
         result = op.graph.node(operator, first, second)
         op.put(op.graph.node("Not", result) if negated else result, layout)
@@ -117,7 +115,7 @@ def floor_div(op: Operation) -> None:
     if dtype == "float32":
         op.put(op.graph.node("Floor", op.graph.node("Div", first, second)), layout)
         return
-    if dtype in _SMALL:
+    if dtype in SMALL:
         first, second = op.cast(first, "int32"), op.cast(second, "int32")
     whole = op.graph.node("Sub", first, op.graph.node("Mod", first, second))
     op.put(op.cast(op.graph.node("Div", whole, second), dtype), layout)
@@ -196,7 +194,7 @@ def select(op: Operation) -> None:
     condition = op.value(0)
     if own == 1 and rank > 1:
         condition = op.reshape(condition, (*op.shape(0), *[1] * (rank - 1)))
-    _where(op, condition, op.real(1), op.real(2), Layout.LAST)
+    op.put_real(op.where(condition, op.real(1), op.real(2)))
 
 
 def select_v2(op: Operation) -> None:
@@ -205,11 +203,4 @@ def select_v2(op: Operation) -> None:
     rank = max(op.scope.rank(tensor) for tensor in op.inputs())
     condition = op.scope.numbers(op.input(0), rank, layout)
     first, second = (op.scope.operand(op.input(i), rank, layout) for i in (1, 2))
-    _where(op, condition, first, second, layout)
-
-
-def _where(op: Operation, condition: str, first: str, second: str, layout: Layout) -> None:
-    dtype = str(op.graph.dtype_of(first))
-    if dtype in _SMALL:
-        first, second = op.cast(first, "int32"), op.cast(second, "int32")
-    op.put_real(op.cast(op.graph.node("Where", condition, first, second), dtype), layout)
+    op.put_real(op.where(condition, first, second), layout)

@@ -28,8 +28,7 @@ def range_(op: Operation) -> None:
     if ends[2] == 0:
         raise RefusalError("expected a step other than 0")
     count = max(int(np.ceil((ends[1].astype(np.float64) - ends[0]) / ends[2])), 0)
-    if count > 1 << 28:
-        raise RefusalError(f"expected at most {1 << 28} numbers, got {count}")
+    op.graph.check_made(count)
     numbers = ends[0] + np.arange(count).astype(ends[0].dtype) * ends[2]
     op.put(op.graph.constant(numbers.astype(ends[0].dtype)))
 

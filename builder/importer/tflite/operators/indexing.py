@@ -108,18 +108,16 @@ def one_hot(op: Operation) -> None:
     rank = op.scope.rank(op.input(0))
     axis = op.options("OneHotOptions").Axis()
     axis = rank if axis == -1 else op.axis(axis, rank + 1)
-    if not 0 <= depth <= 1 << 24:
-        raise RefusalError(f"expected a depth of at most {1 << 24}, got {depth}")
+    op.graph.check_made(depth)
+    if depth < 0:
+        raise RefusalError(f"expected a depth of 0 or more, got {depth}")
     shape = list(op.shape(0))
     shape.insert(axis, 1)
     places = op.reshape(op.cast(op.value(0), "int64"), shape)
     wanted = np.arange(depth, dtype=np.int64).reshape([depth if a == axis else 1 for a in range(rank + 1)])
     hit = op.graph.node("Equal", places, op.graph.constant(wanted))
     on, off = (op.reshape(op.value(i), ()) for i in (2, 3))
-    dtype = op.output.dtype
-    if dtype in ("int8", "uint8", "int16", "bool"):
-        on, off = op.cast(on, "int32"), op.cast(off, "int32")
-    op.put(op.cast(op.graph.node("Where", hit, on, off), dtype))
+    op.put(op.where(hit, on, off))
 
 
 def topk_v2(op: Operation) -> None:
@@ -189,9 +187,10 @@ def bucketize(op: Operation) -> None:
 def matrix_diag(op: Operation) -> None:
     """MATRIX_DIAG: a square with the last axis on its diagonal, and zeros elsewhere."""
     shape = op.shape(0)
+    op.graph.check_made(shape[-1] ** 2)
     mask = op.graph.constant(np.eye(shape[-1], dtype=bool))
     x = op.reshape(op.value(0), [*shape, 1])
-    _on_diagonal(op, mask, x, op.graph.constant(0, str(op.graph.dtype_of(x))))
+    op.put(op.where(mask, x, op.graph.constant(0, str(op.graph.dtype_of(x)))))
 
 
 def matrix_set_diag(op: Operation) -> None:
@@ -201,18 +200,11 @@ def matrix_set_diag(op: Operation) -> None:
         raise RefusalError(f"expected matrices, got {list(shape)}")
     rows, columns = shape[-2:]
     least = min(rows, columns)
+    op.graph.check_made(rows * columns)
     mask = op.graph.constant(np.eye(rows, columns, dtype=bool))
     diagonal = op.value(1)
-    dtype = str(op.graph.dtype_of(diagonal))
     if columns > rows:
         diagonal = op.reshape(diagonal, [*shape[:-2], least, 1])
     else:
         diagonal = op.reshape(diagonal, [*shape[:-2], 1, least])
-    _on_diagonal(op, mask, diagonal, op.value(0), dtype)
-
-
-def _on_diagonal(op: Operation, mask: str, first: str, second: str, dtype: str | None = None) -> None:
-    dtype = dtype or str(op.graph.dtype_of(first))
-    if dtype in ("int8", "uint8", "int16", "bool"):
-        first, second = op.cast(first, "int32"), op.cast(second, "int32")
-    op.put(op.cast(op.graph.node("Where", mask, first, second), dtype))
+    op.put(op.where(mask, diagonal, op.value(0)))

@@ -55,6 +55,7 @@ def mirror_pad(op: Operation) -> None:
             extent = shape[axis]
             if max(before[axis], after[axis]) > extent - 1 + edge:
                 raise RefusalError(f"expected a padding of less than {extent} elements")
+            op.graph.check_made(extent)
             first = [index - edge for index in range(before[axis], 0, -1)]
             last = [extent - 2 + edge - index for index in range(after[axis])]
             value = op.gather(value, [*first, *range(extent), *last], place)

@@ -14,6 +14,7 @@ def _sizes(op: Operation) -> tuple[tuple[int, int], tuple[int, int]]:
     shape, wanted = op.shape(0), op.integers(1, "size")
     if len(shape) != 4 or len(wanted) != 2 or min(wanted) < 1 or min(shape) < 1:
         raise RefusalError(f"expected a picture and its new size, got {list(shape)} and {wanted}")
+    op.graph.check_made(max(*wanted, *shape[1:3]))
     return (shape[1], shape[2]), (wanted[0], wanted[1])
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from builder.importer.tflite.graph_builder import RefusalError
@@ -117,6 +119,7 @@ def dynamic_update_slice(op: Operation) -> None:
     if not shape:
         op.put(op.value(1))
         return
+    op.graph.check_made(math.prod(part) * len(part))
     start = op.reshape(op.cast(op.value(2), "int64"), (len(shape),))
     most = op.graph.constant([a - b for a, b in zip(shape, part, strict=True)])
     start = op.graph.node("Min", op.graph.node("Max", start, op.graph.constant([0])), most)

@@ -20,6 +20,7 @@ NUMBERS: Final = ("float32", "int8", "uint8", "int16", "int32", "int64")
 RELU: Final = tflite.ActivationFunctionType.RELU
 RELU6: Final = tflite.ActivationFunctionType.RELU6
 RELU1: Final = tflite.ActivationFunctionType.RELU_N1_TO_1
+TANH: Final = tflite.ActivationFunctionType.TANH
 SAME: Final = tflite.Padding.SAME
 VALID: Final = tflite.Padding.VALID
 
@@ -32,6 +33,13 @@ class X:
     low: float = -2.0
     high: float = 2.0
     dtype: str | None = None
+
+
+@dataclass(frozen=True)
+class V:
+    """A variable: state that the interpreter keeps, zeros at first."""
+
+    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -115,6 +123,8 @@ def build(case: Case, dtype: str, *, between: bool = False) -> tuple[bytes, list
             if between and len(given.shape) == 4 and given.dtype is None:
                 index = _pool(graph, index, given.shape, kind, scales)
             indices.append(index)
+        elif isinstance(given, V):
+            indices.append(graph.tensor(given.shape, variable=True))
         elif isinstance(given, dict):
             indices.append(graph.constant(**given))
         else:
@@ -900,9 +910,134 @@ def pictures() -> Iterator[Case]:
             )
 
 
+def recurrent() -> Iterator[tuple[Case, str]]:
+    """Sequences and single steps, float and with 8-bit weights."""
+
+    def w(kind: str, *shape: int, seed: int = 0) -> dict[str, Any]:
+        return _weights(shape, kind, 0, seed=seed, per_axis=False)
+
+    def gates(kind: str, cells: int, n: int, out: int, *, coupled: bool, seed: int) -> list[Any]:
+        found: list[Any] = [w(kind, cells, n, seed=seed + i) for i in range(4)]
+        found += [w(kind, cells, out, seed=seed + 4 + i) for i in range(4)]
+        if coupled:
+            found[0] = found[4] = None
+        return found
+
+    def biases(cells: int, *, coupled: bool) -> list[Any]:
+        found: list[Any] = [w("float32", cells, seed=20 + i) for i in range(4)]
+        return [None, *found[1:]] if coupled else found
+
+    for kind in _rows("float32", "int8"):
+        note = "hybrid" if kind == "int8" else ""
+        for steps, coupled, hole, project, clip, norm, major in _rows(
+            (4, False, False, False, 0.0, False, False),
+            (3, True, False, False, 0.0, False, True),
+            (3, False, True, False, 0.0, False, False),
+            (3, True, True, False, 0.3, False, False),
+            (3, False, False, True, 0.5, False, True),
+            (3, False, False, True, 0.0, True, False),
+        ):
+            n, cells, batch = 5, 6, 2
+            out = 4 if project else cells
+            weights = gates(kind, cells, n, out, coupled=coupled, seed=1)
+            holes: list[Any] = [None] * 3
+            if hole:
+                holes = [w(kind, cells, seed=30 + i) for i in range(3)]
+                holes = [None, *holes[1:]] if coupled else holes
+            last = [w(kind, out, cells, seed=40), w("float32", out, seed=41)] if project else [None, None]
+            state = [V((batch, out)), V((batch, cells))]
+            norms = [w("float32", cells, seed=50 + i) for i in range(4)] if norm else []
+            shape = (steps, batch, n) if major else (batch, steps, n)
+            fields = {"FusedActivationFunction": TANH, "CellClip": clip, "ProjClip": clip}
+            rest = [*weights, *holes, *biases(cells, coupled=coupled), *last, *state, *norms]
+            yield (
+                Case(
+                    "UNIDIRECTIONAL_SEQUENCE_LSTM",
+                    [X(shape), *rest],
+                    [Y()],
+                    "UnidirectionalSequenceLSTMOptions",
+                    {**fields, "TimeMajor": major},
+                    note=f"{note}-{coupled}-{hole}-{project}-{norm}",
+                ),
+                note,
+            )
+            if not major:
+                yield Case("LSTM", [X((batch, n)), *rest], [Y()], "LSTMOptions", fields, note=note), note
+        for merge in _rows(True, False):
+            both = [
+                x
+                for seed in (1, 61)
+                for x in (
+                    *gates(kind, 3, 5, 3, coupled=False, seed=seed),
+                    *[None] * 3,
+                    *biases(3, coupled=False),
+                    None,
+                    None,
+                )
+            ]
+            # The interpreter reads memory that nothing wrote if it merges and the batch comes first.
+            inputs = [X((4, 2, 5) if merge else (2, 4, 5)), *both, *[V((2, 3))] * 4, *[None] * 9]
+            fields = {"FusedActivationFunction": TANH, "MergeOutputs": merge, "TimeMajor": merge}
+            outputs = [Y()] * (1 if merge else 2)
+            yield (
+                Case(
+                    "BIDIRECTIONAL_SEQUENCE_LSTM",
+                    inputs,
+                    outputs,
+                    "BidirectionalSequenceLSTMOptions",
+                    fields,
+                    note=note,
+                ),
+                note,
+            )
+            one = [w(kind, 3, 5), w(kind, 3, 3, seed=2), w("float32", 3), V((2, 3))]
+            fields = {"FusedActivationFunction": RELU, "MergeOutputs": merge, "TimeMajor": False}
+            yield (
+                Case(
+                    "BIDIRECTIONAL_SEQUENCE_RNN",
+                    [X((2, 4, 5)), *one, *one, *[None] * 3],
+                    outputs,
+                    "BidirectionalSequenceRNNOptions",
+                    fields,
+                    note=note,
+                ),
+                note,
+            )
+        for act, major in _rows((TANH, False), (RELU, True), (RELU6, False)):
+            one = [w(kind, 3, 5), w(kind, 3, 3, seed=2), w("float32", 3), V((2, 3))]
+            fields = {"FusedActivationFunction": act, "TimeMajor": major}
+            shape = (4, 2, 5) if major else (2, 4, 5)
+            yield (
+                Case(
+                    "UNIDIRECTIONAL_SEQUENCE_RNN",
+                    [X(shape), *one],
+                    [Y()],
+                    "SequenceRNNOptions",
+                    fields,
+                    note=note,
+                ),
+                note,
+            )
+            yield (
+                Case(
+                    "RNN", [X((2, 5)), *one], [Y()], "RNNOptions", {"FusedActivationFunction": act}, note=note
+                ),
+                note,
+            )
+        for rank, bias in _rows((1, True), (2, False)):
+            svdf = [
+                w(kind, 6, 5),
+                w(kind, 6, 4, seed=3),
+                w("float32", 6 // rank) if bias else None,
+                V((2, 24)),
+            ]
+            fields = {"Rank": rank, "FusedActivationFunction": RELU}
+            yield Case("SVDF", [X((2, 5)), *svdf], [Y()], "SVDFOptions", fields, note=note), note
+
+
 def cases() -> Iterator[tuple[Case, str, bool, str]]:
     """All cases as (case, dtype, with pictures between, "hybrid" or empty)."""
-    found: list[tuple[Case, str]] = [*weighted()]
+    found: list[tuple[Case, str]] = [*weighted(), *recurrent()]
     found += [(case, "") for source in (elementwise, shaping, pictures) for case in source()]
     for case, kind in found:
         for dtype in case.dtypes:
