@@ -99,7 +99,14 @@ def _load_tflite(
 
     file = load_tflite(path, input_shapes, note)
     model = import_onnx(file.model, input_values=input_values, progress=progress)
-    return replace(model, source_sha256=file.sha256, name=path.stem, notes=(*notes, *model.notes))
+    return replace(
+        model,
+        source_sha256=file.sha256,
+        name=path.stem,
+        notes=(*notes, *model.notes),
+        preprocess=file.declared.preprocess,
+        labels=file.declared.labels,
+    )
 
 
 def _load_exported_program(

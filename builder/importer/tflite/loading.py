@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
@@ -12,6 +12,7 @@ import onnx
 from builder.importer.model_file import read_bytes
 from builder.importer.tflite.comparison import compare
 from builder.importer.tflite.conversion import convert
+from builder.importer.tflite.metadata import Declared, describe, read_metadata
 from builder.importer.tflite.schema import read
 
 
@@ -25,10 +26,13 @@ class TfliteFile:
         An ONNX model with static shapes and the file's inputs and outputs.
     sha256
         SHA-256 of the file, in hexadecimal.
+    declared
+        What the file says about its pictures and labels.
     """
 
     model: onnx.ModelProto
     sha256: str
+    declared: Declared
 
 
 def load_tflite(
@@ -58,4 +62,9 @@ def load_tflite(
     model = read(raw, str(path))
     converted = convert(model, path.stem, input_shapes, progress)
     compare(raw, model, converted, progress)
-    return TfliteFile(converted, hashlib.sha256(raw).hexdigest())
+    declared = read_metadata(raw, model)
+    if input_shapes:
+        declared = replace(declared, preprocess=None)  # it is for pictures of the file's own size
+    if (text := describe(declared)) is not None:
+        progress(text)
+    return TfliteFile(converted, hashlib.sha256(raw).hexdigest(), declared)
