@@ -33,6 +33,7 @@ from builder.errors import ModelError, ParityError
 from builder.importer.silence import FOREIGN_FAILURES, first_line
 from builder.importer.tflite import litert_process
 from builder.importer.tflite.conversion import convert, describe, value_name
+from builder.importer.tflite.operators.detection import POST_PROCESS, places_filled
 from builder.importer.tflite.schema import Operator, TfliteModel
 from builder.importer.tflite.scope import Layout, Scope, to_first
 from builder.importer.tflite.tensor import Tensor
@@ -260,7 +261,11 @@ def differences(
         feeds[value.name] = tensors[index]
     results = _run(graph, feeds)
     for one in made:
-        found = _difference(main.tensors, one, results[one.output], feeds[f"given_{one.tensor.index}"])
+        last = tensors.get(one.operator.outputs[-1], np.zeros(0))
+        number = float(last.reshape(-1)[0]) if last.size == 1 else 0.0
+        found = _difference(
+            main.tensors, one, results[one.output], feeds[f"given_{one.tensor.index}"], number
+        )
         if found is not None:
             return f"{describe(main, one.operator)}: {found}"
     return None
@@ -283,9 +288,15 @@ def _run(graph: onnx.ModelProto, feeds: Arrays) -> dict[str, NDArray[Any]]:
 
 
 def _difference(
-    tensors: Sequence[Tensor], one: _Made, ours: NDArray[Any], theirs: NDArray[Any]
+    tensors: Sequence[Tensor], one: _Made, ours: NDArray[Any], theirs: NDArray[Any], number: float
 ) -> str | None:
-    """How far a result is off, in words, or None if it is within the limits."""
+    """How far a result is off, in words, or None if it is within the limits.
+
+    `number` is the operator's last output, if it is one number.
+    """
+    if one.operator.name == POST_PROCESS and theirs.ndim > 1:
+        filled = places_filled(one.operator.custom, number)
+        ours, theirs = ours[:, :filled], theirs[:, :filled]
     if ours.size == 0:
         return None
     if theirs.dtype.kind != "f":

@@ -15,16 +15,12 @@ from builder.errors import ShapeError, UnsupportedOperatorError
 from builder.importer.tflite.control_flow import STATIC, Program
 from builder.importer.tflite.graph_builder import GraphBuilder, RefusalError
 from builder.importer.tflite.operation import Operation
-from builder.importer.tflite.operators import CONVERTERS
+from builder.importer.tflite.operators import CONVERTERS, CUSTOM_CONVERTERS
 from builder.importer.tflite.schema import MALFORMED, Operator, Subgraph, TfliteModel
 from builder.importer.tflite.scope import Scope
 from builder.importer.tflite.tensor import Tensor
 
 _LISTED: Final = 8  # operators that one message names
-_HINTS: Final = {
-    "TFLite_Detection_PostProcess": "convert the detector without it; a detect step of --postprocess "
-    "replaces it on the device",
-}
 _FLEX_HINT: Final = "convert the model with only TFLite's own operators (tf.lite.OpsSet.TFLITE_BUILTINS)"
 Observer = Callable[[Scope, Operator], None]
 
@@ -122,7 +118,9 @@ def _convert_operator(scope: Scope, operator: Operator, program: Program) -> Non
         If it cannot be converted.
     """
     try:
-        if operator.name in STATIC:
+        if operator.is_custom:
+            CUSTOM_CONVERTERS[operator.name](Operation(scope, operator))
+        elif operator.name in STATIC:
             STATIC[operator.name](Operation(scope, operator), program)
         else:
             CONVERTERS[operator.name](Operation(scope, operator))
@@ -143,7 +141,8 @@ def describe(subgraph: Subgraph, operator: Operator) -> str:
 
 def _refuse_unknown(subgraph: Subgraph) -> None:
     """Refuse operators without a converter, all at once."""
-    unknown = [o for o in subgraph.operators if o.is_custom or o.name not in {**CONVERTERS, **STATIC}]
+    known = {**CONVERTERS, **STATIC}
+    unknown = [o for o in subgraph.operators if o.name not in (CUSTOM_CONVERTERS if o.is_custom else known)]
     if not unknown:
         return
     kinds: dict[str, list[int]] = {}
@@ -156,8 +155,7 @@ def _refuse_unknown(subgraph: Subgraph) -> None:
         for name, places in sorted(kinds.items())[:_LISTED]
     )
     more = f"; and {len(kinds) - _LISTED} more" if len(kinds) > _LISTED else ""
-    hint = next((_HINTS[o.name] for o in unknown if o.name in _HINTS), None)
-    if hint is None and any(o.is_custom and o.name.startswith("Flex") for o in unknown):
-        hint = _FLEX_HINT
+    flex = any(o.is_custom and o.name.startswith("Flex") for o in unknown)
+    hint = _FLEX_HINT if flex else None
     noun = "operator" if len(kinds) == 1 else "operators"
     raise UnsupportedOperatorError(f"{len(kinds)} {noun} cannot be imported: {listed}{more}", hint=hint)

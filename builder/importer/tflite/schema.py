@@ -81,6 +81,8 @@ class Operator:
         The options' table, of the class named in `options_name`, or None if the file has none.
     options_name
         Such as `Conv2DOptions`; empty without options.
+    custom
+        The options of a custom operator, as it defines them.
     """
 
     index: int
@@ -91,6 +93,7 @@ class Operator:
     intermediates: tuple[int, ...]
     options: Any
     options_name: str
+    custom: bytes
 
     @property
     def is_custom(self) -> bool:
@@ -265,7 +268,10 @@ class _Reader:
             table.IntermediatesLength(), table.IntermediatesAsNumpy, tensors, optional=True
         )
         options, options_name = self._options(table)
-        return Operator(index, code, name, inputs, outputs, between, options, options_name)
+        custom = b""
+        if code == tflite.BuiltinOperator.CUSTOM:
+            custom = self._numbers(table.CustomOptionsLength(), table.CustomOptionsAsNumpy).tobytes()
+        return Operator(index, code, name, inputs, outputs, between, options, options_name, custom)
 
     def _options(self, table: Any) -> tuple[Any, str]:  # noqa: ANN401
         for names, kind, value in (

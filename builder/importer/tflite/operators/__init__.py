@@ -10,6 +10,7 @@ from builder.importer.tflite.operation import Operation
 from builder.importer.tflite.operators import (
     activation,
     convolution,
+    detection,
     elementwise,
     filling,
     indexing,
@@ -26,7 +27,7 @@ from builder.importer.tflite.operators import (
 
 Converter = Callable[[Operation], None]
 
-# Names of `tflite.BuiltinOperator`. Operators that run subgraphs are in `control_flow`.
+# Names of `tflite.BuiltinOperator`; operators that run subgraphs are in `control_flow`.
 CONVERTERS: Final[Mapping[str, Converter]] = MappingProxyType(
     {
         "ABS": elementwise.unary("Abs"),
@@ -98,6 +99,8 @@ CONVERTERS: Final[Mapping[str, Converter]] = MappingProxyType(
         "MUL": elementwise.arithmetic("Mul"),
         "NEG": elementwise.unary("Neg"),
         "NOT_EQUAL": elementwise.comparison("Equal", negated=True),
+        "NON_MAX_SUPPRESSION_V4": detection.non_max_suppression,
+        "NON_MAX_SUPPRESSION_V5": detection.non_max_suppression,
         "ONE_HOT": indexing.one_hot,
         "PACK": shaping.pack,
         "PAD": padding.pad,
@@ -161,4 +164,9 @@ CONVERTERS: Final[Mapping[str, Converter]] = MappingProxyType(
         "UNSORTED_SEGMENT_SUM": indexing.segments("add"),
         "ZEROS_LIKE": filling.zeros_like,
     }
+)
+
+# By the names that files give them.
+CUSTOM_CONVERTERS: Final[Mapping[str, Converter]] = MappingProxyType(
+    {detection.POST_PROCESS: detection.detection_post_process}
 )

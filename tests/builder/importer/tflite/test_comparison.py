@@ -12,9 +12,10 @@ from builder.errors import ParityError
 from builder.importer.tflite import comparison
 from builder.importer.tflite.comparison import compare
 from builder.importer.tflite.conversion import convert
-from builder.importer.tflite.operators import CONVERTERS, Converter, elementwise, pooling
+from builder.importer.tflite.operators import CONVERTERS, Converter, detection, elementwise, pooling
 from builder.importer.tflite.schema import read
 from tests.builder.importer.tflite.operator_cases import PICTURE, VALID, Case, X, Y, build
+from tests.builder.importer.tflite.operators.test_detection import post_process
 from tests.builder.importer.tflite.tflite_file import FileSubgraph, write
 
 pytestmark = pytest.mark.skipif(not comparison.is_installed(), reason="ai-edge-litert is not installed")
@@ -76,6 +77,21 @@ def test_a_transposed_integer_weight_is_found(monkeypatch: pytest.MonkeyPatch) -
     replace(monkeypatch, FULLY_CONNECTED=transposed)
     with pytest.raises(ParityError, match="noise"):
         compared(write(graph))
+
+
+def test_places_that_a_detector_leaves_empty_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = post_process(nms_score_threshold=0.9)
+    assert compared(raw) == []
+
+    def without_last(op: Any) -> None:
+        detection.detection_post_process(op)
+        boxes = op.scope.value(op.outputs[0])
+        op.scope.put(op.outputs[0], op.graph.node("Mul", boxes, op.graph.constant(1.01, "float32")))
+
+    custom = {detection.POST_PROCESS: without_last}
+    monkeypatch.setattr("builder.importer.tflite.conversion.CUSTOM_CONVERTERS", custom)
+    with pytest.raises(ParityError, match="TFLite_Detection_PostProcess"):
+        compared(raw)
 
 
 def test_without_the_interpreter_a_note_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,6 +58,7 @@ class FileOperator:
     options: str = ""
     fields: Mapping[str, Any] = field(default_factory=dict)
     intermediates: Sequence[int] = ()
+    custom: bytes = b""
 
 
 @dataclass
@@ -82,8 +83,8 @@ class FileSubgraph:
     def op(
         self, code: str, inputs: Sequence[int], outputs: Sequence[int], options: str = "", **fields: Any
     ) -> None:
-        between = fields.pop("intermediates", ())
-        self.operators.append(FileOperator(code, inputs, outputs, options, fields, between))
+        between, custom = fields.pop("intermediates", ()), fields.pop("custom", b"")
+        self.operators.append(FileOperator(code, inputs, outputs, options, fields, between, custom))
 
 
 def write(*subgraphs: FileSubgraph, metadata: Mapping[str, bytes] | None = None) -> bytes:
@@ -218,10 +219,13 @@ def _operator(b: Any, operator: FileOperator, code: int) -> int:
         options = getattr(tflite, f"{operator.options}End")(b)
     inputs, outputs = _vector(b, operator.inputs, "int32"), _vector(b, operator.outputs, "int32")
     between = _vector(b, operator.intermediates, "int32") if operator.intermediates else None
+    custom = b.CreateByteVector(operator.custom) if operator.custom else None
     tflite.OperatorStart(b)
     tflite.OperatorAddOpcodeIndex(b, code)
     tflite.OperatorAddInputs(b, inputs)
     tflite.OperatorAddOutputs(b, outputs)
+    if custom is not None:
+        tflite.OperatorAddCustomOptions(b, custom)
     if between is not None:
         tflite.OperatorAddIntermediates(b, between)
     if options is not None:
