@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from agent.bundle.tensor_spec import MAX_DIMENSIONS, MAX_TENSOR_BYTES
 from builder.errors import ModelError
 from builder.importer.structure import MAX_NODES
+from builder.importer.tflite.sparsity import Sparsity
 from builder.importer.tflite.tensor import DTYPES, TYPE_NAMES, Quantisation, Tensor
 
 IDENTIFIER: Final = b"TFL3"
@@ -49,6 +50,8 @@ MALFORMED: Final = (
     ValueError,
     struct.error,
 )
+# All sparse weights together, unpacked: they grow from a small file.
+MAX_UNPACKED_BYTES: Final = 1 << 28
 _CONTROL: Final = re.compile(r"[^ -~]")
 _HINT: Final = "download or convert the model again: the file is truncated or damaged"
 
@@ -163,6 +166,7 @@ class _Reader:
     def __init__(self, raw: bytes) -> None:
         self._raw = raw
         self._left = max(_READS_OF_THE_FILE * len(raw), _LEAST_READS)
+        self._unpacked = 0
         self._model = tflite.Model.GetRootAs(raw, 0)
 
     def model(self) -> TfliteModel:
@@ -293,9 +297,7 @@ class _Reader:
         obstacle = None
         if kind not in DTYPES:
             obstacle = f"its datatype is {TYPE_NAMES.get(kind, kind)}"
-        elif table.Sparsity() is not None:
-            obstacle = "it is stored sparsely"
-        data = None if obstacle else self._data(table.Buffer(), kind, shape, name)
+        data = None if obstacle else self._data(table.Buffer(), kind, shape, name, table.Sparsity())
         quantisation = None if obstacle else self._quantisation(table.Quantization(), shape, kind, name)
         return Tensor(
             index,
@@ -321,7 +323,14 @@ class _Reader:
             raise _DamagedError(f"tensor '{name}': expected a shape of at most 4 GiB, got {list(shape)}")
         return shape
 
-    def _data(self, buffer: int, kind: int, shape: tuple[int, ...], name: str) -> NDArray[Any] | None:
+    def _data(
+        self,
+        buffer: int,
+        kind: int,
+        shape: tuple[int, ...],
+        name: str,
+        sparsity: Any,  # noqa: ANN401
+    ) -> NDArray[Any] | None:
         if not buffer:
             return None  # the schema's sentinel: buffer 0 is always empty
         if buffer >= self._model.BuffersLength():
@@ -338,6 +347,14 @@ class _Reader:
             return np.zeros(shape, DTYPES[kind]) if 0 in shape else None
         self._take(content.size)
         count = math.prod(shape)
+        if sparsity is not None:
+            values = content.view(DTYPES[kind])
+            self._unpacked += count * values.dtype.itemsize
+            if self._unpacked > MAX_UNPACKED_BYTES:
+                raise _DamagedError(
+                    f"expected at most {MAX_UNPACKED_BYTES} bytes of sparse weights, got more"
+                )
+            return Sparsity.read(sparsity, len(shape)).unpack(values, shape)
         if kind == tflite.TensorType.INT4:
             return np.asarray(_unpack(content, count, name).reshape(shape))
         wanted = count * np.dtype(DTYPES[kind]).itemsize

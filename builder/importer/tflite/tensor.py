@@ -110,7 +110,7 @@ class Tensor:
     is_variable
         Whether the interpreter keeps its value from one inference to the next.
     obstacle
-        Why the tensor cannot be used, such as sparse storage, or None.
+        Why the tensor cannot be used, such as its datatype, or None.
     """
 
     index: int

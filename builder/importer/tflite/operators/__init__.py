@@ -53,6 +53,7 @@ CONVERTERS: Final[Mapping[str, Converter]] = MappingProxyType(
         "CONV_3D_TRANSPOSE": convolution.conv_3d_transpose,
         "COS": elementwise.unary("Cos"),
         "CUMSUM": reduction.cumsum,
+        "DENSIFY": quantisation.densify,
         "DEPTHWISE_CONV_2D": convolution.depthwise_conv_2d,
         "DEPTH_TO_SPACE": shaping.depth_to_space,
         "DEQUANTIZE": quantisation.dequantise,

@@ -1,4 +1,4 @@
-"""QUANTIZE, DEQUANTIZE and FAKE_QUANT."""
+"""How numbers are stored: QUANTIZE, DEQUANTIZE, FAKE_QUANT and DENSIFY."""
 
 from __future__ import annotations
 
@@ -22,6 +22,11 @@ def dequantise(op: Operation) -> None:
     if op.output.is_quantised:
         raise RefusalError("expected a result of real numbers, got one with a scale")
     op.put(op.real(0, layout), layout)
+
+
+def densify(op: Operation) -> None:
+    """DENSIFY of a sparse constant, which was unpacked when it was read."""
+    op.put(op.value(0))
 
 
 def fake_quant(op: Operation) -> None:

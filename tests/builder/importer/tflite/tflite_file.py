@@ -33,6 +33,16 @@ VERSIONS: Final = {"BROADCAST_TO": 2}
 
 
 @dataclass
+class Sparse:
+    """How a constant is stored: each level is an extent, or segments and indices."""
+
+    order: Sequence[int]
+    block_map: Sequence[int]
+    levels: Sequence[int | tuple[Sequence[int], Sequence[int]]]
+    width: str = "Int32Vector"
+
+
+@dataclass
 class FileTensor:
     """A tensor to write; `data` makes it constant, `scales` quantise it."""
 
@@ -45,7 +55,7 @@ class FileTensor:
     name: str = ""
     variable: bool = False
     signature: Sequence[int] = ()
-    range: tuple[float, float] | None = None
+    sparsity: Sparse | None = None
 
 
 @dataclass
@@ -190,6 +200,7 @@ def _tensor(b: Any, tensor: FileTensor, index: int, buffers: list[bytes]) -> int
         tflite.QuantizationParametersAddZeroPoint(b, zeros)
         tflite.QuantizationParametersAddQuantizedDimension(b, tensor.axis)
         quantisation = tflite.QuantizationParametersEnd(b)
+    sparsity = None if tensor.sparsity is None else _sparsity(b, tensor.sparsity)
     tflite.TensorStart(b)
     tflite.TensorAddShape(b, shape)
     tflite.TensorAddType(b, TYPES[tensor.dtype])
@@ -197,11 +208,45 @@ def _tensor(b: Any, tensor: FileTensor, index: int, buffers: list[bytes]) -> int
     tflite.TensorAddName(b, name)
     if quantisation is not None:
         tflite.TensorAddQuantization(b, quantisation)
+    if sparsity is not None:
+        tflite.TensorAddSparsity(b, sparsity)
     if tensor.variable:
         tflite.TensorAddIsVariable(b, True)
     if signature is not None:
         tflite.TensorAddShapeSignature(b, signature)
     return int(tflite.TensorEnd(b))
+
+
+def _sparsity(b: Any, sparse: Sparse) -> int:
+    dtype = {"Int32Vector": "int32", "Uint16Vector": "uint16", "Uint8Vector": "uint8"}[sparse.width]
+    kind = getattr(tflite.SparseIndexVector, sparse.width)
+
+    def numbers(values: Sequence[int]) -> int:
+        found = _vector(b, values, dtype)
+        getattr(tflite, f"{sparse.width}Start")(b)
+        getattr(tflite, f"{sparse.width}AddValues")(b, found)
+        return int(getattr(tflite, f"{sparse.width}End")(b))
+
+    levels = []
+    for level in sparse.levels:
+        ends = None if isinstance(level, int) else [numbers(values) for values in level]
+        tflite.DimensionMetadataStart(b)
+        if ends is None:
+            tflite.DimensionMetadataAddDenseSize(b, level)
+        else:
+            tflite.DimensionMetadataAddFormat(b, tflite.DimensionType.SPARSE_CSR)
+            tflite.DimensionMetadataAddArraySegmentsType(b, kind)
+            tflite.DimensionMetadataAddArraySegments(b, ends[0])
+            tflite.DimensionMetadataAddArrayIndicesType(b, kind)
+            tflite.DimensionMetadataAddArrayIndices(b, ends[1])
+        levels.append(tflite.DimensionMetadataEnd(b))
+    order, block_map = _vector(b, sparse.order, "int32"), _vector(b, sparse.block_map, "int32")
+    tables = _tables(b, levels)
+    tflite.SparsityParametersStart(b)
+    tflite.SparsityParametersAddTraversalOrder(b, order)
+    tflite.SparsityParametersAddBlockMap(b, block_map)
+    tflite.SparsityParametersAddDimMetadata(b, tables)
+    return int(tflite.SparsityParametersEnd(b))
 
 
 def _operator(b: Any, operator: FileOperator, code: int) -> int:
