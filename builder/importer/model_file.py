@@ -112,6 +112,8 @@ def decode(raw: bytes, source: str) -> onnx.ModelProto:
         If the content is not an ONNX model.
     """
     hint = next((text for start, text in _BEGINNINGS.items() if raw.startswith(start)), _EXPORT_HINT)
+    if raw[4:8] == b"TFL3":
+        hint = "it is a TensorFlow Lite file: give it the suffix .tflite"
     if not raw:
         raise ModelError(f"expected an ONNX model, got an empty file: {source}", hint=_EXPORT_HINT)
     model = onnx.ModelProto()

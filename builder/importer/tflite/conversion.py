@@ -135,7 +135,7 @@ def _convert_operator(scope: Scope, operator: Operator, program: Program) -> Non
 
 def describe(subgraph: Subgraph, operator: Operator) -> str:
     """An operator in messages, such as `CONV_2D (operator 3, makes 'conv1')`."""
-    made = f", makes '{subgraph.tensors[operator.outputs[0]].name}'" if operator.outputs else ""
+    made = f", makes '{value_name(subgraph.tensors[operator.outputs[0]])}'" if operator.outputs else ""
     return f"{operator.name} (operator {operator.index}{made})"
 
 
