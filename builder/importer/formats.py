@@ -90,20 +90,13 @@ def _load_tflite(
     del tflite
     from builder.importer.tflite.loading import load_tflite
 
-    notes: list[str] = []
-
-    def note(text: str) -> None:
-        notes.append(text)
-        if progress is not None:
-            progress(text)
-
-    file = load_tflite(path, input_shapes, note)
+    file = load_tflite(path, input_shapes, progress or (lambda _: None))
     model = import_onnx(file.model, input_values=input_values, progress=progress)
     return replace(
         model,
         source_sha256=file.sha256,
         name=path.stem,
-        notes=(*notes, *model.notes),
+        notes=(*file.notes, *model.notes),
         preprocess=file.declared.preprocess,
         labels=file.declared.labels,
     )

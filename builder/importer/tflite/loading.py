@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx
 
 from builder.importer.model_file import read_bytes
-from builder.importer.tflite.comparison import compare
+from builder.importer.tflite.comparison import compare, is_installed
 from builder.importer.tflite.conversion import convert
 from builder.importer.tflite.metadata import Declared, describe, read_metadata
 from builder.importer.tflite.schema import read
@@ -28,11 +28,14 @@ class TfliteFile:
         SHA-256 of the file, in hexadecimal.
     declared
         What the file says about its pictures and labels.
+    notes
+        Choices made without asking the user; one line each.
     """
 
     model: onnx.ModelProto
     sha256: str
     declared: Declared
+    notes: tuple[str, ...]
 
 
 def load_tflite(
@@ -47,7 +50,7 @@ def load_tflite(
     input_shapes
         Input name -> shape, for inputs that shall have another shape than in the file.
     progress
-        Called with each choice that was made without asking the user.
+        Called with each note as soon as it is known, and with each step that may take long.
 
     Raises
     ------
@@ -60,11 +63,19 @@ def load_tflite(
     """
     raw = read_bytes(path)
     model = read(raw, str(path))
-    converted = convert(model, path.stem, input_shapes, progress)
-    compare(raw, model, converted, progress)
+    notes: list[str] = []
+
+    def note(text: str) -> None:
+        notes.append(text)
+        progress(text)
+
+    converted = convert(model, path.stem, input_shapes, note)
+    if is_installed():
+        progress("comparing the import with LiteRT")
+    compare(raw, model, converted, note)
     declared = read_metadata(raw, model)
     if input_shapes:
         declared = replace(declared, preprocess=None)  # it is for pictures of the file's own size
     if (text := describe(declared)) is not None:
-        progress(text)
-    return TfliteFile(converted, hashlib.sha256(raw).hexdigest(), declared)
+        note(text)
+    return TfliteFile(converted, hashlib.sha256(raw).hexdigest(), declared, tuple(notes))
