@@ -69,7 +69,9 @@ def add_parsers(subparsers: SubParsers) -> None:
         help="a device type that may run the bundle, as in the device tree, such as raspberrypi,4-model-b; "
         "repeatable (default: any Linux on this CPU architecture)",
     )
-    manifest.add_argument("--labels", metavar="FILE", help="class names, one per line")
+    manifest.add_argument(
+        "--labels", metavar="FILE", help="class names, one per line (default: the model's own)"
+    )
     manifest.add_argument(
         "--preprocess",
         metavar="PRESET|TOML",

@@ -153,9 +153,10 @@ def compile(
     input_shapes
         Input name -> shape, for a path with symbolic dimensions.
     preprocess, postprocess
-        Presets or TOML files, see `builder.compiling.declarations`.
+        Presets or TOML files, see `builder.compiling.declarations`. With None, the preprocess is what the
+        model's file says itself.
     labels
-        File with one label per line.
+        File with one label per line. With None, the labels that are in the model's file.
     tolerance
         Largest relative error that is allowed against the reference. With None, it is
         `builder.compiling.tolerances.PARITY`, or more if the model amplifies rounding.
@@ -185,9 +186,9 @@ def compile(
     if not isinstance(model, ImportedModel):
         progress("importing the model")
         model = load(model, input_shapes=input_shapes, progress=progress)
-    before = declarations.preprocess(preprocess, model.inputs) if preprocess else None
+    before = declarations.preprocess(preprocess, model.inputs) if preprocess else model.preprocess
     after = declarations.postprocess(postprocess, model.outputs) if postprocess else None
-    label_lines = declarations.labels(Path(labels), model.outputs, after) if labels else None
+    label_lines = declarations.labels(Path(labels), model.outputs, after) if labels else _own_labels(model)
 
     progress(f"lowering for {device.name} ({device.cpu})")
     shipped = None if tuning_records == NONE else shipped_for(device)
@@ -234,6 +235,11 @@ def compile(
         shipped=shipped,
     )
     return Package(manifest, members, uncovered=uncovered_kernels(lowered, device))
+
+
+def _own_labels(model: ImportedModel) -> bytes | None:
+    """The labels that the model's file has, as `declarations.labels` gives them."""
+    return "".join(f"{label}\n" for label in model.labels).encode() if model.labels else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from builder.kernels.passes.convolutions import to_conv2d
 from builder.kernels.passes.integers import use_integers
 from builder.kernels.passes.layouts import choose_layouts
 from builder.kernels.passes.legalise import legalise
+from builder.kernels.passes.names import shorten_names
 from builder.kernels.passes.recognise import recognise
 from builder.kernels.passes.recurrent import write_recurrent
 from builder.kernels.rewriter import RESHAPES, op_name
@@ -80,7 +81,7 @@ def fuse(mod: tvm.IRModule, target: DeviceTarget) -> tvm.IRModule:
             t.CanonicalizeBindings(),
             t.DeadCodeElimination(["main"]),
         ]
-        return tvm.transform.Sequential(passes)(mod)
+        return shorten_names(tvm.transform.Sequential(passes)(mod))
 
 
 def _convolutions(mod: tvm.IRModule, target: DeviceTarget) -> tvm.IRModule:

@@ -22,8 +22,7 @@ from builder.importer.silence import FOREIGN_FAILURES, first_line, quiet
 # Suffix -> how to convert a file of that format.
 _CONVERSIONS: Final = MappingProxyType(
     {
-        ".tflite": "convert it: python -m tf2onnx.convert --tflite MODEL.tflite --output MODEL.onnx",
-        ".pb": "convert it: python -m tf2onnx.convert --saved-model FOLDER --output MODEL.onnx",
+        ".pb": "convert it: tf.lite.TFLiteConverter.from_saved_model(FOLDER).convert() makes a .tflite",
         ".keras": "export it: model.export('MODEL.onnx', format='onnx')",
         ".h5": "export it: keras.saving.load_model(...).export('MODEL.onnx', format='onnx')",
         ".pt": "export it: torch.onnx.export(model, inputs, 'MODEL.onnx')",
@@ -45,8 +44,8 @@ def load(
     Parameters
     ----------
     path
-        A program saved by `torch.export.save` (`.pt2`; needs `torch` and `onnxscript`), or an ONNX model
-        (any other suffix).
+        A program saved by `torch.export.save` (`.pt2`; needs `torch` and `onnxscript`), a TensorFlow Lite
+        file (`.tflite`), or an ONNX model (any other suffix).
     input_shapes, input_values, progress
         As in `import_onnx`.
 
@@ -58,16 +57,49 @@ def load(
         If names, shapes or values do not fit the model, or some are missing.
     UnsupportedOperatorError
         If operators cannot be imported.
+    ParityError
+        If LiteRT is installed and gives other numbers for a `.tflite` file.
     """
     path = Path(path)
     suffix = path.suffix.lower()
     if suffix in _CONVERSIONS:
         raise ModelError(
-            f"expected an ONNX model or a PyTorch export (.pt2), got {path}", hint=_CONVERSIONS[suffix]
+            f"expected an ONNX model, a .tflite file or a PyTorch export (.pt2), got {path}",
+            hint=_CONVERSIONS[suffix],
         )
+    if suffix == ".tflite":
+        return _load_tflite(path, input_shapes, input_values, progress)
     if suffix != ".pt2":
         return import_onnx(path, input_shapes=input_shapes, input_values=input_values, progress=progress)
     return _load_exported_program(path, input_shapes, input_values, progress)
+
+
+def _load_tflite(
+    path: Path,
+    input_shapes: Mapping[str, Sequence[int]] | None,
+    input_values: Mapping[str, ArrayLike] | None,
+    progress: Callable[[str], None] | None,
+) -> ImportedModel:
+    try:
+        import tflite
+    except ImportError as error:
+        raise ModelError(
+            f"importing {path} needs the package {error.name}, which is not installed",
+            hint="pip install tflite",
+        ) from error
+    del tflite
+    from builder.importer.tflite.loading import load_tflite
+
+    file = load_tflite(path, input_shapes, progress or (lambda _: None))
+    model = import_onnx(file.model, input_values=input_values, progress=progress)
+    return replace(
+        model,
+        source_sha256=file.sha256,
+        name=path.stem,
+        notes=(*file.notes, *model.notes),
+        preprocess=file.declared.preprocess,
+        labels=file.declared.labels,
+    )
 
 
 def _load_exported_program(

@@ -36,7 +36,7 @@ _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 # Fields that are never used as names: exporters put stack traces and whole configuration files there.
 _FREE_TEXT: Final = frozenset({"doc_string", "value", "producer_name", "producer_version"})
 _EXPORT_HINT: Final = "download or export the model again"
-_SUFFIXES: Final = frozenset({".onnx", ".pt2"})
+_SUFFIXES: Final = frozenset({".onnx", ".pt2", ".tflite"})
 _LISTED: Final = 6  # how many models a hint names
 
 
@@ -66,7 +66,7 @@ def read_model(path: Path | str) -> ModelFile:
         If the file does not exist, is too large, is not an ONNX file, or names weights outside its folder.
     """
     path = Path(path)
-    raw = _read(path)
+    raw = read_bytes(path)
     model = decode(raw, str(path))
     digests = [hashlib.sha256(raw).hexdigest()]
     del raw
@@ -112,6 +112,8 @@ def decode(raw: bytes, source: str) -> onnx.ModelProto:
         If the content is not an ONNX model.
     """
     hint = next((text for start, text in _BEGINNINGS.items() if raw.startswith(start)), _EXPORT_HINT)
+    if raw[4:8] == b"TFL3":
+        hint = "it is a TensorFlow Lite file: give it the suffix .tflite"
     if not raw:
         raise ModelError(f"expected an ONNX model, got an empty file: {source}", hint=_EXPORT_HINT)
     model = onnx.ModelProto()
@@ -160,7 +162,14 @@ def _is_name(text: str | bytes) -> bool:
     return isinstance(text, str) and not _CONTROL.search(text)
 
 
-def _read(path: Path) -> bytes:
+def read_bytes(path: Path) -> bytes:
+    """Read a whole model file of at most `MAX_MODEL_BYTES`.
+
+    Raises
+    ------
+    ModelError
+        If it does not exist, is too large or is not a regular file.
+    """
     try:
         # O_NONBLOCK: opening a pipe would wait for a writer.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as stream:
@@ -179,7 +188,7 @@ def _read(path: Path) -> bytes:
     except FileNotFoundError as error:
         raise ModelError(f"no such file: {path}", hint=_models_in(path.parent)) from error
     except IsADirectoryError as error:
-        raise ModelError(f"expected an ONNX file, got a folder: {path}", hint=_models_in(path)) from error
+        raise ModelError(f"expected a model file, got a folder: {path}", hint=_models_in(path)) from error
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
 

@@ -11,6 +11,7 @@ import onnx
 from numpy.typing import ArrayLike
 from tvm.ir import IRModule
 
+from agent.bundle.processing import Preprocess
 from agent.bundle.tensor_spec import TensorSpec
 from builder.errors import FrontEndError
 from builder.importer.function_bodies import expand, has_body
@@ -41,6 +42,8 @@ class ImportedModel:
         Choices made without asking the user, such as a batch of 1; one line each.
     name
         The file's name without its suffix; for a model in memory, the graph's name.
+    preprocess, labels
+        What the file itself says about its pictures and classes, which counts unless the user says otherwise.
     """
 
     mod: IRModule
@@ -50,6 +53,8 @@ class ImportedModel:
     source_sha256: str
     notes: tuple[str, ...]
     name: str
+    preprocess: Preprocess | None = None
+    labels: tuple[str, ...] = ()
 
 
 def import_onnx(

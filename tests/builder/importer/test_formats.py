@@ -22,7 +22,7 @@ def test_an_onnx_file_of_any_suffix_is_imported(tmp_path: Path, relu: onnx.Model
         assert load(str(path)).inputs[0].shape == (2, 3)
 
 
-@pytest.mark.parametrize("suffix", [".tflite", ".pb", ".h5", ".keras", ".pt", ".pth", ".safetensors"])
+@pytest.mark.parametrize("suffix", [".pb", ".h5", ".keras", ".pt", ".pth", ".safetensors"])
 def test_a_format_that_needs_conversion_gets_a_command(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"model{suffix}"
     path.write_bytes(b"x")
@@ -30,6 +30,18 @@ def test_a_format_that_needs_conversion_gets_a_command(tmp_path: Path, suffix: s
         load(path)
     assert str(path) in str(caught.value)
     assert caught.value.hint
+
+
+def test_a_tflite_file_without_its_package_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.tflite"
+    path.write_bytes(b"x")
+    without(monkeypatch, "tflite")
+    with pytest.raises(ModelError) as caught:
+        load(path)
+    assert "tflite" in str(caught.value)
+    assert caught.value.hint == "pip install tflite"
 
 
 def without(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:

@@ -53,6 +53,7 @@ def test_a_folder_is_refused(tmp_path: Path) -> None:
         (b"\x00" * 100, "again"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 3\n", "git lfs pull"),
         (b"PK\x03\x04\x14\x00\x00\x00", "zip archive"),
+        (b"\x1c\x00\x00\x00TFL3" + b"\x00" * 20, "suffix .tflite"),
         (b"\x89HDF\r\n\x1a\n", "HDF5"),
         (b"<!DOCTYPE html><html></html>", "web page"),
     ],

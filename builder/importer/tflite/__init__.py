@@ -1,0 +1,1 @@
+"""Read TensorFlow Lite files (`.tflite`) and write them as ONNX graphs: one pipeline compiles both."""

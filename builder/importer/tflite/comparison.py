@@ -1,0 +1,328 @@
+"""Compare an import with LiteRT, TensorFlow Lite's own interpreter, if it is installed.
+
+Every operator is given the interpreter's own inputs, so that a difference is that operator's. The limits:
+
+- real numbers: `REAL` of the largest magnitude, as rounding in another order makes;
+- 8-bit and 16-bit numbers: `QUANTA` steps, because the interpreter multiplies by rounded integers; for
+  16-bit functions that it interpolates in tables, and for resizing, `INTERPOLATED` steps of 65536;
+- integer weights with real data: the interpreter rounds the data to 8 bits at run time, we do not, so the
+  mean square error may be `ROUNDED_DATA` of the mean square;
+- all else, such as indices and booleans: equal.
+
+Reference: the kernels of `OpResolverType.BUILTIN_REF`, and the optimised ones for `NOT_REFERENCE`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import onnx
+import onnxruntime
+from numpy.typing import NDArray
+
+from builder.errors import ModelError, ParityError
+from builder.importer.silence import FOREIGN_FAILURES, first_line
+from builder.importer.tflite import litert_process
+from builder.importer.tflite.conversion import convert, describe, value_name
+from builder.importer.tflite.operators.detection import POST_PROCESS, places_filled
+from builder.importer.tflite.schema import Operator, TfliteModel
+from builder.importer.tflite.scope import Layout, Scope, to_first
+from builder.importer.tflite.tensor import Tensor
+
+REAL: Final = 1e-4
+QUANTA: Final = 1
+INTERPOLATED: Final = 128
+# 20 dB: rounding the data to 8 bits costs 35 to 45 dB, and more where a few numbers are far larger than the
+# others. A swapped axis or a wrong scale costs all.
+ROUNDED_DATA: Final = 1e-2
+# Below this magnitude, differences of real numbers mean nothing.
+SCALE_FLOOR: Final = 1e-2
+TIMEOUT_S: Final = 300
+SEED: Final = 0
+_WEIGHTED: Final = frozenset(
+    {
+        "BATCH_MATMUL",
+        "BIDIRECTIONAL_SEQUENCE_LSTM",
+        "BIDIRECTIONAL_SEQUENCE_RNN",
+        "CONV_2D",
+        "DEPTHWISE_CONV_2D",
+        "EMBEDDING_LOOKUP",
+        "FULLY_CONNECTED",
+        "LSTM",
+        "RNN",
+        "SVDF",
+        "TRANSPOSE_CONV",
+        "UNIDIRECTIONAL_SEQUENCE_LSTM",
+        "UNIDIRECTIONAL_SEQUENCE_RNN",
+    }
+)
+_INTERPOLATED: Final = frozenset(
+    {"EXP", "GELU", "LOG", "LOGISTIC", "RESIZE_BILINEAR", "RSQRT", "SOFTMAX", "TANH"}
+)
+# Operators whose reference kernel is missing or differs from the optimised one and from TensorFlow:
+# LOCAL_RESPONSE_NORMALIZATION leaves out the last channel of each window, SUM of int8 ignores the scales.
+NOT_REFERENCE: Final = frozenset(
+    {"BROADCAST_TO", "CEIL", "ELU", "LOCAL_RESPONSE_NORMALIZATION", "ROUND", "SEGMENT_SUM", "SUM"}
+)
+
+Arrays = Mapping[str, NDArray[Any]]
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """What an operator makes in the graph where each operator gets the interpreter's inputs."""
+
+    operator: Operator
+    tensor: Tensor
+    output: str
+
+
+def is_installed() -> bool:
+    """Whether the interpreter's package is there."""
+    return importlib.util.find_spec("ai_edge_litert") is not None
+
+
+def sample_inputs(model: TfliteModel, shapes: Mapping[int, tuple[int, ...]]) -> dict[int, NDArray[Any]]:
+    """Random inputs by tensor index: normal real numbers, any quantised numbers, else zeros and ones."""
+    rng = np.random.default_rng(SEED)
+    inputs: dict[int, NDArray[Any]] = {}
+    for index in model.subgraphs[0].inputs:
+        tensor = model.subgraphs[0].tensors[index]
+        dtype = np.dtype(tensor.dtype)
+        shape = shapes[index]
+        if dtype.kind == "f":
+            inputs[index] = rng.standard_normal(shape).astype(dtype)
+        elif tensor.is_quantised:
+            limits = np.iinfo(dtype)
+            inputs[index] = rng.integers(limits.min, limits.max + 1, shape).astype(dtype)
+        else:
+            inputs[index] = (rng.random(shape) < 0.9).astype(dtype)
+    return inputs
+
+
+def compare(raw: bytes, model: TfliteModel, converted: onnx.ModelProto, progress: Progress) -> None:
+    """Compare each operator of a converted model with the interpreter.
+
+    Parameters
+    ----------
+    raw
+        The file's content.
+    model
+        The decoded file.
+    converted
+        The result of `convert`, whose inputs have the final shapes.
+    progress
+        Called with a note if the comparison is not possible.
+
+    Raises
+    ------
+    ParityError
+        If an operator gives other numbers than the interpreter.
+    """
+    if not is_installed():
+        progress(
+            "the import was not compared with LiteRT, which is not installed: pip install ai-edge-litert"
+        )
+        return
+    inputs = model.subgraphs[0].inputs
+    shapes = {
+        index: tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
+        for index, value in zip(inputs, converted.graph.input, strict=True)
+    }
+    names = {operator.name for graph in model.subgraphs for operator in graph.operators}
+    tensors, reason = run_interpreter(
+        raw, sample_inputs(model, shapes), reference=names.isdisjoint(NOT_REFERENCE)
+    )
+    if tensors is None:
+        progress(f"the import was not compared with LiteRT, {reason}")
+        return
+    try:
+        worst = differences(model, shapes, tensors)
+    except ModelError as error:
+        progress(f"the import was not compared with LiteRT: {error}")
+        return
+    if worst is not None:
+        raise ParityError(
+            f"{worst}, which is not what LiteRT gives",
+            hint="the importer is wrong about this operator: please report it with the model",
+        )
+
+
+def run_interpreter(
+    raw: bytes, inputs: Mapping[int, NDArray[Any]], *, reference: bool
+) -> tuple[dict[int, NDArray[Any]] | None, str]:
+    """Run the interpreter in a process of its own, with its reference kernels or its optimised ones.
+
+    Returns
+    -------
+    tuple
+        The tensors by index, or None and the reason, such as "which refused the model: ...".
+    """
+    with tempfile.TemporaryDirectory(prefix="edgebundle-") as name:
+        folder = Path(name)
+        (folder / "model.tflite").write_bytes(raw)
+        named: dict[str, Any] = {str(index): values for index, values in inputs.items()}
+        np.savez(folder / "inputs.npz", **named)
+        try:
+            ended = subprocess.run(  # noqa: S603 - this program with a folder of its own
+                [
+                    sys.executable,
+                    "-P",
+                    litert_process.__file__,
+                    name,
+                    "reference" if reference else "optimised",
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                timeout=TIMEOUT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return None, f"which took longer than {TIMEOUT_S} s"
+        if ended.returncode < 0:
+            return None, f"which crashed (signal {-ended.returncode})"
+        if ended.returncode:
+            lines = ended.stderr.decode(errors="replace").strip().splitlines() or ["no reason"]
+            return None, f"which {lines[-1][-300:]}"
+        try:
+            with np.load(folder / "tensors.npz", allow_pickle=False) as found:
+                return {int(index): found[index] for index in found.files}, ""
+        except (OSError, ValueError, zipfile.BadZipFile) as error:
+            return None, f"whose tensors cannot be read ({first_line(error)})"
+
+
+def differences(
+    model: TfliteModel, shapes: Mapping[int, tuple[int, ...]], tensors: Mapping[int, NDArray[Any]]
+) -> str | None:
+    """Find the first operator that gives other numbers than the interpreter, given its inputs.
+
+    Parameters
+    ----------
+    model
+        The decoded file.
+    shapes
+        Shapes of the inputs, by tensor index.
+    tensors
+        The interpreter's tensors, by index.
+
+    Returns
+    -------
+    str or None
+        The operator and how far it is off, in words.
+
+    Raises
+    ------
+    ModelError
+        If the interpreter lacks a tensor, or ONNX Runtime refuses the graph.
+    """
+    made: list[_Made] = []
+    feeds: dict[str, NDArray[Any]] = {}
+
+    def observe(scope: Scope, operator: Operator) -> None:
+        for index in operator.outputs:
+            tensor = scope.subgraph.tensors[index]
+            if not scope.is_known(tensor) or scope.constant(tensor) is not None:
+                continue
+            if index not in tensors:
+                raise ModelError(f"it does not keep the tensor '{tensor.name}'")
+            layout = Layout.LAST if scope.has(tensor, Layout.LAST) else Layout.FIRST
+            value = scope.value(tensor, layout)
+            output = scope.graph.add_output(value, f"made_{index}")
+            found = tensors[index]
+            wanted = scope.shape(tensor)
+            if found.shape != wanted or str(found.dtype) != tensor.dtype:
+                raise ParityError(
+                    f"{describe(scope.subgraph, operator)}: expected {found.dtype}{list(found.shape)} as "
+                    f"LiteRT gives, got {tensor.dtype}{list(wanted)}"
+                )
+            if layout is Layout.FIRST:
+                found = found.transpose(to_first(found.ndim))
+            name = scope.graph.add_input(f"given_{index}", tensor.dtype, found.shape)
+            feeds[name] = np.ascontiguousarray(found)
+            scope.forget(tensor)
+            scope.put(tensor, name, layout)
+            made.append(_Made(operator, tensor, output))
+
+    main = model.subgraphs[0]
+    named = {value_name(main.tensors[index]): shape for index, shape in shapes.items()}
+    graph = convert(model, "compared", named, observe=observe)
+    for index, value in zip(main.inputs, graph.graph.input, strict=False):
+        feeds[value.name] = tensors[index]
+    results = _run(graph, feeds)
+    for one in made:
+        last = tensors.get(one.operator.outputs[-1], np.zeros(0))
+        number = float(last.reshape(-1)[0]) if last.size == 1 else 0.0
+        found = _difference(
+            main.tensors, one, results[one.output], feeds[f"given_{one.tensor.index}"], number
+        )
+        if found is not None:
+            return f"{describe(main, one.operator)}: {found}"
+    return None
+
+
+def _run(graph: onnx.ModelProto, feeds: Arrays) -> dict[str, NDArray[Any]]:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    names = [output.name for output in graph.graph.output]
+    try:
+        session = onnxruntime.InferenceSession(
+            graph.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+        values = session.run(names, dict(feeds))
+    except FOREIGN_FAILURES as error:
+        raise ModelError(f"ONNX Runtime refused the graph ({first_line(error)})") from error
+    return dict(zip(names, values, strict=True))
+
+
+def _difference(
+    tensors: Sequence[Tensor], one: _Made, ours: NDArray[Any], theirs: NDArray[Any], number: float
+) -> str | None:
+    """How far a result is off, in words, or None if it is within the limits.
+
+    `number` is the operator's last output, if it is one number.
+    """
+    if one.operator.name == POST_PROCESS and theirs.ndim > 1:
+        filled = places_filled(one.operator.custom, number)
+        ours, theirs = ours[:, :filled], theirs[:, :filled]
+    if ours.size == 0:
+        return None
+    if theirs.dtype.kind != "f":
+        limit = 0
+        if one.tensor.is_quantised:
+            coarse = one.tensor.dtype == "int16" and one.operator.name in _INTERPOLATED
+            limit = INTERPOLATED if coarse else QUANTA
+        most = int(np.abs(ours.astype(np.int64) - theirs.astype(np.int64)).max())
+        return None if most <= limit else f"expected a difference of at most {limit} steps, got {most}"
+    a, b = ours.astype(np.float64), theirs.astype(np.float64)
+    if not np.array_equal(np.isfinite(a), np.isfinite(b)):
+        return "expected infinities and NaN in the same places, got others"
+    a, b = a[np.isfinite(a)], b[np.isfinite(b)]
+    if not a.size:
+        return None
+    if one.operator.name in _WEIGHTED and _has_integer_weights(tensors, one.operator):
+        power = float(np.mean(b * b))
+        noise = float(np.mean((a - b) ** 2)) / max(power, SCALE_FLOOR**2)
+        return (
+            None
+            if noise <= ROUNDED_DATA
+            else f"expected a noise of at most {ROUNDED_DATA:g}, got {noise:.3g}"
+        )
+    error = float(np.abs(a - b).max()) / max(float(np.abs(b).max()), SCALE_FLOOR)
+    return None if error <= REAL else f"expected a relative error of at most {REAL:g}, got {error:.3g}"
+
+
+def _has_integer_weights(tensors: Sequence[Tensor], operator: Operator) -> bool:
+    return any(index >= 0 and tensors[index].is_quantised for index in operator.inputs)

@@ -1,0 +1,161 @@
+"""Write a TFLite model as an ONNX model: the same inputs and outputs, real arithmetic between scales.
+
+Quantised tensors become QuantizeLinear and DequantizeLinear, so that ONNX Runtime, the parity check and the
+kernels see what they see in any quantised ONNX model (docs/decisions/0030-tflite-becomes-onnx.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import onnx
+
+from builder.errors import ShapeError, UnsupportedOperatorError
+from builder.importer.tflite.control_flow import STATIC, Program
+from builder.importer.tflite.graph_builder import GraphBuilder, RefusalError
+from builder.importer.tflite.operation import Operation
+from builder.importer.tflite.operators import CONVERTERS, CUSTOM_CONVERTERS
+from builder.importer.tflite.schema import MALFORMED, Operator, Subgraph, TfliteModel
+from builder.importer.tflite.scope import Scope
+from builder.importer.tflite.tensor import Tensor
+
+_LISTED: Final = 8  # operators that one message names
+_FLEX_HINT: Final = "convert the model with only TFLite's own operators (tf.lite.OpsSet.TFLITE_BUILTINS)"
+Observer = Callable[[Scope, Operator], None]
+
+
+def convert(
+    model: TfliteModel,
+    name: str,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    progress: Callable[[str], None] | None = None,
+    observe: Observer | None = None,
+) -> onnx.ModelProto:
+    """Convert a model.
+
+    Parameters
+    ----------
+    model
+        The decoded file.
+    name
+        The graph's name.
+    input_shapes
+        Input name -> shape, for inputs that shall have another shape than in the file.
+    progress
+        Called with each choice that was made without asking the user.
+    observe
+        Called after each operator of the main subgraph.
+
+    Returns
+    -------
+    onnx.ModelProto
+        A model with static shapes.
+
+    Raises
+    ------
+    UnsupportedOperatorError
+        If operators cannot be converted; the message names them.
+    ShapeError
+        If `input_shapes` does not fit the inputs.
+    """
+    main = model.subgraphs[0]
+    graph = GraphBuilder()
+    scope = Scope(graph, main)
+    shapes = dict(input_shapes or {})
+    for index in main.inputs:
+        tensor = main.tensors[index]
+        if not tensor.dtype:
+            raise UnsupportedOperatorError(f"input '{tensor.name}' cannot be served: {tensor.obstacle}")
+        shape = shapes.pop(value_name(tensor), tensor.shape)
+        if len(shape) != len(tensor.shape):
+            raise ShapeError(
+                f"input '{value_name(tensor)}': expected {len(tensor.shape)} dimensions, got {list(shape)}"
+            )
+        scope.put(tensor, graph.add_input(value_name(tensor), tensor.dtype, shape))
+    if shapes:
+        names = ", ".join(value_name(main.tensors[index]) for index in main.inputs)
+        raise ShapeError(
+            f"expected shapes of the inputs {names[:300]}, got one of {next(iter(shapes))!r:.80}"
+        )
+    program = Program(model, lambda inner: _run(inner, program, None))
+    _run(scope, program, observe)
+    for index in main.outputs:
+        tensor = main.tensors[index]
+        try:
+            graph.add_output(scope.value(tensor), value_name(tensor))
+        except RefusalError as error:
+            raise UnsupportedOperatorError(f"output '{tensor.name}' cannot be served: {error}") from error
+    if progress is not None:
+        for text in graph.notes:
+            progress(text)
+    return graph.model(name)
+
+
+def _run(scope: Scope, program: Program, observe: Observer | None) -> None:
+    """Write all operators of a subgraph."""
+    _refuse_unknown(scope.subgraph)
+    for operator in scope.subgraph.operators:
+        _convert_operator(scope, operator, program)
+        if observe is not None:
+            observe(scope, operator)
+
+
+def value_name(tensor: Tensor) -> str:
+    """The tensor's name as a bundle has it.
+
+    The converter joins the names of operators that it fused by semicolons; the first one names the result.
+    """
+    return tensor.name.partition(";")[0] or f"tensor_{tensor.index}"
+
+
+def _convert_operator(scope: Scope, operator: Operator, program: Program) -> None:
+    """Write one operator.
+
+    Raises
+    ------
+    UnsupportedOperatorError
+        If it cannot be converted.
+    """
+    try:
+        if operator.is_custom:
+            CUSTOM_CONVERTERS[operator.name](Operation(scope, operator))
+        elif operator.name in STATIC:
+            STATIC[operator.name](Operation(scope, operator), program)
+        else:
+            CONVERTERS[operator.name](Operation(scope, operator))
+    except RefusalError as error:
+        raise UnsupportedOperatorError(f"{describe(scope.subgraph, operator)}: {error}") from error
+    except MALFORMED as error:
+        raise UnsupportedOperatorError(
+            f"{describe(scope.subgraph, operator)}: its tensors or options do not fit together",
+            hint="download or convert the model again: the file may be damaged",
+        ) from error
+
+
+def describe(subgraph: Subgraph, operator: Operator) -> str:
+    """An operator in messages, such as `CONV_2D (operator 3, makes 'conv1')`."""
+    made = f", makes '{value_name(subgraph.tensors[operator.outputs[0]])}'" if operator.outputs else ""
+    return f"{operator.name} (operator {operator.index}{made})"
+
+
+def _refuse_unknown(subgraph: Subgraph) -> None:
+    """Refuse operators without a converter, all at once."""
+    known = {**CONVERTERS, **STATIC}
+    unknown = [o for o in subgraph.operators if o.name not in (CUSTOM_CONVERTERS if o.is_custom else known)]
+    if not unknown:
+        return
+    kinds: dict[str, list[int]] = {}
+    for operator in unknown:
+        kinds.setdefault(
+            f"custom operator {operator.name}" if operator.is_custom else operator.name, []
+        ).append(operator.index)
+    listed = "; ".join(
+        f"{name} (operator {', '.join(map(str, places[:3]))}{' ...' if len(places) > 3 else ''})"
+        for name, places in sorted(kinds.items())[:_LISTED]
+    )
+    more = f"; and {len(kinds) - _LISTED} more" if len(kinds) > _LISTED else ""
+    flex = any(o.is_custom and o.name.startswith("Flex") for o in unknown)
+    hint = _FLEX_HINT if flex else None
+    noun = "operator" if len(kinds) == 1 else "operators"
+    raise UnsupportedOperatorError(f"{len(kinds)} {noun} cannot be imported: {listed}{more}", hint=hint)

@@ -1,0 +1,275 @@
+"""Write an ONNX graph node by node, with the type and shape of every value known at once.
+
+Promises static shapes, and that values which follow from small constants are constants themselves: a
+converter often computes the shape that it reshapes to. Leaves layouts and quantisation to `scope`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, defs, helper, numpy_helper, shape_inference
+from onnx.reference import ReferenceEvaluator
+
+from agent.bundle.tensor_spec import MAX_TENSOR_BYTES
+from builder.importer.onnx_graph import ValueType, value_type
+from builder.importer.silence import FOREIGN_FAILURES, first_line, quiet
+
+# The first opset with QuantizeLinear and DequantizeLinear on 16-bit numbers.
+OPSET: Final = 21
+IR_VERSION: Final = 10
+# Shapes, axes, indices and masks are smaller. Larger constants are folded later, by ONNX Runtime.
+MAX_FOLDED: Final = 4096
+# ONNX's inference reads shapes, axes and pads from inputs; larger ones are data.
+_READ_BY_INFERENCE: Final = 256
+# What computes shapes and counts. The evaluator's cost for these is that of their inputs and outputs; a
+# pooling of one number over a window of a billion would cost more. Quantised weights stay whole numbers.
+_FOLDED: Final = frozenset(
+    {
+        "Abs", "Add", "And", "Cast", "Ceil", "Clip", "Concat", "Div", "Equal", "Expand", "Floor", "Gather",
+        "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min", "Mod", "Mul", "Neg", "Not", "Or",
+        "Pad", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "Relu", "Reshape", "Sign",
+        "Slice",
+        "Split", "Sub", "Transpose", "Where", "Xor",
+    }
+)  # fmt: skip
+# Index lists and masks that converters make; those of real models are a thousandth of this.
+MAX_MADE: Final = 1 << 22
+
+
+class RefusalError(Exception):
+    """An operator cannot be written as ONNX; the message is the reason, without the operator's name."""
+
+
+class GraphBuilder:
+    """A graph to which nodes, constants, inputs and outputs are added.
+
+    Attributes
+    ----------
+    notes
+        What the user should know about the conversion, in the order of `note`.
+    """
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self._nodes: list[onnx.NodeProto] = []
+        self._types: dict[str, ValueType] = {}
+        self._constants: dict[str, NDArray[Any]] = {}
+        self._inputs: list[onnx.ValueInfoProto] = []
+        self._outputs: list[onnx.ValueInfoProto] = []
+        self._names: set[str] = set()
+        self._shared: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+        self._counter = 0
+
+    def check_made(self, count: int) -> None:
+        """Check the size of what a converter is about to make in memory.
+
+        Raises
+        ------
+        RefusalError
+            If it is larger than `MAX_MADE` elements.
+        """
+        if count > MAX_MADE:
+            raise RefusalError(f"expected an index or mask of at most {MAX_MADE} elements, got {count}")
+
+    def note(self, text: str) -> None:
+        """Tell the user about a choice, once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def fresh(self, stem: str) -> str:
+        """A new name that begins with `stem`."""
+        name = stem
+        while name in self._names or not name:
+            self._counter += 1
+            name = f"{stem}__{self._counter}"
+        self._names.add(name)
+        return name
+
+    def add_input(self, name: str, dtype: str, shape: Sequence[int]) -> str:
+        """Add an input and return its name, which is `name` if no other value has it."""
+        name = self.fresh(name)
+        kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+        self._types[name] = ValueType(kind, tuple(shape))
+        self._inputs.append(helper.make_tensor_value_info(name, kind, list(shape)))
+        return name
+
+    def add_output(self, value: str, name: str) -> str:
+        """Make a value an output and return its name, which is `name` if no other value has it."""
+        name = self.fresh(name)
+        found = self._types[value]
+        self._nodes.append(helper.make_node("Identity", [value], [name]))
+        self._outputs.append(helper.make_tensor_value_info(name, found.elem_type, found.static_shape))
+        return name
+
+    def constant(self, values: NDArray[Any] | Sequence[int] | float, dtype: str | None = None) -> str:
+        """Add a constant and return its name; equal small constants are added once.
+
+        Parameters
+        ----------
+        values
+            The value; integers in a list become int64.
+        dtype
+            A NumPy dtype, or None to keep that of `values`.
+        """
+        array = np.asarray(values) if dtype is None else np.asarray(values, dtype)
+        if not isinstance(values, np.ndarray) and dtype is None:
+            array = array.astype(np.int64)
+        key = (str(array.dtype), array.shape, array.tobytes()) if array.size <= _READ_BY_INFERENCE else None
+        if key is not None and key in self._shared:
+            return self._shared[key]
+        name = self.fresh("constant")
+        self._constants[name] = array
+        self._types[name] = ValueType(helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+        if key is not None:
+            self._shared[key] = name
+        return name
+
+    def node(self, operator: str, *inputs: str, **attributes: Any) -> str:  # noqa: ANN401 - as ONNX has them
+        """Add a node with one output and return its name. An empty input is an optional one that is absent.
+
+        Raises
+        ------
+        RefusalError
+            If ONNX does not allow these inputs and attributes.
+        """
+        return self.nodes(operator, inputs, 1, **attributes)[0]
+
+    def nodes(self, operator: str, inputs: Sequence[str], outputs: int, **attributes: Any) -> list[str]:  # noqa: ANN401
+        """Add a node with several outputs and return their names.
+
+        Raises
+        ------
+        RefusalError
+            If ONNX does not allow these inputs and attributes.
+        """
+        names = [self.fresh(operator.lower()) for _ in range(outputs)]
+        node = helper.make_node(operator, list(inputs), names, **attributes)
+        for name, found in zip(names, self._infer(node), strict=True):
+            self._types[name] = found
+        if not self._fold(node):
+            self._nodes.append(node)
+        return names
+
+    def constant_of(self, name: str) -> NDArray[Any] | None:
+        """A value that is known now, or None."""
+        return self._constants.get(name)
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """The shape of a value."""
+        shape = self._types[name].static_shape
+        assert shape is not None
+        return shape
+
+    def dtype_of(self, name: str) -> np.dtype[Any]:
+        """The NumPy dtype of a value."""
+        return self._types[name].dtype
+
+    def model(self, name: str) -> onnx.ModelProto:
+        """The graph as a model; constants that no node reads are left out."""
+        nodes, read = self._alive()
+        weights = [
+            numpy_helper.from_array(np.ascontiguousarray(values).reshape(values.shape), constant)
+            for constant, values in self._constants.items()
+            if constant in read
+        ]
+        graph = helper.make_graph(nodes, name, self._inputs, self._outputs, initializer=weights)
+        opset = [helper.make_opsetid("", OPSET)]
+        return helper.make_model(
+            graph, opset_imports=opset, ir_version=IR_VERSION, producer_name="edgebundle"
+        )
+
+    def _alive(self) -> tuple[list[onnx.NodeProto], set[str]]:
+        """The nodes that outputs depend on, and the values that these read."""
+        read = {output.name for output in self._outputs}
+        nodes = []
+        for node in reversed(self._nodes):
+            if not read.isdisjoint(node.output):
+                nodes.append(node)
+                read.update(node.input)
+        return nodes[::-1], read
+
+    def _infer(self, node: onnx.NodeProto) -> list[ValueType]:
+        types, data = {}, {}
+        for name in node.input:
+            if not name:
+                continue
+            found = self._types[name]
+            types[name] = helper.make_tensor_type_proto(found.elem_type, found.static_shape)
+            known = self._constants.get(name)
+            if known is not None and known.size <= _READ_BY_INFERENCE:
+                data[name] = numpy_helper.from_array(np.ascontiguousarray(known).reshape(known.shape), name)
+        try:
+            inferred = shape_inference.infer_node_outputs(
+                defs.get_schema(node.op_type, OPSET, node.domain),
+                node,
+                types,
+                data,
+                opset_imports=[helper.make_opsetid("", OPSET)],
+                ir_version=IR_VERSION,
+            )
+        except FOREIGN_FAILURES as error:
+            raise RefusalError(f"its tensors do not fit together ({first_line(error)})") from error
+        result = []
+        for name in node.output:
+            found_type = value_type(onnx.ValueInfoProto(name=name, type=inferred.get(name)))
+            shape = None if found_type is None else found_type.static_shape
+            if found_type is None or shape is None:
+                raise RefusalError(
+                    "the shape of its result depends on values that are only known at run time"
+                )
+            if math.prod(shape) * found_type.dtype.itemsize > MAX_TENSOR_BYTES:
+                raise RefusalError(
+                    f"expected a result of at most {MAX_TENSOR_BYTES} bytes, got {list(shape)}"
+                )
+            result.append(found_type)
+        return result
+
+    def _fold(self, node: onnx.NodeProto) -> bool:
+        """Compute a node whose inputs are small constants; its results become constants."""
+        if node.op_type not in _FOLDED:
+            return False
+        names = [name for name in node.input if name]
+        sizes = [self._constants[name].size if name in self._constants else MAX_FOLDED + 1 for name in names]
+        sizes += [math.prod(self.shape_of(name)) for name in node.output]
+        if any(size > MAX_FOLDED for size in sizes):
+            return False
+        feeds = {name: self._constants[name] for name in names}
+        model = helper.make_model(
+            helper.make_graph(
+                [node],
+                "constant",
+                [
+                    helper.make_tensor_value_info(n, self._types[n].elem_type, v.shape)
+                    for n, v in feeds.items()
+                ],
+                [
+                    helper.make_tensor_value_info(n, self._types[n].elem_type, self.shape_of(n))
+                    for n in node.output
+                ],
+            ),
+            opset_imports=[helper.make_opsetid("", OPSET)],
+            ir_version=IR_VERSION,
+        )
+        try:
+            with quiet():
+                values = ReferenceEvaluator(model).run(None, feeds)
+        except (*FOREIGN_FAILURES, NotImplementedError):
+            return False
+        for name, value in zip(node.output, values, strict=True):
+            self._constants[name] = np.asarray(value, self._types[name].dtype).reshape(self.shape_of(name))
+        return True
+
+
+def element_type(dtype: str) -> int:
+    """ONNX's number of a NumPy dtype."""
+    return int(helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
+
+
+FLOAT: Final = TensorProto.FLOAT
+FLOAT16: Final = TensorProto.FLOAT16

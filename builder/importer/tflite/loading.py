@@ -1,0 +1,81 @@
+"""From a `.tflite` file to the ONNX model that the importer takes: read, convert, compare with LiteRT."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import onnx
+
+from builder.importer.model_file import read_bytes
+from builder.importer.tflite.comparison import compare, is_installed
+from builder.importer.tflite.conversion import convert
+from builder.importer.tflite.metadata import Declared, describe, read_metadata
+from builder.importer.tflite.schema import read
+
+
+@dataclass(frozen=True, slots=True)
+class TfliteFile:
+    """A converted file.
+
+    Attributes
+    ----------
+    model
+        An ONNX model with static shapes and the file's inputs and outputs.
+    sha256
+        SHA-256 of the file, in hexadecimal.
+    declared
+        What the file says about its pictures and labels.
+    notes
+        Choices made without asking the user; one line each.
+    """
+
+    model: onnx.ModelProto
+    sha256: str
+    declared: Declared
+    notes: tuple[str, ...]
+
+
+def load_tflite(
+    path: Path, input_shapes: Mapping[str, Sequence[int]] | None, progress: Callable[[str], None]
+) -> TfliteFile:
+    """Read and convert a file.
+
+    Parameters
+    ----------
+    path
+        The file.
+    input_shapes
+        Input name -> shape, for inputs that shall have another shape than in the file.
+    progress
+        Called with each note as soon as it is known, and with each step that may take long.
+
+    Raises
+    ------
+    ModelError
+        If the file cannot be read or converted.
+    ShapeError
+        If `input_shapes` does not fit the inputs.
+    ParityError
+        If LiteRT is installed and gives other numbers.
+    """
+    raw = read_bytes(path)
+    model = read(raw, str(path))
+    notes: list[str] = []
+
+    def note(text: str) -> None:
+        notes.append(text)
+        progress(text)
+
+    converted = convert(model, path.stem, input_shapes, note)
+    if is_installed():
+        progress("comparing the import with LiteRT")
+    compare(raw, model, converted, note)
+    declared = read_metadata(raw, model)
+    if input_shapes:
+        declared = replace(declared, preprocess=None)  # it is for pictures of the file's own size
+    if (text := describe(declared)) is not None:
+        note(text)
+    return TfliteFile(converted, hashlib.sha256(raw).hexdigest(), declared, tuple(notes))

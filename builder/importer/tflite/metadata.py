@@ -1,0 +1,208 @@
+"""Read what a TFLite file says about its pictures and labels: normalisation, and one label for each class.
+
+Converters attach it as the piece of metadata `TFLITE_METADATA`, a FlatBuffer of its own
+(tensorflow_lite_support/metadata/metadata_schema.fbs, version 1.1.0), and append files such as labels as a
+zip archive. Promises values within range, or none: metadata never makes a model unusable. The classes for
+this schema come only with a far larger package, so the few fields are read here by their numbers.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import zipfile
+import zlib
+from dataclasses import dataclass
+from typing import Any, Final
+
+import flatbuffers
+import numpy as np
+from flatbuffers import number_types
+
+from agent.bundle.archive import MAX_MEMBER_BYTES
+from agent.bundle.processing import Preprocess
+from builder.importer.tflite.conversion import value_name
+from builder.importer.tflite.schema import MALFORMED, TfliteModel
+from builder.importer.tflite.tensor import Tensor
+
+NAME: Final = "TFLITE_METADATA"
+IDENTIFIER: Final = b"M001"
+MAX_LABELS_BYTES: Final = MAX_MEMBER_BYTES["labels.txt"]
+# Models have a few inputs and outputs, with a few files and steps each.
+_MAX_ENTRIES: Final = 64
+_MAX_NAME_BYTES: Final = 256
+# Numbers of fields, in the order of the schema's tables.
+_SUBGRAPHS: Final = 3
+_INPUTS, _OUTPUTS = 2, 3
+_CONTENT, _PROCESS_UNITS, _FILES = 3, 4, 6
+_UNION_TYPE, _UNION = 0, 1
+_NORMALIZATION: Final = 1  # ProcessUnitOptions
+_IMAGE: Final = 2  # ContentProperties
+_GRAYSCALE: Final = 2  # ColorSpaceType
+_AXIS_LABELS: Final = 2  # AssociatedFileType
+_ZIP_FAILURES: Final = (
+    *MALFORMED,
+    OSError,
+    RuntimeError,
+    NotImplementedError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What a file declares.
+
+    Attributes
+    ----------
+    preprocess
+        How a picture becomes the input, or None.
+    labels
+        Labels of the classes, in the order of the last axis of the only output; empty if there are none.
+    """
+
+    preprocess: Preprocess | None = None
+    labels: tuple[str, ...] = ()
+
+
+class _Table:
+    """A table of a FlatBuffer, read by the numbers of its fields."""
+
+    def __init__(self, raw: bytes, position: int) -> None:
+        self._raw = raw
+        self._table = flatbuffers.table.Table(raw, position)
+
+    def _offset(self, field: int) -> int:
+        return int(self._table.Offset(4 + 2 * field))
+
+    def byte(self, field: int) -> int:
+        offset = self._offset(field)
+        return int(self._table.Get(number_types.Uint8Flags, offset + self._table.Pos)) if offset else 0
+
+    def table(self, field: int) -> _Table | None:
+        offset = self._offset(field)
+        return _Table(self._raw, self._table.Indirect(offset + self._table.Pos)) if offset else None
+
+    def tables(self, field: int) -> list[_Table]:
+        offset = self._offset(field)
+        if not offset:
+            return []
+        start, count = self._table.Vector(offset), min(self._table.VectorLen(offset), _MAX_ENTRIES)
+        return [_Table(self._raw, self._table.Indirect(start + 4 * i)) for i in range(count)]
+
+    def floats(self, field: int) -> tuple[float, ...]:
+        offset = self._offset(field)
+        if not offset or self._table.VectorLen(offset) > _MAX_ENTRIES:
+            return ()
+        found = np.asarray(self._table.GetVectorAsNumpy(number_types.Float32Flags, offset))
+        return tuple(float(value) for value in found)
+
+    def text(self, field: int) -> str:
+        offset = self._offset(field)
+        if not offset or self._table.VectorLen(offset) > _MAX_NAME_BYTES:
+            return ""
+        return str(self._table.String(offset + self._table.Pos).decode("utf-8", errors="replace"))
+
+
+def read_metadata(raw: bytes, model: TfliteModel) -> Declared:
+    """Read a file's metadata.
+
+    Parameters
+    ----------
+    raw
+        The file's content.
+    model
+        The decoded file.
+
+    Returns
+    -------
+    Declared
+        What can be used; nothing if the metadata is missing or damaged.
+    """
+    content = next((content for name, content in model.metadata if name == NAME), b"")
+    if content[4:8] != IDENTIFIER:
+        return Declared()
+    try:
+        root = _Table(content, struct.unpack_from("<I", content)[0])
+        [main] = root.tables(_SUBGRAPHS)[:1]
+        graph = model.subgraphs[0]
+        inputs = [graph.tensors[index] for index in graph.inputs]
+        outputs = [graph.tensors[index] for index in graph.outputs]
+        preprocess = _preprocess(inputs, main.tables(_INPUTS))
+        return Declared(preprocess, _labels(raw, outputs, main.tables(_OUTPUTS)))
+    except MALFORMED:
+        return Declared()
+
+
+def _preprocess(inputs: list[Tensor], described: list[_Table]) -> Preprocess | None:
+    """The normalisation of the only input that is a picture."""
+    found = [
+        (tensor, table)
+        for tensor, table in zip(inputs, described, strict=False)
+        if len(tensor.shape) == 4 and tensor.shape[0] == 1 and tensor.shape[3] in (1, 3)
+    ]
+    if len(found) != 1:
+        return None
+    tensor, table = found[0]
+    steps = [
+        unit.table(_UNION)
+        for unit in table.tables(_PROCESS_UNITS)
+        if unit.byte(_UNION_TYPE) == _NORMALIZATION
+    ]
+    if len(steps) != 1 or steps[0] is None:
+        return None
+    mean, std = np.asarray(steps[0].floats(0), np.float64), np.asarray(steps[0].floats(1), np.float64)
+    if not mean.size or not std.size or not (np.abs(std) > 0).all():
+        return None
+    if tensor.quantisation is not None and tensor.is_quantised:
+        # ((pixel - mean) / std) / scale + zero, in the manifest's form.
+        scale, zero = float(tensor.quantisation.scales[0]), float(tensor.quantisation.zero_points[0])
+        mean, std = mean - std * scale * zero, std * scale
+    content = table.table(_CONTENT)
+    picture = content.table(_UNION) if content is not None and content.byte(_UNION_TYPE) == _IMAGE else None
+    is_grey = tensor.shape[3] == 1
+    if picture is not None and (picture.byte(0) == _GRAYSCALE) != is_grey:
+        return None
+    return Preprocess(
+        input=value_name(tensor),
+        colour="GRAY" if is_grey else "RGB",
+        resize=(tensor.shape[1], tensor.shape[2]),
+        resize_mode="stretch",
+        interpolation="bilinear",
+        crop=None,
+        scale=1.0,
+        mean=tuple(float(value) for value in mean),
+        std=tuple(float(value) for value in std),
+        layout="NHWC",
+    )
+
+
+def _labels(raw: bytes, outputs: list[Tensor], described: list[_Table]) -> tuple[str, ...]:
+    """The labels of the only output's last axis."""
+    if len(outputs) != 1 or len(described) != 1 or not outputs[0].shape:
+        return ()
+    names = [file.text(0) for file in described[0].tables(_FILES) if file.byte(2) == _AXIS_LABELS]
+    if not names:
+        return ()
+    try:
+        with zipfile.ZipFile(io.BytesIO(raw)) as archive, archive.open(names[0]) as stream:
+            content = stream.read(MAX_LABELS_BYTES + 1)
+        if len(content) > MAX_LABELS_BYTES:
+            return ()
+        labels = content.decode("utf-8").splitlines()
+    except _ZIP_FAILURES:
+        return ()
+    while labels and not labels[-1].strip():
+        labels.pop()
+    return tuple(label.strip() for label in labels) if len(labels) == outputs[0].shape[-1] else ()
+
+
+def describe(declared: Declared) -> str | None:
+    """What the user should know, in one line; None if there is nothing."""
+    parts: list[Any] = []
+    if declared.preprocess is not None:
+        parts.append("how pictures are prepared")
+    if declared.labels:
+        parts.append(f"{len(declared.labels)} labels")
+    return f"from the file's metadata: {' and '.join(parts)}" if parts else None

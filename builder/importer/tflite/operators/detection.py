@@ -1,0 +1,300 @@
+"""Non-maximum suppression: TFLite_Detection_PostProcess and NON_MAX_SUPPRESSION_V4 and _V5.
+
+The greedy choice is written out step by step: take the best box that is left, drop all that overlap it. So
+all tensors have fixed shapes, and the results are those of the interpreter: `max_detections` places, of which
+the last ones are zeros if there are fewer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+from flatbuffers import flexbuffers
+
+from builder.importer.tflite.graph_builder import RefusalError
+from builder.importer.tflite.operation import Operation
+from builder.importer.tflite.schema import MALFORMED
+
+POST_PROCESS: Final = "TFLite_Detection_PostProcess"
+# Each step adds some twenty nodes.
+MAX_STEPS: Final = 200
+_SCALES: Final = ("y_scale", "x_scale", "h_scale", "w_scale")
+_REQUIRED: Final = (
+    *("max_detections", "max_classes_per_detection", "num_classes"),
+    *("nms_iou_threshold", "nms_score_threshold", *_SCALES),
+)
+_DEFAULTS: Final = MappingProxyType({"detections_per_class": 100.0, "use_regular_nms": 0.0})
+_MAX_OPTIONS_BYTES: Final = 4096  # a few hundred in practice
+# Marks boxes that are chosen or dropped; no score is so low.
+_GONE: Final = float(np.finfo(np.float32).min)
+
+
+@dataclass(frozen=True, slots=True)
+class _Boxes:
+    """Corners of n boxes, each a value of shape [1, n] but `corners`, which is [n, 4]."""
+
+    top: str
+    left: str
+    bottom: str
+    right: str
+    area: str
+    corners: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """What was chosen in each of c classes: indices, scores and whether there was one, all [c, steps]."""
+
+    indices: str
+    scores: str
+    is_there: str
+
+
+def detection_post_process(op: Operation) -> None:
+    """TFLite_Detection_PostProcess of box encodings [1, n, 4], class scores [1, n, k] and anchors [n, 4].
+
+    Source of the formulas: tensorflow/lite/kernels/detection_postprocess.cc.
+    """
+    options = _options(op.operator.custom)
+    shape, classes_shape = op.shape(0), op.shape(1)
+    if len(op.outputs) != 4 or len(shape) != 3 or shape[0] != 1 or shape[2] != 4 or len(classes_shape) != 3:
+        raise RefusalError(f"expected boxes [1, n, 4] and four outputs, got {list(shape)}")
+    count, classes = shape[1], int(options["num_classes"])
+    steps = int(options["max_detections"])
+    offset = classes_shape[2] - classes
+    each = min(int(options["max_classes_per_detection"]), classes)
+    if not 1 <= steps <= MAX_STEPS or offset not in (0, 1) or each < 1 or count < 1:
+        raise RefusalError(
+            f"expected 1 to {MAX_STEPS} detections and {classes} classes, got {steps} and {classes_shape[2]}"
+        )
+    boxes = _boxes(op, _decoded(op, options, count))
+    scores = op.reshape(op.real(1), (count, classes_shape[2]))
+    if offset:
+        scores = _slice(op, scores, 1, 1, classes_shape[2])
+    limits = options["nms_iou_threshold"], options["nms_score_threshold"]
+    if options["use_regular_nms"]:
+        _put_regular(op, boxes, scores, steps, min(int(options["detections_per_class"]), steps), limits)
+    else:
+        _put_fast(op, boxes, scores, steps, each, limits)
+
+
+def places_filled(custom: bytes, number: float) -> int:
+    """How many places TFLite_Detection_PostProcess fills with `number` detections.
+
+    The interpreter leaves the other places as they were in memory.
+
+    Raises
+    ------
+    RefusalError
+        If the options cannot be read.
+    """
+    options = _options(custom)
+    each = min(options["max_classes_per_detection"], options["num_classes"])
+    return int(number * (1 if options["use_regular_nms"] else each))
+
+
+def _put_fast(
+    op: Operation, boxes: _Boxes, scores: str, steps: int, each: int, limits: tuple[float, float]
+) -> None:
+    """Boxes are chosen by their best class; each gives its `each` best classes."""
+    graph = op.graph
+    values, classes = graph.nodes("TopK", [scores, graph.constant([each])], 2, axis=1)
+    count = graph.shape_of(scores)[0]
+    best = op.reshape(_slice(op, values, 1, 0, 1), (1, count))
+    chosen = _choose(op, boxes, best, steps, limits)
+    places = op.reshape(chosen.indices, (steps,))
+    there = op.reshape(chosen.is_there, (steps, 1))
+    corners = graph.node("Gather", boxes.corners, places, axis=0)
+    if each > 1:
+        corners = graph.node("Tile", corners, graph.constant([1, each]))
+    zero = graph.constant(0, "float32")
+    kinds = op.cast(graph.node("Gather", classes, places, axis=0), "float32")
+    results = [corners, kinds, graph.node("Gather", values, places, axis=0)]
+    results = [graph.node("Where", there, result, zero) for result in results]
+    _put(op, results, steps * each, chosen.is_there)
+
+
+def _put_regular(
+    op: Operation, boxes: _Boxes, scores: str, steps: int, per_class: int, limits: tuple[float, float]
+) -> None:
+    """Boxes are chosen in each class by itself; the best of all classes count."""
+    graph = op.graph
+    if per_class < 1:
+        raise RefusalError(f"expected at least one detection of each class, got {per_class}")
+    classes = graph.shape_of(scores)[1]
+    chosen = _choose(op, boxes, graph.node("Transpose", scores, perm=[1, 0]), per_class, limits)
+    gone = graph.constant(_GONE, "float32")
+    flat = op.reshape(graph.node("Where", chosen.is_there, chosen.scores, gone), (classes * per_class,))
+    if classes * per_class < steps:
+        flat = graph.node("Pad", flat, graph.constant([0, steps - classes * per_class]), gone)
+    values, places = graph.nodes("TopK", [flat, graph.constant([steps])], 2, axis=0)
+    there = op.reshape(graph.node("Greater", values, graph.constant(_GONE / 2, "float32")), (steps, 1))
+    inside = graph.node("Min", places, graph.constant([classes * per_class - 1]))
+    which = graph.node("Gather", op.reshape(chosen.indices, (classes * per_class,)), inside, axis=0)
+    kinds = op.cast(graph.node("Div", inside, graph.constant([per_class])), "float32")
+    zero = graph.constant(0, "float32")
+    results = [
+        graph.node("Gather", boxes.corners, which, axis=0),
+        op.reshape(kinds, (steps, 1)),
+        op.reshape(values, (steps, 1)),
+    ]
+    results = [graph.node("Where", there, result, zero) for result in results]
+    _put(op, results, steps, there)
+
+
+def _put(op: Operation, results: list[str], places: int, there: str) -> None:
+    boxes, classes, scores, number = op.outputs
+    op.scope.put_real(boxes, op.reshape(results[0], (1, places, 4)))
+    op.scope.put_real(classes, op.reshape(results[1], (1, places)))
+    op.scope.put_real(scores, op.reshape(results[2], (1, places)))
+    op.scope.put_real(number, op.cast(_total(op, there), "float32"))
+
+
+def non_max_suppression(op: Operation) -> None:
+    """NON_MAX_SUPPRESSION_V4 and _V5 of boxes [n, 4], scores [n], a number of results and two limits."""
+    shape = op.shape(0)
+    if len(shape) != 2 or shape[1] != 4 or not shape[0]:
+        raise RefusalError(f"expected boxes [n, 4], got {list(shape)}")
+    [steps] = op.integers(2, "number of results")
+    overlap, score = (float(op.scope.known(op.input(i), "limit").reshape(-1)[0]) for i in (3, 4))
+    sigma = op.optional(5)
+    if sigma is not None and op.scope.known(sigma, "sigma").reshape(-1)[0] != 0:
+        raise RefusalError("it lowers scores instead of dropping boxes")
+    if not 1 <= steps <= MAX_STEPS:
+        raise RefusalError(f"expected 1 to {MAX_STEPS} results, got {steps}")
+    graph = op.graph
+    first, second = (_slice(op, op.real(0), 1, i, i + 2) for i in (0, 2))
+    corners = graph.node("Concat", graph.node("Min", first, second), graph.node("Max", first, second), axis=1)
+    scores = op.reshape(op.real(1), (1, shape[0]))
+    # Here the limits belong to the other side: a score must be above, an overlap below.
+    below, above = np.float32(-np.inf), np.float32(np.inf)
+    limits = (
+        float(np.nextafter(np.float32(overlap), below)),
+        float(np.nextafter(np.float32(score), above)),
+    )
+    chosen = _choose(op, _boxes(op, corners), scores, steps, limits)
+    zero = graph.constant(np.zeros((), np.int64))
+    indices = op.reshape(graph.node("Where", chosen.is_there, chosen.indices, zero), (steps,))
+    results = [op.cast(indices, "int32")]
+    if len(op.outputs) == 3:
+        found = graph.node("Where", chosen.is_there, chosen.scores, graph.constant(0, "float32"))
+        results.append(op.reshape(found, (steps,)))
+    results.append(op.reshape(_total(op, chosen.is_there), ()))
+    if len(results) != len(op.outputs):
+        raise RefusalError(f"expected {len(results)} outputs, got {len(op.outputs)}")
+    for tensor, value in zip(op.outputs, results, strict=True):
+        op.scope.put(tensor, value)
+
+
+def _total(op: Operation, there: str) -> str:
+    """How many places are filled, int32 [1]."""
+    flat = op.cast(there, "int32")
+    axes = op.graph.constant(list(range(len(op.graph.shape_of(flat)))))
+    return op.reshape(op.graph.node("ReduceSum", flat, axes, keepdims=0), (1,))
+
+
+def _options(custom: bytes) -> Mapping[str, float]:
+    """The options, a FlexBuffer: only the numbers that are needed are read."""
+    if len(custom) > _MAX_OPTIONS_BYTES:
+        raise RefusalError(f"expected options of at most {_MAX_OPTIONS_BYTES} bytes, got {len(custom)}")
+    options = dict(_DEFAULTS)
+    try:
+        found = flexbuffers.GetRoot(custom).AsMap
+        for name in (*_REQUIRED, *_DEFAULTS):
+            try:
+                entry = found[name]
+            except KeyError:
+                continue
+            options[name] = float(entry.AsBool if entry.IsBool else entry.AsFloat)
+    except MALFORMED as error:
+        raise RefusalError("its options cannot be read") from error
+    for name in _REQUIRED:
+        if not math.isfinite(options.get(name, math.nan)):
+            raise RefusalError(f"expected a number as its option {name}, got none")
+    if 0 in (options[name] for name in _SCALES):
+        raise RefusalError("expected scales other than 0")
+    return options
+
+
+def _decoded(op: Operation, options: Mapping[str, float], count: int) -> str:
+    """Corners [n, 4] from encodings relative to anchors, which have a centre and a size."""
+    graph = op.graph
+    encodings = op.reshape(op.real(0), (count, 4))
+    anchors = op.reshape(op.real(2), (count, 4))
+    scales = np.asarray([1 / options["y_scale"], 1 / options["x_scale"]], np.float32)
+    sizes = np.asarray([1 / options["h_scale"], 1 / options["w_scale"]], np.float32)
+    anchor, extent = (_slice(op, anchors, 1, i, i + 2) for i in (0, 2))
+    moved = graph.node("Mul", _slice(op, encodings, 1, 0, 2), graph.constant(scales))
+    centre = graph.node("Add", graph.node("Mul", moved, extent), anchor)
+    grown = graph.node("Exp", graph.node("Mul", _slice(op, encodings, 1, 2, 4), graph.constant(sizes)))
+    half = graph.node("Mul", graph.node("Mul", grown, graph.constant(0.5, "float32")), extent)
+    return graph.node("Concat", graph.node("Sub", centre, half), graph.node("Add", centre, half), axis=1)
+
+
+def _boxes(op: Operation, corners: str) -> _Boxes:
+    count = op.graph.shape_of(corners)[0]
+    top, left, bottom, right = (op.reshape(_slice(op, corners, 1, i, i + 1), (1, count)) for i in range(4))
+    height = op.graph.node("Sub", bottom, top)
+    width = op.graph.node("Sub", right, left)
+    return _Boxes(top, left, bottom, right, op.graph.node("Mul", height, width), corners)
+
+
+def _choose(op: Operation, boxes: _Boxes, scores: str, steps: int, limits: tuple[float, float]) -> _Chosen:
+    """Choose up to `steps` boxes in each class.
+
+    Parameters
+    ----------
+    op
+        The operator.
+    boxes
+        The n boxes, the same in each class.
+    scores
+        [classes, n].
+    steps
+        How many are chosen.
+    limits
+        A box is dropped if it overlaps a chosen one by more than the first; its score must reach the second.
+    """
+    graph = op.graph
+    classes, count = graph.shape_of(scores)
+    graph.check_made(classes * count)
+    zero, gone = graph.constant(0, "float32"), graph.constant(_GONE, "float32")
+    places = graph.constant(np.arange(count, dtype=np.int64)[np.newaxis])
+    reach = graph.node("GreaterOrEqual", scores, graph.constant(limits[1], "float32"))
+    scores = graph.node("Where", reach, scores, gone)
+    real = graph.node("Greater", boxes.area, zero)
+    indices, values = [], []
+    for _ in range(steps):
+        values.append(graph.node("ReduceMax", scores, graph.constant([1]), keepdims=1))
+        indices.append(graph.node("ArgMax", scores, axis=1, keepdims=1))
+        flat = op.reshape(indices[-1], (classes,))
+        box = graph.node("Gather", boxes.corners, flat, axis=0)
+        sides = [_slice(op, box, 1, i, i + 1) for i in range(4)]
+        high = graph.node(
+            "Sub", graph.node("Min", boxes.bottom, sides[2]), graph.node("Max", boxes.top, sides[0])
+        )
+        wide = graph.node(
+            "Sub", graph.node("Min", boxes.right, sides[3]), graph.node("Max", boxes.left, sides[1])
+        )
+        shared = graph.node("Mul", graph.node("Max", high, zero), graph.node("Max", wide, zero))
+        area = graph.node("Mul", graph.node("Sub", sides[2], sides[0]), graph.node("Sub", sides[3], sides[1]))
+        union = graph.node("Sub", graph.node("Add", area, boxes.area), shared)
+        overlap = graph.node("Div", shared, union)
+        both = graph.node("And", real, graph.node("Greater", area, zero))
+        over = graph.node("And", both, graph.node("Greater", overlap, graph.constant(limits[0], "float32")))
+        drop = graph.node("Or", over, graph.node("Equal", places, indices[-1]))
+        scores = graph.node("Where", drop, gone, scores)
+    found = graph.node("Concat", *values, axis=1)
+    there = graph.node("Greater", found, graph.constant(_GONE / 2, "float32"))
+    return _Chosen(graph.node("Concat", *indices, axis=1), found, there)
+
+
+def _slice(op: Operation, value: str, axis: int, start: int, end: int) -> str:
+    return op.graph.node(
+        "Slice", value, op.graph.constant([start]), op.graph.constant([end]), op.graph.constant([axis])
+    )

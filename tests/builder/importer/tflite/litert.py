@@ -1,0 +1,69 @@
+"""Run files in LiteRT and their conversions in ONNX Runtime, and compare the results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from numpy.typing import NDArray
+
+from builder.importer.tflite.comparison import NOT_REFERENCE
+from builder.importer.tflite.conversion import convert
+from builder.importer.tflite.schema import read
+
+Arrays = Sequence[NDArray[Any]]
+
+
+def run_litert(raw: bytes, feeds: Arrays, *codes: str) -> list[NDArray[Any]] | str:
+    """The interpreter's outputs, or why it refuses the file; `codes` are the operators in it."""
+    package = pytest.importorskip("ai_edge_litert.interpreter", reason="ai-edge-litert is not installed")
+    kinds = package.OpResolverType
+    is_reference = NOT_REFERENCE.isdisjoint(codes)
+    kind = kinds.BUILTIN_REF if is_reference else kinds.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+    try:
+        interpreter = package.Interpreter(model_content=raw, experimental_op_resolver_type=kind)
+        interpreter.allocate_tensors()
+        for detail, values in zip(interpreter.get_input_details(), feeds, strict=True):
+            interpreter.set_tensor(detail["index"], values)
+        interpreter.invoke()
+    except (RuntimeError, ValueError) as error:
+        return str(error)
+    return [interpreter.get_tensor(detail["index"]) for detail in interpreter.get_output_details()]
+
+
+def run_converted(raw: bytes, feeds: Arrays) -> list[NDArray[Any]]:
+    """The outputs of the converted model in ONNX Runtime, which runs it as it is."""
+    model = convert(read(raw, "file"), "file")
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    names = [given.name for given in session.get_inputs()]
+    return list(session.run(None, dict(zip(names, feeds, strict=True))))
+
+
+def distance(ours: Arrays, theirs: Arrays) -> float:
+    """The largest difference: of real numbers relative to the largest, of whole numbers in steps.
+
+    Infinite if a shape, a datatype or the places of NaN differ.
+    """
+    worst = 0.0
+    for a, b in zip(ours, theirs, strict=True):
+        if a.shape != b.shape or a.dtype != b.dtype or not np.array_equal(a != a, b != b):
+            return float("inf")
+        if not a.size:
+            continue
+        wide, reference = a.astype(np.float64), b.astype(np.float64)
+        same = (wide == reference) | (reference != reference)
+        error = float(np.abs(np.where(same, 0, wide - np.where(same, wide, reference))).max())
+        if b.dtype.kind == "f":
+            finite = np.abs(reference[np.isfinite(reference)])
+            error /= max(float(finite.max(initial=0)), 1e-2)
+        worst = max(worst, error)
+    return worst

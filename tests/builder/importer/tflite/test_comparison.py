@@ -1,0 +1,109 @@
+"""The import is compared with LiteRT, operator by operator."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import numpy as np
+import pytest
+
+from builder.errors import ParityError
+from builder.importer.tflite import comparison
+from builder.importer.tflite.comparison import compare
+from builder.importer.tflite.conversion import convert
+from builder.importer.tflite.operators import CONVERTERS, Converter, detection, elementwise, pooling
+from builder.importer.tflite.schema import read
+from tests.builder.importer.tflite.operator_cases import PICTURE, VALID, Case, X, Y, build
+from tests.builder.importer.tflite.operators.test_detection import post_process
+from tests.builder.importer.tflite.tflite_file import FileSubgraph, write
+
+pytestmark = pytest.mark.skipif(not comparison.is_installed(), reason="ai-edge-litert is not installed")
+
+
+def compared(raw: bytes) -> list[str]:
+    """Compare a file with the interpreter; return the notes."""
+    notes: list[str] = []
+    model = read(raw, "file")
+    compare(raw, model, convert(model, "file"), notes.append)
+    return notes
+
+
+def replace(monkeypatch: pytest.MonkeyPatch, **converters: Converter) -> None:
+    monkeypatch.setattr("builder.importer.tflite.conversion.CONVERTERS", {**CONVERTERS, **converters})
+
+
+def pooled(dtype: str = "float32") -> bytes:
+    fields = {"StrideH": 2, "StrideW": 1, "FilterHeight": 2, "FilterWidth": 2, "Padding": VALID}
+    case = Case("MAX_POOL_2D", [X(PICTURE)], [Y(same=True)], "Pool2DOptions", fields)
+    return build(case, dtype, between=True)[0]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_an_import_that_is_right(dtype: str) -> None:
+    assert compared(pooled(dtype)) == []
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_an_operator_that_is_wrong_is_named(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace(monkeypatch, MAX_POOL_2D=pooling.average_pool_2d)
+    with pytest.raises(
+        ParityError, match=r"MAX_POOL_2D \(operator 1, makes 't2'\): expected a .*difference|relative"
+    ):
+        compared(pooled(dtype))
+
+
+def test_booleans_must_be_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = build(Case("LESS", [X((3, 5)), X((3, 5))], [Y(dtype="bool")]), "float32")[0]
+    assert compared(raw) == []
+    replace(monkeypatch, LESS=elementwise.comparison("Greater"))
+    with pytest.raises(ParityError, match="at most 0 steps"):
+        compared(raw)
+
+
+def test_a_transposed_integer_weight_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter rounds the data of such an operator, so the limit is wide, but not that wide."""
+    graph = FileSubgraph()
+    graph.inputs = [graph.tensor((2, 16))]
+    values = np.random.default_rng(2).integers(-127, 128, (16, 16)).astype(np.int8)
+    w = graph.constant(values, scales=[0.01])
+    graph.outputs = [graph.tensor()]
+    graph.op("FULLY_CONNECTED", [0, w, -1], graph.outputs, "FullyConnectedOptions")
+    assert compared(write(graph)) == []
+
+    def transposed(op: Any) -> None:
+        op.put_real(op.graph.node("MatMul", op.real(0), op.real(1)))
+
+    replace(monkeypatch, FULLY_CONNECTED=transposed)
+    with pytest.raises(ParityError, match="noise"):
+        compared(write(graph))
+
+
+def test_places_that_a_detector_leaves_empty_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = post_process(nms_score_threshold=0.9)
+    assert compared(raw) == []
+
+    def without_last(op: Any) -> None:
+        detection.detection_post_process(op)
+        boxes = op.scope.value(op.outputs[0])
+        op.scope.put(op.outputs[0], op.graph.node("Mul", boxes, op.graph.constant(1.01, "float32")))
+
+    custom = {detection.POST_PROCESS: without_last}
+    monkeypatch.setattr("builder.importer.tflite.conversion.CUSTOM_CONVERTERS", custom)
+    with pytest.raises(ParityError, match="TFLite_Detection_PostProcess"):
+        compared(raw)
+
+
+def test_without_the_interpreter_a_note_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    [note] = compared(pooled())
+    assert "not compared with LiteRT" in note and "pip install ai-edge-litert" in note
+
+
+def test_a_file_that_the_interpreter_refuses_is_noted() -> None:
+    graph = FileSubgraph()
+    graph.inputs = [graph.tensor((2, 3), "int64")]
+    graph.outputs = [graph.tensor((), "int64")]
+    graph.op("RELU", graph.inputs, graph.outputs)
+    [note] = compared(write(graph))
+    assert note.startswith("the import was not compared with LiteRT, which refused")

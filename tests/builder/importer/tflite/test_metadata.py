@@ -1,0 +1,157 @@
+"""Normalisation and labels that a file brings along become the bundle's, unless the user gives others."""
+
+from __future__ import annotations
+
+import io
+import random
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import flatbuffers
+import numpy as np
+import pytest
+
+from builder import compile, load
+from builder.importer.tflite.metadata import Declared, read_metadata
+from builder.importer.tflite.schema import read
+from tests.builder.importer.tflite.tflite_file import FileSubgraph, write
+
+LABELS = "cat\ndog\nGänse\n\n"
+
+
+def table(b: Any, *fields: tuple[int, str, Any]) -> int:
+    """Write a table: number, kind and value of each field."""
+    b.StartObject(8)
+    for number, kind, value in fields:
+        if kind == "byte":
+            b.PrependUint8Slot(number, value, 0)
+        else:
+            b.PrependUOffsetTRelativeSlot(number, value, 0)
+    return int(b.EndObject())
+
+
+def vector(b: Any, offsets: Sequence[int]) -> int:
+    b.StartVector(4, len(offsets), 4)
+    for offset in reversed(offsets):
+        b.PrependUOffsetTRelative(offset)
+    return int(b.EndVector())
+
+
+def metadata(
+    mean: Sequence[float], std: Sequence[float], *, space: int = 1, file: str = "labels.txt"
+) -> bytes:
+    b = flatbuffers.Builder(256)
+    numbers = [b.CreateNumpyVector(np.asarray(values, np.float32)) for values in (mean, std)]
+    normalisation = table(b, (0, "offset", numbers[0]), (1, "offset", numbers[1]))
+    units = vector(b, [table(b, (0, "byte", 1), (1, "offset", normalisation))])
+    picture = table(b, (0, "byte", space))
+    content = table(b, (0, "byte", 2), (1, "offset", picture))
+    first = table(b, (3, "offset", content), (4, "offset", units))
+    name = b.CreateString(file)
+    files = vector(b, [table(b, (0, "offset", name), (2, "byte", 2))])
+    last = table(b, (6, "offset", files))
+    inputs, outputs = vector(b, [first]), vector(b, [last])
+    main = vector(b, [table(b, (2, "offset", inputs), (3, "offset", outputs))])
+    root = table(b, (3, "offset", main))
+    b.Finish(root, b"M001")
+    return bytes(b.Output())
+
+
+def classifier(
+    content: bytes, dtype: str = "float32", labels: str | None = LABELS, channels: int = 3
+) -> bytes:
+    """A file whose input is a picture and whose output has three classes."""
+    graph = FileSubgraph()
+    scales: dict[str, Any] = {} if dtype == "float32" else {"scales": [0.5], "zeros": [-3]}
+    graph.inputs = [graph.tensor((1, 4, 6, channels), dtype, name="picture", **scales)]
+    flat, mean = graph.tensor((), dtype, **scales), graph.tensor((1, 3), dtype, **scales)
+    graph.op("MEAN", [0, graph.constant([1, 2])], [flat], "ReducerOptions")
+    if channels == 1:
+        graph.op("CONCATENATION", [flat] * 3, [mean], "ConcatenationOptions", Axis=1)
+    else:
+        graph.op("RESHAPE", [flat, graph.constant([1, 3])], [mean])
+    graph.outputs = [mean]
+    raw = write(graph, metadata={"TFLITE_METADATA": content})
+    if labels is None:
+        return raw
+    appended = io.BytesIO()
+    with zipfile.ZipFile(appended, "w") as archive:
+        archive.writestr("labels.txt", labels)
+    return raw + appended.getvalue()
+
+
+def declared(raw: bytes) -> Declared:
+    return read_metadata(raw, read(raw, "file"))
+
+
+def test_a_float_model() -> None:
+    found = declared(classifier(metadata([127.5], [127.5])))
+    assert found.labels == ("cat", "dog", "Gänse")
+    assert found.preprocess is not None
+    assert (found.preprocess.input, found.preprocess.resize) == ("picture", (4, 6))
+    assert (found.preprocess.colour, found.preprocess.layout) == ("RGB", "NHWC")
+    assert (found.preprocess.mean, found.preprocess.std) == ((127.5,), (127.5,))
+
+
+def test_a_quantised_model_gets_the_numbers_of_its_input() -> None:
+    found = declared(classifier(metadata([100, 110, 120], [50]), "int8")).preprocess
+    assert found is not None
+    pixel = np.asarray([0.0, 128.0, 255.0])
+    real = (pixel - [100, 110, 120]) / 50
+    np.testing.assert_allclose((pixel - found.mean) / found.std, real / 0.5 - 3)
+
+
+def test_a_grey_model() -> None:
+    found = declared(classifier(metadata([0], [255], space=2), channels=1)).preprocess
+    assert found is not None and found.colour == "GRAY"
+    assert declared(classifier(metadata([0], [255], space=1), channels=1)).preprocess is None
+
+
+@pytest.mark.parametrize(
+    ("mean", "std"), [([0], [0]), ([float("nan")], [1]), ([1, 2], [1]), ([], [1]), ([0], [])]
+)
+def test_numbers_that_cannot_be_used(mean: list[float], std: list[float]) -> None:
+    assert declared(classifier(metadata(mean, std))).preprocess is None
+
+
+@pytest.mark.parametrize("labels", [None, "cat\ndog\n", "a\nb\nc\nd\n", "", "x" * (2 << 20)])
+def test_labels_that_do_not_fit(labels: str | None) -> None:
+    assert declared(classifier(metadata([0], [1]), labels=labels)).labels == ()
+
+
+def test_a_file_without_metadata() -> None:
+    assert declared(classifier(b"")) == Declared()
+    assert declared(classifier(b"\x08\0\0\0NONE")) == Declared()
+
+
+def test_damaged_metadata_is_left_out() -> None:
+    rng = random.Random(7)
+    whole = metadata([127.5], [127.5])
+    for _ in range(150):
+        content = bytearray(whole)
+        for _ in range(rng.choice((1, 2, 6))):
+            content[rng.randrange(len(content))] = rng.choice((0, 1, 127, 255, rng.randrange(256)))
+        declared(classifier(bytes(content[: rng.choice((len(content), rng.randrange(len(content))))])))
+    cut = classifier(whole)
+    for end in range(1, 100, 7):
+        declared(cut[:-end])
+
+
+def test_a_bundle_takes_them_over(tmp_path: Path) -> None:
+    path = tmp_path / "classifier.tflite"
+    path.write_bytes(classifier(metadata([127.5], [127.5])))
+    model = load(path)
+    assert model.notes == ("from the file's metadata: how pictures are prepared and 3 labels",)
+    package = compile(model)
+    assert package.manifest.preprocess == model.preprocess
+    assert package.members["labels.txt"].decode() == "cat\ndog\nGänse\n"
+    other = compile(model, preprocess="unit").manifest.preprocess
+    assert other is not None and other.scale == 1 / 255
+
+
+def test_another_shape_has_no_pictures(tmp_path: Path) -> None:
+    path = tmp_path / "classifier.tflite"
+    path.write_bytes(classifier(metadata([127.5], [127.5])))
+    assert load(path, input_shapes={"picture": (1, 8, 6, 3)}).preprocess is None
