@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,6 +44,7 @@ from builder.codegen.kernel_object import compile_kernels, compile_object, count
 from builder.codegen.link.linker import describe, link
 from builder.compiling import declarations, parity, tolerances
 from builder.compiling.footprint import resources_of
+from builder.compiling.labels import read_named_labels
 from builder.compiling.lower import lower
 from builder.compiling.sample_inputs import make_inputs
 from builder.compiling.truth import exact_outputs
@@ -152,7 +152,7 @@ def compile(
     preprocess, postprocess
         Presets or TOML files, see `builder.compiling.declarations`.
     labels
-        File with one label per line.
+        File with one label per line, or `coco` for the 80 classes of COCO.
     tolerance
         Largest relative error that is allowed against the reference. With None, it is
         `builder.compiling.tolerances.PARITY`, or more if the model amplifies rounding.
@@ -183,8 +183,8 @@ def compile(
         progress("importing the model")
         model = load(model, input_shapes=input_shapes, progress=progress)
     before = declarations.preprocess(preprocess, model.inputs) if preprocess else None
-    after = declarations.postprocess(postprocess, model.outputs) if postprocess else None
-    label_lines = declarations.labels(Path(labels), model.outputs, after) if labels else None
+    after = declarations.postprocess(postprocess, model.outputs, model.inputs) if postprocess else None
+    label_lines = read_named_labels(labels, model.outputs, after)
 
     progress(f"lowering for {device.name} ({device.cpu})")
     shipped = None if tuning_records == NONE else shipped_for(device)

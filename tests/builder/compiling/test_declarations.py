@@ -8,7 +8,7 @@ import pytest
 
 from agent.bundle.processing import Detect, Softmax, TopK
 from agent.bundle.tensor_spec import TensorSpec
-from builder.compiling.declarations import PREPROCESS_PRESETS, labels, postprocess, preprocess
+from builder.compiling.declarations import PREPROCESS_PRESETS, postprocess, preprocess
 from builder.errors import BuildError, ModelError, ShapeError
 
 PHOTO = TensorSpec("data", "FP32", (1, 3, 224, 224))
@@ -91,7 +91,7 @@ def test_a_bad_preprocess_file_gets_one_line(tmp_path: Path, content: str, says:
 
 
 def test_softmax_and_top_five() -> None:
-    assert postprocess("softmax,top5", [LOGITS]).steps == (Softmax("logits"), TopK("logits", 5))
+    assert postprocess("softmax,top3", [LOGITS]).steps == (Softmax("logits"), TopK("logits", 3))
 
 
 def test_faces_finds_boxes_and_scores_by_their_shapes() -> None:
@@ -128,21 +128,3 @@ def test_a_bad_postprocess_file_gets_one_line(tmp_path: Path, content: str) -> N
     file.write_text(content)
     with pytest.raises(ModelError):
         postprocess(str(file), [LOGITS])
-
-
-def test_there_must_be_one_label_per_class(tmp_path: Path) -> None:
-    file = tmp_path / "labels.txt"
-    declared = postprocess("softmax,top2", [LOGITS])
-    file.write_text("cat\r\ndog\nZürich \n\n")
-    assert labels(file, [LOGITS], declared) == "cat\ndog\nZürich\n".encode()
-    file.write_text("cat\ndog\n")
-    with pytest.raises(ModelError, match="expected 3 labels for logits, got 2"):
-        labels(file, [LOGITS], declared)
-
-
-@pytest.mark.parametrize("content", [b"", b"\n\n", b"\xff\xfe"])
-def test_a_bad_labels_file_is_refused(tmp_path: Path, content: bytes) -> None:
-    file = tmp_path / "labels.txt"
-    file.write_bytes(content)
-    with pytest.raises(ModelError):
-        labels(file, [LOGITS], None)
