@@ -178,6 +178,10 @@ def _preprocess(declared: Preprocess) -> str:
         steps.append(
             f"{declared.resize[0]}x{declared.resize[1]} {declared.resize_mode} {declared.interpolation}"
         )
+    if declared.pad is not None or declared.position is not None:
+        steps.append(f"{(declared.position or 'centre').replace('_', ' ')} on {declared.pad or 0}")
+    if declared.reduce:
+        steps.append("large images reduced first")
     if declared.crop:
         steps.append(f"centre {declared.crop[0]}x{declared.crop[1]}")
     mean, std = (" ".join(f"{value:g}" for value in values) for values in (declared.mean, declared.std))

@@ -355,7 +355,8 @@ def _fields_of(text: str) -> dict[str, Any]:
 
 
 def _did_you_mean(word: str, known: Sequence[str]) -> str:
-    close = get_close_matches(word.lower(), known, n=1)
+    begun = [name for name in known if name.startswith(f"{word.lower()}_")]
+    close = begun[:1] or get_close_matches(word.lower(), known, n=1)
     listed = f"one of {', '.join(known)}"
     return f"did you mean {close[0]}? ({listed})" if close else f"use {listed}"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from agent.bundle.archive import MAX_MEMBER_BYTES
 from agent.bundle.detection import Objects
@@ -18,6 +18,7 @@ from agent.runtime.postprocess import class_count
 from builder.errors import ModelError
 
 MAX_LABELS_BYTES: Final = MAX_MEMBER_BYTES["labels.txt"]
+Labels: TypeAlias = str | os.PathLike[str] | Sequence[str]
 BACKGROUND: Final = "background"
 _NAMED: Final = frozenset(step.kind for step in (TopK, Detect, Objects, ClassMap, Ctc))
 COCO: Final = "coco"
@@ -35,15 +36,17 @@ COCO_LABELS: Final = (
 )  # fmt: skip
 
 
-def read_labels(source: str | os.PathLike[str]) -> list[str]:
-    """Read labels: `coco`, or a UTF-8 file with one label per line.
+def read_labels(source: Labels) -> list[str]:
+    """Read labels: `coco`, a UTF-8 file with one label per line, or the labels themselves.
 
     Raises
     ------
     ModelError
         If the file cannot be read, is not UTF-8 text, or is empty.
     """
-    if str(source) == COCO:
+    if not isinstance(source, str | os.PathLike):
+        return [" ".join(label.split()) or " " for label in source]
+    if source == COCO:
         return list(COCO_LABELS)
     path = Path(source)
     try:
@@ -68,14 +71,14 @@ def read_labels(source: str | os.PathLike[str]) -> list[str]:
 
 
 def read_named_labels(
-    source: str | os.PathLike[str] | None, outputs: Sequence[TensorSpec], declared: Postprocess | None
+    source: Labels | None, outputs: Sequence[TensorSpec], declared: Postprocess | None
 ) -> bytes | None:
     """Read labels and check that the postprocess uses each of them.
 
     Parameters
     ----------
     source
-        `coco`, a file with one label per line, or None for no labels.
+        `coco`, a file with one label per line, the labels themselves, or None for no labels.
     outputs
         The model's outputs.
     declared
@@ -95,8 +98,20 @@ def read_named_labels(
     if source is None:
         check_labels([], outputs, declared, "labels")
         return None
-    lines = check_labels(read_labels(source), outputs, declared, str(source))
+    what = str(source) if isinstance(source, str | os.PathLike) else "labels"
+    lines = check_labels(read_labels(source), outputs, declared, what)
     return ("\n".join(lines) + "\n").encode()
+
+
+def usable_labels(
+    names: Sequence[str], outputs: Sequence[TensorSpec], declared: Postprocess | None
+) -> Sequence[str] | None:
+    """Return the class names that a model file carries, or None if the postprocess has no use for them."""
+    try:
+        check_labels(names, outputs, declared, "labels")
+    except ModelError:
+        return None
+    return names or None
 
 
 def check_labels(

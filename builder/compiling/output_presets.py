@@ -23,8 +23,8 @@ from agent.bundle.processing import ClassMap, Ctc, Detect, Normalise, Step
 from agent.bundle.tensor_spec import TensorSpec
 from builder.errors import ModelError
 
-# Strides of feature pyramids: P3 to P5, and with P6.
-PYRAMIDS: Final = ((8, 16, 32), (8, 16, 32, 64))
+# Strides of feature pyramids: P3 to P5, with P6, and with P2.
+PYRAMIDS: Final = ((8, 16, 32), (8, 16, 32, 64), (4, 8, 16, 32))
 NANODET_BINS: Final = 8
 YOLO_MASK_FACTORS: Final = 32  # prototypes of Ultralytics' segmenters
 YUNET_POINTS: Final = 5
@@ -75,6 +75,14 @@ class Signature:
                 return levels
         return ()
 
+    def is_transposed(self, shape: tuple[int, ...]) -> bool:
+        """Return whether an output [1, a, b] has b candidate boxes of a values, and not a boxes of b values.
+
+        The number of boxes is that of a pyramid's cells, or three times that; otherwise the larger number.
+        """
+        known = [any(map(self.pyramid, (n, n // 3 if n % 3 == 0 else 0))) for n in shape[1:]]
+        return known[1] if known[0] != known[1] else shape[1] < shape[2]
+
     def described(self) -> str:
         """Return the outputs' names and shapes, such as `output[1, 3549, 85]`."""
         return ", ".join(f"{spec.name}{list(spec.shape)}" for spec in self.outputs)[:300]
@@ -121,7 +129,10 @@ def _yolox(signature: Signature) -> Objects:
 
 
 def _yolov5(signature: Signature, factors: int = 0) -> Objects:
-    spec, values, transposed = _rows(signature, "[1, n, 5 + classes]", smallest=6 + factors)
+    expected = "[1, n, 5 + classes] with n three times the cells of strides 8, 16, 32 (and 64)"
+    spec, values, transposed = _rows(signature, expected, smallest=6 + factors)
+    if signature.size is not None and not signature.pyramid(spec.shape[2 if transposed else 1] // 3):
+        raise _MisfitError(expected)
     return Objects(
         boxes=(Part(spec.name, 0, _BOX),), coding="centre", transposed=transposed,
         scores=(Part(spec.name, 5, values - 5 - factors),), objectness=(Part(spec.name, 4, 1),),
@@ -131,7 +142,10 @@ def _yolov5(signature: Signature, factors: int = 0) -> Objects:
 
 
 def _yolov8(signature: Signature, factors: int = 0) -> Objects:
-    spec, values, transposed = _rows(signature, "[1, 4 + classes, n]", smallest=5 + factors)
+    expected = "[1, 4 + classes, n] with n cells of strides 8, 16, 32 (and 4, or 64)"
+    spec, values, transposed = _rows(signature, expected, smallest=5 + factors)
+    if signature.size is not None and not signature.pyramid(spec.shape[2 if transposed else 1]):
+        raise _MisfitError(expected)
     return Objects(
         boxes=(Part(spec.name, 0, _BOX),), coding="centre", transposed=transposed,
         scores=(Part(spec.name, _BOX, values - _BOX - factors),),
@@ -336,9 +350,8 @@ def _rows(signature: Signature, expected: str, *, smallest: int) -> tuple[Tensor
     found = [spec for spec in signature.outputs if len(spec.shape) == 3 and spec.shape[0] == 1]
     if len(found) != 1:
         raise _MisfitError(expected)
-    _, second, third = found[0].shape
-    transposed = second < third  # there are more candidates than values
-    values = second if transposed else third
+    transposed = signature.is_transposed(found[0].shape)
+    values = found[0].shape[1 if transposed else 2]
     if values < smallest:
         raise _MisfitError(expected)
     return found[0], values, transposed

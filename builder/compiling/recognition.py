@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from agent.bundle.detection import Objects
+from agent.bundle.processing import Postprocess
 from agent.bundle.tensor_spec import TensorSpec
 from builder.compiling.output_presets import (
     NANODET_BINS,
@@ -80,6 +82,29 @@ def recognise(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Pr
     return None
 
 
+def contradicts(
+    proposal: Proposal, declared: Postprocess, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+) -> bool:
+    """Return whether a declared postprocess reads the outputs otherwise than a proposal that is sure.
+
+    Parameters
+    ----------
+    proposal
+        What `recognise` returned for the model.
+    declared
+        What the user declares.
+    inputs, outputs
+        The model's tensors.
+    """
+    if not proposal.sure or proposal.postprocess.startswith("softmax"):
+        return False
+    expected, given = step_of(proposal.postprocess, Signature.of(inputs, outputs)), declared.steps[0]
+    if isinstance(expected, Objects) and isinstance(given, Objects):
+        names = ("boxes", "scores", "objectness", "coding", "levels", "transposed")
+        return any(getattr(expected, name) != getattr(given, name) for name in names)
+    return expected.kind != given.kind
+
+
 def _proposals(signature: Signature) -> Iterator[Proposal]:
     shapes = [spec.shape for spec in signature.outputs]
     rows = [shape for shape in shapes if len(shape) == 3 and shape[0] == 1]
@@ -99,10 +124,10 @@ def _proposals(signature: Signature) -> Iterator[Proposal]:
 
 def _one_output(signature: Signature, shape: tuple[int, ...]) -> Iterator[Proposal]:
     _, second, third = shape
-    transposed = second < third
+    transposed = signature.is_transposed(shape)
     count, values = (third, second) if transposed else (second, third)
     evidence = f"{count} rows of {values} at {_size(signature)}"
-    three, four = (_cells(signature, strides) for strides in PYRAMIDS)
+    three, four, fine = (_cells(signature, strides) for strides in PYRAMIDS)
     distances = 4 * NANODET_BINS
     if not transposed and values == 6:
         yield Proposal("an end-to-end YOLO", evidence, count == 300, "yolov10", "yolov8")
@@ -116,14 +141,15 @@ def _one_output(signature: Signature, shape: tuple[int, ...]) -> Iterator[Propos
         yield Proposal("YOLOv5 or YOLOv7", evidence, True, "yolov5", "yolov5")
     if transposed and count in (three, four) and values == _POSE_VALUES:
         yield Proposal("a pose model of YOLOv8 or YOLO11", evidence, True, "yolov8-pose", "yolov8")
-    if transposed and count in (three, four) and values >= 5:
+    if transposed and count in (three, four, fine) and values >= 5:
         yield Proposal("YOLOv8, YOLO11 or YOLO12", evidence, True, "yolov8", "yolov8")
     if not transposed and count == 300 and values >= 5:
         yield Proposal("RT-DETR", evidence, values - 4 in _COCO_CLASSES, "rtdetr", "unit")
 
 
 def _with_prototypes(signature: Signature, shape: tuple[int, ...]) -> Iterator[Proposal]:
-    count, values = max(shape[1:]), min(shape[1:])
+    transposed = signature.is_transposed(shape)
+    count, values = (shape[2], shape[1]) if transposed else (shape[1], shape[2])
     evidence = f"{count} rows of {values} and {YOLO_MASK_FACTORS} prototypes at {_size(signature)}"
     if count == 3 * _cells(signature, PYRAMIDS[0]):
         yield Proposal("a segmenter of YOLOv5", evidence, True, "yolov5-seg", "yolov5")
