@@ -143,7 +143,7 @@ def preprocess(text: str, inputs: Sequence[TensorSpec]) -> Preprocess:
                 "mean": tuple(float(v) for v in _sequence(fields.get("mean", [0.0]))),
                 "std": tuple(float(v) for v in _sequence(fields.get("std", [1.0]))),
                 # Left out if it is off, as early bundles leave it out.
-                "reduce": True if fields.get("reduce", True) is True else None,
+                "reduce": fields.get("reduce", True) or None,
             }
         )
     except (TypeError, ValueError) as error:
@@ -217,7 +217,7 @@ def _words(text: str) -> list[tuple[str, dict[str, Any]]]:
         If a word is unknown, or an option has no word before it or no value.
     """
     words: list[tuple[str, dict[str, Any]]] = []
-    for item in (item.strip() for item in text.split(",")):
+    for item in _split(text):
         name, is_option, value = item.partition("=")
         if not is_option:
             if item not in OUTPUT_PRESETS and item != "softmax" and not _TOP.fullmatch(item):
@@ -231,6 +231,18 @@ def _words(text: str) -> list[tuple[str, dict[str, Any]]]:
         else:
             words[-1][1][name.strip()] = _option(item, value)
     return words
+
+
+def _split(text: str) -> list[str]:
+    """Split at the commas that are in no brackets."""
+    items, depth = [""], 0
+    for character in text:
+        depth += (character in "[{") - (character in "]}")
+        if character == "," and depth == 0:
+            items.append("")
+        else:
+            items[-1] += character
+    return [item.strip() for item in items]
 
 
 def _option(item: str, value: str) -> Any:  # noqa: ANN401 - a value of TOML
@@ -334,7 +346,7 @@ def _fields_of(text: str) -> dict[str, Any]:
         fields = _read_toml(text)
         preset = fields.pop("preset", None)
     else:
-        preset, *items = (item.strip() for item in text.split(","))
+        preset, *items = _split(text)
         fields = {}
         for item in items:
             name, is_option, value = item.partition("=")
