@@ -111,11 +111,14 @@ def _compile(args: argparse.Namespace) -> int:
             progress(f"labels: the {len(labels)} names in the model file")
         progress("loading the compiler")
         from builder.compiling.compilation import compile
+        from builder.compiling.recognition import recognise
         from builder.target.device_target import resolve
 
         target = resolve(args.target)
         progress(f"importing {args.model}")
         model = load_model(args, progress)
+        if proposal is None and not args.postprocess:  # the file did not say its shapes
+            proposal = recognise(model.inputs, model.outputs)
         package = compile(
             model,
             target,
