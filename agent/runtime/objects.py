@@ -20,10 +20,8 @@ from agent.errors import ExecutionError, FormatError
 from agent.runtime.storage import Array
 from agent.runtime.suppression import MAX_CANDIDATES, non_maximum_suppression
 
-# Coordinates are kept below this, so that areas are finite in float32.
+# Coordinates are kept below this, so that areas are finite in float32, also if a size is infinite.
 _FAR: Final = 1e6
-# exp of this is about 22,000: no box is wider than its anchor or stride times that.
-_LARGEST_EXPONENT: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +174,7 @@ class ObjectDecoder:
             case _:  # grid, anchors
                 centre = self._shifted(values[:, :2], rows)
                 exponents = values[:, 2:] * np.float32(step.variances[1])
-                size = self._sizes[rows] * np.exp(exponents.clip(None, _LARGEST_EXPONENT))
+                size = self._sizes[rows] * np.exp(exponents)
         half = size / 2
         return np.concatenate((centre - half, centre + half), axis=1).clip(-_FAR, _FAR)
 

@@ -12,7 +12,7 @@ from PIL import Image
 from agent.bundle.processing import Preprocess
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import InputError
-from agent.runtime.pictures import read_picture
+from agent.runtime.pictures import Picture, read_picture
 from agent.runtime.placement import Placement
 from agent.runtime.preprocess import REDUCED_PIXELS, Preprocessor
 
@@ -62,6 +62,32 @@ def test_a_reduced_jpeg_shows_the_same_at_the_same_place(orientation: int) -> No
     # A shift of half a pixel of the model's input would be some 80 grey levels at the square's edges.
     assert np.abs(reduced - whole).max() <= 24
     assert np.abs(reduced - whole).mean() <= 0.7
+
+
+def middles(picture: Picture, axis: int, side: int) -> list[float]:
+    """Where the two bright squares are along an axis, in pixels of the picture as sent."""
+    levels = np.asarray(picture.image, np.float64)[..., 0].mean(axis=axis)
+    levels = np.where(levels > 2, levels, 0)
+    low, high = picture.region[axis], picture.region[axis + 2]
+    positions = (np.arange(len(levels)) + 0.5 - low) * side / (high - low)
+    halves = (positions < side / 2, positions >= side / 2)
+    return [float((levels * positions)[half].sum() / levels[half].sum()) for half in halves]
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_the_region_of_a_reduced_picture_is_exact(orientation: int) -> None:
+    pixels = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
+    pixels[60:180, 70:190], pixels[700:900, 1300:1450] = 250, 250
+    file, exif = io.BytesIO(), Image.Exif()
+    exif[0x0112] = orientation
+    Image.fromarray(pixels).save(file, "JPEG", quality=95, exif=exif)
+    whole = read_picture(file.getvalue(), "image/jpeg", "RGB")
+    reduced = read_picture(file.getvalue(), "image/jpeg", "RGB", smallest=lambda *_: (250, 250))
+    assert sorted(reduced.image.size) == [251, 376]
+    assert (whole.width, whole.height) == (reduced.width, reduced.height)
+    for axis, side in ((0, whole.width), (1, whole.height)):
+        # A pixel of the reduced picture is four of the picture as sent.
+        np.testing.assert_allclose(middles(reduced, axis, side), middles(whole, axis, side), atol=0.3)
 
 
 def test_a_png_is_reduced_only_after_it_is_decoded() -> None:
