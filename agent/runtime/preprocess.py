@@ -188,10 +188,12 @@ class Preprocessor:
             )
         left, top, right, bottom = picture.region
         across, down = (right - left) / picture.width, (bottom - top) / picture.height
-        box = (left, top, left + new[0] / scale_x * across, top + new[1] / scale_y * down)
+        # Rounded, so that what is the whole picture is not a hair's breadth less.
+        right = round(left + new[0] / scale_x * across, 6)
+        bottom = round(top + new[1] / scale_y * down, 6)
+        box = (left, top, min(right, image.width), min(bottom, image.height))
         if new != image.size or box != (0, 0, *image.size):
             gap = float(REDUCED_MULTIPLE) if self._reduces(picture.width, picture.height) else None
-            box = (*box[:2], min(box[2], image.width), min(box[3], image.height))
             image = image.resize(new, _RESAMPLING[declared.interpolation], box, gap)
         if declared.resize_mode != "letterbox" or new == (width, height):
             return image, scale_x, scale_y, 0.0, 0.0

@@ -229,6 +229,8 @@ def _run_one(args: argparse.Namespace, package: Package, given: str | None) -> i
         return 0
     if result.answers is not None:
         _print_lines(table(result.answers))
+    elif given is not None:
+        _propose(package)
     if args.print_top:
         import numpy as np
 
@@ -240,6 +242,15 @@ def _run_one(args: argparse.Namespace, package: Package, given: str | None) -> i
     if result.times is not None:
         print(result.times)
     return 0
+
+
+def _propose(package: Package) -> None:
+    """Say which presets fit a model that declares no postprocess."""
+    from builder.compiling.recognition import recognise
+
+    proposal = recognise(package.manifest.inputs, package.manifest.outputs)
+    if proposal is not None:
+        print(f"{proposal} (edgebundle repack adds them)", file=sys.stderr)
 
 
 def _run_many(args: argparse.Namespace, package: Package, names: list[str]) -> int:

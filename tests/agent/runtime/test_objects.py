@@ -146,3 +146,30 @@ def test_time_and_memory_are_bounded_when_every_row_is_an_object() -> None:
     assert len(found.boxes) == MAX_CANDIDATES
     best = np.sort(values[:, 5:].astype(np.float32).ravel())[::-1][:MAX_CANDIDATES]
     np.testing.assert_array_equal(found.scores, best)
+
+
+def test_heads_are_read_as_the_network_ends_without_any_decoding() -> None:
+    """YOLOv8's three heads: 16 bins a side, distances from a cell's middle, logits."""
+    sizes = {"p3": (4, 6, 8.0), "p4": (2, 3, 16.0), "p5": (1, 2, 32.0)}
+    outputs = {name: np.full((1, 64 + 2, h, w), -9.0) for name, (h, w, _) in sizes.items()}
+    # In the cell in row 1, column 2 of p4: 1.5, 0.5, 2, 1 strides to the four sides; class 1 with 0.75.
+    for side, distance in enumerate((1.5, 0.5, 2.0, 1.0)):
+        bins = np.full(16, -40.0)
+        bins[int(distance)] = 0
+        if distance % 1:
+            bins[int(distance) + 1] = 0
+        outputs["p4"][0, 16 * side : 16 * side + 16, 1, 2] = bins
+    outputs["p4"][0, 64 + 1, 1, 2] = np.log(3)
+    step = Objects(
+        boxes=tuple(Part(name, 0, 64) for name in sizes),
+        coding="distances",
+        bins=16,
+        levels=tuple(Level(*size) for size in sizes.values()),
+        offset=0.5,
+        scores=tuple(Part(name, 64, 2) for name in sizes),
+        activation="sigmoid",
+    )
+    found = decode(step, **outputs)
+    assert found.classes.tolist() == [1]
+    np.testing.assert_allclose(found.scores, [0.75], rtol=1e-6)
+    np.testing.assert_allclose(found.boxes, [[40 - 24, 24 - 8, 40 + 32, 24 + 16]], atol=0.05)
