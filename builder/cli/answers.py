@@ -96,9 +96,11 @@ def drawn_names(files: list[Path], output: str) -> list[Path]:
     Raises
     ------
     ModelError
-        If there are several inputs and the output is a file, or its folder does not exist.
+        If there are several inputs and the output is a file, or it is the input itself or no picture, or its
+        folder does not exist.
     """
     from builder.errors import ModelError
+    from builder.running.drawing import format_of
 
     path = Path(output)
     is_folder = path.is_dir() or output.endswith("/")
@@ -109,6 +111,9 @@ def drawn_names(files: list[Path], output: str) -> list[Path]:
     if not is_folder:
         if not path.parent.is_dir():
             raise ModelError(f"{output}: the folder {path.parent} does not exist")
+        if any(path.resolve() == file.resolve() for file in files):
+            raise ModelError(f"--draw: expected another file than the input, got {output}")
+        format_of(path.suffix)
         return [path]
     path.mkdir(parents=True, exist_ok=True)
     taken: set[Path] = set()
@@ -145,7 +150,8 @@ class Summary:
     def line(self, seconds: float, failed: int) -> str:
         """Return such as `24 inputs in 1.3 s, 54.2 ms each; 31 person, 4 bear; 1 could not be read`."""
         each = 1e3 * seconds / max(1, self._answers)
-        parts = [f"{self._answers} inputs in {seconds:.1f} s, {each:.1f} ms each"]
+        inputs = "1 input" if self._answers == 1 else f"{self._answers} inputs"
+        parts = [f"{inputs} in {seconds:.1f} s, {each:.1f} ms each"]
         most = self._seen.most_common(_MOST_NAMED)
         if most:
             more = f" and {len(self._seen) - len(most)} more" if len(self._seen) > len(most) else ""

@@ -76,12 +76,24 @@ def encode(image: Image.Image, suffix: str) -> bytes:
     ModelError
         If it names none.
     """
-    kind = Image.registered_extensions().get(suffix.lower())
-    if kind is None or kind not in Image.SAVE:
-        raise ModelError(f"expected the suffix of a picture, such as .jpg or .png, got {suffix[:20]!r}")
+    kind = format_of(suffix)
     file = io.BytesIO()
     image.save(file, kind, **({"quality": JPEG_QUALITY} if kind == "JPEG" else {}))
     return file.getvalue()
+
+
+def format_of(suffix: str) -> str:
+    """Return Pillow's name of the format that a suffix such as `.jpg` names.
+
+    Raises
+    ------
+    ModelError
+        If it names none.
+    """
+    kind = Image.registered_extensions().get(suffix.lower())
+    if kind is None or kind not in Image.SAVE:
+        raise ModelError(f"expected the suffix of a picture, such as .jpg or .png, got {suffix[:20]!r}")
+    return kind
 
 
 def read_run_lengths(code: bytes, size: tuple[int, int]) -> Array:

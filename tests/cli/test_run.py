@@ -250,6 +250,10 @@ def test_input_and_answer_are_shown(terminal: Terminal, digits: Path, tmp_path: 
         (["-i", str(DIGITS), "--print-time"], ["--print-time: expected one input"]),
         (["-i", str(DIGITS / "seven.png"), "--draw", "absent/x.jpg"], ["does not exist"]),
         (["-i", str(DIGITS / "seven.png"), "--draw", "x.npz"], ["suffix of a picture"]),
+        (
+            ["-i", str(DIGITS / "seven.png"), "--draw", str(DIGITS / "seven.png")],
+            ["another file than the input"],
+        ),
         (["-i", "absent*.jpg"], ["expected files that match"]),
         (["--accuracy", "absent.csv"], ["expected a CSV table"]),
     ],
@@ -259,6 +263,14 @@ def test_what_cannot_be_drawn_or_counted(
 ) -> None:
     fails(terminal("run", digits, *flags), *words)
     assert not Path("x.jpg").exists()
+
+
+def test_the_picture_itself_is_not_drawn_over(terminal: Terminal, digits: Path, tmp_path: Path) -> None:
+    picture = shutil.copy(DIGITS / "seven.png", tmp_path)
+    fails(terminal("run", digits, "-i", picture, "--draw", picture), "another file than the input")
+    assert terminal("run", digits, "-i", picture, "--draw", f"{tmp_path}/").code == 0
+    assert (tmp_path / "seven.png").read_bytes() == (DIGITS / "seven.png").read_bytes()
+    assert (tmp_path / "seven-2.png").exists()
 
 
 def test_missing_bundle_argument(terminal: Terminal) -> None:
