@@ -250,10 +250,6 @@ def test_input_and_answer_are_shown(terminal: Terminal, digits: Path, tmp_path: 
         (["-i", str(DIGITS), "--print-time"], ["--print-time: expected one input"]),
         (["-i", str(DIGITS / "seven.png"), "--draw", "absent/x.jpg"], ["does not exist"]),
         (["-i", str(DIGITS / "seven.png"), "--draw", "x.npz"], ["suffix of a picture"]),
-        (
-            ["-i", str(DIGITS / "seven.png"), "--draw", str(DIGITS / "seven.png")],
-            ["another file than the input"],
-        ),
         (["-i", "absent*.jpg"], ["expected files that match"]),
         (["--accuracy", "absent.csv"], ["expected a CSV table"]),
     ],
