@@ -78,9 +78,8 @@ def exported_labels(model: onnx.ModelProto) -> tuple[str, ...]:
     if not isinstance(names, dict) or not 0 < len(names) <= _MAX_NAMES:
         return ()
     found = [names.get(index) for index in range(len(names))]
-    if not all(isinstance(name, str) and name.strip() for name in found):
-        return ()
-    return tuple(" ".join(str(name).split()) for name in found)
+    words = [" ".join(name.split()) if isinstance(name, str) else "" for name in found]
+    return tuple(words) if all(name and name.isprintable() for name in words) else ()
 
 
 def _spec(value: onnx.ValueInfoProto) -> TensorSpec | None:

@@ -51,6 +51,7 @@ def test_what_is_no_model_has_no_outline(tmp_path: Path) -> None:
         ("{0: 'a', 2: 'b'}", ()),
         ("['a', 'b']", ()),
         ("{0: ''}", ()),
+        ("{0: '\x1b[2J'}", ()),
         ("{0: __import__('os')}", ()),
         ("(" * 5000, ()),
         (None, ()),
