@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from builder.boards.measuring_process import RunnerOptions
     from builder.bundles.key_files import read_private
     from builder.bundles.package import Package
-    from builder.compiling.compilation import Identity, compile
+    from builder.compiling.compilation import compile
+    from builder.compiling.identity import Identity
+    from builder.compiling.repack import repack
     from builder.importer import ImportedModel, load
     from builder.records.best_records import pick_best
     from builder.records.folder import Records
@@ -42,7 +44,7 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 _MODULE_OF: Final = {
     "DeviceTarget": "builder.target.device_target",
-    "Identity": "builder.compiling.compilation",
+    "Identity": "builder.compiling.identity",
     "ImportedModel": "builder.importer",
     "Package": "builder.bundles.package",
     "Records": "builder.records.folder",
@@ -56,6 +58,7 @@ _MODULE_OF: Final = {
     "pick_best": "builder.records.best_records",
     "profile": "builder.running.local_run",
     "read_private": "builder.bundles.key_files",
+    "repack": "builder.compiling.repack",
     "resolve": "builder.target.device_target",
     "run": "builder.running.local_run",
     "tune": "builder.tuning.tuner",
@@ -77,6 +80,7 @@ __all__ = [
     "pick_best",
     "profile",
     "read_private",
+    "repack",
     "resolve",
     "run",
     "tune",

@@ -7,14 +7,15 @@ Leaves names such as `imagenet` to the builder: the manifest holds the values th
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Final
+
+from agent.bundle.canonical_json import LATER
+from agent.bundle.detection import MAX_LIST, Objects, check_thresholds, one_of, within
 
 # In pixels; no model takes larger images. This limits how much a resize may allocate; the runtime checks the
 # result against the shape of the model's input.
 MAX_SIDE: Final = 16384
-# Entries of a top-k or of a list of detections; an answer is made in memory.
-MAX_LIST: Final = 100_000
 # Enough for a softmax and a list for each of eight outputs.
 MAX_STEPS: Final = 16
 
@@ -22,6 +23,7 @@ COLOURS: Final = ("RGB", "BGR", "GRAY")
 RESIZE_MODES: Final = ("stretch", "shortest", "letterbox")
 INTERPOLATIONS: Final = ("bilinear", "bicubic", "nearest", "area")
 LAYOUTS: Final = ("NCHW", "NHWC")
+POSITIONS: Final = ("centre", "top_left")
 BOX_FORMATS: Final = ("corners", "centre")
 
 
@@ -39,7 +41,7 @@ class Preprocess:
         Height and width in pixels, 1 to 16384 each, or None to keep the image's size.
     resize_mode
         `stretch` resizes to exactly that size; `shortest` keeps the aspect ratio and covers that size;
-        `letterbox` keeps the ratio, fits into that size and fills the rest with zero pixels.
+        `letterbox` keeps the ratio, fits into that size and fills the rest with pixels of the value `pad`.
     interpolation
         `bilinear`, `bicubic`, `nearest` or `area`.
     crop
@@ -52,6 +54,13 @@ class Preprocess:
         `NCHW` or `NHWC`.
     invert
         Whether each pixel is first replaced by `255 - pixel`.
+    pad
+        Value of the pixels that a letterbox adds, 0 to 255. None, as in early bundles, means 0.
+    position
+        Where a letterbox puts the image: `centre`, or `top_left`. None, as in early bundles, means `centre`.
+    reduce
+        Whether an image that is much larger than the model's input may be reduced while it is decoded, by the
+        rule of `agent.runtime.pictures`. None, as in early bundles, means no.
 
     Raises
     ------
@@ -70,12 +79,15 @@ class Preprocess:
     std: tuple[float, ...]
     layout: str
     invert: bool = False
+    pad: int | None = field(default=None, metadata=LATER)
+    position: str | None = field(default=None, metadata=LATER)
+    reduce: bool | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
-        _one_of("colour", self.colour, COLOURS)
-        _one_of("resize_mode", self.resize_mode, RESIZE_MODES)
-        _one_of("interpolation", self.interpolation, INTERPOLATIONS)
-        _one_of("layout", self.layout, LAYOUTS)
+        one_of("colour", self.colour, COLOURS)
+        one_of("resize_mode", self.resize_mode, RESIZE_MODES)
+        one_of("interpolation", self.interpolation, INTERPOLATIONS)
+        one_of("layout", self.layout, LAYOUTS)
         for name, size in (("resize", self.resize), ("crop", self.crop)):
             if size is not None and not (len(size) == 2 and all(1 <= side <= MAX_SIDE for side in size)):
                 raise ValueError(f"{name}: expected height and width from 1 to {MAX_SIDE}, got {size}")
@@ -91,6 +103,10 @@ class Preprocess:
             raise ValueError(f"std: expected values other than 0, got {self.std}")
         if not math.isfinite(self.scale) or self.scale == 0:
             raise ValueError(f"scale: expected a finite number other than 0, got {self.scale}")
+        within("pad", self.pad or 0, 0, 255)
+        one_of("position", self.position or "centre", POSITIONS)
+        if self.resize_mode != "letterbox" and (self.pad is not None or self.position is not None):
+            raise ValueError(f"pad and position: expected resize_mode letterbox, got {self.resize_mode}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,15 +168,79 @@ class Detect:
     background: bool = False
 
     def __post_init__(self) -> None:
-        _one_of("format", self.format, BOX_FORMATS)
-        for name, value in (("score_threshold", self.score_threshold), ("iou_threshold", self.iou_threshold)):
-            if not 0 <= value <= 1:
-                raise ValueError(f"{name}: expected 0 to 1, got {value}")
-        if not 1 <= self.max_detections <= MAX_LIST:
-            raise ValueError(f"max_detections: expected 1 to {MAX_LIST}, got {self.max_detections}")
+        one_of("format", self.format, BOX_FORMATS)
+        check_thresholds(self.score_threshold, self.iou_threshold, self.max_detections)
 
 
-Step = Softmax | TopK | Detect
+@dataclass(frozen=True, slots=True)
+class ClassMap:
+    """Replace a segmenter's scores by the best class of each pixel.
+
+    Attributes
+    ----------
+    output
+        Name of the output, of shape (1, classes, height, width), or with `channels_last`
+        (1, height, width, classes).
+    channels_last
+        Whether classes are the last axis.
+    """
+
+    kind: ClassVar[str] = "class_map"
+    output: str
+    channels_last: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Normalise:
+    """Divide an output by its Euclidean length along an axis, -16 to 15, as embeddings need it."""
+
+    kind: ClassVar[str] = "normalise"
+    output: str
+    axis: int = -1
+
+    def __post_init__(self) -> None:
+        if not -16 <= self.axis < 16:
+            raise ValueError(f"axis: expected -16 to 15, got {self.axis}")
+
+
+@dataclass(frozen=True, slots=True)
+class Ctc:
+    """Replace the scores of each time step by a text (connectionist temporal classification).
+
+    The best class of each step is taken, repetitions are joined, and blanks are dropped.
+
+    Attributes
+    ----------
+    output
+        Name of the output, of shape (1, steps, classes) or (steps, 1, classes).
+    blank
+        Whether the `first` or the `last` class is the blank.
+    activation
+        What turns the output into scores: `none` or `softmax`.
+    """
+
+    kind: ClassVar[str] = "ctc"
+    output: str
+    blank: str = "first"
+    activation: str = "none"
+
+    def __post_init__(self) -> None:
+        one_of("blank", self.blank, ("first", "last"))
+        one_of("activation", self.activation, ("none", "softmax"))
+
+
+Step = Softmax | TopK | Detect | Objects | ClassMap | Normalise | Ctc
+
+
+def outputs_of(step: Step) -> tuple[str, ...]:
+    """Return the names of the outputs that a step reads."""
+    match step:
+        case Detect():
+            return (step.boxes, step.scores)
+        case Objects():
+            return step.outputs
+        case _:
+            return (step.output,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,12 +256,4 @@ class Postprocess:
     @property
     def outputs(self) -> frozenset[str]:
         """Names of the outputs that the steps read."""
-        names: set[str] = set()
-        for step in self.steps:
-            names |= {step.boxes, step.scores} if isinstance(step, Detect) else {step.output}
-        return frozenset(names)
-
-
-def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {value!r:.80}")
+        return frozenset(name for step in self.steps for name in outputs_of(step))

@@ -1,25 +1,34 @@
 """From a model's outputs to the answer: the manifest's declared steps.
 
-Promises results by name, in a fixed order. A top-k or a detection replaces the outputs that it reads; other
-outputs are returned unchanged.
+Promises results by name, in a fixed order. A softmax and a normalisation change an output; each other step
+replaces the outputs that it reads. All others are returned unchanged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
 
 import numpy as np
 
-from agent.bundle.processing import Detect, Postprocess, Softmax, Step, TopK
+from agent.bundle.detection import Objects
+from agent.bundle.processing import (
+    ClassMap,
+    Ctc,
+    Detect,
+    Normalise,
+    Postprocess,
+    Softmax,
+    Step,
+    TopK,
+    outputs_of,
+)
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import ExecutionError, FormatError
+from agent.runtime.masks import area_of_cells, cells_of_image, encode_masks
+from agent.runtime.objects import ObjectDecoder
 from agent.runtime.placement import Placement
 from agent.runtime.storage import Array
-
-# Candidates for non-maximum suppression, best first: its time grows with their square, and more candidates
-# than this above the threshold are noise.
-MAX_CANDIDATES: Final = 4096
+from agent.runtime.suppression import MAX_CANDIDATES, non_maximum_suppression
 
 # A numeric array, or the elements of a BYTES tensor.
 Value = Array | tuple[bytes, ...]
@@ -50,12 +59,15 @@ class Postprocessor:
         self._steps: tuple[Step, ...] = declared.steps if declared is not None else ()
         self._labels = tuple(labels)
         specs = {spec.name: spec for spec in outputs}
-        lists = [step for step in self._steps if not isinstance(step, Softmax)]
-        self._consumed = frozenset(name for step in lists for name in _reads(step))
+        makers = [step for step in self._steps if not isinstance(step, Softmax | Normalise)]
+        self._consumed = frozenset(name for step in makers for name in outputs_of(step))
         for step in self._steps:
             self._check(step, specs)
-        # If several steps make lists, each result's name begins with its output's name.
-        self._prefixes = ["" if len(lists) == 1 else f"{_reads(step)[0]}_" for step in self._steps]
+        self._decoders = {
+            step: ObjectDecoder(step, specs) for step in self._steps if isinstance(step, Objects)
+        }
+        # If several steps make results, each result's name begins with its output's name.
+        self._prefixes = ["" if len(makers) == 1 else f"{outputs_of(step)[0]}_" for step in self._steps]
 
     def __call__(self, outputs: Mapping[str, Array], placement: Placement | None = None) -> dict[str, Value]:
         """Apply the steps.
@@ -73,13 +85,19 @@ class Postprocessor:
         dict
             Name -> result, in the order of the answer. A top-k of an output gives `labels` (if there are
             any), `scores` (float32, shape (k,)) and `indices` (int64, shape (k,)). A detection of m objects
-            gives `boxes` (float32, shape (m, 4), corners x0, y0, x1, y1), `scores` (float32, shape (m,)),
-            `classes` (int64, shape (m,)) and `labels`.
+            gives `boxes` (float32, shape (m, 4), corners x1, y1, x2, y2), `scores` (float32, shape (m,)),
+            `classes` (int64, shape (m,)) and `labels`; with key points `keypoints` (float32, shape (m,
+            points, 2 or 3)); with masks, of an image only, `masks` (run lengths, see `agent.runtime.masks`),
+            `mask_size` (int64, height and width) and `mask_area`. A class map gives `class_map` (uint8 or
+            uint16, shape (height, width)), `classes` (int64, those in the map, most frequent first), `shares`
+            (float32, of the map), `labels`, and for an image `area`. An area (float32, x1, y1, x2, y2) is the
+            part of the image as sent that the map or the masks cover. Text gives `text` and `scores`
+            (float32, shape (1,), the mean score of its characters, or 0 without any).
 
         Raises
         ------
         ExecutionError
-            If the scores that a step ranks contain NaN.
+            If the scores that a step ranks contain NaN, or decoded values are not finite.
         """
         values = dict(outputs)
         results: dict[str, Value] = {}
@@ -89,8 +107,16 @@ class Postprocessor:
                     values[step.output] = softmax(values[step.output], step.axis)
                 case TopK():
                     results |= self._top_k(step, values[step.output], prefix)
+                case Normalise():
+                    values[step.output] = normalise(values[step.output], step.axis)
                 case Detect():
                     results |= self._detect(step, values[step.boxes], values[step.scores], prefix, placement)
+                case Objects():
+                    results |= self._objects(step, values, prefix, placement)
+                case ClassMap():
+                    results |= self._class_map(step, values[step.output], prefix, placement)
+                case Ctc():
+                    results |= self._text(step, values[step.output], prefix)
         return results | {name: value for name, value in values.items() if name not in self._consumed}
 
     def _top_k(self, step: TopK, values: Array, prefix: str) -> dict[str, Value]:
@@ -114,37 +140,137 @@ class Postprocessor:
             f"{prefix}classes": found[2],
         } | self._named(found[2], prefix)
 
+    def _objects(
+        self, step: Objects, values: Mapping[str, Array], prefix: str, placement: Placement | None
+    ) -> dict[str, Value]:
+        found = self._decoders[step](values)
+        if self._labels and found.classes.max(initial=0) >= len(self._labels):
+            raise ExecutionError(
+                f"expected classes below {len(self._labels)}, the number of labels, got {found.classes.max()}"
+            )
+        results: dict[str, Value] = {
+            f"{prefix}boxes": _to_sent(found.boxes, step.normalised, placement),
+            f"{prefix}scores": found.scores,
+            f"{prefix}classes": found.classes,
+        }
+        results |= self._named(found.classes, prefix)
+        if found.keypoints is not None:
+            results[f"{prefix}keypoints"] = _points_to_sent(found.keypoints, step.normalised, placement)
+        if found.mask_weights is not None and step.prototypes is not None and placement is not None:
+            size = placement.input_height, placement.input_width
+            boxes = found.boxes * np.array(size[::-1] * 2, np.float32) if step.normalised else found.boxes
+            cells = cells_of_image(placement, *size)
+            prototypes = values[step.prototypes][0]
+            top, bottom, left, right = cells
+            results |= {
+                f"{prefix}masks": encode_masks(found.mask_weights, prototypes, boxes, size, cells),
+                f"{prefix}mask_size": np.array([bottom - top, right - left], np.int64),
+                f"{prefix}mask_area": area_of_cells(placement, *size, cells),
+            }
+        return results
+
+    def _class_map(
+        self, step: ClassMap, values: Array, prefix: str, placement: Placement | None
+    ) -> dict[str, Value]:
+        scores = values[0]
+        axis = 2 if step.channels_last else 0
+        classes = scores.shape[axis]
+        best = scores.argmax(axis=axis)
+        # Of a pixel with NaN, argmax returns the index of the NaN.
+        _refuse_nan(np.take_along_axis(scores, np.expand_dims(best, axis), axis), step.output)
+        class_map = best.astype(np.uint8 if classes <= 1 << 8 else np.uint16)
+        area: dict[str, Value] = {}
+        if placement is not None:
+            rows, columns = class_map.shape
+            cells = cells_of_image(placement, rows, columns)
+            area = {f"{prefix}area": area_of_cells(placement, rows, columns, cells)}
+            top, bottom, left, right = cells
+            class_map = np.ascontiguousarray(class_map[top:bottom, left:right])
+        counts = np.bincount(class_map.ravel(), minlength=classes)
+        found = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)].astype(np.int64)
+        results: dict[str, Value] = {
+            f"{prefix}class_map": class_map,
+            f"{prefix}classes": found,
+            f"{prefix}shares": (counts[found] / class_map.size).astype(np.float32),
+        }
+        return results | self._named(found, prefix) | area
+
+    def _text(self, step: Ctc, values: Array, prefix: str) -> dict[str, Value]:
+        scores = values.reshape(max(values.shape[:2]), values.shape[2])
+        _refuse_nan(scores, step.output)
+        if step.activation == "softmax":
+            scores = softmax(scores, -1)
+        best = scores.argmax(axis=1)
+        blank = 0 if step.blank == "first" else scores.shape[1] - 1
+        begins = np.concatenate(([True], best[1:] != best[:-1])) & (best != blank)
+        # The labels may leave out the blank.
+        skipped = 1 if step.blank == "first" and len(self._labels) < scores.shape[1] else 0
+        mean = scores.max(axis=1)[begins].mean(dtype=np.float64) if begins.any() else 0.0
+        return {
+            f"{prefix}text": (b"".join(self._labels[i - skipped] for i in best[begins]),),
+            f"{prefix}scores": np.array([mean], np.float32),
+        }
+
     def _named(self, classes: Array, prefix: str) -> dict[str, Value]:
         return {f"{prefix}labels": tuple(self._labels[i] for i in classes)} if self._labels else {}
 
     def _check(self, step: Step, specs: Mapping[str, TensorSpec]) -> None:
-        names = _reads(step)
-        missing = [name for name in names if name not in specs]
+        missing = [name for name in outputs_of(step) if name not in specs]
         if missing:
             raise FormatError(f"postprocess reads output {missing[0]!r}, which the model does not have")
-        shape = specs[names[-1]].shape
-        if isinstance(step, Softmax):
-            if not -len(shape) <= step.axis < len(shape):
-                raise FormatError(f"softmax: expected an axis of {specs[names[0]]}, got {step.axis}")
-            return
-        if isinstance(step, TopK):
-            classes = shape[-1] if shape else 0
-            if specs[step.output].nbytes // specs[step.output].itemsize != classes or step.k > classes:
+        classes = class_count(step, specs)
+        if isinstance(step, Ctc):
+            if len(self._labels) not in (classes, classes - 1):
                 raise FormatError(
-                    f"top-k: expected one row of at least {step.k} values, got {specs[step.output]}"
+                    f"labels.txt: expected a line for each of {classes - 1} characters, with or without the "
+                    f"blank, got {len(self._labels)}"
                 )
-        else:
+        elif self._labels and len(self._labels) < classes:
+            raise FormatError(
+                f"labels.txt: expected a line for each of {classes} classes, got {len(self._labels)}"
+            )
+
+
+def class_count(step: Step, specs: Mapping[str, TensorSpec]) -> int:
+    """Return how many classes a step can name; 0 if it names none, or its model does.
+
+    Raises
+    ------
+    FormatError
+        If an output does not have the shape that the step reads.
+    """
+    spec = specs[outputs_of(step)[-1]]
+    shape = spec.shape
+    match step:
+        case Softmax() | Normalise():
+            if not -len(shape) <= step.axis < len(shape):
+                raise FormatError(f"{step.kind}: expected an axis of {spec}, got {step.axis}")
+            return 0
+        case TopK():
+            classes = shape[-1] if shape else 0
+            if spec.nbytes // spec.itemsize != classes or step.k > classes:
+                raise FormatError(f"top-k: expected one row of at least {step.k} values, got {spec}")
+            return classes
+        case Detect():
             boxes = specs[step.boxes].shape
             if len(boxes) != 3 or len(shape) != 3 or boxes[0] != 1 or boxes[:2] != shape[:2] or boxes[2] != 4:
                 raise FormatError(
                     f"detect: expected boxes [1,n,4] and scores [1,n,classes], got {specs[step.boxes]} and "
-                    f"{specs[step.scores]}"
+                    f"{spec}"
                 )
-            classes = shape[2]
-        if self._labels and len(self._labels) < classes:
-            raise FormatError(
-                f"labels.txt: expected a line for each of {classes} classes, got {len(self._labels)}"
-            )
+            return shape[2]
+        case Objects():
+            return (step.classes or 0) - (step.background == "last")
+        case ClassMap():
+            classes = shape[3 if step.channels_last else 1] if len(shape) == 4 and shape[0] == 1 else 0
+            if not 2 <= classes <= 1 << 16 or 0 in shape:
+                order = "[1,height,width,classes]" if step.channels_last else "[1,classes,height,width]"
+                raise FormatError(f"class_map: expected {order} with 2 to 65536 classes, got {spec}")
+            return classes
+        case Ctc():
+            if len(shape) != 3 or 1 not in shape[:2] or shape[2] < 2 or 0 in shape:
+                raise FormatError(f"ctc: expected [1,steps,classes] or [steps,1,classes], got {spec}")
+            return shape[2]
 
 
 def softmax(values: Array, axis: int) -> Array:
@@ -155,6 +281,14 @@ def softmax(values: Array, axis: int) -> Array:
     wide = values.astype(np.float64)
     exponentials = np.exp(wide - wide.max(axis=axis, keepdims=True))
     result: Array = (exponentials / exponentials.sum(axis=axis, keepdims=True)).astype(values.dtype)
+    return result
+
+
+def normalise(values: Array, axis: int) -> Array:
+    """Return values divided by their Euclidean length along an axis; a length of 0 gives zeros."""
+    wide = values.astype(np.float64)
+    length = np.sqrt((wide * wide).sum(axis=axis, keepdims=True))
+    result: Array = (wide / np.where(length > 0, length, 1)).astype(np.float32)
     return result
 
 
@@ -212,54 +346,25 @@ def detect(boxes: Array, scores: Array, step: Detect) -> tuple[Array, Array, Arr
     return corners[kept], best[kept], classes[kept].astype(np.int64)
 
 
-def non_maximum_suppression(corners: Array, classes: Array, iou_threshold: float, limit: int) -> list[int]:
-    """Return the indices of the boxes to keep, chosen greedily, best first, within each class.
-
-    Parameters
-    ----------
-    corners
-        float32, shape (n, 4), best first.
-    classes
-        Integers, shape (n,).
-    iou_threshold
-        A box is dropped if its intersection over union with a better box of its class is larger than this.
-    limit
-        Largest number of boxes to keep.
-    """
-    areas = (corners[:, 2] - corners[:, 0]).clip(0) * (corners[:, 3] - corners[:, 1]).clip(0)
-    alive = np.ones(len(corners), dtype=bool)
-    kept: list[int] = []
-    for i in range(len(corners)):
-        if not alive[i]:
-            continue
-        kept.append(i)
-        if len(kept) == limit:
-            break
-        low = np.maximum(corners[i, :2], corners[i + 1 :, :2])
-        high = np.minimum(corners[i, 2:], corners[i + 1 :, 2:])
-        shared = (high - low).clip(0).prod(axis=1)
-        # Compared without a division, so that boxes without area need no special case.
-        overlaps = shared > iou_threshold * (areas[i] + areas[i + 1 :] - shared)
-        alive[i + 1 :] &= ~(overlaps & (classes[i + 1 :] == classes[i]))
-    return kept
-
-
 def _to_sent(boxes: Array, normalised: bool, placement: Placement | None) -> Array:
     if placement is None:
         return boxes
-    size = np.array([placement.input_width, placement.input_height] * 2, dtype=np.float64)
-    offset = np.array([placement.offset_x, placement.offset_y] * 2)
-    scale = np.array([placement.scale_x, placement.scale_y] * 2)
-    pixels = boxes * size if normalised else boxes
-    limit = np.array([placement.width, placement.height] * 2, dtype=np.float64)
-    sent: Array = np.clip((pixels - offset) / scale, 0, limit).astype(np.float32)
-    return sent
+    corners = _points_to_sent(boxes.reshape(-1, 2, 2), normalised, placement)
+    return corners.clip(0, [placement.width, placement.height]).astype(np.float32).reshape(-1, 4)
+
+
+def _points_to_sent(points: Array, normalised: bool, placement: Placement | None) -> Array:
+    """Return points, shape (m, k, 2 or more) with x and y first, in pixels of the image as sent."""
+    if placement is None:
+        return points
+    size = [placement.input_width, placement.input_height] if normalised else 1.0
+    offset = [placement.offset_x, placement.offset_y]
+    scale = [placement.scale_x, placement.scale_y]
+    sent: Array = points.astype(np.float64)
+    sent[..., :2] = (sent[..., :2] * size - offset) / scale
+    return sent.astype(np.float32)
 
 
 def _refuse_nan(scores: Array, name: str) -> None:
     if np.isnan(scores).any():
         raise ExecutionError(f"output {name!r} contains NaN, which cannot be ranked")
-
-
-def _reads(step: Step) -> tuple[str, ...]:
-    return (step.boxes, step.scores) if isinstance(step, Detect) else (step.output,)

@@ -1,68 +1,37 @@
 """From a JPEG or PNG to a model's input.
 
-Promises exactly the manifest's `(pixel * scale - mean) / std`, rounded once to the input's datatype, and that
-an image is not decoded if its header declares too many pixels. Pillow resizes, with an antialiasing filter
-when it shrinks, as torchvision does for images.
+Promises exactly the manifest's `(pixel * scale - mean) / std`, rounded once to the input's datatype. Pillow
+resizes, with an antialiasing filter when it shrinks, as torchvision does for images. Leaves reading the file
+to `pictures`.
 """
 
 from __future__ import annotations
 
-import io
 import math
-import struct
-import zlib
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-
-# `Image.open` is not used: it loads every format that Pillow knows, and each is more code that parses a
-# stranger's bytes. Exif needs the TIFF module; Pillow would import it on first use, inside the sandbox.
-from PIL import Image, JpegImagePlugin, PngImagePlugin, TiffImagePlugin  # noqa: F401
+from PIL import Image
 
 from agent.bundle.processing import Preprocess
 from agent.bundle.tensor_spec import TensorSpec
-from agent.errors import FormatError, InputError, MediaTypeError
+from agent.errors import FormatError, InputError
+from agent.runtime.pictures import MAX_PIXELS, Picture, read_picture
 from agent.runtime.placement import Placement
 from agent.runtime.storage import Array
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-# Enough for a 24-megapixel camera; decoded, its image takes 72 MB, and Pillow holds two while it converts.
-MAX_PIXELS: Final = 25_000_000
 # A resize that keeps the aspect ratio must not turn an image of 20000 x 1 pixels into 4480000 x 224.
 MAX_RESIZED_PIXELS: Final = 4 * MAX_PIXELS
+# With `reduce`, an image of more pixels than this is first reduced, by averaging pixels, to at least
+# `REDUCED_MULTIPLE` times its new size. A smaller one takes only milliseconds, and a rounding less.
+REDUCED_PIXELS: Final = 1 << 20
+REDUCED_MULTIPLE: Final = 2
 
-IMAGE_TYPES: Final = MappingProxyType(
-    {"image/jpeg": JpegImagePlugin.JpegImageFile, "image/png": PngImagePlugin.PngImageFile}
-)
-# Pillow does not document what its readers raise for damaged files; these were observed.
-_READER_ERRORS: Final = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    EOFError,
-    OverflowError,
-    LookupError,
-    TypeError,
-    struct.error,
-    zlib.error,
-)
-# Exif 2.3, 4.6.4, tag Orientation: value -> the transposition that turns the image upright.
-_ORIENTATION: Final = 0x0112
-_UPRIGHT: Final = MappingProxyType(
-    {
-        2: Image.Transpose.FLIP_LEFT_RIGHT,
-        3: Image.Transpose.ROTATE_180,
-        4: Image.Transpose.FLIP_TOP_BOTTOM,
-        5: Image.Transpose.TRANSPOSE,
-        6: Image.Transpose.ROTATE_270,
-        7: Image.Transpose.TRANSVERSE,
-        8: Image.Transpose.ROTATE_90,
-    }
-)
 _RESAMPLING: Final[Mapping[str, Image.Resampling]] = MappingProxyType(
     {
         "bilinear": Image.Resampling.BILINEAR,
@@ -112,8 +81,8 @@ class Preprocessor:
             )
         self._tables = _tables(declared, spec, self._channels)
 
-    def decode(self, data: ReadableBuffer, content_type: str) -> Image.Image:
-        """Decode an image and turn it upright.
+    def decode(self, data: ReadableBuffer, content_type: str) -> Picture:
+        """Decode an image and turn it upright; with `reduce`, a large JPEG only as large as is needed.
 
         Parameters
         ----------
@@ -124,7 +93,7 @@ class Preprocessor:
 
         Returns
         -------
-        Image
+        Picture
             8 bits per channel, in mode `RGB`, or `L` for models that take grey images.
 
         Raises
@@ -134,28 +103,16 @@ class Preprocessor:
         InputError
             If the data is not such an image, is damaged, or has too many pixels.
         """
-        reader = IMAGE_TYPES.get(content_type)
-        if reader is None:
-            raise MediaTypeError(f"expected one of {', '.join(IMAGE_TYPES)}, got {content_type!r:.80}")
-        try:
-            # Opening reads only the header, so the size is known before anything is decoded.
-            image: Image.Image = reader(io.BytesIO(data))
-            if image.width * image.height > self._max_pixels:
-                size = f"{image.width} x {image.height}"
-                raise InputError(f"expected an image of at most {self._max_pixels} pixels, got {size}")
-            image.load()
-            return _convert(_upright(image), "L" if self._channels == 1 else "RGB")
-        except _READER_ERRORS as error:
-            reason = " ".join(str(error).split())
-            raise InputError(f"the {content_type} image cannot be read: {reason:.120}") from error
+        mode = "L" if self._channels == 1 else "RGB"
+        return read_picture(data, content_type, mode, self._max_pixels, self._smallest)
 
-    def __call__(self, image: Image.Image, out: Array) -> Placement:
+    def __call__(self, picture: Picture, out: Array) -> Placement:
         """Resize, crop and normalise an image into the model's input.
 
         Parameters
         ----------
-        image
-            An image from `decode`.
+        picture
+            What `decode` returned.
         out
             The memory of the model's input, in its shape and dtype.
 
@@ -170,8 +127,7 @@ class Preprocessor:
             If the image is smaller than the crop, would be too large after the resize, or does not have the
             input's size and no resize is declared.
         """
-        width, height = image.size
-        image, scale_x, scale_y, offset_x, offset_y = self._resize(image)
+        image, scale_x, scale_y, offset_x, offset_y = self._resize(picture)
         if self._declared.crop is not None:
             image, left, top = _crop(image, self._declared.crop)
             offset_x, offset_y = offset_x - left, offset_y - top
@@ -181,36 +137,73 @@ class Preprocessor:
                 f"got {image.width} x {image.height}"
             )
         self._normalise(np.asarray(image), out)
-        return Placement(width, height, scale_x, scale_y, offset_x, offset_y, self._size[1], self._size[0])
+        height, width = self._size
+        return Placement(picture.width, picture.height, scale_x, scale_y, offset_x, offset_y, width, height)
 
-    def _resize(self, image: Image.Image) -> tuple[Image.Image, float, float, float, float]:
+    def _reduces(self, width: int, height: int) -> bool:
         declared = self._declared
+        return (
+            bool(declared.reduce)
+            and declared.resize is not None
+            and declared.interpolation != "nearest"
+            and width * height > REDUCED_PIXELS
+        )
+
+    def _smallest(self, width: int, height: int) -> tuple[int, int]:
+        """Return the smallest size that an image of this size may be decoded in."""
+        if not self._reduces(width, height):
+            return width, height
+        (new_width, new_height), _ = self._new_size(width, height)
+        return REDUCED_MULTIPLE * new_width, REDUCED_MULTIPLE * new_height
+
+    def _new_size(self, width: int, height: int) -> tuple[tuple[int, int], tuple[float, float]]:
+        """Return the size that an image of this size is resized to, and both factors."""
+        declared = self._declared
+        assert declared.resize is not None
+        high, wide = declared.resize
+        if declared.resize_mode == "stretch":
+            return (wide, high), (wide / width, high / height)
+        ratios = (wide / width, high / height)
+        ratio = max(ratios) if declared.resize_mode == "shortest" else min(ratios)
+        # The side that sets the ratio fits exactly; the other is rounded down, as torchvision does.
+        new = (
+            wide if ratios[0] == ratio else max(1, math.floor(width * ratio)),
+            high if ratios[1] == ratio else max(1, math.floor(height * ratio)),
+        )
+        if declared.resize_mode == "shortest":
+            return new, (new[0] / width, new[1] / height)
+        # A letterbox has one factor: what the rounding takes off is cut off and not squeezed.
+        return new, (max(ratio, new[0] / width), max(ratio, new[1] / height))
+
+    def _resize(self, picture: Picture) -> tuple[Image.Image, float, float, float, float]:
+        declared, image = self._declared, picture.image
         if declared.resize is None:
             return image, 1.0, 1.0, 0.0, 0.0
         height, width = declared.resize
-        if declared.resize_mode == "stretch":
-            new = (width, height)
-        else:
-            ratios = (width / image.width, height / image.height)
-            ratio = max(ratios) if declared.resize_mode == "shortest" else min(ratios)
-            # The side that sets the ratio fits exactly; the other is rounded down, as torchvision does.
-            new = (
-                width if ratios[0] == ratio else max(1, math.floor(image.width * ratio)),
-                height if ratios[1] == ratio else max(1, math.floor(image.height * ratio)),
-            )
+        new, (scale_x, scale_y) = self._new_size(picture.width, picture.height)
         if new[0] * new[1] > MAX_RESIZED_PIXELS:
             raise InputError(
-                f"an image of {image.width} x {image.height} pixels cannot be resized to {new[0]} x {new[1]}"
+                f"an image of {picture.width} x {picture.height} pixels cannot be resized to "
+                f"{new[0]} x {new[1]}"
             )
-        scale_x, scale_y = new[0] / image.width, new[1] / image.height
-        if new != image.size:
-            image = image.resize(new, _RESAMPLING[declared.interpolation])
+        left, top, right, bottom = picture.region
+        across, down = (right - left) / picture.width, (bottom - top) / picture.height
+        # Rounded, so that what is the whole picture is not a hair's breadth less.
+        right = round(left + new[0] / scale_x * across, 6)
+        bottom = round(top + new[1] / scale_y * down, 6)
+        box = (left, top, min(right, image.width), min(bottom, image.height))
+        if new != image.size or box != (0, 0, *image.size):
+            gap = float(REDUCED_MULTIPLE) if self._reduces(picture.width, picture.height) else None
+            image = image.resize(new, _RESAMPLING[declared.interpolation], box, gap)
         if declared.resize_mode != "letterbox" or new == (width, height):
             return image, scale_x, scale_y, 0.0, 0.0
-        left, top = (width - new[0]) // 2, (height - new[1]) // 2
-        box = Image.new(image.mode, (width, height))
-        box.paste(image, (left, top))
-        return box, scale_x, scale_y, float(left), float(top)
+        left, top = 0, 0
+        if declared.position != "top_left":
+            left, top = (width - new[0]) // 2, (height - new[1]) // 2
+        pad = declared.pad or 0
+        filled = Image.new(image.mode, (width, height), pad if self._channels == 1 else (pad, pad, pad))
+        filled.paste(image, (left, top))
+        return filled, scale_x, scale_y, float(left), float(top)
 
     def _normalise(self, pixels: Array, out: Array) -> None:
         # A channel has 256 possible values, so the formula is a table, computed once in float64 and exact.
@@ -238,27 +231,6 @@ def _tables(declared: Preprocess, spec: TensorSpec, channels: int) -> list[Array
             values = np.clip(np.rint(values), limits.min, limits.max)
         tables.append(values.astype(dtype))
     return tables
-
-
-def _upright(image: Image.Image) -> Image.Image:
-    try:
-        turn = _UPRIGHT.get(image.getexif().get(_ORIENTATION, 1))
-    except _READER_ERRORS:
-        # Cameras write broken Exif blocks; treat such an image as one without Exif.
-        turn = None
-    return image if turn is None else image.transpose(turn)
-
-
-def _convert(image: Image.Image, mode: str) -> Image.Image:
-    if image.mode == mode:
-        return image
-    if image.mode in {"I;16", "I;16B", "I;16L", "I"}:
-        # 16-bit grey: Pillow's own conversion would clip it at 255.
-        image = Image.fromarray((np.asarray(image).astype(np.uint32) >> 8).astype(np.uint8))
-    if image.mode == "P":
-        # Through RGBA, since Pillow warns when it converts a palette with transparency directly.
-        image = image.convert("RGBA")
-    return image.convert(mode)
 
 
 def _crop(image: Image.Image, size: tuple[int, int]) -> tuple[Image.Image, int, int]:

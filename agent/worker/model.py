@@ -199,10 +199,10 @@ class Prepared:
         if manifest.preprocess is not None:
             # Image decoders take 40 ms and 5 MB, and parse bytes from strangers: imported only for models
             # that declare a preprocessing.
-            from agent.runtime import preprocess
+            from agent.runtime import pictures, preprocess
 
             spec = next(spec for spec in manifest.inputs if spec.name == manifest.preprocess.input)
-            max_pixels = load.max_pixels or preprocess.MAX_PIXELS
+            max_pixels = load.max_pixels or pictures.MAX_PIXELS
             self.preprocessor = preprocess.Preprocessor(manifest.preprocess, spec, max_pixels)
         labels = members.read("labels.txt").splitlines() if "labels.txt" in members else []
         self.postprocessor = Postprocessor(manifest.postprocess, manifest.outputs, labels)

@@ -12,9 +12,20 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from agent.bundle import archive, canonical_json
+from agent.bundle.detection import Objects
 from agent.bundle.keyring import Keyring
 from agent.bundle.manifest import Manifest, Resources
-from agent.bundle.processing import Detect, Postprocess, Preprocess, Softmax, Step, TopK
+from agent.bundle.processing import (
+    ClassMap,
+    Ctc,
+    Detect,
+    Normalise,
+    Postprocess,
+    Preprocess,
+    Softmax,
+    Step,
+    TopK,
+)
 from agent.bundle.tensor_spec import TensorSpec
 from agent.bundle.verify import verify
 from agent.errors import BundleError, FormatError
@@ -167,6 +178,10 @@ def _preprocess(declared: Preprocess) -> str:
         steps.append(
             f"{declared.resize[0]}x{declared.resize[1]} {declared.resize_mode} {declared.interpolation}"
         )
+    if declared.pad is not None or declared.position is not None:
+        steps.append(f"{(declared.position or 'centre').replace('_', ' ')} on {declared.pad or 0}")
+    if declared.reduce:
+        steps.append("large images reduced first")
     if declared.crop:
         steps.append(f"centre {declared.crop[0]}x{declared.crop[1]}")
     mean, std = (" ".join(f"{value:g}" for value in values) for values in (declared.mean, declared.std))
@@ -186,6 +201,16 @@ def _step(step: Step) -> str:
             return f"the {step.k} largest of {step.output}"
         case Detect():
             return f"detections from {step.boxes} and {step.scores}, score over {step.score_threshold:g}"
+        case Objects():
+            parts = {"key points": step.keypoints, "masks": step.mask_weights}
+            what = " with ".join(["objects", *(name for name, part in parts.items() if part)])
+            return f"{what} from {', '.join(step.outputs)}, score over {step.score_threshold:g}"
+        case ClassMap():
+            return f"the best class of each pixel of {step.output}"
+        case Normalise():
+            return f"{step.output} divided by its length"
+        case Ctc():
+            return f"the text of {step.output} (CTC)"
 
 
 def _parity(manifest: Manifest) -> str:

@@ -40,6 +40,28 @@ def add_model(parser: Parser) -> None:
     )
 
 
+def add_declarations(parser: argparse._ActionsContainer) -> None:
+    """Add what a device does before and after the model."""
+    parser.add_argument(
+        "--preprocess",
+        metavar="PRESET|TOML",
+        help="how to turn a picture into the input: a preset (such as imagenet, yolox, yolov8, nanodet), "
+        "with options (yolox,pad=0) or without, or a TOML file",
+    )
+    parser.add_argument(
+        "--postprocess",
+        metavar="STEPS|TOML",
+        help="how to turn the outputs into an answer: softmax,top5, or a preset (such as yolox, yolov8, "
+        "yolov8-seg, yolov8-pose, nanodet, ssd, yunet, detr, segmentation, embedding, ctc), with options "
+        "(yolox,score_threshold=0.5) or without, or a TOML file",
+    )
+    parser.add_argument(
+        "--labels",
+        metavar="FILE",
+        help="class names, one per line, or `coco` for the 80 classes of COCO (default: the model's own)",
+    )
+
+
 def load_model(args: argparse.Namespace, progress: Callable[[str], None] | None = None) -> ImportedModel:
     """Import the model that the flags of `add_model` describe."""
     from builder.importer import load, parse_input_shapes, parse_input_values

@@ -9,12 +9,13 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 from builder.cli import SubParsers
-from builder.cli.arguments import add_json, add_model, integer, load_model, tolerance
+from builder.cli.arguments import add_declarations, add_json, add_model, integer, load_model, tolerance
 from builder.cli.progress import show_steps
 from builder.compiling import tolerances
 
 if TYPE_CHECKING:
     from builder.bundles.package import Package, UncoveredKernel
+    from builder.compiling.recognition import Proposal
 
 _NAMED: Final = 3  # kernels without a design space that the summary names
 
@@ -22,6 +23,7 @@ EXAMPLES: Final = """examples:
   edgebundle compile resnet50-v2-7.onnx --target rpi4 --sign-key keys/signing.key -o resnet50.bundle
   edgebundle compile model.onnx --target "llvm -mcpu=cascadelake" --input-shapes "data:[1,3,224,224]"
   edgebundle compile model.onnx --preprocess imagenet --postprocess softmax,top5 --labels synset.txt
+  edgebundle compile yolox_nano.onnx --preprocess yolox --postprocess yolox,score_threshold=0.4 --labels coco
 """
 
 
@@ -69,18 +71,12 @@ def add_parsers(subparsers: SubParsers) -> None:
         help="a device type that may run the bundle, as in the device tree, such as raspberrypi,4-model-b; "
         "repeatable (default: any Linux on this CPU architecture)",
     )
+    add_declarations(manifest)
+    manifest.add_argument("--picture", metavar="FILE", help="a JPEG or PNG picture for --show-input")
     manifest.add_argument(
-        "--labels", metavar="FILE", help="class names, one per line (default: the model's own)"
-    )
-    manifest.add_argument(
-        "--preprocess",
-        metavar="PRESET|TOML",
-        help="how to turn a picture into the input: a preset (such as imagenet) or a TOML file",
-    )
-    manifest.add_argument(
-        "--postprocess",
-        metavar="STEPS|TOML",
-        help="how to turn the outputs into an answer: steps (softmax,top5 or faces) or a TOML file",
+        "--show-input",
+        metavar="OUT.png",
+        help="write what --preprocess makes of --picture, before anything is compiled",
     )
     trust = parser.add_argument_group("trust")
     trust.add_argument(
@@ -100,27 +96,36 @@ def add_parsers(subparsers: SubParsers) -> None:
 
 def _compile(args: argparse.Namespace) -> int:
     from builder.bundles.key_files import read_private
+    from builder.compiling.identity import Identity
 
     # Check the key and the output path first: compiling takes minutes.
     key = read_private(args.sign_key) if args.sign_key else None
     output = _output(args)
     with show_steps(quiet=args.quiet or args.json) as progress:
+        identity = Identity(args.name, args.model_version, args.security_counter, args.compatible)
+        identity.check()
+        proposal, labels = _check_declarations(args)
+        if proposal is not None:
+            progress(str(proposal))
+        if labels is not None:
+            progress(f"labels: the {len(labels)} names in the model file")
         progress("loading the compiler")
-        from builder.compiling.compilation import Identity, compile
+        from builder.compiling.compilation import compile
+        from builder.compiling.recognition import recognise
         from builder.target.device_target import resolve
 
         target = resolve(args.target)
-        identity = Identity(args.name, args.model_version, args.security_counter, args.compatible)
-        identity.check()
         progress(f"importing {args.model}")
         model = load_model(args, progress)
+        if proposal is None and not args.postprocess:  # the file did not say its shapes
+            proposal = recognise(model.inputs, model.outputs)
         package = compile(
             model,
             target,
             identity=identity,
             preprocess=args.preprocess,
             postprocess=args.postprocess,
-            labels=args.labels,
+            labels=args.labels or labels,
             tolerance=args.tolerance,
             tuning_records=args.tuning_records,
             progress=progress,
@@ -129,8 +134,66 @@ def _compile(args: argparse.Namespace) -> int:
             progress("signing")
             package = package.sign(key)
         package.save(output)
-    _report(package, output, as_json=args.json)
+    _report(package, output, proposal, as_json=args.json)
     return 0
+
+
+def _check_declarations(args: argparse.Namespace) -> tuple[Proposal | None, Sequence[str] | None]:
+    """Refuse what cannot work before the compiler is loaded, and show what the model gets of a picture.
+
+    Returns
+    -------
+    Proposal or None
+        The presets that fit the outputs, if the user declares no postprocess, or one that surely fits less.
+    sequence or None
+        The labels in the model file, if the user gives none and the postprocess has a use for them.
+    """
+    from pathlib import Path
+
+    from builder.compiling import declarations
+    from builder.compiling.labels import read_labels, read_named_labels, usable_labels
+    from builder.compiling.outline import read_outline
+    from builder.compiling.recognition import contradicts, recognise
+    from builder.errors import ModelError
+    from builder.running.shown_input import show_input
+
+    if (args.show_input is None) != (args.picture is None):
+        raise ModelError("expected both --show-input and --picture, or neither")
+    if not Path(args.model).is_file():
+        near = sorted(path.name for path in Path(args.model).parent.glob("*.onnx"))[:_NAMED]
+        raise ModelError(
+            f"no such file: {args.model}", hint=f"models there: {', '.join(near)}" if near else None
+        )
+    declarations.check_names(args.preprocess, args.postprocess)
+    if args.labels:
+        read_labels(args.labels)
+    outline = read_outline(args.model)
+    proposal = recognise(outline.inputs, outline.outputs) if outline is not None else None
+    if args.labels and not args.postprocess:
+        raise ModelError(
+            "--labels: expected a --postprocess that names classes, got none",
+            hint=str(proposal) if proposal else "for example --postprocess softmax,top5",
+        )
+    if outline is None:
+        if args.show_input is not None:
+            raise ModelError(
+                f"--show-input: expected an ONNX model whose shapes are fixed, got {args.model}",
+                hint="compile it, then: edgebundle run BUNDLE --inputs PICTURE --show-input OUT.png",
+            )
+        return None, None
+    before = declarations.preprocess(args.preprocess, outline.inputs) if args.preprocess else None
+    if args.show_input is not None:
+        show_input(before, outline.inputs, args.picture, args.show_input)
+    after = None
+    if args.postprocess:
+        after = declarations.postprocess(args.postprocess, outline.outputs, outline.inputs)
+    labels = None if args.labels else usable_labels(outline.labels, outline.outputs, after)
+    read_named_labels(args.labels or labels, outline.outputs, after)
+    if proposal is not None and after is not None:
+        is_preset = not args.postprocess.endswith(".toml")
+        if not (is_preset and contradicts(proposal, after, outline.inputs, outline.outputs)):
+            proposal = None
+    return proposal, labels
 
 
 def _output(args: argparse.Namespace) -> str:
@@ -151,7 +214,7 @@ def _output(args: argparse.Namespace) -> str:
     return str(output)
 
 
-def _report(package: Package, output: str, *, as_json: bool) -> None:
+def _report(package: Package, output: str, proposal: Proposal | None, *, as_json: bool) -> None:
     manifest = package.manifest
     size = sum(len(data) for data in package.members.values())
     if as_json:
@@ -170,6 +233,7 @@ def _report(package: Package, output: str, *, as_json: bool) -> None:
             if manifest.provenance.shipped_records is None
             else asdict(manifest.provenance.shipped_records),
             "no_design_space": [asdict(kernel) for kernel in package.uncovered],
+            "proposal": None if proposal is None else asdict(proposal),
         }
         print(json.dumps(document))
         return
@@ -189,6 +253,8 @@ def _report(package: Package, output: str, *, as_json: bool) -> None:
         print(f"  shipped tuning records: {shipped.name}, {shipped.kernels} kernels ({how})")
     if package.uncovered:
         print(f"  {_uncovered(package.uncovered)}")
+    if proposal is not None:
+        print(f"  {proposal} (`edgebundle repack {output}` adds them without compiling)")
     if package.signature is None:
         print("  not signed: devices will refuse it; use `edgebundle sign`, or compile with --sign-key")
 

@@ -8,7 +8,9 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from builder.cli import Parser, SubParsers
+from agent.errors import EdgeError
+from builder.cli import EXIT_INPUT, Parser, SubParsers
+from builder.cli.answers import Summary, document, draw_answer, drawn_names, table
 from builder.cli.arguments import add_json, milliseconds, positive
 
 if TYPE_CHECKING:
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
 RUN_EXAMPLES: Final = """examples:
   edgebundle run resnet50.bundle --inputs cat.npz --outputs out.npz --print-time --repeat 100
   edgebundle run resnet50.bundle --inputs cat.jpg
+  edgebundle run yolox.bundle --inputs street.jpg --draw drawn.jpg
+  edgebundle run yolox.bundle --inputs photos/ --draw drawn/
+  edgebundle run resnet50.bundle --accuracy photos/labels.csv
   edgebundle run model.bundle --fill-mode ones --print-top 5
   edgebundle run model.bundle --rpc-tracker lab:9190 --rpc-key rpi4 --print-time
 """
@@ -33,12 +38,32 @@ def add_parsers(subparsers: SubParsers) -> None:
         "The bundle's signature is not verified.",
         epilog=RUN_EXAMPLES,
     )
-    parser.add_argument("bundle", metavar="FILE", help="the bundle")
+    parser.add_argument("bundle", metavar="FILE", nargs="?", help="the bundle")
     parser.add_argument(
         "--device", default="cpu", choices=["cpu"], help="device to run on (default: %(default)s)"
     )
     parser.add_argument(
-        "-i", "--inputs", metavar="FILE", help="an .npz file with the inputs, or a JPEG or PNG picture"
+        "-i",
+        "--inputs",
+        metavar="FILE",
+        nargs="+",
+        action="append",
+        help="an .npz file with the inputs, or a JPEG or PNG picture; or several pictures, folders of them, "
+        "or patterns such as 'photos/*.jpg'",
+    )
+    parser.add_argument(
+        "--draw",
+        metavar="OUT.jpg|DIR",
+        help="draw the answer on the picture: boxes, labels, key points, masks; a folder for several inputs",
+    )
+    parser.add_argument(
+        "--show-input", metavar="OUT.png", help="write what the preprocess makes of the picture"
+    )
+    parser.add_argument(
+        "--accuracy",
+        metavar="CSV",
+        help="of a classifier: top-1 and top-5 on pictures with known classes, rows of file and label; "
+        "files are relative to the table",
     )
     parser.add_argument(
         "-o", "--outputs", "--output", metavar="NPZ", help="write output_0, output_1, ... to this .npz file"
@@ -141,15 +166,52 @@ def _warn_unverified(bundle: str) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     from builder.bundles.package import Package
+
+    bundle, names = _bundle_and_inputs(args)
+    package = Package.load(bundle)
+    _warn_unverified(bundle)
+    if args.accuracy or len(names) > 1 or any(_is_many(name) for name in names):
+        return _run_many(args, package, names)
+    return _run_one(args, package, names[0] if names else None)
+
+
+def _bundle_and_inputs(args: argparse.Namespace) -> tuple[str, list[str]]:
+    """Return the bundle and the inputs; the bundle may come last, after several inputs."""
+    from builder.errors import ModelError
+
+    names = [name for group in args.inputs or () for name in group]
+    if args.bundle is not None:
+        return args.bundle, names
+    if len(names) > 1 and names[-1].endswith(".bundle"):
+        return names.pop(), names
+    raise ModelError(
+        "expected a bundle, got none", hint="for example edgebundle run model.bundle --inputs cat.jpg"
+    )
+
+
+def _is_many(name: str) -> bool:
+    from glob import has_magic
+    from pathlib import Path
+
+    return Path(name).is_dir() or (has_magic(name) and not Path(name).exists())
+
+
+def _run_one(args: argparse.Namespace, package: Package, given: str | None) -> int:
+    from pathlib import Path
+
+    from builder.errors import ModelError
     from builder.running.local_run import run
 
-    package = Package.load(args.bundle)
-    _warn_unverified(args.bundle)
+    if args.draw and given is None:
+        raise ModelError("--draw: expected a picture to draw on", hint="name it with --inputs")
+    if args.show_input:
+        _show_input(package, given, args.show_input)
+    drawn = drawn_names([Path(given)], args.draw)[0] if args.draw and given else None
     board = _board(args)
     run_it = run if board is None else partial(_run_on_board, **board)
     result = run_it(
         package,
-        args.inputs,
+        given,
         fill_mode=args.fill_mode,
         benchmark=args.print_time,
         repeat=args.repeat,
@@ -160,11 +222,15 @@ def _run(args: argparse.Namespace) -> int:
     )
     if args.outputs:
         result.save(args.outputs)
+    if drawn is not None and given is not None:
+        draw_answer(Path(given), result.answers, drawn)
     if args.json:
-        print(json.dumps(_document(result)))
+        print(json.dumps(document(result)))
         return 0
     if result.answers is not None:
-        _print_answers(result)
+        _print_lines(table(result.answers))
+    elif given is not None:
+        _propose(package)
     if args.print_top:
         import numpy as np
 
@@ -178,33 +244,87 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _print_answers(result: RunResult) -> None:
-    answers = result.answers or {}
-    labels, scores = answers.get("labels"), answers.get("scores")
-    for i, score in enumerate(scores if scores is not None else ()):
-        if labels is not None:
-            print(f"{float(score):8.4f}  {bytes(labels[i]).decode()}")
-        elif "boxes" in answers:
-            box = ", ".join(f"{v:.0f}" for v in answers["boxes"][i])
-            print(f"{float(score):8.4f}  [{box}]")
-        elif "indices" in answers:
-            print(f"{float(score):8.4f}  class {int(answers['indices'][i])}")
+def _propose(package: Package) -> None:
+    """Say which presets fit a model that declares no postprocess."""
+    from builder.compiling.recognition import recognise
+
+    proposal = recognise(package.manifest.inputs, package.manifest.outputs)
+    if proposal is not None:
+        print(f"{proposal} (edgebundle repack adds them)", file=sys.stderr)
 
 
-def _document(result: RunResult) -> dict[str, object]:
-    document: dict[str, object] = {
-        "outputs": {
-            name: {"shape": list(a.shape), "dtype": str(a.dtype)} for name, a in result.outputs.items()
-        }
-    }
-    if result.answers is not None:
-        document["answers"] = {
-            name: [bytes(v).decode() for v in value] if isinstance(value, tuple) else value.tolist()
-            for name, value in result.answers.items()
-        }
-    if result.times is not None:
-        document["times_s"] = {k: getattr(result.times, k) for k in ("mean", "median", "max", "min", "std")}
-    return document
+def _run_many(args: argparse.Namespace, package: Package, names: list[str]) -> int:
+    """Run the model on each of many inputs; one that cannot be used is told, and the others go on."""
+    import time
+
+    from builder.errors import BuildError, ModelError
+    from builder.running.accuracy import Accuracy, read_truths
+    from builder.running.input_files import input_files
+    from builder.running.local_run import Runner
+
+    for flag in ("outputs", "print_time", "print_top", "profile", "show_input", "rpc_tracker"):
+        if getattr(args, flag):
+            raise ModelError(f"--{flag.replace('_', '-')}: expected one input, got several or --accuracy")
+    truths = {}
+    if args.accuracy:
+        labels = package.members.get("labels.txt", b"").decode().splitlines()
+        truths = {truth.file: truth for truth in read_truths(args.accuracy, labels)}
+    files = input_files(names) if names else list(truths)
+    if missing := [file for file in files if truths and file not in truths]:
+        raise ModelError(f"--accuracy: {args.accuracy} has no row for {missing[0]}")
+    drawn = drawn_names(files, args.draw) if args.draw else [None] * len(files)
+    runner, summary, accuracy = Runner(package, args.threads), Summary(), Accuracy()
+    documents, failed, began = [], 0, time.monotonic()
+    for number, (file, output) in enumerate(zip(files, drawn, strict=True), 1):
+        if sys.stderr.isatty():
+            print(f"\r\033[K{number} of {len(files)}: {file.name[:60]}", end="", file=sys.stderr, flush=True)
+        try:
+            result = runner(file, args.fill_mode)
+            if output is not None:
+                draw_answer(file, result.answers, output)
+        except (BuildError, EdgeError, OSError) as error:
+            failed += 1
+            _clear_line()
+            reason = " ".join(str(error).split())
+            where = "" if str(file) in reason else f"{file}: "
+            print(f"edgebundle: error: {where}{reason}", file=sys.stderr)
+            continue
+        summary.add(result.answers)
+        if truths:
+            accuracy.add(result.get_output("output_0"), truths[file])
+        if args.json:
+            documents.append({"file": str(file), **document(result)})
+        elif not truths:
+            _clear_line()
+            _print_lines([f"{file}:", *table(result.answers or {})])
+    _clear_line()
+    if args.json:
+        counts = {"pictures": accuracy.pictures, "top1": accuracy.top1, "top5": accuracy.top5}
+        print(json.dumps({"results": documents, "failed": failed} | ({"accuracy": counts} if truths else {})))
+    else:
+        print(summary.line(time.monotonic() - began, failed))
+        if truths:
+            print(accuracy)
+    return EXIT_INPUT if failed else 0
+
+
+def _print_lines(lines: list[str]) -> None:
+    for line in lines:
+        print(line)
+
+
+def _clear_line() -> None:
+    if sys.stderr.isatty():
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def _show_input(package: Package, given: str | None, output: str) -> None:
+    from builder.errors import ModelError
+    from builder.running.shown_input import show_input
+
+    if given is None:
+        raise ModelError("--show-input: expected a picture", hint="name it with --inputs")
+    show_input(package.manifest.preprocess, package.manifest.inputs, given, output)
 
 
 def _profile(args: argparse.Namespace) -> int:

@@ -9,12 +9,9 @@ schedules, graph and weights, and differs only in LLVM's code generation.
 from __future__ import annotations
 
 import os
-import re
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,10 +27,6 @@ from agent.bundle.manifest import (
     Runtime,
     Samples,
     Tuning,
-    check_compatible,
-    check_model_name,
-    check_security_counter,
-    check_version,
 )
 from agent.bundle.manifest import ShippedRecords as ManifestShipped
 from agent.bundle.manifest import Target as ManifestTarget
@@ -48,6 +41,8 @@ from builder.codegen.kernel_object import compile_kernels, compile_object, count
 from builder.codegen.link.linker import describe, link
 from builder.compiling import block_parity, declarations, parity, tolerances
 from builder.compiling.footprint import resources_of
+from builder.compiling.identity import Identity, bundle_name
+from builder.compiling.labels import Labels, read_named_labels, usable_labels
 from builder.compiling.lower import lower
 from builder.compiling.sample_inputs import make_inputs
 from builder.compiling.truth import exact_outputs
@@ -64,69 +59,6 @@ from builder.target.device_target import DeviceTarget, resolve
 Progress = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """What a bundle is called and which devices may run it.
-
-    Attributes
-    ----------
-    name
-        The model's name on devices; None derives it from the file's name.
-    version
-        Semantic version.
-    security_counter
-        0 to 2^63 - 1; a device refuses a counter lower than the one it committed for that name. None stands
-        for the time of the build in seconds since 1970, so that every build replaces those before it; the
-        environment variable `SOURCE_DATE_EPOCH` sets this time for reproducible builds.
-    compatible
-        Device types, such as `["raspberrypi,4-model-b"]`; None means any Linux of the target's architecture.
-    """
-
-    name: str | None = None
-    version: str = "1.0.0"
-    security_counter: int | None = None
-    compatible: Sequence[str] | None = None
-
-    def counter(self) -> int:
-        """Return the security counter, or the time of the build in its place.
-
-        Raises
-        ------
-        ModelError
-            If `SOURCE_DATE_EPOCH` is not a number of seconds.
-        """
-        if self.security_counter is not None:
-            return self.security_counter
-        stated = os.environ.get("SOURCE_DATE_EPOCH")
-        if stated is None:
-            return int(time.time())
-        if not (stated.isascii() and stated.isdigit()):
-            raise ModelError(f"expected a number of seconds in SOURCE_DATE_EPOCH, got {stated!r:.80}")
-        return int(stated)
-
-    def check(self) -> None:
-        """Apply the manifest's own rules, before anything is compiled.
-
-        Raises
-        ------
-        ModelError
-            If the manifest does not allow the name, version, counter or a device type.
-        """
-        if isinstance(self.compatible, str):  # Python takes it for a sequence of its characters
-            raise ModelError(f"expected a sequence of compatible strings, got {self.compatible!r:.80}")
-        hint = None
-        try:
-            check_version(self.version)
-            check_security_counter(self.counter())
-            if self.compatible is not None:
-                check_compatible(self.compatible)
-            if self.name is not None:
-                hint = f"for example {_bundle_name(self.name)}"
-                check_model_name(self.name)
-        except ValueError as error:
-            raise ModelError(str(error), hint=hint) from error
-
-
 def compile(
     model: ImportedModel | str | os.PathLike[str],
     target: str | Mapping[str, Any] | DeviceTarget = "host",
@@ -135,7 +67,7 @@ def compile(
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     preprocess: str | None = None,
     postprocess: str | None = None,
-    labels: str | os.PathLike[str] | None = None,
+    labels: Labels | None = None,
     tolerance: float | None = None,
     tuning_records: Records | str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
@@ -156,7 +88,8 @@ def compile(
         Presets or TOML files, see `builder.compiling.declarations`. With None, the preprocess is what the
         model's file says itself.
     labels
-        File with one label per line. With None, the labels that are in the model's file.
+        The labels, a file with one label per line, or `coco` for the 80 classes of COCO. With None, the
+        labels that are in the model's file, if the postprocess uses them.
     tolerance
         Largest relative error that is allowed against the reference. With None, it is
         `builder.compiling.tolerances.PARITY`, or more if the model amplifies rounding.
@@ -187,8 +120,10 @@ def compile(
         progress("importing the model")
         model = load(model, input_shapes=input_shapes, progress=progress)
     before = declarations.preprocess(preprocess, model.inputs) if preprocess else model.preprocess
-    after = declarations.postprocess(postprocess, model.outputs) if postprocess else None
-    label_lines = declarations.labels(Path(labels), model.outputs, after) if labels else _own_labels(model)
+    after = declarations.postprocess(postprocess, model.outputs, model.inputs) if postprocess else None
+    if labels is None and model.labels:
+        labels = usable_labels(model.labels, model.outputs, after)
+    label_lines = read_named_labels(labels, model.outputs, after)
 
     progress(f"lowering for {device.name} ({device.cpu})")
     shipped = None if tuning_records == NONE else shipped_for(device)
@@ -235,11 +170,6 @@ def compile(
         shipped=shipped,
     )
     return Package(manifest, members, uncovered=uncovered_kernels(lowered, device))
-
-
-def _own_labels(model: ImportedModel) -> bytes | None:
-    """The labels that the model's file has, as `declarations.labels` gives them."""
-    return "".join(f"{label}\n" for label in model.labels).encode() if model.labels else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,7 +339,7 @@ def _manifest(
     code = members["mod.so"]
     try:
         return Manifest(
-            name=identity.name or _bundle_name(model.name),
+            name=identity.name or bundle_name(model.name),
             version=identity.version,
             security_counter=identity.counter(),
             compatible=tuple(identity.compatible or (f"linux-{device.arch}",)),
@@ -466,9 +396,3 @@ def _dump_samples(specs: Sequence[TensorSpec], arrays: Sequence[npt.NDArray[np.g
         (TensorSpec(f"0/{spec.name}", spec.datatype, spec.shape), np.array(array, order="C").data)
         for spec, array in zip(specs, arrays, strict=True)
     )
-
-
-def _bundle_name(text: str) -> str:
-    """`ResNet 50 (v2)` -> `resnet-50-v2`."""
-    name = re.sub(r"[^a-z0-9._-]+", "-", text.lower()).strip("-._")[:64]
-    return name or "model"

@@ -1,8 +1,12 @@
 """Declare how a device prepares a model's input and processes its outputs, from presets and small TOML files.
 
-Presets such as `imagenet` are names for people. The manifest holds the expanded form, so a device needs no
-table of names, and an old bundle keeps its meaning. Promises that a declaration fits the model's tensors.
-Leaves carrying it out to `agent.runtime`.
+Presets such as `yolox` are names for people. The manifest holds the expanded form, so a device needs no table
+of names, and an old bundle keeps its meaning. Promises a declaration that fits the model's tensors: the
+device's own `Postprocessor` is built for it. Leaves carrying it out to `agent.runtime`, the outputs' presets
+to `builder.compiling.output_presets`, and labels to `builder.compiling.labels`.
+
+A preset's name may be followed by options, `yolox,score_threshold=0.5`. A TOML file has the same options, and
+`preset` if it begins with one.
 """
 
 from __future__ import annotations
@@ -11,42 +15,87 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields as dataclass_fields
+from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
-from agent.bundle.archive import MAX_MEMBER_BYTES
-from agent.bundle.processing import Detect, Postprocess, Preprocess, Softmax, Step, TopK
+from agent.bundle import canonical_json
+from agent.bundle.detection import Level, Objects, Part
+from agent.bundle.processing import (
+    ClassMap,
+    Ctc,
+    Detect,
+    Normalise,
+    Postprocess,
+    Preprocess,
+    Softmax,
+    Step,
+    TopK,
+)
 from agent.bundle.tensor_spec import TensorSpec
+from agent.errors import EdgeError
+from agent.runtime.postprocess import Postprocessor
+from builder.compiling.output_presets import OUTPUT_PRESETS, Signature, step_of
+from builder.compiling.recognition import recognise
 from builder.errors import ModelError, ShapeError
 
 MAX_DECLARATION_BYTES: Final = 64 << 10  # a dozen lines in practice
-MAX_LABELS_BYTES: Final = MAX_MEMBER_BYTES["labels.txt"]
 IMAGE_DIMENSIONS: Final = 4
 
-# torchvision's mean and std for ImageNet; for ultraface (rgb - 127) / 128, as published by its authors.
+_IMAGENET: Final = {"scale": 1 / 255, "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
+_LETTERBOX: Final = {"resize_mode": "letterbox", "position": "top_left"}
+# torchvision's mean and std for ImageNet; the others as published by the models' authors. YOLO's letterboxes
+# are grey (114); those of faces are black.
 _PREPROCESS: Mapping[str, Mapping[str, Any]] = {
-    "imagenet": {
-        "colour": "RGB",
-        "resize_mode": "stretch",
-        "scale": 1 / 255,
-        "mean": [0.485, 0.456, 0.406],
-        "std": [0.229, 0.224, 0.225],
-    },
+    "imagenet": {"colour": "RGB", **_IMAGENET},
     "imagenet-crop": {
-        "colour": "RGB",
-        "resize_mode": "shortest",
-        "resize": [256, 256],
-        "crop": "model",
-        "scale": 1 / 255,
-        "mean": [0.485, 0.456, 0.406],
-        "std": [0.229, 0.224, 0.225],
+        "colour": "RGB", "resize_mode": "shortest", "resize": [256, 256], "crop": "model", **_IMAGENET,
     },
-    "unit": {"scale": 1 / 255, "mean": [0.0], "std": [1.0]},
-    "symmetric": {"scale": 1 / 127.5, "mean": [1.0], "std": [1.0]},
-    "ultraface": {"colour": "RGB", "scale": 1.0, "mean": [127.0], "std": [128.0]},
-    "raw-bgr": {"colour": "BGR", "scale": 1.0, "mean": [0.0], "std": [1.0]},
+    "unit": {"scale": 1 / 255},
+    "symmetric": {"scale": 1 / 127.5, "mean": [1.0]},
+    "ultraface": {"colour": "RGB", "mean": [127.0], "std": [128.0]},
+    "raw-bgr": {"colour": "BGR"},
+    "yolox": {"colour": "BGR", **_LETTERBOX, "pad": 114},
+    "yolov5": {"colour": "RGB", "resize_mode": "letterbox", "pad": 114, "scale": 1 / 255},
+    "nanodet": {"colour": "BGR", "mean": [103.53, 116.28, 123.675], "std": [57.375, 57.12, 58.395]},
+    "yunet": {"colour": "BGR", **_LETTERBOX},
+    "retinaface": {"colour": "BGR", **_LETTERBOX, "mean": [104.0, 117.0, 123.0]},
+    "ssd": {"colour": "RGB", "mean": [127.0], "std": [128.0]},
+    "detr": {"colour": "RGB", **_IMAGENET},
+    "clip": {
+        "colour": "RGB", "resize_mode": "shortest", "interpolation": "bicubic", "crop": "model",
+        "scale": 1 / 255, "mean": [0.48145466, 0.4578275, 0.40821073],
+        "std": [0.26862954, 0.26130258, 0.27577711],
+    },
+}  # fmt: skip
+# Other names of the same thing.
+_SAME_PREPROCESS: Final = {
+    "faces": "ultraface", "rtdetr": "unit",
+    **dict.fromkeys(("yolov7", "yolov8", "yolov9", "yolov10", "yolo11", "yolo12"), "yolov5"),
+}  # fmt: skip
+PREPROCESS_PRESETS: Final = (*_PREPROCESS, *_SAME_PREPROCESS)
+POSTPROCESS_WORDS: Final = ("softmax", "topK", *OUTPUT_PRESETS)
+_STEPS: Final[Mapping[str, type[Step]]] = {
+    step.kind: step for step in (Softmax, TopK, Detect, Objects, ClassMap, Normalise, Ctc)
 }
-PREPROCESS_PRESETS: Final = tuple(_PREPROCESS)
+_TOP: Final = re.compile(r"top(\d{1,6})")
+
+
+def check_names(preprocess: str | None, postprocess: str | None) -> None:
+    """Check, without a model, that presets have known names and that files can be read.
+
+    Raises
+    ------
+    ModelError
+        If a name is unknown, or a file does not exist or is not TOML.
+    """
+    if preprocess is not None:
+        _fields_of(preprocess)
+    if postprocess is not None and not postprocess.endswith(".toml"):
+        _words(postprocess)
+    elif postprocess is not None:
+        _read_toml(postprocess)
 
 
 def preprocess(text: str, inputs: Sequence[TensorSpec]) -> Preprocess:
@@ -55,7 +104,7 @@ def preprocess(text: str, inputs: Sequence[TensorSpec]) -> Preprocess:
     Parameters
     ----------
     text
-        One of `PREPROCESS_PRESETS`, or the path of a TOML file with fields of
+        One of `PREPROCESS_PRESETS`, with options or without; or the path of a TOML file with fields of
         `agent.bundle.processing.Preprocess`. Missing fields follow from the model's input.
     inputs
         The model's inputs. The image goes to the one named by the field `input`, otherwise to the only one
@@ -68,9 +117,7 @@ def preprocess(text: str, inputs: Sequence[TensorSpec]) -> Preprocess:
     ShapeError
         If the declaration cannot produce the input's shape.
     """
-    fields = (
-        dict(_PREPROCESS[text]) if text in _PREPROCESS else _read_toml(text, "preprocess", PREPROCESS_PRESETS)
-    )
+    fields = _fields_of(text)
     spec = _image_input(fields, inputs)
     layout = fields.get("layout") or (
         "NHWC" if spec.shape[3] in (1, 3) and spec.shape[1] not in (1, 3) else "NCHW"
@@ -95,12 +142,15 @@ def preprocess(text: str, inputs: Sequence[TensorSpec]) -> Preprocess:
                 "scale": float(fields.get("scale", 1.0)),
                 "mean": tuple(float(v) for v in _sequence(fields.get("mean", [0.0]))),
                 "std": tuple(float(v) for v in _sequence(fields.get("std", [1.0]))),
+                # Left out if it is off, as early bundles leave it out.
+                "reduce": fields.get("reduce", True) or None,
             }
         )
     except (TypeError, ValueError) as error:
         raise ModelError(
-            f"preprocess {text}: {error}", hint="fields: " + ", ".join(_fields(Preprocess))
+            f"preprocess {text[:80]}: {error}", hint="fields: " + ", ".join(_fields(Preprocess))
         ) from error
+    _check_types(declared, f"preprocess {text[:80]}")
     if (declared.colour == "GRAY") != (channels == 1):
         expected = "GRAY" if channels == 1 else "RGB or BGR"
         raise ShapeError(
@@ -113,120 +163,214 @@ def preprocess(text: str, inputs: Sequence[TensorSpec]) -> Preprocess:
     return declared
 
 
-def postprocess(text: str, outputs: Sequence[TensorSpec]) -> Postprocess:
+def postprocess(text: str, outputs: Sequence[TensorSpec], inputs: Sequence[TensorSpec] = ()) -> Postprocess:
     """Declare how outputs become an answer, from words such as `softmax,top5` or a TOML file.
 
     Parameters
     ----------
     text
-        `softmax`, `topK` (`top5`) and `faces` (boxes and scores of an SSD-like detector), separated by
-        commas; or the path of a TOML file with `[[steps]]`, each with `kind` and the fields of that step in
-        `agent.bundle.processing`.
-    outputs
-        The model's outputs.
+        `softmax`, `topK` (`top5`) and names of `OUTPUT_PRESETS`, separated by commas, each followed by its
+        options (`yolox,score_threshold=0.5`); or the path of a TOML file with `[[steps]]`, each with `kind`
+        and the fields of that step in `agent.bundle.processing`, or with `preset` and fields that differ from
+        it.
+    outputs, inputs
+        The model's tensors. Some presets need the size of the image input.
 
     Raises
     ------
     ModelError
         If a step is unknown or does not fit the outputs, or a field is out of range.
     """
-    words = [word.strip() for word in text.split(",")]
-    if not all(re.fullmatch(r"softmax|top\d+|faces", word) for word in words):
-        if not text.endswith(".toml"):
-            raise ModelError(
-                f"postprocess: expected softmax, topK, faces or a .toml file, got {text[:80]!r}",
-                hint="for example --postprocess softmax,top5",
-            )
-        return _postprocess_file(text)
+    signature = Signature.of(inputs, outputs)
     try:
-        return Postprocess(tuple(_step(word, outputs) for word in words))
-    except ValueError as error:
+        if text.endswith(".toml"):
+            declared = _postprocess_file(text, signature)
+        else:
+            steps = [_step(word, options, signature) for word, options in _words(text)]
+            declared = Postprocess(tuple(steps))
+    except ModelError as error:
+        raise _with_proposal(error, inputs, outputs) from error
+    except (TypeError, ValueError) as error:
         raise ModelError(f"postprocess {text[:80]}: {error}") from error
+    _check_types(declared, f"postprocess {text[:80]}")
+    if not any(isinstance(step, Ctc) for step in declared.steps):  # which needs its labels
+        try:
+            Postprocessor(declared, outputs)
+        except EdgeError as error:
+            raise _with_proposal(ModelError(f"postprocess {text[:80]}: {error}"), inputs, outputs) from error
+    return declared
 
 
-def labels(path: Path, outputs: Sequence[TensorSpec], declared: Postprocess | None) -> bytes:
-    """Read a labels file: UTF-8, one label per line.
+def _with_proposal(
+    error: ModelError, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+) -> ModelError:
+    proposal = None if error.hint else recognise(inputs, outputs)
+    return error if proposal is None else ModelError(str(error), hint=str(proposal))
 
-    Parameters
-    ----------
-    path
-        The file.
-    outputs
-        The model's outputs.
-    declared
-        The postprocess, or None. Each output that it ranks must have one element per label.
 
-    Returns
-    -------
-    bytes
-        The labels, each followed by a line feed.
+def _words(text: str) -> list[tuple[str, dict[str, Any]]]:
+    """Split `yolox,score_threshold=0.5` into words, each with its options.
 
     Raises
     ------
     ModelError
-        If the file is not UTF-8 text, is empty, or does not have one label per class.
+        If a word is unknown, or an option has no word before it or no value.
     """
-    raw = _read(path, MAX_LABELS_BYTES)
+    words: list[tuple[str, dict[str, Any]]] = []
+    for item in _split(text):
+        name, is_option, value = item.partition("=")
+        if not is_option:
+            if item not in OUTPUT_PRESETS and item != "softmax" and not _TOP.fullmatch(item):
+                raise ModelError(
+                    f"postprocess: expected a preset, softmax, topK or a .toml file, got {text[:80]!r}",
+                    hint=_did_you_mean(item, POSTPROCESS_WORDS),
+                )
+            words.append((item, {}))
+        elif not words:
+            raise ModelError(f"postprocess: expected a preset before the option {item[:80]!r}")
+        else:
+            words[-1][1][name.strip()] = _option(item, value)
+    return words
+
+
+def _split(text: str) -> list[str]:
+    """Split at the commas that are in no brackets."""
+    items, depth = [""], 0
+    for character in text:
+        depth += (character in "[{") - (character in "]}")
+        if character == "," and depth == 0:
+            items.append("")
+        else:
+            items[-1] += character
+    return [item.strip() for item in items]
+
+
+def _option(item: str, value: str) -> Any:  # noqa: ANN401 - a value of TOML
     try:
-        lines = [line.strip() for line in raw.decode("utf-8").splitlines()]
-    except UnicodeDecodeError as error:
+        return tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        if re.fullmatch(r"[\w.-]+", value.strip()):
+            return value.strip()  # a word, which TOML would have in quotes
+        raise ModelError(f"expected an option such as score_threshold=0.5, got {item[:80]!r}") from None
+
+
+def _postprocess_file(text: str, signature: Signature) -> Postprocess:
+    fields = _read_toml(text)
+    steps = fields.pop("steps", [])
+    if fields:
         raise ModelError(
-            f"{path}: expected UTF-8 text, one label per line ({error.reason} at byte {error.start})"
-        ) from error
-    while lines and not lines[-1]:
-        lines.pop()
-    if not lines:
-        raise ModelError(f"{path}: expected one label per line, got an empty file")
-    ranked = {step.output for step in declared.steps if isinstance(step, TopK)} if declared else set()
-    for spec in outputs:
-        if spec.name in ranked and spec.shape and spec.shape[-1] != len(lines):
-            raise ModelError(f"{path}: expected {spec.shape[-1]} labels for {spec.name}, got {len(lines)}")
-    return ("\n".join(lines) + "\n").encode()
-
-
-def _postprocess_file(text: str) -> Postprocess:
-    fields = _read_toml(text, "postprocess", ("softmax", "topK", "faces"))
-    kinds: dict[str, type[Softmax | TopK | Detect]] = {k.kind: k for k in (Softmax, TopK, Detect)}
-    steps: list[Step] = []
+            f"{text}: unknown field {next(iter(fields))!r:.80}", hint="write each step as a [[steps]] table"
+        )
+    if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
+        raise ModelError(f"{text}: expected [[steps]] tables, got {steps!r:.80}")
+    made: list[Step] = []
     try:
-        for step in fields.pop("steps", []):
-            kind = step.pop("kind", None)
-            if kind not in kinds:
-                raise ModelError(f"{text}: expected kind to be one of {', '.join(kinds)}, got {kind!r}")
-            steps.append(kinds[kind](**step))
-        if fields:
-            raise ModelError(
-                f"{text}: unknown field {next(iter(fields))!r}", hint="write each step as a [[steps]] table"
-            )
-        return Postprocess(tuple(steps))
+        for step in steps:
+            preset, kind = step.pop("preset", None), step.pop("kind", None)
+            if preset is not None:
+                if preset not in POSTPROCESS_WORDS and not _TOP.fullmatch(str(preset)):
+                    raise ModelError(
+                        f"{text}: unknown preset {preset!r:.80}",
+                        hint=_did_you_mean(str(preset), POSTPROCESS_WORDS),
+                    )
+                made.append(_step(preset, step, signature))
+            elif kind not in _STEPS:
+                raise ModelError(
+                    f"{text}: expected kind to be one of {', '.join(_STEPS)}, got {kind!r:.80}",
+                    hint="or begin with a preset: preset = 'yolox'",
+                )
+            else:
+                made.append(_STEPS[kind](**_plain(step)))
+        return Postprocess(tuple(made))
     except (TypeError, ValueError, AttributeError) as error:
         raise ModelError(f"{text}: {error}") from error
 
 
-def _step(word: str, outputs: Sequence[TensorSpec]) -> Step:
-    if word == "faces":
-        return _detect(outputs)
-    if len(outputs) != 1:
-        names = ", ".join(o.name for o in outputs)
-        raise ModelError(
-            f"postprocess {word}: expected one output, got {names[:300]}", hint="use a TOML file"
-        )
-    return Softmax(outputs[0].name) if word == "softmax" else TopK(outputs[0].name, int(word[3:]))
+def _step(word: str, options: Mapping[str, Any], signature: Signature) -> Step:
+    if word in OUTPUT_PRESETS:
+        step = step_of(word, signature)
+    else:
+        if len(signature.outputs) != 1:
+            raise ModelError(
+                f"postprocess {word}: expected one output, got {signature.described()}",
+                hint="use a TOML file, which names the output of each step",
+            )
+        name, top = signature.outputs[0].name, _TOP.fullmatch(word)
+        step = TopK(name, int(top[1])) if top is not None else Softmax(name)
+    if not options:
+        return step
+    known = [field.name for field in dataclass_fields(step)]
+    for name in options:
+        if name not in known:
+            raise ModelError(
+                f"postprocess {word}: unknown option {name[:80]!r}", hint=_did_you_mean(name, known)
+            )
+    changed: Step = replace(step, **_plain(options))
+    return changed
 
 
-def _detect(outputs: Sequence[TensorSpec]) -> Detect:
-    """Detections from boxes, the only output of shape [1, n, 4], and scores, the only [1, n, classes]."""
-    boxes = [o for o in outputs if len(o.shape) == 3 and o.shape[2] == 4]
-    scores = [o for o in outputs if len(o.shape) == 3 and o.shape[2] != 4]
-    if len(boxes) != 1 or len(scores) != 1 or boxes[0].shape[1] != scores[0].shape[1]:
-        found = ", ".join(f"{o.name}{list(o.shape)}" for o in outputs)
+def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table's values as the steps declare them: records and tuples instead of tables and arrays."""
+    found = dict(fields)
+    for name in ("boxes", "scores", "objectness", "class_ids", "keypoints", "mask_weights"):
+        if isinstance(found.get(name), list):
+            found[name] = tuple(Part(**part) for part in found[name])
+    if isinstance(found.get("levels"), list):
+        levels = [dict(level) for level in found["levels"]]
+        for level in levels:
+            level["anchors"] = tuple(tuple(size) for size in level.get("anchors", ()))
+        found["levels"] = tuple(Level(**level) for level in levels)
+    if isinstance(found.get("variances"), list):
+        found["variances"] = tuple(found["variances"])
+    return found
+
+
+def _check_types(declared: Preprocess | Postprocess, what: str) -> None:
+    """Check that a device reads what is written: TOML's types are not checked before.
+
+    Raises
+    ------
+    ModelError
+        If a value has another type than its field.
+    """
+    try:
+        document = canonical_json.parse(canonical_json.encode(canonical_json.to_json(declared)), what)
+        canonical_json.from_json(type(declared), document, what)
+    except (EdgeError, TypeError, ValueError) as error:
+        raise ModelError(str(error)) from error
+
+
+def _fields_of(text: str) -> dict[str, Any]:
+    """Return the fields of a preprocess: of a preset with options, or of a TOML file."""
+    if text.endswith(".toml"):
+        fields = _read_toml(text)
+        preset = fields.pop("preset", None)
+    else:
+        preset, *items = _split(text)
+        fields = {}
+        for item in items:
+            name, is_option, value = item.partition("=")
+            if not is_option:
+                raise ModelError(f"preprocess: expected an option such as pad=0, got {item[:80]!r}")
+            fields[name.strip()] = _option(item, value)
+    if preset is None:
+        return fields
+    name = _SAME_PREPROCESS.get(preset, preset) if isinstance(preset, str) else preset
+    if name not in _PREPROCESS:
         raise ModelError(
-            f"postprocess faces: expected outputs [1, n, 4] and [1, n, classes], got {found[:300]}"
+            f"preprocess: unknown preset {preset!r:.80}", hint=_did_you_mean(str(preset), PREPROCESS_PRESETS)
         )
-    return Detect(
-        boxes=boxes[0].name, scores=scores[0].name, score_threshold=0.7, iou_threshold=0.3,
-        max_detections=200, format="corners", normalised=True, background=True,
-    )  # fmt: skip
+    base = dict(_PREPROCESS[name])
+    if fields.get("resize_mode", "letterbox") != "letterbox":
+        base = {key: value for key, value in base.items() if key not in ("pad", "position")}
+    return base | fields
+
+
+def _did_you_mean(word: str, known: Sequence[str]) -> str:
+    begun = [name for name in known if name.startswith(f"{word.lower()}_")]
+    close = begun[:1] or get_close_matches(word.lower(), known, n=1)
+    listed = f"one of {', '.join(known)}"
+    return f"did you mean {close[0]}? ({listed})" if close else f"use {listed}"
 
 
 def _image_input(fields: Mapping[str, Any], inputs: Sequence[TensorSpec]) -> TensorSpec:
@@ -239,25 +383,18 @@ def _image_input(fields: Mapping[str, Any], inputs: Sequence[TensorSpec]) -> Ten
     return images[0]
 
 
-def _read_toml(text: str, what: str, presets: Sequence[str]) -> dict[str, Any]:
+def _read_toml(text: str) -> dict[str, Any]:
     path = Path(text)
-    if path.suffix != ".toml":
-        raise ModelError(
-            f"{what}: unknown preset {text[:80]!r}", hint=f"use {', '.join(presets)} or a .toml file"
-        )
     try:
-        return tomllib.loads(_read(path, MAX_DECLARATION_BYTES).decode("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ModelError(f"{path}: expected TOML ({error})") from error
-
-
-def _read(path: Path, limit: int) -> bytes:
-    try:
-        if path.stat().st_size > limit:
-            raise ModelError(f"{path}: expected at most {limit} bytes, got {path.stat().st_size}")
-        return path.read_bytes()
+        if path.stat().st_size > MAX_DECLARATION_BYTES:
+            raise ModelError(
+                f"{path}: expected at most {MAX_DECLARATION_BYTES} bytes, got {path.stat().st_size}"
+            )
+        return tomllib.loads(path.read_bytes().decode("utf-8"))
     except OSError as error:
         raise ModelError(f"{path}: cannot be read ({error.strerror})") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path}: expected TOML ({error})") from error
 
 
 def _pair(name: str, value: object) -> tuple[int, int]:

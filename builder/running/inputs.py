@@ -21,6 +21,8 @@ _PICTURE_TYPES: Final = MappingProxyType(
     {".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".png": "image/png"}  # suffix -> content type
 )
 
+PICTURE_SUFFIXES: Final = tuple(_PICTURE_TYPES)
+
 Inputs: TypeAlias = Mapping[str, npt.ArrayLike] | str | os.PathLike[str] | None
 Arrays: TypeAlias = Mapping[str, npt.NDArray[np.generic]]
 

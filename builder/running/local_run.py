@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -111,26 +111,62 @@ def run(
     if device != "cpu":
         raise PackageError(f"device: expected cpu, got {device!r:.40}", hint="bundles hold kernels for CPUs")
     package = package if isinstance(package, Package) else Package.load(package)
-    module = _executor(package, threads)
-    given = read_inputs(inputs, package.manifest.inputs)
-    values = {} if isinstance(given, Picture) else given
-    for spec in package.manifest.inputs:
-        _set(module, spec, values[spec.name] if spec.name in values else _fill(package, spec, fill_mode))
-    placement = _set_picture(package, module, given) if isinstance(given, Picture) else None
-    module.run()
-    outputs = {f"output_{i}": np.array(module.get_output(i)) for i in range(module.get_num_outputs())}
-    answers = None
-    if package.manifest.postprocess is not None:
+    runner = Runner(package, threads)
+    result = runner(inputs, fill_mode)
+    if not benchmark:
+        return result
+    times = runner.module.benchmark(
+        repeat=repeat, number=number, min_repeat_ms=min_repeat_ms, end_to_end=end_to_end
+    )
+    return replace(result, times=times)
+
+
+class Runner:
+    """A compiled model, loaded once for many inputs.
+
+    Parameters
+    ----------
+    package
+        The model.
+    threads
+        Kernel threads; None means `EDGE_NUM_THREADS` or the number of CPUs.
+
+    Raises
+    ------
+    PackageError
+        If the bundle was compiled for another machine, or its declarations do not fit.
+    """
+
+    def __init__(self, package: Package, threads: int | None = None) -> None:
+        self.module = _executor(package, threads)
+        self._package = package
+        manifest = package.manifest
         labels = package.members.get("labels.txt", b"").splitlines()
-        finish = Postprocessor(package.manifest.postprocess, package.manifest.outputs, labels)
-        named = zip(package.manifest.outputs, outputs.values(), strict=True)
-        answers = finish({spec.name: array for spec, array in named}, placement)
-    times = None
-    if benchmark:
-        times = module.benchmark(
-            repeat=repeat, number=number, min_repeat_ms=min_repeat_ms, end_to_end=end_to_end
-        )
-    return RunResult(outputs, answers, times)
+        try:
+            self._finish = Postprocessor(manifest.postprocess, manifest.outputs, labels)
+        except EdgeError as error:
+            raise PackageError(
+                f"the bundle's postprocess cannot work: {error}", hint="change it: edgebundle repack"
+            ) from error
+
+    def __call__(self, inputs: Inputs = None, fill_mode: FillMode = "random") -> RunResult:
+        """Run the model once; the parameters and errors are those of `run`."""
+        package, module = self._package, self.module
+        given = read_inputs(inputs, package.manifest.inputs)
+        values = {} if isinstance(given, Picture) else given
+        for spec in package.manifest.inputs:
+            _set(module, spec, values[spec.name] if spec.name in values else _fill(package, spec, fill_mode))
+        placement = _set_picture(package, module, given) if isinstance(given, Picture) else None
+        module.run()
+        outputs = {f"output_{i}": np.array(module.get_output(i)) for i in range(module.get_num_outputs())}
+        answers = None
+        if package.manifest.postprocess is not None:
+            named = zip(package.manifest.outputs, outputs.values(), strict=True)
+            try:
+                answers = self._finish({spec.name: array for spec, array in named}, placement)
+            except EdgeError as error:
+                raise ModelError(f"the outputs cannot be turned into an answer: {error}") from error
+        return RunResult(outputs, answers, None)
 
 
 def profile(
@@ -204,7 +240,7 @@ def _set_picture(package: Package, module: GraphModule, picture: Picture) -> Pla
     if declared is None:
         raise ModelError(
             "the model does not declare how to turn a picture into its input",
-            hint="compile it with --preprocess, or give the prepared arrays as an .npz file",
+            hint="add one: edgebundle repack --preprocess; or give the prepared arrays as an .npz file",
         )
     spec = next(spec for spec in package.manifest.inputs if spec.name == declared.input)
     prepare = Preprocessor(declared, spec)

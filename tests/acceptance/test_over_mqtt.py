@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from benchmarks.architectures import generate
-from builder import Package
+from builder import Identity, Package, repack, run
 from builder.bundles.key_files import read_private
 from tests.acceptance.conftest import RealPackage
 from tests.conftest import BrokerProcess
@@ -147,6 +147,29 @@ def test_a_detector_with_raw_outputs_finds_the_same_faces(
         for (x, y), (seen_x, seen_y) in zip(found, middles, strict=True):
             assert abs(x - seen_x) < HALF_A_FACE
             assert abs(y - seen_y) < HALF_A_FACE
+
+
+@pytest.mark.models
+def test_a_repacked_detector_answers_on_the_device_as_on_the_workstation(
+    fleet: Fleet, models: Path, real_package: RealPackage
+) -> None:
+    package = repack(
+        real_package("yunet_n_320", "host"),
+        identity=Identity("points"),
+        preprocess="yunet",
+        postprocess="yunet",
+        labels=["face"],
+    )
+    model = fleet.deploy(fleet.sign(package))
+    for photograph, middles in FACES.items():
+        answer = json.loads(fleet.infer(model, "--input", models / photograph, "--json"))
+        outputs = {output["name"]: output for output in answer["outputs"]}
+        expected: Any = run(package, models / photograph).answers
+        assert outputs["labels"]["data"] == ["face"] * len(middles)
+        assert outputs["keypoints"]["shape"] == [len(middles), 5, 2]
+        for name in ("boxes", "scores", "classes", "keypoints"):
+            found = np.reshape(outputs[name]["data"], outputs[name]["shape"])
+            np.testing.assert_allclose(found, expected[name], rtol=1e-5)
 
 
 def test_bert_answers_int64_tensors(fleet: Fleet, tmp_path: Path) -> None:

@@ -214,11 +214,54 @@ def test_unknown_target_lists_the_existing_targets(terminal: Terminal, out: Path
         ("--postprocess", "top0", "1"),
         ("--postprocess", "faces", "faces"),
         ("--labels", "absent.txt", "absent.txt"),
+        ("--labels", "coco", "expected a --postprocess that names classes"),
+        ("--postprocess", "yolov8", "postprocess yolov8: expected [1, 4 + classes, n]"),
+        ("--postprocess", "top3,k=11", "at least 11 values"),
+        ("--show-input", "shown.png", "--picture"),
     ],
 )
 def test_invalid_declaration(terminal: Terminal, out: Path, flag: str, value: str, word: str) -> None:
     fails(terminal("compile", MODEL, "-q", "-o", out, flag, value), word)
     assert not out.exists()
+
+
+def test_declarations_are_refused_before_the_compiler_is_loaded(terminal: Terminal, out: Path) -> None:
+    result = terminal("compile", MODEL, "-o", out, "--postprocess", "yolo")
+    fails(result, "got 'yolo'", hint="did you mean yolox?")  # no step was shown
+    wrong = terminal(
+        "compile", MODEL, "-o", out, "--target", "rpi9", "--postprocess", "embedding", "--labels", "coco"
+    )
+    fails(wrong, "expected a postprocess that names classes")
+
+
+def test_the_preset_that_fits_is_proposed(terminal: Terminal, tmp_path: Path, out: Path) -> None:
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, 3, 48, 48))
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, (1, 49, 85))
+    nodes = [
+        helper.make_node("Flatten", ["x"], ["flat"]),
+        helper.make_node("Slice", ["flat", "begin", "end", "axis"], ["part"]),
+        helper.make_node("Reshape", ["part", "shape"], ["y"]),
+    ]
+    values = {"begin": [0], "end": [49 * 85], "axis": [1], "shape": [1, 49, 85]}
+    weights = [helper.make_tensor(n, TensorProto.INT64, (len(v),), v) for n, v in values.items()]
+    graph = helper.make_graph(nodes, "detector", [x], [y], weights)
+    opset = [helper.make_opsetid("", 17)]
+    made = helper.make_model(graph, opset_imports=opset, ir_version=8)
+    made.metadata_props.add(key="names", value=str({i: f"thing {i}" for i in range(80)}))
+    onnx.save(made, tmp_path / "detector.onnx")
+    proposal = "the outputs look like YOLOX (49 rows of 85 at 48x48): --postprocess yolox --preprocess yolox"
+    result = terminal("compile", tmp_path / "detector.onnx", "-o", out)
+    assert result.code == 0
+    assert result.err[0] == proposal
+    assert proposal in result.out
+    arguments = ("--postprocess", "yolox", "--preprocess", "yolox")
+    result = terminal("compile", tmp_path / "detector.onnx", "-o", out, *arguments)
+    assert "labels: the 80 names in the model file" in result.err
+    assert "look like" not in "".join(result.err) + result.out
+    assert Package.load(out).members["labels.txt"].splitlines()[79] == b"thing 79"
+    # Another preset that the shapes allow is the user's choice, and told.
+    result = terminal("compile", tmp_path / "detector.onnx", "-q", "-o", out, "--postprocess", "nanodet")
+    assert proposal in result.out
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from agent.bundle.manifest import Target
 from builder.bundles.package import Package
@@ -191,3 +193,81 @@ def test_unknown_device(terminal: Terminal, digits: Path) -> None:
     result = terminal("run", digits, "--device", "cuda")
     assert result.code == 2
     assert "cuda" in result.err[0]
+
+
+def test_many_pictures_have_their_answers_and_a_summary(
+    terminal: Terminal, digits: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "in").mkdir()
+    for name in ("seven", "three"):
+        shutil.copy(DIGITS / f"{name}.png", tmp_path / "in")
+    (tmp_path / "in" / "broken.png").write_bytes(b"\x89PNG no picture")
+    result = terminal("run", digits, "--inputs", tmp_path / "in", "--draw", f"{tmp_path}/drawn/")
+    assert result.code == 4  # one of them could not be read
+    assert len(result.err) == 1
+    assert "broken.png: " in result.err[0]
+    assert "cannot be read" in result.err[0]
+    lines = result.out.splitlines()
+    assert lines[0] == f"{tmp_path / 'in' / 'seven.png'}:"
+    assert lines[1].split()[1] == "seven"
+    assert re.fullmatch(r"2 inputs in .* s, .* ms each; 1 seven, 1 three; 1 could not be used", lines[-1])
+    assert sorted(path.name for path in (tmp_path / "drawn").iterdir()) == ["seven.png", "three.png"]
+    with Image.open(tmp_path / "drawn" / "seven.png") as image, Image.open(DIGITS / "seven.png") as original:
+        assert image.size == original.size
+    # A shell expands a pattern before the bundle's name too.
+    both = terminal("run", "--inputs", DIGITS / "seven.png", DIGITS / "three.png", digits, "--json")
+    document = json.loads(both.out)
+    assert [each["answers"]["labels"][0] for each in document["results"]] == ["seven", "three"]
+
+
+def test_accuracy_of_known_pictures(terminal: Terminal, digits: Path, tmp_path: Path) -> None:
+    for name in ("seven", "three"):
+        shutil.copy(DIGITS / f"{name}.png", tmp_path)
+    (tmp_path / "labels.csv").write_text("seven.png,seven\nthree.png,8\n")
+    result = terminal("run", digits, "--accuracy", tmp_path / "labels.csv")
+    assert result.code == 0
+    assert re.search(r"top-1 50\.0 %, top-5 \d+\.0 % of 2 pictures\n", result.out)
+    document = json.loads(terminal("run", digits, "--accuracy", tmp_path / "labels.csv", "--json").out)
+    assert document["accuracy"]["top1"] == 1
+
+
+def test_input_and_answer_are_shown(terminal: Terminal, digits: Path, tmp_path: Path) -> None:
+    shown, drawn = tmp_path / "shown.png", tmp_path / "drawn.jpg"
+    result = terminal("run", digits, "-i", DIGITS / "seven.png", "--show-input", shown, "--draw", drawn)
+    assert result.code == 0
+    with Image.open(shown) as image:
+        assert (image.size, image.mode) == ((8, 8), "L")
+    with Image.open(drawn) as image:
+        assert image.format == "JPEG"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--draw", "x.jpg"], ["--draw: expected a picture"]),
+        (["--show-input", "x.png"], ["--show-input: expected a picture"]),
+        (["-i", str(DIGITS), "--draw", "x.jpg"], ["--draw: expected a folder for"]),
+        (["-i", str(DIGITS), "--print-time"], ["--print-time: expected one input"]),
+        (["-i", str(DIGITS / "seven.png"), "--draw", "absent/x.jpg"], ["does not exist"]),
+        (["-i", str(DIGITS / "seven.png"), "--draw", "x.npz"], ["suffix of a picture"]),
+        (["-i", "absent*.jpg"], ["expected files that match"]),
+        (["--accuracy", "absent.csv"], ["expected a CSV table"]),
+    ],
+)
+def test_what_cannot_be_drawn_or_counted(
+    terminal: Terminal, digits: Path, flags: list[str], words: list[str]
+) -> None:
+    fails(terminal("run", digits, *flags), *words)
+    assert not Path("x.jpg").exists()
+
+
+def test_the_picture_itself_is_not_drawn_over(terminal: Terminal, digits: Path, tmp_path: Path) -> None:
+    picture = shutil.copy(DIGITS / "seven.png", tmp_path)
+    fails(terminal("run", digits, "-i", picture, "--draw", picture), "another file than the input")
+    assert terminal("run", digits, "-i", picture, "--draw", f"{tmp_path}/").code == 0
+    assert (tmp_path / "seven.png").read_bytes() == (DIGITS / "seven.png").read_bytes()
+    assert (tmp_path / "seven-2.png").exists()
+
+
+def test_missing_bundle_argument(terminal: Terminal) -> None:
+    fails(terminal("run", "--inputs", "a.jpg"), "expected a bundle, got none")

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from agent.bundle.processing import Detect, Postprocess, Softmax, TopK
+from agent.bundle.processing import Ctc, Detect, Normalise, Postprocess, Softmax, TopK
 from agent.bundle.tensor_spec import TensorSpec
 from agent.errors import ExecutionError, FormatError
 from agent.runtime.placement import Placement
-from agent.runtime.postprocess import Postprocessor, detect, non_maximum_suppression, softmax, top_k
+from agent.runtime.postprocess import Postprocessor, detect, softmax, top_k
 
 RNG = np.random.default_rng(3)
 
@@ -185,9 +185,22 @@ def test_no_detections_give_empty_arrays() -> None:
     assert (result["boxes"].shape, result["scores"].shape, result["labels"]) == ((0, 4), (0,), ())
 
 
-def test_suppression_of_thousands_of_boxes_is_bounded() -> None:
-    corners = (
-        np.tile(np.array([[0, 0, 1, 1]], np.float32), (4096, 1))
-        + np.arange(4096)[:, None].astype(np.float32) * 2
-    )
-    assert len(non_maximum_suppression(corners, np.zeros(4096), 0.5, 100)) == 100
+def test_an_embedding_has_length_one() -> None:
+    y = np.array([[3, 4], [0, 0]], np.float32)
+    np.testing.assert_allclose(process(Normalise("y"), y=y)["y"], np.array([[0.6, 0.8], [0, 0]]))
+
+
+@pytest.mark.parametrize("shape", [(1, 7, 3), (7, 1, 3)])
+def test_a_text_joins_repetitions_and_drops_blanks(shape: tuple[int, ...]) -> None:
+    best = np.array([1, 1, 0, 1, 2, 2, 0])
+    scores = np.eye(3, dtype=np.float32)[best] * 0.75
+    result = process(Ctc("y"), labels=(b"a", "ü".encode()), y=scores.reshape(shape))
+    assert list(result) == ["text", "scores"]
+    assert result["text"] == ("aaü".encode(),)
+    assert result["scores"].tolist() == [0.75]
+    # With a line for the blank, and the blank at the end.
+    assert process(Ctc("y"), labels=(b"-", b"a", b"b"), y=scores.reshape(shape))["text"] == (b"aab",)
+    last = np.roll(scores, -1, axis=1).reshape(shape)
+    assert process(Ctc("y", "last", "softmax"), labels=(b"a", b"b"), y=last)["text"] == (b"aab",)
+    nothing = process(Ctc("y"), labels=(b"a", b"b"), y=np.eye(3, dtype=np.float32)[[0] * 7].reshape(shape))
+    assert (nothing["text"], nothing["scores"].tolist()) == ((b"",), [0.0])

@@ -11,15 +11,19 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import cbor2
 import numpy as np
 import pytest
 from PIL import Image
 
+from agent.bundle.detection import Objects, Part
 from agent.bundle.manifest import Samples
 from agent.bundle.processing import Postprocess, Preprocess, Softmax, TopK
 from agent.bundle.tensor_spec import TensorSpec
+from agent.runtime.placement import Placement
+from agent.runtime.postprocess import Postprocessor
 from agent.worker.frames import Answer, Failed, Ready, Request, Stop
 from tests.agent.worker.conftest import Spawn, one_kernel
 from tests.fake_module import GraphBuilder, params
@@ -274,3 +278,45 @@ def test_the_worker_holds_only_what_it_needs(kernel_library: Path, tmp_path: Pat
         channel.send(Stop())
         output, _ = process.communicate(timeout=30)
     assert output.split("\n")[0] == "0 [] False False"
+
+
+def test_objects_with_masks_are_decoded_inside_the_sandbox(spawn: Spawn) -> None:
+    g = GraphBuilder()
+    image = g.input("image", (1, 3, 16, 16))
+    doubled = g.call("twice", [image], (1, 3, 16, 16))
+    outputs = (TensorSpec("rows", "FP32", (1, 16, 48)), TensorSpec("maps", "FP32", (1, 3, 16, 16)))
+    step = Objects(
+        boxes=(Part("rows", 0, 4),),
+        coding="corners",
+        scores=(Part("rows", 4, 2),),
+        mask_weights=(Part("rows", 6, 3),),
+        prototypes="maps",
+    )
+    declared = Preprocess("image", "RGB", (16, 16), "stretch", "bilinear", None, 0.5, (0,), (1,), "NCHW")
+    worker = spawn(
+        g.graph(g.reshape(doubled, (1, 16, 48)), doubled),
+        files={"labels.txt": "cat\nözen\n".encode()},
+        inputs=(TensorSpec("image", "FP32", (1, 3, 16, 16)),),
+        outputs=outputs,
+        preprocess=declared,
+        postprocess=Postprocess((step,)),
+    )
+    assert isinstance(worker.loaded, Ready), worker.loaded
+    # The model doubles halves of pixels: its outputs are the pixels.
+    pixels = np.zeros((16, 48), np.uint8)
+    pixels[3, :9] = (2, 1, 16, 15, 1, 0, 1, 0, 0)
+    pixels[4, :9] = (0, 0, 8, 8, 0, 1, 0, 1, 0)
+    maps = pixels.reshape(3, 16, 16)
+    file = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(maps.transpose(1, 2, 0))).save(file, "PNG")
+    answer, payload = worker.infer(file.getvalue(), content_type="image/png")
+    assert answer.status == 200, answer.message
+    found = {output["name"]: output["data"] for output in json.loads(payload)["outputs"]}
+    expected: Any = Postprocessor(Postprocess((step,)), outputs, (b"cat", "özen".encode()))(
+        {"rows": pixels[None].astype(np.float32), "maps": maps[None].astype(np.float32)},
+        Placement(16, 16, 1, 1, 0, 0, 16, 16),
+    )
+    assert found["boxes"] == expected["boxes"].ravel().tolist() == [2, 1, 16, 15, 0, 0, 8, 8]
+    assert found["labels"] == ["cat", "özen"]
+    assert found["masks"] == [code.decode() for code in expected["masks"]]
+    assert found["mask_size"] == [16, 16]

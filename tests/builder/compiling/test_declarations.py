@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from agent.bundle.processing import Detect, Softmax, TopK
 from agent.bundle.tensor_spec import TensorSpec
-from builder.compiling.declarations import PREPROCESS_PRESETS, labels, postprocess, preprocess
+from builder.compiling.declarations import PREPROCESS_PRESETS, check_names, postprocess, preprocess
+from builder.compiling.output_presets import OUTPUT_PRESETS
 from builder.errors import BuildError, ModelError, ShapeError
 
 PHOTO = TensorSpec("data", "FP32", (1, 3, 224, 224))
@@ -91,7 +93,7 @@ def test_a_bad_preprocess_file_gets_one_line(tmp_path: Path, content: str, says:
 
 
 def test_softmax_and_top_five() -> None:
-    assert postprocess("softmax,top5", [LOGITS]).steps == (Softmax("logits"), TopK("logits", 5))
+    assert postprocess("softmax,top3", [LOGITS]).steps == (Softmax("logits"), TopK("logits", 3))
 
 
 def test_faces_finds_boxes_and_scores_by_their_shapes() -> None:
@@ -130,19 +132,92 @@ def test_a_bad_postprocess_file_gets_one_line(tmp_path: Path, content: str) -> N
         postprocess(str(file), [LOGITS])
 
 
-def test_there_must_be_one_label_per_class(tmp_path: Path) -> None:
-    file = tmp_path / "labels.txt"
-    declared = postprocess("softmax,top2", [LOGITS])
-    file.write_text("cat\r\ndog\nZürich \n\n")
-    assert labels(file, [LOGITS], declared) == "cat\ndog\nZürich\n".encode()
-    file.write_text("cat\ndog\n")
-    with pytest.raises(ModelError, match="expected 3 labels for logits, got 2"):
-        labels(file, [LOGITS], declared)
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "your-detector.md"
+IMAGE = TensorSpec("images", "FP32", (1, 3, 416, 416))
+YOLOX = TensorSpec("output", "FP32", (1, 3549, 85))
 
 
-@pytest.mark.parametrize("content", [b"", b"\n\n", b"\xff\xfe"])
-def test_a_bad_labels_file_is_refused(tmp_path: Path, content: bytes) -> None:
-    file = tmp_path / "labels.txt"
-    file.write_bytes(content)
-    with pytest.raises(ModelError):
-        labels(file, [LOGITS], None)
+def examples() -> list[str]:
+    return re.findall(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+
+
+def test_the_pages_examples_are_valid(tmp_path: Path) -> None:
+    ssd = [TensorSpec("boxes", "FP32", (1, 1383, 4)), TensorSpec("scores", "FP32", (1, 1383, 21))]
+    preset, decoded, anchors = examples()
+    for text, outputs, expected in (
+        (preset, [YOLOX], "yolox,score_threshold=0.5,class_agnostic=true"),
+        (decoded, [YOLOX], None),
+        (anchors, ssd, None),
+    ):
+        (tmp_path / "p.toml").write_text(text)
+        declared = postprocess(str(tmp_path / "p.toml"), outputs, [IMAGE])
+        if expected is not None:
+            assert declared == postprocess(expected, outputs, [IMAGE])
+
+
+def test_every_preset_is_on_the_page() -> None:
+    page = PAGE.read_text()
+    families = {
+        "yolov9",
+        "yolo11",
+        "yolo11-seg",
+        "yolo11-pose",
+        "faces",
+    }  # other names of presets on the page
+    assert [name for name in OUTPUT_PRESETS if name not in families and name not in page] == []
+    named = set(re.findall(r"--postprocess ([a-z][\w-]*)", page)) | {"ssd", "yunet", "detr"}
+    assert named <= set(OUTPUT_PRESETS)
+    assert set(re.findall(r"--preprocess ([a-z][\w-]*)", page)) <= set(PREPROCESS_PRESETS)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("yolox,max_detections=1.5", "an integer, got 1.5"),
+        ("yolox,score_threshold=high", "score_threshold|not supported"),
+        ("yolox,score_threshold=2", "score_threshold: expected 0 to 1, got 2"),
+        ("yolox,class_agnostic=1", "a boolean, got 1"),
+        ("yolox,threshold=0.5", "unknown option 'threshold'"),
+        ("yolox,coding=polar", "coding: expected one of"),
+        ("score_threshold=0.5", "expected a preset before the option"),
+        ("yolox,boxes=[]", "number of boxes: expected 1 to 16, got 0"),
+        ("yolox,boxes=[{output='other',first=0,count=4}]", "the model does not have"),
+    ],
+)
+def test_a_bad_option_gets_one_line(text: str, says: str) -> None:
+    with pytest.raises(ModelError, match=says) as caught:
+        postprocess(text, [YOLOX], [IMAGE])
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("yolox,pad=300", "pad: expected 0 to 255"),
+        ("yolox,pad=0.5", "an integer, got 0.5"),
+        ("yolox,position=left", "position: expected one of centre, top_left"),
+        ("unit,pad=3", "expected resize_mode letterbox"),
+        ("unit,resize_mode", "expected an option such as pad=0"),
+        ("unit,reduce=3", "reduce"),
+    ],
+)
+def test_a_bad_option_of_a_preprocess_gets_one_line(text: str, says: str) -> None:
+    with pytest.raises(ModelError, match=says) as caught:
+        preprocess(text, [IMAGE])
+    assert "\n" not in str(caught.value)
+
+
+def test_options_and_files_change_a_preset(tmp_path: Path) -> None:
+    made = preprocess("yolox,pad=0,position=centre,reduce=false", [IMAGE])
+    assert (made.pad, made.position, made.reduce, made.colour) == (0, "centre", None, "BGR")
+    file = tmp_path / "p.toml"
+    file.write_text('preset = "yolov8"\nresize_mode = "stretch"\n')
+    made = preprocess(str(file), [IMAGE])
+    assert (made.resize_mode, made.pad, made.position, made.reduce) == ("stretch", None, None, True)
+
+
+def test_names_are_checked_without_a_model(tmp_path: Path) -> None:
+    check_names("yolox", "softmax,top5")
+    for before, after in (("yolo", None), (None, "yolo"), ("absent.toml", None), (None, "absent.toml")):
+        with pytest.raises(ModelError):
+            check_names(before, after)

@@ -1,0 +1,163 @@
+"""Labels: the names of a model's classes, from a file or a known list.
+
+Promises exactly one label for each class that the postprocess can name, and refuses labels without a use.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from agent.bundle.archive import MAX_MEMBER_BYTES
+from agent.bundle.detection import Objects
+from agent.bundle.processing import ClassMap, Ctc, Detect, Postprocess, Step, TopK, outputs_of
+from agent.bundle.tensor_spec import TensorSpec
+from agent.runtime.postprocess import class_count
+from builder.errors import ModelError
+
+MAX_LABELS_BYTES: Final = MAX_MEMBER_BYTES["labels.txt"]
+Labels: TypeAlias = str | os.PathLike[str] | Sequence[str]
+BACKGROUND: Final = "background"
+_NAMED: Final = frozenset(step.kind for step in (TopK, Detect, Objects, ClassMap, Ctc))
+COCO: Final = "coco"
+# The 80 classes of COCO's detection task, in the order of its annotations (cocodataset.org).
+COCO_LABELS: Final = (
+    "person", "bicycle", "car", "motorcycle", "airplane", "bus", "train", "truck", "boat",
+    "traffic light", "fire hydrant", "stop sign", "parking meter", "bench", "bird", "cat", "dog", "horse",
+    "sheep", "cow", "elephant", "bear", "zebra", "giraffe", "backpack", "umbrella", "handbag", "tie",
+    "suitcase", "frisbee", "skis", "snowboard", "sports ball", "kite", "baseball bat", "baseball glove",
+    "skateboard", "surfboard", "tennis racket", "bottle", "wine glass", "cup", "fork", "knife", "spoon",
+    "bowl", "banana", "apple", "sandwich", "orange", "broccoli", "carrot", "hot dog", "pizza", "donut",
+    "cake", "chair", "couch", "potted plant", "bed", "dining table", "toilet", "tv", "laptop", "mouse",
+    "remote", "keyboard", "cell phone", "microwave", "oven", "toaster", "sink", "refrigerator", "book",
+    "clock", "vase", "scissors", "teddy bear", "hair drier", "toothbrush",
+)  # fmt: skip
+
+
+def read_labels(source: Labels) -> list[str]:
+    """Read labels: `coco`, a UTF-8 file with one label per line, or the labels themselves.
+
+    Raises
+    ------
+    ModelError
+        If the file cannot be read, is not UTF-8 text, or is empty.
+    """
+    if not isinstance(source, str | os.PathLike):
+        return [" ".join(label.split()) or " " for label in source]
+    if source == COCO:
+        return list(COCO_LABELS)
+    path = Path(source)
+    try:
+        if path.stat().st_size > MAX_LABELS_BYTES:
+            raise ModelError(f"{path}: expected at most {MAX_LABELS_BYTES} bytes, got {path.stat().st_size}")
+        text = path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise ModelError(
+            f"{path}: cannot be read ({error.strerror})", hint=f"a file with one label per line, or {COCO}"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ModelError(
+            f"{path}: expected UTF-8 text, one label per line ({error.reason} at byte {error.start})"
+        ) from error
+    # A line with only a space is a space, which texts are read with.
+    lines = [line.strip() or line[:1] for line in text.splitlines()]
+    while lines and not lines[-1].strip() and lines[-1] != " ":
+        lines.pop()
+    if not any(line.strip() for line in lines):
+        raise ModelError(f"{path}: expected one label per line, got an empty file")
+    return lines
+
+
+def read_named_labels(
+    source: Labels | None, outputs: Sequence[TensorSpec], declared: Postprocess | None
+) -> bytes | None:
+    """Read labels and check that the postprocess uses each of them.
+
+    Parameters
+    ----------
+    source
+        `coco`, a file with one label per line, the labels themselves, or None for no labels.
+    outputs
+        The model's outputs.
+    declared
+        The postprocess, or None. If its first class is the background, the file may leave that one out.
+
+    Returns
+    -------
+    bytes or None
+        The labels, each followed by a line feed.
+
+    Raises
+    ------
+    ModelError
+        If the labels cannot be read, are not as many as the classes, or nothing uses them; or if there are
+        none, and the postprocess makes texts of them.
+    """
+    if source is None:
+        check_labels([], outputs, declared, "labels")
+        return None
+    what = str(source) if isinstance(source, str | os.PathLike) else "labels"
+    lines = check_labels(read_labels(source), outputs, declared, what)
+    return ("\n".join(lines) + "\n").encode()
+
+
+def usable_labels(
+    names: Sequence[str], outputs: Sequence[TensorSpec], declared: Postprocess | None
+) -> Sequence[str] | None:
+    """Return the class names that a model file carries, or None if the postprocess has no use for them."""
+    try:
+        check_labels(names, outputs, declared, "labels")
+    except ModelError:
+        return None
+    return names or None
+
+
+def check_labels(
+    lines: Sequence[str], outputs: Sequence[TensorSpec], declared: Postprocess | None, what: str
+) -> list[str]:
+    """Return the labels of a postprocess, with one for the background if it was left out.
+
+    Parameters
+    ----------
+    lines
+        The labels; none if the model has no labels.
+    outputs, declared
+        As in `read_named_labels`.
+    what
+        Where the labels are from, for messages.
+
+    Raises
+    ------
+    ModelError
+        If they are not as many as the classes, or nothing uses them.
+    """
+    found = list(lines)
+    specs = {spec.name: spec for spec in outputs}
+    named = [step for step in (declared.steps if declared else ()) if step.kind in _NAMED]
+    if not named and found:
+        got = "none" if declared is None else "one without classes"
+        raise ModelError(
+            f"{what}: expected a postprocess that names classes, got {got}",
+            hint="add --postprocess, such as softmax,top5 or the preset of your detector",
+        )
+    for step in named:
+        count = class_count(step, specs)
+        is_text = isinstance(step, Ctc)
+        if len(found) == count - 1 and _first_is_background(step):
+            found.insert(0, BACKGROUND)
+        allowed = (count - 1, count) if is_text else (count,)
+        if count and len(found) not in allowed and (found or is_text):
+            raise ModelError(
+                f"{what}: expected {' or '.join(map(str, allowed))} labels for {outputs_of(step)[-1]}, "
+                f"got {len(found)}",
+                hint="add --labels FILE, one character per line" if is_text else None,
+            )
+    return found
+
+
+def _first_is_background(step: Step) -> bool:
+    if isinstance(step, Detect):
+        return step.background
+    return isinstance(step, Objects) and step.background == "first"

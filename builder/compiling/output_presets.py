@@ -1,0 +1,398 @@
+"""Presets of the postprocess: detectors and other models as their authors export them.
+
+A preset fits itself to the shapes of the model's outputs and returns the manifest's step, in which every
+value is written out: a device needs no table of names. Promises a step that decodes these outputs, or an
+error that says what the preset expects. Which preset fits a model is told by `builder.compiling.recognition`.
+
+Sources of the encodings: YOLOX (arXiv 2107.08430) and its `yolo_head.py`; Ultralytics' `Detect`, `Pose` and
+`Segment` heads; NanoDet's `gfl_head.py` and `nanodet_plus_head.py`; SSD (arXiv 1512.02325); RetinaFace
+(arXiv 1905.00641) with the priors of its PyTorch implementation; YuNet's `yunet_head.py`; DETR (arXiv
+2005.12872). Thresholds are those of the authors' own demonstrations, if they publish one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from agent.bundle.detection import Level, Objects, Part
+from agent.bundle.processing import ClassMap, Ctc, Detect, Normalise, Step
+from agent.bundle.tensor_spec import TensorSpec
+from builder.errors import ModelError
+
+# Strides of feature pyramids: P3 to P5, with P6, and with P2.
+PYRAMIDS: Final = ((8, 16, 32), (8, 16, 32, 64), (4, 8, 16, 32))
+NANODET_BINS: Final = 8
+YOLO_MASK_FACTORS: Final = 32  # prototypes of Ultralytics' segmenters
+YUNET_POINTS: Final = 5
+_BOX: Final = 4
+# Width and height of RetinaFace's square priors at each stride, in pixels.
+_RETINAFACE_PRIORS: Final = MappingProxyType({8: (16, 32), 16: (64, 128), 32: (256, 512)})
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What a preset is fitted to.
+
+    Attributes
+    ----------
+    outputs
+        The model's outputs.
+    size
+        Height and width of the model's image input, in pixels, or None if it has none.
+    """
+
+    outputs: tuple[TensorSpec, ...]
+    size: tuple[int, int] | None
+
+    @classmethod
+    def of(cls, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Signature:
+        """Take the size from the only input of 4 dimensions, whose channels are its first or last ones."""
+        images = [spec.shape[1:] for spec in inputs if len(spec.shape) == 4]
+        size = None
+        if len(images) == 1:
+            first, second, last = images[0]
+            size = (first, second) if last in (1, 3) and first not in (1, 3) else (second, last)
+        return cls(tuple(outputs), size)
+
+    def levels(self, strides: Sequence[int]) -> tuple[Level, ...]:
+        """Return the grids of a feature pyramid over the input; none without a size."""
+        if self.size is None:
+            return ()
+        height, width = self.size
+        return tuple(Level(math.ceil(height / s), math.ceil(width / s), float(s)) for s in strides)
+
+    def pyramid(self, rows: int) -> tuple[Level, ...]:
+        """Return the feature pyramid that has this number of rows, or none."""
+        for strides in PYRAMIDS:
+            levels = self.levels(strides)
+            if levels and sum(level.count for level in levels) == rows:
+                return levels
+        return ()
+
+    def is_transposed(self, shape: tuple[int, ...]) -> bool:
+        """Return whether an output [1, a, b] has b candidate boxes of a values, and not a boxes of b values.
+
+        The number of boxes is that of a pyramid's cells, or three times that; otherwise the larger number.
+        """
+        known = [any(map(self.pyramid, (n, n // 3 if n % 3 == 0 else 0))) for n in shape[1:]]
+        return known[1] if known[0] != known[1] else shape[1] < shape[2]
+
+    def described(self) -> str:
+        """Return the outputs' names and shapes, such as `output[1, 3549, 85]`."""
+        return ", ".join(f"{spec.name}{list(spec.shape)}" for spec in self.outputs)[:300]
+
+
+class _MisfitError(Exception):
+    """The outputs do not have the shapes that a preset expects; the message says which."""
+
+
+def step_of(preset: str, signature: Signature) -> Step:
+    """Return the step that a preset stands for.
+
+    Parameters
+    ----------
+    preset
+        One of `OUTPUT_PRESETS`.
+    signature
+        The model's outputs and the size of its image.
+
+    Raises
+    ------
+    ModelError
+        If the outputs do not have the preset's shapes.
+    """
+    try:
+        return _PRESETS[preset](signature)
+    except _MisfitError as error:
+        size = "" if signature.size is None else f" and an input of {signature.size[1]}x{signature.size[0]}"
+        raise ModelError(
+            f"postprocess {preset}: expected {error}, got {signature.described()}{size}"
+        ) from error
+
+
+def _yolox(signature: Signature) -> Objects:
+    spec, shape = _only(signature, 3, "[1, n, 5 + classes], one output")
+    levels = signature.pyramid(shape[1])
+    if not levels or shape[2] < 6:
+        raise _MisfitError("[1, n, 5 + classes] with n cells of strides 8, 16, 32 (and 64)")
+    return Objects(
+        boxes=(Part(spec.name, 0, _BOX),), coding="grid", levels=levels,
+        scores=(Part(spec.name, 5, shape[2] - 5),), objectness=(Part(spec.name, 4, 1),),
+        score_threshold=0.3,
+    )  # fmt: skip
+
+
+def _yolov5(signature: Signature, factors: int = 0) -> Objects:
+    expected = "[1, n, 5 + classes] with n three times the cells of strides 8, 16, 32 (and 64)"
+    spec, values, transposed = _rows(signature, expected, smallest=6 + factors)
+    if signature.size is not None and not signature.pyramid(spec.shape[2 if transposed else 1] // 3):
+        raise _MisfitError(expected)
+    return Objects(
+        boxes=(Part(spec.name, 0, _BOX),), coding="centre", transposed=transposed,
+        scores=(Part(spec.name, 5, values - 5 - factors),), objectness=(Part(spec.name, 4, 1),),
+        mask_weights=(Part(spec.name, values - factors, factors),) if factors else (),
+        prototypes=_prototypes(signature, factors) if factors else None,
+    )  # fmt: skip
+
+
+def _yolov8(signature: Signature, factors: int = 0) -> Objects:
+    expected = "[1, 4 + classes, n] with n cells of strides 8, 16, 32 (and 4, or 64)"
+    spec, values, transposed = _rows(signature, expected, smallest=5 + factors)
+    if signature.size is not None and not signature.pyramid(spec.shape[2 if transposed else 1]):
+        raise _MisfitError(expected)
+    return Objects(
+        boxes=(Part(spec.name, 0, _BOX),), coding="centre", transposed=transposed,
+        scores=(Part(spec.name, _BOX, values - _BOX - factors),),
+        mask_weights=(Part(spec.name, values - factors, factors),) if factors else (),
+        prototypes=_prototypes(signature, factors) if factors else None,
+    )  # fmt: skip
+
+
+def _yolov8_pose(signature: Signature) -> Objects:
+    expected = "[1, 5 + 3 * points, n], of one class"
+    spec, values, transposed = _rows(signature, expected, smallest=8)
+    if (values - 5) % 3:
+        raise _MisfitError(expected)
+    return Objects(
+        boxes=(Part(spec.name, 0, _BOX),), coding="centre", transposed=transposed,
+        scores=(Part(spec.name, _BOX, 1),),
+        keypoints=(Part(spec.name, 5, values - 5),), keypoint_values=3,
+    )  # fmt: skip
+
+
+def _end_to_end(signature: Signature) -> Objects:
+    spec, shape = _only(signature, 3, "[1, n, 6]: corners, score and class of each object")
+    if shape[2] != 6:
+        raise _MisfitError("[1, n, 6]: corners, score and class of each object")
+    return Objects(
+        boxes=(Part(spec.name, 0, _BOX),), coding="corners", scores=(Part(spec.name, 4, 1),),
+        class_ids=(Part(spec.name, 5, 1),), iou_threshold=1.0,
+    )  # fmt: skip
+
+
+def _nanodet(signature: Signature) -> Objects:
+    distances = _BOX * NANODET_BINS
+    expected = f"[1, n, classes + {distances}], or scores [1, n, classes] and distances [1, n, {distances}] "
+    expected += "for each of the strides 8, 16, 32 (and 64)"
+    if len(signature.outputs) == 1:
+        spec, shape = _only(signature, 3, expected)
+        rows, classes = shape[1], shape[2] - distances
+        boxes: tuple[TensorSpec, ...] = (spec,)
+        scores = boxes
+        first = classes
+    else:
+        boxes, scores = _split_levels(signature, distances, expected)
+        rows = sum(spec.shape[1] for spec in boxes)
+        first, classes = 0, scores[0].shape[2]
+    levels = signature.pyramid(rows)
+    if not levels or classes < 1:
+        raise _MisfitError(expected)
+    return Objects(
+        boxes=tuple(Part(spec.name, first, distances) for spec in boxes), coding="distances",
+        bins=NANODET_BINS, levels=levels,
+        # NanoDet has three levels and the middle of a cell, NanoDet-Plus four and its corner.
+        offset=0.5 if len(levels) == 3 else 0.0,
+        scores=tuple(Part(spec.name, 0, classes) for spec in scores),
+        multi_label=True, score_threshold=0.35, iou_threshold=0.6, max_detections=100,
+    )  # fmt: skip
+
+
+def _yunet(signature: Signature) -> Objects:
+    expected = (
+        f"scores, objectness [1, n, 1], boxes [1, n, 4] and points [1, n, {2 * YUNET_POINTS}] for each "
+    )
+    expected += "of the strides 8, 16, 32"
+    of_width: dict[int, list[TensorSpec]] = {1: [], _BOX: [], 2 * YUNET_POINTS: []}
+    for spec in signature.outputs:
+        if len(spec.shape) != 3 or spec.shape[2] not in of_width:
+            raise _MisfitError(expected)
+        of_width[spec.shape[2]].append(spec)
+    # A level's two scores have the same shape; their product does not depend on which is which.
+    single = sorted(of_width[1], key=lambda spec: (-spec.shape[1], spec.name))
+    scores, objectness = single[0::2], single[1::2]
+    boxes, points = (sorted(of_width[w], key=lambda spec: -spec.shape[1]) for w in (_BOX, 2 * YUNET_POINTS))
+    counts = [[spec.shape[1] for spec in each] for each in (scores, objectness, boxes, points)]
+    levels = signature.levels(PYRAMIDS[0])
+    if any(count != [level.count for level in levels] for count in counts):
+        raise _MisfitError(expected)
+    return Objects(
+        boxes=_parts(boxes), coding="grid", levels=levels,
+        scores=_parts(scores), objectness=_parts(objectness), joint_score="geometric_mean",
+        keypoints=_parts(points), score_threshold=0.6, iou_threshold=0.3, max_detections=200,
+    )  # fmt: skip
+
+
+def _retinaface(signature: Signature) -> Objects:
+    expected = "boxes [1, n, 4], scores [1, n, 2] and points [1, n, 10], n priors of strides 8, 16, 32"
+    found = {spec.shape[2]: spec for spec in signature.outputs if len(spec.shape) == 3}
+    levels = tuple(
+        Level(level.rows, level.columns, level.stride, tuple((float(s), float(s)) for s in sides))
+        for level, sides in zip(signature.levels(PYRAMIDS[0]), _RETINAFACE_PRIORS.values(), strict=False)
+    )
+    rows = sum(level.count for level in levels)
+    if set(found) != {2, 4, 10} or len(signature.outputs) != 3 or any(
+        spec.shape[1] != rows for spec in found.values()
+    ):  # fmt: skip
+        raise _MisfitError(expected)
+    return Objects(
+        boxes=_parts([found[4]]), coding="anchors", levels=levels, offset=0.5, variances=(0.1, 0.2),
+        scores=_parts([found[2]]), background="first", keypoints=_parts([found[10]]),
+        score_threshold=0.6, iou_threshold=0.4, max_detections=200,
+    )  # fmt: skip
+
+
+def _ssd(signature: Signature) -> Objects:
+    boxes, scores = _boxes_and_scores(signature, "boxes [1, n, 4] and scores [1, n, classes]")
+    return Objects(
+        boxes=_parts([boxes]), coding="corners", normalised=True, scores=_parts([scores]),
+        background="first", multi_label=True, score_threshold=0.4, max_detections=200,
+    )  # fmt: skip
+
+
+def _ultraface(signature: Signature) -> Detect:
+    boxes, scores = _boxes_and_scores(signature, "boxes [1, n, 4] and scores [1, n, classes]")
+    return Detect(
+        boxes=boxes.name, scores=scores.name, score_threshold=0.7, iou_threshold=0.3,
+        max_detections=200, format="corners", normalised=True, background=True,
+    )  # fmt: skip
+
+
+def _detr(signature: Signature) -> Objects:
+    boxes, scores = _boxes_and_scores(signature, "boxes [1, n, 4] and logits [1, n, classes + 1]")
+    return Objects(
+        boxes=_parts([boxes]), coding="centre", normalised=True, scores=_parts([scores]),
+        activation="softmax", background="last", score_threshold=0.7, iou_threshold=1.0, max_detections=100,
+    )  # fmt: skip
+
+
+def _rtdetr(signature: Signature) -> Objects:
+    if len(signature.outputs) == 1:  # as Ultralytics exports it, with the sigmoid
+        spec, values, transposed = _rows(signature, "[1, n, 4 + classes]", smallest=5)
+        boxes: tuple[Part, ...] = (Part(spec.name, 0, _BOX),)
+        scores: tuple[Part, ...] = (Part(spec.name, _BOX, values - _BOX),)
+        activation = "none"
+    else:
+        box, score = _boxes_and_scores(signature, "boxes [1, n, 4] and logits [1, n, classes]")
+        boxes, scores = _parts([box]), _parts([score])
+        activation, transposed = "sigmoid", False
+    return Objects(
+        boxes=boxes, coding="centre", normalised=True, scores=scores, activation=activation,
+        transposed=transposed, score_threshold=0.5, iou_threshold=1.0,
+    )  # fmt: skip
+
+
+def _segmentation(signature: Signature) -> ClassMap:
+    expected = "[1, classes, height, width] or [1, height, width, classes]"
+    # Some exports have a second, auxiliary output of the same shape; the first one is the result.
+    spec = next((spec for spec in signature.outputs if len(spec.shape) == 4), None)
+    if spec is None:
+        raise _MisfitError(expected)
+    _, first, second, last = spec.shape
+    return ClassMap(spec.name, channels_last=last < min(first, second))
+
+
+def _embedding(signature: Signature) -> Normalise:
+    if len(signature.outputs) != 1:
+        raise _MisfitError("one output")
+    return Normalise(signature.outputs[0].name)
+
+
+def _ctc(signature: Signature) -> Ctc:
+    spec, _ = _only(signature, 3, "[1, steps, classes] or [steps, 1, classes], one output")
+    return Ctc(spec.name)
+
+
+_PRESETS: Final[Mapping[str, Callable[[Signature], Step]]] = MappingProxyType(
+    {
+        "yolox": _yolox,
+        "yolov5": _yolov5,
+        "yolov5-seg": lambda signature: _yolov5(signature, YOLO_MASK_FACTORS),
+        "yolov7": _yolov5,
+        "yolov8": _yolov8,
+        "yolov8-seg": lambda signature: _yolov8(signature, YOLO_MASK_FACTORS),
+        "yolov8-pose": _yolov8_pose,
+        "yolov9": _yolov8,
+        "yolov10": _end_to_end,
+        "yolo11": _yolov8,
+        "yolo11-seg": lambda signature: _yolov8(signature, YOLO_MASK_FACTORS),
+        "yolo11-pose": _yolov8_pose,
+        "yolo12": _yolov8,
+        "nanodet": _nanodet,
+        "ssd": _ssd,
+        "ultraface": _ultraface,
+        "faces": _ultraface,
+        "retinaface": _retinaface,
+        "yunet": _yunet,
+        "detr": _detr,
+        "rtdetr": _rtdetr,
+        "segmentation": _segmentation,
+        "embedding": _embedding,
+        "ctc": _ctc,
+    }
+)
+OUTPUT_PRESETS: Final = tuple(_PRESETS)
+
+
+def _only(signature: Signature, dimensions: int, expected: str) -> tuple[TensorSpec, Shape]:
+    if len(signature.outputs) != 1 or len(signature.outputs[0].shape) != dimensions:
+        raise _MisfitError(expected)
+    return signature.outputs[0], signature.outputs[0].shape
+
+
+def _rows(signature: Signature, expected: str, *, smallest: int) -> tuple[TensorSpec, int, bool]:
+    """Return the output with a row for each candidate box, its values a row, and whether it is transposed."""
+    found = [spec for spec in signature.outputs if len(spec.shape) == 3 and spec.shape[0] == 1]
+    if len(found) != 1:
+        raise _MisfitError(expected)
+    transposed = signature.is_transposed(found[0].shape)
+    values = found[0].shape[1 if transposed else 2]
+    if values < smallest:
+        raise _MisfitError(expected)
+    return found[0], values, transposed
+
+
+def _prototypes(signature: Signature, factors: int) -> str:
+    found = [spec for spec in signature.outputs if len(spec.shape) == 4 and spec.shape[1] == factors]
+    if len(found) != 1:
+        raise _MisfitError(f"prototypes [1, {factors}, height, width] besides the boxes")
+    return found[0].name
+
+
+def _boxes_and_scores(signature: Signature, expected: str) -> tuple[TensorSpec, TensorSpec]:
+    """Return the two outputs; if both have 4 values a row, the one whose name speaks of boxes is first."""
+    found = [spec for spec in signature.outputs if len(spec.shape) == 3 and spec.shape[0] == 1]
+    if len(found) != 2 or len(signature.outputs) != 2 or found[0].shape[1] != found[1].shape[1]:
+        raise _MisfitError(expected)
+    boxes = [spec for spec in found if spec.shape[2] == _BOX]
+    if len(boxes) == 2:
+        boxes = [spec for spec in found if "box" in spec.name.lower() or "loc" in spec.name.lower()]
+    if len(boxes) != 1:
+        raise _MisfitError(expected)
+    return boxes[0], found[1 - found.index(boxes[0])]
+
+
+def _split_levels(
+    signature: Signature, distances: int, expected: str
+) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    """Return the outputs of distances and of scores, the largest level first."""
+    outputs = sorted(signature.outputs, key=lambda spec: spec.shape, reverse=True)
+    if any(len(spec.shape) != 3 for spec in outputs):
+        raise _MisfitError(expected)
+    boxes = [spec for spec in outputs if spec.shape[2] == distances]
+    if len(boxes) > len(outputs) // 2:  # as many classes as distances: the names decide
+        boxes = [spec for spec in boxes if not any(word in spec.name.lower() for word in ("cls", "score"))]
+    scores = [spec for spec in outputs if spec not in boxes]
+    classes = {spec.shape[2] for spec in scores}
+    if [b.shape[1] for b in boxes] != [s.shape[1] for s in scores] or len(classes) != 1:
+        raise _MisfitError(expected)
+    return tuple(boxes), tuple(scores)
+
+
+def _parts(specs: Sequence[TensorSpec]) -> tuple[Part, ...]:
+    return tuple(Part(spec.name, 0, spec.shape[-1]) for spec in specs)

@@ -1,0 +1,203 @@
+"""Recognise a model by the shapes of its outputs, and propose the presets that fit it.
+
+Promises only proposals whose presets can be built for the model. A shape is evidence and no proof, so every
+proposal says how sure it is; nothing is applied without the user.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from agent.bundle.detection import Objects
+from agent.bundle.processing import Postprocess
+from agent.bundle.tensor_spec import TensorSpec
+from builder.compiling.output_presets import (
+    NANODET_BINS,
+    PYRAMIDS,
+    YOLO_MASK_FACTORS,
+    Signature,
+    step_of,
+)
+from builder.errors import ModelError
+
+IMAGENET_CLASSES: Final = (1000, 1001)
+_COCO_CLASSES: Final = (80, 91)
+# Class maps have the size of the input, or a half, a quarter or an eighth of it.
+_MAP_STRIDES: Final = (1, 2, 4, 8)
+_POSE_VALUES: Final = 5 + 3 * 17  # a person's box and score, and the 17 key points of COCO
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Presets that fit a model's outputs.
+
+    Attributes
+    ----------
+    family
+        What the outputs look like, such as `YOLOX`.
+    evidence
+        The shapes that speak for it, such as `3549 rows of 85 at 416x416`.
+    sure
+        Whether hardly anything else has these shapes.
+    postprocess, preprocess
+        Names of the presets.
+    """
+
+    family: str
+    evidence: str
+    sure: bool
+    postprocess: str
+    preprocess: str
+
+    def __str__(self) -> str:
+        look = "look like" if self.sure else "may be those of"
+        return (
+            f"the outputs {look} {self.family} ({self.evidence}): "
+            f"--postprocess {self.postprocess} --preprocess {self.preprocess}"
+        )
+
+
+def recognise(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Proposal | None:
+    """Return the presets that fit a model, or None if it looks like none of them.
+
+    Parameters
+    ----------
+    inputs, outputs
+        The model's tensors.
+    """
+    signature = Signature.of(inputs, outputs)
+    if signature.size is None:
+        return None
+    for proposal in _proposals(signature):
+        if proposal.postprocess.startswith("softmax"):
+            return proposal
+        try:
+            step_of(proposal.postprocess, signature)
+        except ModelError:
+            continue
+        return proposal
+    return None
+
+
+def contradicts(
+    proposal: Proposal, declared: Postprocess, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+) -> bool:
+    """Return whether a declared postprocess reads the outputs otherwise than a proposal that is sure.
+
+    Parameters
+    ----------
+    proposal
+        What `recognise` returned for the model.
+    declared
+        What the user declares.
+    inputs, outputs
+        The model's tensors.
+    """
+    if not proposal.sure or proposal.postprocess.startswith("softmax"):
+        return False
+    expected, given = step_of(proposal.postprocess, Signature.of(inputs, outputs)), declared.steps[0]
+    if isinstance(expected, Objects) and isinstance(given, Objects):
+        names = ("boxes", "scores", "objectness", "coding", "levels", "transposed")
+        return any(getattr(expected, name) != getattr(given, name) for name in names)
+    return expected.kind != given.kind
+
+
+def _proposals(signature: Signature) -> Iterator[Proposal]:
+    shapes = [spec.shape for spec in signature.outputs]
+    rows = [shape for shape in shapes if len(shape) == 3 and shape[0] == 1]
+    maps = [shape for shape in shapes if len(shape) == 4 and shape[0] == 1]
+    if len(rows) == 1 and len(shapes) == 1:
+        yield from _one_output(signature, rows[0])
+    elif len(rows) == 1 and len(maps) == 1 and len(shapes) == 2:
+        yield from _with_prototypes(signature, rows[0])
+    elif len(rows) == len(shapes) > 1:
+        yield from _several_outputs(signature, rows)
+    elif maps and len(maps) == len(shapes):
+        yield from _class_map(signature, maps[0])
+    elif len(shapes) == 1 and math.prod(shapes[0]) in IMAGENET_CLASSES:
+        evidence = f"{math.prod(shapes[0])} values"
+        yield Proposal("a classifier of ImageNet", evidence, False, "softmax,top5", "imagenet-crop")
+
+
+def _one_output(signature: Signature, shape: tuple[int, ...]) -> Iterator[Proposal]:
+    _, second, third = shape
+    transposed = signature.is_transposed(shape)
+    count, values = (third, second) if transposed else (second, third)
+    evidence = f"{count} rows of {values} at {_size(signature)}"
+    three, four, fine = (_cells(signature, strides) for strides in PYRAMIDS)
+    distances = 4 * NANODET_BINS
+    if not transposed and values == 6:
+        yield Proposal("an end-to-end YOLO", evidence, count == 300, "yolov10", "yolov8")
+    if not transposed and count == four and values > distances:
+        yield Proposal("NanoDet-Plus", evidence, values - distances in _COCO_CLASSES, "nanodet", "nanodet")
+    if not transposed and count == three and values - distances in _COCO_CLASSES:
+        yield Proposal("NanoDet", evidence, True, "nanodet", "nanodet")
+    if not transposed and count in (three, four) and values >= 6:
+        yield Proposal("YOLOX", evidence, values - 5 in _COCO_CLASSES, "yolox", "yolox")
+    if not transposed and count in (3 * three, 3 * four) and values >= 6:
+        yield Proposal("YOLOv5 or YOLOv7", evidence, True, "yolov5", "yolov5")
+    if transposed and count in (three, four) and values == _POSE_VALUES:
+        yield Proposal("a pose model of YOLOv8 or YOLO11", evidence, True, "yolov8-pose", "yolov8")
+    if transposed and count in (three, four, fine) and values >= 5:
+        yield Proposal("YOLOv8, YOLO11 or YOLO12", evidence, True, "yolov8", "yolov8")
+    if not transposed and count == 300 and values >= 5:
+        yield Proposal("RT-DETR", evidence, values - 4 in _COCO_CLASSES, "rtdetr", "unit")
+
+
+def _with_prototypes(signature: Signature, shape: tuple[int, ...]) -> Iterator[Proposal]:
+    transposed = signature.is_transposed(shape)
+    count, values = (shape[2], shape[1]) if transposed else (shape[1], shape[2])
+    evidence = f"{count} rows of {values} and {YOLO_MASK_FACTORS} prototypes at {_size(signature)}"
+    if count == 3 * _cells(signature, PYRAMIDS[0]):
+        yield Proposal("a segmenter of YOLOv5", evidence, True, "yolov5-seg", "yolov5")
+    yield Proposal("a segmenter of YOLOv8 or YOLO11", evidence, True, "yolov8-seg", "yolov8")
+
+
+def _several_outputs(signature: Signature, shapes: Sequence[tuple[int, ...]]) -> Iterator[Proposal]:
+    counts = ", ".join(str(count) for count in sorted({shape[1] for shape in shapes}, reverse=True))
+    evidence = f"{len(shapes)} outputs with {counts} rows at {_size(signature)}"
+    if len(shapes) == 12:
+        yield Proposal("YuNet", evidence, True, "yunet", "yunet")
+    if len(shapes) in (6, 8):
+        yield Proposal("NanoDet", evidence, True, "nanodet", "nanodet")
+    if len(shapes) == 3:
+        yield Proposal("RetinaFace", evidence, True, "retinaface", "retinaface")
+    if len(shapes) == 2:
+        count = shapes[0][1]
+        classes = next((shape[2] for shape in shapes if shape[2] != 4), 4)
+        evidence = f"{count} boxes with {classes} scores at {_size(signature)}"
+        if count == 100 and classes >= 5:
+            yield Proposal("DETR", evidence, classes - 1 in _COCO_CLASSES, "detr", "detr")
+        if count in (300, 900) and classes >= 5:
+            yield Proposal("RT-DETR", evidence, classes in _COCO_CLASSES, "rtdetr", "unit")
+        if {shape[2] for shape in shapes} == {2, 4} and count == _ultraface_priors(signature):
+            yield Proposal("Ultra-Light-Fast face detectors", evidence, True, "ultraface", "ultraface")
+        yield Proposal("SSD", evidence, False, "ssd", "ssd")
+
+
+def _class_map(signature: Signature, shape: tuple[int, ...]) -> Iterator[Proposal]:
+    assert signature.size is not None
+    channels_last = shape[3] < min(shape[1:3])
+    classes, size = (shape[3], shape[1:3]) if channels_last else (shape[1], shape[2:])
+    strides = {round(whole / part) for whole, part in zip(signature.size, size, strict=True) if part}
+    # Three channels of the input's size are rather a picture.
+    if len(strides) == 1 and strides <= set(_MAP_STRIDES) and 2 <= classes <= 256 and classes != 3:
+        evidence = f"{classes} classes for each of {size[1]}x{size[0]} pixels"
+        yield Proposal("semantic segmentation", evidence, classes in (19, 21), "segmentation", "imagenet")
+
+
+def _cells(signature: Signature, strides: Sequence[int]) -> int:
+    return sum(level.count for level in signature.levels(strides))
+
+
+def _ultraface_priors(signature: Signature) -> int:
+    levels = signature.levels((8, 16, 32, 64))
+    return sum(level.rows * level.columns * n for level, n in zip(levels, (3, 2, 2, 3), strict=True))
+
+
+def _size(signature: Signature) -> str:
+    assert signature.size is not None
+    return f"{signature.size[1]}x{signature.size[0]}"

@@ -1,0 +1,126 @@
+"""Accuracy of a classifier on pictures whose classes are known.
+
+Promises the two usual numbers: how often the right class is the best one, and how often it is among the five
+best. They come from the model's first output, before labels and thresholds.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from builder.errors import ModelError
+
+MAX_TABLE_BYTES: Final = 64 << 20
+TOP: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """A picture and its class.
+
+    Attributes
+    ----------
+    file
+        The picture.
+    index
+        Its class, from 0.
+    """
+
+    file: Path
+    index: int
+
+
+def read_truths(path: str | Path, labels: Sequence[str]) -> list[Truth]:
+    """Read a CSV table of two columns: a file, relative to the table's folder, and its label or class index.
+
+    Parameters
+    ----------
+    path
+        The table. A first row `file,label` is a heading.
+    labels
+        The model's labels; empty if it has none, and the table then has indices.
+
+    Raises
+    ------
+    ModelError
+        If the table cannot be read, or names a class that the model does not have.
+    """
+    path = Path(path)
+    try:
+        if path.stat().st_size > MAX_TABLE_BYTES:
+            raise ModelError(f"{path}: expected at most {MAX_TABLE_BYTES} bytes")
+        rows = list(csv.reader(path.read_text("utf-8-sig").splitlines()))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ModelError(f"{path}: expected a CSV table ({error})") from error
+    known = {label: index for index, label in reversed(list(enumerate(labels)))}
+    truths = []
+    for number, row in enumerate(rows, 1):
+        cells = [cell.strip() for cell in row]
+        if not any(cells) or (number == 1 and cells[:2] == ["file", "label"]):
+            continue
+        if len(cells) != 2:
+            raise ModelError(f"{path}:{number}: expected a file and a label, got {len(cells)} columns")
+        file, label = cells
+        index = known.get(label)
+        if index is None and label.isascii() and label.isdigit() and len(label) < 9:
+            index = int(label)
+        if index is None:
+            raise ModelError(
+                f"{path}:{number}: expected a label of the model or a class index, got {label[:80]!r}",
+                hint=f"the model's labels begin with {', '.join(labels[:5])}" if labels else None,
+            )
+        truths.append(Truth(path.parent / file, index))
+    if not truths:
+        raise ModelError(f"{path}: expected rows of a file and a label, got none")
+    return truths
+
+
+@dataclass(slots=True)
+class Accuracy:
+    """Counts of right answers.
+
+    Attributes
+    ----------
+    pictures
+        Number of pictures.
+    top1, top5
+        For how many the right class was the best one, or among the five best.
+    """
+
+    pictures: int = 0
+    top1: int = 0
+    top5: int = 0
+
+    def add(self, scores: npt.NDArray[Any], truth: Truth) -> None:
+        """Count one answer.
+
+        Parameters
+        ----------
+        scores
+            The model's first output, with one value for each class.
+        truth
+            The picture.
+
+        Raises
+        ------
+        ModelError
+            If the model does not have the picture's class.
+        """
+        flat = scores.reshape(-1)
+        if truth.index >= flat.size:
+            raise ModelError(f"{truth.file}: expected a class below {flat.size}, got {truth.index}")
+        best = np.argsort(-flat.astype(np.float64), kind="stable")[:TOP]
+        self.pictures += 1
+        self.top1 += int(best[0] == truth.index)
+        self.top5 += int(truth.index in best)
+
+    def __str__(self) -> str:
+        shares = [f"{100 * count / max(1, self.pictures):.1f} %" for count in (self.top1, self.top5)]
+        return f"top-1 {shares[0]}, top-5 {shares[1]} of {self.pictures} pictures"

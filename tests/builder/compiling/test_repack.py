@@ -1,0 +1,87 @@
+"""Repacking: another declaration for the same kernels, weights and samples."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from agent.bundle.tensor_spec import TensorSpec
+from agent.errors import MixAndMatchError
+from builder.bundles.package import Package
+from builder.compiling.identity import Identity
+from builder.compiling.repack import repack
+from builder.errors import ModelError
+from tests.bundles import FILES, make_manifest
+
+IMAGE = TensorSpec("images", "FP32", (1, 3, 64, 64))
+ROWS = TensorSpec("output", "FP32", (1, 84, 7))  # 64 + 16 + 4 cells, 2 classes
+
+
+def package(**changes: object) -> Package:
+    members = {**FILES, "samples/inputs.params": b"in", "samples/outputs.params": b"out"}
+    return Package(make_manifest(members, inputs=(IMAGE,), outputs=(ROWS,), **changes), members)
+
+
+def test_declarations_and_labels_change_and_the_rest_stays() -> None:
+    old = package()
+    new = repack(
+        old,
+        identity=Identity("other", "2.0.0", 7),
+        preprocess="yolox",
+        postprocess="yolox",
+        labels=["a", "b"],
+    )
+    manifest = new.manifest
+    assert (manifest.name, manifest.version, manifest.security_counter) == ("other", "2.0.0", 7)
+    assert manifest.preprocess is not None
+    assert (manifest.preprocess.pad, manifest.preprocess.position) == (114, "top_left")
+    assert new.members == {**old.members, "labels.txt": b"a\nb\n"}
+    assert new.signature is None
+    assert set(manifest.files) == set(new.members)
+    unchanged = {"name", "version", "security_counter", "preprocess", "postprocess", "files"}
+    for field in set(manifest.__slots__) - unchanged:
+        assert getattr(manifest, field) == getattr(old.manifest, field), field
+
+
+def test_labels_are_kept_while_they_fit_and_none_removes() -> None:
+    labelled = repack(package(), postprocess="yolox", labels=["a", "b"])
+    assert repack(labelled, postprocess="yolox,score_threshold=0.5").members == labelled.members
+    with pytest.raises(
+        ModelError, match="the bundle's labels: expected a postprocess that names classes"
+    ) as caught:
+        repack(labelled, postprocess="none")
+    assert caught.value.hint == "add --labels FILE, or --labels none"
+    bare = repack(labelled, postprocess="none", labels="none", preprocess="none")
+    assert (bare.manifest.postprocess, bare.manifest.preprocess) == (None, None)
+    assert "labels.txt" not in bare.members
+
+
+def test_nothing_given_keeps_all_but_counter_and_signature(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1234")
+    old = replace(package(), signature=b"signature")
+    new = repack(old)
+    assert new.manifest == replace(old.manifest, security_counter=1234)
+    assert new.signature is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"postprocess": "yolov5"}, "postprocess yolov5: expected"),
+        ({"postprocess": "yolox", "labels": ["a"]}, "labels: expected 2 labels for output, got 1"),
+        ({"labels": ["a", "b"]}, "labels: expected a postprocess that names classes, got none"),
+        ({"identity": Identity("Not a name")}, "name: expected"),
+        ({"preprocess": "imagnet"}, "unknown preset 'imagnet'"),
+    ],
+)
+def test_what_does_not_fit_is_refused(changes: dict[str, object], says: str) -> None:
+    with pytest.raises(ModelError, match=says):
+        repack(package(), **changes)  # type: ignore[arg-type]
+
+
+def test_a_bundle_whose_files_were_changed_is_refused() -> None:
+    old = package()
+    changed = replace(old, members={**old.members, "mod.so": b"other"})
+    with pytest.raises(MixAndMatchError):
+        repack(changed)

@@ -1,0 +1,45 @@
+"""Top-1 and top-5 of pictures whose classes are known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from builder.errors import ModelError
+from builder.running.accuracy import Accuracy, Truth, read_truths
+
+
+def test_a_table_has_labels_or_indices(tmp_path: Path) -> None:
+    table = tmp_path / "labels.csv"
+    table.write_text('file,label\na.jpg,dog\n"sub/b, c.jpg", 0\n\n')
+    truths = read_truths(table, ["cat", "dog"])
+    assert truths == [Truth(tmp_path / "a.jpg", 1), Truth(tmp_path / "sub/b, c.jpg", 0)]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "expected rows"),
+        ("file,label\n", "expected rows"),
+        ("a.jpg,bird", ":1: expected a label of the model or a class index, got 'bird'"),
+        ("a.jpg", ":1: expected a file and a label, got 1 columns"),
+        ("a.jpg,1\nb.jpg,1,2", ":2: expected a file and a label, got 3 columns"),
+    ],
+)
+def test_a_bad_table_names_the_row(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(ModelError, match=says):
+        read_truths(tmp_path / "t.csv", ["cat", "dog"])
+
+
+def test_right_answers_are_counted() -> None:
+    accuracy = Accuracy()
+    scores = np.array([[0, 1, 2, 3, 4, 5, 6]], np.float32)
+    for index in (6, 2, 0):
+        accuracy.add(scores, Truth(Path("x.jpg"), index))
+    assert (accuracy.pictures, accuracy.top1, accuracy.top5) == (3, 1, 2)
+    assert str(accuracy) == "top-1 33.3 %, top-5 66.7 % of 3 pictures"
+    with pytest.raises(ModelError, match="expected a class below 7, got 7"):
+        accuracy.add(scores, Truth(Path("x.jpg"), 7))
