@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import struct
+import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -170,15 +171,7 @@ class Request:
         if size > MAX_REQUEST_BYTES:
             raise UsageError(f"{path}: expected at most {MAX_REQUEST_BYTES} bytes, got {size}")
         if path.suffix == ".npz":
-            import numpy as np
-
-            try:
-                with np.load(path, allow_pickle=False) as arrays:
-                    return cls.arrays({name: arrays[name] for name in arrays.files})
-            except UsageError:
-                raise
-            except (ValueError, OSError, EOFError) as error:
-                raise UsageError(f"{path} cannot be read as .npz: {error}") from error
+            return cls.arrays(read_arrays(path))
         raw = path.read_bytes()
         if path.suffix == ".json":
             return cls(JSON, raw)
@@ -208,6 +201,8 @@ class Request:
         tensors = self._raw_tensors() if self.content_type == RAW else self._image_tensor(inputs)
         try:
             return document.encode({"inputs": [tensor.to_document() for tensor in tensors]})
+        except UsageError:  # a ValueError, too
+            raise
         except ValueError as error:
             raise UsageError(
                 "expected finite numbers, got NaN or infinity, which JSON cannot represent",
@@ -229,6 +224,28 @@ class Request:
             data = np.frombuffer(self.body, spec.dtype, spec.nbytes // spec.itemsize, offset)
             offset += spec.nbytes
             yield JsonTensor(spec, data.tolist())
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """Read the arrays of an `.npz` file by name.
+
+    Raises
+    ------
+    UsageError
+        If it is none, or contains objects.
+    OSError
+        If it cannot be read.
+    """
+    import numpy as np
+
+    size = path.stat().st_size
+    if size > MAX_REQUEST_BYTES:
+        raise UsageError(f"{path}: expected at most {MAX_REQUEST_BYTES} bytes, got {size}")
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+    except (ValueError, OSError, EOFError, AttributeError, zipfile.BadZipFile) as error:
+        raise UsageError(f"{path} cannot be read as .npz: {error}") from error
 
 
 def _chunk(name: bytes, data: bytes) -> bytes:

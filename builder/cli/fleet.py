@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from builder.fleet.deploy import DeployProgress
     from edgebundle.answer import Answer, Output
     from edgebundle.broker import Broker
-    from edgebundle.request import Request
 
 
 def add_parsers(subparsers: SubParsers) -> None:
@@ -214,11 +213,12 @@ def _infer(args: argparse.Namespace) -> int:
 
     from builder.errors import FleetError
     from edgebundle.errors import ClientError, RefusedError
-    from edgebundle.request import Request
+    from edgebundle.request import Request, read_arrays
 
     try:
-        request = Request.from_file(Path(args.input))
-        answers = asyncio.run(_ask(args, request))
+        path = Path(args.input)
+        data = read_arrays(path) if path.suffix == ".npz" else Request.from_file(path)
+        answers = asyncio.run(_ask(args, data))
     except RefusedError as error:
         if args.json:
             _print_json(
@@ -247,13 +247,13 @@ def _infer(args: argparse.Namespace) -> int:
     return 0
 
 
-async def _ask(args: argparse.Namespace, request: Request) -> list[Answer]:
-    """Send a request as often as `--repeat` says."""
+async def _ask(args: argparse.Namespace, data: object) -> list[Answer]:
+    """Ask as often as `--repeat` says."""
     from edgebundle.async_client import AsyncClient
 
     async with AsyncClient(broker_of(args), progress=print_line) as client:
         model = client.model(args.agent, args.model)
-        return [await model(request, deadline_s=args.deadline) for _ in range(args.repeat)]
+        return [await model(data, deadline_s=args.deadline) for _ in range(args.repeat)]
 
 
 def _agents(args: argparse.Namespace) -> int:
