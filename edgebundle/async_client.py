@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import secrets
 import time
 from collections.abc import Callable
@@ -308,6 +309,10 @@ class AsyncClient:
         # Imported late: paho and ssl take longer to load than everything else here.
         from agent.mqtt.connection import Connection
 
+        # As a library should: nothing goes to stderr unless the program has configured logging.
+        log = logging.getLogger("agent.mqtt")
+        if not log.handlers:
+            log.addHandler(logging.NullHandler())
         connection = self._link = Connection(
             self._settings,
             client_id=f"edgebundle-{secrets.token_hex(8)}",

@@ -13,7 +13,9 @@ import pytest
 import edgebundle
 from tests.clients.conftest import DIGITS, Site
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "clients.md").read_text()
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "clients.md").read_text()
+README = (ROOT / "README.md").read_text()
 PYTHON = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 HERE = {"faces": "digits", "cat.jpg": str(DIGITS / "seven.png"), "1.jpg": str(DIGITS / "seven.png")}
 HERE |= {"2.jpg": str(DIGITS / "four.png")}
@@ -32,6 +34,16 @@ def ours(program: str, site: Site) -> str:
 def test_three_lines_of_python(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     exec(ours(PYTHON[0], site).replace(".boxes", ".labels"))
     assert "Label(label='seven'" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_program_of_the_readme(
+    site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [program] = re.findall(r"```python\n(from edgebundle .*?)```", README, re.DOTALL)
+    monkeypatch.chdir(ROOT)
+    exec(program.replace("mqtt://broker", site.url).replace('"demo"', '"kitchen"'))
+    assert capsys.readouterr().out == "seven\n"
 
 
 @pytest.mark.slow

@@ -117,6 +117,14 @@ def test_callback_that_waits_for_its_own_client_is_refused(mosquitto: BrokerProc
     assert "another thread" in str(failures[0])
 
 
+def test_nothing_is_printed_that_a_program_did_not_ask_for(amqtt_broker: BrokerProcess) -> None:
+    """Without a configuration, logging would print the warning about MQTT 3.1.1."""
+    script = f"from edgebundle import Client\nwith Client({amqtt_broker.url!r}) as client: client.agents()"
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 def test_process_that_closes_nothing_ends_at_once(site: BrokerProcess, tmp_path: Path) -> None:
     script = (
         "from edgebundle import Client\n"
