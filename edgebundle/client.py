@@ -80,7 +80,8 @@ class Client:
             mqtt_version=mqtt_version,
             progress=progress,
         )
-        self._loop = asyncio.new_event_loop()
+        # Windows' default loop cannot watch a socket.
+        self._loop = asyncio.SelectorEventLoop()
         self._thread = threading.Thread(target=_run, args=(self._loop,), name="edgebundle", daemon=True)
         self._thread.start()
         self._end = weakref.finalize(self, _close, self._client, self._loop, self._thread)

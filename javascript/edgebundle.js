@@ -533,11 +533,13 @@ export class Client {
   async *#map(call, items, { inFlight = 4, ...options } = {}) {
     if (!(inFlight >= 1)) throw new UsageError(`inFlight: expected at least 1, got ${show(inFlight)}`);
     const abort = new AbortController();
+    options.signal?.addEventListener("abort", () => abort.abort(options.signal.reason), { once: true });
+    if (options.signal?.aborted) abort.abort(options.signal.reason);
     const running = [];
     try {
       for await (const item of items) {
         if (running.length >= inFlight) yield await running.shift();
-        const request = call(item, { ...options, signal: options.signal ?? abort.signal });
+        const request = call(item, { ...options, signal: abort.signal });
         request.catch(() => {}); // reported when its turn comes
         running.push(request);
       }

@@ -48,6 +48,7 @@ export async function run(library, url, options, seven) {
     nothing: () => digits({}),
     count: () => digits({ tensors: { x: { shape: [2], data: new Float32Array(3) } } }),
     name: async () => client.model("a/b", "m"),
+    unreachable: () => new Client("ws://127.0.0.1:1").connect(),
     url: async () => new Client("broker"),
   };
   for (const [name, call] of Object.entries(failures)) {

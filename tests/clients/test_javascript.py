@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.server
 import json
 import re
@@ -15,6 +16,8 @@ import pytest
 
 import edgebundle
 from tests.clients.conftest import DIGITS, Site, needed
+from tests.conftest import BrokerProcess
+from tests.edgebundle.rig import TOP, Responder, until
 
 pytestmark = pytest.mark.slow
 
@@ -106,6 +109,7 @@ def check(result: dict[str, Any], *, has_timing: bool = True) -> None:
         "nothing": ("UsageError", "expected a picture or tensors", None),
         "count": ("UsageError", "expected 2 values for shape [2], got 3", None),
         "name": ("UsageError", "expected the names of an agent and a model", None),
+        "unreachable": ("BrokerError", "cannot reach the broker at ws://127.0.0.1:1", None),
         "url": ("UsageError", "expected the URL of a broker", None),
     }.items():
         found_kind, message, found_status, _ = errors[name]
@@ -152,6 +156,33 @@ def test_node_without_mqtt_5(site: Site, folder: Path) -> None:
     )
     label, count = json.loads(node(folder, "old.js", site.url, DIGITS / "seven.png"))
     assert (label["label"], label["index"], count) == ("seven", 7, 3)
+
+
+async def test_node_while_the_broker_restarts(mosquitto: BrokerProcess, folder: Path) -> None:
+    """Two requests under way are sent again, and answered once each."""
+    (folder / "restart.js").write_text(
+        'import { Client } from "./edgebundle.js";\n'
+        "const lines = [];\n"
+        "const client = new Client(process.argv[2], { progress: (line) => lines.push(line) });\n"
+        'const model = client.model("kitchen", "digits");\n'
+        "const image = Uint8Array.from([0xff, 0xd8, 0xff]);\n"
+        "const answers = await Promise.all([model({ image }), model({ image })]);\n"
+        "const last = await model({ image });\n"
+        "const row = ({ attempts, labels }) => [attempts, labels.length];\n"
+        "console.log(JSON.stringify([...answers, last].map(row)));\n"
+        "console.log(lines[0]);\n"
+        "await client.close();\n"
+    )
+    async with Responder(mosquitto, lambda count, _message: (200, TOP) if count > 2 else None) as responder:
+        running = asyncio.create_task(asyncio.to_thread(node, folder, "restart.js", mosquitto.url))
+        await until(lambda: len(responder.requests) == 2)
+        await asyncio.to_thread(mosquitto.restart)
+        answers, line = (await running).splitlines()
+    first, second, last = json.loads(answers)
+    assert first[0] >= 2
+    assert second[0] >= 2
+    assert (first[1], second[1], last) == (2, 2, [1, 2])
+    assert "connecting again" in line
 
 
 def test_chromium(site: Site, folder: Path, tmp_path: Path) -> None:
