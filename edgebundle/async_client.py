@@ -16,6 +16,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from agent.mqtt.reason_codes import Reason
     from edgebundle.async_model import AsyncModel
 
+# An answer has at most 64 MiB, and a broker drops a larger packet without a word.
+_MAX_PACKET_BYTES: Final = 65 << 20
 # How long to wait at the end for acknowledgements; a broker that is reachable needs a millisecond.
 _DRAIN_S: Final = 2.0
 # The retained messages of a subscription have all arrived when none has for this long.
@@ -105,7 +108,7 @@ class AsyncClient:
             broker = Broker(
                 broker, _path(cafile), _path(certificate), _path(key), _path(password_file), mqtt_version
             )
-        self._settings = broker.settings()
+        self._settings = replace(broker.settings(), max_packet_bytes=_MAX_PACKET_BYTES)
         user = broker.user
         # Compared by the broker's access list; a random name for an anonymous client.
         self._reply_name = (

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 # How a PNG and a JPEG begin: RFC 2083, 3.1, and ISO 10918-1, B.1.1.3.
 _PNG_SIGNATURE: Final = b"\x89PNG\r\n\x1a\n"
 _MAGIC: Final = {_PNG_SIGNATURE: PNG, b"\xff\xd8\xff": JPEG}
-# By default an agent accepts packets of 64 MiB; a larger request is a mistake.
-MAX_REQUEST_BYTES: Final = 64 * 1024 * 1024
+# By default an agent accepts packets of 64 MiB, of which the properties take at most a part of the rest. A
+# broker drops a larger one without a word.
+MAX_REQUEST_BYTES: Final = (64 << 20) - (256 << 10)
 # Colour types of PNG by the number of channels (RFC 2083, 4.1.1).
 _COLOUR_TYPES: Final = {1: 0, 3: 2, 4: 6}
 _PNG_CHUNK: Final = struct.Struct(">I4s")
