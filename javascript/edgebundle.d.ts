@@ -1,12 +1,31 @@
 /** The client of edgebundle: ask models on devices over MQTT, from Node and from browsers. docs/clients.md */
 
 export type Datatype =
-  | "BOOL" | "UINT8" | "UINT16" | "UINT32" | "UINT64" | "INT8" | "INT16" | "INT32" | "INT64"
-  | "FP16" | "FP32" | "FP64" | "BYTES";
+  | "BOOL"
+  | "UINT8"
+  | "UINT16"
+  | "UINT32"
+  | "UINT64"
+  | "INT8"
+  | "INT16"
+  | "INT32"
+  | "INT64"
+  | "FP16"
+  | "FP32"
+  | "FP64"
+  | "BYTES";
 
 export type TensorData =
-  | Uint8Array | Uint16Array | Uint32Array | BigUint64Array | Int8Array | Int16Array | Int32Array | BigInt64Array
-  | Float32Array | Float64Array;
+  | Uint8Array
+  | Uint16Array
+  | Uint32Array
+  | BigUint64Array
+  | Int8Array
+  | Int16Array
+  | Int32Array
+  | BigInt64Array
+  | Float32Array
+  | Float64Array;
 
 /** One tensor of an answer. FP16 is widened to Float32Array; BYTES are strings. */
 export interface Output {

@@ -217,7 +217,10 @@ export class Client {
       if (!["mqtt:", "mqtts:", "ws:", "wss:"].includes(parts.protocol)) throw new TypeError();
       user ??= parts.username ? decodeURIComponent(parts.username) : undefined;
     } catch {
-      throw new UsageError(`expected the URL of a broker, got ${show(url)}`, "write mqtt://HOST, mqtts://HOST, ws://HOST:PORT or wss://HOST:PORT");
+      throw new UsageError(
+        `expected the URL of a broker, got ${show(url)}`,
+        "write mqtt://HOST, mqtts://HOST, ws://HOST:PORT or wss://HOST:PORT",
+      );
     }
     if (mqttVersion !== 5 && mqttVersion !== "3.1.1") {
       throw new UsageError(`mqttVersion: expected 5 or "3.1.1", got ${show(mqttVersion)}`);
@@ -226,7 +229,8 @@ export class Client {
     this.#isV5 = mqttVersion === 5;
     this.#progress = progress;
     // Compared by the broker's access list; a random name for an anonymous client.
-    this.#replyName = user !== undefined && REPLY_NAME.test(user) && !RESERVED.includes(user) ? user : `anonymous-${randomName(6)}`;
+    this.#replyName =
+      user !== undefined && REPLY_NAME.test(user) && !RESERVED.includes(user) ? user : `anonymous-${randomName(6)}`;
     this.#options = {
       reconnectPeriod: 500,
       connectTimeout: CONNECT_LIMIT_S * 1000,
@@ -262,7 +266,9 @@ export class Client {
 
   /** The names of the agents that the broker knows, online or not. */
   agents() {
-    return this.#names(`${PREFIX}/+/state`, (levels) => (levels.length === 4 && levels[3] === "state" ? [levels[2]] : []));
+    return this.#names(`${PREFIX}/+/state`, (levels) =>
+      levels.length === 4 && levels[3] === "state" ? [levels[2]] : [],
+    );
   }
 
   /** End the connection; requests that are under way are rejected with `ClosedError`. */
@@ -278,7 +284,9 @@ export class Client {
 
   #callable(name, model, isGroup) {
     if (!DEVICE_NAME.test(name) || RESERVED.includes(name) || !MODEL_NAME.test(model)) {
-      throw new UsageError(`expected the names of ${isGroup ? "a group" : "an agent"} and a model, got ${show(name)} and ${show(model)}`);
+      throw new UsageError(
+        `expected the names of ${isGroup ? "a group" : "an agent"} and a model, got ${show(name)} and ${show(model)}`,
+      );
     }
     const target = {
       name,
@@ -310,7 +318,8 @@ export class Client {
       for (const exchange of this.#exchanges.values()) exchange.reconnected();
     });
     mqtt.on("close", () => {
-      if (this.#exchanges.size > 0 && !this.#closed && this.#connects > 0) this.#progress("the connection to the broker was lost; connecting again");
+      if (this.#exchanges.size > 0 && !this.#closed && this.#connects > 0)
+        this.#progress("the connection to the broker was lost; connecting again");
     });
     try {
       await new Promise((resolve, reject) => {
@@ -321,7 +330,10 @@ export class Client {
         };
         mqtt.once("connect", end(resolve));
         mqtt.once("error", end(reject));
-        mqtt.once("close", end(() => reject(new Error("the connection was closed"))));
+        mqtt.once(
+          "close",
+          end(() => reject(new Error("the connection was closed"))),
+        );
       });
       mqtt.on("error", () => {}); // "close" follows, and the library connects again
       await mqtt.subscribeAsync(`${PREFIX}/replies/${this.#replyName}/+/${this.#folder}/#`, { qos: 1 });
@@ -330,7 +342,10 @@ export class Client {
       mqtt.end(true);
       this.#mqtt = null;
       const place = new URL(this.#url);
-      throw new BrokerError(`cannot reach the broker at ${place.protocol}//${place.host}: ${reason(error)}`, "check the address, and whether the broker runs there");
+      throw new BrokerError(
+        `cannot reach the broker at ${place.protocol}//${place.host}: ${reason(error)}`,
+        "check the address, and whether the broker runs there",
+      );
     }
   }
 
@@ -392,7 +407,15 @@ export class Client {
       const received = readAnswer(message, target.name);
       if (received.status === 200) {
         const timing = timingOf(message.properties.userProperties?.["server-timing"], exchange.arrivedAt - began);
-        return new Answer({ agent: target.name, model: target.model, version: received.version, outputs: received.outputs, timing, attempts, trace });
+        return new Answer({
+          agent: target.name,
+          model: target.model,
+          version: received.version,
+          outputs: received.outputs,
+          timing,
+          attempts,
+          trace,
+        });
       }
       if (received.status !== 503 || now() + pause >= end) throw await this.#refusal(target, received);
       await sleep(pause);
@@ -410,7 +433,16 @@ export class Client {
     let next = 0;
     let over = false;
     // Without MQTT 5 the same bytes each time, by which the agent recognises a repeated request.
-    const body = this.#isV5 ? request.body : encode(JSON.stringify({ reply_to: replyTo, id, deadline_s: Math.max(0.001, end - now()), ...(request.json ?? JSON.parse(decode(request.body))) }));
+    const body = this.#isV5
+      ? request.body
+      : encode(
+          JSON.stringify({
+            reply_to: replyTo,
+            id,
+            deadline_s: Math.max(0.001, end - now()),
+            ...(request.json ?? JSON.parse(decode(request.body))),
+          }),
+        );
     exchange.done = new Promise((resolve, reject) => {
       const settle = (how) => (value) => {
         if (over) return;
@@ -447,7 +479,12 @@ export class Client {
         this.#verdicts.delete(packet?.messageId);
         if (qos === 1) exchange.noSubscriber = code === NO_SUBSCRIBERS;
         if (code === 0x87 || code === 0x95) {
-          exchange.fail(new BrokerError(`the broker refused the request to ${target.topic}: ${reason(error)}`, "let this user publish there in the broker's access list, or send less in one request"));
+          exchange.fail(
+            new BrokerError(
+              `the broker refused the request to ${target.topic}: ${reason(error)}`,
+              "let this user publish there in the broker's access list, or send less in one request",
+            ),
+          );
         }
       });
     };
@@ -495,17 +532,27 @@ export class Client {
 
   async #request(target, input) {
     if (input === null || typeof input !== "object") {
-      throw new UsageError(`expected { image } or { tensors }, got ${show(input)}`, 'model({ image: "cat.jpg" }) or model({ tensors: { x: { shape: [1, 4], data } } })');
+      throw new UsageError(
+        `expected { image } or { tensors }, got ${show(input)}`,
+        'model({ image: "cat.jpg" }) or model({ tensors: { x: { shape: [1, 4], data } } })',
+      );
     }
     if (input.image !== undefined) return pictureRequest(await pictureBytes(input.image));
     const tensors = [];
     const parts = [];
     const given = Object.entries(input.tensors ?? {});
-    if (given.length === 0) throw new UsageError("expected a picture or tensors, got nothing", 'model({ image }) or model({ tensors: { name: { shape, data } } })');
+    if (given.length === 0)
+      throw new UsageError(
+        "expected a picture or tensors, got nothing",
+        "model({ image }) or model({ tensors: { name: { shape, data } } })",
+      );
     for (const [name, { datatype, shape, data }] of given) {
       const type = datatype ?? DATATYPES.get(data?.constructor);
       if (type === undefined || ARRAYS[type] === undefined) {
-        throw new UsageError(`input ${show(name)}: expected a typed array, got ${show(data?.constructor?.name)}`, "use Float32Array for FP32, BigInt64Array for INT64");
+        throw new UsageError(
+          `input ${show(name)}: expected a typed array, got ${show(data?.constructor?.name)}`,
+          "use Float32Array for FP32, BigInt64Array for INT64",
+        );
       }
       const count = (shape ?? []).reduce((product, dim) => product * dim, 1);
       const array = ArrayBuffer.isView(data) ? data : ARRAYS[type].from(data);
@@ -521,13 +568,29 @@ export class Client {
   async #toJson(target, request) {
     if (request.contentType !== RAW) {
       const { inputs } = await this.#info(target);
-      if (inputs.length !== 1) throw new UsageError(`expected a model with one input for a picture, got ${inputs.length} inputs`);
+      if (inputs.length !== 1)
+        throw new UsageError(`expected a model with one input for a picture, got ${inputs.length} inputs`);
       const data = [toBase64(request.body)];
-      return { inputs: [{ name: inputs[0].name, datatype: "BYTES", shape: [1], data, parameters: { content_type: request.contentType } }] };
+      return {
+        inputs: [
+          {
+            name: inputs[0].name,
+            datatype: "BYTES",
+            shape: [1],
+            data,
+            parameters: { content_type: request.contentType },
+          },
+        ],
+      };
     }
     const outputs = rawOutputs(request.tensors, request.body);
     return {
-      inputs: [...outputs.values()].map(({ name, datatype, shape, data }) => ({ name, datatype, shape, data: Array.from(data, Number) })),
+      inputs: [...outputs.values()].map(({ name, datatype, shape, data }) => ({
+        name,
+        datatype,
+        shape,
+        data: Array.from(data, Number),
+      })),
     };
   }
 
@@ -562,7 +625,18 @@ export class Client {
     }
     const [agent, state] = known.entries().next().value;
     const list = (value) => (Array.isArray(value) ? value : []);
-    return { agent, name: target.model, version: String(state.version ?? ""), inputs: list(state.inputs), outputs: list(state.outputs), imageInput: state.image_input ?? null, postprocess: list(state.postprocess), ready: state.ready === true, state: String(state.state ?? ""), message: String(state.message ?? "") };
+    return {
+      agent,
+      name: target.model,
+      version: String(state.version ?? ""),
+      inputs: list(state.inputs),
+      outputs: list(state.outputs),
+      imageInput: state.image_input ?? null,
+      postprocess: list(state.postprocess),
+      ready: state.ready === true,
+      state: String(state.state ?? ""),
+      message: String(state.message ?? ""),
+    };
   }
 
   // What to say when there is no answer.
@@ -586,7 +660,8 @@ export class Client {
       const names = await this.#known(target);
       if (names.includes(target.name) || (names.length === 0 && !exchange.noSubscriber)) return;
       for (const each of [...this.#exchanges.values()]) {
-        if (each.target.name === target.name && each.target.isGroup === target.isGroup) each.fail(absent(target, names));
+        if (each.target.name === target.name && each.target.isGroup === target.isGroup)
+          each.fail(absent(target, names));
       }
     } catch {
       // The deadline ends the request.
@@ -605,7 +680,9 @@ export class Client {
   }
 
   async #models(target) {
-    return this.#names(`${PREFIX}/${target.name}/models/+/state`, (levels) => (levels.length === 6 && levels[2] === target.name && levels[5] === "state" ? [levels[4]] : []));
+    return this.#names(`${PREFIX}/${target.name}/models/+/state`, (levels) =>
+      levels.length === 6 && levels[2] === target.name && levels[5] === "state" ? [levels[4]] : [],
+    );
   }
 
   #names(filter, read) {
@@ -648,7 +725,10 @@ export class Client {
     let advice = hint || usual;
     if (status === 404 && !target.isGroup) {
       const names = await this.#models(target).catch(() => []);
-      advice = names.length > 0 ? `use one of the models of ${target.name}: ${shown(names)}` : `no model is deployed to ${target.name}: deploy one with \`edgebundle deploy\``;
+      advice =
+        names.length > 0
+          ? `use one of the models of ${target.name}: ${shown(names)}`
+          : `no model is deployed to ${target.name}: deploy one with \`edgebundle deploy\``;
     }
     return new Kind(message || `the agent answered with status ${status}`, advice, status);
   }
@@ -658,9 +738,13 @@ export class Client {
     const waited = (now() - exchange.sentAt).toFixed(1);
     let why = this.#away(target) || "it is online";
     if (!this.#mqtt?.connected) why = "there is no connection to the broker";
-    else if (target.isGroup) why = exchange.noSubscriber ? `no member of the group serves ${target.model}` : "no member of the group answered";
+    else if (target.isGroup)
+      why = exchange.noSubscriber ? `no member of the group serves ${target.model}` : "no member of the group answered";
     else if (!this.#presences.has(target.name)) why = "no agent of that name is known at the broker";
-    return new NoAnswerError(`no answer from ${target.name} within ${waited} s: ${why}`, "allow more time, or check that the broker's access list lets this user read its answers");
+    return new NoAnswerError(
+      `no answer from ${target.name} within ${waited} s: ${why}`,
+      "allow more time, or check that the broker's access list lets this user read its answers",
+    );
   }
 }
 
@@ -672,7 +756,12 @@ function readAnswer({ payload, properties }, agent) {
     if (properties.contentType === RAW) {
       if (!/^[0-9]{1,3}$/.test(said ?? "")) throw new Error(`expected a status such as 200, got ${show(said)}`);
       const tensors = user.tensor === undefined ? [] : [].concat(user.tensor);
-      return { status: Number(said), message: one(user.__stMsg) ?? "", version: one(user.model_version) ?? "", outputs: rawOutputs(tensors, payload) };
+      return {
+        status: Number(said),
+        message: one(user.__stMsg) ?? "",
+        version: one(user.model_version) ?? "",
+        outputs: rawOutputs(tensors, payload),
+      };
     }
     const body = JSON.parse(payload.length > 0 ? decode(payload) : "{}");
     if (body === null || typeof body !== "object" || Array.isArray(body)) throw new Error("expected a JSON object");
@@ -680,7 +769,13 @@ function readAnswer({ payload, properties }, agent) {
     if (!Number.isInteger(status)) throw new Error("expected a status such as 200");
     const text = (value) => (typeof value === "string" ? value.slice(0, 1024) : "");
     const outputs = status === 200 ? jsonOutputs(body.outputs ?? []) : new Map();
-    return { status, message: one(user.__stMsg) ?? (text(body.message) || text(body.error)), hint: text(body.hint), version: text(body.model_version), outputs };
+    return {
+      status,
+      message: one(user.__stMsg) ?? (text(body.message) || text(body.error)),
+      hint: text(body.hint),
+      version: text(body.model_version),
+      outputs,
+    };
   } catch (error) {
     throw new BadAnswerError(`the answer of ${agent} cannot be read: ${String(error.message).slice(0, 400)}`);
   }
@@ -691,10 +786,16 @@ function jsonOutputs(outputs) {
   for (const { name, datatype, shape, data } of outputs) {
     const spec = parseTensor(`${name};${datatype};${shape.join(",")}`);
     const flat = data.flat(Infinity);
-    if (flat.length !== spec.count) throw new Error(`expected ${spec.count} values of ${show(name)}, got ${flat.length}`);
+    if (flat.length !== spec.count)
+      throw new Error(`expected ${spec.count} values of ${show(name)}, got ${flat.length}`);
     const isBig = datatype === "INT64" || datatype === "UINT64";
     const Kind = datatype === "FP16" ? Float32Array : ARRAYS[datatype];
-    found.set(name, { name, datatype, shape, data: datatype === "BYTES" ? flat.map(String) : Kind.from(flat, isBig ? BigInt : Number) });
+    found.set(name, {
+      name,
+      datatype,
+      shape,
+      data: datatype === "BYTES" ? flat.map(String) : Kind.from(flat, isBig ? BigInt : Number),
+    });
   }
   if (found.size !== outputs.length) throw new Error("expected tensors with different names, got equal ones");
   return found;
@@ -732,7 +833,8 @@ function rawOutputs(tensors, payload) {
 
 function parseTensor(text) {
   const match = TENSOR.exec(text);
-  if (match === null || (match[2] !== "BYTES" && ARRAYS[match[2]] === undefined)) throw new Error(`expected a tensor described as name;FP32;1,3,4, got ${show(text)}`);
+  if (match === null || (match[2] !== "BYTES" && ARRAYS[match[2]] === undefined))
+    throw new Error(`expected a tensor described as name;FP32;1,3,4, got ${show(text)}`);
   const shape = match[3] === "" ? [] : match[3].split(",").map(Number);
   const count = shape.reduce((product, dim) => product * dim, 1);
   return { name: match[1], datatype: match[2], shape, count };
@@ -741,16 +843,22 @@ function parseTensor(text) {
 function timingOf(text, total) {
   const found = {};
   if (typeof text === "string" && text.length <= 256) {
-    for (const match of text.split(",").map((part) => TIMING.exec(part))) if (match !== null) found[match[1]] = Number(match[2]) / 1000;
+    for (const match of text.split(",").map((part) => TIMING.exec(part)))
+      if (match !== null) found[match[1]] = Number(match[2]) / 1000;
   }
   const parts = ["queue", "decode", "compute", "encode"].map((name) => found[name]);
-  if (parts.includes(undefined)) return { total, network: null, queue: null, decode: null, compute: null, encode: null };
+  if (parts.includes(undefined))
+    return { total, network: null, queue: null, decode: null, compute: null, encode: null };
   return { total, network: Math.max(0, total - parts.reduce((sum, part) => sum + part, 0)), ...found };
 }
 
 async function pictureBytes(image) {
   if (typeof image === "string") {
-    if (typeof process === "undefined" || !process.versions?.node) throw new UsageError("a path: expected the picture's bytes or a Blob in a browser", "give a File, a Blob or a Uint8Array");
+    if (typeof process === "undefined" || !process.versions?.node)
+      throw new UsageError(
+        "a path: expected the picture's bytes or a Blob in a browser",
+        "give a File, a Blob or a Uint8Array",
+      );
     const { readFile } = await import("node:fs/promises");
     return readFile(image);
   }
@@ -764,12 +872,18 @@ function pictureRequest(body) {
   const begins = (...magic) => magic.every((byte, i) => body[i] === byte);
   if (begins(0xff, 0xd8, 0xff)) return { contentType: "image/jpeg", body, tensors: [] };
   if (begins(0x89, 0x50, 0x4e, 0x47, 0x0d, 0x0a, 0x1a, 0x0a)) return { contentType: "image/png", body, tensors: [] };
-  throw new UsageError("expected a JPEG or PNG image, got something else", "draw it on a canvas, and give what canvas.toBlob makes");
+  throw new UsageError(
+    "expected a JPEG or PNG image, got something else",
+    "draw it on a canvas, and give what canvas.toBlob makes",
+  );
 }
 
 function absent(target, names) {
   const kind = target.isGroup ? "group" : "agent";
-  const hint = names.length > 0 ? `use one of the ${kind}s at this broker: ${shown(names)}` : `the broker knows no ${kind}: check that edge-agent runs with this broker in its configuration`;
+  const hint =
+    names.length > 0
+      ? `use one of the ${kind}s at this broker: ${shown(names)}`
+      : `the broker knows no ${kind}: check that edge-agent runs with this broker in its configuration`;
   return new UnknownAgentError(`no ${kind} called ${target.name} is known at the broker`, hint);
 }
 
@@ -821,7 +935,9 @@ function decode(bytes) {
 }
 
 function randomName(bytes) {
-  return Array.from(crypto.getRandomValues(new Uint8Array(bytes)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+  return Array.from(crypto.getRandomValues(new Uint8Array(bytes)), (byte) => byte.toString(16).padStart(2, "0")).join(
+    "",
+  );
 }
 
 function reason(error) {

@@ -258,7 +258,7 @@ def test_absent_agent(edgebundle: Edgebundle, site: Site) -> None:
     done = edgebundle("infer", "--model", "digits", "--input", DIGITS / "seven.png", *where)
     fails(done, "no agent called cellar is known")
     assert "hint: use one of the agents at this broker: kitchen" in done.stderr
-    assert time.monotonic() - began < 4  # 1.2 s, on a machine that is not busy
+    assert time.monotonic() - began < 8  # 1.2 s, on a machine that is not busy
 
 
 @pytest.mark.parametrize("name", ["a/b", "#", "", "groups", "x" * 65])

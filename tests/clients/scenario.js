@@ -25,7 +25,10 @@ export async function run(library, url, options, seven) {
   result.echo = Array.from(echoed.outputs.get("image").data);
   result.trace = echoed.trace;
   result.order = [];
-  for await (const answer of odd.map(Array.from({ length: 12 }, (_, i) => numbers(i)), { inFlight: 3 })) {
+  for await (const answer of odd.map(
+    Array.from({ length: 12 }, (_, i) => numbers(i)),
+    { inFlight: 3 },
+  )) {
     result.order.push(answer.outputs.get("image").data[0]);
   }
   result.together = await Promise.all([1, 2, 3].map(async (i) => (await odd(numbers(i))).outputs.get("image").data[0]));

@@ -115,7 +115,7 @@ def check(result: dict[str, Any], *, has_timing: bool = True) -> None:
         found_kind, message, found_status, _ = errors[name]
         assert (found_kind, found_status) == (kind, status), errors[name]
         assert words in message, errors[name]
-    assert errors["agent"][3] < 4000
+    assert errors["agent"][3] < 8000
     assert result["closed"] == ["ClosedError", "ClosedError"]
 
 

@@ -137,4 +137,4 @@ def test_process_that_closes_nothing_ends_at_once(site: BrokerProcess, tmp_path:
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=False
     )
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "(1, 1, 2, 3)", "")
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20  # its open request would take 30 s
