@@ -273,6 +273,23 @@ async def test_no_answer_says_what_the_agent_is_and_progress_says_it_before(
     assert "lets this user read edge/v1/replies/anonymous-" in str(caught.value.hint)
 
 
+async def test_new_connection_sends_again_at_once(
+    broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgebundle.exchange.RESEND_S", 60.0)
+    async with (
+        Responder(broker, lambda count, _message: (200, TOP) if count == 2 else None) as responder,
+        AsyncClient(broker.url) as client,
+    ):
+        call = asyncio.create_task(client.model("kitchen", "digits")(image=JPEG))
+        await until(lambda: len(responder.requests) == 1)
+        [exchange] = client._exchanges.values()
+        await until(lambda: not exchange._unsettled)  # otherwise the connection repeats it
+        assert client._link is not None
+        client._link.renew()
+        assert (await asyncio.wait_for(call, 15)).attempts == 2
+
+
 @pytest.mark.slow
 async def test_broker_that_restarts_costs_only_time(
     broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
