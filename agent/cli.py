@@ -64,6 +64,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
     except Exception as error:  # noqa: BLE001 - the outermost loop of the process
+        if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] != "agent":
+            _say("error", f"the package {error.name} is not installed")
+            _say("hint", "install the agent with what it needs: pip install 'edgebundle[agent]'")
+            return EXIT_OURS
         traceback.print_exc()
         _say("error", f"internal error: {type(error).__name__}: {error}")
         _say("hint", "this is a bug in edge-agent: report it with the traceback above")

@@ -6,6 +6,8 @@ set -euo pipefail
 needs=(
   make git ca-certificates python3 python3-venv
   mosquitto                                      # a real broker
+  mosquitto-clients libmosquitto-dev             # foreign clients
+  chromium                                       # the JavaScript client in a browser
   debootstrap debian-archive-keyring             # roots of other releases
   qemu-user qemu-user-static                     # run programs of other architectures, count their instructions
   gcc llvm llvm-19                               # the counting; llvm-mca: estimates the cycles of a loop
@@ -17,6 +19,9 @@ needs=(
   binutils                                       # readelf
   g++-arm-linux-gnueabihf                        # compiles tvm-ffi for armhf, which has no wheel
 )
+
+# The JavaScript client and Node-RED. Node from elsewhere brings its own npm, with which Debian's conflicts.
+command -v npm >/dev/null || needs+=(nodejs npm)
 
 missing=()
 for package in "${needs[@]}"; do

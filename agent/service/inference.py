@@ -37,6 +37,7 @@ from agent.service.requests.pending import Pending
 from agent.wire.answer import FinalAnswer, refusal
 from agent.wire.answer_head import OK, AnswerHead
 from agent.wire.content_types import JSON, RAW
+from agent.wire.server_timing import ServerTiming
 from agent.wire.topics import GroupInfer, Infer, parse_topic
 from agent.worker.frames import Answer
 
@@ -278,6 +279,9 @@ class Inference:
             payload=payload,
             model_version=version,
             tensors=answer.tensors,
+            server_timing=str(
+                ServerTiming(answer.queue_us, answer.decode_us, answer.compute_us, answer.encode_us)
+            ),
         )
         self._finish(pending, final, cheap=False)
         # After the answer is sent, so that metrics never delay it.

@@ -26,7 +26,7 @@ from agent.mqtt.properties import Properties
 from agent.wire import document
 from agent.wire.answer_head import OK, AnswerHead, one_line
 from agent.wire.content_types import JSON, RAW
-from agent.wire.properties import MODEL_VERSION, STATUS, STATUS_MESSAGE, TENSOR
+from agent.wire.properties import MODEL_VERSION, SERVER_TIMING, STATUS, STATUS_MESSAGE, TENSOR
 from agent.wire.tensors import JsonTensor, parse_tensor
 
 OVERLOADED: Final = OverloadedError.status
@@ -57,6 +57,8 @@ class FinalAnswer:
         Of the model that answered; empty in a refusal.
     tensors
         One `name;FP32;1,3,4` for each tensor of a raw payload, in order.
+    server_timing
+        Where the device's part of the time went, as `server_timing` writes it; empty if nothing was computed.
     """
 
     status: int
@@ -65,6 +67,7 @@ class FinalAnswer:
     payload: bytes = field(repr=False)
     model_version: str = ""
     tensors: tuple[str, ...] = ()
+    server_timing: str = ""
 
     def properties(
         self, *, correlation: bytes | None, expiry_s: int, trace: tuple[tuple[str, str], ...] = ()
@@ -85,6 +88,8 @@ class FinalAnswer:
             user.append((STATUS_MESSAGE, one_line(self.message)))
         if self.model_version:
             user.append((MODEL_VERSION, self.model_version))
+        if self.server_timing:
+            user.append((SERVER_TIMING, self.server_timing))
         return Properties(
             content_type=self.content_type or None,
             correlation_data=correlation,
@@ -107,6 +112,8 @@ class ReceivedAnswer:
     ----------
     status, message
         200 and an empty message, or another status and the reason.
+    hint
+        What the requester can do about a refusal; empty if the agent says nothing.
     model_version
         Of the model that answered; empty in a refusal.
     tensors
@@ -114,14 +121,18 @@ class ReceivedAnswer:
     raw, raw_tensors
         The little-endian bytes of all tensors, one after the other, and their descriptions; None and empty
         for a JSON answer.
+    server_timing
+        Where the device's part of the time went, as the agent wrote it, or None.
     """
 
     status: int
     message: str
+    hint: str = ""
     model_version: str = ""
     tensors: tuple[JsonTensor, ...] = ()
     raw: bytes | None = field(default=None, repr=False)
     raw_tensors: tuple[TensorSpec, ...] = ()
+    server_timing: str | None = None
 
 
 def read_answer(message: Message) -> ReceivedAnswer:
@@ -141,7 +152,14 @@ def read_answer(message: Message) -> ReceivedAnswer:
         except ValueError as error:
             raise FormatError(str(error)) from error
         version = properties.first(MODEL_VERSION) or ""
-        return ReceivedAnswer(status or 0, text, version, raw=message.payload, raw_tensors=specs)
+        return ReceivedAnswer(
+            status=status or 0,
+            message=text,
+            model_version=version,
+            raw=message.payload,
+            raw_tensors=specs,
+            server_timing=properties.first(SERVER_TIMING),
+        )
     # A refusal may consist of its properties only.
     body = document.parse_object(message.payload or b"{}", "the answer", max(len(message.payload), 2))
     if status is None:
@@ -152,7 +170,9 @@ def read_answer(message: Message) -> ReceivedAnswer:
     return ReceivedAnswer(
         status=status or 0,
         message=text or document.text(body.get("message")) or document.text(body.get("error")),
+        hint=document.text(body.get("hint")),
         model_version=document.text(body.get("model_version")),
+        server_timing=properties.first(SERVER_TIMING),
         tensors=tuple(JsonTensor.from_document(output) for output in outputs),
     )
 

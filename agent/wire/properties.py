@@ -9,6 +9,8 @@ STATUS: Final = "__stat"
 STATUS_MESSAGE: Final = "__stMsg"
 # Of an answer: the version of the model that computed it.
 MODEL_VERSION: Final = "model_version"
+# Of an answer: where the device's part of its time went (`server_timing`).
+SERVER_TIMING: Final = "server-timing"
 # Of a request and an answer: one for each raw tensor, in order, as `name;FP32;1,3,4`.
 TENSOR: Final = "tensor"
 # Of a request: the content type that the answer should have.

@@ -278,6 +278,21 @@ def states_filter() -> str:
     return f"{PREFIX}/+/state"
 
 
+def infos_filter() -> str:
+    """Return the filter for the info documents of all devices."""
+    return f"{PREFIX}/+/info"
+
+
+def models_filter(device: str) -> str:
+    """Return the filter for the states of all models of a device."""
+    return f"{PREFIX}/{device}/models/+/state"
+
+
+def model_states_filter(model: str) -> str:
+    """Return the filter for the states of one model on all devices."""
+    return f"{PREFIX}/+/models/{model}/state"
+
+
 def fleet_filters() -> tuple[str, ...]:
     """Return the filters for the documents of every device about itself and its models."""
     return (states_filter(), f"{PREFIX}/+/info", f"{PREFIX}/+/models/+/state")

@@ -12,8 +12,8 @@ from benchmarks.agent.figures import Figure, quantile
 from benchmarks.agent.models import VERSIONS, Bundles, Progress
 from benchmarks.agent.requester import Answered, Requester, topic_of
 from benchmarks.agent.stage import DEVICE, Stage
-from builder.fleet.broker import Broker
 from builder.fleet.deploy import deploy_async
+from edgebundle.broker import Broker
 
 MODEL: Final = "nothing"
 _PER_S: Final = 50

@@ -29,8 +29,8 @@ from benchmarks.soak.patient import DEVICE, Patient
 from benchmarks.soak.slow_proxy import SlowProxy
 from benchmarks.soak.timeline import MAX_DARK_S, Event, Timeline
 from builder.errors import BuildError
-from builder.fleet.broker import Broker
 from builder.fleet.deploy import DeployResult, deploy_async
+from edgebundle.broker import Broker
 from tests.agent.service.conftest import Client, status_of
 from tests.agent.test_agent_process import pack
 from tests.agent.worker.conftest import compile_c

@@ -59,6 +59,9 @@ _FILE_FAULTS: Final = frozenset(
     }
 )
 
+# A module of these that is missing is a bug; any other one belongs to an extra of the distribution.
+_OURS: Final = frozenset({"agent", "builder", "edgebundle"})
+
 SubParsers: TypeAlias = "argparse._SubParsersAction[Parser]"
 
 
@@ -138,6 +141,10 @@ def _run(arguments: list[str]) -> int:
         return _explain(error)
     except Exception as error:  # noqa: BLE001 - the outermost loop of the process: one line instead of a traceback
         _show_traceback(arguments)
+        if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] not in _OURS:
+            _say("error", f"this verb needs the package {error.name}, which is not installed")
+            _say("hint", "install the compiler with it: pip install 'edgebundle[builder]'")
+            return EXIT_INPUT
         _say("error", f"internal error: {type(error).__name__}: {_one_line(str(error))}")
         if "--traceback" not in arguments:
             _say(

@@ -5,32 +5,21 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from builder.cli import Parser, SubParsers
-from builder.cli.arguments import add_json, not_negative, seconds
+from builder.cli.arguments import add_json, not_negative, positive, seconds
 from builder.cli.progress import print_line
 from builder.cli.refused_bundle import deployment_hint, naming_file
 
 if TYPE_CHECKING:
     from builder.fleet.agents import AgentSummary
-    from builder.fleet.answer import Output
-    from builder.fleet.broker import Broker
     from builder.fleet.deploy import DeployProgress
-    from builder.fleet.infer import InferResult
-
-# What to do about a request that failed, by status.
-_STATUS_HINTS: Final = {
-    400: "`edgebundle agents --json` lists the inputs of each model",
-    404: "`edgebundle agents` lists the models of each agent",
-    408: "allow more time with --deadline, or send fewer requests",
-    415: "send a .jpg or .png if the model has preprocessing, or the inputs as an .npz",
-    500: "read the agent's log on the device: journalctl -u edge-agent",
-    503: "the agent is overloaded: try again later, or deploy the model to more agents",
-}
+    from edgebundle.answer import Answer, Output
+    from edgebundle.broker import Broker
 
 
 def add_parsers(subparsers: SubParsers) -> None:
@@ -78,6 +67,8 @@ def _add_infer(subparsers: SubParsers) -> None:
         epilog="examples:\n"
         "  edgebundle infer --agent kitchen --model resnet50 --input cat.jpg --broker mqtt://localhost\n"
         "  edgebundle infer --agent kitchen --model bert --input tokens.npz --outputs out.npz "
+        "--broker mqtt://localhost\n"
+        "  edgebundle infer --agent kitchen --model resnet50 --input cat.jpg --repeat 100 "
         "--broker mqtt://localhost",
     )
     add_agent(parser)
@@ -96,6 +87,14 @@ def _add_infer(subparsers: SubParsers) -> None:
         default=5,
         metavar="N",
         help="number of labels to print (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--repeat",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="send it N times over one connection, one after the other, and print the latencies "
+        "(default: %(default)s)",
     )
     parser.add_argument(
         "--deadline",
@@ -157,7 +156,7 @@ def add_broker(parser: Parser) -> None:
 
 def broker_of(args: argparse.Namespace) -> Broker:
     """Return the broker that the flags of `add_broker` describe."""
-    from builder.fleet.broker import Broker
+    from edgebundle.broker import Broker
 
     return Broker(
         url=args.broker,
@@ -210,31 +209,51 @@ def _deploy(args: argparse.Namespace) -> int:
 
 
 def _infer(args: argparse.Namespace) -> int:
-    from builder.errors import FleetError
-    from builder.fleet.infer import infer
+    import asyncio
 
-    result = infer(
-        args.agent,
-        args.model,
-        Path(args.input),
-        broker_of(args),
-        deadline_s=args.deadline,
-        progress=print_line,
-    )
-    if args.json:
-        _print_json(_infer_json(result))
-    if not result.ok:
+    from builder.errors import FleetError
+    from edgebundle.errors import ClientError, RefusedError
+    from edgebundle.request import Request, read_arrays
+
+    try:
+        path = Path(args.input)
+        data = read_arrays(path) if path.suffix == ".npz" else Request.from_file(path)
+        answers = asyncio.run(_ask(args, data))
+    except RefusedError as error:
+        if args.json:
+            _print_json(
+                {
+                    "agent": args.agent,
+                    "model": args.model,
+                    "status": error.status,
+                    "message": error.message,
+                    "hint": error.hint,
+                }
+            )
         raise FleetError(
-            f"{result.agent}: {result.model}: {result.message} (status {result.status})",
-            hint=_STATUS_HINTS.get(result.status),
-        )
+            f"{args.agent}: {args.model}: {error.message} (status {error.status})", hint=error.hint
+        ) from error
+    except ClientError as error:
+        raise FleetError(error.message, hint=error.hint) from error
+    answer = answers[-1]
     if args.outputs:
         import numpy as np
 
-        np.savez(args.outputs, **{output.name: _plain(output) for output in result.outputs})
-    if not args.json:
-        _print_answer(result, args.print_top)
+        np.savez(args.outputs, **{output.name: _plain(output) for output in answer.outputs})
+    if args.json:
+        _print_json(_infer_json(answers))
+    else:
+        _print_answer(answers, args.print_top)
     return 0
+
+
+async def _ask(args: argparse.Namespace, data: object) -> list[Answer]:
+    """Ask as often as `--repeat` says."""
+    from edgebundle.async_client import AsyncClient
+
+    async with AsyncClient(broker_of(args), progress=print_line) as client:
+        model = client.model(args.agent, args.model)
+        return [await model(data, deadline_s=args.deadline) for _ in range(args.repeat)]
 
 
 def _agents(args: argparse.Namespace) -> int:
@@ -259,38 +278,81 @@ def _agents(args: argparse.Namespace) -> int:
     return 0
 
 
-def _print_answer(result: InferResult, count: int) -> None:
-    for row in result.top[:count]:
-        print(f"{row.score:10.6f}  {row.label}")
-    if not result.top:
-        for output in result.outputs:
-            shape = ",".join(map(str, output.values.shape))
-            values = output.values.ravel()
+def _print_answer(answers: Sequence[Answer], count: int) -> None:
+    answer = answers[-1]
+    for label in answer.labels[:count]:
+        print(f"{label.score:10.6f}  {label.label}")
+    for box in answer.boxes[:count]:
+        corners = ", ".join(f"{edge:.0f}" for edge in (box.x0, box.y0, box.x1, box.y1))
+        print(f"{box.score:10.6f}  {box.label}  [{corners}]")
+    if not answer.labels and not answer.boxes:
+        for output in answer.outputs:
+            shape = ",".join(map(str, output.shape))
+            values = output.flat()[:9]
             shown = ", ".join(
                 f"{value:.6g}" if output.datatype != "BYTES" else str(value) for value in values[:8]
             )
-            print(f"{output.name}  {output.datatype} [{shape}]  {shown}{', ...' if values.size > 8 else ''}")
-    print(f"{result.model} {result.version}, {1000 * result.latency_s:.1f} ms", file=sys.stderr)
+            more = ", ..." if len(values) > 8 else ""
+            print(f"{output.name}  {output.datatype} [{shape}]  {shown}{more}")
+    print(f"{answer.model} {answer.version}, {_latencies(answers)}", file=sys.stderr)
 
 
-def _infer_json(result: InferResult) -> dict[str, Any]:
+def _latencies(answers: Sequence[Answer]) -> str:
+    """Return the latency of one answer and its parts, or a summary of several."""
+    if len(answers) > 1:
+        times = sorted(answer.latency_s for answer in answers)
+        p50, p99 = times[len(times) // 2], times[min(len(times) - 1, len(times) * 99 // 100)]
+        return (
+            f"{len(times)} answers: {1000 * times[0]:.1f} ms at least, {1000 * p50:.1f} ms p50, "
+            f"{1000 * p99:.1f} ms p99"
+        )
+    timing = answers[0].timing
+    parts = {
+        "network": timing.network_s,
+        "queue": timing.queue_s,
+        "decode": timing.decode_s,
+        "compute": timing.compute_s,
+        "encode": timing.encode_s,
+    }
+    known = ", ".join(f"{name} {1000 * part:.1f}" for name, part in parts.items() if part is not None)
+    return f"{1000 * timing.total_s:.1f} ms" + (f" ({known})" if known else "")
+
+
+def _infer_json(answers: Sequence[Answer]) -> dict[str, Any]:
+    answer = answers[-1]
+    timing = answer.timing
     return {
-        "agent": result.agent,
-        "model": result.model,
-        "version": result.version,
-        "status": result.status,
-        "message": result.message,
-        "latency_s": round(result.latency_s, 6),
-        "attempts": result.attempts,
-        "top": [{"label": row.label, "score": row.score, "index": row.index} for row in result.top],
+        "agent": answer.agent,
+        "model": answer.model,
+        "version": answer.version,
+        "status": 200,
+        "message": "",
+        "latency_s": round(answer.latency_s, 6),
+        "latencies_s": [round(each.latency_s, 6) for each in answers],
+        "network_s": timing.network_s if timing.network_s is None else round(timing.network_s, 6),
+        "queue_s": timing.queue_s,
+        "decode_s": timing.decode_s,
+        "compute_s": timing.compute_s,
+        "encode_s": timing.encode_s,
+        "attempts": answer.attempts,
+        "top": [{"label": each.label, "score": each.score, "index": each.index} for each in answer.labels],
+        "boxes": [
+            {
+                "label": box.label,
+                "score": box.score,
+                "index": box.index,
+                "box": [box.x0, box.y0, box.x1, box.y1],
+            }
+            for box in answer.boxes
+        ],
         "outputs": [
             {
                 "name": output.name,
                 "datatype": output.datatype,
-                "shape": list(output.values.shape),
-                "data": output.values.ravel().tolist(),
+                "shape": list(output.shape),
+                "data": list(output.flat()),
             }
-            for output in result.outputs
+            for output in answer.outputs
         ],
     }
 

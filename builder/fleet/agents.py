@@ -16,8 +16,8 @@ from agent.wire.info import Info
 from agent.wire.model_state import ModelState
 from agent.wire.presence import UNKNOWN, AgentState, Presence
 from agent.wire.reported import Reported, ReportedModel, ServiceState
-from builder.fleet.broker import Broker
 from builder.fleet.client import Client
+from edgebundle.broker import Broker
 
 # The list is complete when no message has arrived for this long.
 QUIET_S: Final = 0.3

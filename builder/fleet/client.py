@@ -19,7 +19,8 @@ from agent.mqtt.properties import EMPTY, Properties
 from agent.mqtt.reason_codes import Reason
 from agent.wire.topics import Topic, is_reply_name, parse_topic
 from builder.errors import FleetError
-from builder.fleet.broker import Broker
+from edgebundle.broker import Broker
+from edgebundle.errors import UsageError
 
 # How long to wait for the last acknowledgement; a broker that is reachable needs a millisecond.
 _DRAIN_S: Final = 2.0
@@ -58,9 +59,11 @@ class Client:
         )
         self._on_message = on_message
         self._on_up = on_up
-        self._connection = Connection(
-            broker.settings(), client_id=name, on_message=self._received, on_up=self._up
-        )
+        try:
+            settings = broker.settings()
+        except UsageError as error:
+            raise FleetError(error.message, hint=error.hint) from error
+        self._connection = Connection(settings, client_id=name, on_message=self._received, on_up=self._up)
 
     async def __aenter__(self) -> Client:
         await self._connection.connect()

@@ -26,11 +26,11 @@ from agent.wire.desired import MQTT_SOURCE, DesiredModel
 from agent.wire.job import JobState, Status
 from agent.wire.reported import CONFLICT, ServiceState
 from builder.errors import FleetError, PackageError
-from builder.fleet.broker import Broker
 from builder.fleet.client import Client
 from builder.fleet.desired import DesiredState
 from builder.fleet.offer import Offer
 from builder.fleet.presence import PresenceWatch, unknown_agent
+from edgebundle.broker import Broker
 
 # How long an agent may take to appear: one that was just installed may still be starting.
 APPEAR_LIMIT_S: Final = 10.0

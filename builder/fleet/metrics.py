@@ -15,9 +15,9 @@ from agent.mqtt.message import Message
 from agent.wire import topics
 from agent.wire.metrics import parse_metrics
 from builder.errors import FleetError
-from builder.fleet.broker import Broker
 from builder.fleet.client import Client
 from builder.fleet.presence import ABSENT_LIMIT_S, PresenceWatch, unknown_agent
+from edgebundle.broker import Broker
 
 # By default an agent publishes every ten seconds; this allows for one that is late.
 WAIT_S: Final = 25.0

@@ -10,11 +10,11 @@ from agent.mqtt.message import Message
 from agent.wire import topics
 from agent.wire.presence import UNKNOWN, AgentState, Presence
 from builder.errors import FleetError
-from builder.fleet.broker import Broker
 from builder.fleet.client import Client
+from edgebundle.broker import Broker
 
 # Retained messages arrive at once: if none has come after this long, the broker knows no agent of that name.
-ABSENT_LIMIT_S: Final = 3.0
+ABSENT_LIMIT_S: Final = 1.0
 # The names that the broker knows are complete when none has arrived for this long.
 _QUIET_S: Final = 0.2
 _LIST_LIMIT_S: Final = 1.0

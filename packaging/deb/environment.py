@@ -20,6 +20,7 @@ HOME: Final = Path("usr/lib/edge-agent")
 _UNUSED: Final = (
     "bin",
     "builder",
+    "edgebundle",
     "**/tests",
     "**/*.pyi",
     "**/*.pyx",

@@ -56,7 +56,7 @@ def build_wheel(project: Path, into: Path, epoch: int) -> Path:
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         if (project / name).exists():
             shutil.copy(project / name, copy / name)
-    for name in ("agent", "builder"):
+    for name in ("agent", "builder", "edgebundle"):
         shutil.copytree(project / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     _pip("wheel", "--no-deps", "--wheel-dir", into, copy, epoch=epoch)
     shutil.rmtree(copy)
@@ -69,7 +69,7 @@ def agent_dependencies(project: Path) -> list[str]:
     with (project / "pyproject.toml").open("rb") as file:
         document = tomllib.load(file)["project"]
     optional = document["optional-dependencies"]
-    return [*document["dependencies"], *optional["cbor"], *optional["prometheus"]]
+    return [*document["dependencies"], *optional["agent"], *optional["cbor"], *optional["prometheus"]]
 
 
 def write_lock(release: Release, project: Path, lock: Path, scratch: Path) -> None:

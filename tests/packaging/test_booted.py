@@ -14,11 +14,10 @@ import pytest
 
 from benchmarks.architectures import generate
 from builder import run
-from builder.errors import FleetError
 from builder.fleet.agents import agents
-from builder.fleet.broker import Broker
 from builder.fleet.deploy import deploy
-from builder.fleet.infer import infer
+from edgebundle import Broker, ClientError
+from tests.asking import ask
 from tests.conftest import BrokerProcess
 from tests.packaging.booted import Booted
 from tests.packaging.conftest import DIGITS, PROJECT, Root, edgebundle, wait_for
@@ -40,10 +39,10 @@ class Device:
 
     def answers(self) -> bool:
         try:
-            answer = infer("board", "digits", SEVEN, self.broker, deadline_s=5)
-        except FleetError:
+            answer = ask("board", "digits", SEVEN, self.broker, deadline_s=5)
+        except ClientError:
             return False
-        return answer.ok and answer.top[0].label == "seven"
+        return answer.labels[0].label == "seven"
 
     def main_pid(self) -> str:
         return self.system.show("MainPID")["MainPID"]
@@ -165,8 +164,8 @@ def test_root_installs_a_bundle_from_a_file_while_it_serves(
 ) -> None:
     shutil.copy(compiled("host", version="1.1.0"), device.root.path / "opt/digits.bundle")
     assert "digits 1.1.0 is in service" in device.system.run("edge-agent", "install", "/opt/digits.bundle")
-    answer = infer("board", "digits", SEVEN, device.broker, deadline_s=30)
-    assert (answer.version, answer.top[0].label) == ("1.1.0", "seven")
+    answer = ask("board", "digits", SEVEN, device.broker, deadline_s=30)
+    assert (answer.version, answer.labels[0].label) == ("1.1.0", "seven")
 
 
 def test_a_resnet_50_fits_into_what_the_unit_grants(device: Device, keys: Path, tmp_path: Path) -> None:
@@ -178,10 +177,10 @@ def test_a_resnet_50_fits_into_what_the_unit_grants(device: Device, keys: Path, 
     )
     done = deploy(bundle, "board", device.broker, wait_s=240)
     assert (done.status, done.code, done.message) == ("SUCCEEDED", "", ""), device.system.journal()
-    answer = infer("board", "resnet50", SEVEN, device.broker, deadline_s=60)
+    answer = ask("board", "resnet50", SEVEN, device.broker, deadline_s=60)
     here = run(bundle, SEVEN).answers
     assert here is not None
-    assert [row.index for row in answer.top] == list(here["indices"])
+    assert [row.index for row in answer.labels] == list(here["indices"])
     assert len(device.worker_pids()) == 2
     assert device.answers()
 

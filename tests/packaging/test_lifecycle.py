@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from builder.fleet.broker import Broker
 from builder.fleet.deploy import deploy
-from builder.fleet.infer import infer
+from edgebundle import Broker, UnknownModelError
+from tests.asking import ask
 from tests.conftest import BrokerProcess
 from tests.packaging.conftest import COMMAND_LIMIT_S, DIGITS, Root, RunningAgent, running, wait_for
 
@@ -130,8 +130,8 @@ def test_install_enroll_serve_upgrade_downgrade_remove_purge(
     with serve(root, tmp_path):
         done = deploy(compiled(target), suite, broker, wait_s=240)
         assert (done.status, done.code, done.message) == ("SUCCEEDED", "", "")
-        answer = infer(suite, "digits", DIGITS / "seven.png", broker, deadline_s=120)
-        assert (answer.status, answer.top[0].label) == (200, "seven")
+        answer = ask(suite, "digits", DIGITS / "seven.png", broker, deadline_s=120)
+        assert answer.labels[0].label == "seven"
 
         # Check while it serves: nothing fails. (A warning: this emulator has no sandbox.)
         report = json.loads(root.run("edge-agent", "check", "--json", only_stdout=True))
@@ -141,14 +141,14 @@ def test_install_enroll_serve_upgrade_downgrade_remove_purge(
 
         # Upgrade while it serves: the running agent continues, and the configuration stays.
         install(root, newer)
-        answer = infer(suite, "digits", DIGITS / "three.png", broker, deadline_s=120)
-        assert (answer.status, answer.top[0].label) == (200, "three")
+        answer = ask(suite, "digits", DIGITS / "three.png", broker, deadline_s=120)
+        assert answer.labels[0].label == "three"
     assert config.read_bytes() == configured
 
     # Restart: the newer agent serves the same model.
     with serve(root, tmp_path):
-        answer = infer(suite, "digits", DIGITS / "five.png", broker, deadline_s=240)
-        assert (answer.status, answer.top[0].label) == (200, "five")
+        answer = ask(suite, "digits", DIGITS / "five.png", broker, deadline_s=240)
+        assert answer.labels[0].label == "five"
     state = {name: value for name, value in root.files().items() if name.startswith("/var/lib/edge-agent/")}
     assert state
 
@@ -167,15 +167,15 @@ def test_install_enroll_serve_upgrade_downgrade_remove_purge(
     )
     with serve(root, tmp_path) as agent:  # it can be reached, and leaves the newer state as it is
         assert "written by a newer agent" in agent.log
-        answer = infer(suite, "digits", DIGITS / "three.png", broker, deadline_s=120)
-        assert answer.status == 404
+        with pytest.raises(UnknownModelError):
+            ask(suite, "digits", DIGITS / "three.png", broker, deadline_s=120)
         assert "Traceback" not in agent.log
     marker.write_text(known)
     root.run(*down)
     assert config.read_bytes() == configured
     with serve(root, tmp_path):
-        answer = infer(suite, "digits", DIGITS / "zero.png", broker, deadline_s=240)
-        assert (answer.status, answer.top[0].label) == (200, "zero")
+        answer = ask(suite, "digits", DIGITS / "zero.png", broker, deadline_s=240)
+        assert answer.labels[0].label == "zero"
 
     # Remove: the programs are gone, the user's data stay.
     root.run("apt-get", "remove", "--yes", "edge-agent")

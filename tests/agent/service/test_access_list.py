@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import itertools
 import socket
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -18,11 +19,7 @@ from agent.mqtt.connection import Connection
 from agent.mqtt.message import Message, Will
 from agent.mqtt.properties import Properties
 from agent.mqtt.settings import BrokerSettings
-from builder.errors import FleetError
-from builder.fleet.broker import Broker
-from builder.fleet.client import Client
-from builder.fleet.infer import _Inference, infer_async
-from builder.fleet.request import Request
+from edgebundle import AsyncClient, Broker, NoAnswerError, Request
 from tests.agent.service.conftest import StartService, status_of, until
 from tests.conftest import BrokerProcess, debian_mosquitto
 
@@ -38,6 +35,14 @@ user test
 topic readwrite #
 """
 RAW = Request("application/octet-stream", b"hello", ("x;FP32;1,4",))
+
+
+async def ask(agent: str, broker: Broker) -> int:
+    """Return the status of an answer to `RAW`."""
+    async with AsyncClient(broker) as client:
+        target = client.model(agent, "echo")._target
+        message, _ = await client.ask(target, RAW, end_s=time.monotonic() + 5)
+        return status_of(message)
 
 
 @pytest.fixture(scope="module", params=["bookworm", "trixie"])
@@ -118,8 +123,7 @@ async def test_client_is_answered_by_each_device_under_its_user_name(
             await rig.service.models.activate(rig.signer.bundle())
         for user, device in itertools.product(("alice", "bob"), ("kitchen", "garage")):
             broker = Broker(f"mqtt://{user}@127.0.0.1:{guarded.port}")
-            answer = await infer_async(device, "echo", RAW, broker, deadline_s=5)
-            assert answer.status == 200
+            assert await ask(device, broker) == 200
         for rig in (kitchen, garage):
             await rig.settle()
             assert not any("undelivered" in name for name in rig.service.samples())
@@ -176,7 +180,7 @@ async def test_device_cannot_be_thrown_out_by_its_client_identifier(
             for topic_filter in ("#", "$SYS/#"):
                 await user.connection.subscribe(topic_filter)
         broker = Broker(f"mqtt://alice@127.0.0.1:{guarded.port}")
-        assert (await infer_async("kitchen", "echo", RAW, broker, deadline_s=5)).status == 200
+        assert await ask("kitchen", broker) == 200
         ids = [connection.client_id for connection in rig.service.connections]
         for user in users:
             await user.settle()
@@ -188,7 +192,7 @@ async def test_device_cannot_be_thrown_out_by_its_client_identifier(
             attacker = User(guarded.port, name, client_id)
             await attacker.connection.connect()
             await attacker.connection.close()
-        assert (await infer_async("kitchen", "echo", RAW, broker, deadline_s=5)).status == 200
+        assert await ask("kitchen", broker) == 200
         assert all(connection.connected for connection in rig.service.connections)
         assert {connection.connects for connection in rig.service.connections} == {1}
         assert "ended" not in caplog.text
@@ -198,15 +202,14 @@ async def test_client_of_a_command_does_not_publish_its_client_identifier(guarde
     # A device that is asked sees the Response Topic, and could disconnect the client by its identifier.
     async with connected(guarded.port, "kitchen") as [kitchen]:
         await kitchen.connection.subscribe("edge/v1/kitchen/models/+/infer")
-        client = Client(Broker(f"mqtt://alice@127.0.0.1:{guarded.port}"), lambda *_: None)
-        inference = _Inference("kitchen", "echo", "edge/v1/kitchen/models/echo/infer", RAW, print)
-        async with client:
-            with pytest.raises(FleetError, match="no answer from kitchen"):
-                await inference.run(client, 0.2)
+        async with AsyncClient(f"mqtt://alice@127.0.0.1:{guarded.port}") as client:
+            with pytest.raises(NoAnswerError, match="no answer from kitchen"):
+                await client.model("kitchen", "echo")(RAW, deadline_s=0.2)
         await until(lambda: bool(kitchen.heard))
         said = kitchen.heard[0].properties
         assert (said.response_topic or "").startswith("edge/v1/replies/alice/kitchen/")
-        assert client._connection.client_id not in f"{said}"
+        assert client._link is not None
+        assert client._link.client_id not in f"{said}"
 
 
 ALLOWED, REFUSED = True, False

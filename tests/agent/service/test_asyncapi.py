@@ -17,7 +17,7 @@ from agent.errors import BundleError
 from agent.mqtt.message import Message
 from agent.mqtt.properties import Properties
 from agent.service.metrics.metric_table import METRICS
-from agent.wire import content_types, desired, properties, topics
+from agent.wire import content_types, desired, properties, server_timing, topics
 from agent.wire.answer import STATUSES
 from agent.wire.answer_head import MAX_STATUS_MESSAGE_CHARACTERS
 from agent.wire.blocks import MAX_BLOCK_BYTES, MAX_COUNT
@@ -154,9 +154,11 @@ def test_words_are_those_of_the_code() -> None:
     assert set(SCHEMAS["state"]["properties"]["state"]["enum"]) == set(AgentState)
     answer = DOCUMENT["components"]["messageTraits"]["answer"]["headers"]["properties"]
     sent = {properties.STATUS, properties.STATUS_MESSAGE, properties.MODEL_VERSION, properties.TENSOR}
+    sent |= {properties.SERVER_TIMING}
     assert answer.keys() == {*sent, *properties.TRACE}
     assert {int(status) for status in answer[properties.STATUS]["enum"]} == set(STATUSES)
     assert answer[properties.STATUS_MESSAGE]["maxLength"] == MAX_STATUS_MESSAGE_CHARACTERS
+    assert answer[properties.SERVER_TIMING]["maxLength"] == server_timing.MAX_CHARACTERS
     request = DOCUMENT["components"]["messageTraits"]["request"]["headers"]["properties"]
     assert request.keys() == {"responseTopic", properties.TENSOR, properties.ACCEPT, *properties.TRACE}
     named = {message["contentType"] for name, message in MESSAGES.items() if name.startswith("request")}

@@ -15,14 +15,12 @@ from types import SimpleNamespace
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from agent.errors import ConfigError, EdgeError
+from agent.errors import ConfigError
 from agent.mqtt import tls
 from agent.mqtt.settings import BrokerSettings, TlsSettings
 from agent.mqtt.tls import CertificateFiles, tls_context
-from builder.fleet.broker import Broker
 from builder.fleet.client import Client as FleetClient
-from builder.fleet.infer import infer_async
-from builder.fleet.request import Request
+from edgebundle import AsyncClient, Broker, BrokerError, Request
 from tests.agent.service.authority import HOUR, Authority, TlsFront
 from tests.agent.service.conftest import Client, StartService, status_of, until
 from tests.conftest import BrokerProcess, debian_mosquitto
@@ -344,7 +342,10 @@ async def test_sample_configuration_serves_an_agent_over_mutual_tls_under_the_ac
             await rig.service.models.activate(rig.signer.bundle())
             alice = Broker(url, authority.path, folder / "alice.pem", folder / "alice.key")
             request = Request("application/octet-stream", b"hello", ("x;FP32;1,4",))
-            assert (await infer_async("kitchen", "echo", request, alice, deadline_s=5)).status == 200
+            async with AsyncClient(alice) as client:
+                target = client.model("kitchen", "echo")._target
+                message, _ = await client.ask(target, request, end_s=time.monotonic() + 5)
+                assert status_of(message) == 200
             ends = [name for name in rig.service.samples() if "certificate_expiry" in name]
             assert len(ends) == 2
             async with FleetClient(alice, lambda *_: None) as client:
@@ -378,7 +379,10 @@ async def test_sample_configuration_serves_users_with_passwords(
             place = url.replace("//", "//alice@")
             alice = Broker(place, authority.path, password_file=folder / "alice.password")
             request = Request("application/octet-stream", b"hello", ("x;FP32;1,4",))
-            assert (await infer_async("kitchen", "echo", request, alice, deadline_s=5)).status == 200
-            with pytest.raises(EdgeError, match="Not authorized"):
-                wrong = Broker(place, authority.path, password_file=folder / "kitchen.password")
-                await infer_async("kitchen", "echo", request, wrong, deadline_s=5)
+            async with AsyncClient(alice) as client:
+                target = client.model("kitchen", "echo")._target
+                message, _ = await client.ask(target, request, end_s=time.monotonic() + 5)
+                assert status_of(message) == 200
+            wrong = Broker(place, authority.path, password_file=folder / "kitchen.password")
+            with pytest.raises(BrokerError, match="Not authorized"):
+                await AsyncClient(wrong).connect()

@@ -12,9 +12,9 @@ from agent.mqtt.message import Message
 from agent.wire import topics
 from builder.cli import main
 from builder.fleet.agents import AgentSummary, ModelSummary, _Listing, agents_async
-from builder.fleet.broker import Broker
 from builder.fleet.client import Client
 from builder.fleet.presence import PresenceWatch
+from edgebundle.broker import Broker
 from tests.conftest import BrokerProcess
 
 

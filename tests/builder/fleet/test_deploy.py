@@ -15,9 +15,9 @@ from agent.errors import EdgeError
 from agent.mqtt.message import Message
 from agent.wire import topics
 from builder.errors import FleetError, PackageError
-from builder.fleet.broker import Broker
 from builder.fleet.client import Client
 from builder.fleet.deploy import DeployProgress, deploy_async
+from edgebundle.broker import Broker
 from tests.agent.deploy.rig import DEVICE, Bundle, make_bundle
 from tests.builder.fleet.rig import Device
 from tests.conftest import BrokerProcess

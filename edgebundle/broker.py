@@ -1,4 +1,4 @@
-"""The broker's address, TLS settings and credentials, as the command line's flags give them."""
+"""The broker's address, TLS settings and credentials."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from agent.mqtt.settings import BrokerSettings, TlsSettings, parse_broker_url
-from builder.errors import FleetError
+from agent.errors import ConfigError
+from agent.mqtt.settings import PROTOCOLS, BrokerSettings, TlsSettings, parse_broker_url
+from edgebundle.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,23 +53,32 @@ class Broker:
 
         Raises
         ------
-        FleetError
-            If TLS files are given for a URL without TLS, or two passwords.
-        ConfigError
-            If the URL is not an MQTT URL.
+        UsageError
+            If the URL is not an MQTT URL, TLS files are given for a URL without TLS, or there are two
+            passwords.
         """
-        parts = urlsplit(self.url)
+        try:
+            parts = urlsplit(self.url)
+        except ValueError as error:
+            raise UsageError(f"broker: {error}", hint="write mqtt://HOST or mqtts://HOST:PORT") from error
         password = None if parts.password is None else unquote(parts.password)
-        place = parse_broker_url(_without_password(parts) if password is not None else self.url)
+        try:
+            place = parse_broker_url(_without_password(parts) if password is not None else self.url)
+        except ConfigError as error:
+            raise UsageError(str(error), hint=error.hint) from error
         if not place.tls and (self.cafile or self.certificate or self.key):
-            raise FleetError(
+            raise UsageError(
                 "expected an mqtts:// URL with certificates, got mqtt://",
                 hint="write mqtts:// instead of mqtt://",
             )
+        if self.protocol not in PROTOCOLS:
+            raise UsageError(
+                f"MQTT version: expected one of {', '.join(PROTOCOLS)}, got {self.protocol!r:.40}"
+            )
         if (self.certificate is None) != (self.key is None):
-            raise FleetError("expected a certificate and its key, got only one of them")
+            raise UsageError("expected a certificate and its key, got only one of them")
         if password is not None and self.password_file is not None:
-            raise FleetError(
+            raise UsageError(
                 "expected one password, got one in the URL and one in the password file",
                 hint="remove the password from the URL",
             )

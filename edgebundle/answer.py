@@ -1,0 +1,382 @@
+"""A model's answer: tensors by name, labels and boxes as objects, and where its time went.
+
+Promises: an answer is checked completely before it is returned, and costs memory only in proportion to its
+bytes. Labels and boxes need no numpy; an array is made when it is asked for.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+from agent.bundle.tensor_spec import TensorSpec
+from agent.errors import FormatError
+from agent.mqtt.message import Message
+from agent.wire import answer as wire
+from agent.wire.answer_head import OK
+from agent.wire.properties import TRACE
+from agent.wire.server_timing import ServerTiming
+from agent.wire.tensors import JsonTensor
+from edgebundle.errors import BadAnswerError, RefusedError, refusal
+
+if TYPE_CHECKING:
+    import numpy as np
+
+# The length of an element of BYTES, as in the Open Inference Protocol's binary tensor extension.
+_LENGTH: Final = struct.Struct("<I")
+# Datatypes as `struct` names them.
+_FORMATS: Final = MappingProxyType(
+    {
+        "BOOL": "?",
+        "UINT8": "B",
+        "UINT16": "H",
+        "UINT32": "I",
+        "UINT64": "Q",
+        "INT8": "b",
+        "INT16": "h",
+        "INT32": "i",
+        "INT64": "q",
+        "FP16": "e",
+        "FP32": "f",
+        "FP64": "d",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Output:
+    """One tensor of an answer.
+
+    Attributes
+    ----------
+    name, datatype, shape
+        As the Open Inference Protocol names them.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    _data: bytes | tuple[object, ...] = field(repr=False)
+
+    @property
+    def values(self) -> np.ndarray[Any, Any]:
+        """The values as a read-only array of the tensor's shape; for BYTES an object array of strings."""
+        import numpy as np
+
+        if self.datatype == "BYTES":
+            array = np.array(self._data, dtype=object)
+        else:
+            dtype = np.dtype(TensorSpec(self.name, self.datatype, self.shape).dtype)
+            if isinstance(self._data, bytes):
+                array = np.frombuffer(self._data, dtype.newbyteorder("<"))
+            else:
+                array = np.array(self._data, dtype)
+        array = array.reshape(self.shape)
+        array.flags.writeable = False
+        return array
+
+    def flat(self) -> tuple[Any, ...]:
+        """Return the values in row-major order, without numpy."""
+        if isinstance(self._data, bytes):
+            code = _FORMATS[self.datatype]
+            return struct.unpack(f"<{len(self._data) // struct.calcsize(code)}{code}", self._data)
+        return self._data
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """One row of a top-k list.
+
+    Attributes
+    ----------
+    label
+        The class's name; its number if the bundle has no labels.
+    score
+        The model's score.
+    index
+        The class's number.
+    """
+
+    label: str
+    score: float
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """One detected object.
+
+    Attributes
+    ----------
+    label
+        The class's name; its number if the bundle has no labels.
+    score
+        The model's score.
+    index
+        The class's number.
+    x0, y0, x1, y1
+        Left, top, right and bottom edge in pixels of the picture as it was sent, after its Exif rotation. For
+        a request with tensors in the model's own units.
+    """
+
+    label: str
+    score: float
+    index: int
+    x0: float
+    y0: float
+    x1: float
+    y1: float
+
+    @property
+    def width(self) -> float:
+        """From the left to the right edge."""
+        return self.x1 - self.x0
+
+    @property
+    def height(self) -> float:
+        """From the top to the bottom edge."""
+        return self.y1 - self.y0
+
+    @property
+    def centre(self) -> tuple[float, float]:
+        """The middle, x and y."""
+        return ((self.x0 + self.x1) / 2, (self.y0 + self.y1) / 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Where an answer's time went, in seconds.
+
+    Attributes
+    ----------
+    total_s
+        From the first time that the request was sent to the arrival of the answer.
+    queue_s, decode_s, compute_s, encode_s
+        On the device: waiting for the model, decoding and preprocessing, the graph, postprocessing and
+        encoding. None if the agent does not say: older ones, and any with MQTT 3.1.1.
+    """
+
+    total_s: float
+    queue_s: float | None = None
+    decode_s: float | None = None
+    compute_s: float | None = None
+    encode_s: float | None = None
+
+    @property
+    def network_s(self) -> float | None:
+        """The rest: broker, network, this client, repetitions. None if the agent's part is unknown."""
+        parts = (self.queue_s, self.decode_s, self.compute_s, self.encode_s)
+        known = [part for part in parts if part is not None]
+        return max(0.0, self.total_s - sum(known)) if len(known) == len(parts) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer(Mapping[str, "np.ndarray[Any, Any]"]):
+    """One answer: a mapping from the names of its tensors to arrays.
+
+    Attributes
+    ----------
+    agent, model
+        Whom the request was for: the agent or the group, and the model.
+    version
+        Of the model that answered.
+    outputs
+        The tensors in the order of the answer.
+    timing
+        Where the time went.
+    attempts
+        How often the request was sent.
+    trace
+        `traceparent` and `tracestate`, as they were sent.
+    """
+
+    agent: str
+    model: str
+    version: str
+    outputs: tuple[Output, ...] = field(repr=False)
+    timing: Timing
+    attempts: int = 1
+    trace: tuple[tuple[str, str], ...] = ()
+
+    def __getitem__(self, name: str) -> np.ndarray[Any, Any]:
+        return self.output(name).values
+
+    def __iter__(self) -> Iterator[str]:
+        return (output.name for output in self.outputs)
+
+    def __len__(self) -> int:
+        return len(self.outputs)
+
+    @property
+    def latency_s(self) -> float:
+        """From the first time that the request was sent to the arrival of the answer."""
+        return self.timing.total_s
+
+    def output(self, name: str) -> Output:
+        """Return a tensor.
+
+        Raises
+        ------
+        KeyError
+            If the answer does not have one of that name.
+        """
+        for output in self.outputs:
+            if output.name == name:
+                return output
+        raise KeyError(name)
+
+    @property
+    def labels(self) -> tuple[Label, ...]:
+        """The first top-k list, best first; empty if the answer has none."""
+        lists = self.lists("indices")
+        return self.labels_of(lists[0]) if lists else ()
+
+    @property
+    def boxes(self) -> tuple[Box, ...]:
+        """The first list of detected objects, best first; empty if the answer has none."""
+        lists = self.lists("classes")
+        return self.boxes_of(lists[0]) if lists else ()
+
+    def lists(self, suffix: str) -> tuple[str, ...]:
+        """Return the prefixes of the lists of top-k rows (`indices`) or of detected objects (`classes`).
+
+        A bundle with one list gives an empty prefix. With several, each begins with its output's name.
+        """
+        names = set(self)
+        partner = "boxes" if suffix == "classes" else "scores"
+        ends = [name for name in self if name == suffix or name.endswith(f"_{suffix}")]
+        prefixes = [name.removesuffix(suffix) for name in ends]
+        return tuple(each for each in prefixes if {f"{each}scores", f"{each}{partner}"} <= names)
+
+    def labels_of(self, prefix: str) -> tuple[Label, ...]:
+        """Return the top-k list whose names begin with `prefix`."""
+        indices = self.output(f"{prefix}indices").flat()
+        scores = self.output(f"{prefix}scores").flat()
+        return tuple(
+            Label(label, float(score), int(index))
+            for label, score, index in zip(self._names(prefix, indices), scores, indices, strict=False)
+        )
+
+    def boxes_of(self, prefix: str) -> tuple[Box, ...]:
+        """Return the list of detected objects whose names begin with `prefix`."""
+        classes = self.output(f"{prefix}classes").flat()
+        scores = self.output(f"{prefix}scores").flat()
+        edges = iter(self.output(f"{prefix}boxes").flat())
+        corners = zip(edges, edges, edges, edges, strict=False)
+        return tuple(
+            Box(label, float(score), int(index), *map(float, corner))
+            for label, score, index, corner in zip(
+                self._names(prefix, classes), scores, classes, corners, strict=False
+            )
+        )
+
+    def _names(self, prefix: str, indices: Sequence[Any]) -> Iterable[str]:
+        if f"{prefix}labels" in set(self):
+            return map(str, self.output(f"{prefix}labels").flat())
+        return map(str, indices)
+
+
+def read_answer(
+    message: Message, *, agent: str, model: str, total_s: float, attempts: int
+) -> Answer | RefusedError:
+    """Read an answer, from MQTT 5's properties or from the JSON itself.
+
+    Parameters
+    ----------
+    message
+        The message.
+    agent, model, attempts
+        Of the request.
+    total_s
+        From the first time that the request was sent to the arrival of the answer.
+
+    Returns
+    -------
+    Answer | RefusedError
+        The answer, or the error for an answer with a status that is not 200; it is not raised, because the
+        caller may ask again.
+
+    Raises
+    ------
+    BadAnswerError
+        If it is not an answer of an agent.
+    """
+    try:
+        received = wire.read_answer(message)
+        if received.status != OK:
+            return refusal(received.status, received.message, received.hint)
+        outputs = tuple(
+            map(_json_output, received.tensors)
+            if received.raw is None
+            else _raw_outputs(received.raw_tensors, received.raw)
+        )
+    except (FormatError, ValueError, TypeError, OverflowError, RecursionError, struct.error) as error:
+        raise BadAnswerError(f"the answer of {agent} cannot be read: {str(error)[:400]}") from error
+    if message.refusal is not None or len({output.name for output in outputs}) != len(outputs):
+        why = message.refusal or "expected tensors with different names, got equal ones"
+        raise BadAnswerError(f"the answer of {agent} cannot be read: {why}")
+    return Answer(
+        agent=agent,
+        model=model,
+        version=received.model_version,
+        outputs=outputs,
+        timing=_timing(total_s, received.server_timing),
+        attempts=attempts,
+        trace=tuple(pair for pair in message.properties.user if pair[0] in TRACE),
+    )
+
+
+def _timing(total_s: float, server_timing: str | None) -> Timing:
+    spent = ServerTiming.parse(server_timing)
+    if spent is None:
+        return Timing(total_s)
+    parts = (spent.queue_us, spent.decode_us, spent.compute_us, spent.encode_us)
+    return Timing(total_s, *(us / 1e6 for us in parts))
+
+
+def _json_output(tensor: JsonTensor) -> Output:
+    spec = tensor.spec
+    data = tuple(_flat(tensor.data))
+    if len(data) != math.prod(spec.shape):
+        raise FormatError(f"expected {math.prod(spec.shape)} values of {spec}, got {len(data)}")
+    kinds: tuple[type, ...] = (str,) if spec.datatype == "BYTES" else (int, float)
+    if not all(isinstance(value, kinds) for value in data):
+        raise FormatError(f"expected the values of {spec}, got values of another type")
+    if spec.datatype == "BYTES":
+        return Output(spec.name, spec.datatype, spec.shape, data)
+    # Packed at once: a number that is out of range is found here, and arrays are made in one way.
+    return Output(
+        spec.name, spec.datatype, spec.shape, struct.pack(f"<{len(data)}{_FORMATS[spec.datatype]}", *data)
+    )
+
+
+def _flat(data: Sequence[object]) -> Iterator[object]:
+    """Walk through values that are nested as arrays of arrays; no deeper than a tensor can be."""
+    for value in data:
+        if isinstance(value, list):
+            yield from _flat(value)
+        else:
+            yield value
+
+
+def _raw_outputs(specs: Iterable[TensorSpec], payload: bytes) -> Iterator[Output]:
+    offset = 0
+    for spec in specs:
+        if spec.datatype == "BYTES":
+            texts = []
+            for _ in range(math.prod(spec.shape)):
+                (length,) = _LENGTH.unpack_from(payload, offset)
+                offset += _LENGTH.size + length
+                texts.append(payload[offset - length : offset].decode("utf-8", "replace"))
+            yield Output(spec.name, spec.datatype, spec.shape, tuple(texts))
+        else:
+            end = offset + spec.nbytes
+            yield Output(spec.name, spec.datatype, spec.shape, payload[offset:end])
+            offset = end
+    # A tensor that runs past the end is cut above, and found here.
+    if offset != len(payload):
+        raise FormatError(f"expected {offset} bytes of tensors, got {len(payload)}")

@@ -1,0 +1,272 @@
+"""The client without asyncio: the same calls, from any number of threads.
+
+Promises: one connection for all threads, kept by a thread of its own; Ctrl-C and exceptions in a waiting
+thread cancel its request. A client that is not closed is closed with the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from edgebundle.defaults import DEADLINE_S, IN_FLIGHT
+from edgebundle.errors import ClosedError, UsageError
+
+if TYPE_CHECKING:
+    from edgebundle.answer import Answer
+    from edgebundle.async_client import AsyncClient
+    from edgebundle.async_model import AsyncModel
+    from edgebundle.broker import Broker
+    from edgebundle.model_info import ModelInfo
+
+_Result = TypeVar("_Result")
+# The connection is closed within the time in which a broker that is reachable acknowledges what was sent.
+_CLOSE_LIMIT_S: Final = 5.0
+
+
+class Client:
+    """A client of the agents at one broker; it is connected when it is made.
+
+    Parameters
+    ----------
+    broker, cafile, certificate, key, password_file, mqtt_version, progress
+        As for `AsyncClient`. `progress` is called in the client's own thread.
+
+    Raises
+    ------
+    UsageError
+        If these do not describe a broker.
+    BrokerError
+        If the broker cannot be reached, or refuses.
+
+    Examples
+    --------
+    ::
+
+        with Client("mqtts://broker") as client:
+            faces = client.model("kitchen", "faces")
+            print(faces(image="cat.jpg").boxes)
+    """
+
+    def __init__(
+        self,
+        broker: str | Broker,
+        *,
+        cafile: str | Path | None = None,
+        certificate: str | Path | None = None,
+        key: str | Path | None = None,
+        password_file: str | Path | None = None,
+        mqtt_version: str = "auto",
+        progress: Callable[[str], None] | None = None,
+    ) -> None:
+        # Imported at the first use: the protocol takes longer to load than asyncio.
+        from edgebundle.async_client import AsyncClient
+
+        self._client = AsyncClient(
+            broker,
+            cafile=cafile,
+            certificate=certificate,
+            key=key,
+            password_file=password_file,
+            mqtt_version=mqtt_version,
+            progress=progress,
+        )
+        # Windows' default loop cannot watch a socket.
+        self._loop = asyncio.SelectorEventLoop()
+        self._thread = threading.Thread(target=_run, args=(self._loop,), name="edgebundle", daemon=True)
+        self._thread.start()
+        self._end = weakref.finalize(self, _close, self._client, self._loop, self._thread)
+        # A daemon thread does not hold up the end of the process; the connection is closed before it.
+        self._end.atexit = False
+        atexit.register(self._end)
+        try:
+            self._wait(self._client.connect())
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def model(self, agent: str, model: str) -> Model:
+        """Return a model on one agent; nothing is sent yet.
+
+        Raises
+        ------
+        UsageError
+            If no agent or model can have these names.
+        """
+        return Model(self, self._client.model(agent, model))
+
+    def group_model(self, group: str, model: str) -> Model:
+        """Return a model on any agent of a group: the broker gives each request to one of them.
+
+        Raises
+        ------
+        UsageError
+            If no group or model can have these names.
+        """
+        return Model(self, self._client.group_model(group, model))
+
+    def agents(self) -> tuple[str, ...]:
+        """Return the names of the agents that the broker knows, online or not."""
+        return self._wait(self._client.agents())
+
+    def close(self) -> None:
+        """End the connection; requests that are under way, in any thread, end with `ClosedError`."""
+        self._end()
+        atexit.unregister(self._end)
+
+    def _start(self, work: Coroutine[Any, Any, _Result]) -> Future[_Result]:
+        if not self._end.alive:
+            work.close()
+            raise ClosedError("the client is closed")
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise UsageError(
+                "a callback of the client cannot wait for the client",
+                hint="use AsyncClient, or another thread",
+            )
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def _wait(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        future = self._start(work)
+        try:
+            return future.result()
+        finally:
+            future.cancel()  # nothing, unless this thread was interrupted
+
+
+class Model:
+    """A model to call; `Client.model` makes it. Calls are `AsyncModel`'s, and wait for the answer."""
+
+    def __init__(self, client: Client, model: AsyncModel) -> None:
+        self._client = client
+        self._model = model
+
+    @property
+    def agent(self) -> str:
+        """The name of the agent, or of the group."""
+        return self._model.agent
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self._model.name
+
+    def info(self) -> ModelInfo:
+        """Return the model's inputs, outputs and state; see `AsyncModel.info`."""
+        return self._client._wait(self._model.info())
+
+    def __call__(
+        self,
+        data: object = None,
+        /,
+        *,
+        image: object = None,
+        deadline_s: float = DEADLINE_S,
+        traceparent: str | None = None,
+        tracestate: str | None = None,
+        progress: Callable[[str], None] | None = None,
+        **tensors: Any,  # noqa: ANN401 - whatever numpy takes
+    ) -> Answer:
+        """Ask the model and wait for the answer; see `AsyncModel.__call__`."""
+        return self._client._wait(
+            self._model(
+                data,
+                image=image,
+                deadline_s=deadline_s,
+                traceparent=traceparent,
+                tracestate=tracestate,
+                progress=progress,
+                **tensors,
+            )
+        )
+
+    def submit(
+        self,
+        data: object = None,
+        /,
+        *,
+        image: object = None,
+        deadline_s: float = DEADLINE_S,
+        traceparent: str | None = None,
+        tracestate: str | None = None,
+        progress: Callable[[str], None] | None = None,
+        **tensors: Any,  # noqa: ANN401 - whatever numpy takes
+    ) -> Future[Answer]:
+        """Ask the model and return at once; the future has the answer, and its `cancel` gives it up."""
+        return self._client._start(
+            self._model(
+                data,
+                image=image,
+                deadline_s=deadline_s,
+                traceparent=traceparent,
+                tracestate=tracestate,
+                progress=progress,
+                **tensors,
+            )
+        )
+
+    def map(
+        self,
+        items: Iterable[object],
+        *,
+        in_flight: int = IN_FLIGHT,
+        deadline_s: float = DEADLINE_S,
+        progress: Callable[[str], None] | None = None,
+    ) -> Iterator[Answer]:
+        """Ask the model about many items, and yield the answers in their order; see `AsyncModel.map`."""
+        if in_flight < 1:
+            raise UsageError(f"in_flight: expected at least 1, got {in_flight}")
+        running: deque[Future[Answer]] = deque()
+        try:
+            for item in items:
+                if len(running) >= in_flight:
+                    yield running[0].result()
+                    running.popleft()
+                running.append(
+                    self._client._start(self._model.item(item, deadline_s=deadline_s, progress=progress))
+                )
+            while running:
+                yield running[0].result()
+                running.popleft()
+        finally:
+            for future in running:
+                future.cancel()
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()
+
+
+def _close(client: AsyncClient, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+    closing = asyncio.run_coroutine_threadsafe(client.close(), loop)
+    if threading.current_thread() is thread:  # collected as garbage there
+        closing.add_done_callback(lambda _closing: loop.stop())
+        return
+    try:
+        closing.result(_CLOSE_LIMIT_S)
+    except FutureTimeoutError:
+        pass
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(_CLOSE_LIMIT_S)

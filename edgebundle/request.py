@@ -1,0 +1,295 @@
+"""An inference request: a picture, tensors or JSON, as a payload for MQTT 5 and as JSON for MQTT 3.1.1.
+
+Promises: numpy is imported only for arrays. An array is converted to the model's datatype only if no value
+changes by more than rounding; everything else is an error before anything is sent.
+"""
+
+from __future__ import annotations
+
+import base64
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from agent.bundle.tensor_spec import TensorSpec
+from agent.wire import document
+from agent.wire.content_types import JPEG, JSON, PNG, RAW
+from agent.wire.tensors import JsonTensor, format_tensor, parse_tensor
+from edgebundle.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+# How a PNG and a JPEG begin: RFC 2083, 3.1, and ISO 10918-1, B.1.1.3.
+_PNG_SIGNATURE: Final = b"\x89PNG\r\n\x1a\n"
+_MAGIC: Final = {_PNG_SIGNATURE: PNG, b"\xff\xd8\xff": JPEG}
+# By default an agent accepts packets of 64 MiB, of which the properties take at most a part of the rest. A
+# broker drops a larger one without a word.
+MAX_REQUEST_BYTES: Final = (64 << 20) - (256 << 10)
+# Colour types of PNG by the number of channels (RFC 2083, 4.1.1).
+_COLOUR_TYPES: Final = {1: 0, 3: 2, 4: 6}
+_PNG_CHUNK: Final = struct.Struct(">I4s")
+# The fastest level: a device waits less for a few more bytes than for the workstation.
+_COMPRESSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One inference request.
+
+    Attributes
+    ----------
+    content_type
+        The media type of `body`.
+    body
+        The payload.
+    tensors
+        For raw tensors, one `name;FP32;1,3,4` each, in the order in which they lie in `body`.
+    """
+
+    content_type: str
+    body: bytes = field(repr=False)
+    tensors: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.body) > MAX_REQUEST_BYTES:
+            raise UsageError(
+                f"expected a request of at most {MAX_REQUEST_BYTES} bytes, got {len(self.body)}",
+                hint="send a smaller picture, or fewer tensors in one request",
+            )
+
+    @classmethod
+    def image(cls, raw: bytes) -> Request:
+        """Make a request from an image file's bytes.
+
+        Raises
+        ------
+        UsageError
+            If they are neither a JPEG nor a PNG.
+        """
+        for magic, content_type in _MAGIC.items():
+            if raw.startswith(magic):
+                return cls(content_type, raw)
+        raise UsageError(
+            "expected a JPEG or PNG image, got something else",
+            hint="convert it, or give the pixels as an array (height, width, 3) of uint8",
+        )
+
+    @classmethod
+    def pixels(cls, pixels: object) -> Request:
+        """Make a request from the pixels of a picture.
+
+        Parameters
+        ----------
+        pixels
+            A picture of Pillow, or an array: uint8, shape (height, width), (height, width, 3) in the order
+            red, green, blue, or (height, width, 4) with alpha. It is sent as PNG.
+
+        Raises
+        ------
+        UsageError
+            If it is neither.
+        """
+        import numpy as np
+
+        convert = getattr(pixels, "convert", None)
+        if convert is not None:  # Pillow: a palette's indices are no colours
+            pixels = convert("RGB")
+        array = np.asarray(pixels)
+        channels = array.shape[2] if array.ndim == 3 else 1
+        if (
+            array.dtype != np.uint8
+            or array.ndim not in (2, 3)
+            or channels not in _COLOUR_TYPES
+            or not array.size
+        ):
+            raise UsageError(
+                "a picture: expected uint8 of shape (height, width) or (height, width, 3 or 4), "
+                f"got {array.dtype} {array.shape}"
+            )
+        height, width = array.shape[:2]
+        rows = np.zeros((height, 1 + width * channels), np.uint8)  # each row begins with filter 0, "none"
+        rows[:, 1:] = array.reshape(height, -1)
+        head = struct.pack(">IIBBBBB", width, height, 8, _COLOUR_TYPES[channels], 0, 0, 0)
+        chunks = ((b"IHDR", head), (b"IDAT", zlib.compress(rows.tobytes(), _COMPRESSION)), (b"IEND", b""))
+        return cls(PNG, _PNG_SIGNATURE + b"".join(_chunk(name, data) for name, data in chunks))
+
+    @classmethod
+    def arrays(cls, arrays: Mapping[str, Any], inputs: Sequence[TensorSpec] = ()) -> Request:
+        """Make a request from arrays by input name.
+
+        Parameters
+        ----------
+        arrays
+            Arrays, or what `numpy.asarray` takes.
+        inputs
+            The model's inputs, if they are known: arrays are converted to their datatypes, and leading
+            dimensions of 1 may be left out.
+
+        Raises
+        ------
+        UsageError
+            If an array has a dtype that no model takes, or that its input does not take.
+        """
+        import numpy as np
+
+        known = {spec.name: spec for spec in inputs}
+        unknown = [name for name in arrays if known and name not in known]
+        if unknown:
+            raise UsageError(
+                f"the model does not have an input {unknown[0]!r:.80}",
+                hint=f"its inputs are {', '.join(map(str, inputs))}",
+            )
+        tensors, parts = [], []
+        for name, given in arrays.items():
+            array = np.asarray(given)
+            if name in known:
+                array = _fit(array, known[name])
+            try:
+                spec = TensorSpec.from_dtype(name, array.dtype.name, array.shape)
+            except ValueError as error:
+                raise UsageError(f"input {name}: {error}") from error
+            tensors.append(format_tensor(spec.name, spec.datatype, spec.shape))
+            parts.append(np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes())
+        return cls(RAW, b"".join(parts), tuple(tensors))
+
+    @classmethod
+    def from_file(cls, path: Path) -> Request:
+        """Make a request from a file: a JPEG, a PNG, an `.npz` of inputs, or a `.json` request.
+
+        Raises
+        ------
+        UsageError
+            If it is none of these.
+        OSError
+            If it cannot be read.
+        """
+        size = path.stat().st_size
+        if size > MAX_REQUEST_BYTES:
+            raise UsageError(f"{path}: expected at most {MAX_REQUEST_BYTES} bytes, got {size}")
+        if path.suffix == ".npz":
+            return cls.arrays(read_arrays(path))
+        raw = path.read_bytes()
+        if path.suffix == ".json":
+            return cls(JSON, raw)
+        try:
+            return cls.image(raw)
+        except UsageError as error:
+            raise UsageError(
+                f"{path}: {error.message}",
+                hint="use a .jpg, a .png, an .npz of inputs or a .json request",
+            ) from error
+
+    def to_json(self, inputs: Sequence[TensorSpec]) -> bytes:
+        """Return the request as JSON of the Open Inference Protocol, for a broker without MQTT 5.
+
+        Parameters
+        ----------
+        inputs
+            The model's inputs; an image is for the only one.
+
+        Raises
+        ------
+        UsageError
+            If an image is for a model with several inputs, or a tensor holds NaN or infinity.
+        """
+        if self.content_type == JSON:
+            return self.body
+        tensors = self._raw_tensors() if self.content_type == RAW else self._image_tensor(inputs)
+        try:
+            return document.encode({"inputs": [tensor.to_document() for tensor in tensors]})
+        except UsageError:  # a ValueError, too
+            raise
+        except ValueError as error:
+            raise UsageError(
+                "expected finite numbers, got NaN or infinity, which JSON cannot represent",
+                hint="use a broker with MQTT 5",
+            ) from error
+
+    def _image_tensor(self, inputs: Sequence[TensorSpec]) -> Iterator[JsonTensor]:
+        if len(inputs) != 1:
+            raise UsageError(f"expected a model with one input for an image, got {len(inputs)} inputs")
+        spec = TensorSpec(inputs[0].name, "BYTES", (1,))
+        yield JsonTensor(spec, [base64.b64encode(self.body).decode()], self.content_type)
+
+    def _raw_tensors(self) -> Iterator[JsonTensor]:
+        import numpy as np
+
+        offset = 0
+        for tensor in self.tensors:
+            spec = parse_tensor(tensor)
+            data = np.frombuffer(self.body, spec.dtype, spec.nbytes // spec.itemsize, offset)
+            offset += spec.nbytes
+            yield JsonTensor(spec, data.tolist())
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """Read the arrays of an `.npz` file by name.
+
+    Raises
+    ------
+    UsageError
+        If it is none, or contains objects.
+    OSError
+        If it cannot be read.
+    """
+    import numpy as np
+
+    size = path.stat().st_size
+    if size > MAX_REQUEST_BYTES:
+        raise UsageError(f"{path}: expected at most {MAX_REQUEST_BYTES} bytes, got {size}")
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+    except (ValueError, OSError, EOFError, AttributeError, zipfile.BadZipFile) as error:
+        raise UsageError(f"{path} cannot be read as .npz: {error}") from error
+
+
+def _chunk(name: bytes, data: bytes) -> bytes:
+    return _PNG_CHUNK.pack(len(data), name) + data + zlib.crc32(name + data).to_bytes(4, "big")
+
+
+def _fit(array: np.ndarray[Any, Any], spec: TensorSpec) -> np.ndarray[Any, Any]:
+    """Convert an array to an input's datatype, and add leading dimensions of 1."""
+    import numpy as np
+
+    if spec.datatype == "BYTES":
+        raise UsageError(f"input {spec.name} takes BYTES, which cannot be sent as an array")
+    left_out = len(spec.shape) - array.ndim
+    if (
+        left_out > 0
+        and all(dim == 1 for dim in spec.shape[:left_out])
+        and array.shape == spec.shape[left_out:]
+    ):
+        array = array.reshape(spec.shape)
+    elif array.ndim == len(spec.shape) and array.shape[1:] == spec.shape[1:] and array.shape != spec.shape:
+        raise UsageError(
+            f"input {spec.name}: expected a batch of {spec.shape[0]}, got {array.shape[0]}",
+            hint="send the items of a batch one by one: `for answer in model.map(batch)`",
+        )
+    wanted = np.dtype(spec.dtype)
+    if array.dtype == wanted:
+        return array
+    refused = UsageError(
+        f"input {spec.name}: expected {wanted}, got {array.dtype} with values that do not fit",
+        hint=f"convert it first: array.astype({wanted.name!r})",
+    )
+    if array.dtype.kind in "iu" and wanted.kind in "iu":
+        bounds = np.iinfo(wanted)
+        if array.size and (int(array.min()) < bounds.min or int(array.max()) > bounds.max):
+            raise refused
+    elif not np.can_cast(array.dtype, wanted, "same_kind"):
+        raise refused
+    with np.errstate(over="ignore"):
+        fitted: np.ndarray[Any, Any] = array.astype(wanted)
+    if (
+        wanted.kind == "f"
+        and array.dtype.kind == "f"
+        and not np.array_equal(np.isfinite(array), np.isfinite(fitted))
+    ):
+        raise refused
+    return fitted

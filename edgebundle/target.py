@@ -1,0 +1,56 @@
+"""Whom a request is for: a model on one device, or on any device of a group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agent.wire import topics
+from edgebundle.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A model on a device, or on a group.
+
+    Attributes
+    ----------
+    name
+        The name of the device or of the group.
+    model
+        The model's name.
+    is_group
+        Whether any device of a group may answer.
+    topic
+        Where requests are published.
+    """
+
+    name: str
+    model: str
+    is_group: bool
+    topic: str
+
+    @classmethod
+    def of(cls, name: str, model: str, *, is_group: bool = False) -> Target:
+        """Check the names.
+
+        Raises
+        ------
+        UsageError
+            If no agent, group or model can have them.
+        """
+        what = topics.GroupInfer(name, model) if is_group else topics.Infer(name, model)
+        try:
+            return cls(name, model, is_group, topics.format_topic(what))
+        except ValueError as error:
+            kind = "a group" if is_group else "an agent"
+            raise UsageError(
+                f"expected the names of {kind} and a model, got {name!r:.80} and {model!r:.80}",
+                hint="`edgebundle agents` lists the agents and their models",
+            ) from error
+
+    @property
+    def state_filter(self) -> str:
+        """The filter for the model's state: of the device, or of all devices that have the model."""
+        if self.is_group:
+            return topics.model_states_filter(self.model)
+        return topics.format_topic(topics.ModelState(self.name, self.model))

@@ -1,0 +1,20 @@
+"""The client costs little more than the connection below it, over a broker as Debian configures it."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+import pytest
+
+from benchmarks.clients import ASYNC, BARE, SYNC, measure
+
+
+@pytest.mark.slow
+def test_answer_costs_what_the_device_costs(tmp_path: Path) -> None:
+    """By the lower quartile of turns: a round trip that waits for a delayed acknowledgement takes 44 ms."""
+    times = measure(tmp_path, 60, 0.005, foreign=False)
+    bare, threaded, plain = (statistics.quantiles(times[name], n=4)[0] for name in (BARE, SYNC, ASYNC))
+    assert 0.005 < bare < 0.04
+    assert plain <= 1.2 * bare
+    assert threaded <= 1.2 * bare

@@ -1,0 +1,154 @@
+"""A real broker with a WebSockets listener, a real agent, and an odd one, for the tests of all clients."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from agent.mqtt.message import Message
+from builder import cli
+from builder.bundles import key_files
+from builder.bundles.package import Package
+from tests.conftest import BrokerProcess
+from tests.edgebundle.rig import TOP, Reply, Responder
+from tests.ports import free_port
+
+DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits"
+START_LIMIT_S = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A broker, an agent `kitchen` with `digits`, and an agent `odd` that a test wrote."""
+
+    port: int
+    websockets_port: int
+
+    @property
+    def url(self) -> str:
+        return f"mqtt://127.0.0.1:{self.port}"
+
+
+def odd(message: Message) -> Reply:
+    """Boxes for a PNG; for a JPEG what its fourth byte asks for; tensors are answered with themselves."""
+    if message.properties.content_type == "image/png":
+        tensors = ("boxes;FP32;2,4", "scores;FP32;2", "classes;INT64;2", "labels;BYTES;2")
+        numbers = struct.pack("<10f2q", 1, 2, 3, 4, 5, 6, 7, 8, 0.75, 0.5, 3, 4)
+        return tensors, numbers + b"\x03\0\0\0cat\x03\0\0\0dog"
+    if message.properties.content_type != "image/jpeg":
+        return ("image;FP32;1,1,2,3",), message.payload
+    match message.payload[3]:
+        case 2:
+            return ("y;FP32;4294967295",), b""
+        case 4:
+            return 413, {"error": "too much", "hint": "send less"}
+        case _:
+            return None
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory, digits_bundle: Path) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("site")
+    pair = key_files.generate(folder / "keys")
+    (folder / "keyring").mkdir()
+    shutil.copy(pair.public, folder / "keyring" / "test.pub")
+    websockets_port = free_port()
+    broker = BrokerProcess(
+        "mosquitto", folder, extra=f"listener {websockets_port} 127.0.0.1\nprotocol websockets\n"
+    )
+    broker.start()
+    command = [sys.executable, "-m", "agent", "run", "--broker", broker.url, "--device", "kitchen"]
+    with (folder / "agent.log").open("wb") as log:
+        agent = subprocess.Popen(
+            [*command, "--trust", str(folder / "keyring"), "--state-dir", str(folder / "state")],
+            stdout=log,
+            stderr=log,
+        )
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    def reply(_count: int, message: Message) -> Reply:
+        if message.properties.content_type == "image/jpeg" and message.payload[3] == 3:
+            for version in ("1.0.0", "2.0.0"):
+                responder.answer(message, (200, {**TOP, "model_version": version}))
+            return None
+        return odd(message)
+
+    responder = Responder(broker, reply, device="odd")
+    try:
+        asyncio.run_coroutine_threadsafe(responder.__aenter__(), loop).result(START_LIMIT_S)
+        signed = folder / "digits.bundle"
+        package = Package.load(digits_bundle)
+        package.sign(key_files.read_private(pair.private)).save(signed)
+        give_up = time.monotonic() + START_LIMIT_S
+        while cli.main(["deploy", str(signed), "--agent", "kitchen", "--broker", broker.url]):
+            assert time.monotonic() < give_up, (folder / "agent.log").read_text()
+        yield Site(broker.port, websockets_port)
+    finally:
+        with contextlib.suppress(Exception):
+            asyncio.run_coroutine_threadsafe(responder.__aexit__(), loop).result(5)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        agent.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            agent.wait(15)
+        agent.kill()
+        broker.stop()
+
+
+@pytest.fixture(scope="session")
+def npm(shared_file: Callable[[str, Callable[[Path], None]], Path]) -> Callable[[str], Path]:
+    """Install a package of npm once, and return its `node_modules`: `npm("mqtt@5.16.0")`."""
+    program = needed("npm")
+    kept = Path(os.environ.get("EDGEBUNDLE_CACHE") or Path.home() / ".cache" / "edgebundle")
+
+    def install(package: str) -> Path:
+        folder = kept / f"npm-{package.replace('@', '-')}"
+
+        def write(done: Path) -> None:
+            if not (folder / "node_modules").is_dir():
+                unfinished = folder.with_name(f".{folder.name}-{os.getpid()}")
+                unfinished.mkdir(parents=True)
+                command = [
+                    program,
+                    "install",
+                    "--prefix",
+                    str(unfinished),
+                    "--no-audit",
+                    "--no-fund",
+                    package,
+                ]
+                installed = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+                if installed.returncode:
+                    shutil.rmtree(unfinished)
+                    pytest.skip(f"npm could not install {package}: {installed.stderr[-300:]}")
+                unfinished.rename(folder)
+            done.touch()
+
+        shared_file(folder.name, write)
+        return folder / "node_modules"
+
+    return install
+
+
+def needed(*names: str) -> str:
+    """Return the path of a program, which `packaging/install-needs.sh` installs; skip the test without it."""
+    for name in names:
+        path = shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+        if path is not None:
+            return path
+    pytest.skip(f"{names[0]} is not installed")

@@ -1,0 +1,251 @@
+"""The JavaScript client in Node over TCP and over WebSockets, and in a real browser."""
+
+from __future__ import annotations
+
+import asyncio
+import http.server
+import json
+import re
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import edgebundle
+from tests.clients.conftest import DIGITS, Site, needed
+from tests.conftest import BrokerProcess
+from tests.edgebundle.rig import TOP, Responder, until
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[2]
+LIBRARY = ROOT / "javascript"
+MQTT = "mqtt@5.16.0"
+PAGE = """<!doctype html><meta charset="utf-8"><title>test</title>
+<script type="importmap">{"imports": {"mqtt": "/mqtt.js"}}</script>
+<script type="module">
+  let result;
+  try {
+    const library = await import("/edgebundle.js");
+    const { run } = await import("/scenario.js");
+    const seven = new Uint8Array(await (await fetch("/seven.png")).arrayBuffer());
+    result = await run(library, URL_OF_BROKER, {}, seven);
+  } catch (error) {
+    result = { failed: String(error.stack) };
+  }
+  await fetch("/result", { method: "POST", body: JSON.stringify(result) });
+</script>
+"""
+MAIN = """
+import { readFile } from "node:fs/promises";
+import * as library from "./edgebundle.js";
+import { run } from "./scenario.js";
+const [url, options, picture] = process.argv.slice(2);
+console.log(JSON.stringify(await run(library, url, JSON.parse(options), await readFile(picture))));
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, npm: Callable[[str], Path]) -> Path:
+    """A program of Node that has the library and mqtt."""
+    (tmp_path / "node_modules").symlink_to(npm(MQTT))
+    (tmp_path / "package.json").write_text('{"type": "module"}')
+    (tmp_path / "main.js").write_text(MAIN)
+    for file in (LIBRARY / "edgebundle.js", Path(__file__).with_name("scenario.js")):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    return tmp_path
+
+
+def node(folder: Path, *arguments: str | Path) -> str:
+    done = subprocess.run(
+        [needed("node", "nodejs"), *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def check(result: dict[str, Any], *, has_timing: bool = True) -> None:
+    assert "failed" not in result, result["failed"]
+    assert result["labels"][0]["label"] == "seven"
+    assert result["labels"][0]["score"] > 0.5
+    assert result["labels"][0]["index"] == 7
+    assert len(result["labels"]) == 3
+    assert result["version"] == "1.0.0"
+    total, *parts = result["timing"]
+    assert 0 < total < 30
+    assert (None not in parts) == has_timing
+    if has_timing:
+        assert sum(parts) == pytest.approx(total)
+    assert result["input"]["datatype"] == "FP32"
+    assert len(result["indices"]) == 3
+    assert result["agents"] == ["kitchen", "odd"]
+    cat = {"label": "cat", "score": 0.75, "index": 3, "x0": 1, "y0": 2, "x1": 3, "y1": 4}
+    dog = {"label": "dog", "score": 0.5, "index": 4, "x0": 5, "y0": 6, "x1": 7, "y1": 8}
+    assert result["boxes"] == [cat, dog]
+    assert result["echo"] == [5, 1, 2, 3, 4, 5]
+    assert result["trace"]["traceparent"].startswith("00-0af")
+    assert result["order"] == list(range(12))
+    assert result["together"] == [1, 2, 3]
+    assert result["twice"] == ["1.0.0"] * 3
+    errors = result["errors"]
+    for name, (kind, words, status) in {
+        "agent": ("UnknownAgentError", "use one of the agents at this broker: kitchen, odd", None),
+        "group": ("UnknownAgentError", "the broker knows no group", None),
+        "model": ("UnknownModelError", "use one of the models of kitchen: digits", 404),
+        "shape": ("InputError", "", 400),
+        "silent": ("NoAnswerError", "no answer from odd within 0.3 s: it is online", None),
+        "bad": ("BadAnswerError", "the answer of odd cannot be read", None),
+        "status": ("PayloadError", "too much (send less)", 413),
+        "abort": ("AbortError", "", None),
+        "text": ("UsageError", "expected a JPEG or PNG", None),
+        "nothing": ("UsageError", "expected a picture or tensors", None),
+        "count": ("UsageError", "expected 2 values for shape [2], got 3", None),
+        "name": ("UsageError", "expected the names of an agent and a model", None),
+        "unreachable": ("BrokerError", "cannot reach the broker at ws://127.0.0.1:1", None),
+        "url": ("UsageError", "expected the URL of a broker", None),
+    }.items():
+        found_kind, message, found_status, _ = errors[name]
+        assert (found_kind, found_status) == (kind, status), errors[name]
+        assert words in message, errors[name]
+    assert errors["agent"][3] < 8000
+    assert result["closed"] == ["ClosedError", "ClosedError"]
+
+
+@pytest.mark.parametrize("scheme", ["mqtt", "ws"])
+def test_node(site: Site, folder: Path, scheme: str) -> None:
+    url = f"ws://127.0.0.1:{site.websockets_port}" if scheme == "ws" else site.url
+    check(json.loads(node(folder, "main.js", url, "{}", DIGITS / "seven.png")))
+
+
+def test_three_lines_of_node(site: Site, folder: Path) -> None:
+    """The program of docs/clients.md, with this broker and this model."""
+    page = (ROOT / "docs" / "clients.md").read_text()
+    program = re.findall(r"```js\n(import \{ Client \}.*?)```", page, re.DOTALL)[0]
+    for theirs, ours in (
+        ("mqtt://broker", site.url),
+        ('"faces"', '"digits"'),
+        ('"edgebundle"', '"./edgebundle.js"'),
+        ("cat.jpg", str(DIGITS / "seven.png")),
+        (".boxes", ".labels"),
+    ):
+        assert theirs in program
+        program = program.replace(theirs, ours)
+    (folder / "three.js").write_text(program + "process.exit();\n")
+    assert "label: 'seven'" in node(folder, "three.js")
+
+
+def test_node_without_mqtt_5(site: Site, folder: Path) -> None:
+    (folder / "old.js").write_text(
+        'import { Client } from "./edgebundle.js";\n'
+        "const client = new Client(process.argv[2], { mqttVersion: '3.1.1' });\n"
+        'const model = client.model("kitchen", "digits");\n'
+        "const picture = await model({ image: process.argv[3] });\n"
+        "const { inputs } = await model.info();\n"
+        "const data = new Float32Array(inputs[0].shape.reduce((a, b) => a * b, 1));\n"
+        "const answer = await model({ tensors: { [inputs[0].name]: { shape: inputs[0].shape, data } } });\n"
+        "console.log(JSON.stringify([picture.labels[0], answer.labels.length]));\n"
+        "await client.close();\n"
+    )
+    label, count = json.loads(node(folder, "old.js", site.url, DIGITS / "seven.png"))
+    assert (label["label"], label["index"], count) == ("seven", 7, 3)
+
+
+async def test_node_while_the_broker_restarts(mosquitto: BrokerProcess, folder: Path) -> None:
+    """Two requests under way are sent again, and answered once each."""
+    (folder / "restart.js").write_text(
+        'import { Client } from "./edgebundle.js";\n'
+        "const lines = [];\n"
+        "const client = new Client(process.argv[2], { progress: (line) => lines.push(line) });\n"
+        'const model = client.model("kitchen", "digits");\n'
+        "const image = Uint8Array.from([0xff, 0xd8, 0xff]);\n"
+        "const answers = await Promise.all([model({ image }), model({ image })]);\n"
+        "const last = await model({ image });\n"
+        "const row = ({ attempts, labels }) => [attempts, labels.length];\n"
+        "console.log(JSON.stringify([...answers, last].map(row)));\n"
+        "console.log(lines[0]);\n"
+        "await client.close();\n"
+    )
+    async with Responder(mosquitto, lambda count, _message: (200, TOP) if count > 2 else None) as responder:
+        running = asyncio.create_task(asyncio.to_thread(node, folder, "restart.js", mosquitto.url))
+        await until(lambda: len(responder.requests) == 2)
+        await asyncio.to_thread(mosquitto.restart)
+        answers, line = (await running).splitlines()
+    first, second, last = json.loads(answers)
+    assert first[0] >= 2
+    assert second[0] >= 2
+    assert (first[1], second[1], last) == (2, 2, [1, 2])
+    assert "connecting again" in line
+
+
+def test_chromium(site: Site, folder: Path, tmp_path: Path) -> None:
+    browser = needed("chromium", "chromium-browser", "google-chrome")
+    arrived = threading.Event()
+    results: list[dict[str, Any]] = []
+    page = PAGE.replace("URL_OF_BROKER", json.dumps(f"ws://127.0.0.1:{site.websockets_port}"))
+    files: dict[str, tuple[str, bytes]] = {
+        "/": ("text/html", page.encode()),
+        "/edgebundle.js": ("text/javascript", (folder / "edgebundle.js").read_bytes()),
+        "/scenario.js": ("text/javascript", (folder / "scenario.js").read_bytes()),
+        "/mqtt.js": ("text/javascript", (folder / "node_modules/mqtt/dist/mqtt.esm.js").read_bytes()),
+        "/seven.png": ("image/png", (DIGITS / "seven.png").read_bytes()),
+    }
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            kind, content = files.get(self.path, ("text/plain", b""))
+            self.send_response(200 if self.path in files else 404)
+            self.send_header("Content-Type", kind)
+            self.end_headers()
+            self.wfile.write(content)
+
+        def do_POST(self) -> None:
+            results.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(204)
+            self.end_headers()
+            arrived.set()
+
+        def log_message(self, *_arguments: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
+    flags += ["--disable-background-networking", f"--user-data-dir={tmp_path / 'profile'}"]
+    process = subprocess.Popen(
+        [browser, *flags, f"http://127.0.0.1:{server.server_port}/"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        assert arrived.wait(60), "the page reported nothing"
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        server.shutdown()
+        server.server_close()
+    check(results[0])
+
+
+def test_types_and_errors_are_those_of_the_library() -> None:
+    source = (LIBRARY / "edgebundle.js").read_text()
+    types = (LIBRARY / "edgebundle.d.ts").read_text()
+    exported = re.compile(r"^export class (\w+)(?: extends (\w+))?", re.MULTILINE)
+    assert dict(exported.findall(source)) == dict(exported.findall(types))
+    names = set(edgebundle.__all__)
+    assert {name for name, _ in exported.findall(source)} <= names
+    assert {name for name in names if name.endswith("Error")} <= {
+        name for name, _ in exported.findall(source)
+    }
+    package = json.loads((LIBRARY / "package.json").read_text())
+    assert package["version"] == __import__("agent").__version__
