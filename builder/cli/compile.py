@@ -22,6 +22,7 @@ EXAMPLES: Final = """examples:
   edgebundle compile resnet50-v2-7.onnx --target rpi4 --sign-key keys/signing.key -o resnet50.bundle
   edgebundle compile model.onnx --target "llvm -mcpu=cascadelake" --input-shapes "data:[1,3,224,224]"
   edgebundle compile model.onnx --preprocess imagenet --postprocess softmax,top5 --labels synset.txt
+  edgebundle compile model.onnx --report nodes.html
 """
 
 
@@ -80,6 +81,11 @@ def add_parsers(subparsers: SubParsers) -> None:
         metavar="STEPS|TOML",
         help="how to turn the outputs into an answer: steps (softmax,top5 or faces) or a TOML file",
     )
+    parser.add_argument(
+        "--report",
+        metavar="JSON|HTML",
+        help="write what became of each node of the model: the kernels that compute it, or why none does",
+    )
     trust = parser.add_argument_group("trust")
     trust.add_argument(
         "--sign-key", metavar="KEY", help="private key to sign with; devices accept only signed bundles"
@@ -102,6 +108,8 @@ def _compile(args: argparse.Namespace) -> int:
     # Check the key and the output path first: compiling takes minutes.
     key = read_private(args.sign_key) if args.sign_key else None
     output = _output(args)
+    if args.report:
+        _check_report(args.report)
     with show_steps(quiet=args.quiet or args.json) as progress:
         progress("loading the compiler")
         from builder.compiling.compilation import Identity, compile
@@ -127,6 +135,10 @@ def _compile(args: argparse.Namespace) -> int:
             progress("signing")
             package = package.sign(key)
         package.save(output)
+    if args.report:
+        from builder.bundles.node_report import write_report
+
+        write_report(package, args.report)
     _report(package, output, as_json=args.json)
     return 0
 
@@ -147,6 +159,18 @@ def _output(args: argparse.Namespace) -> str:
             f"{output}: expected a file, got a folder", hint=f"name the file: -o {output}/NAME.bundle"
         )
     return str(output)
+
+
+def _check_report(path: str) -> None:
+    from pathlib import Path
+
+    from builder.bundles.node_report import SUFFIXES
+    from builder.errors import PackageError
+
+    if Path(path).suffix not in SUFFIXES:
+        raise PackageError(f"{path}: expected a name that ends in {' or '.join(SUFFIXES)}")
+    if not Path(path).parent.is_dir():
+        raise PackageError(f"{path}: the folder {Path(path).parent} does not exist")
 
 
 def _report(package: Package, output: str, *, as_json: bool) -> None:

@@ -23,6 +23,12 @@ RUN_EXAMPLES: Final = """examples:
   edgebundle run model.bundle --rpc-tracker lab:9190 --rpc-key rpi4 --print-time
 """
 
+PROFILE_EXAMPLES: Final = """examples:
+  edgebundle profile resnet50.bundle --number 50
+  edgebundle profile resnet50.bundle --inputs cat.jpg --calls
+  edgebundle profile resnet50.bundle --json > before.json
+"""
+
 
 def add_parsers(subparsers: SubParsers) -> None:
     """Add the verbs."""
@@ -37,17 +43,9 @@ def add_parsers(subparsers: SubParsers) -> None:
     parser.add_argument(
         "--device", default="cpu", choices=["cpu"], help="device to run on (default: %(default)s)"
     )
-    parser.add_argument(
-        "-i", "--inputs", metavar="FILE", help="an .npz file with the inputs, or a JPEG or PNG picture"
-    )
+    _add_inputs(parser)
     parser.add_argument(
         "-o", "--outputs", "--output", metavar="NPZ", help="write output_0, output_1, ... to this .npz file"
-    )
-    parser.add_argument(
-        "--fill-mode",
-        choices=["zeros", "ones", "random"],
-        default="random",
-        help="values of inputs that --inputs does not give (default: %(default)s)",
     )
     parser.add_argument("--print-time", action="store_true", help="measure the time and print a summary")
     parser.add_argument(
@@ -80,15 +78,32 @@ def add_parsers(subparsers: SubParsers) -> None:
     parser = subparsers.add_parser(
         "profile",
         help="time each kernel of a bundle",
-        description="Time each kernel of a bundle on this machine or on a board, one row per kernel.",
-        epilog="example:\n  edgebundle profile resnet50.bundle --number 50",
+        description="Time each kernel of a bundle on this machine or on a board, with the nodes of the\n"
+        "model that it computes.",
+        epilog=PROFILE_EXAMPLES,
     )
     parser.add_argument("bundle", metavar="FILE", help="the bundle")
+    _add_inputs(parser)
+    parser.add_argument(
+        "--calls", action="store_true", help="one row per call, instead of one per kernel and shapes"
+    )
     parser.add_argument(
         "--number", type=positive, default=10, metavar="N", help="number of runs to average (default: 10)"
     )
     _add_common(parser)
     parser.set_defaults(handler=_profile)
+
+
+def _add_inputs(parser: Parser) -> None:
+    parser.add_argument(
+        "-i", "--inputs", metavar="FILE", help="an .npz file with the inputs, or a JPEG or PNG picture"
+    )
+    parser.add_argument(
+        "--fill-mode",
+        choices=["zeros", "ones", "random"],
+        default="random",
+        help="values of inputs that --inputs does not give (default: %(default)s)",
+    )
 
 
 def _add_common(parser: Parser) -> None:
@@ -127,10 +142,12 @@ def _profile_report(package: Package, args: argparse.Namespace, number: int) -> 
     if board is None:
         from builder.running.local_run import profile
 
-        return profile(package, number=number, threads=args.threads)
+        return profile(package, args.inputs, fill_mode=args.fill_mode, number=number, threads=args.threads)
     from builder.boards.remote_run import profile_on_board
 
-    return profile_on_board(package, number=number, threads=args.threads, **board)
+    return profile_on_board(
+        package, args.inputs, fill_mode=args.fill_mode, number=number, threads=args.threads, **board
+    )
 
 
 def _warn_unverified(bundle: str) -> None:
@@ -211,5 +228,5 @@ def _profile(args: argparse.Namespace) -> int:
     from builder.bundles.package import Package
 
     report = _profile_report(Package.load(args.bundle), args, number=args.number)
-    print(report.json() if args.json else report.table())
+    print(report.json() if args.json else report.table(aggregate=not args.calls))
     return 0

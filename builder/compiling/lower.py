@@ -13,9 +13,11 @@ import tvm
 from tvm import relax, tirx
 from tvm.ir import Call
 
+from builder.importer.spans import carry
 from builder.kernels.decisions import UNTUNED, Schedules
 from builder.kernels.passes.canonical import canonicalise
 from builder.kernels.passes.convolutions import to_conv2d
+from builder.kernels.passes.fusion import fuse_operators
 from builder.kernels.passes.layouts import choose_layouts
 from builder.kernels.passes.legalise import legalise
 from builder.kernels.passes.recognise import recognise
@@ -69,17 +71,14 @@ def fuse(mod: tvm.IRModule, target: DeviceTarget) -> tvm.IRModule:
     with target.tvm_target:
         mod = recognise(canonicalise(to_conv2d(mod)))
         mod = write_recurrent(choose_layouts(mod, target), target)
-        mod = legalise(mod)
-        passes = [
-            # No constant folding from here on: it would transform weights now instead of at load.
-            t.AnnotateTIROpPattern(),
-            t.DeadCodeElimination(["main"]),
-            t.FuseOps(),
-            t.FuseTIR(),
-            t.CanonicalizeBindings(),
-            t.DeadCodeElimination(["main"]),
-        ]
-        return tvm.transform.Sequential(passes)(mod)
+        mod = carry(mod, legalise(mod))
+        # No constant folding from here on: it would transform weights now instead of at load.
+        mod = _run(mod, t.AnnotateTIROpPattern(), t.DeadCodeElimination(["main"]))
+        return _run(fuse_operators(mod), t.CanonicalizeBindings(), t.DeadCodeElimination(["main"]))
+
+
+def _run(mod: tvm.IRModule, *passes: tvm.transform.Pass) -> tvm.IRModule:
+    return tvm.transform.Sequential(list(passes))(mod)
 
 
 def is_reshape(value: relax.Expr) -> bool:
