@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
+from agent.durable import replacing
 from builder.bundles.package import NodeFate, Package
 from builder.errors import PackageError
 
@@ -51,7 +52,8 @@ def write_report(package: Package, path: str | os.PathLike[str]) -> None:
     """
     text = _page(package) if Path(path).suffix == ".html" else _document(package)
     try:
-        Path(path).write_text(text, "utf-8")
+        with replacing(Path(path)) as file:
+            file.write(text.encode("utf-8", "replace"))
     except OSError as error:
         raise PackageError(f"{path}: cannot be written ({error.strerror})") from error
 

@@ -59,10 +59,12 @@ def add_parsers(subparsers: SubParsers) -> None:
         description="Show a bundle's manifest and members. Without --trust nothing is verified.",
         epilog="examples:\n"
         "  edgebundle inspect model.bundle --trust keys/signing.pub\n"
-        "  edgebundle inspect model.bundle --json",
+        "  edgebundle inspect model.bundle --json\n"
+        "  edgebundle inspect model.bundle --html graph.html",
     )
     parser.add_argument("bundle", metavar="FILE", help="the bundle")
     _add_trust(parser, required=False)
+    parser.add_argument("--html", metavar="OUT", help="also write a page of the graph and its memory")
     add_json(parser)
     parser.set_defaults(handler=_inspect)
 
@@ -149,6 +151,11 @@ def _inspect(args: argparse.Namespace) -> int:
             _print_json(report.to_json())
         else:
             print("\n".join(report.lines()))
+        if args.html:
+            from builder.bundles.graph_page import write_page
+            from builder.bundles.package import Package
+
+            write_page(Package.load(args.bundle), args.html)
         if report.refusal is not None:
             raise report.refusal
     return 0

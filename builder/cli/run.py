@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from builder.bundles.package import Package
     from builder.running.local_run import RunResult
 
+MAX_REPORT_BYTES: Final = 64 << 20  # 65536 calls with long names take some 40 MB
+
 RUN_EXAMPLES: Final = """examples:
   edgebundle run resnet50.bundle --inputs cat.npz --outputs out.npz --print-time --repeat 100
   edgebundle run resnet50.bundle --inputs cat.jpg
@@ -27,6 +29,7 @@ PROFILE_EXAMPLES: Final = """examples:
   edgebundle profile resnet50.bundle --number 50
   edgebundle profile resnet50.bundle --inputs cat.jpg --calls
   edgebundle profile resnet50.bundle --json > before.json
+  edgebundle profile tuned.bundle --html profile.html --compare before.json
 """
 
 
@@ -89,6 +92,10 @@ def add_parsers(subparsers: SubParsers) -> None:
     )
     parser.add_argument(
         "--number", type=positive, default=10, metavar="N", help="number of runs to average (default: 10)"
+    )
+    parser.add_argument("--html", metavar="OUT", help="also write a page of the graph with times and charts")
+    parser.add_argument(
+        "--compare", metavar="JSON", help="what `profile --json` printed before, to show beside it in --html"
     )
     _add_common(parser)
     parser.set_defaults(handler=_profile)
@@ -227,6 +234,39 @@ def _document(result: RunResult) -> dict[str, object]:
 def _profile(args: argparse.Namespace) -> int:
     from builder.bundles.package import Package
 
-    report = _profile_report(Package.load(args.bundle), args, number=args.number)
+    other = _read_report(args)
+    package = Package.load(args.bundle)
+    report = _profile_report(package, args, number=args.number)
+    if args.html:
+        from builder.bundles.graph_page import write_page
+
+        write_page(package, args.html, report, other)
     print(report.json() if args.json else report.table(aggregate=not args.calls))
     return 0
+
+
+def _read_report(args: argparse.Namespace) -> Report | None:
+    """Read the profile to compare with; check the page's path, too, before anything is run."""
+    from pathlib import Path
+
+    from agent.runtime.report import Report
+    from builder.errors import PackageError
+
+    if args.html and not Path(args.html).parent.is_dir():
+        raise PackageError(f"{args.html}: the folder {Path(args.html).parent} does not exist")
+    if args.compare is None:
+        return None
+    if not args.html:
+        raise PackageError("expected --html with --compare", hint="add --html profile.html")
+    path = Path(args.compare)
+    try:
+        if path.stat().st_size > MAX_REPORT_BYTES:
+            raise PackageError(f"{path}: expected at most {MAX_REPORT_BYTES} bytes")
+        return Report.from_dict(json.loads(path.read_text("utf-8")))
+    except OSError as error:
+        raise PackageError(f"{path}: cannot be read ({error.strerror})") from error
+    except (ValueError, RecursionError) as error:
+        raise PackageError(
+            f"{path}: expected a report of `edgebundle profile --json`, got something else",
+            hint="edgebundle profile model.bundle --json > before.json",
+        ) from error

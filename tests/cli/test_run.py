@@ -109,6 +109,22 @@ def test_profile_takes_the_inputs_that_it_is_given(terminal: Terminal, digits: P
     assert result.code == 0
 
 
+def test_profile_writes_a_page_with_a_comparison(terminal: Terminal, digits: Path, tmp_path: Path) -> None:
+    before = terminal("profile", digits, "--json", "--number", "1")
+    (tmp_path / "before.json").write_text(before.out)
+    page = tmp_path / "page.html"
+    compare = ("--compare", tmp_path / "before.json")
+    assert terminal("profile", digits, "--number", "1", "--html", page, *compare).code == 0
+    assert "Conv_0" in page.read_text()
+    fails(terminal("profile", digits, *compare), "--html")
+    fails(terminal("profile", digits, "--html", page, "--compare", digits), "profile --json")
+    (tmp_path / "before.json").write_text('{"calls": 1}')
+    fails(terminal("profile", digits, "--html", page, *compare), "profile --json")
+    fails(terminal("profile", digits, "--html", tmp_path / "absent" / "page.html"), "absent")
+    assert terminal("inspect", digits, "--html", tmp_path / "graph.html").code == 0
+    assert "Conv_0" in (tmp_path / "graph.html").read_text()
+
+
 # Unusable bundles and inputs
 
 
