@@ -9,7 +9,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 from builder.cli import SubParsers
-from builder.cli.arguments import add_json, add_model, integer, load_model, tolerance
+from builder.cli.arguments import add_json, add_model, add_sign_key, integer, load_model, tolerance
+from builder.cli.early_checks import check_declarations, check_folder_of, check_model, check_records
 from builder.cli.progress import show_steps
 from builder.compiling import tolerances
 
@@ -87,9 +88,7 @@ def add_parsers(subparsers: SubParsers) -> None:
         help="write what became of each node of the model: the kernels that compute it, or why none does",
     )
     trust = parser.add_argument_group("trust")
-    trust.add_argument(
-        "--sign-key", metavar="KEY", help="private key to sign with; devices accept only signed bundles"
-    )
+    add_sign_key(trust, "private key to sign with; devices accept only signed bundles")
     trust.add_argument(
         "--tolerance",
         type=tolerance,
@@ -105,7 +104,10 @@ def add_parsers(subparsers: SubParsers) -> None:
 def _compile(args: argparse.Namespace) -> int:
     from builder.bundles.key_files import read_private
 
-    # Check the key and the output path first: compiling takes minutes.
+    # Loading the compiler takes seconds, and compiling minutes.
+    check_model(args)
+    check_declarations(args.preprocess, args.postprocess, args.labels)
+    check_records(args.tuning_records)
     key = read_private(args.sign_key) if args.sign_key else None
     output = _output(args)
     if args.report:
@@ -146,18 +148,8 @@ def _compile(args: argparse.Namespace) -> int:
 def _output(args: argparse.Namespace) -> str:
     from pathlib import Path
 
-    from builder.errors import PackageError
-
     output = args.output or f"{Path(args.model).stem}.bundle"
-    folder = Path(output).parent
-    if not folder.is_dir():
-        raise PackageError(
-            f"{output}: the folder {folder} does not exist", hint=f"create it: mkdir -p {folder}"
-        )
-    if Path(output).is_dir():
-        raise PackageError(
-            f"{output}: expected a file, got a folder", hint=f"name the file: -o {output}/NAME.bundle"
-        )
+    check_folder_of(output)
     return str(output)
 
 
@@ -169,8 +161,7 @@ def _check_report(path: str) -> None:
 
     if Path(path).suffix not in SUFFIXES:
         raise PackageError(f"{path}: expected a name that ends in {' or '.join(SUFFIXES)}")
-    if not Path(path).parent.is_dir():
-        raise PackageError(f"{path}: the folder {Path(path).parent} does not exist")
+    check_folder_of(path)
 
 
 def _report(package: Package, output: str, *, as_json: bool) -> None:

@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 from builder.cli import Parser, SubParsers
-from builder.cli.arguments import add_json
+from builder.cli.arguments import add_json, add_sign_key
 from builder.cli.refused_bundle import naming_file
 
 if TYPE_CHECKING:
@@ -30,12 +30,10 @@ def add_parsers(subparsers: SubParsers) -> None:
         "sign",
         help="sign a bundle, or replace its signature",
         description="Sign a bundle that was compiled without --sign-key, or sign it again with another key.",
-        epilog="example:\n  edgebundle sign model.bundle --key keys/signing.key -o signed.bundle",
+        epilog="example:\n  edgebundle sign model.bundle --sign-key keys/signing.key -o signed.bundle",
     )
     parser.add_argument("bundle", metavar="FILE", help="the bundle")
-    parser.add_argument(
-        "--key", required=True, metavar="KEY", help="the private key that `edgebundle keygen` wrote"
-    )
+    add_sign_key(parser, "the private key that `edgebundle keygen` wrote", required=True)
     parser.add_argument("-o", "--output", metavar="OUT", help="the signed bundle (default: replace FILE)")
     add_json(parser)
     parser.set_defaults(handler=_sign)
@@ -100,7 +98,7 @@ def _sign(args: argparse.Namespace) -> int:
     from builder.bundles.key_files import read_private
     from builder.bundles.package import Package
 
-    key = read_private(args.key)
+    key = read_private(args.sign_key)
     output = args.output or args.bundle
     with naming_file(args.bundle):
         signed = Package.load(args.bundle).sign(key)

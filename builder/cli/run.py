@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from builder.cli import Parser, SubParsers
 from builder.cli.arguments import add_json, milliseconds, positive
+from builder.cli.early_checks import check_folder_of
 
 if TYPE_CHECKING:
     from agent.runtime.report import Report
@@ -165,9 +166,11 @@ def _warn_unverified(bundle: str) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     from builder.bundles.package import Package
-    from builder.running.local_run import run
 
     package = Package.load(args.bundle)
+    _check_inputs(args)
+    from builder.running.local_run import run
+
     _warn_unverified(args.bundle)
     board = _board(args)
     run_it = run if board is None else partial(_run_on_board, **board)
@@ -200,6 +203,17 @@ def _run(args: argparse.Namespace) -> int:
     if result.times is not None:
         print(result.times)
     return 0
+
+
+def _check_inputs(args: argparse.Namespace) -> None:
+    """Check that the file of inputs exists, before numpy is loaded."""
+    from pathlib import Path
+
+    from builder.errors import ModelError
+
+    _board(args)
+    if args.inputs is not None and not Path(args.inputs).exists():
+        raise ModelError(f"{args.inputs}: cannot be read (No such file or directory)")
 
 
 def _print_answers(result: RunResult) -> None:
@@ -236,6 +250,7 @@ def _profile(args: argparse.Namespace) -> int:
 
     other = _read_report(args)
     package = Package.load(args.bundle)
+    _check_inputs(args)
     report = _profile_report(package, args, number=args.number)
     if args.html:
         from builder.bundles.graph_page import write_page
@@ -252,8 +267,8 @@ def _read_report(args: argparse.Namespace) -> Report | None:
     from agent.runtime.report import Report
     from builder.errors import PackageError
 
-    if args.html and not Path(args.html).parent.is_dir():
-        raise PackageError(f"{args.html}: the folder {Path(args.html).parent} does not exist")
+    if args.html:
+        check_folder_of(args.html)
     if args.compare is None:
         return None
     if not args.html:

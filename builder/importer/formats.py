@@ -9,8 +9,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import Final
 
 from numpy.typing import ArrayLike
 
@@ -18,19 +16,7 @@ from builder.errors import ModelError
 from builder.importer.model_file import file_sha256
 from builder.importer.onnx_import import ImportedModel, import_onnx
 from builder.importer.silence import FOREIGN_FAILURES, first_line, quiet
-
-# Suffix -> how to convert a file of that format.
-_CONVERSIONS: Final = MappingProxyType(
-    {
-        ".tflite": "convert it: python -m tf2onnx.convert --tflite MODEL.tflite --output MODEL.onnx",
-        ".pb": "convert it: python -m tf2onnx.convert --saved-model FOLDER --output MODEL.onnx",
-        ".keras": "export it: model.export('MODEL.onnx', format='onnx')",
-        ".h5": "export it: keras.saving.load_model(...).export('MODEL.onnx', format='onnx')",
-        ".pt": "export it: torch.onnx.export(model, inputs, 'MODEL.onnx')",
-        ".pth": "export it: torch.onnx.export(model, inputs, 'MODEL.onnx')",
-        ".safetensors": "it holds only weights: export the model to ONNX",
-    }
-)
+from builder.model_path import check_format
 
 
 def load(
@@ -60,12 +46,8 @@ def load(
         If operators cannot be imported.
     """
     path = Path(path)
-    suffix = path.suffix.lower()
-    if suffix in _CONVERSIONS:
-        raise ModelError(
-            f"expected an ONNX model or a PyTorch export (.pt2), got {path}", hint=_CONVERSIONS[suffix]
-        )
-    if suffix != ".pt2":
+    check_format(path)
+    if path.suffix.lower() != ".pt2":
         return import_onnx(path, input_shapes=input_shapes, input_values=input_values, progress=progress)
     return _load_exported_program(path, input_shapes, input_values, progress)
 
