@@ -47,10 +47,11 @@ class Session:
         inference: bool | None = None,
         groups: bool | None = None,
         storage: str = "",
+        name_conflict: bool = False,
     ) -> bytes:
         """Return the document for the state topic; a connection that is None is not in it.
 
-        `storage` says why the disk cannot be written.
+        `storage` says why the disk cannot be written, `name_conflict` whether another agent has this name.
         """
         return StateDocument(
             state,
@@ -59,6 +60,7 @@ class Session:
             inference=_word(inference),
             groups=_word(groups),
             storage=storage,
+            name_conflict=name_conflict,
         ).to_bytes()
 
     def will(self) -> Will:
@@ -114,13 +116,18 @@ class Presence:
         # Why the disk cannot be written; empty while it can.
         self.storage = ""
         self._asserted_s = float("-inf")
+        self._has_twin = False
         self._twin_log = RateLimitedLog(_log, _TWIN_INTERVAL_S, clock)
 
     def announce(self) -> None:
         """Publish the current state."""
         self._asserted_s = self._clock()
         document = self._session.document(
-            self._state, inference=self._inference, groups=self._groups, storage=self.storage
+            self._state,
+            inference=self._inference,
+            groups=self._groups,
+            storage=self.storage,
+            name_conflict=self._has_twin,
         )
         self._said.append(document)
         self._connection.publish(self._topic, document, retain=True)
@@ -145,7 +152,10 @@ class Presence:
         """
         if self._state != AgentState.ONLINE or payload in self._said:
             return
-        if not retained and _says_online(payload) and self._twin_log.due():
+        if not retained:
+            # A twin says that it is online, again and again; when it ends, it or its will says so.
+            self._has_twin = _says_online(payload)
+        if not retained and self._has_twin and self._twin_log.due():
             _log.warning(
                 "another agent is online as %s: give one of them another name (edge-agent enroll --device)",
                 self._session.device,
@@ -156,6 +166,7 @@ class Presence:
 
     def stop(self) -> None:
         """Publish that the agent stops as intended."""
+        self._has_twin = False
         self._state = AgentState.STOPPED
         self._inference = self._groups = None
         self.announce()

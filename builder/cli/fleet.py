@@ -249,6 +249,8 @@ def _agents(args: argparse.Namespace) -> int:
     for agent in found:
         words = (agent.condition, f"edge-agent {agent.version}" if agent.version else "", agent.machine)
         print(f"{agent.name}  {'  '.join(word for word in words if word)}")
+        if agent.name_conflict:
+            print("    TWO AGENTS HAVE THIS NAME: give one another name (edge-agent enroll --device NAME)")
         if agent.sandbox_missing:
             print(f"    sandbox without {', '.join(agent.sandbox_missing)}")
         for model in agent.models:
@@ -301,6 +303,7 @@ def _agent_json(agent: AgentSummary) -> dict[str, Any]:
         "state": agent.state,
         "inference": agent.inference,
         "groups": agent.groups,
+        "name_conflict": agent.name_conflict,
         "version": agent.version,
         "machine": agent.machine,
         "sandbox": None

@@ -68,6 +68,20 @@ def test_another_agent_of_this_name_is_reported(caplog: pytest.LogCaptureFixture
     assert caplog.text.count("another agent is online as kitchen") == 2
 
 
+def test_a_conflict_of_names_is_published_until_the_other_agent_ends() -> None:
+    connection = Recorder()
+    now_s = 0.0
+    here = Presence(SESSION, connection, clock=lambda: now_s)  # type: ignore[arg-type]
+    twin = Session("kitchen", 3, "0.1.0")
+    for state in (AgentState.ONLINE, AgentState.ONLINE, AgentState.OFFLINE):
+        now_s += 10
+        here.on_state(twin.document(state, name_conflict=True), retained=False)
+    now_s += 10
+    here.on_state(twin.document(AgentState.ONLINE), retained=True)  # an old message is no conflict
+    conflicts = [document.get("name_conflict", False) for _, document, _ in connection.published]
+    assert conflicts == [True, True, False, False]
+
+
 def test_corrections_are_rate_limited() -> None:
     connection = Recorder()
     now_s = 10.0
