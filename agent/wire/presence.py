@@ -59,7 +59,11 @@ class Presence:
 
     def to_bytes(self) -> bytes:
         """Write the document."""
-        fields: dict[str, object] = {"state": self.state, "session_seq": self.session_seq, "version": self.version}
+        fields: dict[str, object] = {
+            "state": self.state,
+            "session_seq": self.session_seq,
+            "version": self.version,
+        }
         if self.inference:
             fields["inference"] = self.inference
         if self.groups:
