@@ -39,7 +39,7 @@ EXIT_BROKEN_PIPE: Final = 128 + signal.SIGPIPE
 COLLECT_AFTER: Final = 20_000
 
 # `edgebundle --help` lists their verbs in this order.
-VERB_MODULES: Final = ("keys", "compile", "run", "tune", "records", "rpc", "fleet", "metrics")
+VERB_MODULES: Final = ("keys", "compile", "run", "tune", "records", "rpc", "fleet", "metrics", "completion")
 
 # File system errors that the user's paths or disk cause: exit code 4, not 1.
 _FILE_FAULTS: Final = frozenset(
@@ -139,6 +139,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     try:
         parser = _parser()
+        if "_ARGCOMPLETE" in os.environ:
+            _complete(parser)
         args, unknown = parser.parse_known_args(arguments)
         if unknown:  # not left to parse_args, whose hint would not name the verb
             verb = parser.verbs[args.verb]
@@ -162,6 +164,13 @@ def _run(arguments: list[str]) -> int:
                 "this is a bug in edgebundle: run it again with --traceback and report the output",
             )
         return EXIT_OURS
+
+
+def _complete(parser: Parser) -> None:
+    """Answer a shell that asks for words, and end the process."""
+    from builder.cli.completion import complete
+
+    complete(parser)
 
 
 def _meant(verb: Parser, unknown: Sequence[str]) -> str | None:

@@ -21,12 +21,13 @@ _LONGEST_MS: Final = 3_600_000  # one hour: nothing that is measured here takes 
 def add_model(parser: Parser) -> None:
     """Add the model, its target, and the shapes and values of its inputs."""
     parser.add_argument("model", metavar="FILE", help="an ONNX model (.onnx) or a PyTorch export (.pt2)")
-    parser.add_argument(
+    target = parser.add_argument(
         "--target",
         default="host",
         help=f'device to compile for: {TARGETS}; or "llvm -mcpu=NAME", or a TVM target as JSON '
         "(default: %(default)s, this machine)",
     )
+    target.completer = lambda **_: list(PRESETS)  # type: ignore[attr-defined]
     parser.add_argument(
         "--input-shapes",
         metavar='"NAME:[1,3,224,224] ..."',
