@@ -66,7 +66,9 @@ def _document(package: Package) -> str:
 def _page(package: Package) -> str:
     name = html.escape(package.manifest.name)
     counts = Counter(str(node.fate) for node in package.nodes)
-    summary = "".join(f"<li>{counts[fate]} {html.escape(words)}</li>" for fate, words in _WORDS.items())
+    summary = "".join(
+        f"<li>{counts[fate]} {html.escape(words)}</li>" for fate, words in _WORDS.items() if counts[fate]
+    )
     rows = "".join(map(_row, package.nodes))
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{name}: nodes</title>'

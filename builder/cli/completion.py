@@ -36,7 +36,7 @@ def complete(parser: argparse.ArgumentParser) -> None:
 
 
 def _completion(args: argparse.Namespace) -> int:
-    from argcomplete import shellcode
+    from argcomplete.shell_integration import shellcode
 
     print(shellcode(["edgebundle"], shell=args.shell))
     return 0

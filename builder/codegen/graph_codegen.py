@@ -19,13 +19,15 @@ import tvm
 from tvm import relax
 
 from agent.bundle.graph import NOP, Graph, Node, NodeEntry
-from agent.bundle.layer import Layer
+from agent.bundle.layer import Layer, shorten
 from agent.bundle.tensor_spec import TensorSpec
 from builder.codegen.memory_plan import Lifetime, plan
 from builder.errors import UnsupportedOperatorError
+from builder.importer.spans import names_of
 from builder.kernels.rewriter import RESHAPES
 from builder.kernels.spaces import sorting
 
+_NODES_CHARS: Final = 160  # of the model's nodes in a message
 # What the user can do about an operator without a kernel.
 _SORTS: Final = (
     f"at most {sorting.MAX_EXTENT} elements can be sorted: "
@@ -160,8 +162,10 @@ class _Walk:
             self.aliases[self._entry_id(entries[0])] = self._root(self._entry_id(source))
             return entries
         if op != "relax.call_tir":
+            nodes = ", ".join(names_of(call))
+            of = f" (node {shorten(nodes, _NODES_CHARS)})" if nodes else ""
             raise UnsupportedOperatorError(
-                f"operator {op.removeprefix('relax.')} has no kernel",
+                f"operator {op.removeprefix('relax.')} has no kernel{of}",
                 hint=_HINTS.get(op, "remove it from the model and apply it to the output yourself"),
             )
         kernel = call.args[0].name_hint

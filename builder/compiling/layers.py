@@ -34,6 +34,8 @@ _MOVERS: Final = frozenset(
 )
 # Operators whose result is their input under another name or in another shape.
 _FREE: Final = frozenset({"Cast", "Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
+# Their subgraphs were inlined: a node in them is named `NODE/INNER`, in a loop `NODE/STEP/INNER`.
+_CONTROL_FLOW: Final = frozenset({"If", "Loop", "Scan"})
 _WINDOWED: Final = frozenset(
     {"AveragePool", "Conv", "ConvInteger", "ConvTranspose", "LpPool", "MaxPool", "QLinearConv"}
 )
@@ -93,7 +95,7 @@ class Layers:
         found = {}
         for number, call in enumerate(self._calls):
             computed = sorted(self._origins[number])
-            labels = [(self._source.nodes[i].op, self._source.nodes[i].name) for i in computed]
+            labels = [label for i in computed for label in self._labels(i, call, nodes)]
             merged = [i for i in computed if i in self._merged]
             names = {*call.nodes, *(name for i in merged for name in made_of.get(i, ()))}
             members = [nodes[name] for name in sorted(names & nodes.keys(), key=order.__getitem__)]
@@ -103,6 +105,20 @@ class Layers:
             reads, writes = _shapes(members, graph, readers)
             found[call.var] = Layer.of(labels, _window(members, graph), reads, writes)
         return found
+
+    def _labels(
+        self, origin: int, call: _KernelCall, nodes: Mapping[str, onnx.NodeProto]
+    ) -> list[tuple[str, str]]:
+        """Return operator and name of an original node, or of those in its subgraphs that a call computes."""
+        node = self._source.nodes[origin]
+        if node.op not in _CONTROL_FLOW:
+            return [(node.op, node.name)]
+        inner = {
+            name.removeprefix(f"{node.name}/"): nodes[name].op_type
+            for name in call.nodes
+            if self._source.origins.get(name) == origin and name.startswith(f"{node.name}/") and name in nodes
+        }
+        return [(op, name) for name, op in inner.items()]
 
     @cached_property
     def fates(self) -> tuple[NodeFate, ...]:

@@ -73,6 +73,31 @@ def test_a_network_with_a_shuffle_and_a_batch_norm() -> None:
 
 
 @pytest.mark.slow
+def test_nodes_in_a_branch_have_their_own_names() -> None:
+    branch = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["inner"], name="/cell/MatMul")],
+        "then",
+        [],
+        [helper.make_tensor_value_info("inner", F4, (4, 8))],
+    )
+    other = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "v"], ["other"], name="/other/MatMul")],
+        "else",
+        [],
+        [helper.make_tensor_value_info("other", F4, (4, 8))],
+    )
+    nodes = [
+        helper.make_node("Constant", [], ["yes"], name="yes", value=numpy_helper.from_array(np.array(True))),
+        helper.make_node("If", ["yes"], ["a"], name="/if", then_branch=branch, else_branch=other),
+        helper.make_node("Tanh", ["a"], ["y"], name="tanh"),
+    ]
+    layers = layers_of(nodes, (4, 8), ["y"], w=(8, 8), v=(8, 8))
+    named = [node for layer in layers.by_call.values() for node in layer.nodes]
+    assert sorted(named) == ["MatMul /cell/MatMul", "Tanh tanh"]
+    assert {fate.name: fate.fate for fate in layers.fates}["/if"] == "kernel"
+
+
+@pytest.mark.slow
 def test_a_decomposed_layer_norm_and_products_of_one_value() -> None:
     nodes = [
         helper.make_node("ReduceMean", ["x"], ["mean"], name="n/mean", axes=[-1]),
