@@ -310,7 +310,10 @@ def _key_files(enrollment: Enrollment) -> list[str]:
             continue
         files = sorted(str(file) for file in path.iterdir() if file.suffix in KEY_SUFFIXES)
         if not files:
-            raise ConfigError(f"--trust: expected a folder with .pub or .pem files, got {path} without")
+            raise ConfigError(
+                f"--trust: expected a folder with .pub or .pem files, got {path} without",
+                hint="copy signing.pub, which edgebundle keygen wrote, into it",
+            )
         found += files
     return found
 

@@ -30,6 +30,7 @@ _DATA: Final = "/*data*/null"
 _WIDTH, _HEIGHT, _GAP_X, _GAP_Y = 230, 58, 26, 34
 _ROUTE_WIDTH: Final = 16.0
 _LONGEST_ROUTE: Final = 64  # ranks; a longer edge runs below nodes, as routes take time and memory
+_MOST_PLACES: Final = 50_000  # of all routes: a graph from a stranger may have a million edges
 _SWEEPS: Final = 6  # over the ranks, which untangle edges
 
 
@@ -279,9 +280,8 @@ def _placed(nodes: Sequence[_Node]) -> list[_Node]:
     for node in nodes:
         for source in node.sources:
             between = range(rank[source] + 1, rank[node.id])
-            passing = (
-                [] if len(between) > _LONGEST_ROUTE else list(range(len(rank), len(rank) + len(between)))
-            )
+            is_routed = len(between) <= _LONGEST_ROUTE and len(rank) < len(nodes) + _MOST_PLACES
+            passing = list(range(len(rank), len(rank) + len(between))) if is_routed else []
             routes[source, node.id] = passing
             rank.extend(between if passing else ())
             above.extend([] for _ in passing)
