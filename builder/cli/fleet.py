@@ -170,6 +170,8 @@ def broker_of(args: argparse.Namespace) -> Broker:
 
 
 def _deploy(args: argparse.Namespace) -> int:
+    with naming_file(args.bundle):
+        _check_signed(args.bundle)
     from builder.errors import FleetError
     from builder.fleet.deploy import deploy
 
@@ -207,6 +209,25 @@ def _deploy(args: argparse.Namespace) -> int:
             f"({result.duration_s:.1f} s, {result.sent_bytes / 1e6:.2f} MB sent{note})"
         )
     return 0
+
+
+def _check_signed(bundle: str) -> None:
+    """Check that a bundle has a signature: every agent refuses it without one, but only after the upload."""
+    import os
+
+    from agent.bundle.archive import SIGNATURE, read_index
+    from builder.errors import PackageError
+
+    descriptor = os.open(bundle, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        is_signed = any(member.name == SIGNATURE for member in read_index(descriptor))
+    finally:
+        os.close(descriptor)
+    if not is_signed:
+        raise PackageError(
+            f"{bundle}: expected a signed bundle, got one without a signature",
+            hint=f"edgebundle sign {bundle} --sign-key keys/signing.key",
+        )
 
 
 def _infer(args: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from builder.bundles.package import Package
 from tests.cli.terminal import Edgebundle
 
 MODEL = Path(__file__).resolve().parents[2] / "examples" / "digits" / "digits.onnx"
@@ -35,6 +36,7 @@ MISTAKES = [
     (("verify", "no.bundle", "--trust", "no.pub"), "no.pub"),
     (("inspect", "no.bundle"), "no.bundle"),
     (("sign", "no.bundle", "--key", "no.key"), "no.key"),
+    (("deploy", "no.bundle", "--agent", "k", "--broker", "mqtt://127.0.0.1:1"), "no.bundle"),
     (("sign", "no.bundle", "--sign-key", "no.key"), "no.key"),
 ]
 
@@ -52,6 +54,17 @@ def test_a_mistake_gets_one_line_and_a_hint(
     assert len(lines) <= 2
     assert words in result.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bundle_without_a_signature_is_not_uploaded(
+    edgebundle: Edgebundle, unsigned: Package, tmp_path: Path
+) -> None:
+    unsigned.save(tmp_path / "u.bundle")
+    # Nothing listens there: the mistake is told before anybody is asked.
+    done = edgebundle("deploy", tmp_path / "u.bundle", "--agent", "k", "--broker", "mqtt://127.0.0.1:1")
+    assert done.returncode == 4
+    assert "expected a signed bundle" in done.stderr
+    assert "edgebundle sign" in done.stderr
 
 
 @pytest.mark.slow
