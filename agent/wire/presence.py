@@ -47,6 +47,8 @@ class Presence:
         installed then. Empty while it can be written.
     name_conflict
         Whether another agent is online under the same name.
+    instance
+        A random text for each start: two agents of one name may be equal in all else.
     """
 
     state: str
@@ -56,6 +58,7 @@ class Presence:
     groups: str = ""
     storage: str = ""
     name_conflict: bool = False
+    instance: str = ""
 
     def to_bytes(self) -> bytes:
         """Write the document."""
@@ -72,6 +75,8 @@ class Presence:
             fields["storage"] = self.storage
         if self.name_conflict:
             fields["name_conflict"] = True
+        if self.instance:
+            fields["instance"] = self.instance
         return document.encode(fields)
 
     @classmethod
@@ -92,4 +97,5 @@ class Presence:
             groups=document.text(fields.get("groups")),
             storage=document.text(fields.get("storage")),
             name_conflict=fields.get("name_conflict") is True,
+            instance=document.text(fields.get("instance")),
         )
