@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from builder.boards.measuring_process import RunnerOptions
     from builder.bundles.key_files import read_private
     from builder.bundles.package import Package
-    from builder.compiling.compilation import Identity, compile
+    from builder.compiling.compilation import compile
+    from builder.compiling.identity import Identity
     from builder.importer import ImportedModel, load
     from builder.records.best_records import pick_best
     from builder.records.folder import Records
@@ -42,7 +43,7 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 _MODULE_OF: Final = {
     "DeviceTarget": "builder.target.device_target",
-    "Identity": "builder.compiling.compilation",
+    "Identity": "builder.compiling.identity",
     "ImportedModel": "builder.importer",
     "Package": "builder.bundles.package",
     "Records": "builder.records.folder",

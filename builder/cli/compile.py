@@ -13,6 +13,7 @@ from builder.cli.arguments import add_json, add_model, add_sign_key, integer, lo
 from builder.cli.early_checks import check_declarations, check_folder_of, check_model, check_records
 from builder.cli.progress import show_steps
 from builder.compiling import tolerances
+from builder.compiling.identity import Identity
 
 if TYPE_CHECKING:
     from builder.bundles.package import Package, UncoveredKernel
@@ -105,6 +106,8 @@ def _compile(args: argparse.Namespace) -> int:
     from builder.bundles.key_files import read_private
 
     # Loading the compiler takes seconds, and compiling minutes.
+    identity = Identity(args.name, args.model_version, args.security_counter, args.compatible)
+    identity.check()
     check_model(args)
     check_declarations(args.preprocess, args.postprocess, args.labels)
     check_records(args.tuning_records)
@@ -114,12 +117,10 @@ def _compile(args: argparse.Namespace) -> int:
         _check_report(args.report)
     with show_steps(quiet=args.quiet or args.json) as progress:
         progress("loading the compiler")
-        from builder.compiling.compilation import Identity, compile
+        from builder.compiling.compilation import compile
         from builder.target.device_target import resolve
 
         target = resolve(args.target)
-        identity = Identity(args.name, args.model_version, args.security_counter, args.compatible)
-        identity.check()
         progress(f"importing {args.model}")
         model = load_model(args, progress)
         package = compile(

@@ -9,8 +9,6 @@ schedules, graph and weights, and differs only in LLVM's code generation.
 from __future__ import annotations
 
 import os
-import re
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -29,10 +27,6 @@ from agent.bundle.manifest import (
     Runtime,
     Samples,
     Tuning,
-    check_compatible,
-    check_model_name,
-    check_security_counter,
-    check_version,
 )
 from agent.bundle.manifest import ShippedRecords as ManifestShipped
 from agent.bundle.manifest import Target as ManifestTarget
@@ -45,6 +39,7 @@ from builder.codegen.kernel_object import compile_kernels, compile_object, count
 from builder.codegen.link.linker import describe, link
 from builder.compiling import declarations, parity, tolerances
 from builder.compiling.footprint import resources_of
+from builder.compiling.identity import Identity, bundle_name
 from builder.compiling.layers import Layers
 from builder.compiling.lower import lower
 from builder.compiling.sample_inputs import make_inputs
@@ -60,69 +55,6 @@ from builder.running.in_memory import execute
 from builder.target.device_target import DeviceTarget, resolve
 
 Progress = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """What a bundle is called and which devices may run it.
-
-    Attributes
-    ----------
-    name
-        The model's name on devices; None derives it from the file's name.
-    version
-        Semantic version.
-    security_counter
-        0 to 2^63 - 1; a device refuses a counter lower than the one it committed for that name. None stands
-        for the time of the build in seconds since 1970, so that every build replaces those before it; the
-        environment variable `SOURCE_DATE_EPOCH` sets this time for reproducible builds.
-    compatible
-        Device types, such as `["raspberrypi,4-model-b"]`; None means any Linux of the target's architecture.
-    """
-
-    name: str | None = None
-    version: str = "1.0.0"
-    security_counter: int | None = None
-    compatible: Sequence[str] | None = None
-
-    def counter(self) -> int:
-        """Return the security counter, or the time of the build in its place.
-
-        Raises
-        ------
-        ModelError
-            If `SOURCE_DATE_EPOCH` is not a number of seconds.
-        """
-        if self.security_counter is not None:
-            return self.security_counter
-        stated = os.environ.get("SOURCE_DATE_EPOCH")
-        if stated is None:
-            return int(time.time())
-        if not (stated.isascii() and stated.isdigit()):
-            raise ModelError(f"expected a number of seconds in SOURCE_DATE_EPOCH, got {stated!r:.80}")
-        return int(stated)
-
-    def check(self) -> None:
-        """Apply the manifest's own rules, before anything is compiled.
-
-        Raises
-        ------
-        ModelError
-            If the manifest does not allow the name, version, counter or a device type.
-        """
-        if isinstance(self.compatible, str):  # Python takes it for a sequence of its characters
-            raise ModelError(f"expected a sequence of compatible strings, got {self.compatible!r:.80}")
-        hint = None
-        try:
-            check_version(self.version)
-            check_security_counter(self.counter())
-            if self.compatible is not None:
-                check_compatible(self.compatible)
-            if self.name is not None:
-                hint = f"for example {_bundle_name(self.name)}"
-                check_model_name(self.name)
-        except ValueError as error:
-            raise ModelError(str(error), hint=hint) from error
 
 
 def compile(
@@ -318,7 +250,7 @@ def _manifest(
     code = members["mod.so"]
     try:
         return Manifest(
-            name=identity.name or _bundle_name(model.name),
+            name=identity.name or bundle_name(model.name),
             version=identity.version,
             security_counter=identity.counter(),
             compatible=tuple(identity.compatible or (f"linux-{device.arch}",)),
@@ -380,9 +312,3 @@ def _dump_samples(specs: Sequence[TensorSpec], arrays: Sequence[npt.NDArray[np.g
         (TensorSpec(f"0/{spec.name}", spec.datatype, spec.shape), np.array(array, order="C").data)
         for spec, array in zip(specs, arrays, strict=True)
     )
-
-
-def _bundle_name(text: str) -> str:
-    """`ResNet 50 (v2)` -> `resnet-50-v2`."""
-    name = re.sub(r"[^a-z0-9._-]+", "-", text.lower()).strip("-._")[:64]
-    return name or "model"

@@ -27,6 +27,7 @@ MISTAKES = [
     (("compile", MODEL, "--labels", "no.txt"), "no.txt"),
     (("compile", MODEL, "--tuning-records", "no-records"), "no-records"),
     (("compile", MODEL, "-o", "no-folder/x.bundle"), "no-folder"),
+    (("compile", MODEL, "--name", "No Spaces"), "name: expected"),
     (("compile", MODEL, "--report", "nodes.pdf"), ".json or .html"),
     (("compile", "model.tflite"), "tf2onnx"),
     (("tune", "no.onnx", "-o", "records"), "no such file: no.onnx"),

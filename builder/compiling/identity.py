@@ -1,0 +1,84 @@
+"""What a bundle is called, its version, and which devices may run it, by the rules of the manifest.
+
+Needs no compiler, so that a mistake is told before one is loaded.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agent.bundle.manifest import check_compatible, check_model_name, check_security_counter, check_version
+from builder.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a bundle is called and which devices may run it.
+
+    Attributes
+    ----------
+    name
+        The model's name on devices; None derives it from the file's name.
+    version
+        Semantic version.
+    security_counter
+        0 to 2^63 - 1; a device refuses a counter lower than the one it committed for that name. None stands
+        for the time of the build in seconds since 1970, so that every build replaces those before it; the
+        environment variable `SOURCE_DATE_EPOCH` sets this time for reproducible builds.
+    compatible
+        Device types, such as `["raspberrypi,4-model-b"]`; None means any Linux of the target's architecture.
+    """
+
+    name: str | None = None
+    version: str = "1.0.0"
+    security_counter: int | None = None
+    compatible: Sequence[str] | None = None
+
+    def counter(self) -> int:
+        """Return the security counter, or the time of the build in its place.
+
+        Raises
+        ------
+        ModelError
+            If `SOURCE_DATE_EPOCH` is not a number of seconds.
+        """
+        if self.security_counter is not None:
+            return self.security_counter
+        stated = os.environ.get("SOURCE_DATE_EPOCH")
+        if stated is None:
+            return int(time.time())
+        if not (stated.isascii() and stated.isdigit()):
+            raise ModelError(f"expected a number of seconds in SOURCE_DATE_EPOCH, got {stated!r:.80}")
+        return int(stated)
+
+    def check(self) -> None:
+        """Apply the manifest's own rules, before anything is compiled.
+
+        Raises
+        ------
+        ModelError
+            If the manifest does not allow the name, version, counter or a device type.
+        """
+        if isinstance(self.compatible, str):  # Python takes it for a sequence of its characters
+            raise ModelError(f"expected a sequence of compatible strings, got {self.compatible!r:.80}")
+        hint = None
+        try:
+            check_version(self.version)
+            check_security_counter(self.counter())
+            if self.compatible is not None:
+                check_compatible(self.compatible)
+            if self.name is not None:
+                hint = f"for example {bundle_name(self.name)}"
+                check_model_name(self.name)
+        except ValueError as error:
+            raise ModelError(str(error), hint=hint) from error
+
+
+def bundle_name(text: str) -> str:
+    """Return a name that the manifest allows: `ResNet 50 (v2)` becomes `resnet-50-v2`."""
+    name = re.sub(r"[^a-z0-9._-]+", "-", text.lower()).strip("-._")[:64]
+    return name or "model"
