@@ -66,7 +66,8 @@ def models_in(folder: Path, wanted: str = "") -> str:
         names = []
     if not names:
         return EXPORT_HINT
-    meant = closest(wanted, names) if wanted else None
+    stems = {Path(name).stem: name for name in names}
+    meant = closest(Path(wanted).stem, stems) if wanted else None
     if meant is not None:
-        return f"did you mean {folder / meant}?"
+        return f"did you mean {folder / stems[meant]}?"
     return f"in {folder}: {', '.join(names[:_LISTED])}{', ...' if len(names) > _LISTED else ''}"
