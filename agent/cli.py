@@ -108,7 +108,11 @@ def _add_configuration(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--broker", metavar="URL", help="mqtt[s]://HOST[:PORT]; overrides broker.url")
     parser.add_argument("--device", metavar="NAME", help="name of this device; overrides device")
-    parser.add_argument("--trust", metavar="DIR", help="folder of trusted keys; overrides trust.dir")
+    parser.add_argument(
+        "--trust",
+        metavar="KEY.pub|DIR",
+        help="a trusted public key, or a folder of them; overrides trust.dir",
+    )
     parser.add_argument("--state-dir", metavar="DIR", help="folder for state; overrides state_dir")
 
 

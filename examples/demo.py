@@ -30,6 +30,13 @@ DEVICE: Final = "demo"
 START_LIMIT_S: Final = 30.0
 STOP_LIMIT_S: Final = 10.0
 METRICS_INTERVAL_S: Final = 2
+STAGES: Final = "inference_(queue|decode|compute|encode)_seconds_(sum|count)"
+NEXT: Final = """\
+== what to do next
+your own model    edgebundle compile MODEL.onnx --target rpi4 --sign-key keys/signing.key
+its layers        edgebundle profile MODEL.bundle --html profile.html
+a Raspberry Pi    docs/install.md: from a package to the first answer
+your own client   docs/mqtt.md: topics, payloads and guarantees"""
 METRICS: Final = "requests_total|quantile|resident|ready"  # a regular expression of names to print
 
 MOSQUITTO: Final = """\
@@ -82,6 +89,7 @@ def main() -> int:
         announce(
             f"stopped the processes and removed the folder; the demo took {time.monotonic() - started:.0f} s"
         )
+        print(f"\n{NEXT}")
     except KeyboardInterrupt:
         print("\ndemo: interrupted; stopped the processes and removed the folder", file=sys.stderr)
         return 130
@@ -132,6 +140,30 @@ def run_demo(folder: Path, stack: contextlib.ExitStack) -> None:
 
     announce("metrics: print what the agent publishes about itself")
     edgebundle("metrics", "--agent", DEVICE, *broker, "--match", METRICS)
+    print(f"  {where_time_went(quietly('metrics', '--agent', DEVICE, *broker, '--match', STAGES))}")
+
+    announce("the kernels: print the layers of the model that each one computes, and its time")
+    edgebundle("profile", "digits.bundle", "--number", "50")
+
+
+def where_time_went(metrics: str) -> str:
+    """Return the mean time of each stage of an answer on the device, in words.
+
+    Raises
+    ------
+    DemoFailedError
+        If the agent has published no such metric.
+    """
+    values = {line.split()[0]: float(line.split()[-1]) for line in metrics.splitlines()}
+    times = []
+    for name, total in values.items():
+        stage, is_sum, _ = name.partition("_seconds_sum")
+        count = values.get(name.replace("_seconds_sum", "_seconds_count"), 0.0)
+        if is_sum and count:
+            times.append(f"{stage.rpartition('_')[2]} {1000 * total / count:.2f} ms")
+    if not times:
+        raise DemoFailedError("expected metrics of the stages of an answer, got none")
+    return f"an answer on the device takes: {', '.join(times)}; the rest is network and broker"
 
 
 def announce(text: str) -> None:

@@ -33,7 +33,7 @@ MAX_REVOKED_FILE_BYTES: Final = 1 << 20
 MAX_KEYS: Final = 256
 REVOKED_FILE: Final = "revoked"
 _KEY_ID: Final = re.compile(r"(?<![0-9a-fA-F])[0-9a-fA-F]{64}(?![0-9a-fA-F])")
-_KEY_SUFFIXES: Final = (".pem", ".pub")
+KEY_SUFFIXES: Final = (".pem", ".pub")
 _PEM_HEAD: Final = b"-----BEGIN PUBLIC KEY-----\n"
 _PEM_TAIL: Final = b"-----END PUBLIC KEY-----\n"
 _PEM_LINE: Final = 64
@@ -55,14 +55,16 @@ class TrustedKey:
     spki
         Its SubjectPublicKeyInfo in DER.
     key_id
-        Our name for it: the SHA-256 of `spki` in hexadecimal.
-    hint
-        Its name in signature files.
+        Its name in signature files and everywhere else: the SHA-256 of its PEM in hexadecimal, which Model
+        Signing calls `publicKey.hint`.
+    former_id
+        Its name in edgebundle before 2026-11-24, which lists of revoked keys may still have: the SHA-256 of
+        `spki`.
     """
 
     spki: bytes
     key_id: str
-    hint: str
+    former_id: str
 
     @property
     def public_key(self) -> ec.EllipticCurvePublicKey:
@@ -90,7 +92,7 @@ class TrustedKey:
     @classmethod
     def of_spki(cls, spki: bytes) -> TrustedKey:
         """Make a trusted key from a P-256 key's SubjectPublicKeyInfo in DER, which the caller has checked."""
-        return cls(spki, hashlib.sha256(spki).hexdigest(), hashlib.sha256(_pem(spki)).hexdigest())
+        return cls(spki, hashlib.sha256(_pem(spki)).hexdigest(), hashlib.sha256(spki).hexdigest())
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ class Keyring:
     Attributes
     ----------
     keys
-        Hint in a signature file -> key.
+        Key id -> key.
     revoked
         Ids of the revoked keys, which `keys` may still contain.
     faults
@@ -134,7 +136,7 @@ class Keyring:
 
     @classmethod
     def _of_trusted(cls, keys: Iterable[TrustedKey], revoked: Iterable[str]) -> Keyring:
-        return cls(MappingProxyType({key.hint: key for key in keys}), frozenset(revoked))
+        return cls(MappingProxyType({key.key_id: key for key in keys}), frozenset(revoked))
 
     @classmethod
     def from_files(cls, paths: Iterable[str | Path], revoked: Iterable[str] = ()) -> Keyring:
@@ -151,6 +153,8 @@ class Keyring:
     def from_dir(cls, folder: str | Path) -> Keyring:
         """Read all `*.pub` and `*.pem` files of a folder, and its file `revoked`, one key id a line.
 
+        Instead of a folder, the path may be a single key file.
+
         A file or line that is not valid becomes one of `faults`; the others remain in force.
 
         Raises
@@ -159,8 +163,10 @@ class Keyring:
             If there are no keys, or none is valid, or the folder cannot be read.
         """
         folder = Path(folder)
+        if folder.is_file():
+            return cls.from_files([folder])
         try:
-            paths = sorted(path for path in folder.iterdir() if path.suffix in _KEY_SUFFIXES)
+            paths = sorted(path for path in folder.iterdir() if path.suffix in KEY_SUFFIXES)
         except OSError as error:
             raise ConfigError(f"keyring {folder}: cannot be read: {error.strerror}") from error
         faults = [f"{path}: expected at most {MAX_KEYS} keys" for path in paths[MAX_KEYS : MAX_KEYS + 1]]
@@ -174,8 +180,12 @@ class Keyring:
             why = faults[0] if faults else f"keyring {folder}: expected 1 to {MAX_KEYS} keys, got 0"
             raise ConfigError(why, hint="copy the public key that verifies your bundles into it, as NAME.pub")
         revoked, wrong = _revoked(folder / REVOKED_FILE)
-        names = MappingProxyType({key.hint: key for key in keys})
+        names = MappingProxyType({key.key_id: key for key in keys})
         return cls(names, revoked, (*faults, *wrong), wrong[0] if wrong else None)
+
+    def revokes(self, key: TrustedKey) -> bool:
+        """Return whether a key is revoked, by its present or its former id."""
+        return not self.revoked.isdisjoint((key.key_id, key.former_id))
 
     def require_complete(self) -> None:
         """Check that no revoked key may be missing, before a bundle is accepted that did not run before.
@@ -192,12 +202,7 @@ class Keyring:
 
 
 def key_id(public_key: ec.EllipticCurvePublicKey) -> str:
-    """Return our name for a key: the SHA-256 of its SubjectPublicKeyInfo in DER, in hexadecimal."""
-    return hashlib.sha256(_spki(public_key)).hexdigest()
-
-
-def key_hint(public_key: ec.EllipticCurvePublicKey) -> str:
-    """Return Model Signing's name for a key, `publicKey.hint`: the SHA-256 of its PEM, in hexadecimal."""
+    """Return the name of a key: the SHA-256 of its PEM in hexadecimal, Model Signing's `publicKey.hint`."""
     return hashlib.sha256(_pem(_spki(public_key))).hexdigest()
 
 

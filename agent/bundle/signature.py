@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 
 from agent.bundle import canonical_json
 from agent.bundle.archive import MAX_MEMBER_BYTES, MAX_MEMBERS, SIGNATURE, max_member_bytes
-from agent.bundle.keyring import Keyring, key_hint
+from agent.bundle.keyring import Keyring, key_id
 from agent.bundle.names import SHA256
 from agent.errors import EndlessDataError, FormatError, KeyRevokedError, SignatureError
 
@@ -117,7 +117,7 @@ def make_signature(
     # (r, s) and (r, n - s) are both valid: we write the one with the lower s, and accept only that one from
     # our own writer.
     der = encode_dss_signature(r, min(s, _ORDER - s))
-    return _envelope(key_hint(private_key.public_key()), payload, der)
+    return _envelope(key_id(private_key.public_key()), payload, der)
 
 
 def verify_signature(raw: bytes, keyring: Keyring) -> Statement:
@@ -154,20 +154,31 @@ def verify_signature(raw: bytes, keyring: Keyring) -> Statement:
     key = keyring.keys.get(hint)
     if key is None:
         raise SignatureError(
-            f"the bundle is signed by a key that is not trusted (hint {hint[:16]}...)",
+            f"the bundle is signed by key {hint}, which is not trusted",
             hint="give the signer's public key with --trust, or put it into the agent's keyring",
         )
     try:
         key.public_key.verify(der, _pae(payload), ec.ECDSA(hashes.SHA256()))
     except InvalidSignature as error:
         raise SignatureError(f"the signature is not valid for key {key.key_id[:16]}...") from error
-    if key.key_id in keyring.revoked:
+    if keyring.revokes(key):
         raise KeyRevokedError(f"the bundle is signed by key {key.key_id}, which is revoked")
     # The payload is parsed only now that its signature is valid.
     statement, ours = _statement(payload)
     if ours and decode_dss_signature(der)[1] > _ORDER // 2:
         raise FormatError("model.sig: expected the lower of the two valid signatures, got the higher")
     return Statement(_resources(statement), key.key_id)
+
+
+def claimed_key_id(raw: bytes) -> str:
+    """Return the id of the key that a signature file says it was made with; nothing is verified.
+
+    Raises
+    ------
+    FormatError
+        If it is not a signature file.
+    """
+    return _open_envelope(raw)[0]
 
 
 def _pae(payload: bytes) -> bytes:

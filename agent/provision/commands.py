@@ -45,7 +45,10 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     enroll.add_argument("--device", metavar="NAME", help="this device's name (default: the host's name)")
     enroll.add_argument("--broker", metavar="URL", help="mqtts://HOST[:PORT], or mqtt:// for no TLS")
     enroll.add_argument(
-        "--trust", action="append", metavar="FILE", help="public key that your bundles are signed with"
+        "--trust",
+        action="append",
+        metavar="KEY.pub|DIR",
+        help="public key that your bundles are signed with, or a folder of them; repeatable",
     )
     enroll.add_argument("--username", metavar="NAME", help="user name at the broker")
     enroll.add_argument("--password-file", metavar="FILE", help="file with the password on its first line")

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from agent.bundle.keyring import Keyring
+from agent.bundle.keyring import KEY_SUFFIXES, Keyring
 from agent.config.file import parse_config
 from agent.config.keys import sample_config
 from agent.config.settings import Config
@@ -114,7 +114,7 @@ def enroll(
     files = _credentials(enrollment)
     keys = [
         (credentials.trusted_key_id(raw, f"--trust {_shown(given)}"), _key_name(given), raw)
-        for given in enrollment.trust
+        for given in _key_files(enrollment)
         for raw in [credentials.read_credential(given, enrollment.folder, "--trust")]
     ]
     make_folder(folder, owner)
@@ -291,6 +291,31 @@ def _created() -> Iterator[list[Path]]:
             path.unlink(missing_ok=True)
             if path.parent.name == "tls" and not any(path.parent.iterdir()):
                 path.parent.rmdir()
+
+
+def _key_files(enrollment: Enrollment) -> list[str]:
+    """Return the keys to trust, with the key files of a folder in its place.
+
+    Raises
+    ------
+    ConfigError
+        If a folder has no key files.
+    """
+    found: list[str] = []
+    for given in enrollment.trust:
+        is_text = given.lstrip().startswith("-----BEGIN ")
+        path = enrollment.folder / Path(given).expanduser() if not is_text else None
+        if path is None or not path.is_dir():
+            found.append(given)
+            continue
+        files = sorted(str(file) for file in path.iterdir() if file.suffix in KEY_SUFFIXES)
+        if not files:
+            raise ConfigError(
+                f"--trust: expected a folder with .pub or .pem files, got {path} without",
+                hint="copy signing.pub, which edgebundle keygen wrote, into it",
+            )
+        found += files
+    return found
 
 
 def _key_name(given: str) -> str:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 
 from agent.bundle.graph import Graph
+from agent.bundle.layer import Layer
 from agent.errors import InputError
 from agent.runtime.benchmark import BenchmarkResult, time_calls
 from agent.runtime.graph_executor import GraphModule, load
@@ -197,6 +198,7 @@ class GraphModuleDebug(GraphModule):
                         f"{self._graph.dltype[e]}[{', '.join(map(str, self._graph.shape[e]))}]"
                         for e in self._program.entries(i)
                     ),
+                    layers=(Layer.from_attrs(node.attrs),),
                 )
             )
         return Report(tuple(rows), total / number * 1e6)

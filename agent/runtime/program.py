@@ -12,6 +12,7 @@ import numpy as np
 import tvm_ffi
 
 from agent.bundle.graph import COPY, NOP, Graph
+from agent.bundle.layer import Layer, shorten
 from agent.errors import ExecutionError, FormatError
 from agent.runtime.memory import GraphMemory
 from agent.runtime.module import Kernel
@@ -28,6 +29,8 @@ _KERNEL_ERRORS: Final = (
     TypeError,
     ValueError,
 )
+
+_NODES_CHARS: Final = 160  # of a model's nodes in an error message
 
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
 
@@ -147,7 +150,9 @@ class Program:
     def _failure(self, i: int, error: BaseException) -> ExecutionError:
         node = self._graph.nodes[i]
         reason = " ".join(str(error).split())
-        return ExecutionError(f"node {node.name!r}, kernel {node.func_name}: {reason:.400}")
+        layer = Layer.from_attrs(node.attrs)
+        of = f" ({shorten(', '.join(layer.nodes), _NODES_CHARS)})" if layer.nodes else ""
+        return ExecutionError(f"node {node.name!r}, kernel {node.func_name}{of}: {reason:.400}")
 
 
 def _resolve(kernels: Kernels, name: str) -> Kernel:

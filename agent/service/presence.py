@@ -8,6 +8,7 @@ Leaves to others: the number (`session_seq`).
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from collections import deque
 from collections.abc import Callable
@@ -28,17 +29,27 @@ _log = logging.getLogger(__name__)
 _REASSERT_INTERVAL_S: Final = 1.0
 # Two agents with one name have different client identifiers, so the broker does not disconnect either.
 _TWIN_INTERVAL_S: Final = 60.0
+_INSTANCE_BYTES: Final = 4
 # Our own documents come back to us, some after the next one was published.
 _REMEMBERED: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One start of the agent: its device, its number, its version."""
+    """One start of the agent: its device, its number, its version, and a random text.
+
+    The numbers of two agents with one name may be equal.
+    """
 
     device: str
     seq: int
     version: str
+    instance: str = ""
+
+    @classmethod
+    def start(cls, device: str, seq: int, version: str) -> Session:
+        """Make the session of this start."""
+        return cls(device, seq, version, secrets.token_hex(_INSTANCE_BYTES))
 
     def document(
         self,
@@ -47,10 +58,11 @@ class Session:
         inference: bool | None = None,
         groups: bool | None = None,
         storage: str = "",
+        name_conflict: bool = False,
     ) -> bytes:
         """Return the document for the state topic; a connection that is None is not in it.
 
-        `storage` says why the disk cannot be written.
+        `storage` says why the disk cannot be written, `name_conflict` whether another agent has this name.
         """
         return StateDocument(
             state,
@@ -59,6 +71,8 @@ class Session:
             inference=_word(inference),
             groups=_word(groups),
             storage=storage,
+            name_conflict=name_conflict,
+            instance=self.instance,
         ).to_bytes()
 
     def will(self) -> Will:
@@ -93,6 +107,8 @@ class Presence:
         The control connection, whose will is `session.will()`.
     clock
         Returns seconds; `time.monotonic` except in tests.
+    call_later
+        Calls a function after so many seconds: a correction that comes too soon is made then. None drops it.
 
     Attributes
     ----------
@@ -101,7 +117,11 @@ class Presence:
     """
 
     def __init__(
-        self, session: Session, connection: Connection, clock: Callable[[], float] = time.monotonic
+        self,
+        session: Session,
+        connection: Connection,
+        clock: Callable[[], float] = time.monotonic,
+        call_later: Callable[[float, Callable[[], None]], object] | None = None,
     ) -> None:
         self._session = session
         self._connection = connection
@@ -114,13 +134,22 @@ class Presence:
         # Why the disk cannot be written; empty while it can.
         self.storage = ""
         self._asserted_s = float("-inf")
+        self._call_later = call_later
+        self._heard = b""
+        self._correction_is_due = False
+        self._has_twin = False
+        self._correction_log = RateLimitedLog(_log, _TWIN_INTERVAL_S, clock)
         self._twin_log = RateLimitedLog(_log, _TWIN_INTERVAL_S, clock)
 
     def announce(self) -> None:
         """Publish the current state."""
         self._asserted_s = self._clock()
         document = self._session.document(
-            self._state, inference=self._inference, groups=self._groups, storage=self.storage
+            self._state,
+            inference=self._inference,
+            groups=self._groups,
+            storage=self.storage,
+            name_conflict=self._has_twin,
         )
         self._said.append(document)
         self._connection.publish(self._topic, document, retain=True)
@@ -143,19 +172,36 @@ class Presence:
         retained
             Whether the broker had kept it; what is not retained was published just now.
         """
+        self._heard = payload
         if self._state != AgentState.ONLINE or payload in self._said:
             return
-        if not retained and _says_online(payload) and self._twin_log.due():
+        if not retained:
+            # A twin says that it is online, again and again; when it ends, it or its will says so.
+            self._has_twin = _says_online(payload)
+        if not retained and self._has_twin and self._twin_log.due():
             _log.warning(
                 "another agent is online as %s: give one of them another name (edge-agent enroll --device)",
                 self._session.device,
             )
-        if self._clock() - self._asserted_s >= _REASSERT_INTERVAL_S:
-            _log.info("the state topic says %.100s, correcting it", ascii(payload[:100]))
-            self.announce()
+        wait_s = self._asserted_s + _REASSERT_INTERVAL_S - self._clock()
+        if wait_s <= 0:
+            self._correct()
+        elif self._call_later is not None and not self._correction_is_due:
+            self._correction_is_due = True
+            self._call_later(wait_s, self._correct)
+
+    def _correct(self) -> None:
+        """Publish the state again, if the topic still says something else."""
+        self._correction_is_due = False
+        if self._state != AgentState.ONLINE or self._heard in self._said or not self._connection.connected:
+            return
+        if self._correction_log.due():
+            _log.info("the state topic says %.100s, correcting it", ascii(self._heard[:100]))
+        self.announce()
 
     def stop(self) -> None:
         """Publish that the agent stops as intended."""
+        self._has_twin = False
         self._state = AgentState.STOPPED
         self._inference = self._groups = None
         self.announce()

@@ -214,8 +214,10 @@ class Service:
             self._storage.suspect()
         await self._deployment.start()
         try:
-            session = Session(config.device, seq, agent.__version__)
-            self._presence = Presence(session, self._control)
+            session = Session.start(config.device, seq, agent.__version__)
+            self._presence = Presence(
+                session, self._control, call_later=asyncio.get_running_loop().call_later
+            )
             self._presence.storage = _unless_writable(self._storage.condition)
             self._control_messages = ControlMessages(
                 self._control.ack, self._presence, self._deployment, self._metrics

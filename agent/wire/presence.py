@@ -45,6 +45,10 @@ class Presence:
     storage
         Why the state directory cannot be written, such as `full` or `read-only`; nothing is stored or
         installed then. Empty while it can be written.
+    name_conflict
+        Whether another agent is online under the same name.
+    instance
+        A random text for each start: two agents of one name may be equal in all else.
     """
 
     state: str
@@ -53,16 +57,26 @@ class Presence:
     inference: str = ""
     groups: str = ""
     storage: str = ""
+    name_conflict: bool = False
+    instance: str = ""
 
     def to_bytes(self) -> bytes:
         """Write the document."""
-        fields = {"state": self.state, "session_seq": self.session_seq, "version": self.version}
+        fields: dict[str, object] = {
+            "state": self.state,
+            "session_seq": self.session_seq,
+            "version": self.version,
+        }
         if self.inference:
             fields["inference"] = self.inference
         if self.groups:
             fields["groups"] = self.groups
         if self.storage:
             fields["storage"] = self.storage
+        if self.name_conflict:
+            fields["name_conflict"] = True
+        if self.instance:
+            fields["instance"] = self.instance
         return document.encode(fields)
 
     @classmethod
@@ -82,4 +96,6 @@ class Presence:
             inference=document.text(fields.get("inference")),
             groups=document.text(fields.get("groups")),
             storage=document.text(fields.get("storage")),
+            name_conflict=fields.get("name_conflict") is True,
+            instance=document.text(fields.get("instance")),
         )

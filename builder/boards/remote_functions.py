@@ -133,12 +133,11 @@ def run_json(request: str) -> str:
 
 
 def profile_json(request: str) -> str:
-    """Profile the bundle at the path `bundle` with `options`; the reply holds `rows` and `total_us`."""
+    """Profile the bundle at the path `bundle` with `inputs` and `options`; the reply is the report's JSON."""
     from builder.running.local_run import profile
 
     asked = json.loads(request)
-    report = profile(asked["bundle"], **asked["options"])
-    return json.dumps({"rows": [asdict(row) for row in report.rows], "total_us": report.total_us})
+    return profile(asked["bundle"], asked["inputs"], **asked["options"]).json()
 
 
 def compare_json(request: str, clock: Callable[[], float] = time.perf_counter) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 
 from agent.runtime.benchmark import BenchmarkResult
 from agent.runtime.postprocess import Value
-from agent.runtime.report import Report, Row
+from agent.runtime.report import Report
 from builder.boards.measuring_process import MeasuringProcess
 from builder.boards.rpc_boards import NO_BOARD_S, SESSION_S
 from builder.boards.tracker_client import Tracker
@@ -71,12 +71,7 @@ def run_on_board(
         "threads": threads,
     }
     package = package if isinstance(package, Package) else Package.load(package)
-    files = [("model.bundle", package.to_bytes())]
-    given: str | None = None
-    if inputs is not None:
-        name, content = _input_file(inputs, package)
-        files.append((name, content))
-        given = f"{{path:{name}}}"
+    files, given = _files(package, inputs)
     request = {
         "bundle": "{path:model.bundle}",
         "inputs": given,
@@ -99,13 +94,15 @@ def run_on_board(
 
 def profile_on_board(
     package: Package | str | os.PathLike[str],
+    inputs: Inputs = None,
     *,
     tracker: str | Tracker,
     key: str,
+    fill_mode: FillMode = "random",
     number: int = 10,
     threads: int | None = None,
 ) -> Report:
-    """Time each kernel of a compiled model on a board.
+    """Time each kernel of a compiled model on a board; parameters as in `builder.running.local_run.profile`.
 
     Raises
     ------
@@ -114,10 +111,24 @@ def profile_on_board(
     FleetError
         If no board answers.
     """
-    request = {"bundle": "{path:model.bundle}", "options": {"number": number, "threads": threads}}
+    options = {"fill_mode": fill_mode, "number": number, "threads": threads}
     package = package if isinstance(package, Package) else Package.load(package)
-    answer, _ = _call("profile", request, [("model.bundle", package.to_bytes())], (), tracker, key)
-    return Report(tuple(Row(**row) for row in answer["rows"]), answer["total_us"])
+    files, given = _files(package, inputs)
+    request = {"bundle": "{path:model.bundle}", "inputs": given, "options": options}
+    answer, _ = _call("profile", request, files, (), tracker, key)
+    try:
+        return Report.from_dict(answer)
+    except ValueError as error:
+        raise FleetError(f"tracker {tracker}: {error}") from error
+
+
+def _files(package: Package, inputs: Inputs) -> tuple[list[tuple[str, bytes]], str | None]:
+    """Return the files to send, and what stands for the path of the inputs in a request."""
+    files = [("model.bundle", package.to_bytes())]
+    if inputs is None:
+        return files, None
+    name, content = _input_file(inputs, package)
+    return [*files, (name, content)], f"{{path:{name}}}"
 
 
 def _call(

@@ -6,6 +6,7 @@ Leaves verification to `agent.bundle.verify`.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import textwrap
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from agent.bundle.processing import (
     Step,
     TopK,
 )
+from agent.bundle.signature import claimed_key_id
 from agent.bundle.tensor_spec import TensorSpec
 from agent.bundle.verify import verify
 from agent.errors import BundleError, FormatError
@@ -48,6 +50,8 @@ class BundleReport:
         Whether the bundle has a signature, valid or not.
     key_id
         The trusted key that verified it, or None.
+    claimed_key_id
+        The key that the signature names, verified or not; None without a readable signature.
     digest
         SHA-256 of the whole file if it was verified, else None.
     refusal
@@ -58,6 +62,7 @@ class BundleReport:
     members: dict[str, int]
     signed: bool
     key_id: str | None
+    claimed_key_id: str | None
     digest: str | None
     refusal: BundleError | None
 
@@ -67,6 +72,7 @@ class BundleReport:
             "verified": self.key_id is not None,
             "signed": self.signed,
             "key_id": self.key_id,
+            "claimed_key_id": self.claimed_key_id,
             "digest": self.digest,
             "refusal": None if self.refusal is None else self.refusal.code,
             "manifest": canonical_json.to_json(self.manifest),
@@ -109,7 +115,8 @@ class BundleReport:
             return f"DOES NOT VERIFY ({self.refusal.code}): do not trust anything below"
         if not self.signed:
             return "none: devices refuse this bundle"
-        return "not checked: give --trust KEY.pub"
+        claim = "" if self.claimed_key_id is None else f"; it names key {self.claimed_key_id}"
+        return f"not checked{claim}: give --trust KEY.pub"
 
 
 def _memory(resources: Resources) -> str:
@@ -144,7 +151,10 @@ def inspect_bundle(path: str | os.PathLike[str], keyring: Keyring | None = None)
         if archive.MANIFEST not in index:
             raise FormatError(f"the bundle has no {archive.MANIFEST}")
         manifest = Manifest.from_bytes(archive.read_member(fd, index[archive.MANIFEST]))
-        key_id = digest = refusal = None
+        key_id = digest = refusal = claimed = None
+        if archive.SIGNATURE in index:
+            with contextlib.suppress(BundleError):
+                claimed = claimed_key_id(archive.read_member(fd, index[archive.SIGNATURE]))
         if keyring is not None:
             try:
                 with verify(fd, keyring) as bundle:
@@ -154,7 +164,7 @@ def inspect_bundle(path: str | os.PathLike[str], keyring: Keyring | None = None)
     finally:
         os.close(fd)
     sizes = {name: member.size for name, member in index.items()}
-    return BundleReport(manifest, sizes, archive.SIGNATURE in index, key_id, digest, refusal)
+    return BundleReport(manifest, sizes, archive.SIGNATURE in index, key_id, claimed, digest, refusal)
 
 
 def _row(name: str, value: str) -> list[str]:

@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Literal, TypeAlias
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -38,6 +39,34 @@ class UncoveredKernel:
     share: float
 
 
+Fate: TypeAlias = Literal["kernel", "folded", "no work", "unused"]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFate:
+    """What became of one node of the model.
+
+    Attributes
+    ----------
+    name, operator
+        The node.
+    fate
+        `kernel`: kernels compute it, its own or those of the nodes that read it. `folded`: it depends on no
+        input and was computed by the compiler. `no work`: its result is its input's memory. `unused`: no
+        output depends on it.
+    kernels
+        The kernels that compute it, in the order in which they run.
+    fused_with
+        The other nodes that these kernels compute.
+    """
+
+    name: str
+    operator: str
+    fate: Fate
+    kernels: tuple[str, ...] = ()
+    fused_with: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Package:
     """A compiled model.
@@ -53,12 +82,15 @@ class Package:
     uncovered
         The kernels without a design space, most work first. A bundle does not contain them, so they are
         empty in a package that was loaded.
+    nodes
+        What became of each node of the model; empty in a package that was loaded.
     """
 
     manifest: Manifest
     members: Mapping[str, bytes]
     signature: bytes | None = None
     uncovered: tuple[UncoveredKernel, ...] = ()
+    nodes: tuple[NodeFate, ...] = ()
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Package:

@@ -25,6 +25,7 @@ from agent import __version__
 from agent.errors import EdgeError
 from builder.cli.tvmc_flags import instead_of
 from builder.errors import BuildError
+from builder.spelling import closest, did_you_mean
 
 EXIT_OK: Final = 0
 EXIT_OURS: Final = 1
@@ -38,7 +39,9 @@ EXIT_BROKEN_PIPE: Final = 128 + signal.SIGPIPE
 COLLECT_AFTER: Final = 20_000
 
 # `edgebundle --help` lists their verbs in this order.
-VERB_MODULES: Final = ("keys", "compile", "repack", "run", "tune", "records", "rpc", "fleet", "metrics")
+VERB_MODULES: Final = (
+    *("keys", "compile", "repack", "run", "tune", "records", "rpc", "fleet", "metrics", "completion"),
+)
 
 # File system errors that the user's paths or disk cause: exit code 4, not 1.
 _FILE_FAULTS: Final = frozenset(
@@ -80,12 +83,28 @@ class Parser(argparse.ArgumentParser):
         # A script with an abbreviated flag would break when a new flag makes it ambiguous.
         kwargs.setdefault("allow_abbrev", False)
         super().__init__(*args, **kwargs)
+        self.verbs: dict[str, Parser] = {}
         self.add_argument(
             "--traceback",
             action="store_true",
             default=argparse.SUPPRESS,  # a verb's default would override the flag given before the verb
             help="print a Python traceback if the command fails",
         )
+
+    def flags(self) -> list[str]:
+        """Return the flags that the parser knows, without those that its help hides."""
+        shown = [action for action in self._actions if action.help is not argparse.SUPPRESS]
+        return [flag for action in shown for flag in action.option_strings]
+
+    def _check_value(self, action: argparse.Action, value: object) -> None:
+        """Check a word against the choices, as the base class does, and say which one was meant."""
+        if action.choices is not None and value not in action.choices:
+            known = [str(choice) for choice in action.choices]
+            name = action.metavar or "/".join(action.option_strings)
+            self.fail(
+                f"{name}: expected one of {', '.join(known)}; got {str(value)[:80]!r}",
+                hint=did_you_mean(str(value), known, otherwise=f"see `{self.prog} --help`"),
+            )
 
     def error(self, message: str) -> NoReturn:
         """Print an error and a hint to read the help, and exit with the code for wrong usage."""
@@ -125,10 +144,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     try:
         parser = _parser()
+        if "_ARGCOMPLETE" in os.environ:
+            _complete(parser)
         args, unknown = parser.parse_known_args(arguments)
         if unknown:  # not left to parse_args, whose hint would not name the verb
-            parser.prog = f"{parser.prog} {args.verb}"
-            parser.fail(f"unrecognized arguments: {' '.join(unknown)}", hint=instead_of(unknown))
+            verb = parser.verbs[args.verb]
+            verb.fail(f"unrecognized arguments: {' '.join(unknown)}", hint=_meant(verb, unknown))
         return cast("Callable[[argparse.Namespace], int]", args.handler)(args)
     except SystemExit as error:  # raised by argparse after --help, --version and usage errors
         return error.code if isinstance(error.code, int) else EXIT_OK
@@ -154,6 +175,21 @@ def _run(arguments: list[str]) -> int:
         return EXIT_OURS
 
 
+def _complete(parser: Parser) -> None:
+    """Answer a shell that asks for words, and end the process."""
+    from builder.cli.completion import complete
+
+    complete(parser)
+
+
+def _meant(verb: Parser, unknown: Sequence[str]) -> str | None:
+    """Return a hint about the first argument that is a flag of TVMC's, or that is like a flag of the verb."""
+    flag = next((word.partition("=")[0] for word in unknown if word.startswith("-")), "")
+    close = closest(flag, verb.flags()) if flag else None
+    meant = None if close is None else f"did you mean {close}? Otherwise see `{verb.prog} --help`"
+    return instead_of(unknown) or meant
+
+
 def _parser() -> Parser:
     parser = Parser(
         prog="edgebundle",
@@ -168,6 +204,7 @@ def _parser() -> Parser:
     subparsers = parser.add_subparsers(title="verbs", metavar="VERB", dest="verb", required=True)
     for module in _verb_modules():
         module.add_parsers(subparsers)
+    parser.verbs = dict(subparsers.choices)
     return parser
 
 

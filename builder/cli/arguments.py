@@ -7,13 +7,14 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from builder.cli import Parser
+from builder.target.presets import PRESETS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from builder.importer import ImportedModel
 
-TARGETS: Final = "host, rpi3, rpi4, rpi5, rpi-armv7, x86-64-v3, riscv64"
+TARGETS: Final = ", ".join(PRESETS)
 _LONGEST_MS: Final = 3_600_000  # one hour: nothing that is measured here takes longer
 
 
@@ -24,12 +25,13 @@ def add_model(parser: Parser) -> None:
         metavar="FILE",
         help="an ONNX model (.onnx), a TensorFlow Lite file (.tflite) or a PyTorch export (.pt2)",
     )
-    parser.add_argument(
+    target = parser.add_argument(
         "--target",
         default="host",
         help=f'device to compile for: {TARGETS}; or "llvm -mcpu=NAME", or a TVM target as JSON '
         "(default: %(default)s, this machine)",
     )
+    target.completer = lambda **_: list(PRESETS)  # type: ignore[attr-defined]
     parser.add_argument(
         "--input-shapes",
         metavar='"NAME:[1,3,224,224] ..."',
@@ -77,6 +79,13 @@ def load_model(args: argparse.Namespace, progress: Callable[[str], None] | None 
 def add_json(parser: Parser) -> None:
     """Add `--json`."""
     parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
+
+
+def add_sign_key(parser: Parser | argparse._ArgumentGroup, about: str, *, required: bool = False) -> None:
+    """Add `--sign-key`, and its other spelling `--key`, which the help does not show."""
+    group = parser.add_mutually_exclusive_group(required=required)
+    group.add_argument("--sign-key", metavar="KEY", help=about)
+    group.add_argument("--key", dest="sign_key", metavar="KEY", help=argparse.SUPPRESS)
 
 
 def integer(text: str) -> int:

@@ -9,9 +9,19 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 from builder.cli import SubParsers
-from builder.cli.arguments import add_declarations, add_json, add_model, integer, load_model, tolerance
+from builder.cli.arguments import (
+    add_declarations,
+    add_json,
+    add_model,
+    add_sign_key,
+    integer,
+    load_model,
+    tolerance,
+)
+from builder.cli.early_checks import check_folder_of, check_model, check_records
 from builder.cli.progress import show_steps
 from builder.compiling import tolerances
+from builder.compiling.identity import Identity
 
 if TYPE_CHECKING:
     from builder.bundles.package import Package, UncoveredKernel
@@ -24,6 +34,7 @@ EXAMPLES: Final = """examples:
   edgebundle compile model.onnx --target "llvm -mcpu=cascadelake" --input-shapes "data:[1,3,224,224]"
   edgebundle compile model.onnx --preprocess imagenet --postprocess softmax,top5 --labels synset.txt
   edgebundle compile yolox_nano.onnx --preprocess yolox --postprocess yolox,score_threshold=0.4 --labels coco
+  edgebundle compile model.onnx --report nodes.html
 """
 
 
@@ -78,10 +89,13 @@ def add_parsers(subparsers: SubParsers) -> None:
         metavar="OUT.png",
         help="write what --preprocess makes of --picture, before anything is compiled",
     )
-    trust = parser.add_argument_group("trust")
-    trust.add_argument(
-        "--sign-key", metavar="KEY", help="private key to sign with; devices accept only signed bundles"
+    parser.add_argument(
+        "--report",
+        metavar="JSON|HTML",
+        help="write what became of each node of the model: the kernels that compute it, or why none does",
     )
+    trust = parser.add_argument_group("trust")
+    add_sign_key(trust, "private key to sign with; devices accept only signed bundles")
     trust.add_argument(
         "--tolerance",
         type=tolerance,
@@ -96,14 +110,17 @@ def add_parsers(subparsers: SubParsers) -> None:
 
 def _compile(args: argparse.Namespace) -> int:
     from builder.bundles.key_files import read_private
-    from builder.compiling.identity import Identity
 
-    # Check the key and the output path first: compiling takes minutes.
+    # Loading the compiler takes seconds, and compiling minutes.
+    identity = Identity(args.name, args.model_version, args.security_counter, args.compatible)
+    identity.check()
+    check_model(args)
+    check_records(args.tuning_records)
     key = read_private(args.sign_key) if args.sign_key else None
     output = _output(args)
+    if args.report:
+        _check_report(args.report)
     with show_steps(quiet=args.quiet or args.json) as progress:
-        identity = Identity(args.name, args.model_version, args.security_counter, args.compatible)
-        identity.check()
         proposal, labels = _check_declarations(args)
         if proposal is not None:
             progress(str(proposal))
@@ -134,6 +151,10 @@ def _compile(args: argparse.Namespace) -> int:
             progress("signing")
             package = package.sign(key)
         package.save(output)
+    if args.report:
+        from builder.bundles.node_report import write_report
+
+        write_report(package, args.report)
     _report(package, output, proposal, as_json=args.json)
     return 0
 
@@ -148,8 +169,6 @@ def _check_declarations(args: argparse.Namespace) -> tuple[Proposal | None, Sequ
     sequence or None
         The labels in the model file, if the user gives none and the postprocess has a use for them.
     """
-    from pathlib import Path
-
     from builder.compiling import declarations
     from builder.compiling.labels import read_labels, read_named_labels, usable_labels
     from builder.compiling.outline import read_outline
@@ -159,11 +178,6 @@ def _check_declarations(args: argparse.Namespace) -> tuple[Proposal | None, Sequ
 
     if (args.show_input is None) != (args.picture is None):
         raise ModelError("expected both --show-input and --picture, or neither")
-    if not Path(args.model).is_file():
-        near = sorted(path.name for path in Path(args.model).parent.glob("*.onnx"))[:_NAMED]
-        raise ModelError(
-            f"no such file: {args.model}", hint=f"models there: {', '.join(near)}" if near else None
-        )
     declarations.check_names(args.preprocess, args.postprocess)
     if args.labels:
         read_labels(args.labels)
@@ -199,19 +213,20 @@ def _check_declarations(args: argparse.Namespace) -> tuple[Proposal | None, Sequ
 def _output(args: argparse.Namespace) -> str:
     from pathlib import Path
 
+    output = args.output or f"{Path(args.model).stem}.bundle"
+    check_folder_of(output)
+    return str(output)
+
+
+def _check_report(path: str) -> None:
+    from pathlib import Path
+
+    from builder.bundles.node_report import SUFFIXES
     from builder.errors import PackageError
 
-    output = args.output or f"{Path(args.model).stem}.bundle"
-    folder = Path(output).parent
-    if not folder.is_dir():
-        raise PackageError(
-            f"{output}: the folder {folder} does not exist", hint=f"create it: mkdir -p {folder}"
-        )
-    if Path(output).is_dir():
-        raise PackageError(
-            f"{output}: expected a file, got a folder", hint=f"name the file: -o {output}/NAME.bundle"
-        )
-    return str(output)
+    if Path(path).suffix not in SUFFIXES:
+        raise PackageError(f"{path}: expected a name that ends in {' or '.join(SUFFIXES)}")
+    check_folder_of(path)
 
 
 def _report(package: Package, output: str, proposal: Proposal | None, *, as_json: bool) -> None:

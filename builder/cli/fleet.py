@@ -169,6 +169,8 @@ def broker_of(args: argparse.Namespace) -> Broker:
 
 
 def _deploy(args: argparse.Namespace) -> int:
+    with naming_file(args.bundle):
+        _check_signed(args.bundle)
     from builder.errors import FleetError
     from builder.fleet.deploy import deploy
 
@@ -206,6 +208,25 @@ def _deploy(args: argparse.Namespace) -> int:
             f"({result.duration_s:.1f} s, {result.sent_bytes / 1e6:.2f} MB sent{note})"
         )
     return 0
+
+
+def _check_signed(bundle: str) -> None:
+    """Check that a bundle has a signature: every agent refuses it without one, but only after the upload."""
+    import os
+
+    from agent.bundle.archive import SIGNATURE, read_index
+    from builder.errors import PackageError
+
+    descriptor = os.open(bundle, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        is_signed = any(member.name == SIGNATURE for member in read_index(descriptor))
+    finally:
+        os.close(descriptor)
+    if not is_signed:
+        raise PackageError(
+            f"{bundle}: expected a signed bundle, got one without a signature",
+            hint=f"edgebundle sign {bundle} --sign-key keys/signing.key",
+        )
 
 
 def _infer(args: argparse.Namespace) -> int:
@@ -268,6 +289,8 @@ def _agents(args: argparse.Namespace) -> int:
     for agent in found:
         words = (agent.condition, f"edge-agent {agent.version}" if agent.version else "", agent.machine)
         print(f"{agent.name}  {'  '.join(word for word in words if word)}")
+        if agent.name_conflict:
+            print("    TWO AGENTS HAVE THIS NAME: give one another name (edge-agent enroll --device NAME)")
         if agent.sandbox_missing:
             print(f"    sandbox without {', '.join(agent.sandbox_missing)}")
         for model in agent.models:
@@ -363,6 +386,7 @@ def _agent_json(agent: AgentSummary) -> dict[str, Any]:
         "state": agent.state,
         "inference": agent.inference,
         "groups": agent.groups,
+        "name_conflict": agent.name_conflict,
         "version": agent.version,
         "machine": agent.machine,
         "sandbox": None

@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 from builder.cli import Parser, SubParsers
-from builder.cli.arguments import add_json
+from builder.cli.arguments import add_json, add_sign_key
 from builder.cli.refused_bundle import naming_file
 
 if TYPE_CHECKING:
@@ -30,12 +30,10 @@ def add_parsers(subparsers: SubParsers) -> None:
         "sign",
         help="sign a bundle, or replace its signature",
         description="Sign a bundle that was compiled without --sign-key, or sign it again with another key.",
-        epilog="example:\n  edgebundle sign model.bundle --key keys/signing.key -o signed.bundle",
+        epilog="example:\n  edgebundle sign model.bundle --sign-key keys/signing.key -o signed.bundle",
     )
     parser.add_argument("bundle", metavar="FILE", help="the bundle")
-    parser.add_argument(
-        "--key", required=True, metavar="KEY", help="the private key that `edgebundle keygen` wrote"
-    )
+    add_sign_key(parser, "the private key that `edgebundle keygen` wrote", required=True)
     parser.add_argument("-o", "--output", metavar="OUT", help="the signed bundle (default: replace FILE)")
     add_json(parser)
     parser.set_defaults(handler=_sign)
@@ -59,10 +57,12 @@ def add_parsers(subparsers: SubParsers) -> None:
         description="Show a bundle's manifest and members. Without --trust nothing is verified.",
         epilog="examples:\n"
         "  edgebundle inspect model.bundle --trust keys/signing.pub\n"
-        "  edgebundle inspect model.bundle --json",
+        "  edgebundle inspect model.bundle --json\n"
+        "  edgebundle inspect model.bundle --html graph.html",
     )
     parser.add_argument("bundle", metavar="FILE", help="the bundle")
     _add_trust(parser, required=False)
+    parser.add_argument("--html", metavar="OUT", help="also write a page of the graph and its memory")
     add_json(parser)
     parser.set_defaults(handler=_inspect)
 
@@ -98,7 +98,7 @@ def _sign(args: argparse.Namespace) -> int:
     from builder.bundles.key_files import read_private
     from builder.bundles.package import Package
 
-    key = read_private(args.key)
+    key = read_private(args.sign_key)
     output = args.output or args.bundle
     with naming_file(args.bundle):
         signed = Package.load(args.bundle).sign(key)
@@ -149,6 +149,11 @@ def _inspect(args: argparse.Namespace) -> int:
             _print_json(report.to_json())
         else:
             print("\n".join(report.lines()))
+        if args.html:
+            from builder.bundles.graph_page import write_page
+            from builder.bundles.package import Package
+
+            write_page(Package.load(args.bundle), args.html)
         if report.refusal is not None:
             raise report.refusal
     return 0

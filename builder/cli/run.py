@@ -12,11 +12,14 @@ from agent.errors import EdgeError
 from builder.cli import EXIT_INPUT, Parser, SubParsers
 from builder.cli.answers import Summary, document, draw_answer, drawn_names, table
 from builder.cli.arguments import add_json, milliseconds, positive
+from builder.cli.early_checks import check_folder_of
 
 if TYPE_CHECKING:
     from agent.runtime.report import Report
     from builder.bundles.package import Package
     from builder.running.local_run import RunResult
+
+MAX_REPORT_BYTES: Final = 64 << 20  # 65536 calls with long names take some 40 MB
 
 RUN_EXAMPLES: Final = """examples:
   edgebundle run resnet50.bundle --inputs cat.npz --outputs out.npz --print-time --repeat 100
@@ -26,6 +29,13 @@ RUN_EXAMPLES: Final = """examples:
   edgebundle run resnet50.bundle --accuracy photos/labels.csv
   edgebundle run model.bundle --fill-mode ones --print-top 5
   edgebundle run model.bundle --rpc-tracker lab:9190 --rpc-key rpi4 --print-time
+"""
+
+PROFILE_EXAMPLES: Final = """examples:
+  edgebundle profile resnet50.bundle --number 50
+  edgebundle profile resnet50.bundle --inputs cat.jpg --calls
+  edgebundle profile resnet50.bundle --json > before.json
+  edgebundle profile tuned.bundle --html profile.html --compare before.json
 """
 
 
@@ -42,37 +52,9 @@ def add_parsers(subparsers: SubParsers) -> None:
     parser.add_argument(
         "--device", default="cpu", choices=["cpu"], help="device to run on (default: %(default)s)"
     )
-    parser.add_argument(
-        "-i",
-        "--inputs",
-        metavar="FILE",
-        nargs="+",
-        action="append",
-        help="an .npz file with the inputs, or a JPEG or PNG picture; or several pictures, folders of them, "
-        "or patterns such as 'photos/*.jpg'",
-    )
-    parser.add_argument(
-        "--draw",
-        metavar="OUT.jpg|DIR",
-        help="draw the answer on the picture: boxes, labels, key points, masks; a folder for several inputs",
-    )
-    parser.add_argument(
-        "--show-input", metavar="OUT.png", help="write what the preprocess makes of the picture"
-    )
-    parser.add_argument(
-        "--accuracy",
-        metavar="CSV",
-        help="of a classifier: top-1 and top-5 on pictures with known classes, rows of file and label; "
-        "files are relative to the table",
-    )
+    _add_inputs(parser)
     parser.add_argument(
         "-o", "--outputs", "--output", metavar="NPZ", help="write output_0, output_1, ... to this .npz file"
-    )
-    parser.add_argument(
-        "--fill-mode",
-        choices=["zeros", "ones", "random"],
-        default="random",
-        help="values of inputs that --inputs does not give (default: %(default)s)",
     )
     parser.add_argument("--print-time", action="store_true", help="measure the time and print a summary")
     parser.add_argument(
@@ -105,15 +87,36 @@ def add_parsers(subparsers: SubParsers) -> None:
     parser = subparsers.add_parser(
         "profile",
         help="time each kernel of a bundle",
-        description="Time each kernel of a bundle on this machine or on a board, one row per kernel.",
-        epilog="example:\n  edgebundle profile resnet50.bundle --number 50",
+        description="Time each kernel of a bundle on this machine or on a board, with the nodes of the\n"
+        "model that it computes.",
+        epilog=PROFILE_EXAMPLES,
     )
     parser.add_argument("bundle", metavar="FILE", help="the bundle")
+    _add_inputs(parser)
+    parser.add_argument(
+        "--calls", action="store_true", help="one row per call, instead of one per kernel and shapes"
+    )
     parser.add_argument(
         "--number", type=positive, default=10, metavar="N", help="number of runs to average (default: 10)"
     )
+    parser.add_argument("--html", metavar="OUT", help="also write a page of the graph with times and charts")
+    parser.add_argument(
+        "--compare", metavar="JSON", help="what `profile --json` printed before, to show beside it in --html"
+    )
     _add_common(parser)
     parser.set_defaults(handler=_profile)
+
+
+def _add_inputs(parser: Parser) -> None:
+    parser.add_argument(
+        "-i", "--inputs", metavar="FILE", help="an .npz file with the inputs, or a JPEG or PNG picture"
+    )
+    parser.add_argument(
+        "--fill-mode",
+        choices=["zeros", "ones", "random"],
+        default="random",
+        help="values of inputs that --inputs does not give (default: %(default)s)",
+    )
 
 
 def _add_common(parser: Parser) -> None:
@@ -152,10 +155,12 @@ def _profile_report(package: Package, args: argparse.Namespace, number: int) -> 
     if board is None:
         from builder.running.local_run import profile
 
-        return profile(package, number=number, threads=args.threads)
+        return profile(package, args.inputs, fill_mode=args.fill_mode, number=number, threads=args.threads)
     from builder.boards.remote_run import profile_on_board
 
-    return profile_on_board(package, number=number, threads=args.threads, **board)
+    return profile_on_board(
+        package, args.inputs, fill_mode=args.fill_mode, number=number, threads=args.threads, **board
+    )
 
 
 def _warn_unverified(bundle: str) -> None:
@@ -169,6 +174,7 @@ def _run(args: argparse.Namespace) -> int:
 
     bundle, names = _bundle_and_inputs(args)
     package = Package.load(bundle)
+    _check_inputs(args, names)
     _warn_unverified(bundle)
     if args.accuracy or len(names) > 1 or any(_is_many(name) for name in names):
         return _run_many(args, package, names)
@@ -253,6 +259,18 @@ def _propose(package: Package) -> None:
         print(f"{proposal} (edgebundle repack adds them)", file=sys.stderr)
 
 
+def _check_inputs(args: argparse.Namespace, names: list[str]) -> None:
+    """Check that the files of inputs exist, before numpy is loaded."""
+    from pathlib import Path
+
+    from builder.errors import ModelError
+
+    _board(args)
+    for name in names:
+        if not _is_many(name) and not Path(name).exists():
+            raise ModelError(f"{name}: cannot be read (No such file or directory)")
+
+
 def _run_many(args: argparse.Namespace, package: Package, names: list[str]) -> int:
     """Run the model on each of many inputs; one that cannot be used is told, and the others go on."""
     import time
@@ -330,6 +348,40 @@ def _show_input(package: Package, given: str | None, output: str) -> None:
 def _profile(args: argparse.Namespace) -> int:
     from builder.bundles.package import Package
 
-    report = _profile_report(Package.load(args.bundle), args, number=args.number)
-    print(report.json() if args.json else report.table())
+    other = _read_report(args)
+    package = Package.load(args.bundle)
+    _check_inputs(args, [args.inputs] if args.inputs else [])
+    report = _profile_report(package, args, number=args.number)
+    if args.html:
+        from builder.bundles.graph_page import write_page
+
+        write_page(package, args.html, report, other)
+    print(report.json() if args.json else report.table(aggregate=not args.calls))
     return 0
+
+
+def _read_report(args: argparse.Namespace) -> Report | None:
+    """Read the profile to compare with; check the page's path, too, before anything is run."""
+    from pathlib import Path
+
+    from agent.runtime.report import Report
+    from builder.errors import PackageError
+
+    if args.html:
+        check_folder_of(args.html)
+    if args.compare is None:
+        return None
+    if not args.html:
+        raise PackageError("expected --html with --compare", hint="add --html profile.html")
+    path = Path(args.compare)
+    try:
+        if path.stat().st_size > MAX_REPORT_BYTES:
+            raise PackageError(f"{path}: expected at most {MAX_REPORT_BYTES} bytes")
+        return Report.from_dict(json.loads(path.read_text("utf-8")))
+    except OSError as error:
+        raise PackageError(f"{path}: cannot be read ({error.strerror})") from error
+    except (ValueError, RecursionError) as error:
+        raise PackageError(
+            f"{path}: expected a report of `edgebundle profile --json`, got something else",
+            hint="edgebundle profile model.bundle --json > before.json",
+        ) from error

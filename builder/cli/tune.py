@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from builder.cli import Parser, SubParsers
 from builder.cli.arguments import add_model, integer, load_model, milliseconds, not_negative, positive
+from builder.cli.early_checks import check_model, check_records
 
 if TYPE_CHECKING:
     from builder.boards.measuring_process import RunnerOptions
@@ -161,6 +162,9 @@ def _add_measuring(parser: Parser) -> None:
 
 
 def _tune(args: argparse.Namespace) -> int:
+    check_model(args)
+    for folder in args.tuning_records:
+        check_records(folder)
     from builder.target.device_target import resolve
     from builder.tuning.search.strategies import TUNERS
     from builder.tuning.tuner import tune

@@ -31,7 +31,7 @@ INSTEAD: Final = {
     "--disabled-pass": _PASSES,
     "--pass-config": _PASSES,
     "--instruments": _PASSES,
-    "--dump-code": "unpack the bundle with tar: mod.json is the graph, mod.so has the kernels",
+    "--dump-code": "edgebundle inspect FILE --html OUT draws the graph; mod.so in the bundle has the kernels",
     "--target-host": "host and target are the same CPU: use --target only",
     "--target-llvm-mcpu": _TARGET,
     "--target-llvm-mattr": _TARGET,

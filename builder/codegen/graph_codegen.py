@@ -19,12 +19,15 @@ import tvm
 from tvm import relax
 
 from agent.bundle.graph import NOP, Graph, Node, NodeEntry
+from agent.bundle.layer import Layer, shorten
 from agent.bundle.tensor_spec import TensorSpec
 from builder.codegen.memory_plan import Lifetime, plan
 from builder.errors import UnsupportedOperatorError
+from builder.importer.spans import names_of
 from builder.kernels.rewriter import RESHAPES
 from builder.kernels.spaces import sorting
 
+_NODES_CHARS: Final = 160  # of the model's nodes in a message
 # What the user can do about an operator without a kernel.
 _SORTS: Final = (
     f"at most {sorting.MAX_EXTENT} elements can be sorted: "
@@ -61,6 +64,7 @@ def generate(
     input_names: Sequence[str],
     output_names: Sequence[str],
     flops: Mapping[str, float] | None = None,
+    layers: Mapping[relax.Var, Layer] | None = None,
 ) -> GeneratedGraph:
     """Generate the graph of a lowered function.
 
@@ -72,13 +76,15 @@ def generate(
         The model's names, in order.
     flops
         Kernel's name -> floating-point operations of one call, written into each call's node for profiles.
+    layers
+        Variable of a call's result -> the part of the model that it computes, written there too.
 
     Raises
     ------
     UnsupportedOperatorError
         If the function contains control flow, dynamic shapes or calls of anything but kernels.
     """
-    walk = _Walk(flops or {})
+    walk = _Walk(flops or {}, layers or {})
     for param, name in zip(main.params, input_names, strict=True):
         walk.add_input(param, name)
     body = main.body
@@ -97,6 +103,7 @@ class _Walk:
     """State of one walk over a function; entries are numbered as in the graph."""
 
     flops: Mapping[str, float]
+    layers: Mapping[relax.Var, Layer]
     nodes: list[Node] = field(default_factory=list)
     specs: list[TensorSpec] = field(default_factory=list)
     first_entry: list[int] = field(default_factory=list)
@@ -111,7 +118,7 @@ class _Walk:
         self.num_inputs += 1
 
     def bind(self, var: relax.Var, value: relax.Expr) -> None:
-        self.values[var] = self._call(value, var.ty) if isinstance(value, relax.Call) else self._value(value)
+        self.values[var] = self._call(value, var) if isinstance(value, relax.Call) else self._value(value)
 
     def finish(self, result: relax.Expr, output_names: Sequence[str]) -> GeneratedGraph:
         heads = self._value(result)
@@ -145,7 +152,8 @@ class _Walk:
             return (self._value(value.tuple_value)[value.index],)
         raise UnsupportedOperatorError(f"a graph cannot contain {type(value).__name__}")
 
-    def _call(self, call: relax.Call, ty: tvm.ir.Type) -> tuple[NodeEntry, ...]:
+    def _call(self, call: relax.Call, var: relax.Var) -> tuple[NodeEntry, ...]:
+        ty = var.ty
         op = getattr(call.op, "name", str(call.op))
         if op in RESHAPES:
             (source,) = self._value(call.args[0])
@@ -154,8 +162,10 @@ class _Walk:
             self.aliases[self._entry_id(entries[0])] = self._root(self._entry_id(source))
             return entries
         if op != "relax.call_tir":
+            nodes = ", ".join(names_of(call))
+            of = f" (node {shorten(nodes, _NODES_CHARS)})" if nodes else ""
             raise UnsupportedOperatorError(
-                f"operator {op.removeprefix('relax.')} has no kernel",
+                f"operator {op.removeprefix('relax.')} has no kernel{of}",
                 hint=_HINTS.get(op, "remove it from the model and apply it to the output yourself"),
             )
         kernel = call.args[0].name_hint
@@ -164,6 +174,8 @@ class _Walk:
         types = ty.fields if isinstance(ty, tvm.ir.TupleType) else [ty]
         specs = tuple(_spec(output, f"{name}:{i}") for i, output in enumerate(types))
         attrs = {"flops": f"{self.flops[kernel]:.0f}"} if kernel in self.flops else {}
+        if var in self.layers:
+            attrs |= self.layers[var].to_attrs()
         return self._append(Node.call(name, kernel, inputs, len(specs), **attrs), specs)
 
     def _param(self, constant: tvm.ir.GenericConst) -> NodeEntry:

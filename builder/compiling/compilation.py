@@ -43,6 +43,7 @@ from builder.compiling import block_parity, declarations, parity, tolerances
 from builder.compiling.footprint import resources_of
 from builder.compiling.identity import Identity, bundle_name
 from builder.compiling.labels import Labels, read_named_labels, usable_labels
+from builder.compiling.layers import Layers
 from builder.compiling.lower import lower
 from builder.compiling.sample_inputs import make_inputs
 from builder.compiling.truth import exact_outputs
@@ -136,7 +137,8 @@ def compile(
     if shipped is not None and shipped.used:
         progress(f"schedules from shipped records of {shipped.records.name} for {len(shipped.used)} kernels")
     names = [s.name for s in model.inputs], [s.name for s in model.outputs]
-    graph = generate(lowered.main, *names, count_flops(lowered.kernels))
+    layers = Layers(model, lowered.main)
+    graph = generate(lowered.main, *names, count_flops(lowered.kernels), layers.by_call)
     progress(f"generating code for {len(lowered.kernels.functions)} kernels")
     kernels = compile_kernels(lowered.kernels, device)
     code = link(kernels.code, device)
@@ -169,7 +171,7 @@ def compile(
         tuned=tuned,
         shipped=shipped,
     )
-    return Package(manifest, members, uncovered=uncovered_kernels(lowered, device))
+    return Package(manifest, members, uncovered=uncovered_kernels(lowered, device), nodes=layers.fates)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
-"""What a bundle is called, and which devices may run it.
+"""What a bundle is called, its version, and which devices may run it, by the rules of the manifest.
 
-Promises the manifest's own rules, applied before anything is compiled or changed.
+Promises to apply these rules before anything is compiled or changed, and needs no compiler for it.
 """
 
 from __future__ import annotations

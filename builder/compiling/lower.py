@@ -13,9 +13,11 @@ import tvm
 from tvm import relax, tirx
 from tvm.ir import Call
 
+from builder.importer.spans import carry
 from builder.kernels.decisions import UNTUNED, Schedules
 from builder.kernels.passes.canonical import canonicalise
 from builder.kernels.passes.convolutions import to_conv2d
+from builder.kernels.passes.fusion import fuse_operators
 from builder.kernels.passes.integers import use_integers
 from builder.kernels.passes.layouts import choose_layouts
 from builder.kernels.passes.legalise import legalise
@@ -71,17 +73,15 @@ def fuse(mod: tvm.IRModule, target: DeviceTarget) -> tvm.IRModule:
     with target.tvm_target:
         mod = recognise(canonicalise(_convolutions(mod, target)))
         mod = write_recurrent(choose_layouts(mod, target), target)
-        mod = legalise(mod)
-        passes = [
-            # No constant folding from here on: it would transform weights now instead of at load.
-            t.AnnotateTIROpPattern(),
-            t.DeadCodeElimination(["main"]),
-            t.FuseOps(),
-            t.FuseTIR(),
-            t.CanonicalizeBindings(),
-            t.DeadCodeElimination(["main"]),
-        ]
-        return shorten_names(tvm.transform.Sequential(passes)(mod))
+        mod = carry(mod, legalise(mod))
+        # No constant folding from here on: it would transform weights now instead of at load.
+        mod = _run(mod, t.AnnotateTIROpPattern(), t.DeadCodeElimination(["main"]))
+        mod = _run(fuse_operators(mod), t.CanonicalizeBindings(), t.DeadCodeElimination(["main"]))
+        return shorten_names(mod)
+
+
+def _run(mod: tvm.IRModule, *passes: tvm.transform.Pass) -> tvm.IRModule:
+    return tvm.transform.Sequential(list(passes))(mod)
 
 
 def _convolutions(mod: tvm.IRModule, target: DeviceTarget) -> tvm.IRModule:

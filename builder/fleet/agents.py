@@ -81,6 +81,8 @@ class AgentSummary:
         Parts that the sandbox of its models lacks; empty for a complete sandbox, None if it is unknown.
     inference, groups
         Whether requests to it, and to its groups, can arrive: `online` or `offline`; empty if not known.
+    name_conflict
+        Whether two agents are online under this name.
     """
 
     name: str
@@ -91,6 +93,7 @@ class AgentSummary:
     sandbox_missing: tuple[str, ...] | None = None
     inference: str = ""
     groups: str = ""
+    name_conflict: bool = False
 
     @property
     def condition(self) -> str:
@@ -194,6 +197,7 @@ class _Listing:
             else tuple(_printable(part) for part in info.sandbox.missing[:_MAX_SHOWN_PARTS]),
             inference="" if presence is None else _printable(presence.inference),
             groups="" if presence is None else _printable(presence.groups),
+            name_conflict=presence is not None and presence.name_conflict,
         )
 
 

@@ -9,8 +9,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import Final
 
 from numpy.typing import ArrayLike
 
@@ -18,18 +16,7 @@ from builder.errors import ModelError
 from builder.importer.model_file import file_sha256
 from builder.importer.onnx_import import ImportedModel, import_onnx
 from builder.importer.silence import FOREIGN_FAILURES, first_line, quiet
-
-# Suffix -> how to convert a file of that format.
-_CONVERSIONS: Final = MappingProxyType(
-    {
-        ".pb": "convert it: tf.lite.TFLiteConverter.from_saved_model(FOLDER).convert() makes a .tflite",
-        ".keras": "export it: model.export('MODEL.onnx', format='onnx')",
-        ".h5": "export it: keras.saving.load_model(...).export('MODEL.onnx', format='onnx')",
-        ".pt": "export it: torch.onnx.export(model, inputs, 'MODEL.onnx')",
-        ".pth": "export it: torch.onnx.export(model, inputs, 'MODEL.onnx')",
-        ".safetensors": "it holds only weights: export the model to ONNX",
-    }
-)
+from builder.model_path import check_format
 
 
 def load(
@@ -61,12 +48,8 @@ def load(
         If LiteRT is installed and gives other numbers for a `.tflite` file.
     """
     path = Path(path)
+    check_format(path)
     suffix = path.suffix.lower()
-    if suffix in _CONVERSIONS:
-        raise ModelError(
-            f"expected an ONNX model, a .tflite file or a PyTorch export (.pt2), got {path}",
-            hint=_CONVERSIONS[suffix],
-        )
     if suffix == ".tflite":
         return _load_tflite(path, input_shapes, input_values, progress)
     if suffix != ".pt2":

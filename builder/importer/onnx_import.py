@@ -18,6 +18,7 @@ from builder.importer.function_bodies import expand, has_body
 from builder.importer.model_file import ModelFile, read_model
 from builder.importer.normalise import normalise, simplify
 from builder.importer.relax_module import RelaxModel, to_relax
+from builder.importer.source_nodes import SourceNodes
 from builder.importer.structure import prepare
 from builder.importer.unsupported import explain, refuse_unsupported, refused_operators
 
@@ -44,6 +45,9 @@ class ImportedModel:
         The file's name without its suffix; for a model in memory, the graph's name.
     preprocess, labels
         What the file itself says about its pictures and classes, which counts unless the user says otherwise.
+    source
+        The nodes of the original model, and which of them each node of `onnx` comes from. Calls in `mod` have
+        spans with names of nodes of `onnx`.
     """
 
     mod: IRModule
@@ -53,6 +57,7 @@ class ImportedModel:
     source_sha256: str
     notes: tuple[str, ...]
     name: str
+    source: SourceNodes
     preprocess: Preprocess | None = None
     labels: tuple[str, ...] = ()
 
@@ -97,10 +102,20 @@ def import_onnx(
 
     file = _in_memory(source) if isinstance(source, onnx.ModelProto) else read_model(source)
     model = prepare(file.model)
+    source_nodes = SourceNodes.of(model)
     model = normalise(model, input_shapes or {}, input_values or {}, note)
     refuse_unsupported(model)
     model, relax = _convert(model)
-    return ImportedModel(relax.mod, relax.inputs, relax.outputs, model, file.sha256, tuple(collected), name)
+    return ImportedModel(
+        relax.mod,
+        relax.inputs,
+        relax.outputs,
+        model,
+        file.sha256,
+        tuple(collected),
+        name,
+        source_nodes.normalised_as(model),
+    )
 
 
 def _convert(model: onnx.ModelProto) -> tuple[onnx.ModelProto, RelaxModel]:

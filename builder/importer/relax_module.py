@@ -20,6 +20,7 @@ from builder.importer import integer_products
 from builder.importer.recurrent_call import GATES, recurrent_converters
 from builder.importer.relax_cleanup import clean_up
 from builder.importer.silence import FOREIGN_FAILURES, first_line, quiet_native
+from builder.importer.spans import carry, tracing_front_end
 
 # The front end turns these into tuples or crashes; a graph executor has only tensors.
 _NOT_TENSORS: Final = frozenset(
@@ -84,16 +85,17 @@ def _own_converters() -> Iterator[None]:
 
 
 def convert(model: onnx.ModelProto) -> IRModule:
-    """Run the front end with its output suppressed.
+    """Run the front end with its output suppressed; calls have spans that name the nodes they come from.
 
     Raises
     ------
     FrontEndError
         If the front end refused the model.
     """
-    with quiet_native(), _own_converters():
+    with quiet_native(), _own_converters(), tracing_front_end():
         try:
-            return clean_up(from_onnx(model, keep_params_in_input=False))
+            mod = from_onnx(model, keep_params_in_input=False)
+            return carry(mod, clean_up(mod))
         except FOREIGN_FAILURES as error:
             reason = first_line(error)
         # A half-built function complains when it is destroyed. The error's frames keep it alive: collect it

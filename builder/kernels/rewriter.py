@@ -15,6 +15,8 @@ import tvm
 from tvm import relax
 from tvm.ir import Call, GenericConst, Op
 
+from builder.importer.spans import TracingBuilder
+
 # Operators that change the shape without moving data (row-major, contiguous): the graph keeps each of them as
 # another name for its input's storage.
 RESHAPES: Final = ("relax.reshape", "relax.flatten", "relax.squeeze", "relax.expand_dims")
@@ -50,7 +52,7 @@ class Values:
     def call(self, call: Call) -> relax.Expr:
         """Return `call` over new variables."""
         args = [a if isinstance(a, tvm.ir.GlobalVar) else self.plain(a) for a in call.args]
-        return Call(call.op, args, call.attrs, call.ty_args)
+        return Call(call.op, args, call.attrs, call.ty_args, call.span)
 
 
 V = TypeVar("V", bound=Values)
@@ -62,6 +64,8 @@ def rewrite_main(
     values: Callable[[relax.BlockBuilder], V],
 ) -> tvm.IRModule:
     """Rebuild `main`; `emit` decides how to replace each call.
+
+    What is emitted for a call has the call's span.
 
     Parameters
     ----------
@@ -75,7 +79,7 @@ def rewrite_main(
     """
     main = mod["main"]
     functions = {g: f for g, f in mod.functions.items() if g.name_hint != "main"}
-    bb = relax.BlockBuilder(tvm.IRModule(functions))
+    bb = TracingBuilder(tvm.IRModule(functions))
     params = list(main.params)
     attrs = {k: v for k, v in (main.attrs or {}).items() if k != "global_symbol"}
     with bb.function("main", params, attrs=attrs or None):
@@ -94,6 +98,7 @@ def rewrite_main(
 def _rewrite(table: V, binding: relax.Binding, emit: Callable[[V, relax.Var, Call], bool]) -> None:
     value = binding.value
     if isinstance(value, Call):
+        table.bb.current = value.span
         if not emit(table, binding.var, value):
             table.define(binding.var, table.bb.emit(table.call(value)))
     elif isinstance(value, relax.TupleGetItem):

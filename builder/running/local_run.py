@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -28,13 +29,14 @@ from agent.runtime.module import KernelModule
 from agent.runtime.placement import Placement
 from agent.runtime.postprocess import Postprocessor, Value
 from agent.runtime.preprocess import Preprocessor
-from agent.runtime.report import Report
+from agent.runtime.report import Report, Stage
 from builder.bundles.package import Package
 from builder.errors import ModelError, PackageError, ShapeError
 from builder.running.in_memory import load_kernels
 from builder.running.inputs import Inputs, Picture, read_inputs
 
 FillMode = Literal["zeros", "ones", "random"]
+_STAGE_RUNS: Final = 5  # of decoding and postprocessing, whose times are means
 SEED: Final = 0  # of inputs that are filled with random values
 
 Array = npt.NDArray[Any]
@@ -170,14 +172,21 @@ class Runner:
 
 
 def profile(
-    package: Package | str | os.PathLike[str], *, number: int = 10, threads: int | None = None
+    package: Package | str | os.PathLike[str],
+    inputs: Inputs = None,
+    *,
+    fill_mode: FillMode = "random",
+    number: int = 10,
+    threads: int | None = None,
 ) -> Report:
-    """Time each kernel of a compiled model, on random inputs.
+    """Time each kernel of a compiled model, and what is declared before and after the kernels.
 
     Parameters
     ----------
     package
         The result of `builder.compile`, or a bundle's path.
+    inputs, fill_mode
+        As in `run`.
     number
         How many times to run the model.
     threads
@@ -187,15 +196,45 @@ def profile(
     ------
     PackageError
         If the bundle cannot be read, or was compiled for another machine.
+    ShapeError, ModelError
+        If an input has a wrong name, shape or dtype, or the file cannot be read.
     """
     package = package if isinstance(package, Package) else Package.load(package)
     graph = Graph.from_json(package.members["mod.json"])
     module = debug_executor.create(graph, _loaded(package, threads))
     module.load_params(package.members["mod.params"])
+    given = read_inputs(inputs, package.manifest.inputs)
+    values = {} if isinstance(given, Picture) else given
     for spec in package.manifest.inputs:
-        module.set_input(spec.name, _fill(package, spec, "random"))
+        _set(module, spec, values[spec.name] if spec.name in values else _fill(package, spec, fill_mode))
+    stages: list[Stage] = []
+    placement = None
+    if isinstance(given, Picture):
+        placement = _set_picture(package, module, given)
+        stages.append(_stage("decode and preprocess", lambda: _set_picture(package, module, given)))
     flops = {node.func_name: float(node.attrs["flops"]) for node in graph.nodes if "flops" in node.attrs}
-    return module.profile(number=number, flops=flops)
+    report = module.profile(number=number, flops=flops)
+    if package.manifest.postprocess is not None:
+        finish = _postprocessor(package)
+        outputs = {s.name: np.array(module.get_output(i)) for i, s in enumerate(package.manifest.outputs)}
+        stages.append(_stage("postprocess", lambda: finish(outputs, placement)))
+    return replace(report, stages=tuple(stages))
+
+
+def _stage(name: str, work: Callable[[], object]) -> Stage:
+    """Time `work`, after a run to warm up."""
+    work()
+    start = time.perf_counter()
+    for _ in range(_STAGE_RUNS):
+        work()
+    return Stage(name, (time.perf_counter() - start) / _STAGE_RUNS * 1e6)
+
+
+def _postprocessor(package: Package) -> Postprocessor:
+    declared = package.manifest.postprocess
+    assert declared is not None
+    labels = package.members.get("labels.txt", b"").splitlines()
+    return Postprocessor(declared, package.manifest.outputs, labels)
 
 
 def prepared(package: Package, threads: int | None = None) -> GraphModule:

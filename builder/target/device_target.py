@@ -24,6 +24,7 @@ from agent.bundle.machine import Machine
 from builder.errors import TargetError
 from builder.target.core import Core, with_caches_of_this_machine
 from builder.target.dot import Dot
+from builder.target.presets import PRESETS, unknown_target
 from builder.target.simd import Simd
 
 GLIBC: Final = "2.28"  # Debian 10 and later; older systems have no Python that is new enough
@@ -82,55 +83,6 @@ class DeviceTarget:
         machine = Machine.detect()
         return machine.arch == self.arch and set(self.features) <= machine.features
 
-
-@dataclass(frozen=True, slots=True)
-class _Preset:
-    config: Mapping[str, Any]
-    about: str
-
-
-_AARCH64: Final = "aarch64-linux-gnu"
-PRESETS: Mapping[str, _Preset] = {
-    "host": _Preset({"kind": "llvm"}, "this machine: its own CPU and cores"),
-    "rpi3": _Preset(
-        {"kind": "llvm", "mtriple": _AARCH64, "mcpu": "cortex-a53", "mattr": ["+neon"], "num-cores": 4},
-        "Raspberry Pi 3, Zero 2 W (64 bit): Cortex-A53",
-    ),
-    "rpi4": _Preset(
-        {"kind": "llvm", "mtriple": _AARCH64, "mcpu": "cortex-a72", "mattr": ["+neon"], "num-cores": 4},
-        "Raspberry Pi 4, 400 (64 bit): Cortex-A72",
-    ),
-    "rpi5": _Preset(
-        {"kind": "llvm", "mtriple": _AARCH64, "mcpu": "cortex-a76", "mattr": ["+neon"], "num-cores": 4},
-        "Raspberry Pi 5, 500 (64 bit): Cortex-A76 with dot products",
-    ),
-    "rpi-armv7": _Preset(
-        {
-            "kind": "llvm",
-            "mtriple": "armv7l-linux-gnueabihf",
-            "mcpu": "cortex-a7",
-            "mattr": ["+neon", "+vfp4"],
-            "mfloat-abi": "hard",
-            "num-cores": 4,
-        },
-        "Raspberry Pi 2 and later with a 32-bit system (hard float, NEON)",
-    ),
-    "x86-64-v3": _Preset(
-        {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v3", "num-cores": 4},
-        "any x86-64 of the last ten years (AVX2, FMA)",
-    ),
-    "riscv64": _Preset(
-        {
-            "kind": "llvm",
-            "mtriple": "riscv64-linux-gnu",
-            "mcpu": "generic-rv64",
-            "mattr": ["+m", "+a", "+f", "+d", "+c"],
-            "mabi": "lp64d",
-            "num-cores": 4,
-        },
-        "64-bit RISC-V without vectors (rv64gc)",
-    ),
-}
 
 # LLVM's name of a feature -> the name in /proc/cpuinfo, for features that kernels may use. Features that LLVM
 # lists for a core but that some boards lack are left out: the Raspberry Pi 4, for example, has no AES.
@@ -196,11 +148,7 @@ def _parse(spec: str) -> Mapping[str, Any]:
     except ValueError as error:
         raise TargetError(f"target: expected matching quotes, got {text[:80]!r}") from error
     if not words or words[0] != "llvm":
-        names = ", ".join(PRESETS)
-        raise TargetError(
-            f"unknown target {spec[:80]!r}",
-            hint=f'use {names}, "llvm -mcpu=NAME" or a TVM target as JSON',
-        )
+        raise unknown_target(spec)
     config: dict[str, Any] = {"kind": "llvm"}
     for word in words[1:]:
         match = re.fullmatch(r"--?([a-z-]+)=(.+)", word)

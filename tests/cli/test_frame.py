@@ -82,7 +82,7 @@ def test_unknown_verb_lists_the_existing_verbs(edgebundle: Edgebundle) -> None:
     assert done.returncode == 2
     first, second = done.stderr.splitlines()
     assert first.startswith("edgebundle: error: ") and "'compil'" in first and "keygen" in first
-    assert second == "edgebundle: hint: see `edgebundle --help`"
+    assert second == "edgebundle: hint: did you mean compile? Otherwise see `edgebundle --help`"
 
 
 def test_unknown_flag_points_to_the_verbs_own_help(edgebundle: Edgebundle) -> None:

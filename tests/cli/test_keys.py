@@ -282,11 +282,23 @@ def test_sign_on_a_full_disk_keeps_the_bundle_and_leaves_no_incomplete_file(
 # inspect
 
 
-def test_inspect_without_a_key_says_that_nothing_was_verified(edgebundle: Edgebundle, bundle: Path) -> None:
+def test_inspect_without_a_key_says_that_nothing_was_verified(
+    edgebundle: Edgebundle, bundle: Path, pair: KeyPair
+) -> None:
     done = edgebundle("inspect", bundle)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("tiny 1.2.3\n")
-    assert "signature   not checked: give --trust KEY.pub" in done.stdout
+    assert "signature   not checked; it names key" in done.stdout
+    assert pair.key_id in done.stdout
+
+
+def test_an_untrusted_bundle_is_refused_with_the_key_id_that_keygen_shows(
+    edgebundle: Edgebundle, bundle: Path, pair: KeyPair, tmp_path: Path
+) -> None:
+    edgebundle("keygen", tmp_path / "other")
+    done = edgebundle("verify", bundle, "--trust", tmp_path / "other" / "signing.pub")
+    assert done.returncode == 4
+    assert f"signed by key {pair.key_id}, which is not trusted" in done.stderr
 
 
 def test_inspect_shows_manifest_members_sizes_parity_and_target(

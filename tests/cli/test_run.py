@@ -95,8 +95,36 @@ def test_profile_has_a_row_for_each_kernel(terminal: Terminal, digits: Path) -> 
     result = terminal("profile", digits, "--number", "3")
     assert result.code == 0
     assert "conv2d" in result.out
-    assert result.out.splitlines()[0].startswith("Name")
-    assert json.loads(terminal("profile", digits, "--json", "--number", "2").out)
+    assert result.out.splitlines()[0].split()[:2] == ["Time", "(us)"]
+    assert max(map(len, result.out.splitlines())) <= 100
+    calls = json.loads(terminal("profile", digits, "--json", "--number", "2").out)["calls"]
+    assert all(layer["onnx"] for call in calls for layer in call["Layers"])
+    assert "Conv_0" in terminal("profile", digits, "--calls", "--number", "1").out
+
+
+def test_profile_takes_the_inputs_that_it_is_given(terminal: Terminal, digits: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "in.npz", wrong=np.zeros(1, np.float32))
+    fails(terminal("profile", digits, "--inputs", tmp_path / "in.npz"), "wrong")
+    fails(terminal("run", digits, "--profile", "--inputs", tmp_path / "in.npz"), "wrong")
+    np.savez(tmp_path / "in.npz", image=np.zeros((1, 1, 8, 8), np.float32))
+    result = terminal("profile", digits, "--inputs", tmp_path / "in.npz", "--fill-mode", "ones")
+    assert result.code == 0
+
+
+def test_profile_writes_a_page_with_a_comparison(terminal: Terminal, digits: Path, tmp_path: Path) -> None:
+    before = terminal("profile", digits, "--json", "--number", "1")
+    (tmp_path / "before.json").write_text(before.out)
+    page = tmp_path / "page.html"
+    compare = ("--compare", tmp_path / "before.json")
+    assert terminal("profile", digits, "--number", "1", "--html", page, *compare).code == 0
+    assert "Conv_0" in page.read_text()
+    fails(terminal("profile", digits, *compare), "--html")
+    fails(terminal("profile", digits, "--html", page, "--compare", digits), "profile --json")
+    (tmp_path / "before.json").write_text('{"calls": 1}')
+    fails(terminal("profile", digits, "--html", page, *compare), "profile --json")
+    fails(terminal("profile", digits, "--html", tmp_path / "absent" / "page.html"), "absent")
+    assert terminal("inspect", digits, "--html", tmp_path / "graph.html").code == 0
+    assert "Conv_0" in (tmp_path / "graph.html").read_text()
 
 
 # Unusable bundles and inputs

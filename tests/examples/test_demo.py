@@ -54,9 +54,23 @@ def test_picture_is_recognised_over_mqtt(tmp_path: Path) -> None:
     assert process.returncode == 0, out + err
     assert "a broker (mosquitto)" in out
     commands = [line.split()[2] for line in out.splitlines() if line.startswith("$ edgebundle ")]
-    assert commands == ["keygen", "compile", "verify", "agents", "deploy", "infer", "infer", "metrics"]
+    assert commands == [
+        "keygen",
+        "compile",
+        "verify",
+        "agents",
+        "deploy",
+        "infer",
+        "infer",
+        "metrics",
+        "profile",
+    ]
     assert recognised(out)
     assert "edge_inference_requests_total" in out.partition("$ edgebundle metrics")[2]
+    for stage in ("queue", "decode", "compute", "encode"):
+        assert f"{stage} " in out.partition("an answer on the device takes")[2].partition("\n")[0]
+    assert "Conv_0" in out.partition("$ edgebundle profile")[2]
+    assert "what to do next" in out.splitlines()[-5]
     assert left_behind(tmp_path) == []
 
 

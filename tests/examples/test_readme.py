@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from builder import cli
-from builder.target.device_target import PRESETS
+from builder.target.presets import PRESETS
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()

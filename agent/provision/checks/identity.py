@@ -70,14 +70,14 @@ def check_keyring(config: Config) -> Iterator[Finding]:
             "no new bundle is accepted: a revoked key may be missing",
             "correct the file keyring/revoked",
         )
-    trusted = sorted(key.key_id for key in keyring.keys.values() if key.key_id not in keyring.revoked)
+    trusted = sorted(key.key_id for key in keyring.keys.values() if not keyring.revokes(key))
     if trusted:
         revoked = f", {len(keyring.revoked)} revoked" if keyring.revoked else ""
         names = ", ".join(key_id[:16] for key_id in trusted)
         yield ok("keyring", f"{folder}: {len(trusted)} trusted ({names}){revoked}")
     else:
         yield fail("keyring", f"every key in {folder} is revoked", "edge-agent enroll --trust NEW.pub")
-    for path in (folder, *sorted(folder.iterdir())):
+    for path in (folder, *(sorted(folder.iterdir()) if folder.is_dir() else ())):
         if not path.exists():
             continue  # a dangling link, reported above
         mode = path.stat().st_mode

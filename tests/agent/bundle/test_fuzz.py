@@ -210,7 +210,7 @@ def test_signed_statement_of_other_values(
     document = replaced(json.loads(base64.b64decode(envelope["payload"])), seed, values)
     layout: dict[str, Any] = {"sort_keys": True, "separators": (",", ":")} if ours else {"indent": 2}
     payload = json.dumps(document, **layout).encode()
-    hint = keyring.key_hint(kit.key.public_key())
+    hint = keyring.key_id(kit.key.public_key())
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
 

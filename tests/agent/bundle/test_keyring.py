@@ -107,11 +107,33 @@ def key() -> ec.EllipticCurvePrivateKey:
     return ec.derive_private_key(42, ec.SECP256R1())
 
 
-def test_key_id_is_what_openssl_and_sha256sum_give(key: ec.EllipticCurvePrivateKey, tmp_path: Path) -> None:
+def test_key_id_is_the_digest_of_the_pem_that_openssl_writes(
+    key: ec.EllipticCurvePrivateKey, tmp_path: Path
+) -> None:
+    (tmp_path / "a.pub").write_bytes(pem(key))
+    command = ["openssl", "pkey", "-pubin", "-in", str(tmp_path / "a.pub")]
+    written = subprocess.run(command, capture_output=True, check=True).stdout
+    assert key_id(key.public_key()) == hashlib.sha256(written).hexdigest()
+
+
+def test_a_key_that_was_revoked_by_its_former_id_is_revoked(
+    key: ec.EllipticCurvePrivateKey, tmp_path: Path
+) -> None:
     (tmp_path / "a.pub").write_bytes(pem(key))
     command = ["openssl", "pkey", "-pubin", "-in", str(tmp_path / "a.pub"), "-outform", "DER"]
     der = subprocess.run(command, capture_output=True, check=True).stdout
-    assert key_id(key.public_key()) == hashlib.sha256(der).hexdigest()
+    trusted = TrustedKey.of(key.public_key())
+    for revoked in (hashlib.sha256(der).hexdigest(), trusted.key_id):
+        assert Keyring.of([key.public_key()], [revoked]).revokes(trusted)
+    assert not Keyring.of([key.public_key()], ["0" * 64]).revokes(trusted)
+
+
+def test_a_single_key_file_serves_as_a_folder(key: ec.EllipticCurvePrivateKey, tmp_path: Path) -> None:
+    (tmp_path / "a.pub").write_bytes(pem(key))
+    assert set(Keyring.from_dir(tmp_path / "a.pub").keys) == {key_id(key.public_key())}
+    (tmp_path / "b.pub").write_text("no key")
+    with pytest.raises(ConfigError, match="expected a public key"):
+        Keyring.from_dir(tmp_path / "b.pub")
 
 
 def test_folder_gives_its_keys_and_what_was_revoked(key: ec.EllipticCurvePrivateKey, tmp_path: Path) -> None:
@@ -124,10 +146,6 @@ def test_folder_gives_its_keys_and_what_was_revoked(key: ec.EllipticCurvePrivate
     ids = {trusted.key_id for trusted in keyring.keys.values()}
     assert ids == {key_id(key.public_key()), key_id(other.public_key())}
     assert keyring.revoked == {key_id(other.public_key())}
-
-
-def test_hint_is_the_digest_of_the_pem(key: ec.EllipticCurvePrivateKey) -> None:
-    assert TrustedKey.of(key.public_key()).hint == hashlib.sha256(pem(key)).hexdigest()
 
 
 @pytest.mark.parametrize(

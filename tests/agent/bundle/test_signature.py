@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
 
-from agent.bundle.keyring import Keyring, key_hint, key_id
+from agent.bundle.keyring import Keyring, key_id
 from agent.bundle.signature import make_signature, verify_signature
 from agent.errors import BundleError, EndlessDataError, FormatError, KeyRevokedError, SignatureError
 from tests.agent.bundle.documents import put
@@ -30,7 +30,7 @@ def envelope(key: ec.EllipticCurvePrivateKey, payload: bytes, *, low: bool = Tru
     s = min(s, ORDER - s) if low else max(s, ORDER - s)
     bundle = {
         "mediaType": "application/vnd.dev.sigstore.bundle.v0.3+json",
-        "verificationMaterial": {"publicKey": {"hint": key_hint(key.public_key())}, "tlogEntries": []},
+        "verificationMaterial": {"publicKey": {"hint": key_id(key.public_key())}, "tlogEntries": []},
         "dsseEnvelope": {
             "payload": base64.b64encode(payload).decode(),
             "payloadType": "application/vnd.in-toto+json",
@@ -73,7 +73,7 @@ def test_unknown_key_is_refused(kit: Any) -> None:
 def test_strangers_signature_under_a_trusted_hint_is_refused(kit: Any) -> None:
     stranger = ec.derive_private_key(99, ec.SECP256R1())
     raw = make_signature(FILES, stranger)
-    hint, own = key_hint(stranger.public_key()).encode(), key_hint(kit.key.public_key()).encode()
+    hint, own = key_id(stranger.public_key()).encode(), key_id(kit.key.public_key()).encode()
     with pytest.raises(SignatureError, match="not valid for key"):
         verify_signature(raw.replace(hint, own), kit.keyring)
 

@@ -222,6 +222,16 @@ def test_other_enrollment_needs_force(tmp_path: Path, trust: Path, mosquitto: Br
     assert load_config(tmp_path / "etc/agent.toml", {}, {}).device == "garage"
 
 
+def test_a_folder_of_keys_is_trusted(tmp_path: Path, trust: Path) -> None:
+    words = ("--device", "kitchen", "--broker", "mqtt://b", "--no-connect", "--trust")
+    (trust.parent / "README").write_text("not a key")
+    assert enroll(tmp_path / "etc", *words, trust.parent).returncode == 0
+    assert contents(tmp_path / "etc")["keyring/signing.pub"] == trust.read_bytes()
+    (tmp_path / "empty").mkdir()
+    assert "with .pub or .pem files" in refused(enroll(tmp_path / "other", *words, tmp_path / "empty"))
+    assert contents(tmp_path / "other") == {}
+
+
 def test_file_that_is_not_a_key_or_certificate_is_refused_before_anything_is_written(
     tmp_path: Path, trust: Path, authority: Authority
 ) -> None:

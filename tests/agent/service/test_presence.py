@@ -68,6 +68,30 @@ def test_another_agent_of_this_name_is_reported(caplog: pytest.LogCaptureFixture
     assert caplog.text.count("another agent is online as kitchen") == 2
 
 
+def test_two_new_agents_of_one_name_notice_each_other(caplog: pytest.LogCaptureFixture) -> None:
+    first, second = (Session.start("kitchen", 1, "0.1.0") for _ in range(2))
+    here = Presence(first, Recorder(), clock=lambda: 0.0)  # type: ignore[arg-type]
+    here.announce()
+    here.on_state(first.document(AgentState.ONLINE), retained=False)
+    assert "another agent" not in caplog.text
+    here.on_state(second.document(AgentState.ONLINE), retained=False)
+    assert "another agent is online as kitchen" in caplog.text
+
+
+def test_a_conflict_of_names_is_published_until_the_other_agent_ends() -> None:
+    connection = Recorder()
+    now_s = 0.0
+    here = Presence(SESSION, connection, clock=lambda: now_s)  # type: ignore[arg-type]
+    twin = Session("kitchen", 3, "0.1.0")
+    for state in (AgentState.ONLINE, AgentState.ONLINE, AgentState.OFFLINE):
+        now_s += 10
+        here.on_state(twin.document(state, name_conflict=True), retained=False)
+    now_s += 10
+    here.on_state(twin.document(AgentState.ONLINE), retained=True)  # an old message is no conflict
+    conflicts = [document.get("name_conflict", False) for _, document, _ in connection.published]
+    assert conflicts == [True, True, False, False]
+
+
 def test_corrections_are_rate_limited() -> None:
     connection = Recorder()
     now_s = 10.0
@@ -75,6 +99,31 @@ def test_corrections_are_rate_limited() -> None:
     for _ in range(100):
         here.on_state(b"offline")
     assert len(connection.published) == 1
+
+
+def test_a_correction_that_comes_too_soon_is_made_later() -> None:
+    connection, waiting = Recorder(), []
+    now_s = 0.0
+    here = Presence(
+        SESSION,
+        connection,  # type: ignore[arg-type]
+        clock=lambda: now_s,
+        call_later=lambda delay_s, work: waiting.append((delay_s, work)),
+    )
+    here.announce()
+    twin = Session("kitchen", 7, "0.1.0", "abcd")
+    now_s = 0.4
+    for _ in range(3):
+        here.on_state(twin.document(AgentState.STOPPED), retained=False)
+    assert len(connection.published) == 1
+    [(delay_s, work)] = waiting
+    assert delay_s == pytest.approx(0.6)
+    now_s = 1.0
+    work()
+    assert [document["state"] for _, document, _ in connection.published] == ["online", "online"]
+    here.on_state(SESSION.document(AgentState.ONLINE), retained=False)
+    work()  # the topic is right by now
+    assert len(connection.published) == 2
 
 
 def test_nothing_is_corrected_after_the_stop() -> None:

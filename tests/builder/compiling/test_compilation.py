@@ -18,7 +18,7 @@ from builder import Identity, Package, compile, run
 from builder.codegen.link.linker import describe
 from builder.errors import ModelError, ParityError
 from builder.importer import ImportedModel, import_onnx
-from builder.target.device_target import PRESETS
+from builder.target.presets import PRESETS
 
 DIGITS = Path(__file__).parents[3] / "examples" / "digits"
 

@@ -25,3 +25,18 @@ def test_a_name_that_no_manifest_allows_gets_an_example() -> None:
     with pytest.raises(ModelError, match="name: expected") as caught:
         Identity("No Spaces").check()
     assert caught.value.hint == "for example no-spaces"
+
+
+@pytest.mark.parametrize(
+    ("identity", "words"),
+    [
+        (Identity(name="No Spaces"), "name: expected"),
+        (Identity(version="1.0"), "version: expected"),
+        (Identity(security_counter=-1), "security_counter: expected"),
+        (Identity(compatible=["a b"]), "compatible: expected"),
+        (Identity(compatible="raspberrypi,4-model-b"), "a sequence of compatible strings"),
+    ],
+)
+def test_what_the_manifest_does_not_allow_is_refused(identity: Identity, words: str) -> None:
+    with pytest.raises(ModelError, match=words):
+        identity.check()

@@ -34,7 +34,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_a_hint_names_the_models_in_the_folder(tmp_path: Path) -> None:
     (tmp_path / "present.onnx").write_bytes(b"")
     (tmp_path / "notes.txt").write_bytes(b"")
-    for path in (tmp_path / "absent.onnx", tmp_path):
+    for path in (tmp_path / "xyz.onnx", tmp_path):
         with pytest.raises(ModelError) as caught:
             read_model(path)
         assert caught.value.hint == f"in {tmp_path}: present.onnx"

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from builder.target.core import Core, with_caches_of_this_machine
-from builder.target.device_target import PRESETS, resolve
+from builder.target.device_target import resolve
+from builder.target.presets import PRESETS
 from builder.target.simd import Simd
 
 SIMD = Simd(8, 16, fma=True)

@@ -6,7 +6,8 @@ import pytest
 
 from agent.bundle.machine import Machine
 from builder.errors import TargetError
-from builder.target.device_target import PRESETS, best_cpu, resolve
+from builder.target.device_target import best_cpu, resolve
+from builder.target.presets import PRESETS
 
 
 @pytest.mark.parametrize("name", list(PRESETS))

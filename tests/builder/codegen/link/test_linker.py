@@ -10,7 +10,8 @@ import tvm
 from builder.codegen.kernel_object import compile_object
 from builder.codegen.link.linker import describe, link
 from builder.errors import LinkError
-from builder.target.device_target import GLIBC, PRESETS, resolve
+from builder.target.device_target import GLIBC, resolve
+from builder.target.presets import PRESETS
 
 MACHINES = {"aarch64": "EM_AARCH64", "armv7l": "EM_ARM", "riscv64": "EM_RISCV", "x86_64": "EM_X86_64"}
 Doubling = Callable[[], tvm.IRModule]

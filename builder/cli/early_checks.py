@@ -1,0 +1,68 @@
+"""Checks of a command's arguments that need no compiler, so that a mistake is told at once.
+
+Loading the compiler takes seconds. What is checked here is checked again where it is used; these checks only
+tell the same mistakes earlier. They are silent about what only the compiler can know.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Final
+
+from builder.errors import PackageError, RecordsError
+from builder.model_path import check_exists, check_format
+from builder.target.presets import PRESETS, unknown_target
+
+_NONE: Final = "none"  # as --tuning-records: use no records
+
+
+def check_model(args: argparse.Namespace) -> None:
+    """Check the model's file and the target's name.
+
+    Raises
+    ------
+    ModelError
+        If there is no such file, or it has a format that must be converted.
+    TargetError
+        If the target is neither a preset nor LLVM options nor JSON.
+    """
+    check_format(Path(args.model))
+    check_exists(Path(args.model))
+    target = args.target.strip()
+    if target not in PRESETS and not target.startswith("{") and target.split(maxsplit=1)[:1] != ["llvm"]:
+        raise unknown_target(args.target)
+
+
+def check_records(folder: str | None) -> None:
+    """Check that a folder of tuning records exists.
+
+    Raises
+    ------
+    RecordsError
+        If it does not.
+    """
+    if folder is not None and folder != _NONE and not Path(folder).is_dir():
+        raise RecordsError(
+            f"{folder}: expected a folder of tuning records, got none",
+            hint=f"make it: edgebundle tune MODEL.onnx -o {folder}",
+        )
+
+
+def check_folder_of(path: str) -> None:
+    """Check that a file can be written to its folder.
+
+    Raises
+    ------
+    PackageError
+        If the folder does not exist, or the path is a folder itself.
+    """
+    folder = Path(path).parent
+    if not folder.is_dir():
+        raise PackageError(
+            f"{path}: the folder {folder} does not exist", hint=f"create it: mkdir -p {folder}"
+        )
+    if Path(path).is_dir():
+        raise PackageError(
+            f"{path}: expected a file, got a folder", hint=f"name the file: -o {path}/NAME.bundle"
+        )

@@ -1,0 +1,112 @@
+"""Fuses calls into kernels with TVM's passes, and keeps what each kernel was made of.
+
+TVM makes one function of all groups that are equal, and drops the spans of their calls. So the groups are
+compared with the calls before: what a group computes is looked up by the kernel and its arguments.
+"""
+
+from __future__ import annotations
+
+import tvm
+from tvm import relax
+from tvm.ir import Call, GenericConst
+
+from builder.importer.spans import Names, bindings_of, names_of, span_of, with_spans
+
+# What a value is: the call that computes it and its arguments, numbered as they appear.
+_Key = tuple[object, ...]
+
+
+def fuse_operators(mod: tvm.IRModule) -> tvm.IRModule:
+    """Fuse the calls of `main`; each call of a fused kernel has the spans of all calls in it.
+
+    Parameters
+    ----------
+    mod
+        A module whose `main` calls functions that are annotated with the kind of their operator.
+    """
+    t = relax.transform
+    groups = t.FuseOps()(mod)
+    spans = [span_of(names) for names in _Comparison(mod).names(groups)]
+    kernels = t.FuseTIR()(groups)
+    # Bindings may vanish, but calls stay in order.
+    calls = zip(map(_function, bindings_of(groups)), spans, strict=True)
+    found = []
+    for binding in bindings_of(kernels):
+        name = _function(binding)
+        found.append(next((span for called, span in calls if called == name), None) if name else None)
+    return with_spans(kernels, found)
+
+
+def _function(binding: relax.Binding) -> str:
+    """Return the function that a binding calls, "" if it calls none."""
+    value = binding.value
+    if not isinstance(value, Call):
+        return ""
+    callee = value.op if isinstance(value.op, tvm.ir.GlobalVar) else next(iter(value.args), None)
+    return str(callee.name_hint) if isinstance(callee, tvm.ir.GlobalVar) else ""
+
+
+class _Comparison:
+    """Numbers the values of a module, and finds them again in another one.
+
+    Parameters
+    ----------
+    mod
+        The module before fusion.
+    """
+
+    def __init__(self, mod: tvm.IRModule) -> None:
+        self._numbers: dict[_Key, int] = {}
+        self._names: dict[_Key, Names] = {}
+        self._values: dict[relax.Expr, int] = {}
+        for binding in bindings_of(mod):
+            key = self._key(binding.value, self._values)
+            self._values[binding.var] = self._of(binding.value, self._values)
+            self._names[key] = self._names.get(key, ()) + names_of(binding.value)
+
+    def names(self, groups: tvm.IRModule) -> list[Names]:
+        """Return for each binding of `groups`, the module with fused functions, its nodes."""
+        values: dict[relax.Expr, int] = {}
+        found: list[Names] = []
+        for binding in bindings_of(groups):
+            value = binding.value
+            group = groups[value.op] if isinstance(value, Call) and value.op in groups.functions else None
+            if isinstance(group, relax.Function):
+                arguments = [self._of(argument, values) for argument in value.args]
+                inner = dict(zip(group.params, arguments, strict=True))
+                names: Names = ()
+                for block in group.body.blocks:
+                    for each in block.bindings:
+                        key = self._key(each.value, inner)
+                        inner[each.var] = self._of(each.value, inner)
+                        names += self._names.get(key, ())
+                values[binding.var] = self._of(group.body.body, inner)
+                found.append(names)
+            else:
+                key = self._key(value, values)
+                values[binding.var] = self._of(value, values)
+                found.append(self._names.get(key, ()))
+        return found
+
+    def _of(self, expr: relax.Expr, values: dict[relax.Expr, int]) -> int:
+        """Return the number of a value: variables have those of what they are bound to."""
+        if isinstance(expr, relax.Var) and expr in values:
+            return values[expr]
+        key = self._key(expr, values)
+        return self._numbers.setdefault(key, len(self._numbers))
+
+    def _key(self, expr: relax.Expr, values: dict[relax.Expr, int]) -> _Key:
+        if isinstance(expr, relax.Var):
+            return ("parameter", expr.name)
+        if isinstance(expr, relax.Tuple):
+            return ("tuple", *(self._of(field, values) for field in expr.fields))
+        if isinstance(expr, relax.TupleGetItem):
+            return ("item", self._of(expr.tuple_value, values), int(expr.index))
+        if isinstance(expr, Call):
+            op = expr.op if isinstance(expr.op, tvm.ir.Op) else ""
+            return ("call", str(getattr(op, "name", op)), *(self._of(a, values) for a in expr.args))
+        if isinstance(expr, GenericConst):
+            return ("constant", expr.value)
+        if isinstance(expr, tvm.ir.GlobalVar):
+            return ("function", expr.name_hint)
+        return ("other", str(expr))

@@ -1,0 +1,73 @@
+"""What the path of a model tells without reading the file, and without a library that could.
+
+Leaves the contents to `builder.importer`, which loads the compiler.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from builder.errors import ModelError
+from builder.spelling import closest
+
+EXPORT_HINT: Final = "download or export the model again"
+_SUFFIXES: Final = frozenset({".onnx", ".pt2", ".tflite"})
+_LISTED: Final = 6  # how many models a hint names
+# Suffix -> how to convert a file of that format.
+CONVERSIONS: Final = MappingProxyType(
+    {
+        ".pb": "convert it: tf.lite.TFLiteConverter.from_saved_model(FOLDER).convert() makes a .tflite",
+        ".keras": "export it: model.export('MODEL.onnx', format='onnx')",
+        ".h5": "export it: keras.saving.load_model(...).export('MODEL.onnx', format='onnx')",
+        ".pt": "export it: torch.onnx.export(model, inputs, 'MODEL.onnx')",
+        ".pth": "export it: torch.onnx.export(model, inputs, 'MODEL.onnx')",
+        ".safetensors": "it holds only weights: export the model to ONNX",
+    }
+)
+
+
+def check_format(path: Path) -> None:
+    """Check that the suffix is not that of a format that must be converted first.
+
+    Raises
+    ------
+    ModelError
+        If it is; the hint says how.
+    """
+    suffix = path.suffix.lower()
+    if suffix in CONVERSIONS:
+        raise ModelError(
+            f"expected an ONNX model, a .tflite file or a PyTorch export (.pt2), got {path}",
+            hint=CONVERSIONS[suffix],
+        )
+
+
+def check_exists(path: Path) -> None:
+    """Check that the file exists.
+
+    Raises
+    ------
+    ModelError
+        If there is none, or it is a folder.
+    """
+    if path.is_dir():
+        raise ModelError(f"expected a model file, got a folder: {path}", hint=models_in(path))
+    if not path.exists():
+        raise ModelError(f"no such file: {path}", hint=models_in(path.parent, path.name))
+
+
+def models_in(folder: Path, wanted: str = "") -> str:
+    """Return a hint that names the models in a folder, for a user who mistyped `wanted`."""
+    try:
+        names = sorted(file.name for file in folder.iterdir() if file.suffix in _SUFFIXES)
+    except OSError:
+        names = []
+    if not names:
+        return EXPORT_HINT
+    stems = {Path(name).stem: name for name in names}
+    meant = closest(Path(wanted).stem, stems) if wanted else None
+    if meant is not None:
+        return f"did you mean {folder / stems[meant]}?"
+    return f"in {folder}: {', '.join(names[:_LISTED])}{', ...' if len(names) > _LISTED else ''}"

@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from builder.errors import ModelError
+from builder.model_path import check_exists, check_format, models_in
+
+
+def test_a_mistyped_name_gets_the_one_that_was_meant(tmp_path: Path) -> None:
+    (tmp_path / "digits.onnx").touch()
+    with pytest.raises(ModelError, match="no such file") as caught:
+        check_exists(tmp_path / "digit.onnx")
+    assert caught.value.hint == f"did you mean {tmp_path / 'digits.onnx'}?"
+    with pytest.raises(ModelError, match="got a folder") as caught:
+        check_exists(tmp_path)
+    assert caught.value.hint == f"in {tmp_path}: digits.onnx"
+    check_exists(tmp_path / "digits.onnx")
+    assert models_in(tmp_path / "absent", "x") == "download or export the model again"
+
+
+def test_a_format_that_must_be_converted_is_refused() -> None:
+    check_format(Path("a.onnx"))
+    with pytest.raises(ModelError, match="expected an ONNX model") as caught:
+        check_format(Path("a.TFLITE"))
+    assert "tf2onnx" in str(caught.value.hint)
