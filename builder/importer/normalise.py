@@ -19,6 +19,7 @@ from builder.importer.onnx_graph import OnnxGraph, ValueType, name_nodes, value_
 from builder.importer.opset import convert_opset
 from builder.importer.relax_module import supported_operators
 from builder.importer.rewrites import apply_rewrites
+from builder.importer.rewrites.microsoft import has_contrib, replace_contrib
 from builder.importer.silence import FOREIGN_FAILURES, quiet
 from builder.importer.static_inputs import Shapes, Values, fix_inputs
 
@@ -54,6 +55,10 @@ def normalise(
     fold_constants(model, strict=False)
     while has_control_flow(model) and inline_constant_ifs(model):
         fold_constants(model, strict=False)
+    if has_contrib(model):
+        # Before anything else: ONNX cannot infer the types of what reads these operators.
+        model = convert_opset(model)
+        replace_contrib(model)
     widen_halves(model, progress)
     return simplify(convert_opset(model))
 

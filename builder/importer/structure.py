@@ -23,6 +23,7 @@ from builder.importer.onnx_graph import (
     reads,
     walk_nodes,
 )
+from builder.importer.rewrites.microsoft import DOMAIN, IN_ONNX_DOMAIN
 from builder.importer.silence import FOREIGN_FAILURES, first_line
 
 # Every model is set to this IR version. Before version 4, weights also had to be graph inputs, and some files
@@ -33,6 +34,8 @@ OLDEST_IR: Final = 3
 # Limits the work of passes over the graph; the largest known exports have some ten thousand nodes.
 MAX_NODES: Final = 200_000
 MAX_SUBGRAPH_DEPTH: Final = 16
+# Domains of ONNX Runtime's operators on blocked layouts, whose block depends on the processor.
+_LAYOUT_DOMAINS: Final = frozenset({"com.microsoft.nchwc", "com.ms.internal.nhwc"})
 
 
 def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -57,6 +60,7 @@ def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
         raise ModelError(f"expected a graph of at most {MAX_NODES} nodes, got {count}")
     model = _inline_functions(model)
     _use_default_domain(model)
+    _move_to_microsoft(model)
     _check_operators(model)
     graph = model.graph
     _remove_weights_from_inputs(graph)
@@ -64,6 +68,10 @@ def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
     _sort(graph)
     name_nodes(graph)
     model.ir_version = MODERN_IR
+    for output in graph.output:
+        # The checker wants a shape, which many tools leave out. It is inferred later, whatever stands there.
+        if output.type.HasField("tensor_type"):
+            output.type.tensor_type.shape.SetInParent()
     try:
         onnx.checker.check_model(model)
     except (onnx.checker.ValidationError, *FOREIGN_FAILURES) as error:
@@ -125,7 +133,27 @@ def _use_default_domain(model: onnx.ModelProto) -> None:
     model.opset_import.extend(helper.make_opsetid(domain, version) for domain, version in others)
 
 
+def _move_to_microsoft(model: onnx.ModelProto) -> None:
+    """Move operators that ONNX Runtime's optimiser adds to ONNX's own domain to com.microsoft."""
+    opset = model.opset_import[0].version
+    for node in walk_nodes(model.graph):
+        if not node.domain and node.op_type in IN_ONNX_DOMAIN and not defs.has(node.op_type, opset, ""):
+            node.domain = DOMAIN
+    used = any(node.domain == DOMAIN for node in walk_nodes(model.graph))
+    # ONNX Runtime does not insist on the version of its own domain, and its tools leave it out.
+    if used and all(entry.domain != DOMAIN for entry in model.opset_import):
+        model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+
+
 def _check_operators(model: onnx.ModelProto) -> None:
+    local = [node for node in walk_nodes(model.graph) if node.domain in _LAYOUT_DOMAINS]
+    if local:
+        raise UnsupportedOperatorError(
+            f"expected a portable model, got one in a layout that ONNX Runtime made for one processor: "
+            f"{local[0].domain}.{local[0].op_type} ({describe(local)})",
+            hint="compile the original model, or save it with SessionOptions.graph_optimization_level = "
+            "ORT_ENABLE_EXTENDED instead of ORT_ENABLE_ALL",
+        )
     opset = model.opset_import[0].version
     unknown: dict[str, list[onnx.NodeProto]] = {}
     for node in walk_nodes(model.graph):

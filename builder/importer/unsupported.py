@@ -13,6 +13,7 @@ from onnx import helper, numpy_helper
 from builder.errors import FrontEndError, ModelError, UnsupportedOperatorError
 from builder.importer.onnx_graph import OnnxGraph, copy_node, describe, subgraphs
 from builder.importer.relax_module import supported_operators, to_relax
+from builder.importer.rewrites.microsoft import CONTRIB, DOMAIN
 
 # Each trial runs the front end on one node; of nodes that differ only in name, one is tried. If a graph has
 # more different nodes than this limit, only the first ones are tried.
@@ -108,8 +109,16 @@ def _obstacles(model: onnx.ModelProto) -> list[Obstacle]:
     known = supported_operators()
     groups: dict[tuple[str, Reason], list[onnx.NodeProto]] = {}
     tried: dict[bytes, Reason | None] = {}
+    # Values of unknown type that a refused node makes: what reads them is not at fault.
+    obscure: set[str] = set()
     for node in model.graph.node:
         reason = _first_obstacle(node, graph, known)
+        if reason is not None and not any(subgraphs(node)):
+            unknown = {name for name in node.output if name and graph.shape_of(name) is None}
+            follows = any(name in obscure for name in node.input)
+            obscure |= unknown
+            if follows and not node.domain and node.op_type in known:
+                continue
         if reason is None:
             key = _likeness(node, graph)
             if key not in tried and len(tried) < MAX_TRIALS:
@@ -124,6 +133,8 @@ def _obstacles(model: onnx.ModelProto) -> list[Obstacle]:
 
 def _first_obstacle(node: onnx.NodeProto, graph: OnnxGraph, known: frozenset[str]) -> Reason | None:
     """Why a node cannot be imported, without running the front end; None if no reason is found."""
+    if node.domain == DOMAIN and node.op_type in CONTRIB:
+        return Reason("its attributes, or its optional inputs or outputs, are not supported")
     if node.domain:
         return Reason(f"domain '{node.domain}' is not ONNX's")
     if any(subgraphs(node)):
