@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import argparse
 import collections
+import importlib
 import json
 import re
 import subprocess
 import sys
 import warnings
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import onnx
-from onnx.backend.test.case import test_case
-from onnx.backend.test.case.node import collect_testcases
+from onnx.backend.test.case import node, test_case
 
 from agent.bundle.params import dump_params
 from agent.errors import EdgeError
@@ -53,11 +54,24 @@ class Outcome:
     reason: str = ""
 
 
-def plain_cases(pattern: str = "") -> list[test_case.TestCase]:
-    """Return the node tests whose inputs and outputs are all tensors of numbers."""
+def plain_cases(pattern: str = "", modules: Sequence[str] | None = None) -> list[test_case.TestCase]:
+    """Return the node tests whose inputs and outputs are all tensors of numbers.
+
+    Parameters
+    ----------
+    pattern
+        A regular expression; only cases whose name it matches are returned.
+    modules
+        Only cases of these modules of `onnx.backend.test.case.node`: making all cases takes many seconds.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        cases = collect_testcases(None)
+        if modules is None:
+            cases = node.collect_testcases(None)
+        else:
+            for module in modules:
+                importlib.import_module(f"{node.__name__}.{module}")
+            cases = node._NodeTestCases
     return [c for c in cases if c.data_sets and _is_plain(c) and re.search(pattern, c.name)]
 
 
@@ -77,7 +91,7 @@ def run_case(case: test_case.TestCase, *, plain: bool) -> Outcome:
     feeds = dict(zip(names, inputs, strict=False))
     verdict, reason = _attempt(case, feeds, {}, expected, plain=plain)
     if verdict != "passed" and not plain:
-        for fold in (_indices(feeds), _all_but_first(feeds)):
+        for fold in (fixable_inputs(feeds), _all_but_first(feeds)):
             if fold and len(fold) < len(feeds):
                 rest = {name: value for name, value in feeds.items() if name not in fold}
                 again, why = _attempt(case, rest, fold, expected, plain=False)
@@ -87,7 +101,7 @@ def run_case(case: test_case.TestCase, *, plain: bool) -> Outcome:
     return Outcome(case.name, operator, verdict, reason)
 
 
-def _indices(feeds: dict[str, Any]) -> dict[str, Any]:
+def fixable_inputs(feeds: dict[str, Any]) -> dict[str, Any]:
     """Return the inputs that are scalars or integer vectors: shapes, axes and counts; not all inputs."""
     small = {n: v for n, v in feeds.items() if v.ndim == 0 or (v.ndim == 1 and v.dtype.kind in "iub")}
     if len(small) == len(feeds):

@@ -13,7 +13,7 @@ import onnxslim
 
 from builder.importer.constant_folding import fold_constants
 from builder.importer.control_flow import has_control_flow, inline_constant_ifs
-from builder.importer.function_bodies import expand, has_body
+from builder.importer.function_bodies import Operator, expand, has_body
 from builder.importer.half_precision import widen_halves
 from builder.importer.onnx_graph import OnnxGraph, ValueType, name_nodes, value_type
 from builder.importer.opset import convert_opset
@@ -73,23 +73,26 @@ def simplify(model: onnx.ModelProto) -> onnx.ModelProto:
             missing = _defined_by_others(model)
             if not missing or (expanded := expand(model, missing)) is model:
                 break
-            model = expanded
-    model = _slim(model)
+            model = convert_opset(expanded)
+    model = _slim(convert_opset(model))
     fold_constants(model)
     name_nodes(model.graph)
     return model
 
 
-def _defined_by_others(model: onnx.ModelProto) -> set[str]:
+def _defined_by_others(model: onnx.ModelProto) -> set[Operator]:
     """Operators that ONNX defines in terms of others and that lack a converter or an output shape."""
     graph = OnnxGraph(model)
     known = supported_operators()
     return {
-        node.op_type
+        (node.domain, node.op_type)
         for node in model.graph.node
-        if not node.domain
-        and (node.op_type not in known or any(graph.shape_of(name) is None for name in node.output if name))
-        and has_body(node.op_type, graph.opset)
+        if (
+            node.domain
+            or node.op_type not in known
+            or any(graph.shape_of(name) is None for name in node.output if name)
+        )
+        and has_body((node.domain, node.op_type), graph.opset)
     }
 
 

@@ -13,7 +13,7 @@ from tvm.ir import IRModule
 
 from agent.bundle.tensor_spec import TensorSpec
 from builder.errors import FrontEndError
-from builder.importer.function_bodies import expand, has_body
+from builder.importer.function_bodies import Operator, expand, has_body
 from builder.importer.model_file import ModelFile, read_model
 from builder.importer.normalise import normalise, simplify
 from builder.importer.relax_module import RelaxModel, to_relax
@@ -103,13 +103,14 @@ def _convert(model: onnx.ModelProto) -> tuple[onnx.ModelProto, RelaxModel]:
 
     If the front end refuses operators that ONNX defines in terms of others, expand them and try again.
     """
-    tried: set[str] = set()
+    tried: set[Operator] = set()
     while True:
         try:
             return model, to_relax(model)
         except FrontEndError as error:
             opset = model.opset_import[0].version
-            refused = {op for op in refused_operators(model) if has_body(op, opset)} - tried
+            names = refused_operators(model)
+            refused = {("", name) for name in names if has_body(("", name), opset)} - tried
             if not refused:
                 raise explain(model, str(error)) from error
             tried |= refused

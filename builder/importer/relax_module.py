@@ -14,6 +14,8 @@ from tvm.relax.frontend.onnx import from_onnx, onnx_frontend
 
 from agent.bundle.tensor_spec import TensorSpec
 from builder.errors import FrontEndError, ModelError
+from builder.importer.bit_cast import OPERATOR as BIT_CAST
+from builder.importer.bit_cast import bit_cast_converter
 from builder.importer.recurrent_call import GATES, recurrent_converters
 from builder.importer.relax_cleanup import clean_up
 from builder.importer.silence import FOREIGN_FAILURES, first_line, quiet_native
@@ -58,7 +60,7 @@ class RelaxModel:
 def supported_operators() -> frozenset[str]:
     """Operators of ONNX's own domain that TVM's front end has a converter for."""
     # TVM has no public name for this list.
-    return (frozenset(onnx_frontend._get_convert_map()) | frozenset(GATES)) - _NOT_TENSORS
+    return (frozenset(onnx_frontend._get_convert_map()) | frozenset(GATES) | {BIT_CAST}) - _NOT_TENSORS
 
 
 def convert(model: onnx.ModelProto) -> IRModule:
@@ -69,7 +71,7 @@ def convert(model: onnx.ModelProto) -> IRModule:
     FrontEndError
         If the front end refused the model.
     """
-    with quiet_native(), recurrent_converters():
+    with quiet_native(), recurrent_converters(), bit_cast_converter():
         try:
             return clean_up(from_onnx(model, keep_params_in_input=False))
         except FOREIGN_FAILURES as error:

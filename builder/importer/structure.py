@@ -69,7 +69,7 @@ def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
     name_nodes(graph)
     model.ir_version = MODERN_IR
     for output in graph.output:
-        # The checker wants a shape, which many tools leave out. It is inferred later, whatever stands there.
+        # The checker wants a shape, which many tools leave out. It is inferred later in any case.
         if output.type.HasField("tensor_type"):
             output.type.tensor_type.shape.SetInParent()
     try:

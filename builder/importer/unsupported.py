@@ -11,7 +11,8 @@ import onnx
 from onnx import helper, numpy_helper
 
 from builder.errors import FrontEndError, ModelError, UnsupportedOperatorError
-from builder.importer.onnx_graph import OnnxGraph, copy_node, describe, subgraphs
+from builder.importer.half_precision import HALVES
+from builder.importer.onnx_graph import OnnxGraph, attributes, copy_node, describe, subgraphs
 from builder.importer.relax_module import supported_operators, to_relax
 from builder.importer.rewrites.microsoft import CONTRIB, DOMAIN
 
@@ -144,6 +145,10 @@ def _first_obstacle(node: onnx.NodeProto, graph: OnnxGraph, known: frozenset[str
         )
     if node.op_type not in known:
         return Reason("there is no converter")
+    if node.op_type == "BitCast" and not _keeps_size(node, graph):
+        return Reason("bits of half precision cannot be cast, because the model is computed in float32")
+    if node.op_type == "RoiAlign" and attributes(node).get("mode", "avg") != "avg":
+        return Reason("expected the mode avg: TVM's maximum is not ONNX's")
     for name in node.output:
         if not name:
             continue
@@ -156,6 +161,15 @@ def _first_obstacle(node: onnx.NodeProto, graph: OnnxGraph, known: frozenset[str
                 depends_on_values=True,
             )
     return None
+
+
+def _keeps_size(node: onnx.NodeProto, graph: OnnxGraph) -> bool:
+    """Whether a BitCast's input has as many bits as its output, and neither was half precision."""
+    found, to = graph.type_of(node.input[0]), int(attributes(node)["to"])
+    sizes = (
+        [] if found is None else [helper.tensor_dtype_to_np_dtype(k).itemsize for k in (found.elem_type, to)]
+    )
+    return len(set(sizes)) == 1 and to not in HALVES
 
 
 def _likeness(node: onnx.NodeProto, graph: OnnxGraph) -> bytes:

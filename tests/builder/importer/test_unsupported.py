@@ -22,15 +22,15 @@ def hopeless(make_model: ModelMaker) -> onnx.ModelProto:
     nodes = [
         helper.make_node("Relu", ["x"], ["a"], name="fine"),
         # No converter.
-        helper.make_node("Det", ["a"], ["d1"], name="determinant_1"),
-        helper.make_node("Det", ["a"], ["d2"], name="determinant_2"),
+        helper.make_node("RandomUniformLike", ["a"], ["d1"], name="random_1"),
+        helper.make_node("RandomUniformLike", ["a"], ["d2"], name="random_2"),
         # A converter that refuses this attribute.
         helper.make_node("TopK", ["x", "k"], ["t", "ti"], name="unsorted", sorted=0),
         helper.make_node("TopK", ["x", "k"], ["u", "ui"], name="sorted"),
         # An output whose shape depends on values.
         helper.make_node("NonZero", ["a"], ["n"], name="where"),
     ]
-    outputs = {"d1": [2], "d2": [2], "t": [2, 3, 1], "u": [2, 3, 1], "n": ([3, None], INT64)}
+    outputs = {"d1": [2, 3, 3], "d2": [2, 3, 3], "t": [2, 3, 1], "u": [2, 3, 1], "n": ([3, None], INT64)}
     return make_model(nodes, {"x": [2, 3, 3]}, outputs, {"k": np.array([1])})
 
 
@@ -40,7 +40,7 @@ def test_every_obstacle_is_named_in_one_pass(hopeless: onnx.ModelProto) -> None:
     message = str(caught.value)
     assert "\n" not in message
     assert "3 operators cannot be imported" in message
-    assert "Det (determinant_1, determinant_2): there is no converter" in message
+    assert "RandomUniformLike (random_1, random_2): there is no converter" in message
     assert "TopK (unsorted)" in message
     assert "NonZero (where)" in message
     assert "fine" not in message
@@ -66,9 +66,9 @@ def test_a_shape_that_is_an_input_is_explained_and_can_be_fixed(make_model: Mode
 
 
 def test_many_nodes_are_counted_and_not_all_listed(make_model: ModelMaker) -> None:
-    nodes = [helper.make_node("Det", ["x"], [f"y{i}"], name=f"det_{i}") for i in range(9)]
-    model = make_model(nodes, {"x": [2, 3, 3]}, {f"y{i}": [2] for i in range(9)})
-    with pytest.raises(UnsupportedOperatorError, match="det_0, det_1, det_2 and 6 more"):
+    nodes = [helper.make_node("RandomUniformLike", ["x"], [f"y{i}"], name=f"random_{i}") for i in range(9)]
+    model = make_model(nodes, {"x": [2, 3, 3]}, {f"y{i}": [2, 3, 3] for i in range(9)})
+    with pytest.raises(UnsupportedOperatorError, match="random_0, random_1, random_2 and 6 more"):
         import_onnx(model)
 
 

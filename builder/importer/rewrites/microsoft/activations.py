@@ -1,4 +1,4 @@
-"""Activations of com.microsoft, alone or behind a bias.
+"""Activations of com.microsoft, some of them behind a bias.
 
 Source: ONNX Runtime's operator documentation, ContribOperators.
 """
