@@ -19,13 +19,18 @@ _LONGEST_MS: Final = 3_600_000  # one hour: nothing that is measured here takes 
 
 def add_model(parser: Parser) -> None:
     """Add the model, its target, and the shapes and values of its inputs."""
-    parser.add_argument("model", metavar="FILE", help="an ONNX model (.onnx) or a PyTorch export (.pt2)")
+    add_model_file(parser)
     parser.add_argument(
         "--target",
         default="host",
         help=f'device to compile for: {TARGETS}; or "llvm -mcpu=NAME", or a TVM target as JSON '
         "(default: %(default)s, this machine)",
     )
+
+
+def add_model_file(parser: Parser) -> None:
+    """Add the model, and the shapes and values of its inputs."""
+    parser.add_argument("model", metavar="FILE", help="an ONNX model (.onnx) or a PyTorch export (.pt2)")
     parser.add_argument(
         "--input-shapes",
         metavar='"NAME:[1,3,224,224] ..."',
@@ -34,6 +39,15 @@ def add_model(parser: Parser) -> None:
     parser.add_argument(
         "--input-values", metavar='"NAME=VALUE ..."', help="inputs to turn into constants, such as sr=16000"
     )
+
+
+def require_model_file(args: argparse.Namespace) -> None:
+    """Refuse a path without a file, before a compiler is loaded."""
+    from pathlib import Path
+
+    from builder.importer.model_path import require_file
+
+    require_file(Path(args.model))
 
 
 def load_model(args: argparse.Namespace, progress: Callable[[str], None] | None = None) -> ImportedModel:

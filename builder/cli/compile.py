@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 from builder.cli import SubParsers
-from builder.cli.arguments import add_json, add_model, integer, load_model, tolerance
+from builder.cli.arguments import add_json, add_model, integer, load_model, require_model_file, tolerance
 from builder.cli.progress import show_steps
 from builder.compiling import tolerances
 
@@ -102,6 +102,7 @@ def _compile(args: argparse.Namespace) -> int:
     # Check the key and the output path first: compiling takes minutes.
     key = read_private(args.sign_key) if args.sign_key else None
     output = _output(args)
+    require_model_file(args)
     with show_steps(quiet=args.quiet or args.json) as progress:
         progress("loading the compiler")
         from builder.compiling.compilation import Identity, compile

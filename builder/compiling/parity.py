@@ -134,18 +134,38 @@ def reference_outputs(model: onnx.ModelProto, inputs: Arrays) -> list[npt.NDArra
     ModelError
         If ONNX Runtime refuses the model or the inputs.
     """
+    session = _session(model)
+    try:
+        outputs: list[npt.NDArray[np.generic]] = session.run(None, dict(inputs))
+    except REFUSALS as error:
+        raise _refusal(error) from error
+    return outputs
+
+
+def require_reference(model: onnx.ModelProto) -> None:
+    """Refuse a model that the reference cannot run.
+
+    Raises
+    ------
+    ModelError
+        If ONNX Runtime refuses the model.
+    """
+    _session(model)
+
+
+def _session(model: onnx.ModelProto) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.log_severity_level = 3  # errors only: its warnings are about its own optimiser
     # One run: threads that spin afterwards, waiting for another, would only disturb what follows.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
-        session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        outputs: list[npt.NDArray[np.generic]] = session.run(None, dict(inputs))
+        return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     except REFUSALS as error:
-        raise ModelError(
-            f"ONNX Runtime refused the model: {str(error).strip().splitlines()[0][:300]}"
-        ) from error
-    return outputs
+        raise _refusal(error) from error
+
+
+def _refusal(error: Exception) -> ModelError:
+    return ModelError(f"ONNX Runtime refused the model: {str(error).strip().splitlines()[0][:300]}")
 
 
 def compare(

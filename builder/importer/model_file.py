@@ -21,6 +21,7 @@ from google.protobuf.message import DecodeError, Message
 from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
 
 from builder.errors import ModelError
+from builder.importer.model_path import EXPORT_HINT, models_in
 
 # A protobuf message is limited to 2 GiB, and every tool holds the model, with its shapes, as one message.
 MAX_MODEL_BYTES: Final = (1 << 31) - (1 << 20)
@@ -35,9 +36,6 @@ _BEGINNINGS: Final = {
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 # Fields that are never used as names: exporters put stack traces and whole configuration files there.
 _FREE_TEXT: Final = frozenset({"doc_string", "value", "producer_name", "producer_version"})
-_EXPORT_HINT: Final = "download or export the model again"
-_SUFFIXES: Final = frozenset({".onnx", ".pt2"})
-_LISTED: Final = 6  # how many models a hint names
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +109,9 @@ def decode(raw: bytes, source: str) -> onnx.ModelProto:
     ModelError
         If the content is not an ONNX model.
     """
-    hint = next((text for start, text in _BEGINNINGS.items() if raw.startswith(start)), _EXPORT_HINT)
+    hint = next((text for start, text in _BEGINNINGS.items() if raw.startswith(start)), EXPORT_HINT)
     if not raw:
-        raise ModelError(f"expected an ONNX model, got an empty file: {source}", hint=_EXPORT_HINT)
+        raise ModelError(f"expected an ONNX model, got an empty file: {source}", hint=EXPORT_HINT)
     model = onnx.ModelProto()
     try:
         model.ParseFromString(raw)
@@ -168,7 +166,7 @@ def _read(path: Path) -> bytes:
             if not stat.S_ISREG(status.st_mode):
                 raise ModelError(
                     f"expected a regular file, got a device or a pipe: {path}",
-                    hint=_EXPORT_HINT,
+                    hint=EXPORT_HINT,
                 )
             if status.st_size > MAX_MODEL_BYTES:
                 raise ModelError(
@@ -177,22 +175,11 @@ def _read(path: Path) -> bytes:
                 )
             return stream.read(MAX_MODEL_BYTES)
     except FileNotFoundError as error:
-        raise ModelError(f"no such file: {path}", hint=_models_in(path.parent)) from error
+        raise ModelError(f"no such file: {path}", hint=models_in(path.parent)) from error
     except IsADirectoryError as error:
-        raise ModelError(f"expected an ONNX file, got a folder: {path}", hint=_models_in(path)) from error
+        raise ModelError(f"expected an ONNX file, got a folder: {path}", hint=models_in(path)) from error
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
-
-
-def _models_in(folder: Path) -> str:
-    """A hint that names the models in a folder, for a user who mistyped one."""
-    try:
-        names = sorted(file.name for file in folder.iterdir() if file.suffix in _SUFFIXES)
-    except OSError:
-        names = []
-    if not names:
-        return _EXPORT_HINT
-    return f"in {folder}: {', '.join(names[:_LISTED])}{', ...' if len(names) > _LISTED else ''}"
 
 
 def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
@@ -238,7 +225,7 @@ def _external_files(model: onnx.ModelProto, folder: Path, source: Path) -> list[
             raise ModelError(
                 f"weight '{tensor.name}': expected bytes {offset} to {offset + length} of {file.name}, "
                 f"got a file of {size} bytes",
-                hint=_EXPORT_HINT,
+                hint=EXPORT_HINT,
             )
         total += length
         if total > MAX_MODEL_BYTES:

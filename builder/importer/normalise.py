@@ -20,6 +20,7 @@ from builder.importer.opset import convert_opset
 from builder.importer.relax_module import supported_operators
 from builder.importer.rewrites import apply_rewrites
 from builder.importer.rewrites.microsoft import has_contrib, replace_contrib
+from builder.importer.shapes import refuse_huge_values
 from builder.importer.silence import FOREIGN_FAILURES, quiet
 from builder.importer.static_inputs import Shapes, Values, fix_inputs
 
@@ -53,6 +54,7 @@ def normalise(
     """
     fix_inputs(model, shapes, values, progress)
     fold_constants(model, strict=False)
+    refuse_huge_values(model)
     while has_control_flow(model) and inline_constant_ifs(model):
         fold_constants(model, strict=False)
     if has_contrib(model):
@@ -74,6 +76,7 @@ def simplify(model: onnx.ModelProto) -> onnx.ModelProto:
             if not missing or (expanded := expand(model, missing)) is model:
                 break
             model = convert_opset(expanded)
+    refuse_huge_values(model)
     model = _slim(convert_opset(model))
     fold_constants(model)
     name_nodes(model.graph)

@@ -12,7 +12,8 @@ from numpy.typing import ArrayLike
 from tvm.ir import IRModule
 
 from agent.bundle.tensor_spec import TensorSpec
-from builder.errors import FrontEndError
+from builder.errors import FrontEndError, ModelError
+from builder.importer import advice
 from builder.importer.function_bodies import Operator, expand, has_body
 from builder.importer.model_file import ModelFile, read_model
 from builder.importer.normalise import normalise, simplify
@@ -91,10 +92,15 @@ def import_onnx(
             progress(text)
 
     file = _in_memory(source) if isinstance(source, onnx.ModelProto) else read_model(source)
-    model = prepare(file.model)
-    model = normalise(model, input_shapes or {}, input_values or {}, note)
-    refuse_unsupported(model)
-    model, relax = _convert(model)
+    producer = file.model.producer_name
+    try:
+        model = prepare(file.model)
+        model = normalise(model, input_shapes or {}, input_values or {}, note)
+        refuse_unsupported(model)
+        model, relax = _convert(model)
+    except ModelError as error:
+        error.details = advice.explain(error, producer)
+        raise
     return ImportedModel(relax.mod, relax.inputs, relax.outputs, model, file.sha256, tuple(collected), name)
 
 

@@ -13,13 +13,14 @@ from typing import Final
 import onnx
 from onnx import TensorProto, defs, helper, inliner
 
-from builder.errors import ModelError, UnsupportedOperatorError
+from builder.errors import ModelError, Obstacle, UnsupportedOperatorError
 from builder.importer.onnx_graph import (
     DEFAULT_DOMAINS,
     copy_node,
     describe,
     is_known_type,
     name_nodes,
+    names_of,
     reads,
     walk_nodes,
 )
@@ -33,7 +34,7 @@ MODERN_IR: Final = 10
 OLDEST_IR: Final = 3
 # Limits the work of passes over the graph; the largest known exports have some ten thousand nodes.
 MAX_NODES: Final = 200_000
-MAX_SUBGRAPH_DEPTH: Final = 16
+MAX_SUBGRAPH_DEPTH: Final = 8  # exports have three or four
 # Domains of ONNX Runtime's operators on blocked layouts, whose block depends on the processor.
 _LAYOUT_DOMAINS: Final = frozenset({"com.microsoft.nchwc", "com.ms.internal.nhwc"})
 
@@ -151,6 +152,7 @@ def _check_operators(model: onnx.ModelProto) -> None:
         raise UnsupportedOperatorError(
             f"expected a portable model, got one in a layout that ONNX Runtime made for one processor: "
             f"{local[0].domain}.{local[0].op_type} ({describe(local)})",
+            obstacles=[Obstacle(f"{local[0].domain}.{local[0].op_type}", names_of(local), "its layout")],
             hint="compile the original model, or save it with SessionOptions.graph_optimization_level = "
             "ORT_ENABLE_EXTENDED instead of ORT_ENABLE_ALL",
         )
@@ -163,6 +165,9 @@ def _check_operators(model: onnx.ModelProto) -> None:
         listed = "; ".join(f"{op} ({describe(nodes)})" for op, nodes in sorted(unknown.items()))
         raise UnsupportedOperatorError(
             f"unknown operators in ONNX opset {opset}: {listed}",
+            obstacles=[
+                Obstacle(op, names_of(nodes), "ONNX does not define it") for op, nodes in unknown.items()
+            ],
             hint="export the model again: the exporter used custom operators or wrote the wrong opset",
         )
 

@@ -10,9 +10,9 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from builder.errors import FrontEndError, ModelError, UnsupportedOperatorError
+from builder.errors import FrontEndError, ModelError, Obstacle, UnsupportedOperatorError
 from builder.importer.half_precision import HALVES
-from builder.importer.onnx_graph import OnnxGraph, attributes, copy_node, describe, subgraphs
+from builder.importer.onnx_graph import OnnxGraph, attributes, copy_node, describe, names_of, subgraphs
 from builder.importer.relax_module import supported_operators, to_relax
 from builder.importer.rewrites.microsoft import CONTRIB, DOMAIN
 
@@ -46,8 +46,8 @@ class Reason:
 
 
 @dataclass(frozen=True, slots=True)
-class Obstacle:
-    """An operator that cannot be imported.
+class _Refused:
+    """An operator that cannot be imported, with its nodes.
 
     Attributes
     ----------
@@ -97,7 +97,9 @@ def explain(model: onnx.ModelProto, reason: str) -> ModelError:
     if hint is None and any(o.reason.depends_on_values for o in found):
         hint = _VALUE_HINT
     noun = "operator" if len(found) == 1 else "operators"
-    return UnsupportedOperatorError(f"{len(found)} {noun} cannot be imported: {listed}", hint=hint)
+    obstacles = [Obstacle(o.operator, names_of(o.nodes), o.reason.text) for o in found]
+    message = f"{len(found)} {noun} cannot be imported: {listed}"
+    return UnsupportedOperatorError(message, hint=hint, obstacles=obstacles)
 
 
 def refused_operators(model: onnx.ModelProto) -> set[str]:
@@ -105,7 +107,7 @@ def refused_operators(model: onnx.ModelProto) -> set[str]:
     return {obstacle.operator for obstacle in _obstacles(model)}
 
 
-def _obstacles(model: onnx.ModelProto) -> list[Obstacle]:
+def _obstacles(model: onnx.ModelProto) -> list[_Refused]:
     graph = OnnxGraph(model)
     known = supported_operators()
     groups: dict[tuple[str, Reason], list[onnx.NodeProto]] = {}
@@ -129,7 +131,7 @@ def _obstacles(model: onnx.ModelProto) -> list[Obstacle]:
             operator = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
             groups.setdefault((operator, reason), []).append(node)
     ordered = sorted(groups.items(), key=lambda group: (group[0][0], group[0][1].text))
-    return [Obstacle(operator, reason, tuple(nodes)) for (operator, reason), nodes in ordered]
+    return [_Refused(operator, reason, tuple(nodes)) for (operator, reason), nodes in ordered]
 
 
 def _first_obstacle(node: onnx.NodeProto, graph: OnnxGraph, known: frozenset[str]) -> Reason | None:
