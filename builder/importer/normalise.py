@@ -15,6 +15,7 @@ from builder.importer.constant_folding import fold_constants
 from builder.importer.control_flow import has_control_flow, inline_constant_ifs
 from builder.importer.function_bodies import Operator, expand, has_body
 from builder.importer.half_precision import widen_halves
+from builder.importer.narrow_types import widen_narrow_weights
 from builder.importer.onnx_graph import OnnxGraph, ValueType, name_nodes, value_type
 from builder.importer.opset import convert_opset
 from builder.importer.relax_module import supported_operators
@@ -53,6 +54,7 @@ def normalise(
         If shapes inside the model contradict each other, or its half-precision weights are too large.
     """
     fix_inputs(model, shapes, values, progress)
+    widen_narrow_weights(model)
     fold_constants(model, strict=False)
     refuse_huge_values(model)
     while has_control_flow(model) and inline_constant_ifs(model):
