@@ -7,6 +7,7 @@ refuses the rest, naming the node at fault. ONNX's own checker runs last.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from graphlib import CycleError, TopologicalSorter
 from typing import Final
 
@@ -22,6 +23,7 @@ from builder.importer.onnx_graph import (
     name_nodes,
     names_of,
     reads,
+    subgraphs,
     walk_nodes,
 )
 from builder.importer.rewrites.microsoft import DOMAIN, IN_ONNX_DOMAIN
@@ -35,6 +37,8 @@ OLDEST_IR: Final = 3
 # Limits the work of passes over the graph; the largest known exports have some ten thousand nodes.
 MAX_NODES: Final = 200_000
 MAX_SUBGRAPH_DEPTH: Final = 8  # exports have three or four
+# Functions that call one another; exports of modules within modules have some ten levels.
+MAX_FUNCTION_DEPTH: Final = 100
 # Domains of ONNX Runtime's operators on blocked layouts, whose block depends on the processor.
 _LAYOUT_DOMAINS: Final = frozenset({"com.microsoft.nchwc", "com.ms.internal.nhwc"})
 
@@ -114,10 +118,38 @@ def _inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     """Inline the functions that the file defines (PyTorch's newer exporter writes many)."""
     if not model.functions:
         return model
+    _check_functions(model)
     try:
         return inliner.inline_local_functions(model, convert_version=True)
     except FOREIGN_FAILURES as error:
         raise ModelError(f"the model's functions cannot be inlined: {first_line(error)}") from error
+
+
+def _check_functions(model: onnx.ModelProto) -> None:
+    """Refuse functions that call themselves, or that become too many nodes: each may call the next twice."""
+    bodies = {(function.domain, function.name): function for function in model.functions}
+    counted: dict[tuple[str, str], int] = {}
+    called: set[tuple[str, str]] = set()
+
+    def count(nodes: Iterable[onnx.NodeProto]) -> int:
+        total = 0
+        for node in nodes:
+            key = (node.domain, node.op_type)
+            total += 1 + sum(count(graph.node) for graph in subgraphs(node))
+            if key not in bodies:
+                continue
+            if key not in counted:
+                if key in called or len(called) > MAX_FUNCTION_DEPTH:
+                    raise ModelError(f"expected functions that do not call themselves, got '{node.op_type}'")
+                called.add(key)
+                counted[key] = count(bodies[key].node)
+                called.discard(key)
+            total += counted[key]
+        return total
+
+    total = count(model.graph.node)
+    if total > MAX_NODES:
+        raise ModelError(f"expected a graph of at most {MAX_NODES} nodes, got {total} with its functions")
 
 
 def _use_default_domain(model: onnx.ModelProto) -> None:
