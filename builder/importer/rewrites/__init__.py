@@ -81,6 +81,7 @@ REWRITES: Final[Mapping[str, Rewrite]] = {
     "SwiGLU": elementwise.swish,
     "Swish": elementwise.swish,
     "TensorScatter": scatter.tensor_scatter,
+    "TopK": indices.top_k,
     "TfIdfVectorizer": scatter.tf_idf,
 }
 

@@ -24,14 +24,20 @@ def hopeless(make_model: ModelMaker) -> onnx.ModelProto:
         # No converter.
         helper.make_node("RandomUniformLike", ["a"], ["d1"], name="random_1"),
         helper.make_node("RandomUniformLike", ["a"], ["d2"], name="random_2"),
-        # A converter that refuses this attribute.
-        helper.make_node("TopK", ["x", "k"], ["t", "ti"], name="unsorted", sorted=0),
-        helper.make_node("TopK", ["x", "k"], ["u", "ui"], name="sorted"),
+        # A converter that refuses this rank.
+        helper.make_node("LRN", ["v"], ["t"], name="deep", size=3),
+        helper.make_node("LRN", ["f"], ["u"], name="flat", size=3),
         # An output whose shape depends on values.
         helper.make_node("NonZero", ["a"], ["n"], name="where"),
     ]
-    outputs = {"d1": [2, 3, 3], "d2": [2, 3, 3], "t": [2, 3, 1], "u": [2, 3, 1], "n": ([3, None], INT64)}
-    return make_model(nodes, {"x": [2, 3, 3]}, outputs, {"k": np.array([1])})
+    outputs = {
+        "d1": [2, 3, 3],
+        "d2": [2, 3, 3],
+        "t": [1, 2, 3, 3, 3],
+        "u": [1, 2, 3, 3],
+        "n": ([3, None], INT64),
+    }
+    return make_model(nodes, {"x": [2, 3, 3], "v": [1, 2, 3, 3, 3], "f": [1, 2, 3, 3]}, outputs)
 
 
 def test_every_obstacle_is_named_in_one_pass(hopeless: onnx.ModelProto) -> None:
@@ -41,16 +47,16 @@ def test_every_obstacle_is_named_in_one_pass(hopeless: onnx.ModelProto) -> None:
     assert "\n" not in message
     assert "3 operators cannot be imported" in message
     assert "RandomUniformLike (random_1, random_2): there is no converter" in message
-    assert "TopK (unsorted)" in message
+    assert "LRN (deep)" in message
     assert "NonZero (where)" in message
     assert "fine" not in message
-    assert ", sorted" not in message
+    assert "flat" not in message
 
 
 def test_a_converters_own_reason_is_given(make_model: ModelMaker) -> None:
-    node = helper.make_node("TopK", ["x", "k"], ["y", "i"], name="top", sorted=0)
-    model = make_model([node], {"x": [2, 3]}, {"y": [2, 1], "i": ([2, 1], INT64)}, {"k": np.array([1])})
-    with pytest.raises(UnsupportedOperatorError, match=r"TopK \(top\): TopK sorted must be 1"):
+    node = helper.make_node("LRN", ["x"], ["y"], name="deep", size=3)
+    model = make_model([node], {"x": [1, 2, 3, 3, 3]}, {"y": [1, 2, 3, 3, 3]})
+    with pytest.raises(UnsupportedOperatorError, match=r"LRN \(deep\): LRN only supports 3D or 4D input"):
         import_onnx(model)
 
 
