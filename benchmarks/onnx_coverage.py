@@ -1,8 +1,9 @@
-"""How much of ONNX can be imported: the node tests of the onnx package, each imported, built and run.
+"""How much of ONNX can be compiled: the node tests of the onnx package, each as it ships.
 
-`python -m benchmarks.onnx_coverage` tries the cases whose inputs and outputs are plain tensors. It counts
-those that pass as they are, and those that pass when inputs that hold a shape, an axis or a count are fixed
-to their values. With `--plain`, only TVM's front end is tried, for comparison. It takes about ten minutes.
+`python -m benchmarks.onnx_coverage` tries the cases whose inputs and outputs are plain tensors: each is
+imported, compiled for this machine and run in the executor that devices use. It counts those that pass as
+they are, and those that pass when inputs that hold a shape, an axis or a count are fixed to their values.
+With `--plain`, only TVM's front end and its default build are tried. It takes about twenty minutes.
 Cases run in child processes, so that a crash costs only one case.
 """
 
