@@ -27,6 +27,9 @@ once, where the foreign library is called.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 
 class BuildError(Exception):
     """A failure that the builder explains in one line.
@@ -37,6 +40,11 @@ class BuildError(Exception):
         What was expected and what was found, without a full stop at the end.
     hint
         What the user can do about it, or None.
+
+    Attributes
+    ----------
+    details
+        More lines that explain the failure, at most a screen; the importer adds them.
     """
 
     exit_code = 1
@@ -44,6 +52,7 @@ class BuildError(Exception):
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
         self.hint = hint
+        self.details: tuple[str, ...] = ()
 
 
 class InputFault(BuildError):  # noqa: N818 - it names whose fault it is; its leaves are the errors
@@ -56,8 +65,39 @@ class ModelError(InputFault):
     """The model file cannot be read or used."""
 
 
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """An operator that cannot be imported.
+
+    Attributes
+    ----------
+    operator
+        Its type, preceded by its domain if that is not ONNX's.
+    nodes
+        The names of its nodes.
+    reason
+        Why they cannot be imported, in one line.
+    """
+
+    operator: str
+    nodes: tuple[str, ...]
+    reason: str
+
+
 class UnsupportedOperatorError(ModelError):
-    """The model has operators that cannot be imported; the message lists all of them."""
+    """The model has operators that cannot be imported; the message lists all of them.
+
+    Parameters
+    ----------
+    message, hint
+        As in `BuildError`.
+    obstacles
+        The operators at fault.
+    """
+
+    def __init__(self, message: str, *, hint: str | None = None, obstacles: Sequence[Obstacle] = ()) -> None:
+        super().__init__(message, hint=hint)
+        self.obstacles = tuple(obstacles)
 
 
 class ShapeError(ModelError):

@@ -50,12 +50,17 @@ def check_exists(path: Path) -> None:
     Raises
     ------
     ModelError
-        If there is none, or it is a folder.
+        If there is none, it is a folder, or no file can have that name.
     """
-    if path.is_dir():
-        raise ModelError(f"expected a model file, got a folder: {path}", hint=models_in(path))
-    if not path.exists():
-        raise ModelError(f"no such file: {path}", hint=models_in(path.parent, path.name))
+    try:
+        if path.is_dir():
+            raise ModelError(f"expected a model file, got a folder: {path}", hint=models_in(path))
+        if not path.exists():
+            raise ModelError(f"no such file: {path}", hint=models_in(path.parent, path.name))
+    except (OSError, ValueError) as error:  # a name that is too long, or with a null character
+        raise ModelError(
+            f"cannot read {str(path)!r:.200}: {getattr(error, 'strerror', None) or error}"
+        ) from error
 
 
 def models_in(folder: Path, wanted: str = "") -> str:

@@ -2,7 +2,8 @@
 
 Promises: the exit code is 0 for success, 1 for a bug or failure in edgebundle, 2 for wrong usage, 4 for input
 that cannot be used, 130 after Ctrl-C. An error is one `edgebundle: error:` line on stderr, sometimes followed
-by an `edgebundle: hint:` line; `--traceback` adds a traceback. Results go to stdout, for scripts.
+by indented lines that explain why a model cannot be taken, and by an `edgebundle: hint:` line; `--traceback`
+adds a traceback. Results go to stdout, for scripts.
 
 Each module in `VERB_MODULES` has `add_parsers(subparsers)`; each parser it adds sets `handler(args) -> int`.
 These modules import compilers, arrays and brokers only inside their handlers, so that `edgebundle --help`
@@ -40,7 +41,19 @@ COLLECT_AFTER: Final = 20_000
 
 # `edgebundle --help` lists their verbs in this order.
 VERB_MODULES: Final = (
-    *("keys", "compile", "repack", "run", "tune", "records", "rpc", "fleet", "metrics", "completion"),
+    *(
+        "keys",
+        "compile",
+        "check",
+        "repack",
+        "run",
+        "tune",
+        "records",
+        "rpc",
+        "fleet",
+        "metrics",
+        "completion",
+    ),
 )
 
 # File system errors that the user's paths or disk cause: exit code 4, not 1.
@@ -222,6 +235,8 @@ def _explain(error: BuildError | EdgeError | OSError) -> int:
         return EXIT_INPUT if error.errno in _FILE_FAULTS else EXIT_OURS
     code = f" ({error.code})" if isinstance(error, EdgeError) else ""
     _say("error", _one_line(str(error)) + code)
+    for line in error.details if isinstance(error, BuildError) else ():
+        print(f"  {_printable(line)}", file=sys.stderr)
     if error.hint:
         _say("hint", _one_line(error.hint))
     return error.exit_code if isinstance(error, BuildError) else EXIT_INPUT
@@ -240,6 +255,10 @@ def _say(kind: str, text: str) -> None:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
+
+
+def _printable(line: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in line)
 
 
 def _silence(stream: IO[str]) -> None:

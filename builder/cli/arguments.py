@@ -20,11 +20,7 @@ _LONGEST_MS: Final = 3_600_000  # one hour: nothing that is measured here takes 
 
 def add_model(parser: Parser) -> None:
     """Add the model, its target, and the shapes and values of its inputs."""
-    parser.add_argument(
-        "model",
-        metavar="FILE",
-        help="an ONNX model (.onnx), a TensorFlow Lite file (.tflite) or a PyTorch export (.pt2)",
-    )
+    add_model_file(parser)
     target = parser.add_argument(
         "--target",
         default="host",
@@ -32,6 +28,15 @@ def add_model(parser: Parser) -> None:
         "(default: %(default)s, this machine)",
     )
     target.completer = lambda **_: list(PRESETS)  # type: ignore[attr-defined]
+
+
+def add_model_file(parser: Parser) -> None:
+    """Add the model, and the shapes and values of its inputs."""
+    parser.add_argument(
+        "model",
+        metavar="FILE",
+        help="an ONNX model (.onnx), a TensorFlow Lite file (.tflite) or a PyTorch export (.pt2)",
+    )
     parser.add_argument(
         "--input-shapes",
         metavar='"NAME:[1,3,224,224] ..."',

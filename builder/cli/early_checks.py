@@ -27,11 +27,22 @@ def check_model(args: argparse.Namespace) -> None:
     TargetError
         If the target is neither a preset nor LLVM options nor JSON.
     """
-    check_format(Path(args.model))
-    check_exists(Path(args.model))
+    check_model_file(args.model)
     target = args.target.strip()
     if target not in PRESETS and not target.startswith("{") and target.split(maxsplit=1)[:1] != ["llvm"]:
         raise unknown_target(args.target)
+
+
+def check_model_file(path: str) -> None:
+    """Check that a model's file exists, and that its format can be imported.
+
+    Raises
+    ------
+    ModelError
+        If there is no such file, or it has a format that must be converted.
+    """
+    check_format(Path(path))
+    check_exists(Path(path))
 
 
 def check_records(folder: str | None) -> None:

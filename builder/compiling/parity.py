@@ -136,7 +136,7 @@ def reference_outputs(model: onnx.ModelProto, inputs: Arrays) -> list[npt.NDArra
     ModelError
         If ONNX Runtime refuses the model or the inputs.
     """
-    return _run(model, inputs, ort.GraphOptimizationLevel.ORT_ENABLE_ALL)
+    return _run(_session(model, ort.GraphOptimizationLevel.ORT_ENABLE_ALL), inputs)
 
 
 def run_as_defined(model: onnx.ModelProto, inputs: Arrays) -> list[npt.NDArray[np.generic]]:
@@ -144,25 +144,42 @@ def run_as_defined(model: onnx.ModelProto, inputs: Arrays) -> list[npt.NDArray[n
 
     The parameters, results and errors are those of `reference_outputs`.
     """
-    return _run(model, inputs, ort.GraphOptimizationLevel.ORT_DISABLE_ALL)
+    return _run(_session(model, ort.GraphOptimizationLevel.ORT_DISABLE_ALL), inputs)
 
 
-def _run(
-    model: onnx.ModelProto, inputs: Arrays, level: ort.GraphOptimizationLevel
-) -> list[npt.NDArray[np.generic]]:
+def _run(session: ort.InferenceSession, inputs: Arrays) -> list[npt.NDArray[np.generic]]:
+    try:
+        outputs: list[npt.NDArray[np.generic]] = session.run(None, dict(inputs))
+    except REFUSALS as error:
+        raise _refusal(error) from error
+    return outputs
+
+
+def require_reference(model: onnx.ModelProto) -> None:
+    """Refuse a model that the reference cannot run.
+
+    Raises
+    ------
+    ModelError
+        If ONNX Runtime refuses the model.
+    """
+    _session(model, ort.GraphOptimizationLevel.ORT_ENABLE_ALL)
+
+
+def _session(model: onnx.ModelProto, level: ort.GraphOptimizationLevel) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.graph_optimization_level = level
     options.log_severity_level = 3  # errors only: its warnings are about its own optimiser
     # One run: threads that spin afterwards, waiting for another, would only disturb what follows.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
-        session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        outputs: list[npt.NDArray[np.generic]] = session.run(None, dict(inputs))
+        return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     except REFUSALS as error:
-        raise ModelError(
-            f"ONNX Runtime refused the model: {str(error).strip().splitlines()[0][:300]}"
-        ) from error
-    return outputs
+        raise _refusal(error) from error
+
+
+def _refusal(error: Exception) -> ModelError:
+    return ModelError(f"ONNX Runtime refused the model: {str(error).strip().splitlines()[0][:300]}")
 
 
 def compare(

@@ -237,7 +237,8 @@ def _external_files(model: onnx.ModelProto, folder: Path, source: Path) -> list[
                 hint=EXPORT_HINT,
             )
         total += length
-        if total > MAX_MODEL_BYTES:
+        # The whole file is hashed, so it must not be larger either.
+        if max(total, size) > MAX_MODEL_BYTES:
             raise ModelError(
                 f"expected at most {MAX_MODEL_BYTES} bytes of weights, got more: {source}",
                 hint="quantise or prune the model: larger ones do not fit the supported devices",

@@ -13,12 +13,15 @@ import onnxslim
 
 from builder.importer.constant_folding import fold_constants
 from builder.importer.control_flow import has_control_flow, inline_constant_ifs
-from builder.importer.function_bodies import expand, has_body
+from builder.importer.function_bodies import Operator, expand, has_body
 from builder.importer.half_precision import widen_halves
+from builder.importer.narrow_types import widen_narrow_weights
 from builder.importer.onnx_graph import OnnxGraph, ValueType, name_nodes, value_type
 from builder.importer.opset import convert_opset
 from builder.importer.relax_module import supported_operators
 from builder.importer.rewrites import apply_rewrites
+from builder.importer.rewrites.microsoft import has_contrib, replace_contrib
+from builder.importer.shapes import refuse_huge_values
 from builder.importer.silence import FOREIGN_FAILURES, quiet
 from builder.importer.static_inputs import Shapes, Values, fix_inputs
 
@@ -51,9 +54,15 @@ def normalise(
         If shapes inside the model contradict each other, or its half-precision weights are too large.
     """
     fix_inputs(model, shapes, values, progress)
+    widen_narrow_weights(model)
     fold_constants(model, strict=False)
+    refuse_huge_values(model)
     while has_control_flow(model) and inline_constant_ifs(model):
         fold_constants(model, strict=False)
+    if has_contrib(model):
+        # Before anything else: ONNX cannot infer the types of what reads these operators.
+        model = convert_opset(model)
+        replace_contrib(model)
     widen_halves(model, progress)
     return simplify(convert_opset(model))
 
@@ -68,23 +77,27 @@ def simplify(model: onnx.ModelProto) -> onnx.ModelProto:
             missing = _defined_by_others(model)
             if not missing or (expanded := expand(model, missing)) is model:
                 break
-            model = expanded
-    model = _slim(model)
+            model = convert_opset(expanded)
+    refuse_huge_values(model)
+    model = _slim(convert_opset(model))
     fold_constants(model)
     name_nodes(model.graph)
     return model
 
 
-def _defined_by_others(model: onnx.ModelProto) -> set[str]:
+def _defined_by_others(model: onnx.ModelProto) -> set[Operator]:
     """Operators that ONNX defines in terms of others and that lack a converter or an output shape."""
     graph = OnnxGraph(model)
     known = supported_operators()
     return {
-        node.op_type
+        (node.domain, node.op_type)
         for node in model.graph.node
-        if not node.domain
-        and (node.op_type not in known or any(graph.shape_of(name) is None for name in node.output if name))
-        and has_body(node.op_type, graph.opset)
+        if (
+            node.domain
+            or node.op_type not in known
+            or any(graph.shape_of(name) is None for name in node.output if name)
+        )
+        and has_body((node.domain, node.op_type), graph.opset)
     }
 
 

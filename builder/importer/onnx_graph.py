@@ -16,6 +16,8 @@ from onnx import defs, helper, numpy_helper
 
 # Both names mean the domain of ONNX's own operators.
 DEFAULT_DOMAINS: Final = ("", "ai.onnx")
+# A rewrite needs no larger constant; a hostile shape may ask for one.
+MAX_CONSTANT_BYTES: Final = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +176,17 @@ class OnnxGraph:
                 return name
 
     def add_constant(self, values: NDArray[Any], stem: str = "constant") -> str:
-        """Add a weight and return its name."""
+        """Add a weight and return its name.
+
+        Raises
+        ------
+        ValueError
+            If it is larger than `MAX_CONSTANT_BYTES`.
+        """
+        if values.nbytes > MAX_CONSTANT_BYTES:
+            raise ValueError(
+                f"expected a constant of at most {MAX_CONSTANT_BYTES} bytes, got {values.nbytes}"
+            )
         tensor = numpy_helper.from_array(np.asarray(values), self.fresh(stem))
         self.set_initializer(tensor)
         return str(tensor.name)
@@ -298,8 +310,13 @@ def _keep(field: Any, wanted: Callable[[Any], bool]) -> None:  # noqa: ANN401 - 
             del field[index]
 
 
+def names_of(nodes: Iterable[onnx.NodeProto]) -> tuple[str, ...]:
+    """Names of nodes; a node without one is called after its outputs."""
+    return tuple(node.name or f"(makes {', '.join(node.output)})" for node in nodes)
+
+
 def describe(nodes: Iterable[onnx.NodeProto], limit: int = 3) -> str:
     """Names of nodes for a message; only the first `limit` are listed."""
-    names = [node.name or f"(makes {', '.join(node.output)})" for node in nodes]
+    names = names_of(nodes)
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more

@@ -13,8 +13,9 @@ from tvm.ir import IRModule
 
 from agent.bundle.processing import Preprocess
 from agent.bundle.tensor_spec import TensorSpec
-from builder.errors import FrontEndError
-from builder.importer.function_bodies import expand, has_body
+from builder.errors import FrontEndError, ModelError
+from builder.importer import advice
+from builder.importer.function_bodies import Operator, expand, has_body
 from builder.importer.model_file import ModelFile, read_model
 from builder.importer.normalise import normalise, simplify
 from builder.importer.relax_module import RelaxModel, to_relax
@@ -101,11 +102,16 @@ def import_onnx(
             progress(text)
 
     file = _in_memory(source) if isinstance(source, onnx.ModelProto) else read_model(source)
-    model = prepare(file.model)
-    source_nodes = SourceNodes.of(model)
-    model = normalise(model, input_shapes or {}, input_values or {}, note)
-    refuse_unsupported(model)
-    model, relax = _convert(model)
+    producer = file.model.producer_name
+    try:
+        model = prepare(file.model)
+        source_nodes = SourceNodes.of(model)
+        model = normalise(model, input_shapes or {}, input_values or {}, note)
+        refuse_unsupported(model)
+        model, relax = _convert(model)
+    except ModelError as error:
+        error.details = advice.explain(error, producer)
+        raise
     return ImportedModel(
         relax.mod,
         relax.inputs,
@@ -123,13 +129,14 @@ def _convert(model: onnx.ModelProto) -> tuple[onnx.ModelProto, RelaxModel]:
 
     If the front end refuses operators that ONNX defines in terms of others, expand them and try again.
     """
-    tried: set[str] = set()
+    tried: set[Operator] = set()
     while True:
         try:
             return model, to_relax(model)
         except FrontEndError as error:
             opset = model.opset_import[0].version
-            refused = {op for op in refused_operators(model) if has_body(op, opset)} - tried
+            names = refused_operators(model)
+            refused = {("", name) for name in names if has_body(("", name), opset)} - tried
             if not refused:
                 raise explain(model, str(error)) from error
             tried |= refused

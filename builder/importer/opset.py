@@ -37,6 +37,8 @@ def convert_opset(model: onnx.ModelProto) -> onnx.ModelProto:
     except FOREIGN_FAILURES:
         return model
     put_back(converted, model)
+    if [value.type for value in converted.graph.input] != [value.type for value in model.graph.input]:
+        return model  # the converter of Scan drops the batch from the model's inputs
     return converted
 
 

@@ -17,6 +17,8 @@ from tvm.relax.frontend.onnx import from_onnx, onnx_frontend
 from agent.bundle.tensor_spec import TensorSpec
 from builder.errors import FrontEndError, ModelError
 from builder.importer import integer_products
+from builder.importer.bit_cast import OPERATOR as BIT_CAST
+from builder.importer.bit_cast import BitCast
 from builder.importer.recurrent_call import GATES, recurrent_converters
 from builder.importer.relax_cleanup import clean_up
 from builder.importer.silence import FOREIGN_FAILURES, first_line, quiet_native
@@ -62,7 +64,7 @@ class RelaxModel:
 def supported_operators() -> frozenset[str]:
     """Operators of ONNX's own domain that TVM's front end has a converter for."""
     # TVM has no public name for this list.
-    return (frozenset(onnx_frontend._get_convert_map()) | frozenset(GATES)) - _NOT_TENSORS
+    return (frozenset(onnx_frontend._get_convert_map()) | frozenset(GATES) | {BIT_CAST}) - _NOT_TENSORS
 
 
 @contextmanager
@@ -75,6 +77,7 @@ def _own_converters() -> Iterator[None]:
             **original(),
             **recurrent_converters(),
             integer_products.NAME: integer_products.IntegerProduct(),
+            BIT_CAST: BitCast(),
         }
 
     onnx_frontend._get_convert_map = with_ours

@@ -7,22 +7,26 @@ refuses the rest, naming the node at fault. ONNX's own checker runs last.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from graphlib import CycleError, TopologicalSorter
 from typing import Final
 
 import onnx
 from onnx import TensorProto, defs, helper, inliner
 
-from builder.errors import ModelError, UnsupportedOperatorError
+from builder.errors import ModelError, Obstacle, UnsupportedOperatorError
 from builder.importer.onnx_graph import (
     DEFAULT_DOMAINS,
     copy_node,
     describe,
     is_known_type,
     name_nodes,
+    names_of,
     reads,
+    subgraphs,
     walk_nodes,
 )
+from builder.importer.rewrites.microsoft import DOMAIN, IN_ONNX_DOMAIN
 from builder.importer.silence import FOREIGN_FAILURES, first_line
 
 # Every model is set to this IR version. Before version 4, weights also had to be graph inputs, and some files
@@ -32,7 +36,11 @@ MODERN_IR: Final = 10
 OLDEST_IR: Final = 3
 # Limits the work of passes over the graph; the largest known exports have some ten thousand nodes.
 MAX_NODES: Final = 200_000
-MAX_SUBGRAPH_DEPTH: Final = 16
+MAX_SUBGRAPH_DEPTH: Final = 8  # exports have three or four
+# Functions that call one another; exports of modules within modules have some ten levels.
+MAX_FUNCTION_DEPTH: Final = 100
+# Domains of ONNX Runtime's operators on blocked layouts, whose block depends on the processor.
+_LAYOUT_DOMAINS: Final = frozenset({"com.microsoft.nchwc", "com.ms.internal.nhwc"})
 
 
 def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -57,6 +65,7 @@ def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
         raise ModelError(f"expected a graph of at most {MAX_NODES} nodes, got {count}")
     model = _inline_functions(model)
     _use_default_domain(model)
+    _move_to_microsoft(model)
     _check_operators(model)
     graph = model.graph
     _remove_weights_from_inputs(graph)
@@ -64,6 +73,10 @@ def prepare(model: onnx.ModelProto) -> onnx.ModelProto:
     _sort(graph)
     name_nodes(graph)
     model.ir_version = MODERN_IR
+    for output in graph.output:
+        # The checker wants a shape, which many tools leave out. It is inferred later in any case.
+        if output.type.HasField("tensor_type"):
+            output.type.tensor_type.shape.SetInParent()
     try:
         onnx.checker.check_model(model)
     except (onnx.checker.ValidationError, *FOREIGN_FAILURES) as error:
@@ -105,10 +118,38 @@ def _inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     """Inline the functions that the file defines (PyTorch's newer exporter writes many)."""
     if not model.functions:
         return model
+    _check_functions(model)
     try:
         return inliner.inline_local_functions(model, convert_version=True)
     except FOREIGN_FAILURES as error:
         raise ModelError(f"the model's functions cannot be inlined: {first_line(error)}") from error
+
+
+def _check_functions(model: onnx.ModelProto) -> None:
+    """Refuse functions that call themselves, or that become too many nodes: each may call the next twice."""
+    bodies = {(function.domain, function.name): function for function in model.functions}
+    counted: dict[tuple[str, str], int] = {}
+    called: set[tuple[str, str]] = set()
+
+    def count(nodes: Iterable[onnx.NodeProto]) -> int:
+        total = 0
+        for node in nodes:
+            key = (node.domain, node.op_type)
+            total += 1 + sum(count(graph.node) for graph in subgraphs(node))
+            if key not in bodies:
+                continue
+            if key not in counted:
+                if key in called or len(called) > MAX_FUNCTION_DEPTH:
+                    raise ModelError(f"expected functions that do not call themselves, got '{node.op_type}'")
+                called.add(key)
+                counted[key] = count(bodies[key].node)
+                called.discard(key)
+            total += counted[key]
+        return total
+
+    total = count(model.graph.node)
+    if total > MAX_NODES:
+        raise ModelError(f"expected a graph of at most {MAX_NODES} nodes, got {total} with its functions")
 
 
 def _use_default_domain(model: onnx.ModelProto) -> None:
@@ -125,7 +166,28 @@ def _use_default_domain(model: onnx.ModelProto) -> None:
     model.opset_import.extend(helper.make_opsetid(domain, version) for domain, version in others)
 
 
+def _move_to_microsoft(model: onnx.ModelProto) -> None:
+    """Move operators that ONNX Runtime's optimiser adds to ONNX's own domain to com.microsoft."""
+    opset = model.opset_import[0].version
+    for node in walk_nodes(model.graph):
+        if not node.domain and node.op_type in IN_ONNX_DOMAIN and not defs.has(node.op_type, opset, ""):
+            node.domain = DOMAIN
+    used = any(node.domain == DOMAIN for node in walk_nodes(model.graph))
+    # ONNX Runtime does not insist on the version of its own domain, and its tools leave it out.
+    if used and all(entry.domain != DOMAIN for entry in model.opset_import):
+        model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+
+
 def _check_operators(model: onnx.ModelProto) -> None:
+    local = [node for node in walk_nodes(model.graph) if node.domain in _LAYOUT_DOMAINS]
+    if local:
+        raise UnsupportedOperatorError(
+            f"expected a portable model, got one in a layout that ONNX Runtime made for one processor: "
+            f"{local[0].domain}.{local[0].op_type} ({describe(local)})",
+            obstacles=[Obstacle(f"{local[0].domain}.{local[0].op_type}", names_of(local), "its layout")],
+            hint="compile the original model, or save it with SessionOptions.graph_optimization_level = "
+            "ORT_ENABLE_EXTENDED instead of ORT_ENABLE_ALL",
+        )
     opset = model.opset_import[0].version
     unknown: dict[str, list[onnx.NodeProto]] = {}
     for node in walk_nodes(model.graph):
@@ -135,6 +197,9 @@ def _check_operators(model: onnx.ModelProto) -> None:
         listed = "; ".join(f"{op} ({describe(nodes)})" for op, nodes in sorted(unknown.items()))
         raise UnsupportedOperatorError(
             f"unknown operators in ONNX opset {opset}: {listed}",
+            obstacles=[
+                Obstacle(op, names_of(nodes), "ONNX does not define it") for op, nodes in unknown.items()
+            ],
             hint="export the model again: the exporter used custom operators or wrote the wrong opset",
         )
 

@@ -10,9 +10,11 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from builder.errors import FrontEndError, ModelError, UnsupportedOperatorError
-from builder.importer.onnx_graph import OnnxGraph, copy_node, describe, subgraphs
+from builder.errors import FrontEndError, ModelError, Obstacle, UnsupportedOperatorError
+from builder.importer.half_precision import HALVES
+from builder.importer.onnx_graph import OnnxGraph, attributes, copy_node, describe, names_of, subgraphs
 from builder.importer.relax_module import supported_operators, to_relax
+from builder.importer.rewrites.microsoft import CONTRIB, DOMAIN
 
 # Each trial runs the front end on one node; of nodes that differ only in name, one is tried. If a graph has
 # more different nodes than this limit, only the first ones are tried.
@@ -44,8 +46,8 @@ class Reason:
 
 
 @dataclass(frozen=True, slots=True)
-class Obstacle:
-    """An operator that cannot be imported.
+class _Refused:
+    """An operator that cannot be imported, with its nodes.
 
     Attributes
     ----------
@@ -95,7 +97,9 @@ def explain(model: onnx.ModelProto, reason: str) -> ModelError:
     if hint is None and any(o.reason.depends_on_values for o in found):
         hint = _VALUE_HINT
     noun = "operator" if len(found) == 1 else "operators"
-    return UnsupportedOperatorError(f"{len(found)} {noun} cannot be imported: {listed}", hint=hint)
+    obstacles = [Obstacle(o.operator, names_of(o.nodes), o.reason.text) for o in found]
+    message = f"{len(found)} {noun} cannot be imported: {listed}"
+    return UnsupportedOperatorError(message, hint=hint, obstacles=obstacles)
 
 
 def refused_operators(model: onnx.ModelProto) -> set[str]:
@@ -103,13 +107,21 @@ def refused_operators(model: onnx.ModelProto) -> set[str]:
     return {obstacle.operator for obstacle in _obstacles(model)}
 
 
-def _obstacles(model: onnx.ModelProto) -> list[Obstacle]:
+def _obstacles(model: onnx.ModelProto) -> list[_Refused]:
     graph = OnnxGraph(model)
     known = supported_operators()
     groups: dict[tuple[str, Reason], list[onnx.NodeProto]] = {}
     tried: dict[bytes, Reason | None] = {}
+    # Values of unknown type that a refused node makes: what reads them is not at fault.
+    obscure: set[str] = set()
     for node in model.graph.node:
         reason = _first_obstacle(node, graph, known)
+        if reason is not None and not any(subgraphs(node)):
+            unknown = {name for name in node.output if name and graph.shape_of(name) is None}
+            follows = any(name in obscure for name in node.input)
+            obscure |= unknown
+            if follows and not node.domain and node.op_type in known:
+                continue
         if reason is None:
             key = _likeness(node, graph)
             if key not in tried and len(tried) < MAX_TRIALS:
@@ -119,11 +131,13 @@ def _obstacles(model: onnx.ModelProto) -> list[Obstacle]:
             operator = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
             groups.setdefault((operator, reason), []).append(node)
     ordered = sorted(groups.items(), key=lambda group: (group[0][0], group[0][1].text))
-    return [Obstacle(operator, reason, tuple(nodes)) for (operator, reason), nodes in ordered]
+    return [_Refused(operator, reason, tuple(nodes)) for (operator, reason), nodes in ordered]
 
 
 def _first_obstacle(node: onnx.NodeProto, graph: OnnxGraph, known: frozenset[str]) -> Reason | None:
     """Why a node cannot be imported, without running the front end; None if no reason is found."""
+    if node.domain == DOMAIN and node.op_type in CONTRIB:
+        return Reason("its attributes, or its optional inputs or outputs, are not supported")
     if node.domain:
         return Reason(f"domain '{node.domain}' is not ONNX's")
     if any(subgraphs(node)):
@@ -133,6 +147,10 @@ def _first_obstacle(node: onnx.NodeProto, graph: OnnxGraph, known: frozenset[str
         )
     if node.op_type not in known:
         return Reason("there is no converter")
+    if node.op_type == "BitCast" and not _keeps_size(node, graph):
+        return Reason("bits of half precision cannot be cast, because the model is computed in float32")
+    if node.op_type == "RoiAlign" and attributes(node).get("mode", "avg") != "avg":
+        return Reason("expected the mode avg: TVM's maximum is not ONNX's")
     for name in node.output:
         if not name:
             continue
@@ -145,6 +163,15 @@ def _first_obstacle(node: onnx.NodeProto, graph: OnnxGraph, known: frozenset[str
                 depends_on_values=True,
             )
     return None
+
+
+def _keeps_size(node: onnx.NodeProto, graph: OnnxGraph) -> bool:
+    """Whether a BitCast's input has as many bits as its output, and neither was half precision."""
+    found, to = graph.type_of(node.input[0]), int(attributes(node)["to"])
+    sizes = (
+        [] if found is None else [helper.tensor_dtype_to_np_dtype(k).itemsize for k in (found.elem_type, to)]
+    )
+    return len(set(sizes)) == 1 and to not in HALVES
 
 
 def _likeness(node: onnx.NodeProto, graph: OnnxGraph) -> bytes:

@@ -25,3 +25,12 @@ def test_a_format_that_must_be_converted_is_refused() -> None:
     with pytest.raises(ModelError, match="expected an ONNX model") as caught:
         check_format(Path("a.TFLITE"))
     assert "tf2onnx" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("name", ["missing.onnx", ".", "x" * 5000, "null\0.onnx"])
+def test_a_path_without_a_file_is_refused_in_one_line(tmp_path: Path, name: str) -> None:
+    (tmp_path / "other.onnx").touch()
+    with pytest.raises(ModelError) as caught:
+        check_exists(tmp_path / name)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 600

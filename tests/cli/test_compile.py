@@ -313,7 +313,8 @@ def test_labels_that_do_not_fit(terminal: Terminal, tmp_path: Path, out: Path, c
 def test_description_that_no_manifest_allows_is_refused_before_the_model_is_read(
     terminal: Terminal, tmp_path: Path, out: Path, flag: str, value: str, word: str
 ) -> None:
-    result = terminal("compile", tmp_path / "absent.onnx", "-q", "-o", out, f"{flag}={value}")
+    (tmp_path / "unread.onnx").touch()
+    result = terminal("compile", tmp_path / "unread.onnx", "-q", "-o", out, f"{flag}={value}")
     fails(result, f"{word}: expected")
     assert not out.exists()
 

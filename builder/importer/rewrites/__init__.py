@@ -13,6 +13,7 @@ import onnx
 
 from builder.importer.onnx_graph import OnnxGraph
 from builder.importer.rewrites import (
+    branches,
     convolution,
     elementwise,
     fourier,
@@ -23,30 +24,43 @@ from builder.importer.rewrites import (
     quantised,
     recurrent,
     resize,
+    scatter,
+    training,
 )
 from builder.importer.rewrites.replacement import Rewrite
 from builder.importer.rewrites.sequences import resolve_sequences
 
 REWRITES: Final[Mapping[str, Rewrite]] = {
     "BatchNormalization": normalisation.batch_normalization,
+    "BitShift": elementwise.bit_shift,
     "Cast": elementwise.cast,
     "CastLike": elementwise.cast_like,
+    "Col2Im": scatter.column_to_image,
+    "Compress": scatter.compress,
     "Concat": layout.concat_without_empty,
     "ConvInteger": quantised.conv_integer,
     "ConvTranspose": convolution.conv_transpose,
+    "Cosh": elementwise.cosh,
+    "CumProd": scatter.cumulative_product,
     "DFT": fourier.dft,
+    "DeformConv": scatter.deformable_convolution,
+    "Det": scatter.determinant,
     "Dropout": elementwise.dropout,
     "EyeLike": elementwise.eye_like,
     "GRU": recurrent.prepare,
     "Gather": indices.gather,
     "GatherElements": indices.clip_along_axis,
     "GatherND": indices.clip_coordinates,
+    "If": branches.select_branch,
     "IsInf": elementwise.is_inf,
     "LSTM": recurrent.prepare,
     "Loop": loops.unroll_loop,
     "LpNormalization": normalisation.lp_normalization,
     "MatMulInteger": quantised.matmul_integer,
+    "MaxPool": scatter.max_pool_with_indices,
+    "MaxUnpool": scatter.max_unpool,
     "MeanVarianceNormalization": normalisation.mean_variance_normalization,
+    "Mod": elementwise.modulo,
     "OptionalGetElement": elementwise.optional_get_element,
     "OptionalHasElement": elementwise.optional_has_element,
     "Pow": elementwise.power,
@@ -54,16 +68,33 @@ REWRITES: Final[Mapping[str, Rewrite]] = {
     "QLinearMatMul": quantised.qlinear_matmul,
     "RMSNormalization": normalisation.rms_normalization,
     "RNN": recurrent.prepare,
+    "ReduceMax": elementwise.reduce_bool,
+    "ReduceMin": elementwise.reduce_bool,
     "Resize": resize.resize,
     "ReverseSequence": layout.reverse_sequence,
     "STFT": fourier.stft,
     "Scan": loops.unroll_scan,
     "ScatterElements": indices.clip_along_axis,
     "ScatterND": indices.clip_coordinates,
+    "Sinh": elementwise.sinh,
     "SpaceToDepth": layout.space_to_depth,
     "Split": layout.split_without_empty,
+    "SwiGLU": elementwise.swish,
+    "Swish": elementwise.swish,
+    "TensorScatter": scatter.tensor_scatter,
+    "TopK": indices.top_k,
+    "TfIdfVectorizer": scatter.tf_idf,
 }
 
+# The same for operators of `TRAINING_DOMAIN`.
+TRAINING_DOMAIN: Final = "ai.onnx.preview.training"
+TRAINING: Final[Mapping[str, Rewrite]] = {
+    "Adagrad": training.adagrad,
+    "Adam": training.adam,
+    "Momentum": training.momentum,
+}
+
+_TABLES: Final[Mapping[str, Mapping[str, Rewrite]]] = {"": REWRITES, TRAINING_DOMAIN: TRAINING}
 
 # Raised by a rewrite of a node whose inputs or attributes contradict the specification. The node stays, and
 # ONNX's own strict inference explains what is wrong with it.
@@ -81,7 +112,7 @@ def apply_rewrites(model: onnx.ModelProto) -> int:
     graph = OnnxGraph(model)
 
     def replace(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
-        rewrite = None if node.domain else REWRITES.get(node.op_type)
+        rewrite = _TABLES.get(node.domain, {}).get(node.op_type)
         if rewrite is None:
             return None
         try:

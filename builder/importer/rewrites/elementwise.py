@@ -119,3 +119,108 @@ def optional_get_element(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onn
     if graph.type_of(node.input[0]) is None:
         return None
     return [helper.make_node("Identity", list(node.input), list(node.output), name=node.name)]
+
+
+def swish(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """Swish, and SwiGLU of a gate and a value: x sigmoid(alpha x), times the value."""
+    found = graph.type_of(node.input[0])
+    if found is None:
+        return None
+    new = Replacement(node, graph)
+    alpha = float(attributes(node).get("alpha", 1.0))
+    inner = node.input[0] if alpha == 1 else new.op("Mul", node.input[0], new.constant(alpha, found.dtype))
+    gate = new.op("Sigmoid", inner)
+    if value := input_name(node, 1):
+        new.op("Mul", new.op("Mul", node.input[0], gate), value, to=node.output[0])
+    else:
+        new.op("Mul", node.input[0], gate, to=node.output[0])
+    return new.nodes
+
+
+def sinh(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """Sinh: by exponentials where they differ, else by 2 t / (1 - t^2) of t = tanh(x / 2)."""
+    found = graph.type_of(node.input[0])
+    if found is None:
+        return None
+    new = Replacement(node, graph)
+    x, half, one = node.input[0], new.constant(0.5, found.dtype), new.constant(1, found.dtype)
+    # Half of the exponent, squared afterwards: exp(x) / 2 overflows later than exp(x).
+    grown, fallen = (new.op("Exp", new.op("Mul", each, half)) for each in (x, new.op("Neg", x)))
+    squares = [new.op("Mul", new.op("Mul", each, half), each) for each in (grown, fallen)]
+    small = new.op("Tanh", new.op("Mul", x, half))
+    near = new.op("Div", new.op("Add", small, small), new.op("Sub", one, new.op("Mul", small, small)))
+    is_near = new.op("Less", new.op("Abs", x), one)
+    new.op("Where", is_near, near, new.op("Sub", *squares), to=node.output[0])
+    return new.nodes
+
+
+def cosh(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """Cosh: half the sum of two exponentials."""
+    found = graph.type_of(node.input[0])
+    if found is None:
+        return None
+    new = Replacement(node, graph)
+    x, half = node.input[0], new.constant(0.5, found.dtype)
+    grown, fallen = (new.op("Exp", new.op("Mul", each, half)) for each in (x, new.op("Neg", x)))
+    new.op("Add", *(new.op("Mul", new.op("Mul", e, half), e) for e in (grown, fallen)), to=node.output[0])
+    return new.nodes
+
+
+def modulo(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """Mod of floats with the sign of the divisor: fmod, moved by the divisor where the signs differ."""
+    found = graph.type_of(node.input[0])
+    if found is None or found.elem_type not in _FLOATS or attributes(node).get("fmod", 0):
+        return None
+    new = Replacement(node, graph)
+    divisor = node.input[1]
+    rest = new.op("Mod", node.input[0], divisor, fmod=1)
+    zero = new.constant(0, found.dtype)
+    other = new.op("Xor", *(new.op("Less", each, zero) for each in (rest, divisor)))
+    moves = new.op("And", other, new.op("Not", new.op("Equal", rest, zero)))
+    new.op("Where", moves, new.op("Add", rest, divisor), rest, to=node.output[0])
+    return new.nodes
+
+
+def bit_shift(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """BitShift by an amount that may lie outside of the type's width: only the sign is then left."""
+    found = graph.type_of(node.input[0])
+    maker = graph.maker_of(node.input[1])
+    if found is None or (maker is not None and maker.name.endswith(_SHIFT_MARK)):
+        return None
+    width = found.dtype.itemsize * 8
+    amount = graph.constant(node.input[1])
+    if amount is not None and amount.size and amount.min() >= 0 and amount.max() < width:
+        return None
+    new = Replacement(node, graph)
+    # Compared as INT64: a comparison of bytes has no kernel in ONNX Runtime.
+    wide = new.cast(node.input[1], TensorProto.INT64)
+    fits = new.op("Less", wide, new.constant(width, np.int64))
+    if found.dtype.kind == "i":
+        fits = new.op("And", fits, new.op("Not", new.op("Less", wide, new.constant(0, np.int64))))
+    zero = new.constant(0, found.dtype)
+    shift = new.op("Where", fits, node.input[1], zero)
+    new.nodes[-1].name += _SHIFT_MARK
+    direction = str(attributes(node)["direction"])
+    shifted = new.op("BitShift", node.input[0], shift, direction=direction)
+    rest = zero
+    if found.dtype.kind == "i" and direction == "RIGHT":
+        negative = new.op("Less", node.input[0], zero)
+        rest = new.op("Where", negative, new.constant(-1, found.dtype), zero)
+    new.op("Where", fits, shifted, rest, to=node.output[0])
+    return new.nodes
+
+
+_SHIFT_MARK: Final = "/in_width"
+
+
+def reduce_bool(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """ReduceMax and ReduceMin of booleans: as bytes."""
+    found = graph.type_of(node.input[0])
+    if found is None or found.elem_type != TensorProto.BOOL:
+        return None
+    new = Replacement(node, graph)
+    options = attributes(node)
+    wide = new.cast(node.input[0], TensorProto.INT32)
+    result = new.op(node.op_type, wide, *node.input[1:], **options)
+    new.cast(result, TensorProto.BOOL, to=node.output[0])
+    return new.nodes

@@ -29,9 +29,11 @@ def dft(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | No
     axis = (
         constant_integer(node, graph, 2, -2) if graph.opset >= _AXIS_IS_INPUT else int(options.get("axis", 1))
     )
-    if found is None or shape is None or axis is None or (inverse and onesided):
+    if found is None or shape is None or axis is None:
         return None
     axis %= len(shape)
+    if inverse and onesided:
+        return _real_inverse(node, graph, shape, axis, found.dtype)
     length = constant_integer(node, graph, 1, shape[axis])
     if length is None or not 0 < length <= MAX_LENGTH or axis == len(shape) - 1:
         return None
@@ -54,6 +56,35 @@ def dft(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | No
         pair = [new.op("Transpose", part, perm=back) for part in pair]
     pair = [new.op("Unsqueeze", part, new.ints(-1)) for part in pair]
     new.op("Concat", *pair, to=node.output[0], axis=-1)
+    return new.nodes
+
+
+def _real_inverse(
+    node: onnx.NodeProto, graph: OnnxGraph, shape: Sequence[int], axis: int, dtype: np.dtype[Any]
+) -> Sequence[onnx.NodeProto] | None:
+    """DFT of half a spectrum [..., m, ..., 2] to a real signal of known length."""
+    length = constant_integer(node, graph, 1, 2 * (shape[axis] - 1))
+    if length is None or not 0 < length <= MAX_LENGTH or axis == len(shape) - 1 or shape[-1] != 2:
+        return None
+    rows = min(shape[axis], length // 2 + 1)
+    angle = 2 * np.pi * np.outer(np.arange(rows), np.arange(length)) / length
+    # All but the first and the middle frequency stand for two.
+    twice = np.full((rows, 1), 2.0)
+    twice[0] = 1
+    if length % 2 == 0 and rows == length // 2 + 1:
+        twice[-1] = 1
+    new = Replacement(node, graph)
+    rank = len(shape) - 1
+    order = [place for place in range(rank) if place != axis] + [axis]
+    total = ""
+    for part, matrix in enumerate((np.cos(angle), -np.sin(angle))):
+        x = new.op("Gather", node.input[0], new.constant(part, np.int64), axis=rank)
+        x = new.op("Slice", x, new.ints(0), new.ints(rows), new.ints(axis))
+        x = new.op("Transpose", x, perm=order)
+        product = new.op("MatMul", x, new.constant(twice * matrix / length, dtype))
+        total = new.op("Add", total, product) if total else product
+    back = [order.index(place) for place in range(rank)]
+    new.op("Unsqueeze", new.op("Transpose", total, perm=back), new.ints(-1), to=node.output[0])
     return new.nodes
 
 

@@ -47,6 +47,16 @@ def _slice(
     return new.nodes
 
 
+def top_k(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """TopK in any order: in the order of the values, which is one of them."""
+    del graph
+    if attributes(node).get("sorted", 1):
+        return None
+    copy = copy_node(node)
+    next(each for each in copy.attribute if each.name == "sorted").i = 1
+    return [copy]
+
+
 def clip_along_axis(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
     """GatherElements and ScatterElements: clip indices along one axis."""
     shape = graph.shape_of(node.input[0])

@@ -190,3 +190,14 @@ def test_pipe_without_a_writer_is_refused_and_not_waited_for(tmp_path: Path) -> 
     os.mkfifo(tmp_path / "model.onnx")
     with pytest.raises(ModelError, match="expected a regular file, got a device or a pipe"):
         read_model(tmp_path / "model.onnx")
+
+
+@pytest.mark.parametrize("entries", [{}, {"offset": 4, "length": 12}])
+def test_weights_beyond_the_limit_are_refused_without_being_read(
+    tmp_path: Path, entries: dict[str, int]
+) -> None:
+    with (tmp_path / "weights.bin").open("wb") as file:
+        file.truncate(3 << 30)  # sparse: reading it would take seconds
+    with pytest.raises(ModelError, match=r"at most \d+ bytes of weights") as caught:
+        read_model(external(tmp_path, "weights.bin", **entries))
+    assert "quantise" in (caught.value.hint or "")

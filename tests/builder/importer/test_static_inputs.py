@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from builder.errors import BuildError, ShapeError
+from builder.errors import ShapeError
 from builder.importer import import_onnx
 from builder.importer.static_inputs import fix_inputs
 
@@ -164,11 +164,11 @@ def test_a_value_folds_its_input_and_the_branch_that_depends_on_it(
     assert run_onnx(model.onnx, {"x": x})[0].tolist() == (x * factor).tolist()
 
 
-def test_an_if_on_an_input_is_named_with_a_hint_to_fix_the_input(rate: onnx.ModelProto) -> None:
-    with pytest.raises(BuildError) as caught:
-        import_onnx(rate)
-    assert "If (by_rate)" in str(caught.value)
-    assert "--input-values" in str(caught.value.hint)
+def test_an_if_on_an_input_computes_both_branches(rate: onnx.ModelProto, run_onnx: Any) -> None:
+    model = import_onnx(rate)
+    assert [spec.name for spec in model.inputs] == ["x", "sr"]
+    feeds = {"x": np.arange(4, dtype=np.float32), "sr": np.array(8000)}
+    assert run_onnx(model.onnx, feeds)[0].tolist() == (feeds["x"] * 3).tolist()
 
 
 @pytest.mark.parametrize(

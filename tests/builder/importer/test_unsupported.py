@@ -22,16 +22,22 @@ def hopeless(make_model: ModelMaker) -> onnx.ModelProto:
     nodes = [
         helper.make_node("Relu", ["x"], ["a"], name="fine"),
         # No converter.
-        helper.make_node("Det", ["a"], ["d1"], name="determinant_1"),
-        helper.make_node("Det", ["a"], ["d2"], name="determinant_2"),
-        # A converter that refuses this attribute.
-        helper.make_node("TopK", ["x", "k"], ["t", "ti"], name="unsorted", sorted=0),
-        helper.make_node("TopK", ["x", "k"], ["u", "ui"], name="sorted"),
+        helper.make_node("RandomUniformLike", ["a"], ["d1"], name="random_1"),
+        helper.make_node("RandomUniformLike", ["a"], ["d2"], name="random_2"),
+        # A converter that refuses this rank.
+        helper.make_node("LRN", ["v"], ["t"], name="deep", size=3),
+        helper.make_node("LRN", ["f"], ["u"], name="flat", size=3),
         # An output whose shape depends on values.
         helper.make_node("NonZero", ["a"], ["n"], name="where"),
     ]
-    outputs = {"d1": [2], "d2": [2], "t": [2, 3, 1], "u": [2, 3, 1], "n": ([3, None], INT64)}
-    return make_model(nodes, {"x": [2, 3, 3]}, outputs, {"k": np.array([1])})
+    outputs = {
+        "d1": [2, 3, 3],
+        "d2": [2, 3, 3],
+        "t": [1, 2, 3, 3, 3],
+        "u": [1, 2, 3, 3],
+        "n": ([3, None], INT64),
+    }
+    return make_model(nodes, {"x": [2, 3, 3], "v": [1, 2, 3, 3, 3], "f": [1, 2, 3, 3]}, outputs)
 
 
 def test_every_obstacle_is_named_in_one_pass(hopeless: onnx.ModelProto) -> None:
@@ -40,17 +46,17 @@ def test_every_obstacle_is_named_in_one_pass(hopeless: onnx.ModelProto) -> None:
     message = str(caught.value)
     assert "\n" not in message
     assert "3 operators cannot be imported" in message
-    assert "Det (determinant_1, determinant_2): there is no converter" in message
-    assert "TopK (unsorted)" in message
+    assert "RandomUniformLike (random_1, random_2): there is no converter" in message
+    assert "LRN (deep)" in message
     assert "NonZero (where)" in message
     assert "fine" not in message
-    assert ", sorted" not in message
+    assert "flat" not in message
 
 
 def test_a_converters_own_reason_is_given(make_model: ModelMaker) -> None:
-    node = helper.make_node("TopK", ["x", "k"], ["y", "i"], name="top", sorted=0)
-    model = make_model([node], {"x": [2, 3]}, {"y": [2, 1], "i": ([2, 1], INT64)}, {"k": np.array([1])})
-    with pytest.raises(UnsupportedOperatorError, match=r"TopK \(top\): TopK sorted must be 1"):
+    node = helper.make_node("LRN", ["x"], ["y"], name="deep", size=3)
+    model = make_model([node], {"x": [1, 2, 3, 3, 3]}, {"y": [1, 2, 3, 3, 3]})
+    with pytest.raises(UnsupportedOperatorError, match=r"LRN \(deep\): LRN only supports 3D or 4D input"):
         import_onnx(model)
 
 
@@ -66,9 +72,9 @@ def test_a_shape_that_is_an_input_is_explained_and_can_be_fixed(make_model: Mode
 
 
 def test_many_nodes_are_counted_and_not_all_listed(make_model: ModelMaker) -> None:
-    nodes = [helper.make_node("Det", ["x"], [f"y{i}"], name=f"det_{i}") for i in range(9)]
-    model = make_model(nodes, {"x": [2, 3, 3]}, {f"y{i}": [2] for i in range(9)})
-    with pytest.raises(UnsupportedOperatorError, match="det_0, det_1, det_2 and 6 more"):
+    nodes = [helper.make_node("RandomUniformLike", ["x"], [f"y{i}"], name=f"random_{i}") for i in range(9)]
+    model = make_model(nodes, {"x": [2, 3, 3]}, {f"y{i}": [2, 3, 3] for i in range(9)})
+    with pytest.raises(UnsupportedOperatorError, match="random_0, random_1, random_2 and 6 more"):
         import_onnx(model)
 
 

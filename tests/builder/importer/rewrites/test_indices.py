@@ -51,3 +51,13 @@ def test_scattering_beyond_the_tensor_stays_inside(
     )
     found = run_relax(import_onnx(model).mod, [noise(3, 2), np.array([[2**40, -(2**40)]])])[0]
     assert found[2, 0] == found[0, 1] == 9
+
+
+def test_the_largest_in_any_order_are_those_in_order(
+    make_model: ModelMaker, noise: Any, run_onnx: Any
+) -> None:
+    node = one("TopK", ["x", "k"], ["y", "i"], sorted=0)
+    model = make_model([node], {"x": [3, 9]}, {"y": [3, 4], "i": ([3, 4], INT64)}, {"k": np.array([4])})
+    x = {"x": noise(3, 9)}
+    found, wanted = run_onnx(import_onnx(model).onnx, x), run_onnx(model, x)
+    np.testing.assert_array_equal(found[0], np.sort(wanted[0])[:, ::-1])

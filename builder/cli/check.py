@@ -1,0 +1,94 @@
+"""The verb `check`: say whether a model can be compiled, without compiling it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Final
+
+from builder.cli import SubParsers
+from builder.cli.arguments import add_json, add_model_file, load_model
+from builder.cli.early_checks import check_model_file
+from builder.cli.progress import show_steps
+
+if TYPE_CHECKING:
+    from agent.bundle.tensor_spec import TensorSpec
+    from builder.errors import ModelError
+    from builder.importer import ImportedModel
+
+EXAMPLES: Final = """examples:
+  edgebundle check model.onnx
+  edgebundle check model.onnx --input-shapes "data:[1,3,224,224]" --json
+"""
+
+
+def add_parsers(subparsers: SubParsers) -> None:
+    """Add the verb."""
+    parser = subparsers.add_parser(
+        "check",
+        help="say whether a model can be compiled, and if not, what to change",
+        description="Import a model without compiling it. If it cannot be taken, name each node at fault, "
+        "why, and what to change at the export.",
+        epilog=EXAMPLES,
+    )
+    add_model_file(parser)
+    parser.add_argument("-q", "--quiet", action="store_true", help="do not show progress")
+    add_json(parser)
+    parser.set_defaults(handler=_check)
+
+
+def _check(args: argparse.Namespace) -> int:
+    from builder.errors import ModelError
+
+    try:
+        check_model_file(args.model)
+        with show_steps(quiet=args.quiet or args.json) as progress:
+            progress(f"importing {args.model}")
+            from builder.compiling.parity import require_reference
+
+            model = load_model(args)
+            require_reference(model.onnx)
+    except ModelError as error:
+        if args.json:
+            print(json.dumps(_refusal(args.model, error)))
+        raise
+    if args.json:
+        print(json.dumps(_document(args.model, model)))
+        return 0
+    print(f"{args.model}: can be compiled")
+    for kind, specs in (("input", model.inputs), ("output", model.outputs)):
+        for spec in specs:
+            print(f"  {kind} {spec.name}: {spec.datatype} [{','.join(map(str, spec.shape))}]")
+    for note in model.notes:
+        print(f"  {note}")
+    return 0
+
+
+def _specs(specs: tuple[TensorSpec, ...]) -> list[dict[str, object]]:
+    return [{"name": spec.name, "datatype": spec.datatype, "shape": list(spec.shape)} for spec in specs]
+
+
+def _document(path: str, model: ImportedModel) -> dict[str, object]:
+    return {
+        "model": path,
+        "accepted": True,
+        "inputs": _specs(model.inputs),
+        "outputs": _specs(model.outputs),
+        "notes": list(model.notes),
+    }
+
+
+def _refusal(path: str, error: ModelError) -> dict[str, object]:
+    from builder.errors import UnsupportedOperatorError
+
+    obstacles = error.obstacles if isinstance(error, UnsupportedOperatorError) else ()
+    return {
+        "model": path,
+        "accepted": False,
+        "error": str(error),
+        "hint": error.hint,
+        "obstacles": [
+            {"operator": o.operator, "nodes": list(o.nodes), "reason": o.reason} for o in obstacles
+        ],
+        "details": list(error.details),
+    }

@@ -1,0 +1,143 @@
+"""Replace the operators that ONNX Runtime's optimisers, Olive and exporters to them write: com.microsoft.
+
+`CONTRIB` is the table. Unlike the rest of the rewrites, these run before anything else, because ONNX cannot
+infer the shapes of these operators, nor of what reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import onnx
+from onnx import defs, helper, numpy_helper, shape_inference
+
+from builder.importer.constant_folding import fold_constants
+from builder.importer.onnx_graph import OnnxGraph, value_type
+from builder.importer.rewrites.microsoft import activations, attention, norms, products, quantised, rotary
+from builder.importer.rewrites.replacement import Rewrite
+from builder.importer.silence import FOREIGN_FAILURES, quiet
+
+DOMAIN: Final = "com.microsoft"
+
+CONTRIB: Final[Mapping[str, Rewrite]] = {
+    "Attention": attention.attention,
+    "BiasAdd": activations.bias_add,
+    "BiasDropout": activations.bias_dropout,
+    "BiasGelu": activations.gelu_node,
+    "BiasSoftmax": activations.bias_softmax,
+    "BiasSplitGelu": activations.bias_split_gelu,
+    "EmbedLayerNormalization": norms.embed_layer_normalization,
+    "DequantizeLinear": quantised.same_in_onnx,
+    "DynamicQuantizeMatMul": quantised.dynamic_matmul,
+    "ExpandDims": products.expand_dims,
+    "FastGelu": activations.fast_gelu_node,
+    "FusedConv": products.fused_conv,
+    "FusedGemm": products.fused_gemm,
+    "FusedMatMul": products.fused_matmul,
+    "FusedMatMulActivation": products.fused_matmul,
+    "GatherND": products.same_operator,
+    "Gelu": activations.gelu_node,
+    "GemmFastGelu": products.gemm_fast_gelu,
+    "GroupNorm": norms.group_norm,
+    "GroupQueryAttention": attention.group_query_attention,
+    "LayerNormalization": norms.layer_normalization,
+    "MatMulIntegerToFloat": quantised.matmul_to_float,
+    "MatMulNBits": quantised.matmul_n_bits,
+    "MultiHeadAttention": attention.multi_head_attention,
+    "NhwcConv": products.nhwc_conv,
+    "NhwcFusedConv": products.nhwc_conv,
+    "NhwcMaxPool": products.nhwc_max_pool,
+    "Pad": products.pad,
+    "QGemm": quantised.gemm,
+    "QLinearAdd": quantised.binary("Add"),
+    "QLinearAveragePool": quantised.unary(quantised.average_pool),
+    "QLinearConcat": quantised.concat,
+    "QLinearGlobalAveragePool": quantised.unary(quantised.global_average_pool),
+    "QLinearLeakyRelu": quantised.unary(quantised.leaky_relu),
+    "QLinearMul": quantised.binary("Mul"),
+    "QLinearReduceMean": quantised.unary(quantised.reduce_mean),
+    "QLinearSigmoid": quantised.unary(quantised.sigmoid),
+    "QLinearSoftmax": quantised.unary(quantised.softmax),
+    "QLinearWhere": quantised.where,
+    "QuantizeLinear": quantised.same_in_onnx,
+    "QuickGelu": activations.quick_gelu,
+    "Range": products.same_operator,
+    "RotaryEmbedding": rotary.rotary_embedding,
+    "SimplifiedLayerNormalization": norms.simplified_layer_normalization,
+    "SkipGroupNorm": norms.group_norm,
+    "SkipLayerNormalization": norms.skip_layer_normalization,
+    "SkipSimplifiedLayerNormalization": norms.skip_simplified_layer_normalization,
+    "TransposeMatMul": products.fused_matmul,
+    "Trilu": products.same_operator,
+}
+
+# Operators that ONNX Runtime registers in ONNX's own domain, some for opsets that do not define them.
+IN_ONNX_DOMAIN: Final = frozenset({"LayerNormalization", "SimplifiedLayerNormalization"})
+
+_MALFORMED: Final = (ArithmeticError, LookupError, TypeError, ValueError)
+
+
+def has_contrib(model: onnx.ModelProto) -> bool:
+    """Whether a model has operators that `replace_contrib` may replace."""
+    return any(node.domain == DOMAIN and node.op_type in CONTRIB for node in model.graph.node)
+
+
+def replace_contrib(model: onnx.ModelProto) -> None:
+    """Replace operators of com.microsoft, in place, as far as their shapes are known.
+
+    Parameters
+    ----------
+    model
+        The model, with static inputs and an opset of at least 17.
+    """
+    while has_contrib(model) and _replace_once(model):
+        fold_constants(model, strict=False)
+
+
+def _replace_once(model: onnx.ModelProto) -> int:
+    """Replace the nodes whose inputs have known types; infer the types of what they and others make."""
+    graph = OnnxGraph(model)
+
+    def replace(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
+        if node.domain != DOMAIN or node.op_type not in CONTRIB:
+            if not node.domain and any(graph.shape_of(name) is None for name in node.output if name):
+                _infer(node, graph)
+            return None
+        try:
+            new = CONTRIB[node.op_type](node, graph)
+        except _MALFORMED:
+            return None
+        if new is None:
+            return None
+        for made in new:
+            _infer(made, graph)
+        return list(new)
+
+    return graph.rewrite(replace)
+
+
+def _infer(node: onnx.NodeProto, graph: OnnxGraph) -> None:
+    """Record the types of what a node makes, as far as ONNX can infer them from the node's inputs."""
+    if node.domain or not defs.has(node.op_type, graph.opset, ""):
+        return
+    kinds, data = {}, {}
+    for name in dict.fromkeys(name for name in node.input if name):
+        found = graph.type_of(name)
+        if found is None:
+            return
+        kinds[name] = helper.make_tensor_type_proto(found.elem_type, found.shape)
+        if graph.is_constant(name) and (value := graph.constant(name)) is not None and value.ndim <= 1:
+            data[name] = numpy_helper.from_array(value, name)
+    schema = defs.get_schema(node.op_type, graph.opset, "")
+    try:
+        with quiet():
+            made = shape_inference.infer_node_outputs(
+                schema, node, kinds, data, opset_imports=list(graph.model.opset_import)
+            )
+    except FOREIGN_FAILURES:
+        return
+    for name, kind in made.items():
+        known = value_type(onnx.ValueInfoProto(name=name, type=kind))
+        if known is not None and known.static_shape is not None:
+            graph.set_type(name, known.elem_type, known.static_shape)

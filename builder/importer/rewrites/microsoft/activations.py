@@ -1,0 +1,181 @@
+"""Activations of com.microsoft, some of them behind a bias.
+
+Source: ONNX Runtime's operator documentation, ContribOperators.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+import onnx
+from numpy.typing import DTypeLike
+
+from builder.importer.onnx_graph import OnnxGraph, attributes
+from builder.importer.rewrites.replacement import Replacement, input_name, output_name
+
+# tanh's argument in the approximation of GELU: sqrt(2 / pi) (x + 0.044715 x^3).
+_TANH_SCALE: Final = math.sqrt(2 / math.pi)
+_TANH_CUBIC: Final = 0.044715
+
+
+def gelu(new: Replacement, x: str, dtype: DTypeLike, to: str = "") -> str:
+    """GELU by the error function: 0.5 x (1 + erf(x / sqrt(2)))."""
+    error = new.op("Erf", new.op("Mul", x, new.constant(math.sqrt(0.5), dtype)))
+    gate = new.op("Mul", new.op("Add", error, new.constant(1, dtype)), new.constant(0.5, dtype))
+    return new.op("Mul", x, gate, to=to)
+
+
+def fast_gelu(new: Replacement, x: str, dtype: DTypeLike, to: str = "") -> str:
+    """GELU by tanh."""
+    square = new.op("Mul", new.op("Mul", x, x), new.constant(_TANH_SCALE * _TANH_CUBIC, dtype))
+    inner = new.op("Mul", x, new.op("Add", square, new.constant(_TANH_SCALE, dtype)))
+    gate = new.op("Add", new.op("Tanh", inner), new.constant(1, dtype))
+    return new.op("Mul", x, new.op("Mul", gate, new.constant(0.5, dtype)), to=to)
+
+
+def silu(new: Replacement, x: str, dtype: DTypeLike, *, alpha: float = 1.0, to: str = "") -> str:
+    """SiLU: x sigmoid(alpha x)."""
+    inner = x if alpha == 1 else new.op("Mul", x, new.constant(alpha, dtype))
+    return new.op("Mul", x, new.op("Sigmoid", inner), to=to)
+
+
+_PLAIN: Final = frozenset({"Relu", "Sigmoid", "Tanh", "Softplus", "Softsign"})
+# Activation -> its attributes, in the order of the parameters that a fused node has.
+_WITH_PARAMETERS: Final[Mapping[str, tuple[str, ...]]] = {
+    "LeakyRelu": ("alpha",),
+    "HardSigmoid": ("alpha", "beta"),
+    "Elu": ("alpha",),
+    "ThresholdedRelu": ("alpha",),
+}
+
+
+def activate(
+    new: Replacement, x: str, activation: str, parameters: Sequence[float], dtype: DTypeLike, to: str = ""
+) -> str | None:
+    """Add the activation of a fused node.
+
+    Parameters
+    ----------
+    new
+        Collects the new nodes.
+    x
+        The value to activate.
+    activation
+        The operator's name; empty for none.
+    parameters
+        Its parameters, as many as the file has.
+    dtype
+        The type of `x`.
+    to
+        The result's name, or empty for a new one.
+
+    Returns
+    -------
+    str or None
+        The result's name, or None if the activation is not known.
+    """
+    if not activation:
+        return new.op("Identity", x, to=to)
+    if activation in _PLAIN:
+        return new.op(activation, x, to=to)
+    if activation in _WITH_PARAMETERS:
+        names = _WITH_PARAMETERS[activation]
+        return new.op(activation, x, to=to, **dict(zip(names, map(float, parameters), strict=False)))
+    if activation == "Clip" and len(parameters) == 2:
+        return new.op("Clip", x, *(new.constant(bound, dtype) for bound in parameters), to=to)
+    if activation == "HardSwish":
+        gate = new.op("HardSigmoid", x, alpha=1 / 6, beta=0.5)
+        return new.op("Mul", x, gate, to=to)
+    if activation in ("Gelu", "FastGelu"):
+        return (gelu if activation == "Gelu" else fast_gelu)(new, x, dtype, to)
+    return None
+
+
+def gelu_node(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """Gelu, BiasGelu: x, and for the latter a bias along the last axis."""
+    return _biased(node, graph, gelu)
+
+
+def fast_gelu_node(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """FastGelu: x, and optionally a bias along the last axis."""
+    return _biased(node, graph, fast_gelu)
+
+
+def _biased(
+    node: onnx.NodeProto, graph: OnnxGraph, form: Callable[[Replacement, str, DTypeLike, str], str]
+) -> Sequence[onnx.NodeProto] | None:
+    found = graph.type_of(node.input[0])
+    if found is None:
+        return None
+    new = Replacement(node, graph)
+    x = node.input[0]
+    if bias := input_name(node, 1):
+        x = new.op("Add", x, bias)
+    form(new, x, found.dtype, node.output[0])
+    return new.nodes
+
+
+def quick_gelu(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """QuickGelu: x sigmoid(alpha x), by default with alpha = 1.702."""
+    found = graph.type_of(node.input[0])
+    if found is None:
+        return None
+    new = Replacement(node, graph)
+    alpha = float(attributes(node).get("alpha", 1.702))
+    silu(new, node.input[0], found.dtype, alpha=alpha, to=node.output[0])
+    return new.nodes
+
+
+def bias_split_gelu(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """BiasSplitGelu: the left half of x + bias, times the GELU of its right half."""
+    found, shape = graph.type_of(node.input[0]), graph.shape_of(node.input[0])
+    if found is None or not shape:
+        return None
+    new = Replacement(node, graph)
+    half = new.ints(shape[-1] // 2, shape[-1] // 2)
+    left, right = new.op_many("Split", 2, new.op("Add", *node.input), half, axis=-1)
+    new.op("Mul", left, gelu(new, right, found.dtype), to=node.output[0])
+    return new.nodes
+
+
+def bias_add(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """BiasAdd: x + bias + skip."""
+    x, bias, skip = node.input
+    new = Replacement(node, graph)
+    new.op("Add", new.op("Add", x, bias), skip, to=node.output[0])
+    return new.nodes
+
+
+def bias_softmax(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """BiasSoftmax: the softmax of x + bias over the last axis."""
+    options = attributes(node)
+    shape, bias = graph.shape_of(node.input[0]), graph.shape_of(node.input[1])
+    if shape is None or bias is None or int(options.get("axis", 1)) % len(shape) != len(shape) - 1:
+        return None
+    if not options.get("is_inner_broadcast", 0) and len(bias) > len(shape):
+        return None
+    new = Replacement(node, graph)
+    new.op("Softmax", new.op("Add", *node.input), to=node.output[0], axis=-1)
+    return new.nodes
+
+
+def bias_dropout(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """BiasDropout outside of training: x + bias + residual, and a mask that is all true."""
+    shape = graph.shape_of(node.input[0])
+    if training := input_name(node, 4):
+        value = graph.constant(training)
+        if value is None or bool(value.reshape(())):
+            return None
+    new = Replacement(node, graph)
+    x = new.op("Add", node.input[0], node.input[1])
+    if residual := input_name(node, 2):
+        x = new.op("Add", x, residual)
+    new.op("Identity", x, to=node.output[0])
+    if mask := output_name(node, 1):
+        if shape is None:
+            return None
+        new.op("Expand", new.constant(True, np.bool_), new.ints(*shape), to=mask)
+    return new.nodes

@@ -1,0 +1,185 @@
+"""Convolutions and matrix products of com.microsoft, with what ONNX Runtime fuses into them.
+
+Source: ONNX Runtime's operator documentation, ContribOperators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import onnx
+from onnx import helper
+
+from builder.importer.onnx_graph import OnnxGraph, attributes
+from builder.importer.rewrites.microsoft.activations import activate, fast_gelu
+from builder.importer.rewrites.replacement import Replacement, input_name
+
+_CONV_ATTRIBUTES: Final = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
+_POOL_ATTRIBUTES: Final = ("auto_pad", "ceil_mode", "dilations", "kernel_shape", "pads", "strides")
+_GEMM_ATTRIBUTES: Final = ("alpha", "beta", "transA", "transB")
+
+
+def fused_conv(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """FusedConv of x, weights, bias and z: activation(Conv(x) + z)."""
+    return _conv(node, graph, channels_last=False)
+
+
+def nhwc_conv(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """NhwcConv and NhwcFusedConv: the same on [N, ..., C]; the weights are [M, ..., C / group]."""
+    return _conv(node, graph, channels_last=True)
+
+
+def _conv(node: onnx.NodeProto, graph: OnnxGraph, *, channels_last: bool) -> Sequence[onnx.NodeProto] | None:
+    options = attributes(node)
+    found, shape = graph.type_of(node.input[0]), graph.shape_of(node.input[0])
+    if found is None or shape is None:
+        return None
+    new = Replacement(node, graph)
+    rank = len(shape)
+    first, back = _channels_first(rank), _channels_last(rank)
+    x, weight = node.input[:2]
+    if channels_last:
+        x, weight = new.op("Transpose", x, perm=first), new.op("Transpose", weight, perm=first)
+    bias = [name] if (name := input_name(node, 2)) else []
+    kept = {name: options[name] for name in _CONV_ATTRIBUTES if name in options}
+    y = new.op("Conv", x, weight, *bias, **kept)
+    if z := input_name(node, 3):
+        y = new.op("Add", y, new.op("Transpose", z, perm=first) if channels_last else z)
+    last = "" if channels_last else node.output[0]
+    parameters = list(options.get("activation_params", []))
+    made = activate(new, y, str(options.get("activation", "")), parameters, found.dtype, last)
+    if made is None:
+        return None
+    if channels_last:
+        new.op("Transpose", made, perm=back, to=node.output[0])
+    return new.nodes
+
+
+def _channels_first(rank: int) -> list[int]:
+    return [0, rank - 1, *range(1, rank - 1)]
+
+
+def _channels_last(rank: int) -> list[int]:
+    return [0, *range(2, rank), 1]
+
+
+def nhwc_max_pool(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """NhwcMaxPool: MaxPool on [N, ..., C]."""
+    options = attributes(node)
+    shape = graph.shape_of(node.input[0])
+    if shape is None:
+        return None
+    new = Replacement(node, graph)
+    kept = {name: options[name] for name in _POOL_ATTRIBUTES if name in options}
+    x = new.op("MaxPool", new.op("Transpose", node.input[0], perm=_channels_first(len(shape))), **kept)
+    new.op("Transpose", x, perm=_channels_last(len(shape)), to=node.output[0])
+    return new.nodes
+
+
+def fused_gemm(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """FusedGemm: the activation of a Gemm."""
+    options = attributes(node)
+    found = graph.type_of(node.input[0])
+    if found is None:
+        return None
+    new = Replacement(node, graph)
+    kept = {name: options[name] for name in _GEMM_ATTRIBUTES if name in options}
+    y = new.op("Gemm", *node.input, **kept)
+    made = activate(
+        new, y, str(options.get("activation", "")), _parameters(options), found.dtype, node.output[0]
+    )
+    return None if made is None else new.nodes
+
+
+def _parameters(options: dict[str, Any]) -> list[float]:
+    names = [f"activation_{name}" for name in ("alpha", "beta", "gamma")]
+    given = [name in options for name in names]
+    count = max((index + 1 for index, there in enumerate(given) if there), default=0)
+    return [float(options.get(name, 0.0)) for name in names[:count]]
+
+
+def fused_matmul(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """FusedMatMul, FusedMatMulActivation, TransposeMatMul: alpha A B, each operand transposed before.
+
+    `transA` swaps the last two axes. `transBatchA` moves the first axis to the place before the last.
+    """
+    options = attributes(node)
+    found = graph.type_of(node.input[0])
+    if found is None:
+        return None
+    new = Replacement(node, graph)
+    operands = []
+    for name, side in zip(node.input, "AB", strict=True):
+        shape = graph.shape_of(name)
+        if shape is None:
+            return None
+        swap = bool(options.get(f"trans{side}", 0))
+        order = _order(len(shape), swap=swap, batch=bool(options.get(f"transBatch{side}", 0)))
+        operands.append(name if order == list(range(len(shape))) else new.op("Transpose", name, perm=order))
+    alpha = float(options.get("alpha", 1.0))
+    product = new.op("MatMul", *operands)
+    if alpha != 1:
+        product = new.op("Mul", product, new.constant(alpha, found.dtype))
+    name = str(options.get("activation", ""))
+    made = activate(new, product, name, _parameters(options), found.dtype, node.output[0])
+    return None if made is None else new.nodes
+
+
+def _order(rank: int, *, swap: bool, batch: bool) -> list[int]:
+    """The axes of an operand of FusedMatMul, in the order that MatMul takes."""
+    order = list(range(rank))
+    if rank < 2:
+        return order
+    if batch and rank > 2:
+        order = [*range(1, rank - 1), 0, rank - 1]
+    if swap:
+        order[-2:] = order[:-3:-1]
+    return order
+
+
+def gemm_fast_gelu(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """GemmFastGelu: the GELU of a matrix product and a bias."""
+    found = graph.type_of(node.input[0])
+    if found is None:
+        return None
+    new = Replacement(node, graph)
+    x = new.op("MatMul", *node.input[:2])
+    if bias := input_name(node, 2):
+        x = new.op("Add", x, bias)
+    fast_gelu(new, x, found.dtype, node.output[0])
+    return new.nodes
+
+
+def same_operator(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """Trilu, Range and GatherND: as ONNX's own operators of the same names."""
+    del graph
+    return [
+        helper.make_node(
+            node.op_type, list(node.input), list(node.output), name=node.name, **attributes(node)
+        )
+    ]
+
+
+def expand_dims(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """ExpandDims: Unsqueeze at one axis."""
+    axis = graph.constant(node.input[1])
+    if axis is None or axis.size != 1:
+        return None
+    new = Replacement(node, graph)
+    new.op("Unsqueeze", node.input[0], new.ints(int(axis.reshape(()))), to=node.output[0])
+    return new.nodes
+
+
+def pad(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """Pad: as ONNX's, with pads [2 rank] or [1, 2 rank]."""
+    pads = graph.constant(node.input[1])
+    if pads is None:
+        return None
+    new = Replacement(node, graph)
+    value = [name] if (name := input_name(node, 2)) else []
+    if value and graph.shape_of(value[0]) != ():
+        value = [new.op("Reshape", value[0], new.constant([], "int64"))]
+    mode = str(attributes(node).get("mode", "constant"))
+    new.op("Pad", node.input[0], new.ints(*pads.reshape(-1).tolist()), *value, to=node.output[0], mode=mode)
+    return new.nodes

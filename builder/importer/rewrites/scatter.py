@@ -1,0 +1,357 @@
+"""Operators that place, select or count elements at places known when the model is imported."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+from builder.importer.onnx_graph import OnnxGraph, attributes
+from builder.importer.rewrites.replacement import Replacement, input_name, output_name
+
+# Windows of a pooling with indices; each is a slice and a comparison.
+MAX_WINDOW: Final = 64
+_FLOATS: Final = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16})
+
+
+def tensor_scatter(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """TensorScatter of a cache, an update and the first place of each row: ScatterElements along an axis."""
+    options = attributes(node)
+    shape, added = graph.shape_of(node.input[0]), graph.shape_of(node.input[1])
+    if shape is None or added is None:
+        return None
+    axis = int(options.get("axis", -2)) % len(shape)
+    new = Replacement(node, graph)
+    form = [1] * len(shape)
+    form[axis] = added[axis]
+    places = new.constant(np.arange(added[axis]).reshape(form), np.int64)
+    if first := input_name(node, 2):
+        rows = new.op("Reshape", first, new.ints(shape[0], *[1] * (len(shape) - 1)))
+        places = new.op("Add", places, rows)
+        if options.get("mode", "linear") == "circular":
+            places = new.op("Mod", places, new.constant(shape[axis], np.int64))
+    places = new.op("Expand", places, new.ints(*added))
+    new.op("ScatterElements", node.input[0], places, node.input[1], to=node.output[0], axis=axis)
+    return new.nodes
+
+
+def compress(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """Compress by a constant condition: Gather."""
+    condition = graph.constant(node.input[1])
+    axis = attributes(node).get("axis")
+    if condition is None or not condition.any():
+        return None
+    new = Replacement(node, graph)
+    x = node.input[0] if axis is not None else new.op("Reshape", node.input[0], new.ints(-1))
+    new.op("Gather", x, new.ints(*np.flatnonzero(condition).tolist()), to=node.output[0], axis=int(axis or 0))
+    return new.nodes
+
+
+def cumulative_product(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """CumProd along a constant axis: products with copies that are shifted by 1, 2, 4 ... places."""
+    options = attributes(node)
+    found, shape = graph.type_of(node.input[0]), graph.shape_of(node.input[0])
+    place = graph.constant(node.input[1])
+    if found is None or shape is None or place is None or place.size != 1:
+        return None
+    axis = int(place.reshape(())) % len(shape)
+    reverse, extent = bool(options.get("reverse", 0)), shape[axis]
+    new = Replacement(node, graph)
+
+    def shift(x: str, count: int) -> str:
+        ones = new.constant(np.ones([count if a == axis else d for a, d in enumerate(shape)]), found.dtype)
+        bounds = (count, extent) if reverse else (0, extent - count)
+        kept = new.op("Slice", x, *(new.ints(bound) for bound in bounds), new.ints(axis))
+        return new.op("Concat", *((kept, ones) if reverse else (ones, kept)), axis=axis)
+
+    x, step = node.input[0], 1
+    if options.get("exclusive", 0):
+        x = shift(x, 1) if extent > 1 else new.constant(np.ones(shape), found.dtype)
+    while step < extent:
+        x = new.op("Mul", x, shift(x, step))
+        step *= 2
+    new.op("Identity", x, to=node.output[0])
+    return new.nodes
+
+
+def column_to_image(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """Col2Im: a transposed convolution whose weights put each column into its place of the block."""
+    options = attributes(node)
+    found, shape = graph.type_of(node.input[0]), graph.shape_of(node.input[0])
+    image, block = graph.constant(node.input[1]), graph.constant(node.input[2])
+    if found is None or shape is None or image is None or block is None or not 1 <= image.size <= 3:
+        return None
+    rank, count = image.size, int(np.prod(block))
+    strides = list(options.get("strides", [1] * rank))
+    dilations = list(options.get("dilations", [1] * rank))
+    pads = list(options.get("pads", [0] * (2 * rank)))
+    spans = [d * (int(b) - 1) + 1 for d, b in zip(dilations, block, strict=True)]
+    padded = [int(i) + pads[a] + pads[rank + a] for a, i in enumerate(image)]
+    steps = [(p - s) // stride + 1 for p, s, stride in zip(padded, spans, strides, strict=True)]
+    if int(np.prod(steps)) != shape[2] or shape[1] % count:
+        return None
+    channels = shape[1] // count
+    rest = [p - s - stride * (n - 1) for p, s, stride, n in zip(padded, spans, strides, steps, strict=True)]
+    weight = np.tile(np.eye(count).reshape(count, 1, *block), (channels, 1, *[1] * rank))
+    new = Replacement(node, graph)
+    # The rest is behind the last block: computed without padding, then cut.
+    x = new.op("Reshape", node.input[0], new.ints(shape[0], shape[1], *steps))
+    y = new.op(
+        "ConvTranspose",
+        x,
+        new.constant(weight, found.dtype),
+        group=channels,
+        strides=strides,
+        dilations=dilations,
+        kernel_shape=[int(b) for b in block],
+    )
+    if any(rest):
+        ends = new.ints(*[0] * (rank + 2), 0, 0, *rest)
+        y = new.op("Pad", y, ends)
+    if any(pads):
+        begins = pads[:rank]
+        ends = new.ints(*(b + int(i) for b, i in zip(begins, image, strict=True)))
+        y = new.op("Slice", y, new.ints(*begins), ends, new.ints(*range(2, rank + 2)))
+    new.op("Identity", y, to=node.output[0])
+    return new.nodes
+
+
+def max_pool_with_indices(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """MaxPool that also returns where each maximum was: one comparison for each place of the window."""
+    where = output_name(node, 1)
+    options = attributes(node)
+    found, shape = graph.type_of(node.input[0]), graph.shape_of(node.input[0])
+    result = graph.shape_of(node.output[0]) if node.output[0] else graph.shape_of(where) if where else None
+    if not where or found is None or shape is None or result is None or found.elem_type not in _FLOATS:
+        return None
+    kernel = [int(k) for k in options["kernel_shape"]]
+    rank = len(kernel)
+    strides, dilations = (list(options.get(key, [1] * rank)) for key in ("strides", "dilations"))
+    begins = _begins(options, shape[2:], result[2:], kernel)
+    if begins is None or int(np.prod(kernel)) > MAX_WINDOW:
+        return None
+    spans = [
+        s * (r - 1) + d * (k - 1) + 1
+        for s, r, d, k in zip(strides, result[2:], dilations, kernel, strict=True)
+    ]
+    ends = [max(span - size - begin, 0) for span, size, begin in zip(spans, shape[2:], begins, strict=True)]
+    new = Replacement(node, graph)
+    x = node.input[0]
+    if any(begins) or any(ends):
+        lowest = new.constant(-np.inf, found.dtype)
+        x = new.op("Pad", x, new.ints(0, 0, *begins, 0, 0, *ends), lowest)
+    planes = np.arange(shape[0] * shape[1]).reshape(shape[0], shape[1], *[1] * rank)
+    best = index = ""
+    for offsets in itertools.product(*(range(k) for k in kernel)):
+        first = [o * d for o, d in zip(offsets, dilations, strict=True)]
+        last = [f + s * (r - 1) + 1 for f, s, r in zip(first, strides, result[2:], strict=True)]
+        axes = new.ints(*range(2, rank + 2))
+        value = new.op("Slice", x, new.ints(*first), new.ints(*last), axes, new.ints(*strides))
+        place = new.constant(_flat(shape, planes, first, begins, strides, result, options), np.int64)
+        if not best:
+            best, index = value, new.op("Expand", place, new.ints(*result))
+            continue
+        larger = new.op("Greater", value, best)
+        best = new.op("Where", larger, value, best)
+        index = new.op("Where", larger, place, index)
+    if node.output[0]:
+        new.op("Identity", best, to=node.output[0])
+    new.op("Identity", index, to=where)
+    return new.nodes
+
+
+def _begins(
+    options: dict[str, Any], size: Sequence[int], result: Sequence[int], kernel: Sequence[int]
+) -> list[int] | None:
+    """The padding before each axis."""
+    rank = len(kernel)
+    mode = options.get("auto_pad", "NOTSET")
+    if mode in ("NOTSET", "VALID"):
+        return list(options.get("pads", [0] * (2 * rank)))[:rank] if mode == "NOTSET" else [0] * rank
+    strides, dilations = (list(options.get(key, [1] * rank)) for key in ("strides", "dilations"))
+    totals = [
+        max(s * (r - 1) + d * (k - 1) + 1 - n, 0)
+        for s, r, d, k, n in zip(strides, result, dilations, kernel, size, strict=True)
+    ]
+    return [t // 2 if mode == "SAME_UPPER" else t - t // 2 for t in totals]
+
+
+def _flat(
+    shape: Sequence[int],
+    planes: NDArray[Any],
+    first: Sequence[int],
+    begins: Sequence[int],
+    strides: Sequence[int],
+    result: Sequence[int],
+    options: dict[str, Any],
+) -> NDArray[Any]:
+    """The flat index into the input of the place of a window that begins at `first`."""
+    rank = len(first)
+    order = range(rank) if not options.get("storage_order", 0) else reversed(range(rank))
+    index = np.zeros([1] * rank, np.int64)
+    for axis in order:
+        places = first[axis] - begins[axis] + strides[axis] * np.arange(result[2 + axis])
+        form = [1] * rank
+        form[axis] = -1
+        index = index * shape[2 + axis] + places.reshape(form)
+    return np.asarray(planes * int(np.prod(shape[2:])) + index)
+
+
+def max_unpool(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """MaxUnpool with a constant output shape: ScatterElements into zeros.
+
+    The indices count in the shape that follows from the attributes; the rest of the output is padding.
+    """
+    name = input_name(node, 2)
+    found, shape = graph.type_of(node.input[0]), graph.shape_of(node.input[0])
+    wanted = graph.constant(name) if name else None
+    if found is None or shape is None or wanted is None:
+        return None
+    options = attributes(node)
+    kernel = list(options["kernel_shape"])
+    rank = len(kernel)
+    strides, pads = list(options.get("strides", [1] * rank)), list(options.get("pads", [0] * (2 * rank)))
+    before = [(shape[2 + a] - 1) * strides[a] - pads[a] - pads[rank + a] + kernel[a] for a in range(rank)]
+    rest = [int(w) - b for w, b in zip(wanted[2:], before, strict=True)]
+    if min(rest) < 0:
+        return None
+    new = Replacement(node, graph)
+    extents = [*shape[:2], *before]
+    zeros = new.constant(np.zeros(int(np.prod(extents))), found.dtype)
+    flat = [new.op("Reshape", each, new.ints(-1)) for each in node.input[:2]]
+    placed = new.op("ScatterElements", zeros, flat[1], flat[0], axis=0)
+    image = new.op("Reshape", placed, new.ints(*extents))
+    new.op("Pad", image, new.ints(*[0] * (rank + 4), *rest), to=node.output[0])
+    return new.nodes
+
+
+def tf_idf(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """TfIdfVectorizer of integers: compare each window with each n-gram of the pool, and count."""
+    options = attributes(node)
+    shape = graph.shape_of(node.input[0])
+    pool = [int(each) for each in options.get("pool_int64s", [])]
+    if shape is None or not 1 <= len(shape) <= 2 or not pool:
+        return None
+    length = shape[-1]
+    starts, places = [*options["ngram_counts"], len(pool)], np.array(options["ngram_indexes"])
+    weights = np.array(options.get("weights") or [1.0] * len(places), np.float32)
+    mode = str(options["mode"])
+    width = int(places.max()) + 1
+    new = Replacement(node, graph)
+    rows = new.op("Reshape", new.cast(node.input[0], TensorProto.INT64), new.ints(-1, length))
+    count, done = "", 0
+    for size in range(1, len(starts)):
+        grams = np.array(pool[starts[size - 1] : starts[size]]).reshape(-1, size)
+        first, done = done, done + len(grams)
+        if not options["min_gram_length"] <= size <= options["max_gram_length"]:
+            continue
+        windows = _windows(length, size, int(options["max_skip_count"]))
+        if not len(grams) or not len(windows):
+            continue
+        seen = new.op("Gather", rows, new.constant(windows[:, None, :], np.int64), axis=1)
+        same = new.cast(new.op("Equal", seen, new.constant(grams[None, None], np.int64)), TensorProto.FLOAT)
+        whole = new.reduce("ReduceMin", same, [3], keep=False)
+        found = new.reduce("ReduceSum", whole, [1], keep=False)
+        spread = np.zeros((len(grams), width), np.float32)
+        spread[np.arange(len(grams)), places[first:done]] = 1
+        part = new.op("MatMul", found, new.constant(spread, np.float32))
+        count = new.op("Add", count, part) if count else part
+    if not count:
+        return None
+    scale = np.zeros(width, np.float32)
+    scale[places] = weights
+    if mode == "IDF":
+        count = new.op("Min", count, new.constant(1, np.float32))
+    if mode != "TF":
+        count = new.op("Mul", count, new.constant(scale, np.float32))
+    new.op("Reshape", count, new.ints(*shape[:-1], width), to=node.output[0])
+    return new.nodes
+
+
+def _windows(length: int, size: int, skips: int) -> NDArray[Any]:
+    """The places of each window of `size` elements, [windows, size]."""
+    found = [
+        np.arange(start, start + (size - 1) * (skip + 1) + 1, skip + 1)
+        for skip in range(skips + 1 if size > 1 else 1)
+        for start in range(length - (size - 1) * (skip + 1))
+    ]
+    return np.array(found).reshape(-1, size)
+
+
+def determinant(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """Det of matrices of at most 3 x 3: the expansion by the first row."""
+    shape = graph.shape_of(node.input[0])
+    if shape is None or shape[-1] > 3:
+        return None
+    new = Replacement(node, graph)
+    size = shape[-1]
+
+    def entry(row: int, column: int) -> str:
+        line = new.op("Gather", node.input[0], new.constant(row, np.int64), axis=-2)
+        return new.op("Gather", line, new.constant(column, np.int64), axis=-1)
+
+    def minor(rows: list[int], columns: list[int]) -> str:
+        if len(rows) == 1:
+            return entry(rows[0], columns[0])
+        total = ""
+        for position, column in enumerate(columns):
+            rest = minor(rows[1:], [other for other in columns if other != column])
+            term = new.op("Mul", entry(rows[0], column), rest)
+            total = term if not total else new.op("Sub" if position % 2 else "Add", total, term)
+        return total
+
+    new.op("Identity", minor(list(range(size)), list(range(size))), to=node.output[0])
+    return new.nodes
+
+
+def deformable_convolution(node: onnx.NodeProto, graph: OnnxGraph) -> Sequence[onnx.NodeProto] | None:
+    """DeformConv in two dimensions: GridSample at each place of the kernel, then a matrix product."""
+    options = attributes(node)
+    found = graph.type_of(node.input[0])
+    shape, kernel, moved = (graph.shape_of(node.input[index]) for index in range(3))
+    if found is None or shape is None or kernel is None or moved is None or len(shape) != 4:
+        return None
+    batch, channels, height, width = shape
+    outputs, per_group, *window = kernel
+    rows, columns = moved[2:]
+    count = window[0] * window[1]
+    strides, dilations = (list(options.get(key, [1, 1])) for key in ("strides", "dilations"))
+    pads = list(options.get("pads", [0, 0, 0, 0]))
+    shifts = int(options.get("offset_group", 1))
+    groups = int(options.get("group", 1))
+    y0 = np.arange(rows) * strides[0] - pads[0]
+    x0 = np.arange(columns) * strides[1] - pads[1]
+    dy, dx = (np.arange(k) * d for k, d in zip(window, dilations, strict=True))
+    base_y = (dy[:, None, None, None] + y0[None, None, :, None]) + np.zeros((1, window[1], 1, columns))
+    base_x = (dx[None, :, None, None] + x0[None, None, None, :]) + np.zeros((window[0], 1, rows, 1))
+    new = Replacement(node, graph)
+    # Each place of the kernel has an offset in y and one in x.
+    offsets = new.op("Reshape", node.input[2], new.ints(batch * shifts, count, 2, rows, columns))
+    grid = []
+    for index, base, size in ((1, base_x, width), (0, base_y, height)):
+        offset = new.op("Gather", offsets, new.constant(index, np.int64), axis=2)
+        place = new.op("Add", offset, new.constant(base.reshape(1, count, rows, columns), found.dtype))
+        # To GridSample's coordinates, in which -1 and 1 are the outer edges of the picture.
+        scaled = new.op("Mul", place, new.constant(2 / size, found.dtype))
+        scaled = new.op("Add", scaled, new.constant(1 / size - 1, found.dtype))
+        grid.append(new.op("Reshape", scaled, new.ints(batch * shifts, count * rows, columns, 1)))
+    picture = new.op("Reshape", node.input[0], new.ints(batch * shifts, channels // shifts, height, width))
+    both = new.op("Concat", *grid, axis=-1)
+    mode = "linear" if graph.opset >= 20 else "bilinear"
+    sampled = new.op("GridSample", picture, both, mode=mode, padding_mode="zeros", align_corners=0)
+    sampled = new.op("Reshape", sampled, new.ints(batch, shifts, channels // shifts, count, rows * columns))
+    if mask := input_name(node, 4):
+        gate = new.op("Reshape", mask, new.ints(batch, shifts, 1, count, rows * columns))
+        sampled = new.op("Mul", sampled, gate)
+    sampled = new.op("Reshape", sampled, new.ints(batch, groups, per_group * count, rows * columns))
+    weight = new.op("Reshape", node.input[1], new.ints(1, groups, outputs // groups, per_group * count))
+    y = new.op("Reshape", new.op("MatMul", weight, sampled), new.ints(batch, outputs, rows, columns))
+    if bias := input_name(node, 3):
+        y = new.op("Add", y, new.op("Reshape", bias, new.ints(1, -1, 1, 1)))
+    new.op("Identity", y, to=node.output[0])
+    return new.nodes

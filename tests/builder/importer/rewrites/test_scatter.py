@@ -1,0 +1,59 @@
+"""Elements placed, selected and counted at known places, against ONNX Runtime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from builder.importer import import_onnx
+from tests.builder.importer.rewrites.cases import INT64, ModelMaker, one
+
+POOLS: dict[str, dict[str, Any]] = {
+    "padded": {"kernel_shape": [3, 3], "pads": [1, 0, 1, 2], "strides": [2, 1]},
+    "dilated": {"kernel_shape": [2, 3], "dilations": [2, 2]},
+    "same": {"kernel_shape": [3, 2], "auto_pad": "SAME_UPPER", "strides": [2, 2]},
+    "rounded up": {"kernel_shape": [2, 2], "strides": [2, 2], "ceil_mode": 1},
+    "columns first": {"kernel_shape": [2, 2], "storage_order": 1},
+}
+
+
+@pytest.mark.parametrize("pool", POOLS, ids=str)
+def test_max_pool_says_where_the_maxima_are(
+    make_model: ModelMaker, noise: Any, run_onnx: Any, pool: str
+) -> None:
+    node = one("MaxPool", ["x"], ["y", "i"], **POOLS[pool])
+    model = make_model([node], {"x": [2, 3, 7, 9]}, {"y": [None] * 4, "i": ([None] * 4, INT64)})
+    x = {"x": noise(2, 3, 7, 9)}
+    wanted = run_onnx(model, x)
+    for found, want in zip(run_onnx(import_onnx(model).onnx, x), wanted, strict=True):
+        np.testing.assert_array_equal(found, want)
+
+
+@pytest.mark.parametrize(
+    ("image", "block", "how"),
+    [
+        ((5, 7), (2, 3), {"strides": [2, 2]}),
+        ((6, 6), (3, 2), {"pads": [1, 1, 0, 1], "dilations": [2, 1]}),
+        ((9,), (3,), {"strides": [3]}),
+    ],
+)
+def test_columns_become_an_image(
+    make_model: ModelMaker, noise: Any, run_onnx: Any, image: Any, block: Any, how: dict[str, Any]
+) -> None:
+    rank = len(image)
+    pads = how.get("pads", [0] * 2 * rank)
+    steps = [
+        (i + pads[a] + pads[rank + a] - how.get("dilations", [1] * rank)[a] * (block[a] - 1) - 1)
+        // how.get("strides", [1] * rank)[a]
+        + 1
+        for a, i in enumerate(image)
+    ]
+    shape = [2, 3 * int(np.prod(block)), int(np.prod(steps))]
+    weights = {"image": np.array(image), "block": np.array(block)}
+    node = one("Col2Im", ["x", "image", "block"], **how)
+    model = make_model([node], {"x": shape}, {"y": [2, 3, *image]}, weights, opset=18)
+    x = {"x": noise(*shape)}
+    [found], [wanted] = run_onnx(import_onnx(model).onnx, x), run_onnx(model, x)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
