@@ -152,7 +152,7 @@ def compile(
     preprocess, postprocess
         Presets or TOML files, see `builder.compiling.declarations`.
     labels
-        File with one label per line.
+        File with one label per line. With None, the labels that the model has itself, if it has any.
     tolerance
         Largest relative error that is allowed against the reference. With None, it is
         `builder.compiling.tolerances.PARITY`, or more if the model amplifies rounding.
@@ -184,7 +184,11 @@ def compile(
         model = load(model, input_shapes=input_shapes, progress=progress)
     before = declarations.preprocess(preprocess, model.inputs) if preprocess else None
     after = declarations.postprocess(postprocess, model.outputs) if postprocess else None
-    label_lines = declarations.labels(Path(labels), model.outputs, after) if labels else None
+    label_lines = (
+        declarations.labels(Path(labels), model.outputs, after)
+        if labels
+        else declarations.own_labels(model.labels, model.outputs, after)
+    )
 
     progress(f"lowering for {device.name} ({device.cpu})")
     shipped = None if tuning_records == NONE else shipped_for(device)

@@ -177,11 +177,45 @@ def labels(path: Path, outputs: Sequence[TensorSpec], declared: Postprocess | No
         lines.pop()
     if not lines:
         raise ModelError(f"{path}: expected one label per line, got an empty file")
-    ranked = {step.output for step in declared.steps if isinstance(step, TopK)} if declared else set()
-    for spec in outputs:
-        if spec.name in ranked and spec.shape and spec.shape[-1] != len(lines):
-            raise ModelError(f"{path}: expected {spec.shape[-1]} labels for {spec.name}, got {len(lines)}")
+    for spec in _unlike(lines, outputs, declared):
+        raise ModelError(f"{path}: expected {spec.shape[-1]} labels for {spec.name}, got {len(lines)}")
     return ("\n".join(lines) + "\n").encode()
+
+
+def own_labels(
+    tables: Mapping[str, Sequence[str]], outputs: Sequence[TensorSpec], declared: Postprocess | None
+) -> bytes | None:
+    """Return the labels that a model has itself.
+
+    Parameters
+    ----------
+    tables
+        Output -> names, as `ImportedModel.labels` has them.
+    outputs, declared
+        As in `labels`.
+
+    Returns
+    -------
+    bytes or None
+        The labels, each followed by a line feed; None if the model has none or different ones, if one is
+        empty, or if a ranked output has another number of elements.
+    """
+    distinct = {tuple(table) for table in tables.values()}
+    if len(distinct) != 1:
+        return None
+    (lines,) = distinct
+    text = ("\n".join(lines) + "\n").encode()
+    if not all(line.strip() for line in lines) or len(text) > MAX_LABELS_BYTES:
+        return None
+    return None if _unlike(lines, outputs, declared) else text
+
+
+def _unlike(
+    lines: Sequence[str], outputs: Sequence[TensorSpec], declared: Postprocess | None
+) -> list[TensorSpec]:
+    """Return the outputs that are ranked and do not have an element for each label."""
+    ranked = {step.output for step in declared.steps if isinstance(step, TopK)} if declared else set()
+    return [spec for spec in outputs if spec.name in ranked and spec.shape and spec.shape[-1] != len(lines)]
 
 
 def _postprocess_file(text: str) -> Postprocess:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import onnx
@@ -13,6 +13,7 @@ from tvm.ir import IRModule
 
 from agent.bundle.tensor_spec import TensorSpec
 from builder.errors import FrontEndError
+from builder.importer.classic.strings import replace_strings
 from builder.importer.function_bodies import expand, has_body
 from builder.importer.model_file import ModelFile, read_model
 from builder.importer.normalise import normalise, simplify
@@ -41,6 +42,8 @@ class ImportedModel:
         Choices made without asking the user, such as a batch of 1; one line each.
     name
         The file's name without its suffix; for a model in memory, the graph's name.
+    labels
+        Output -> names, for each output that is made of strings in the file: its numbers are places in these.
     """
 
     mod: IRModule
@@ -50,6 +53,7 @@ class ImportedModel:
     source_sha256: str
     notes: tuple[str, ...]
     name: str
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def import_onnx(
@@ -92,10 +96,13 @@ def import_onnx(
 
     file = _in_memory(source) if isinstance(source, onnx.ModelProto) else read_model(source)
     model = prepare(file.model)
+    labels = replace_strings(model)
     model = normalise(model, input_shapes or {}, input_values or {}, note)
     refuse_unsupported(model)
     model, relax = _convert(model)
-    return ImportedModel(relax.mod, relax.inputs, relax.outputs, model, file.sha256, tuple(collected), name)
+    return ImportedModel(
+        relax.mod, relax.inputs, relax.outputs, model, file.sha256, tuple(collected), name, labels
+    )
 
 
 def _convert(model: onnx.ModelProto) -> tuple[onnx.ModelProto, RelaxModel]:

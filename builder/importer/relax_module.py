@@ -14,6 +14,7 @@ from tvm.relax.frontend.onnx import from_onnx, onnx_frontend
 
 from agent.bundle.tensor_spec import TensorSpec
 from builder.errors import FrontEndError, ModelError
+from builder.importer.classic.kept import is_kept, kept_converters, with_placeholders
 from builder.importer.recurrent_call import GATES, recurrent_converters
 from builder.importer.relax_cleanup import clean_up
 from builder.importer.silence import FOREIGN_FAILURES, first_line, quiet_native
@@ -69,9 +70,10 @@ def convert(model: onnx.ModelProto) -> IRModule:
     FrontEndError
         If the front end refused the model.
     """
-    with quiet_native(), recurrent_converters():
+    nodes = list(model.graph.node)
+    with quiet_native(), recurrent_converters(), kept_converters(nodes):
         try:
-            return clean_up(from_onnx(model, keep_params_in_input=False))
+            return clean_up(from_onnx(_with_placeholders(model), keep_params_in_input=False))
         except FOREIGN_FAILURES as error:
             reason = first_line(error)
         # A half-built function complains when it is destroyed. The error's frames keep it alive: collect it
@@ -79,6 +81,21 @@ def convert(model: onnx.ModelProto) -> IRModule:
         gc.collect()
     # Only the message says why: "Dynamic pads are not supported", "Slice with dynamic parameters".
     raise FrontEndError(reason, depends_on_values="dynamic" in reason.lower())
+
+
+def _with_placeholders(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy of a model with placeholders for kept nodes; the model itself if it has none."""
+    if not any(is_kept(node) for node in model.graph.node):
+        return model
+    graph = onnx.GraphProto(
+        name=model.graph.name or "graph",
+        node=with_placeholders(model.graph.node),
+        initializer=model.graph.initializer,
+        input=model.graph.input,
+        output=model.graph.output,
+        value_info=model.graph.value_info,
+    )
+    return onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, graph=graph)
 
 
 def to_relax(model: onnx.ModelProto) -> RelaxModel:

@@ -11,6 +11,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from builder.errors import FrontEndError, ModelError, UnsupportedOperatorError
+from builder.importer.classic.kept import is_kept
 from builder.importer.onnx_graph import OnnxGraph, copy_node, describe, subgraphs
 from builder.importer.relax_module import supported_operators, to_relax
 
@@ -124,14 +125,14 @@ def _obstacles(model: onnx.ModelProto) -> list[Obstacle]:
 
 def _first_obstacle(node: onnx.NodeProto, graph: OnnxGraph, known: frozenset[str]) -> Reason | None:
     """Why a node cannot be imported, without running the front end; None if no reason is found."""
-    if node.domain:
+    if node.domain and not is_kept(node):
         return Reason(f"domain '{node.domain}' is not ONNX's")
     if any(subgraphs(node)):
         return Reason(
             "its condition or length depends on values that are only known at run time",
             depends_on_values=True,
         )
-    if node.op_type not in known:
+    if node.op_type not in known and not node.domain:
         return Reason("there is no converter")
     for name in node.output:
         if not name:

@@ -15,9 +15,11 @@ from builder.importer.onnx_graph import OnnxGraph
 from builder.importer.rewrites import (
     convolution,
     elementwise,
+    features,
     fourier,
     indices,
     layout,
+    linear_models,
     loops,
     normalisation,
     quantised,
@@ -31,7 +33,7 @@ REWRITES: Final[Mapping[str, Rewrite]] = {
     "BatchNormalization": normalisation.batch_normalization,
     "Cast": elementwise.cast,
     "CastLike": elementwise.cast_like,
-    "Concat": layout.concat_without_empty,
+    "Concat": features.concat,
     "ConvInteger": quantised.conv_integer,
     "ConvTranspose": convolution.conv_transpose,
     "DFT": fourier.dft,
@@ -56,13 +58,27 @@ REWRITES: Final[Mapping[str, Rewrite]] = {
     "Resize": resize.resize,
     "ReverseSequence": layout.reverse_sequence,
     "STFT": fourier.stft,
-    "Scan": loops.unroll_scan,
+    "Scan": linear_models.scan,
     "ScatterElements": indices.clip_along_axis,
     "ScatterND": indices.clip_coordinates,
     "SpaceToDepth": layout.space_to_depth,
     "Split": layout.split_without_empty,
 }
 
+# Operators of other domains; trees and support vector machines are compiled as they are (`classic/kept.py`).
+CLASSIC_REWRITES: Final[Mapping[tuple[str, str], Rewrite]] = {
+    ("ai.onnx.ml", "ArrayFeatureExtractor"): features.array_feature_extractor,
+    ("ai.onnx.ml", "Binarizer"): features.binarizer,
+    ("ai.onnx.ml", "FeatureVectorizer"): features.feature_vectorizer,
+    ("ai.onnx.ml", "Imputer"): features.imputer,
+    ("ai.onnx.ml", "LabelEncoder"): features.label_encoder,
+    ("ai.onnx.ml", "LinearClassifier"): linear_models.linear_classifier,
+    ("ai.onnx.ml", "LinearRegressor"): linear_models.linear_regressor,
+    ("ai.onnx.ml", "Normalizer"): features.normalizer,
+    ("ai.onnx.ml", "OneHotEncoder"): features.one_hot_encoder,
+    ("ai.onnx.ml", "Scaler"): features.scaler,
+    ("com.microsoft", "CDist"): linear_models.distances,
+}
 
 # Raised by a rewrite of a node whose inputs or attributes contradict the specification. The node stays, and
 # ONNX's own strict inference explains what is wrong with it.
@@ -80,7 +96,8 @@ def apply_rewrites(model: onnx.ModelProto) -> int:
     graph = OnnxGraph(model)
 
     def replace(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
-        rewrite = None if node.domain else REWRITES.get(node.op_type)
+        known = (node.domain, node.op_type)
+        rewrite = CLASSIC_REWRITES.get(known) if node.domain else REWRITES.get(node.op_type)
         if rewrite is None:
             return None
         try:
