@@ -19,7 +19,11 @@ _LONGEST_MS: Final = 3_600_000  # one hour: nothing that is measured here takes 
 
 def add_model(parser: Parser) -> None:
     """Add the model, its target, and the shapes and values of its inputs."""
-    parser.add_argument("model", metavar="FILE", help="an ONNX model (.onnx) or a PyTorch export (.pt2)")
+    parser.add_argument(
+        "model",
+        metavar="FILE",
+        help="a model: ONNX (.onnx), PyTorch (.pt2), XGBoost (.json, .ubj) or LightGBM (.txt)",
+    )
     parser.add_argument(
         "--target",
         default="host",

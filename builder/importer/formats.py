@@ -15,6 +15,9 @@ from typing import Final
 from numpy.typing import ArrayLike
 
 from builder.errors import ModelError
+from builder.importer.classic.boosted import to_onnx
+from builder.importer.classic.lightgbm_file import read_lightgbm
+from builder.importer.classic.xgboost_file import read_xgboost
 from builder.importer.model_file import file_sha256
 from builder.importer.onnx_import import ImportedModel, import_onnx
 from builder.importer.silence import FOREIGN_FAILURES, first_line, quiet
@@ -32,6 +35,9 @@ _CONVERSIONS: Final = MappingProxyType(
     }
 )
 
+# Models of boosted trees, in the formats of the libraries that trained them.
+_BOOSTED: Final = frozenset({".json", ".ubj", ".txt"})
+
 
 def load(
     path: str | os.PathLike[str],
@@ -45,8 +51,8 @@ def load(
     Parameters
     ----------
     path
-        A program saved by `torch.export.save` (`.pt2`; needs `torch` and `onnxscript`), or an ONNX model
-        (any other suffix).
+        A program saved by `torch.export.save` (`.pt2`; needs `torch` and `onnxscript`), a model saved by
+        XGBoost (`.json`, `.ubj`) or by LightGBM (`.txt`), or an ONNX model (any other suffix).
     input_shapes, input_values, progress
         As in `import_onnx`.
 
@@ -63,11 +69,34 @@ def load(
     suffix = path.suffix.lower()
     if suffix in _CONVERSIONS:
         raise ModelError(
-            f"expected an ONNX model or a PyTorch export (.pt2), got {path}", hint=_CONVERSIONS[suffix]
+            f"expected an ONNX model, a PyTorch export (.pt2) or a model of XGBoost or LightGBM, got {path}",
+            hint=_CONVERSIONS[suffix],
         )
+    if suffix in _BOOSTED:
+        return _load_boosted(path, input_shapes, input_values, progress)
     if suffix != ".pt2":
         return import_onnx(path, input_shapes=input_shapes, input_values=input_values, progress=progress)
     return _load_exported_program(path, input_shapes, input_values, progress)
+
+
+def _load_boosted(
+    path: Path,
+    input_shapes: Mapping[str, Sequence[int]] | None,
+    input_values: Mapping[str, ArrayLike] | None,
+    progress: Callable[[str], None] | None,
+) -> ImportedModel:
+    notes: list[str] = []
+    if path.suffix.lower() == ".txt":
+        boosted, digest = read_lightgbm(path)
+    else:
+        boosted, digest = read_xgboost(path, notes.append)
+    if progress is not None:
+        for note in notes:
+            progress(note)
+    model = import_onnx(
+        to_onnx(boosted, path.stem), input_shapes=input_shapes, input_values=input_values, progress=progress
+    )
+    return replace(model, source_sha256=digest, name=path.stem, notes=(*notes, *model.notes))
 
 
 def _load_exported_program(
