@@ -39,7 +39,7 @@ def check_format(path: Path) -> None:
     suffix = path.suffix.lower()
     if suffix in CONVERSIONS:
         raise ModelError(
-            f"expected an ONNX model, a .tflite file or a PyTorch export (.pt2), got {path}",
+            f"expected a model of ONNX, TensorFlow Lite, PyTorch (.pt2), XGBoost or LightGBM, got {path}",
             hint=CONVERSIONS[suffix],
         )
 

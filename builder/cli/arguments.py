@@ -35,7 +35,8 @@ def add_model_file(parser: Parser) -> None:
     parser.add_argument(
         "model",
         metavar="FILE",
-        help="an ONNX model (.onnx), a TensorFlow Lite file (.tflite) or a PyTorch export (.pt2)",
+        help="a model: ONNX (.onnx), TensorFlow Lite (.tflite), PyTorch (.pt2), XGBoost (.json, .ubj) or "
+        "LightGBM (.txt)",
     )
     parser.add_argument(
         "--input-shapes",

@@ -38,8 +38,8 @@ _WORDS: Final = ("uint16", "int16")
 _ROUNDS: Final = ("QuantizeLinear", "DynamicQuantizeLinear")
 # How far from halfway between two steps, in steps, a number may be that is rounded to the other one.
 HALFWAY: Final = 0.01
-# The same for 65536 steps, each of which is 256 times as fine compared with the rounding of float32.
-HALFWAY_OF_WORDS: Final = 0.4
+# 65536 steps are so fine that rounding of float32 moves a number by some of them: 1e-4 of the range.
+STEPS_OF_WORDS: Final = 6.5
 # The largest share of other differences, and how many a small tensor may have: a tensor that was rounded
 # inside a kernel, where nobody sees it, may have been rounded to the other step there.
 LARGEST_SHARE: Final = 1e-4
@@ -182,7 +182,9 @@ def compare_blocks(
         at, own, steps = match
         del pool[at]
         known[name] = own
-        found.append(_block(name, steps, _is_halfway(source, expected, *graph.parameters(node))))
+        found.append(
+            _block(name, steps, _is_halfway(source, expected, *graph.parameters(node)), str(expected.dtype))
+        )
     expected_outputs = graph.compute(graph.outputs, known)
     found += _quantised_outputs(graph, model, outputs, expected_outputs, known)
     return Blocks(tuple(found), tuple(hidden), tuple(expected_outputs))
@@ -214,29 +216,31 @@ def _quantised_outputs(
         if node is not None and node.op_type == "DequantizeLinear":
             rounded = producers.get(node.input[0])
         halfway: npt.NDArray[np.bool_] | bool = False
+        dtype = str(theirs.dtype)
         if rounded is not None and rounded.op_type == "QuantizeLinear":
             source, bytes_ = graph.compute([rounded.input[0], rounded.output[0]], known)
             halfway = _is_halfway(source, bytes_, *graph.parameters(rounded))
-        yield _block(name, (own.astype(np.float64) - theirs.astype(np.float64)) / step, halfway)
+            dtype = str(bytes_.dtype)
+        yield _block(name, (own.astype(np.float64) - theirs.astype(np.float64)) / step, halfway, dtype)
 
 
 def _is_halfway(source: Array, rounded: Array, scale: Floats, zero: Floats) -> npt.NDArray[np.bool_] | bool:
     """Return where numbers are halfway between two steps; nowhere if the scale is not one constant."""
     del zero
-    if scale.size != 1:
+    if scale.size != 1 or str(rounded.dtype) not in _BYTES:
         return False
     steps = source.astype(np.float64) / scale.item()
-    near = HALFWAY if str(rounded.dtype) in _BYTES else HALFWAY_OF_WORDS
-    halfway: npt.NDArray[np.bool_] = np.abs(steps - np.floor(steps) - 0.5) <= near
+    halfway: npt.NDArray[np.bool_] = np.abs(steps - np.floor(steps) - 0.5) <= HALFWAY
     return halfway
 
 
-def _block(name: str, steps: Floats, halfway: npt.NDArray[np.bool_] | bool) -> Block:
+def _block(name: str, steps: Floats, halfway: npt.NDArray[np.bool_] | bool, dtype: str) -> Block:
     if not steps.size:
         return Block(name, 0.0, 0.0, 0.0, 1)
     distance = np.abs(steps)
     differs = distance > 0.5
-    unexplained = differs & ~(halfway & (distance < 1.5))
+    is_word = dtype in _WORDS
+    unexplained = distance > STEPS_OF_WORDS if is_word else differs & ~(halfway & (distance < 1.5))
     return Block(
         name,
         float(differs.mean()),

@@ -90,7 +90,7 @@ def compile(
         model's file says itself.
     labels
         The labels, a file with one label per line, or `coco` for the 80 classes of COCO. With None, the
-        labels that are in the model's file, if the postprocess uses them.
+        labels that are in the model's file, unless there is a postprocess that has no use for them.
     tolerance
         Largest relative error that is allowed against the reference. With None, it is
         `builder.compiling.tolerances.PARITY`, or more if the model amplifies rounding.
@@ -122,9 +122,11 @@ def compile(
         model = load(model, input_shapes=input_shapes, progress=progress)
     before = declarations.preprocess(preprocess, model.inputs) if preprocess else model.preprocess
     after = declarations.postprocess(postprocess, model.outputs, model.inputs) if postprocess else None
-    if labels is None and model.labels:
-        labels = usable_labels(model.labels, model.outputs, after)
-    label_lines = read_named_labels(labels, model.outputs, after)
+    if labels is None and model.labels and after is None:
+        label_lines = "".join(f"{label}\n" for label in model.labels).encode()  # for a postprocess to come
+    else:
+        own = usable_labels(model.labels, model.outputs, after) if labels is None and model.labels else None
+        label_lines = read_named_labels(labels or own, model.outputs, after)
 
     progress(f"lowering for {device.name} ({device.cpu})")
     shipped = None if tuning_records == NONE else shipped_for(device)

@@ -16,6 +16,7 @@ from tvm.ir import Call
 from builder.importer.spans import carry
 from builder.kernels.decisions import UNTUNED, Schedules
 from builder.kernels.passes.canonical import canonicalise
+from builder.kernels.passes.classic import write_classic
 from builder.kernels.passes.convolutions import to_conv2d
 from builder.kernels.passes.fusion import fuse_operators
 from builder.kernels.passes.integers import use_integers
@@ -72,7 +73,7 @@ def fuse(mod: tvm.IRModule, target: DeviceTarget) -> tvm.IRModule:
     t = relax.transform
     with target.tvm_target:
         mod = recognise(canonicalise(_convolutions(mod, target)))
-        mod = write_recurrent(choose_layouts(mod, target), target)
+        mod = write_classic(write_recurrent(choose_layouts(mod, target), target), target)
         mod = carry(mod, legalise(mod))
         # No constant folding from here on: it would transform weights now instead of at load.
         mod = _run(mod, t.AnnotateTIROpPattern(), t.DeadCodeElimination(["main"]))

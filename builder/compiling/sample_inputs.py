@@ -3,7 +3,8 @@
 The generator is seeded, so two builds make the same inputs. Floating-point inputs are normally distributed;
 the input that takes a picture gets random pixels, prepared as declared. An integer input that selects rows of
 a table (token ids) stays below the table's size, which is read from the ONNX graph. Other integer inputs are
-mostly 1 and sometimes 0, like a mask.
+mostly 1 and sometimes 0, like a mask. A feature that trees compare is drawn from around their thresholds:
+numbers that are all small would always take the same branches.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import onnx
 
 from agent.bundle.processing import Preprocess
 from agent.bundle.tensor_spec import TensorSpec
+from builder.importer.classic import ensemble
+from builder.importer.classic.kept import is_kept
 
 SEED: Final = 0
 # Operators that leave an index's value unchanged on its way to the table it selects from.
@@ -53,12 +56,15 @@ def make_inputs(
     """
     rng = np.random.default_rng(seed)
     bounds = _table_sizes(model)
+    compared = _compared(model)
     arrays: dict[str, npt.NDArray[np.generic]] = {}
     for spec in inputs:
         dtype = np.dtype(spec.dtype)
         if dtype.kind == "f":
             if preprocess is not None and preprocess.input == spec.name:
                 arrays[spec.name] = _pixels(spec, preprocess, rng).astype(dtype)
+            elif spec.name in compared:
+                arrays[spec.name] = _features(spec, compared[spec.name], rng).astype(dtype)
             else:
                 arrays[spec.name] = rng.standard_normal(spec.shape).astype(dtype)
         elif spec.name in bounds:
@@ -75,6 +81,45 @@ def _pixels(spec: TensorSpec, preprocess: Preprocess, rng: np.random.Generator) 
     std = np.array(preprocess.std).reshape(channels)
     values: npt.NDArray[np.float64] = (pixels - mean) / std
     return values
+
+
+def _features(
+    spec: TensorSpec,
+    thresholds: tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]],
+    rng: np.random.Generator,
+) -> npt.NDArray[np.float64]:
+    """Draw samples whose features are near thresholds of trees: one of the feature's, plus some noise."""
+    feature, threshold = thresholds
+    samples: npt.NDArray[np.float64] = rng.standard_normal(spec.shape)
+    for place in np.unique(feature):
+        values = threshold[feature == place]
+        spread = max(float(values.std()), float(np.abs(values).max()) * 1e-3) * 0.25
+        drawn = samples[..., place]
+        samples[..., place] = rng.choice(values, drawn.shape) + spread * drawn
+    return samples
+
+
+def _compared(
+    model: onnx.ModelProto,
+) -> dict[str, tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]]:
+    """Input -> the features and thresholds of trees that compare it as it comes."""
+    inputs = {value.name: value for value in model.graph.input}
+    found = {}
+    for node in model.graph.node:
+        if not is_kept(node) or node.op_type not in ensemble.OPERATORS or node.input[0] not in inputs:
+            continue
+        newest = node.op_type == "TreeEnsemble"
+        feature = ensemble.ints(node, "nodes_featureids")
+        threshold = ensemble.floats(node, "nodes_splits" if newest else "nodes_values").astype(np.float64)
+        if newest:
+            branch = ensemble.ints(node, "nodes_modes") != ensemble.MEMBER_NUMBER
+        else:
+            modes = ensemble.attribute(node, "nodes_modes")
+            branch = np.array([mode != b"LEAF" for mode in modes.strings] if modes is not None else [], bool)
+        usable = branch & np.isfinite(threshold)
+        if usable.any():
+            found[node.input[0]] = (feature[usable], threshold[usable])
+    return found
 
 
 def _table_sizes(model: onnx.ModelProto) -> dict[str, int]:

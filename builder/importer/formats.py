@@ -9,14 +9,21 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from numpy.typing import ArrayLike
 
 from builder.errors import ModelError
+from builder.importer.classic.boosted import to_onnx
+from builder.importer.classic.lightgbm_file import read_lightgbm
+from builder.importer.classic.xgboost_file import read_xgboost
 from builder.importer.model_file import file_sha256
 from builder.importer.onnx_import import ImportedModel, import_onnx
 from builder.importer.silence import FOREIGN_FAILURES, first_line, quiet
 from builder.model_path import check_format
+
+# Models of boosted trees, in the formats of the libraries that trained them.
+_BOOSTED: Final = frozenset({".json", ".ubj", ".txt"})
 
 
 def load(
@@ -32,7 +39,8 @@ def load(
     ----------
     path
         A program saved by `torch.export.save` (`.pt2`; needs `torch` and `onnxscript`), a TensorFlow Lite
-        file (`.tflite`), or an ONNX model (any other suffix).
+        file (`.tflite`), a model saved by XGBoost (`.json`, `.ubj`) or by LightGBM (`.txt`), or an ONNX
+        model (any other suffix).
     input_shapes, input_values, progress
         As in `import_onnx`.
 
@@ -52,6 +60,8 @@ def load(
     suffix = path.suffix.lower()
     if suffix == ".tflite":
         return _load_tflite(path, input_shapes, input_values, progress)
+    if suffix in _BOOSTED:
+        return _load_boosted(path, input_shapes, input_values, progress)
     if suffix != ".pt2":
         return import_onnx(path, input_shapes=input_shapes, input_values=input_values, progress=progress)
     return _load_exported_program(path, input_shapes, input_values, progress)
@@ -83,6 +93,26 @@ def _load_tflite(
         preprocess=file.declared.preprocess,
         labels=file.declared.labels,
     )
+
+
+def _load_boosted(
+    path: Path,
+    input_shapes: Mapping[str, Sequence[int]] | None,
+    input_values: Mapping[str, ArrayLike] | None,
+    progress: Callable[[str], None] | None,
+) -> ImportedModel:
+    notes: list[str] = []
+    if path.suffix.lower() == ".txt":
+        boosted, digest = read_lightgbm(path)
+    else:
+        boosted, digest = read_xgboost(path, notes.append)
+    if progress is not None:
+        for note in notes:
+            progress(note)
+    model = import_onnx(
+        to_onnx(boosted, path.stem), input_shapes=input_shapes, input_values=input_values, progress=progress
+    )
+    return replace(model, source_sha256=digest, name=path.stem, notes=(*notes, *model.notes))
 
 
 def _load_exported_program(

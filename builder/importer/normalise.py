@@ -10,7 +10,9 @@ from typing import Final
 
 import onnx
 import onnxslim
+from onnx import helper
 
+from builder.importer.classic.kept import PLACEHOLDER_DOMAIN, is_kept, restore, with_placeholders
 from builder.importer.constant_folding import fold_constants
 from builder.importer.control_flow import has_control_flow, inline_constant_ifs
 from builder.importer.function_bodies import Operator, expand, has_body
@@ -105,9 +107,18 @@ def _slim(model: onnx.ModelProto) -> onnx.ModelProto:
     """Run onnxslim; keep the model as it is if onnxslim fails or changes the inputs or outputs.
 
     Constants are already folded and shapes known, so onnxslim, which is slower at both, does neither again.
+    It would make Python lists of the trees in a model, so it gets placeholders for them.
     """
-    original = onnx.ModelProto()
-    original.CopyFrom(model)
+    original = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
+    graph = original.graph
+    graph.name = model.graph.name or "graph"
+    graph.node.extend(with_placeholders(model.graph.node))
+    graph.initializer.extend(model.graph.initializer)
+    graph.input.extend(model.graph.input)
+    graph.output.extend(model.graph.output)
+    graph.value_info.extend(model.graph.value_info)
+    if any(is_kept(node) for node in model.graph.node):
+        original.opset_import.append(helper.make_opsetid(PLACEHOLDER_DOMAIN, 1))
     try:
         with quiet():
             slimmed = onnxslim.slim(original, no_shape_infer=True, skip_optimizations=["constant_folding"])
@@ -119,6 +130,9 @@ def _slim(model: onnx.ModelProto) -> onnx.ModelProto:
         return model
     if [output.name for output in model.graph.output] != [output.name for output in slimmed.graph.output]:
         return model
+    restore(slimmed.graph, model.graph.node)
+    del slimmed.opset_import[:]
+    slimmed.opset_import.extend(model.opset_import)
     # onnxslim drops unused inputs, but callers of the model still set them.
     del slimmed.graph.input[:]
     slimmed.graph.input.extend(model.graph.input)

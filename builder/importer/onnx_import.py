@@ -15,6 +15,7 @@ from agent.bundle.processing import Preprocess
 from agent.bundle.tensor_spec import TensorSpec
 from builder.errors import FrontEndError, ModelError
 from builder.importer import advice
+from builder.importer.classic.strings import replace_strings
 from builder.importer.function_bodies import Operator, expand, has_body
 from builder.importer.model_file import ModelFile, read_model
 from builder.importer.normalise import normalise, simplify
@@ -46,6 +47,7 @@ class ImportedModel:
         The file's name without its suffix; for a model in memory, the graph's name.
     preprocess, labels
         What the file itself says about its pictures and classes, which counts unless the user says otherwise.
+        Labels are names of classes; outputs that are strings in the file are places among them.
     source
         The nodes of the original model, and which of them each node of `onnx` comes from. Calls in `mod` have
         spans with names of nodes of `onnx`.
@@ -106,6 +108,7 @@ def import_onnx(
     try:
         model = prepare(file.model)
         source_nodes = SourceNodes.of(model)
+        labels = _one_table(replace_strings(model))
         model = normalise(model, input_shapes or {}, input_values or {}, note)
         refuse_unsupported(model)
         model, relax = _convert(model)
@@ -121,7 +124,15 @@ def import_onnx(
         tuple(collected),
         name,
         source_nodes.normalised_as(model),
+        labels=labels,
     )
+
+
+def _one_table(tables: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """Return the names of classes if all outputs that are strings have the same; else none."""
+    distinct = set(tables.values())
+    names = distinct.pop() if len(distinct) == 1 else ()
+    return names if all(name.strip() for name in names) else ()
 
 
 def _convert(model: onnx.ModelProto) -> tuple[onnx.ModelProto, RelaxModel]:

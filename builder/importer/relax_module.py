@@ -19,6 +19,7 @@ from builder.errors import FrontEndError, ModelError
 from builder.importer import integer_products
 from builder.importer.bit_cast import OPERATOR as BIT_CAST
 from builder.importer.bit_cast import BitCast
+from builder.importer.classic.kept import is_kept, kept_converters, with_placeholders
 from builder.importer.recurrent_call import GATES, recurrent_converters
 from builder.importer.relax_cleanup import clean_up
 from builder.importer.silence import FOREIGN_FAILURES, first_line, quiet_native
@@ -95,9 +96,10 @@ def convert(model: onnx.ModelProto) -> IRModule:
     FrontEndError
         If the front end refused the model.
     """
-    with quiet_native(), _own_converters(), tracing_front_end():
+    nodes = list(model.graph.node)
+    with quiet_native(), _own_converters(), kept_converters(nodes), tracing_front_end():
         try:
-            mod = from_onnx(model, keep_params_in_input=False)
+            mod = from_onnx(_with_placeholders(model), keep_params_in_input=False)
             return carry(mod, clean_up(mod))
         except FOREIGN_FAILURES as error:
             reason = first_line(error)
@@ -106,6 +108,21 @@ def convert(model: onnx.ModelProto) -> IRModule:
         gc.collect()
     # Only the message says why: "Dynamic pads are not supported", "Slice with dynamic parameters".
     raise FrontEndError(reason, depends_on_values="dynamic" in reason.lower())
+
+
+def _with_placeholders(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy of a model with placeholders for kept nodes; the model itself if it has none."""
+    if not any(is_kept(node) for node in model.graph.node):
+        return model
+    graph = onnx.GraphProto(
+        name=model.graph.name or "graph",
+        node=with_placeholders(model.graph.node),
+        initializer=model.graph.initializer,
+        input=model.graph.input,
+        output=model.graph.output,
+        value_info=model.graph.value_info,
+    )
+    return onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, graph=graph)
 
 
 def to_relax(model: onnx.ModelProto) -> RelaxModel:

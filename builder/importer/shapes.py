@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import onnx
-from onnx import shape_inference
+from onnx import helper, shape_inference
 
 from agent.bundle.tensor_spec import MAX_TENSOR_BYTES
 from builder.errors import ModelError
+from builder.importer.classic.kept import is_kept, output_types
 from builder.importer.onnx_graph import value_type
 from builder.importer.silence import FOREIGN_FAILURES, first_line
 from builder.importer.weights import without_large_weights
@@ -50,8 +52,15 @@ def infer_shapes(model: onnx.ModelProto, *, strict: bool = True) -> None:
         If `strict` is true and a node cannot take the types and shapes that it gets.
     """
     shell = without_large_weights(model)
+    kept = {node.output[0]: node for node in model.graph.node if is_kept(node)}
     try:
-        inferred = shape_inference.infer_shapes(shell, check_type=strict, strict_mode=strict, data_prop=True)
+        while True:
+            inferred = shape_inference.infer_shapes(
+                shell, check_type=strict, strict_mode=strict, data_prop=True
+            )
+            # ONNX does not infer the shapes of some of these, nor of what comes after them.
+            if not _add_known(shell, inferred, kept):
+                break
     except FOREIGN_FAILURES as error:
         reason = first_line(error).removeprefix("[ShapeInferenceError] ").removeprefix("Inference error(s): ")
         raise ModelError(
@@ -63,3 +72,34 @@ def infer_shapes(model: onnx.ModelProto, *, strict: bool = True) -> None:
     known = {output.name: output for output in inferred.graph.output}
     for output in model.graph.output:
         output.CopyFrom(known[output.name])
+
+
+def _add_known(shell: onnx.ModelProto, inferred: onnx.ModelProto, kept: dict[str, onnx.NodeProto]) -> bool:
+    """Record the outputs of kept nodes whose inputs are known by now; return whether there were any."""
+    if not kept:
+        return False
+    graph = inferred.graph
+    infos = {info.name: info for info in (*graph.value_info, *graph.input)}
+    found = {}
+    for name, node in kept.items():
+        info = infos.get(node.input[0]) if node.input else None
+        known = None if info is None else value_type(info)
+        if known is not None and known.static_shape:
+            found[name] = output_types(node, known.elem_type, known.static_shape)
+    for name, types in found.items():
+        node = kept.pop(name)
+        for output, (elem_type, shape) in zip(node.output, types, strict=False):
+            if output:
+                info = helper.make_tensor_value_info(output, elem_type, list(shape))
+                if not _replace(shell.graph.output, info):
+                    shell.graph.value_info.append(info)
+    return bool(found)
+
+
+def _replace(outputs: Sequence[onnx.ValueInfoProto], info: onnx.ValueInfoProto) -> bool:
+    """Give one of a model's outputs a type; return whether it is among them."""
+    for output in outputs:
+        if output.name == info.name:
+            output.CopyFrom(info)
+            return True
+    return False

@@ -11,6 +11,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from builder.errors import FrontEndError, ModelError, Obstacle, UnsupportedOperatorError
+from builder.importer.classic.kept import is_kept
 from builder.importer.half_precision import HALVES
 from builder.importer.onnx_graph import OnnxGraph, attributes, copy_node, describe, names_of, subgraphs
 from builder.importer.relax_module import supported_operators, to_relax
@@ -138,14 +139,14 @@ def _first_obstacle(node: onnx.NodeProto, graph: OnnxGraph, known: frozenset[str
     """Why a node cannot be imported, without running the front end; None if no reason is found."""
     if node.domain == DOMAIN and node.op_type in CONTRIB:
         return Reason("its attributes, or its optional inputs or outputs, are not supported")
-    if node.domain:
+    if node.domain and not is_kept(node):
         return Reason(f"domain '{node.domain}' is not ONNX's")
     if any(subgraphs(node)):
         return Reason(
             "its condition or length depends on values that are only known at run time",
             depends_on_values=True,
         )
-    if node.op_type not in known:
+    if node.op_type not in known and not node.domain:
         return Reason("there is no converter")
     if node.op_type == "BitCast" and not _keeps_size(node, graph):
         return Reason("bits of half precision cannot be cast, because the model is computed in float32")

@@ -1,6 +1,7 @@
 """Remove a model's large weights for libraries that only need the graph, and put them back.
 
 Shape inference and opset conversion copy the whole model twice as a byte string, but read no large weights.
+The nodes of trees have their weights as attributes: placeholders stand for such nodes.
 """
 
 from __future__ import annotations
@@ -9,6 +10,13 @@ from typing import Final
 
 import onnx
 from onnx import helper
+
+from builder.importer.classic.kept import (
+    PLACEHOLDER_DOMAIN,
+    is_kept,
+    restore,
+    with_placeholders,
+)
 
 # Shapes, axes, scales and other values that inference reads are far smaller.
 LARGE_BYTES: Final = 1 << 14
@@ -20,11 +28,16 @@ def is_large(tensor: onnx.TensorProto) -> bool:
 
 
 def without_large_weights(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of a model with inputs in place of large weights, and without recorded value types."""
+    """A copy of a model with inputs in place of large weights, and without recorded value types.
+
+    Placeholders stand for the nodes of `builder.importer.classic.kept`.
+    """
     shell = onnx.ModelProto(ir_version=model.ir_version)
     shell.opset_import.extend(model.opset_import)
     shell.graph.name = model.graph.name or "graph"
-    shell.graph.node.extend(model.graph.node)
+    shell.graph.node.extend(with_placeholders(model.graph.node))
+    if any(is_kept(node) for node in model.graph.node):
+        shell.opset_import.append(helper.make_opsetid(PLACEHOLDER_DOMAIN, 1))
     shell.graph.input.extend(model.graph.input)
     for output in model.graph.output:
         # Without a shape from an earlier inference, which may be less precise.
@@ -41,6 +54,12 @@ def without_large_weights(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def put_back(shell: onnx.ModelProto, model: onnx.ModelProto) -> None:
     """Put the large weights of `model` back into `shell`, which was made by `without_large_weights`."""
+    restore(shell.graph, model.graph.node)
+    imports = [entry for entry in shell.opset_import if entry.domain != PLACEHOLDER_DOMAIN]
+    if len(imports) != len(shell.opset_import):
+        kept = [(entry.domain, entry.version) for entry in imports]
+        del shell.opset_import[:]
+        shell.opset_import.extend(helper.make_opsetid(domain, version) for domain, version in kept)
     large = {tensor.name: tensor for tensor in model.graph.initializer if is_large(tensor)}
     for index in range(len(shell.graph.input) - 1, -1, -1):
         if shell.graph.input[index].name in large:

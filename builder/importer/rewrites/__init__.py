@@ -16,9 +16,11 @@ from builder.importer.rewrites import (
     branches,
     convolution,
     elementwise,
+    features,
     fourier,
     indices,
     layout,
+    linear_models,
     loops,
     normalisation,
     quantised,
@@ -37,7 +39,7 @@ REWRITES: Final[Mapping[str, Rewrite]] = {
     "CastLike": elementwise.cast_like,
     "Col2Im": scatter.column_to_image,
     "Compress": scatter.compress,
-    "Concat": layout.concat_without_empty,
+    "Concat": features.concat,
     "ConvInteger": quantised.conv_integer,
     "ConvTranspose": convolution.conv_transpose,
     "Cosh": elementwise.cosh,
@@ -73,7 +75,7 @@ REWRITES: Final[Mapping[str, Rewrite]] = {
     "Resize": resize.resize,
     "ReverseSequence": layout.reverse_sequence,
     "STFT": fourier.stft,
-    "Scan": loops.unroll_scan,
+    "Scan": linear_models.scan,
     "ScatterElements": indices.clip_along_axis,
     "ScatterND": indices.clip_coordinates,
     "Sinh": elementwise.sinh,
@@ -94,7 +96,27 @@ TRAINING: Final[Mapping[str, Rewrite]] = {
     "Momentum": training.momentum,
 }
 
-_TABLES: Final[Mapping[str, Mapping[str, Rewrite]]] = {"": REWRITES, TRAINING_DOMAIN: TRAINING}
+# The same for classic models; trees and support vector machines are compiled as they are (`classic/kept.py`).
+CLASSIC_DOMAIN: Final = "ai.onnx.ml"
+CLASSIC_REWRITES: Final[Mapping[str, Rewrite]] = {
+    "ArrayFeatureExtractor": features.array_feature_extractor,
+    "Binarizer": features.binarizer,
+    "FeatureVectorizer": features.feature_vectorizer,
+    "Imputer": features.imputer,
+    "LabelEncoder": features.label_encoder,
+    "LinearClassifier": linear_models.linear_classifier,
+    "LinearRegressor": linear_models.linear_regressor,
+    "Normalizer": features.normalizer,
+    "OneHotEncoder": features.one_hot_encoder,
+    "Scaler": features.scaler,
+}
+
+_TABLES: Final[Mapping[str, Mapping[str, Rewrite]]] = {
+    "": REWRITES,
+    TRAINING_DOMAIN: TRAINING,
+    CLASSIC_DOMAIN: CLASSIC_REWRITES,
+    "com.microsoft": {"CDist": linear_models.distances},
+}
 
 # Raised by a rewrite of a node whose inputs or attributes contradict the specification. The node stays, and
 # ONNX's own strict inference explains what is wrong with it.

@@ -61,3 +61,22 @@ def test_an_image_is_prepared_pixels() -> None:
     image = make_inputs([IMAGE], lookup(10), declared)["image"]
     assert -2 <= image[:, 0].min() < -1 < 1 < image[:, 0].max() <= 2
     assert -1 <= image[:, 1:].min() < -0.5 < 0.5 < image[:, 1:].max() <= 1
+
+
+def test_a_feature_of_trees_is_drawn_from_around_their_thresholds() -> None:
+    node = helper.make_node(
+        "TreeEnsembleRegressor",
+        ["x"],
+        ["y"],
+        domain="ai.onnx.ml",
+        nodes_featureids=[1, 1, 0, 0, 0],
+        nodes_modes=["BRANCH_LEQ", "BRANCH_LEQ", "LEAF", "LEAF", "LEAF"],
+        nodes_values=[1000.0, 1400.0, 0.0, 0.0, 0.0],
+    )
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [400, 3])]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [400, 1])]
+    model = helper.make_model(helper.make_graph([node], "trees", inputs, outputs))
+    x = make_inputs([TensorSpec("x", "FP32", (400, 3))], model)["x"].astype("f8")
+    assert np.abs(x[:, [0, 2]]).max() < 6
+    assert 0.2 < np.mean(x[:, 1] <= 1000) < 0.3
+    assert 0.7 < np.mean(x[:, 1] <= 1400) < 0.8

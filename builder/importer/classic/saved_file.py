@@ -1,0 +1,32 @@
+"""Read a saved model's bytes, up to a limit."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from pathlib import Path
+
+from builder.errors import ModelError
+
+
+def read_bounded(path: Path, limit: int) -> tuple[bytes, str]:
+    """Return a file's bytes, and their SHA-256 in hexadecimal.
+
+    Raises
+    ------
+    ModelError
+        If it is not a regular file, cannot be read, is empty, or is larger than `limit` bytes.
+    """
+    try:
+        # O_NONBLOCK: opening a pipe would wait for a writer.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as stream:
+            status = os.fstat(stream.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise ModelError(f"expected a regular file, got a device, a pipe or a folder: {path}")
+            if not 0 < status.st_size <= limit:
+                raise ModelError(f"expected a model of 1 to {limit} bytes, got {status.st_size}: {path}")
+            raw = stream.read(limit)
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
+    return raw, hashlib.sha256(raw).hexdigest()

@@ -1,0 +1,31 @@
+"""Writes the loops of tree ensembles and of pairwise coupling, which the importer leaves as calls."""
+
+from __future__ import annotations
+
+import tvm
+from tvm import relax
+from tvm.ir import Call
+
+from builder.importer.classic.ensemble_call import EnsembleCall
+from builder.importer.classic.svm import CouplingCall
+from builder.kernels.rewriter import Values, rewrite_main
+from builder.kernels.spaces import coupling, trees
+from builder.target.device_target import DeviceTarget
+
+
+def write_classic(mod: tvm.IRModule, target: DeviceTarget) -> tvm.IRModule:
+    """Replace the calls of classic models by calls of kernels for `target`."""
+
+    def emit(table: Values, var: relax.Var, call: Call) -> bool:
+        ensemble = EnsembleCall.of(call)
+        if ensemble is not None:
+            samples = table.plain(ensemble.samples)
+            table.define(var, trees.emit(table.bb, samples, ensemble.ensemble, target))
+            return True
+        pairs = CouplingCall.of(call)
+        if pairs is not None:
+            table.define(var, coupling.emit(table.bb, table.plain(pairs.pairs)))
+            return True
+        return False
+
+    return rewrite_main(mod, emit, Values)
