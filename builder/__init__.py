@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from builder.bundles.package import Package
     from builder.compiling.compilation import Identity, compile
     from builder.importer import ImportedModel, load
+    from builder.quantising.quantise import Limits, QuantisedModel, quantize
     from builder.records.best_records import pick_best
     from builder.records.folder import Records
     from builder.records.task import Task
@@ -44,7 +45,9 @@ _MODULE_OF: Final = {
     "DeviceTarget": "builder.target.device_target",
     "Identity": "builder.compiling.compilation",
     "ImportedModel": "builder.importer",
+    "Limits": "builder.quantising.quantise",
     "Package": "builder.bundles.package",
+    "QuantisedModel": "builder.quantising.quantise",
     "Records": "builder.records.folder",
     "RunResult": "builder.running.local_run",
     "RunnerOptions": "builder.boards.measuring_process",
@@ -55,6 +58,7 @@ _MODULE_OF: Final = {
     "load": "builder.importer",
     "pick_best": "builder.records.best_records",
     "profile": "builder.running.local_run",
+    "quantize": "builder.quantising.quantise",
     "read_private": "builder.bundles.key_files",
     "resolve": "builder.target.device_target",
     "run": "builder.running.local_run",
@@ -65,7 +69,9 @@ __all__ = [
     "DeviceTarget",
     "Identity",
     "ImportedModel",
+    "Limits",
     "Package",
+    "QuantisedModel",
     "Records",
     "RunResult",
     "RunnerOptions",
@@ -76,6 +82,7 @@ __all__ = [
     "load",
     "pick_best",
     "profile",
+    "quantize",
     "read_private",
     "resolve",
     "run",
