@@ -38,7 +38,7 @@ EXIT_BROKEN_PIPE: Final = 128 + signal.SIGPIPE
 COLLECT_AFTER: Final = 20_000
 
 # `edgebundle --help` lists their verbs in this order.
-VERB_MODULES: Final = ("keys", "compile", "run", "tune", "records", "rpc", "fleet", "metrics")
+VERB_MODULES: Final = ("keys", "compile", "quantize", "run", "tune", "records", "rpc", "fleet", "metrics")
 
 # File system errors that the user's paths or disk cause: exit code 4, not 1.
 _FILE_FAULTS: Final = frozenset(

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Final
 from builder.cli import SubParsers
 from builder.cli.arguments import add_json, add_model, integer, load_model, tolerance
 from builder.cli.progress import show_steps
+from builder.cli.quantize import add_quantising, check_flags, quantise
 from builder.compiling import tolerances
 
 if TYPE_CHECKING:
     from builder.bundles.package import Package, UncoveredKernel
+    from builder.quantising.report import QuantisationReport
 
 _NAMED: Final = 3  # kernels without a design space that the summary names
 
@@ -22,6 +24,7 @@ EXAMPLES: Final = """examples:
   edgebundle compile resnet50-v2-7.onnx --target rpi4 --sign-key keys/signing.key -o resnet50.bundle
   edgebundle compile model.onnx --target "llvm -mcpu=cascadelake" --input-shapes "data:[1,3,224,224]"
   edgebundle compile model.onnx --preprocess imagenet --postprocess softmax,top5 --labels synset.txt
+  edgebundle compile model.onnx --preprocess imagenet --precision int8 --calibration pictures/
 """
 
 
@@ -47,6 +50,12 @@ def add_parsers(subparsers: SubParsers) -> None:
         "that come with edgebundle; `none` uses neither",
     )
     parser.add_argument("-O", "--opt-level", type=int, choices=range(4), default=3, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--precision",
+        choices=["int8"],
+        help="quantise the model first, as `edgebundle quantize` does (default: compile the model as it is)",
+    )
+    add_quantising(parser)
     manifest = parser.add_argument_group("manifest")
     manifest.add_argument("--name", help="the model's name on devices (default: from the file's name)")
     manifest.add_argument(
@@ -101,6 +110,7 @@ def _compile(args: argparse.Namespace) -> int:
 
     # Check the key and the output path first: compiling takes minutes.
     key = read_private(args.sign_key) if args.sign_key else None
+    check_flags(args)
     output = _output(args)
     with show_steps(quiet=args.quiet or args.json) as progress:
         progress("loading the compiler")
@@ -112,6 +122,10 @@ def _compile(args: argparse.Namespace) -> int:
         identity.check()
         progress(f"importing {args.model}")
         model = load_model(args, progress)
+        report = None
+        if args.precision is not None:
+            quantised = quantise(args, model, target, progress)
+            model, report = quantised.imported(progress), quantised.report
         package = compile(
             model,
             target,
@@ -127,7 +141,7 @@ def _compile(args: argparse.Namespace) -> int:
             progress("signing")
             package = package.sign(key)
         package.save(output)
-    _report(package, output, as_json=args.json)
+    _report(package, output, report, as_json=args.json)
     return 0
 
 
@@ -149,7 +163,7 @@ def _output(args: argparse.Namespace) -> str:
     return str(output)
 
 
-def _report(package: Package, output: str, *, as_json: bool) -> None:
+def _report(package: Package, output: str, quantisation: QuantisationReport | None, *, as_json: bool) -> None:
     manifest = package.manifest
     size = sum(len(data) for data in package.members.values())
     if as_json:
@@ -168,6 +182,7 @@ def _report(package: Package, output: str, *, as_json: bool) -> None:
             if manifest.provenance.shipped_records is None
             else asdict(manifest.provenance.shipped_records),
             "no_design_space": [asdict(kernel) for kernel in package.uncovered],
+            "quantisation": None if quantisation is None else quantisation.document(),
         }
         print(json.dumps(document))
         return
@@ -177,6 +192,8 @@ def _report(package: Package, output: str, *, as_json: bool) -> None:
         f"needs {manifest.resources.needed_bytes(1) / 1e6:.1f} MB of memory to run"
     )
     print(f"  agrees with {manifest.provenance.reference} to {manifest.provenance.parity_error:.1e}")
+    if quantisation is not None:
+        print("\n".join(quantisation.lines()))
     if tuning := manifest.provenance.tuning:
         print(
             f"  tuned on {tuning.board}: {tuning.tuned_ms:.3f} ms instead of {tuning.untuned_ms:.3f} ms, "

@@ -120,7 +120,7 @@ def _folder(path: Path, inputs: Sequence[TensorSpec], preprocess: Preprocess | N
     if archives:
         return _npz_files(archives, [file.relative_to(path).as_posix() for file in archives], inputs)
     if not pictures:
-        found = f"{len(files)} other files" if files else "an empty folder"
+        found = "only others" if files else "an empty folder"
         raise ModelError(f"expected JPEG, PNG or .npz files, got {found}: {path}", hint=_HINT)
     if preprocess is None:
         raise ModelError(

@@ -292,7 +292,7 @@ class _Work:
         excluded: tuple[str, ...] = ()
         if not self._is_enough(attempt.agreement):
             attempt, excluded = self._leave_in_float(attempt, isolated)
-        self._warn_about(attempt)
+        self._warn_about(attempt, excluded)
         return self._result(attempt, excluded, isolated, correction_db)
 
     def _corrected(self, plain: _Attempt) -> tuple[_Attempt, float | None]:
@@ -372,7 +372,7 @@ class _Work:
             hint=f"{few}raise {flag}, or --max-float",
         )
 
-    def _warn_about(self, attempt: _Attempt) -> None:
+    def _warn_about(self, attempt: _Attempt, excluded: Sequence[str]) -> None:
         names = {unit.name for unit in attempt.placement.units}
         for unit in self._units:
             missing = [name for name in unit.data if name not in self._ranges]
@@ -380,7 +380,8 @@ class _Work:
                 self._warn(f"{unit.name} stays in float: it reads values that are not finite numbers")
         for name, count in attempt.qdq.raised.items():
             self._warn(f"{name}: {count} channels have coarser weights, so that their sums fit int32")
-        if attempt.agreement.drop is not None and 0 < self._limits.max_drop < resolution(self._data):
+        drops = attempt.agreement.drop is not None
+        if excluded and drops and 0 < self._limits.max_drop < resolution(self._data):
             self._warn(
                 f"{len(self._data)} samples cannot show a drop of {self._limits.max_drop:g} points: "
                 "no sample may differ"

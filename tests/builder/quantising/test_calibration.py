@@ -153,7 +153,7 @@ def arrays(**values: object) -> Callable[[Path], Source]:
     [
         (lambda folder: folder / "missing", "no such file or folder"),
         (empty, "expected JPEG, PNG or .npz files, got an empty folder"),
-        (only_text, "expected JPEG, PNG or .npz files, got 1 other files"),
+        (only_text, "expected JPEG, PNG or .npz files, got only others"),
         (one_picture, "expected a folder of pictures, got one picture"),
         (text_file, "expected an .npz file of arrays"),
         (mixed, "expected pictures or .npz files, got both"),
