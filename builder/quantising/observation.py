@@ -21,6 +21,9 @@ from builder.quantising.session import Session
 # Masks of attention use such numbers for "never"; no level is left for other values beside them.
 LARGEST: Final = 1e30
 
+# Of a tensor of one sample, evenly spaced; the ends of the histogram are those of all values.
+MOST_VALUES: Final = 1 << 17
+
 Array = NDArray[Any]
 
 
@@ -80,8 +83,13 @@ def _values(session: Session, sample: Mapping[str, Array], tensors: Sequence[str
 
 
 def _fill(counts: NDArray[np.int64], low: float, high: float, value: Array) -> None:
-    flat = value.ravel().astype(np.float64)
-    flat = flat[flat != 0]
+    flat = value.ravel()
+    if flat.size > MOST_VALUES:
+        step = flat.size // MOST_VALUES + 1
+        while any(dim > 1 and dim % step == 0 for dim in value.shape):  # or it would visit the same columns
+            step += 1
+        flat = flat[::step]
+    flat = flat[flat != 0].astype(np.float64)
     bins = ((flat - low) * (BINS / (high - low))).astype(np.int64)
     np.clip(bins, 0, BINS - 1, out=bins)
     counts += np.bincount(bins, minlength=BINS)

@@ -7,9 +7,9 @@ by a DequantizeLinear along the axis of the output's channels.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 import onnx
@@ -20,10 +20,11 @@ from builder.importer.onnx_graph import OnnxGraph, copy_node, remove_dead_nodes
 from builder.quantising.placement import Placement
 from builder.quantising.ranges import Levels
 from builder.quantising.units import Readers, Unit
-from builder.quantising.weight_levels import quantise_weights
+from builder.quantising.weight_levels import best_scales, quantise_weights
 
-Activations = Literal["uint8", "int8"]
-Corrections = Mapping[str, NDArray[np.float64]]
+Activations: TypeAlias = Literal["uint8", "int8"]
+Corrections: TypeAlias = Mapping[str, NDArray[np.float64]]
+Scales: TypeAlias = MutableMapping[str, NDArray[np.float64]]
 
 # The oldest opset in which DequantizeLinear has an axis.
 OLDEST: Final = 13
@@ -50,6 +51,7 @@ def write_qdq(
     placement: Placement,
     activations: Activations,
     corrections: Corrections | None = None,
+    scales: Scales | None = None,
 ) -> QdqModel:
     """Quantise a model.
 
@@ -63,11 +65,14 @@ def write_qdq(
         The type of the levels of activations.
     corrections
         Unit -> what is subtracted from its bias, float64, shape [channels]; None corrects nothing.
+    scales
+        Unit -> the best scales of its weights. What is missing is computed and added: they are the same
+        wherever a model is quantised.
     """
     quantised = onnx.ModelProto()
     quantised.CopyFrom(model)
     del quantised.graph.value_info[:]  # conversions would have to be added for nothing: it is inferred again
-    writer = _Writer(quantised, placement, activations, corrections)
+    writer = _Writer(quantised, placement, activations, corrections, {} if scales is None else scales)
     return QdqModel(writer.write(), writer.raised)
 
 
@@ -78,12 +83,14 @@ class _Writer:
         placement: Placement,
         activations: Activations,
         corrections: Corrections | None,
+        scales: Scales,
     ) -> None:
         self.raised: dict[str, int] = {}
         self._graph = OnnxGraph(model)
         self._model = model
         self._levels = placement.levels
         self._corrections = corrections or {}
+        self._scales = scales
         self._dtype = np.dtype(activations)
         self._unit_of = {node: unit for unit in placement.units for node in unit.nodes}
         self._maker = {name: unit for unit in placement.units for name in unit.results}
@@ -154,7 +161,11 @@ class _Writer:
         bias = self._graph.constant(names.bias) if names.bias else None
         assert weight is not None
         scale = self._levels[unit.data[0]].scale
-        made = quantise_weights(weight, names.axis, bias, scale, self._corrections.get(unit.name))
+        if unit.name not in self._scales:
+            self._scales[unit.name] = best_scales(weight, names.axis)
+        made = quantise_weights(
+            weight, names.axis, bias, scale, self._corrections.get(unit.name), self._scales[unit.name]
+        )
         if made.raised:
             self.raised[unit.name] = made.raised
         nodes: list[onnx.NodeProto] = []

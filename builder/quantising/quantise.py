@@ -37,7 +37,7 @@ from builder.quantising.calibration import (
 from builder.quantising.folding import fold_into_weights
 from builder.quantising.observation import observe
 from builder.quantising.placement import Placement, place
-from builder.quantising.qdq import OLDEST, Activations, Corrections, QdqModel, write_qdq
+from builder.quantising.qdq import OLDEST, Activations, Corrections, QdqModel, Scales, write_qdq
 from builder.quantising.ranges import Range, choose
 from builder.quantising.report import Block, QuantisationReport, count_methods
 from builder.quantising.sensitivity import fewest, rank
@@ -268,6 +268,7 @@ class _Work:
         self._warnings: list[str] = []
         self._ranges: dict[str, Range] = {}
         self._corrections: Corrections = {}
+        self._scales: Scales = {}
 
     def run(self) -> QuantisedModel:
         """Quantise the model."""
@@ -309,7 +310,7 @@ class _Work:
     def _attempt(self, excluded: Sequence[str], count: int | None = None) -> _Attempt:
         """Quantise all units but these, and compare on all samples or on `count`."""
         placement = place(self._model, self._units, self._ranges, excluded)
-        qdq = write_qdq(self._model, placement, self._activations, self._corrections)
+        qdq = write_qdq(self._model, placement, self._activations, self._corrections, self._scales)
         return _Attempt(placement, qdq, self._comparison.measure(qdq.model, count))
 
     def _is_enough(self, agreement: Agreement) -> bool:

@@ -5,6 +5,7 @@ Promises that no sum of products and bias leaves int32, whatever the input: scal
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,6 +20,8 @@ _CLIP_STEPS: Final = 20
 _CLIP_TO: Final = 0.5
 # Of int32, for rounding: a weight's level may round up where the bound below does not.
 _SAFETY: Final = 1.01
+
+_PART: Final = 1 << 20  # weights that are worked on at a time: a few copies of them in float64
 
 Array = NDArray[Any]
 
@@ -49,7 +52,12 @@ class QuantisedWeights:
 
 
 def quantise_weights(
-    weight: Array, axis: int, bias: Array | None, input_scale: np.float32, correction: Array | None = None
+    weight: Array,
+    axis: int,
+    bias: Array | None,
+    input_scale: np.float32,
+    correction: Array | None = None,
+    scales: NDArray[np.float64] | None = None,
 ) -> QuantisedWeights:
     """Quantise the constants of an operator.
 
@@ -66,39 +74,62 @@ def quantise_weights(
     correction
         float64, shape [channels]: what is subtracted from the bias, in the units of the float model. None
         corrects nothing, and adds no bias to an operator without one.
+    scales
+        The result of `best_scales` for this weight, if it is known.
     """
-    rows = as_rows(weight, axis)
-    largest = np.abs(rows).max(axis=1, initial=0.0)
-    scales = np.maximum(_least_error(rows, largest), SMALLEST_SCALE)
-    shift = (
-        np.zeros(len(rows)) if bias is None else np.broadcast_to(bias.astype(np.float64).ravel(), len(rows))
-    )
+    rows = _rows(weight, axis)
+    channels = len(rows)
+    scales = best_scales(weight, axis) if scales is None else scales
+    shift = np.zeros(channels) if bias is None else np.broadcast_to(bias.astype(np.float64).ravel(), channels)
     if correction is not None:
         shift = shift - correction
-    wanted = _fitting(rows, scales, shift, float(input_scale)).astype(np.float32)
+    sums = np.empty(channels)
+    for part in _parts(rows):
+        sums[part] = np.abs(rows[part]).sum(axis=1, dtype=np.float64)
+    wanted = _fitting(sums, rows.shape[1], scales, shift, float(input_scale)).astype(np.float32)
     raised = int(np.count_nonzero(wanted > scales.astype(np.float32) * np.float32(1.0001)))
-    steps = np.clip(np.rint(rows / wanted[:, None].astype(np.float64)), -LARGEST_WEIGHT, LARGEST_WEIGHT)
+    levels = np.empty(rows.shape, np.int8)
+    for part in _parts(rows):
+        steps = np.rint(rows[part] / wanted[part, None].astype(np.float64))
+        levels[part] = np.clip(steps, -LARGEST_WEIGHT, LARGEST_WEIGHT)
+        sums[part] = np.abs(levels[part]).sum(axis=1, dtype=np.int64)
     bias_scales = (input_scale * wanted).astype(np.float32)
     added = None
     if bias is not None or correction is not None:
-        limit = _INT32_MAX - LEVELS * np.abs(steps).sum(axis=1)
+        limit = _INT32_MAX - LEVELS * sums
         added = np.clip(np.rint(shift / bias_scales.astype(np.float64)), -limit, limit).astype(np.int32)
-    levels = _from_rows(steps.astype(np.int8), weight.shape, axis)
-    return QuantisedWeights(levels, wanted, added, bias_scales, raised)
+    moved = (channels, *weight.shape[:axis], *weight.shape[axis + 1 :])
+    restored = np.ascontiguousarray(np.moveaxis(levels.reshape(moved), 0, axis))
+    return QuantisedWeights(restored, wanted, added, bias_scales, raised)
 
 
-def as_rows(weight: Array, axis: int) -> NDArray[np.float64]:
-    """The weights of each output channel as a row, in float64: [channels, inputs of a sum]."""
-    return np.moveaxis(weight, axis, 0).reshape(weight.shape[axis], -1).astype(np.float64)
+def best_scales(weight: Array, axis: int) -> NDArray[np.float64]:
+    """The scale of each output channel with the least squared error, shape [channels].
+
+    It is that of the channel's largest weight, or a smaller one that clips the largest weights.
+    """
+    rows = _rows(weight, axis)
+    scales = np.empty(len(rows))
+    for part in _parts(rows):
+        scales[part] = _least_error(rows[part].astype(np.float64))
+    return np.asarray(np.maximum(scales, SMALLEST_SCALE), np.float64)
 
 
-def _from_rows(rows: Array, shape: tuple[int, ...], axis: int) -> Array:
-    moved = (shape[axis], *shape[:axis], *shape[axis + 1 :])
-    return np.ascontiguousarray(np.moveaxis(rows.reshape(moved), 0, axis))
+def _rows(weight: Array, axis: int) -> Array:
+    """The weights of each output channel as a row: [channels, inputs of a sum]."""
+    rows: Array = np.moveaxis(weight, axis, 0).reshape(weight.shape[axis], -1)
+    return rows
 
 
-def _least_error(rows: NDArray[np.float64], largest: Array) -> NDArray[np.float64]:
-    """The scale of each row with the least squared error: that of its largest weight, or a smaller one."""
+def _parts(rows: Array) -> Iterator[slice]:
+    """Parts of rows with at most `_PART` weights, or one row."""
+    step = max(1, _PART // max(rows.shape[1], 1))
+    for first in range(0, len(rows), step):
+        yield slice(first, first + step)
+
+
+def _least_error(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    largest = np.abs(rows).max(axis=1, initial=0.0)
     best = np.maximum(largest / LARGEST_WEIGHT, SMALLEST_SCALE)
     least = np.full(len(rows), np.inf)
     for factor in np.linspace(1.0, _CLIP_TO, _CLIP_STEPS):
@@ -108,12 +139,24 @@ def _least_error(rows: NDArray[np.float64], largest: Array) -> NDArray[np.float6
         better = error < least
         least = np.where(better, error, least)
         best = np.where(better, scales[:, 0], best)
-    return best
+    return np.asarray(best, np.float64)
 
 
-def _fitting(rows: Array, scales: Array, shift: Array, input_scale: float) -> NDArray[np.float64]:
-    """Scales raised where the largest sum of products and bias would not fit int32."""
-    needed = LEVELS * np.abs(rows).sum(axis=1) / scales + np.abs(shift) / (input_scale * scales)
+def _fitting(
+    sums: Array, inputs: int, scales: Array, shift: Array, input_scale: float
+) -> NDArray[np.float64]:
+    """Scales raised where the largest sum of products and bias would not fit int32.
+
+    Parameters
+    ----------
+    sums
+        The sum of each channel's absolute weights, in the units of the float model.
+    inputs
+        How many weights a channel has.
+    scales, shift, input_scale
+        The scales of the weights, the biases, the scale of the input.
+    """
+    needed = LEVELS * sums / scales + np.abs(shift) / (input_scale * scales)
     # Weights that round up to the next level add at most half a level each.
-    needed = needed + LEVELS * rows.shape[1] / 2
+    needed = needed + LEVELS * inputs / 2
     return np.asarray(scales * np.maximum(1.0, needed * _SAFETY / _INT32_MAX), np.float64)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from builder.quantising.weight_levels import as_rows, quantise_weights
+from builder.quantising.weight_levels import _rows as as_rows
+from builder.quantising.weight_levels import quantise_weights
 from tests.builder.quantising.networks import Array
 
 RNG = np.random.default_rng(5)
