@@ -75,6 +75,17 @@ def test_classes_and_labels_are_counted() -> None:
     assert comparison.measure(other.model(z), 2).samples == 2
 
 
+def test_noise_is_that_of_the_worst_output() -> None:
+    net, other = Network(), Network()
+    ys = [net.op("Mul", net.input("x", [1, 3]), net.constant(1)), net.op("Neg", "x")]
+    zs = [other.op("Mul", other.input("x", [1, 3]), other.constant(1.1)), other.op("Neg", "x")]
+    data = open_calibration({"x": np.ones((4, 3), np.float32)}, [TensorSpec("x", "FP32", (1, 3))])
+    comparison = Comparison(
+        net.model(*ys), [TensorSpec(y, "FP32", (1, 3)) for y in ys], data, None, None, print
+    )
+    assert comparison.measure(other.model(*zs)).sqnr_db == pytest.approx(20, abs=0.01)
+
+
 def test_large_outputs_are_compared_on_fewer_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("builder.quantising.agreement.MAX_KEPT_BYTES", 40)
     net, y = scaled([1, 1, 1])

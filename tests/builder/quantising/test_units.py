@@ -76,3 +76,19 @@ def test_work_of_other_products_is_counted_too(network: Network) -> None:
     picture = network.input("picture", [1, 3, 4, 4])
     wider = network.op("ConvTranspose", picture, network.constant(np.zeros((3, 6, 2, 2))), strides=[2, 2])
     assert multiply_adds(network.model(lstm, wider)) == 5 * 2 * 16 * (8 + 4) + 3 * 16 * 6 * 4
+
+
+def test_constant_that_is_added_to_more_than_columns_is_no_bias(network: Network) -> None:
+    x, weight = network.input("x", [2, 6, 4]), network.constant(network.rng.standard_normal((4, 6)))
+    product = network.op("MatMul", x, weight)
+    for shape in ((6, 6), (6, 1), (1,), ()):
+        net = Network()
+        net.inputs, net.nodes, net.constants = network.inputs, list(network.nodes), list(network.constants)
+        found = find_units(net.model(net.op("Add", product, net.constant(np.ones(shape)))))
+        assert [len(unit.nodes) for unit in found if unit.kind == "MatMul"] == [1]
+
+
+def test_constant_that_adds_a_dimension_makes_no_table(network: Network) -> None:
+    y = network.conv(network.input("x", [1, 3, 8, 8]), 3, 4)
+    wider = network.op("Mul", y, network.constant(np.full((1, 1, 1, 1, 1), 2)))
+    assert [unit.kind for unit in units(network, wider)] == ["Conv"]
