@@ -119,6 +119,24 @@ class GraphModuleDebug(GraphModule):
             check_fits("out", out, self._graph.spec(entry))
         return copy_of(self._memory.array(entry), out)
 
+    def debug_get_outputs(self) -> list[Array]:
+        """Run, and return a copy of each output of each node that `run` executes, in order.
+
+        Raises
+        ------
+        ExecutionError
+            If a kernel fails.
+        """
+        if not self._program.bound:
+            self._program.bind(self._load_time.nodes)
+        copies: list[Array] = []
+        for step in self._program.steps:
+            self._program.execute(step)
+            first = self._graph.node_row_ptr[step]
+            entries = range(first, first + self._graph.nodes[step].num_outputs)
+            copies += [copy_of(self._memory.array(entry), None) for entry in entries]
+        return copies
+
     def profile(
         self,
         collectors: None = None,  # noqa: ARG002 - as in TVM; hardware counters are not read

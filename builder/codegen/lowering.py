@@ -8,9 +8,11 @@ import tvm
 from tvm.s_tir import transform as s
 from tvm.tirx import transform as t
 
+from builder.codegen.dot_products import write_dot_products
 from builder.codegen.linear_indices import simplify_indices
 from builder.codegen.loop_tails import split_loop_tails
 from builder.codegen.named_values import expand_functions
+from builder.target.device_target import dot_of
 
 # TVM's `tvm.s_tir.pipeline` without the passes for GPUs, in two parts.
 _TO_LOOPS: Final = (
@@ -69,7 +71,9 @@ def lower_kernels(kernels: tvm.IRModule, target: tvm.target.Target) -> tvm.IRMod
         The processor, for LLVM.
     """
     bound = t.BindTarget(target.with_host(target))(kernels)
-    functions = tvm.transform.Sequential([make() for make in _TO_FUNCTIONS])(to_loops(bound))
+    functions = tvm.transform.Sequential([make() for make in _TO_FUNCTIONS])(
+        write_dot_products(to_loops(bound), dot_of(target))
+    )
     return t.LowerIntrin()(expand_functions(functions))
 
 

@@ -22,6 +22,7 @@ import numpy.typing as npt
 import tvm
 
 from agent import __version__
+from agent.bundle.graph import Graph
 from agent.bundle.manifest import (
     Manifest,
     Provenance,
@@ -39,11 +40,13 @@ from agent.bundle.manifest import Target as ManifestTarget
 from agent.bundle.params import dump_params
 from agent.bundle.processing import Postprocess, Preprocess
 from agent.bundle.tensor_spec import TensorSpec
+from agent.runtime import debug_executor
+from agent.runtime.debug_executor import GraphModuleDebug
 from builder.bundles.package import Package, digests
 from builder.codegen.graph_codegen import generate
 from builder.codegen.kernel_object import compile_kernels, compile_object, count_flops
 from builder.codegen.link.linker import describe, link
-from builder.compiling import declarations, parity, tolerances
+from builder.compiling import block_parity, declarations, parity, tolerances
 from builder.compiling.footprint import resources_of
 from builder.compiling.lower import lower
 from builder.compiling.sample_inputs import make_inputs
@@ -55,7 +58,7 @@ from builder.kernels.decisions import Schedules
 from builder.records.best_records import BestRecords
 from builder.records.folder import Records
 from builder.records.shipped import NONE, ShippedChoices, shipped_for
-from builder.running.in_memory import execute
+from builder.running.in_memory import load_kernels
 from builder.target.device_target import DeviceTarget, resolve
 
 Progress = Callable[[str], None]
@@ -205,29 +208,16 @@ def compile(
 
     progress("comparing with the reference")
     inputs = make_inputs(model.inputs, model.onnx, before)
-    reference = parity.reference_outputs(model.onnx, inputs)
     runnable = code if device.is_native else _build_for_host(lowered.kernels)
-    outputs = execute(runnable, graph.graph, params, inputs)
-    agreement = parity.compare([s.name for s in model.outputs], outputs, reference)
-    measured = None
-    if tolerance is None and not agreement.error <= tolerances.PARITY:
-        progress("comparing in double precision, because the model may amplify rounding")
-        exact = exact_outputs(model.onnx, inputs)
-        if exact is not None:
-            measured = parity.distances([s.name for s in model.outputs], outputs, reference, exact)
-    parity.check(agreement, tolerances.PARITY if tolerance is None else tolerance, measured)
-    if measured is not None:
-        progress(
-            f"the model amplifies rounding: ONNX Runtime is {measured.reference:.1e} from the exact result, "
-            f"this bundle {measured.ours:.1e}"
-        )
+    module = _debug_executor(runnable, graph.graph, params)
+    compared = _compared(model, module, inputs, tolerance, progress)
 
     members = {
         "mod.so": code,
         "mod.json": graph.graph.to_json(),
         "mod.params": params,
         "samples/inputs.params": _dump_samples(model.inputs, [inputs[s.name] for s in model.inputs]),
-        "samples/outputs.params": _dump_samples(model.outputs, reference),
+        "samples/outputs.params": _dump_samples(model.outputs, compared.samples),
     }
     if label_lines is not None:
         members["labels.txt"] = label_lines
@@ -239,11 +229,108 @@ def compile(
         preprocess=before,
         postprocess=after,
         resources=resources_of(graph.graph, (spec.name for spec, _ in graph.params), kernels.workspaces),
-        agreement=agreement,
+        compared=compared,
         tuned=tuned,
         shipped=shipped,
     )
     return Package(manifest, members, uncovered=uncovered_kernels(lowered, device))
+
+
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """A comparison with the reference that a model has passed.
+
+    Attributes
+    ----------
+    agreement
+        How far its outputs are from the reference's.
+    samples
+        The outputs that devices compare theirs with.
+    self_test_rtol
+        How far theirs may be from these.
+    """
+
+    agreement: parity.Parity
+    samples: Sequence[npt.NDArray[np.generic]]
+    self_test_rtol: float
+
+
+def _compared(
+    model: ImportedModel,
+    module: GraphModuleDebug,
+    inputs: Mapping[str, npt.NDArray[np.generic]],
+    tolerance: float | None,
+    progress: Progress,
+) -> _Compared:
+    """Compare a compiled model with the reference.
+
+    Raises
+    ------
+    ParityError
+        If they do not agree.
+    """
+    names = [spec.name for spec in model.outputs]
+    for name, value in inputs.items():
+        module.set_input(name, value)
+    quantised = block_parity.is_quantised(model.onnx)
+    steps = module.debug_get_outputs() if quantised else []
+    module.run()
+    outputs = [np.array(module.get_output(i)) for i in range(len(names))]
+    half = any(spec.datatype == "FP16" for spec in model.outputs)
+    run = parity.run_as_defined if quantised else parity.reference_outputs
+    reference = run(model.onnx, inputs)
+    agreement = parity.compare(names, outputs, reference)
+    rtol = tolerances.self_test_rtol(agreement.error, half=half)
+    if tolerance is not None:
+        parity.check(agreement, tolerance)
+    elif quantised:
+        blocks = block_parity.compare_blocks(model.onnx, inputs, steps, outputs)
+        blocks.check()
+        agreement = blocks.agreement(names, outputs)
+        parity.check(agreement, tolerances.PARITY)
+        if blocks.found:
+            progress(blocks.summary())
+    elif not agreement.error <= tolerances.PARITY:
+        _check_in_double_precision(model, names, inputs, outputs, reference, agreement, progress)
+    # The bytes of a quantised model are the same on every device, but for a few that are rounded to the other
+    # step; so devices compare with what was computed here, not with the reference.
+    if not quantised:
+        return _Compared(agreement, reference, rtol)
+    return _Compared(agreement, outputs, max(rtol, tolerances.STEP))
+
+
+def _check_in_double_precision(
+    model: ImportedModel,
+    names: Sequence[str],
+    inputs: Mapping[str, npt.NDArray[np.generic]],
+    outputs: Sequence[npt.NDArray[np.generic]],
+    reference: Sequence[npt.NDArray[np.generic]],
+    agreement: parity.Parity,
+    progress: Progress,
+) -> None:
+    """Refuse a model whose difference from the reference is more than rounding.
+
+    Raises
+    ------
+    ParityError
+        If it is.
+    """
+    progress("comparing in double precision, because the model may amplify rounding")
+    exact = exact_outputs(model.onnx, inputs)
+    measured = None if exact is None else parity.distances(names, outputs, reference, exact)
+    parity.check(agreement, tolerances.PARITY, measured)
+    if measured is not None:
+        progress(
+            f"the model amplifies rounding: ONNX Runtime is {measured.reference:.1e} from the exact result, "
+            f"this bundle {measured.ours:.1e}"
+        )
+
+
+def _debug_executor(code: bytes, graph: Graph, params: bytes) -> GraphModuleDebug:
+    """Create an executor whose single nodes can be inspected, and load its weights."""
+    module = debug_executor.create(graph, load_kernels(code))
+    module.load_params(params)
+    return module
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +389,7 @@ def _manifest(
     preprocess: Preprocess | None,
     postprocess: Postprocess | None,
     resources: Resources,
-    agreement: parity.Parity,
+    compared: _Compared,
     tuned: _Tuned,
     shipped: ShippedChoices | None,
 ) -> Manifest:
@@ -326,14 +413,14 @@ def _manifest(
             outputs=model.outputs,
             preprocess=preprocess,
             postprocess=postprocess,
-            samples=Samples(1, _self_test_rtol(model, agreement), tolerances.SELF_TEST_ATOL),
+            samples=Samples(1, compared.self_test_rtol, tolerances.SELF_TEST_ATOL),
             resources=resources,
             files=digests(members),
             provenance=Provenance(
                 source_sha256=model.source_sha256,
                 builder=f"edgebundle {__version__}",
-                parity_error=float(f"{agreement.error:.3g}"),
-                reference=agreement.reference,
+                parity_error=float(f"{compared.agreement.error:.3g}"),
+                reference=compared.agreement.reference,
                 tuning_records_sha256=tuned.digest,
                 tuning=tuned.comparison,
                 shipped_records=_declare(shipped),
@@ -341,11 +428,6 @@ def _manifest(
         )
     except ValueError as error:
         raise ModelError(f"the bundle cannot be described: {error}") from error
-
-
-def _self_test_rtol(model: ImportedModel, agreement: parity.Parity) -> float:
-    half = any(spec.datatype == "FP16" for spec in model.outputs)
-    return tolerances.self_test_rtol(agreement.error, half=half)
 
 
 def _declare(shipped: ShippedChoices | None) -> ManifestShipped | None:

@@ -16,6 +16,7 @@ from tvm.ir import Call
 from builder.kernels.decisions import UNTUNED, Schedules
 from builder.kernels.passes.canonical import canonicalise
 from builder.kernels.passes.convolutions import to_conv2d
+from builder.kernels.passes.integers import use_integers
 from builder.kernels.passes.layouts import choose_layouts
 from builder.kernels.passes.legalise import legalise
 from builder.kernels.passes.recognise import recognise
@@ -67,7 +68,7 @@ def fuse(mod: tvm.IRModule, target: DeviceTarget) -> tvm.IRModule:
     """The first half of `lower`: a module whose `main` calls fused, unscheduled functions."""
     t = relax.transform
     with target.tvm_target:
-        mod = recognise(canonicalise(to_conv2d(mod)))
+        mod = recognise(canonicalise(_convolutions(mod, target)))
         mod = write_recurrent(choose_layouts(mod, target), target)
         mod = legalise(mod)
         passes = [
@@ -80,6 +81,14 @@ def fuse(mod: tvm.IRModule, target: DeviceTarget) -> tvm.IRModule:
             t.DeadCodeElimination(["main"]),
         ]
         return tvm.transform.Sequential(passes)(mod)
+
+
+def _convolutions(mod: tvm.IRModule, target: DeviceTarget) -> tvm.IRModule:
+    """Write all convolutions as two-dimensional ones, and those of bytes with their integers."""
+    mod = to_conv2d(mod)
+    whole = use_integers(mod, target)
+    # What is not computed with integers has its weights as constants only now.
+    return mod if whole.same_as(mod) else to_conv2d(whole)
 
 
 def is_reshape(value: relax.Expr) -> bool:

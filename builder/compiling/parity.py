@@ -45,6 +45,8 @@ REFUSALS: tuple[type[Exception], ...] = (
     TypeError,
 )
 
+REFERENCE: Final = f"onnxruntime {ort.__version__}"
+
 Arrays = Mapping[str, npt.NDArray[np.generic]]
 
 
@@ -134,7 +136,22 @@ def reference_outputs(model: onnx.ModelProto, inputs: Arrays) -> list[npt.NDArra
     ModelError
         If ONNX Runtime refuses the model or the inputs.
     """
+    return _run(model, inputs, ort.GraphOptimizationLevel.ORT_ENABLE_ALL)
+
+
+def run_as_defined(model: onnx.ModelProto, inputs: Arrays) -> list[npt.NDArray[np.generic]]:
+    """Run a model in ONNX Runtime without its optimiser, which replaces quantised layers by approximations.
+
+    The parameters, results and errors are those of `reference_outputs`.
+    """
+    return _run(model, inputs, ort.GraphOptimizationLevel.ORT_DISABLE_ALL)
+
+
+def _run(
+    model: onnx.ModelProto, inputs: Arrays, level: ort.GraphOptimizationLevel
+) -> list[npt.NDArray[np.generic]]:
     options = ort.SessionOptions()
+    options.graph_optimization_level = level
     options.log_severity_level = 3  # errors only: its warnings are about its own optimiser
     # One run: threads that spin afterwards, waiting for another, would only disturb what follows.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -169,9 +186,9 @@ def compare(
     """
     for name, ours, theirs in zip(names, outputs, reference, strict=True):
         if ours.dtype != theirs.dtype:
-            raise _mismatch(name, ours, theirs)
+            raise mismatch(name, ours, theirs)
     worst, worst_name = _worst(names, outputs, reference)
-    return Parity(worst, worst_name, f"onnxruntime {ort.__version__}")
+    return Parity(worst, worst_name, REFERENCE)
 
 
 def check(parity: Parity, tolerance: float, measured: Distances | None = None) -> None:
@@ -214,14 +231,15 @@ def _worst(
     worst, worst_name = 0.0, names[0]
     for name, ours, theirs in zip(names, outputs, reference, strict=True):
         if ours.shape != theirs.shape:
-            raise _mismatch(name, ours, theirs)
+            raise mismatch(name, ours, theirs)
         error = _relative_error(ours, theirs)
         if not error <= worst:
             worst, worst_name = error, name
     return worst, worst_name
 
 
-def _mismatch(name: str, ours: npt.NDArray[np.generic], theirs: npt.NDArray[np.generic]) -> ParityError:
+def mismatch(name: str, ours: npt.NDArray[np.generic], theirs: npt.NDArray[np.generic]) -> ParityError:
+    """Return the error of an output with another shape or dtype than the reference's."""
     return ParityError(
         f"output {name}: expected {theirs.dtype}{list(theirs.shape)}, got {ours.dtype}{list(ours.shape)}"
     )

@@ -12,6 +12,9 @@ SELF_TEST_RTOL: Final = 10 * PARITY
 SELF_TEST_ATOL: Final = 1e-6
 
 
+# One step of a quantised output that uses half of its byte's range.
+STEP: Final = 1 / 64
+
 # The largest step from one float16 to the next, relative to the smaller one.
 HALF_STEP: Final = 2.0**-10
 

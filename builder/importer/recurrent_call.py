@@ -7,15 +7,13 @@ call, see `builder.importer.rewrites.recurrent`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, cast
 
 import numpy as np
 from tvm import relax
 from tvm.ir import Call, GenericConst
-from tvm.relax.frontend.onnx import onnx_frontend
 
 GATES: Final[Mapping[str, int]] = {"LSTM": 4, "GRU": 3, "RNN": 1}
 DIRECTIONS: Final[Mapping[str, tuple[bool, ...]]] = {
@@ -164,16 +162,6 @@ class _Converter:
         return "" if dtype == "float32" else dtype
 
 
-@contextmanager
-def recurrent_converters() -> Iterator[None]:
-    """Let TVM's front end convert recurrent layers to calls."""
-    original = onnx_frontend._get_convert_map
-
-    def with_recurrent() -> dict[str, Any]:
-        return {**original(), **{kind: _Converter(kind) for kind in GATES}}
-
-    onnx_frontend._get_convert_map = with_recurrent
-    try:
-        yield
-    finally:
-        onnx_frontend._get_convert_map = original
+def recurrent_converters() -> dict[str, Any]:
+    """Return the converters of recurrent layers to calls, in the form in which TVM's front end has them."""
+    return {kind: _Converter(kind) for kind in GATES}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import onnx
 from onnx import helper
@@ -14,6 +16,7 @@ from tvm.relax.frontend.onnx import from_onnx, onnx_frontend
 
 from agent.bundle.tensor_spec import TensorSpec
 from builder.errors import FrontEndError, ModelError
+from builder.importer import integer_products
 from builder.importer.recurrent_call import GATES, recurrent_converters
 from builder.importer.relax_cleanup import clean_up
 from builder.importer.silence import FOREIGN_FAILURES, first_line, quiet_native
@@ -61,6 +64,25 @@ def supported_operators() -> frozenset[str]:
     return (frozenset(onnx_frontend._get_convert_map()) | frozenset(GATES)) - _NOT_TENSORS
 
 
+@contextmanager
+def _own_converters() -> Iterator[None]:
+    """Let TVM's front end convert some operators in our way."""
+    original = onnx_frontend._get_convert_map
+
+    def with_ours() -> dict[str, Any]:
+        return {
+            **original(),
+            **recurrent_converters(),
+            integer_products.NAME: integer_products.IntegerProduct(),
+        }
+
+    onnx_frontend._get_convert_map = with_ours
+    try:
+        yield
+    finally:
+        onnx_frontend._get_convert_map = original
+
+
 def convert(model: onnx.ModelProto) -> IRModule:
     """Run the front end with its output suppressed.
 
@@ -69,7 +91,7 @@ def convert(model: onnx.ModelProto) -> IRModule:
     FrontEndError
         If the front end refused the model.
     """
-    with quiet_native(), recurrent_converters():
+    with quiet_native(), _own_converters():
         try:
             return clean_up(from_onnx(model, keep_params_in_input=False))
         except FOREIGN_FAILURES as error:

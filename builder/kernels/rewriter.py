@@ -121,6 +121,21 @@ def constant_of(expr: relax.Expr) -> np.ndarray | None:
     return None
 
 
+def emit_weights(bb: relax.BlockBuilder, weights: np.ndarray) -> relax.Expr:
+    """Return float32 weights as a constant.
+
+    Weights that are small integers, as those of a quantised layer, are kept as int8 in the bundle and
+    converted when it is loaded.
+    """
+    if weights.dtype != np.float32 or not weights.size:
+        return relax.const(weights)
+    with np.errstate(invalid="ignore"):  # others become any integer
+        small = weights.astype(np.int8)
+    if not np.array_equal(small, weights):
+        return relax.const(weights)
+    return bb.emit(relax.op.astype(relax.const(small), "float32"))
+
+
 def users_of(main: relax.Function) -> Mapping[relax.Var, int]:
     """Return how often each variable of `main` is read; returning a variable counts as a read."""
     counts: dict[relax.Var, int] = {}

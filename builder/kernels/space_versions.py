@@ -16,6 +16,8 @@ SPACE_VERSIONS: Final[Mapping[str, int]] = {
     "columns": 10,
     "conv2d": 10,
     "depthwise": 10,
+    "integer_conv2d": 1,
+    "integer_matmul": 1,
     "matmul": 10,
     "planes": 1,
     "pool": 10,

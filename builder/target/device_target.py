@@ -23,6 +23,7 @@ from tvm.target import codegen as llvm
 from agent.bundle.machine import Machine
 from builder.errors import TargetError
 from builder.target.core import Core, with_caches_of_this_machine
+from builder.target.dot import Dot
 from builder.target.simd import Simd
 
 GLIBC: Final = "2.28"  # Debian 10 and later; older systems have no Python that is new enough
@@ -47,6 +48,8 @@ class DeviceTarget:
         The target for the linker, including the glibc version.
     simd
         The vector unit.
+    dot
+        Its instruction for products of small integers.
     cores
         Number of cores, for choices that are made at compile time.
     core
@@ -61,6 +64,7 @@ class DeviceTarget:
     features: tuple[str, ...]
     zig_target: str
     simd: Simd
+    dot: Dot
     cores: int
     core: Core
 
@@ -252,8 +256,17 @@ def _build(name: str, config: dict[str, Any]) -> DeviceTarget:
         features=tuple(sorted(names[f] for f in known if f in names)),
         zig_target=f"{'arm' if arch == 'armv7l' else arch}-linux-{abi}.{GLIBC}",
         simd=simd,
+        dot=Dot.of(arch, known),
         cores=int(config["num-cores"]),
         core=with_caches_of_this_machine(core) if here else core,
+    )
+
+
+def dot_of(target: Target) -> Dot:
+    """Return the instruction for products of small integers of a TVM target."""
+    return Dot.of(
+        str(target.attrs.get("mtriple", Machine.detect().arch)).partition("-")[0],
+        {str(feature) for feature in llvm.llvm_get_cpu_features(target)},
     )
 
 

@@ -45,6 +45,7 @@ REWRITES: Final[Mapping[str, Rewrite]] = {
     "LSTM": recurrent.prepare,
     "Loop": loops.unroll_loop,
     "LpNormalization": normalisation.lp_normalization,
+    "MatMulInteger": quantised.matmul_integer,
     "MeanVarianceNormalization": normalisation.mean_variance_normalization,
     "OptionalGetElement": elementwise.optional_get_element,
     "OptionalHasElement": elementwise.optional_has_element,

@@ -202,14 +202,22 @@ class _FoldScale:
     def __init__(self, mod: tvm.IRModule) -> None:
         self._users = users_of(mod["main"])
         self._convs: dict[relax.Var, tuple[Call, np.ndarray | None]] = {}
+        # Numbers that are integers: their sums of products are exact only while weights are integers too.
+        self._integers: set[relax.Var] = set()
 
     def emit(self, table: Values, var: relax.Var, call: Call) -> bool:
         """Fold `call` into the convolution that it reads, if it is such a multiplication or addition."""
         name = op_name(call)
         if name == "relax.nn.conv2d":
-            if call.attrs.kernel_layout == "OIHW" and call.attrs.data_layout == "NCHW":
+            layouts = (call.attrs.data_layout, call.attrs.kernel_layout)
+            is_real = str(call.args[1].ty.dtype) == "float32" and call.args[0] not in self._integers
+            if layouts == ("NCHW", "OIHW") and is_real:
                 self._convs[var] = (call, None)
             return False
+        if name == "relax.astype" and "int" in str(call.args[0].ty.dtype):
+            self._integers.add(var)
+        if name == "relax.subtract" and call.args[0] in self._integers:
+            self._integers.add(var)
         if name not in ("relax.multiply", "relax.add"):
             return False
         x, other = call.args if isinstance(call.args[0], relax.Var) else reversed(call.args)

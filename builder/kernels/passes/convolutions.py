@@ -35,6 +35,8 @@ _UNARY: Final = {
         "erf", "exp", "abs", "negative", "sqrt", "square", "clip",
     )
 }  # fmt: skip
+# Operators of one tensor; the others are its scale and zero point.
+_OF_ONE: Final = {"relax.quantize", "relax.dequantize"}
 _BINARY: Final = {
     f"relax.{n}" for n in ("add", "subtract", "multiply", "divide", "maximum", "minimum", "power")
 }
@@ -126,9 +128,13 @@ def _between(table: _FourDimensional, call: Call) -> relax.Expr | None:
     if not any(v in table.images for v in tensors) or len(shape_of(call)) != _RANK:
         return None
     args = []
-    for arg in call.args:
+    for arg in call.args[:1] if op_name(call) in _OF_ONE else call.args:
         rank = len(shape_of(arg)) if isinstance(arg.ty, relax.TensorType) else 0
         args.append(table.as_image(arg) if rank else table.plain(arg))
+    if len(args) < len(call.args):
+        if any(np.prod(shape_of(arg)) != 1 for arg in call.args[1:]):
+            return None  # a scale for each channel
+        args += map(table.plain, call.args[1:])
     return Call(call.op, args, call.attrs)
 
 
@@ -397,7 +403,7 @@ def _phases(weight: np.ndarray, strides: tuple[int, ...], groups: int) -> np.nda
 _IMAGES: Final = {
     "relax.nn.conv1d": _one_dimension,
     "relax.nn.conv1d_transpose": _transposed_1d,
-    **dict.fromkeys(_UNARY | _BINARY, _between),
+    **dict.fromkeys(_UNARY | _BINARY | _OF_ONE, _between),
 }
 _PLAIN: Final = {
     "relax.nn.conv2d": _several_filters,

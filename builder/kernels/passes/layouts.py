@@ -26,12 +26,15 @@ from builder.kernels.spaces import (
     channels,
     convolution,
     depthwise,
+    integer_convolution,
+    integer_matmul,
     matmul,
     planes,
     pooling,
     resize,
     winograd,
 )
+from builder.kernels.spaces.integer_convolution import block_of
 from builder.target.device_target import DeviceTarget
 
 # Element-wise operators whose results in the padding stay finite: it begins as zeros.
@@ -39,7 +42,8 @@ _UNARY: Final = {
     f"relax.{name}"
     for name in (
         "nn.relu", "nn.relu6", "nn.silu", "nn.gelu", "nn.gelu_tanh", "nn.leakyrelu", "nn.softplus", "sigmoid",
-        "tanh",        "abs", "negative", "clip", "erf", "round", "floor", "ceil", "square", "cos", "sin",
+        "tanh", "abs", "negative", "clip", "erf", "round", "floor", "ceil", "square", "cos", "sin",
+        "quantize", "dequantize", "astype",
     )
 }  # fmt: skip
 # Operator -> the right operand's value in padding: a division needs a one.
@@ -68,7 +72,9 @@ class _Packing:
         if name == "relax.nn.conv2d":
             return self._conv2d(table, var, call)
         if name == "relax.matmul":
-            return matmul.emit(table, var, call, self._target) or self._heads(table, var, call)
+            panels = (matmul.emit, integer_matmul.emit)
+            known = any(emit(table, var, call, self._target) for emit in panels)
+            return known or self._heads(table, var, call)
         if (
             name == "relax.permute_dims"
             and call.args[0] in self._products
@@ -116,14 +122,20 @@ class _Packing:
         """Replace a convolution with constant weights: depthwise, by Winograd, or direct."""
         weight = constant_of(call.args[1])
         op = convolution.Conv2d.of(call)
-        if weight is None or op is None or weight.dtype != np.float32:
+        if weight is None or op is None:
+            return False
+        if weight.dtype == np.int8:
+            return self._bytes(table, var, call, op, weight)
+        if weight.dtype != np.float32:
             return False
         group = channels = op.out_channels
         if op.is_depthwise:
             have = table.packed(call.args[0])
             block = have.block if have is not None else channel_block(op.in_channels, self._lanes)
-            x = table.as_packed(call.args[0], block)
-            new = depthwise.emit(table.bb, op, x.expr, weight)
+            bytes_ = self._bytes_of(call.args[0])
+            x = table.as_packed(call.args[0] if bytes_ is None else bytes_[0], block)
+            zero = None if bytes_ is None else relax.const(np.int32(bytes_[1]))
+            new = depthwise.emit(table.bb, op, x.expr, weight, zero)
         else:
             out_block = channel_block(op.out_channels, self._lanes)
             if op.groups > 1:
@@ -143,6 +155,45 @@ class _Packing:
                     table.bb, op, x.expr, weight, out_block=out_block, m=m, target=self._target
                 )
         table.define_packed(var, Packed(new, channels, group))
+        return True
+
+    def _bytes_of(self, x: relax.Expr) -> tuple[relax.Expr, int] | None:
+        """Return the bytes and the zero point that `x` was computed from as their difference, else None."""
+        call, zero = self._bound.get(x), 0
+        if call is not None and op_name(call) == "relax.subtract":
+            numbers = constant_of(call.args[1])
+            if numbers is None or numbers.ndim:
+                return None
+            call, zero = self._bound.get(call.args[0]), int(numbers)
+        if call is None or op_name(call) != "relax.astype":
+            return None
+        data = call.args[0]
+        return (data, zero) if str(data.ty.dtype) in ("uint8", "int8") else None
+
+    def _bytes(
+        self, table: LayoutValues, var: relax.Var, call: Call, op: convolution.Conv2d, weight: np.ndarray
+    ) -> bool:
+        """Replace a convolution of bytes; a constant padding before it becomes its own."""
+        data, zero = call.args[0], 0
+        padding = self._bound.get(data)
+        if padding is not None and op_name(padding) == "relax.nn.pad" and not any(op.padding):
+            widths = [int(w) for w in padding.attrs.pad_width]
+            if len(widths) == 8 and not any(widths[:4]) and str(padding.attrs.pad_mode) == "constant":
+                data, zero = padding.args[0], int(padding.attrs.pad_value)
+                top, bottom, left, right = widths[4:]
+                _, _, height, width = shape_of(data)
+                op = replace(op, in_height=height, in_width=width, padding=(top, left, bottom, right))
+        takes = self._target.dot.data
+        if op.groups > 1 or (takes in ("int8", "uint8") and takes != str(data.ty.dtype)):
+            return False
+        have = table.packed(data)
+        fits = have is not None and have.is_dense and have.block % max(4, self._target.dot.group) == 0
+        block = have.block if have is not None and fits else block_of(op.in_channels, self._target)
+        x = table.as_packed(data, block)
+        out_block = block_of(op.out_channels, self._target)
+        point = relax.const(np.int32(zero))
+        new = integer_convolution.emit(table.bb, op, x.expr, point, weight, out_block, self._target)
+        table.define_packed(var, Packed.dense(new, op.out_channels))
         return True
 
     @staticmethod
@@ -172,9 +223,9 @@ class _Packing:
         """
         packed = [table.packed(a) for a in call.args]
         blocks = {p.block for p in packed if p is not None and p.block > 1}
-        if len(blocks) != 1:
+        if not blocks:
             return False
-        block = blocks.pop()
+        block = max(blocks)
         channels = shape_of(call)[1]
         group = self._common_group(packed, call, channels)
         operands: list[relax.Expr] = []
@@ -182,7 +233,7 @@ class _Packing:
             numbers = constant_of(arg)
             if numbers is not None:
                 operands.append(relax.const(pack_array(numbers, block, fill, group)))
-            elif have is not None and (have.is_dense or have.group == group):
+            elif have is not None and have.block == block and (have.is_dense or have.group == group):
                 operands.append(have.expr)
             elif len(shape_of(arg)) != 4 or (shape_of(arg)[1] == 1 and channels > 1):
                 return False

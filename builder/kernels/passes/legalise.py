@@ -11,7 +11,7 @@ from tvm import relax, te, tirx, topi
 from tvm.ir import Call
 
 from builder.kernels.rewriter import RESHAPES, constant_of, legalise_as_tvm, shape_of
-from builder.kernels.spaces import columns, concatenation, matmul, rows, sorting, transpose
+from builder.kernels.spaces import columns, concatenation, matmul, quantisation, rows, sorting, transpose
 
 Legalisation = Callable[[relax.BlockBuilder, Call], relax.Expr]
 
@@ -31,6 +31,8 @@ def legalise_map() -> dict[str, Legalisation]:
     own["relax.topk"] = sorting.topk
     own["relax.sort"] = sorting.sort
     own["relax.argsort"] = sorting.argsort
+    own["relax.quantize"] = quantisation.quantize
+    own["relax.dequantize"] = quantisation.dequantize
     return own
 
 

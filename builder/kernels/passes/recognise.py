@@ -110,7 +110,7 @@ def _product(table: Values, call: Call) -> relax.Expr | None:
     source, weight = _unfolded(table, table.plain(call.args[0])), constant_of(call.args[1])
     if source is None or weight is None or weight.ndim != 2 or len(shape_of(source)) < 2:
         return None
-    rows = table.bb.emit(relax.op.matmul(source, call.args[1]))
+    rows = table.bb.emit(relax.op.matmul(source, call.args[1], out_dtype=str(call.ty.dtype)))
     return table.bb.emit(relax.op.reshape(rows, shape_of(call)))
 
 

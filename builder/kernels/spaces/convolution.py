@@ -17,7 +17,7 @@ from tvm import s_tir as st
 from tvm.ir import Call
 
 from builder.kernels.decisions import Chooser, Decision
-from builder.kernels.rewriter import shape_of
+from builder.kernels.rewriter import emit_weights, shape_of
 from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces import prefetch
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
@@ -226,7 +226,7 @@ def emit(
         in_block = part
     columns = Columns(op.kernel[1], op.strides[1], op.dilation[1])
     tiles = space(blocks, op.out_width, in_block, target, columns, groups=op.groups).default
-    packed = relax.const(pack_weights(weight, in_block, out_block, tiles.oc))
+    packed = emit_weights(bb, pack_weights(weight, in_block, out_block, tiles.oc))
 
     def compute(data: te.Tensor, w: te.Tensor) -> te.Tensor:
         return convolve(pad(data, op), w, op, blocks)

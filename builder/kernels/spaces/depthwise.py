@@ -10,7 +10,7 @@ from tvm import relax, te, tirx
 from tvm import s_tir as st
 
 from builder.kernels.decisions import Chooser, Decision
-from builder.kernels.rewriter import shape_of
+from builder.kernels.rewriter import emit_weights, shape_of
 from builder.kernels.signature import SPACE_MARK
 from builder.kernels.spaces.convolution import Conv2d, pad
 from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
@@ -20,7 +20,13 @@ from builder.target.device_target import DeviceTarget
 KIND: Final = "depthwise"
 
 
-def emit(bb: relax.BlockBuilder, op: Conv2d, x: relax.Expr, weight: np.ndarray) -> relax.Expr:
+def emit(
+    bb: relax.BlockBuilder,
+    op: Conv2d,
+    x: relax.Expr,
+    weight: np.ndarray,
+    zero: relax.Expr | None = None,
+) -> relax.Expr:
     """Emit the depthwise convolution of packed `x` as a call of a tensor expression with packed weights.
 
     Parameters
@@ -30,22 +36,38 @@ def emit(bb: relax.BlockBuilder, op: Conv2d, x: relax.Expr, weight: np.ndarray) 
     op
         The geometry.
     x
-        The input, `[N, C/b, H, W, b]`.
+        The input, `[N, C/b, H, W, b]`: float32, or bytes.
     weight
         `[C, 1, KH, KW]`, float32.
+    zero
+        The zero point of bytes, int32, a scalar. They become float32 numbers as they are padded.
     """
     _, blocks, _, _, b = shape_of(x)
     full = np.zeros((blocks * b, *op.kernel), weight.dtype)
     full[: op.in_channels] = weight[:, 0]
     packed = np.ascontiguousarray(full.reshape(blocks, b, *op.kernel).transpose(0, 2, 3, 1))
 
-    def compute(data: te.Tensor, w: te.Tensor) -> te.Tensor:
-        return convolve(pad(data, op), w, op)
+    def compute(data: te.Tensor, w: te.Tensor, *point: te.Tensor) -> te.Tensor:
+        return convolve(_numbers(data, point[0], op) if point else pad(data, op), w, op)
 
-    call = bb.call_te(
-        compute, x, relax.const(packed), primfunc_name_hint="depthwise", primfunc_attrs=FUSES_ELEMENTWISE
-    )
-    return bb.emit(call)
+    operands = [x, emit_weights(bb, packed), *([] if zero is None else [zero])]
+    name = "depthwise" if zero is None else "integer_depthwise"
+    return bb.emit(bb.call_te(compute, *operands, primfunc_name_hint=name, primfunc_attrs=FUSES_ELEMENTWISE))
+
+
+def _numbers(x: te.Tensor, zero: te.Tensor, op: Conv2d) -> te.Tensor:
+    """Return packed bytes, less their zero point, as float32 numbers with zeros around them."""
+    top, left, bottom, right = op.padding
+    n, c, h, w, b = (int(d) for d in x.shape)
+
+    def element(i: tirx.Var, o: tirx.Var, y: tirx.Var, z: tirx.Var, v: tirx.Var) -> tirx.Expr:
+        value = (x[i, o, y - top, z - left, v].astype("int32") - zero()).astype("float32")
+        if not any(op.padding):
+            return value
+        inside = tirx.all(y >= top, y < h + top, z >= left, z < w + left)
+        return tirx.if_then_else(inside, value, tirx.const(0.0, "float32"))
+
+    return te.compute((n, c, h + top + bottom, w + left + right, b), element, name="pad")
 
 
 def convolve(x: te.Tensor, w: te.Tensor, op: Conv2d) -> te.Tensor:
@@ -133,13 +155,21 @@ def space(
     return DepthwiseSpace(ows, ohs, DepthwiseTiles(ow, oh, narrow))
 
 
-def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: DepthwiseTiles) -> None:
-    """Order the loops of a depthwise convolution, of its padding and of its epilogue."""
+def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: DepthwiseTiles, lanes: int) -> None:
+    """Order the loops of a depthwise convolution, of its padding and of its epilogue.
+
+    A block of bytes may have several vectors of float32, of `lanes` each.
+    """
     epilogue = Epilogue.after(sch, block)
     n, c, y, z, v, kh, kw = sch.get_loops(block)
     yo, yi = sch.split(y, [None, tiles.oh])
     zo, zi = sch.split(z, [None, tiles.ow])
-    sch.reorder(n, c, yo, yi, zo, kh, kw, zi, v)
+    wide = int(sch.get(v).extent) > lanes
+    vectors = []
+    if wide:
+        vo, v = sch.split(v, [None, lanes])
+        vectors = [vo]
+    sch.reorder(n, c, yo, yi, zo, *vectors, kh, kw, zi, v)
     outer = sch.fuse(n, c, yo)
     padding = sch.get_producers(block)
     epilogue.place(zo)
@@ -150,7 +180,7 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: DepthwiseTiles) 
     sch.decompose_reduction(block, kh)
     for producer in padding:
         sch.compute_at(producer, outer, preserve_unit_loops=True)
-        if tiles.zeros_first:
+        if tiles.zeros_first and not _converts(sch, producer):
             zeros = sch.decompose_padding(producer, sch.get_loops(producer)[1])
             for part in (zeros, producer):
                 *_, z, v = sch.get_loops(part)
@@ -159,6 +189,12 @@ def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: DepthwiseTiles) 
                 sch.vectorize(v)
         else:
             sch.vectorize(sch.get_loops(producer)[-1])
+
+
+def _converts(sch: st.Schedule, block: st.schedule.SBlockRV) -> bool:
+    """Whether a padded copy also converts bytes."""
+    region = sch.get(block)
+    return str(region.reads[0].source.dtype) != str(region.writes[0].source.dtype)
 
 
 def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
@@ -171,4 +207,4 @@ def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget
     s = space(height, width, kernel_w, row_bytes, target, stride=max(1, in_width // width))
     d = s.default
     tiles = DepthwiseTiles(choose("ow", s.ow, d.ow), choose("oh", s.oh, d.oh), d.zeros_first)
-    apply(sch, block, tiles)
+    apply(sch, block, tiles, target.simd.lanes)

@@ -50,12 +50,21 @@ class Epilogue:
         while consumers := sch.get_consumers(anchor):
             inner = [block for block in consumers if sch.get_consumers(block)]
             if not inner and len(consumers) == 1:
+                cls._inline_operands(sch, consumers[0], anchor)
                 return cls(sch, consumers[0])
             if not inner:
                 raise st.ScheduleError("expected one output after the anchor, got several")
             for block in inner:
                 sch.compute_inline(block)
         return cls(sch, sch.cache_write(anchor, 0, "global"))
+
+    @staticmethod
+    def _inline_operands(sch: st.Schedule, block: st.schedule.SBlockRV, anchor: st.schedule.SBlockRV) -> None:
+        """Inline what computes the other operands of an epilogue, such as a residual that is dequantised."""
+        name = sch.get(anchor).name_hint
+        while others := [p for p in sch.get_producers(block) if sch.get(p).name_hint != name]:
+            for other in others:
+                sch.compute_inline(other)
 
     def place(self, loop: st.schedule.LoopRV, vector: int | None = None) -> None:
         """Compute the epilogue inside `loop`: its last axis is vectorised, the axes of the tile are unrolled.

@@ -19,6 +19,11 @@ KIND: Final = "pool"
 _LOWEST: Final = -3.4028234663852886e38  # float32's most negative finite number: the identity of a maximum
 
 
+def _lowest(dtype: str) -> tirx.Expr:
+    """Return the identity of a maximum."""
+    return tirx.const(_LOWEST, dtype) if dtype.startswith("float") else tirx.min_value(dtype)
+
+
 def emit(bb: relax.BlockBuilder, call: Call, x: relax.Expr) -> relax.Expr | None:
     """Emit a pooling operator on packed `x`, `[N, C/b, H, W, b]`; None if `call` is another operator."""
     name = op_name(call)
@@ -49,7 +54,7 @@ def _window(bb: relax.BlockBuilder, call: Call, x: relax.Expr, *, is_max: bool) 
     def compute(data: te.Tensor) -> te.Tensor:
         kh = te.reduce_axis((0, kernel_h), "kh")
         kw = te.reduce_axis((0, kernel_w), "kw")
-        identity = tirx.const(_LOWEST if is_max else 0.0, data.dtype)
+        identity = _lowest(str(data.dtype)) if is_max else tirx.const(0.0, data.dtype)
         # With `ceil_mode` the last window may extend beyond the declared padding.
         need_h = (out_h - 1) * sh + (kernel_h - 1) * dh + 1
         need_w = (out_w - 1) * sw + (kernel_w - 1) * dw + 1

@@ -42,7 +42,7 @@ def multiplies_by_element(target: DeviceTarget) -> bool:
 
 def hold_operand(sch: st.Schedule, block: st.schedule.SBlockRV, loop: st.schedule.LoopRV) -> None:
     """Load the part of its first operand that `block` reads in a round of `loop` into vector registers."""
-    copy = sch.cache_read(block, 0, "local")
+    copy = sch.cache_read(block, 0, "local", consumer_blocks=[block])
     sch.compute_at(copy, loop, preserve_unit_loops=True)
     loops = sch.get_loops(copy)[-len(sch.get(copy).iter_vars) :]
     long = [q for q in loops if int(sch.get(q).extent) > 1]

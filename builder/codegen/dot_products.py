@@ -1,0 +1,211 @@
+"""Sums of products of integers, as the instructions that processors have for them.
+
+A design space marks the loop over the lanes of a vector of int32 sums (`dot_loops.mark_dot`). Inside it runs
+a short loop, the group, over adjacent elements of both factors:
+
+    for v in range(lanes):
+        for g in range(group):
+            sums[s + v] += int32(x[a + g]) * int32(weights[b + v * group + g])
+
+LLVM does not find the instruction for such loops. So they are written here: with the instruction if the
+processor has it, else with arithmetic that any processor has. So the kernels of another device also run on
+this machine, and give exactly the same sums. All sums wrap around as int32.
+
+What the instructions compute: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2
+(PMADDWD, VPDPBUSD); Arm Architecture Reference Manual for A-profile architecture (SDOT).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import tvm
+import tvm_ffi
+from tvm import sym, tirx
+from tvm.ir import Call, TensorLoad
+from tvm.target.codegen import llvm_lookup_intrinsic_id
+
+from builder.errors import BuildError
+from builder.kernels.spaces.dot_loops import DOT_MARK
+from builder.target.dot import Dot
+
+
+def write_dot_products(mod: tvm.IRModule, dot: Dot) -> tvm.IRModule:
+    """Write the marked loops of all functions of `mod`, whose buffers are flat and whose tiles are complete.
+
+    Parameters
+    ----------
+    mod
+        The functions.
+    dot
+        The instruction of the processor that will run them. It need not be the one that they were scheduled
+        for.
+    """
+
+    def loop(stmt: tirx.For) -> tirx.Stmt:
+        return _DotLoop.of(stmt).write(dot) if DOT_MARK in stmt.annotations else stmt
+
+    changed = {
+        var: func.with_body(tvm_ffi.structural_map(func.body, (tirx.For, loop)))
+        for var, func in mod.functions.items()
+        if isinstance(func, tirx.PrimFunc)
+    }
+    return tvm.IRModule({**dict(mod.functions.items()), **changed}, attrs=mod.attrs)
+
+
+@dataclass(frozen=True, slots=True)
+class _DotLoop:
+    """A marked loop.
+
+    Attributes
+    ----------
+    lanes, group
+        Extents of the loop and of the one inside it.
+    sums, data, weights
+        Buffers, each with the index of its first element.
+    """
+
+    lanes: int
+    group: int
+    sums: tuple[tirx.Buffer, tirx.Expr]
+    data: tuple[tirx.Buffer, tirx.Expr]
+    weights: tuple[tirx.Buffer, tirx.Expr]
+
+    @classmethod
+    def of(cls, loop: tirx.For) -> _DotLoop:
+        """Read a marked loop.
+
+        Raises
+        ------
+        BuildError
+            If it has another form than described above: a fault of the design space.
+        """
+        lane, lanes, body = loop.loop_var, int(loop.extent), loop.body
+        group, member = 1, None
+        if isinstance(body, tirx.For):
+            member, group, body = body.loop_var, int(body.extent), body.body
+        if not isinstance(body, tirx.BufferStore):
+            raise BuildError(f"expected one sum in a loop of products, got {type(body).__name__}")
+        factors = _factors(body)
+        if factors is None:
+            raise BuildError(f"expected a sum of products of integers, got {body.value}")
+        variables = [lane] if member is None else [lane, member]
+
+        def place(load: TensorLoad | tirx.BufferStore, source: tirx.Buffer, *steps: int) -> tirx.Expr:
+            (index,) = load.indices
+            parts = sym.detect_linear_equation(index, variables)
+            wanted = steps[: len(variables)]
+            if not parts or [int(p) if isinstance(p, tirx.IntImm) else None for p in parts[:-1]] != [*wanted]:
+                raise BuildError(f"expected adjacent elements of {source.name}, got the index {index}")
+            return parts[-1]
+
+        data, weights = factors
+        return cls(
+            lanes,
+            group,
+            (body.buffer, place(body, body.buffer, 1, 0)),
+            (data.source, place(data, data.source, 0, 1)),
+            (weights.source, place(weights, weights.source, group, 1)),
+        )
+
+    def write(self, dot: Dot) -> tirx.Stmt:
+        """Return the loop with an instruction of `dot` for each vector, or without one if it does not fit."""
+        fits = self.group == dot.group and self.lanes % dot.lanes == 0
+        dtypes = (str(self.data[0].dtype), str(self.weights[0].dtype))
+        if dot.name in _INSTRUCTIONS and fits and dtypes == (dot.data, "int8"):
+            return self._vectors(dot.lanes, lambda first: _INSTRUCTIONS[dot.name](self, first, dot))
+        return self._vectors(self.lanes, self._plain)
+
+    def _vectors(self, lanes: int, value: Callable[[int], tirx.Expr]) -> tirx.Stmt:
+        """Return a store of `value` for each vector of sums; it takes the number of the first lane."""
+        buffer, at = self.sums
+        stores = [
+            tirx.BufferStore(buffer, value(first), [_ramp(at + first, lanes)])
+            for first in range(0, self.lanes, lanes)
+        ]
+        return stores[0] if len(stores) == 1 else tirx.SeqStmt(stores)
+
+    def _plain(self, first: int) -> tirx.Expr:
+        """Return the sums of all lanes, in arithmetic that any processor has."""
+        (weights, w), (data, a) = self.weights, self.data
+        total = self.old_sums(first, self.lanes)
+        for member in range(self.group):
+            factor = tirx.Broadcast(tirx.BufferLoad(data, [a + member]).astype("int32"), self.lanes)
+            index = w + member if self.lanes == 1 else tirx.Ramp(w + member, _int(self.group), self.lanes)
+            total = total + factor * tirx.BufferLoad(weights, [index]).astype(f"int32x{self.lanes}")
+        return total
+
+    def old_sums(self, first: int, lanes: int) -> tirx.Expr:
+        """Return the sums before this step, from the lane `first` on."""
+        buffer, at = self.sums
+        return tirx.BufferLoad(buffer, [_ramp(at + first, lanes)])
+
+    def repeated_data(self, lanes: int) -> tirx.Expr:
+        """Return the group of the left factor, repeated for each lane."""
+        buffer, at = self.data
+        group = tirx.BufferLoad(buffer, [_ramp(at, self.group)])
+        words = tirx.Broadcast(tirx.reinterpret("int32", group), lanes)
+        return tirx.reinterpret(f"{buffer.dtype}x{lanes * self.group}", words)
+
+    def some_weights(self, first: int, lanes: int) -> tirx.Expr:
+        """Return the weights of the lanes from `first` on."""
+        buffer, at = self.weights
+        return tirx.BufferLoad(buffer, [_ramp(at + first * self.group, lanes * self.group)])
+
+
+def _factors(store: tirx.BufferStore) -> tuple[TensorLoad, TensorLoad] | None:
+    """Return the two loads of `sums[...] = sums[...] + int32(load) * int32(load)`, else None."""
+    value = store.value
+    if not isinstance(value, tirx.Add) or not isinstance(value.b, tirx.Mul):
+        return None
+    loads = [factor.value if isinstance(factor, tirx.Cast) else factor for factor in (value.b.a, value.b.b)]
+    if not all(isinstance(load, TensorLoad) for load in loads):
+        return None
+    return loads[0], loads[1]
+
+
+def _int(value: int) -> tirx.Expr:
+    return tirx.const(value, "int32")
+
+
+def _ramp(first: tirx.Expr, lanes: int) -> tirx.Expr:
+    return first if lanes == 1 else tirx.Ramp(first, _int(1), lanes)
+
+
+def _intrinsic(name: str, dtype: str, *operands: tirx.Expr) -> Call:
+    number = llvm_lookup_intrinsic_id(f"llvm.{name}")
+    if not number:
+        raise BuildError(f"expected the instruction {name} in TVM's LLVM, got none")
+    result: Call = tirx.call_llvm_pure_intrin(dtype, tirx.const(number, "uint32"), *operands)
+    return result
+
+
+def _added(loop: _DotLoop, first: int, dot: Dot) -> tirx.Expr:
+    """Return sums by an instruction of old sums, data and weights, all as bytes (VPDPBUSD)."""
+    operands = (loop.repeated_data(dot.lanes), loop.some_weights(first, dot.lanes))
+    return _intrinsic(dot.name, f"int32x{dot.lanes}", loop.old_sums(first, dot.lanes), *operands)
+
+
+def _turned(loop: _DotLoop, first: int, dot: Dot) -> tirx.Expr:
+    """Return sums by an instruction of old sums, weights and data (SDOT by element)."""
+    operands = (loop.some_weights(first, dot.lanes), loop.repeated_data(dot.lanes))
+    return _intrinsic(dot.name, f"int32x{dot.lanes}", loop.old_sums(first, dot.lanes), *operands)
+
+
+def _pairs(loop: _DotLoop, first: int, dot: Dot) -> tirx.Expr:
+    """Return old sums and the sums of pairs of products of 16-bit integers (PMADDWD)."""
+    weights = loop.some_weights(first, dot.lanes).astype(f"int16x{dot.lanes * dot.group}")
+    pairs = _intrinsic(dot.name, f"int32x{dot.lanes}", loop.repeated_data(dot.lanes), weights)
+    return loop.old_sums(first, dot.lanes) + pairs
+
+
+_INSTRUCTIONS: Final[Mapping[str, Callable[[_DotLoop, int, Dot], tirx.Expr]]] = {
+    "x86.avx512.vpdpbusd.512": _added,
+    "x86.avx512.vpdpbusd.256": _added,
+    "x86.avx512.pmaddw.d.512": _pairs,
+    "x86.avx2.pmadd.wd": _pairs,
+    "x86.sse2.pmadd.wd": _pairs,
+    "aarch64.neon.sdot.v4i32.v16i8": _turned,
+}

@@ -1,0 +1,271 @@
+"""Convolution of small integers on packed channels, with int32 sums.
+
+The input is `[N, IC/bi, H, W, bi]` of `uint8` or `int8`, the output `[N, OC/bo, OH, OW, bo]` of int32. As in
+`convolution`, a tile of `oc` blocks x `ow` columns stays in registers while the reduction runs. Each step
+takes a group of adjacent input channels, as the core's instruction does (`builder.target.dot`): weights are
+packed `[OC/bo/t, IC/bi, KH, KW, bi/g, t, bo, g]`. The sums are exact, or wrap around as int32.
+
+The operator pads with the zero point, which stands for the number 0. What the zero point adds to the sums is
+a constant for each output channel, and left to the caller.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from tvm import relax, te, tirx
+from tvm import s_tir as st
+
+from builder.kernels.decisions import Chooser, Decision
+from builder.kernels.rewriter import shape_of
+from builder.kernels.signature import SPACE_MARK
+from builder.kernels.spaces.convolution import Conv2d, Rows, schedule_pad
+from builder.kernels.spaces.dot_loops import mark_dot
+from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
+from builder.kernels.spaces.register_tile import TileChoices, hold_operand, tilings
+from builder.target.device_target import DeviceTarget
+
+KIND: Final = "integer_conv2d"
+
+
+def block_of(channels: int, target: DeviceTarget) -> int:
+    """Return the block in which `channels` are packed: the one with the least padding, then the largest.
+
+    A block has whole groups and whole vectors of sums.
+    """
+    dot = target.dot
+    blocks = [b for b in (dot.block, dot.block // 2) if b % dot.group == 0 and b >= max(4, dot.lanes)]
+    return min(blocks, key=lambda b: (-(-channels // b) * b, -b))
+
+
+def pack_weights(weight: np.ndarray, in_block: int, out_block: int, together: int, group: int) -> np.ndarray:
+    """Pack `[OC, IC, KH, KW]` as `[OC/bo/t, IC/bi, KH, KW, bi/g, t, bo, g]`; fill the last with zeros."""
+    o, i, kh, kw = weight.shape
+    ob, ib = -(-o // (out_block * together)) * together, -(-i // in_block)
+    full = np.zeros((ob * out_block, ib * in_block, kh, kw), weight.dtype)
+    full[:o, :i] = weight
+    full = full.reshape(ob // together, together, out_block, ib, in_block // group, group, kh, kw)
+    return np.ascontiguousarray(full.transpose(0, 3, 6, 7, 4, 1, 2, 5))
+
+
+def padded(x: te.Tensor, zero: te.Tensor, op: Conv2d, dtype: str) -> te.Tensor:
+    """Return packed `x` as `dtype`, with the zero point around it; `x` itself if it is that already."""
+    top, left, bottom, right = op.padding
+    if not any(op.padding) and str(x.dtype) == dtype:
+        return x
+    n, c, h, w, b = (int(d) for d in x.shape)
+
+    def element(i: tirx.Var, o: tirx.Var, y: tirx.Var, z: tirx.Var, v: tirx.Var) -> tirx.Expr:
+        value = x[i, o, y - top, z - left, v].astype(dtype)
+        if not any(op.padding):
+            return value
+        inside = tirx.all(y >= top, y < h + top, z >= left, z < w + left)
+        return tirx.if_then_else(inside, value, zero().astype(dtype))
+
+    return te.compute((n, c, h + top + bottom, w + left + right, b), element, name="pad")
+
+
+def emit(
+    bb: relax.BlockBuilder,
+    op: Conv2d,
+    x: relax.Expr,
+    zero: relax.Expr,
+    weight: np.ndarray,
+    out_block: int,
+    target: DeviceTarget,
+) -> relax.Expr:
+    """Emit the convolution of packed `x`, without groups, as a call of a tensor expression.
+
+    Parameters
+    ----------
+    bb
+        Receives the call.
+    op
+        The geometry.
+    x
+        The input, `[N, IC/bi, H, W, bi]`, of the dtype that `target.dot` takes, or of either byte if that
+        is int16.
+    zero
+        Its zero point, int32, a scalar.
+    weight
+        `[OC, IC, KH, KW]`, int8.
+    out_block
+        `bo`, the channels in a block of the output.
+    target
+        Its instruction and tile decide how weights are packed.
+
+    Returns
+    -------
+    relax.Expr
+        The sums of `x * weight`, `[N, OC/bo, OH, OW, bo]`, int32.
+    """
+    dot = target.dot
+    in_block, blocks = shape_of(x)[4], -(-op.out_channels // out_block)
+    oc = space(blocks, op.out_width, out_block, target).default.oc
+    packed = relax.const(pack_weights(weight, in_block, out_block, oc, dot.group))
+
+    def compute(data: te.Tensor, point: te.Tensor, w: te.Tensor) -> te.Tensor:
+        return convolve(padded(data, point, op, dot.data), w, op, blocks)
+
+    call = bb.call_te(
+        compute, x, zero, packed, primfunc_name_hint="integer_conv2d", primfunc_attrs=FUSES_ELEMENTWISE
+    )
+    return bb.emit(call)
+
+
+def convolve(x: te.Tensor, w: te.Tensor, op: Conv2d, out_blocks: int) -> te.Tensor:
+    """Return the tensor expression of the convolution of `x`, which is already padded."""
+    _, in_blocks, kernel_h, kernel_w, groups, together, out_block, group = (int(d) for d in w.shape)
+    ic = te.reduce_axis((0, in_blocks), "ic")
+    kh = te.reduce_axis((0, kernel_h), "kh")
+    kw = te.reduce_axis((0, kernel_w), "kw")
+    iq = te.reduce_axis((0, groups), "iq")
+    ig = te.reduce_axis((0, group), "ig")
+    (sh, sw), (dh, dw) = op.strides, op.dilation
+
+    def element(n: tirx.Var, o: tirx.Var, y: tirx.Var, z: tirx.Var, v: tirx.Var) -> tirx.Expr:
+        value = x[n, ic, y * sh + kh * dh, z * sw + kw * dw, iq * group + ig].astype("int32")
+        factor = w[o // together, ic, kh, kw, iq, o % together, v, ig].astype("int32")
+        return te.sum(value * factor, axis=[ic, kh, kw, iq, ig])
+
+    return te.compute(
+        (op.batch, out_blocks, op.out_height, op.out_width, out_block),
+        element,
+        name="conv",
+        attrs={SPACE_MARK: KIND, "edge.stride": sw, "edge.dilation": dw},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerTiles:
+    """The decisions of the design space.
+
+    Attributes
+    ----------
+    oc
+        Blocks of output channels held in registers.
+    ow
+        Output columns held in registers.
+    oh
+        Output rows that are computed for all channels before the next rows.
+    iq
+        Groups of input channels unrolled in the innermost reduction.
+    """
+
+    oc: Decision
+    ow: Decision
+    oh: Decision
+    iq: Decision
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerSpace:
+    """The values that each decision may take, and the heuristic's choice among them."""
+
+    oc: tuple[int, ...]
+    ow: tuple[int, ...]
+    oh: tuple[int, ...]
+    iq: tuple[int, ...]
+    default: IntegerTiles
+
+
+def space(
+    out_blocks: int,
+    out_width: int,
+    out_block: int,
+    target: DeviceTarget,
+    rows: Rows | None = None,
+    groups: int = 1,
+) -> IntegerSpace:
+    """Return the design space of an integer convolution.
+
+    The heuristic takes the tile with the fewest loads of those that fit the registers, and unrolls a block of
+    input channels.
+
+    Parameters
+    ----------
+    out_blocks, out_width
+        Blocks of output channels, and output columns.
+    out_block
+        Channels in a block.
+    target
+        The device.
+    rows
+        How output rows read the input; None for a single row.
+    groups
+        Groups of channels in a block of the input.
+    """
+    rows = rows or Rows()
+    ocs, ows = tilings(out_blocks, 4), tilings(out_width, 16)
+    choices = TileChoices((out_blocks, out_width), ocs, ows)
+    oc, ow = choices.least(lambda v, c: tile_cost(v, c, out_block, target))
+    ohs, oh = tilings(rows.count, rows.count), rows.at_once(target.core.l2_bytes)
+    iqs = tuple(d for d in (1, 2, 4, 8) if groups % d == 0)
+    return IntegerSpace(ocs, ows, ohs, iqs, IntegerTiles(oc, ow, oh, max(iqs)))
+
+
+def tile_cost(vectors: int, columns: int, width: int, target: DeviceTarget) -> float | None:
+    """Return the loads of a step of a tile, None if its sums do not fit the registers.
+
+    Parameters
+    ----------
+    vectors, columns
+        The tile: `vectors` times `width` sums for each of `columns`.
+    width
+        Sums that are adjacent in memory.
+    target
+        The device.
+    """
+    registers = target.simd.registers
+    weights = vectors * -(-width // target.simd.lanes)
+    if target.dot.held:
+        fits = weights * columns + min(weights, 4) + columns + 2 <= registers
+        return weights + columns / 4 + 1 if fits else None
+    return 2 * weights + columns + 1 if weights * columns <= registers // 2 else None
+
+
+def apply(sch: st.Schedule, block: st.schedule.SBlockRV, tiles: IntegerTiles, target: DeviceTarget) -> None:
+    """Order the loops of an integer convolution, of its padding and of its epilogue."""
+    padding = sch.get_producers(block)
+    epilogue = Epilogue.after(sch, block)
+    n, o, y, z, v, ic, kh, kw, iq, ig = sch.get_loops(block)
+    oo, oi = sch.split(o, [None, tiles.oc])
+    yo, yi = sch.split(y, [None, tiles.oh])
+    zo, zi = sch.split(z, [None, tiles.ow])
+    io, iu = sch.split(iq, [None, tiles.iq])
+    sch.reorder(n, yo, oo, yi, zo, ic, kh, kw, io, iu, oi, zi, v, ig)
+    outer = sch.fuse(n, yo, oo, yi)
+    epilogue.place(zo)
+    if target.dot.held:
+        hold_operand(sch, block, io)
+    sch.parallel(outer)
+    for loop in (zi, oi, iu):
+        sch.unroll(loop)
+    start_sums(sch, block, ic)
+    mark_dot(sch, v)
+    for producer in padding:
+        schedule_pad(sch, producer)
+
+
+def start_sums(sch: st.Schedule, block: st.schedule.SBlockRV, loop: st.schedule.LoopRV) -> None:
+    """Set the sums of a tile to zero before `loop`, as vectors."""
+    zeros = sch.decompose_reduction(block, loop)
+    loops = sch.get_loops(zeros)
+    sch.vectorize(loops[-1])
+
+
+def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
+    """Order the loops of the function around `block` by the decisions of `choose`."""
+    extents = [int(sch.get(loop).extent) for loop in sch.get_loops(block)]
+    _, blocks, height, width, out_block, _, _, _, groups, _ = extents
+    region = sch.get(block).reads[0].source
+    in_bytes = np.dtype(str(region.dtype)).itemsize * math.prod(int(d) for d in region.shape[1:])
+    s = space(blocks, width, out_block, target, Rows(height, in_bytes // height), groups)
+    d = s.default
+    tiles = IntegerTiles(
+        choose("oc", s.oc, d.oc), choose("ow", s.ow, d.ow), choose("oh", s.oh, d.oh), choose("iq", s.iq, d.iq)
+    )
+    apply(sch, block, tiles, target)

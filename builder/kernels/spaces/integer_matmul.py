@@ -1,0 +1,200 @@
+"""Products of small integers with constant weights, with int32 sums.
+
+The left operand is `[..., K]` of `uint8` or `int8`; weights become `[N/nb, K/g, nb, g]`, where a panel of
+`nb` columns is a few vectors wide and `g` is the group of the core's instruction (`builder.target.dot`). A
+tile of `rows` rows x one panel is kept in registers while K runs. Panels are the outer, parallel loop, so
+each weight is read by one core. The last panel and the last group are filled with zeros.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from tvm import relax, te, tirx
+from tvm import s_tir as st
+from tvm.ir import Call
+
+from builder.kernels.decisions import Chooser, Decision
+from builder.kernels.rewriter import Values, constant_of, shape_of
+from builder.kernels.signature import SPACE_MARK
+from builder.kernels.spaces import tiled
+from builder.kernels.spaces.dot_loops import mark_dot
+from builder.kernels.spaces.epilogue import FUSES_ELEMENTWISE, Epilogue
+from builder.kernels.spaces.integer_convolution import start_sums, tile_cost
+from builder.kernels.spaces.register_tile import hold_operand, tilings
+from builder.target.device_target import DeviceTarget
+
+KIND: Final = "integer_matmul"
+# Steps of the reduction that are unrolled, in bytes of a row: one vector of a held operand.
+_UNROLLED: Final = 16
+
+
+def panel_width(columns: int, rows: int, target: DeviceTarget) -> int:
+    """Return the columns of a panel: the widest that leaves room for several rows, but not much padding."""
+    lanes = max(target.dot.lanes, target.simd.lanes)
+    most = 4 if rows > 1 else 8
+    widths = [lanes * count for count in range(1, most + 1) if rows == 1 or _rows(count * lanes, target) > 1]
+    return min(widths or [lanes], key=lambda width: (-(-columns // width) * width, -width))
+
+
+def _rows(width: int, target: DeviceTarget) -> int:
+    """Return how many rows of `width` sums fit the registers."""
+    return max((r for r in range(1, 17) if tile_cost(1, r, width, target) is not None), default=1)
+
+
+def pack(weight: np.ndarray, panel: int, group: int) -> np.ndarray:
+    """Return `[K, N]` as `[ceil(N / panel), ceil(K / group), panel, group]`, filled with zeros."""
+    depth, columns = weight.shape
+    full = np.zeros((-(-depth // group) * group, -(-columns // panel) * panel), weight.dtype)
+    full[:depth, :columns] = weight
+    full = full.reshape(-1, group, full.shape[1] // panel, panel)
+    return np.ascontiguousarray(full.transpose(2, 0, 3, 1))
+
+
+def emit(table: Values, var: relax.Var, call: Call, target: DeviceTarget) -> bool:
+    """Replace the product with a constant int8 matrix by one with packed panels.
+
+    Returns
+    -------
+    bool
+        Whether `var` was defined.
+    """
+    weight, left, dot = constant_of(call.args[1]), shape_of(call.args[0]), target.dot
+    if weight is None or weight.ndim != 2 or weight.dtype != np.int8 or len(left) < 2:
+        return False
+    if str(call.ty.dtype) != "int32" or str(call.args[0].ty.dtype) not in ("uint8", "int8"):
+        return False
+    if dot.data in ("uint8", "int8") and dot.data != str(call.args[0].ty.dtype):
+        return False
+    columns = weight.shape[1]
+    panel = panel_width(columns, int(np.prod(left[:-1])), target)
+    packed = relax.const(pack(weight, panel, dot.group))
+    new = table.bb.call_te(
+        lambda a, b: product(_filled(a, dot.group, dot.data), b, columns),
+        table.plain(call.args[0]),
+        packed,
+        primfunc_name_hint="integer_matmul",
+        primfunc_attrs=FUSES_ELEMENTWISE,
+    )
+    table.define(var, table.bb.emit(new))
+    return True
+
+
+def _filled(x: te.Tensor, group: int, dtype: str) -> te.Tensor:
+    """Return `x` as `dtype`, its rows filled to whole groups; `x` itself if it is that already."""
+    *lead, depth = (int(d) for d in x.shape)
+    full = -(-depth // group) * group
+    if full == depth and str(x.dtype) == dtype:
+        return x
+
+    def element(*i: tirx.Var) -> tirx.Expr:
+        value = x(*i).astype(dtype)
+        return value if full == depth else tirx.if_then_else(i[-1] < depth, value, tirx.const(0, dtype))
+
+    return te.compute((*lead, full), element, name="filled")
+
+
+def product(a: te.Tensor, b: te.Tensor, columns: int) -> te.Tensor:
+    """Return the tensor expression of a product with packed panels.
+
+    Parameters
+    ----------
+    a
+        The left operand, `[..., K]`, K a multiple of the group.
+    b
+        The panels, `[ceil(N / panel), K / group, panel, group]`.
+    columns
+        N. If it is not a multiple of the panel, the product has the panel's columns, and a copy without
+        them follows.
+    """
+    panels, steps, panel, group = (int(d) for d in b.shape)
+    ko = te.reduce_axis((0, steps), "ko")
+    kg = te.reduce_axis((0, group), "kg")
+
+    def element(*i: tirx.Var) -> tirx.Expr:
+        value = a[(*i[:-1], ko * group + kg)].astype("int32")
+        return te.sum(value * b[i[-1] // panel, ko, i[-1] % panel, kg].astype("int32"), axis=[ko, kg])
+
+    full = te.compute(
+        (*a.shape[:-1], panels * panel),
+        element,
+        name="matmul",
+        attrs={SPACE_MARK: KIND, "edge.panel": panel},
+    )
+    if columns == panels * panel:
+        return full
+    return te.compute((*a.shape[:-1], columns), full, name="columns")
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerMatmulTiles:
+    """The decisions of the design space.
+
+    Attributes
+    ----------
+    rows
+        Rows held in registers.
+    k
+        Groups of the reduction unrolled.
+    """
+
+    rows: Decision
+    k: Decision
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerMatmulSpace:
+    """The values that each decision may take, and the heuristic's choice among them."""
+
+    rows: tuple[int, ...]
+    k: tuple[int, ...]
+    default: IntegerMatmulTiles
+
+
+def space(rows: int, steps: int, panel: int, target: DeviceTarget) -> IntegerMatmulSpace:
+    """Return the design space of a product of `rows` rows, `steps` groups and panels of `panel` columns."""
+    options = tilings(rows, 32)
+    most = _rows(panel, target)
+    best = min((r for r in options if r <= most), key=lambda r: (-(-rows // r) * (panel + r), -r))
+    ks = tuple(k for k in (1, 2, 4, 8) if steps % k == 0)
+    wanted = max(1, _UNROLLED // (target.dot.group * np.dtype(target.dot.data).itemsize))
+    return IntegerMatmulSpace(options, ks, IntegerMatmulTiles(best, max(k for k in ks if k <= wanted)))
+
+
+def apply(
+    sch: st.Schedule, block: st.schedule.SBlockRV, tiles: IntegerMatmulTiles, panel: int, target: DeviceTarget
+) -> None:
+    """Order the loops of a product with packed panels, of its operand and of its epilogue."""
+    operands = sch.get_producers(block)
+    epilogue = Epilogue.after(sch, block)
+    *lead, j, k, kg = sch.get_loops(block)
+    extents = [int(sch.get(loop).extent) for loop in lead]
+    i = lead.pop(max((at for at, extent in enumerate(extents) if extent > 1), default=len(lead) - 1))
+    width = max(target.dot.lanes, target.simd.lanes)
+    io, ii = sch.split(i, [None, tiles.rows])
+    jo, jt, ji = sch.split(j, [None, panel // width, width])
+    ko, ki = sch.split(k, [None, tiles.k])
+    sch.reorder(jo, *lead, io, ko, ki, ii, jt, ji, kg)
+    epilogue.place(io, vector=width)
+    if target.dot.held:
+        hold_operand(sch, block, ko)
+    sch.parallel(jo)
+    for loop in (jt, ii, ki):
+        sch.unroll(loop)
+    start_sums(sch, block, ko)
+    mark_dot(sch, ji)
+    for operand in operands:
+        *rows, row = sch.get_loops(operand)
+        sch.vectorize(sch.split(row, [None, width])[1])
+        sch.parallel(sch.fuse(*rows) if len(rows) > 1 else rows[0])
+
+
+def schedule(sch: st.Schedule, block: st.schedule.SBlockRV, target: DeviceTarget, choose: Chooser) -> None:
+    """Order the loops of the function around `block` by the decisions of `choose`."""
+    panel = int(sch.get(block).annotations["edge.panel"])
+    *rows, _, steps, _ = (int(sch.get(loop).extent) for loop in sch.get_loops(block))
+    s = space(tiled.whole_rows(rows), steps, panel, target)
+    tiles = IntegerMatmulTiles(choose("rows", s.rows, s.default.rows), choose("k", s.k, s.default.k))
+    apply(sch, block, tiles, panel, target)

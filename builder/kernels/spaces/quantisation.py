@@ -1,0 +1,79 @@
+"""Quantisation and its inverse, element by element.
+
+The formulas are ONNX's, QuantizeLinear-21 and DequantizeLinear-21: a quotient is rounded to the nearest
+integer, to the even one if there are two; then the zero point is added, and the sum is limited to the type.
+
+A quotient is rounded by adding 1.5 * 2^23: that sum has no room for a fraction, and its last bits are the
+integer (the trick of Hecker, "Let's Get to the (Floating) Point", Game Developer, February 1996). Every
+processor has the three instructions as vectors, and all give the same bits.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from tvm import relax, te, tirx
+from tvm.ir import Call
+
+from builder.kernels.rewriter import constant_of, legalise_as_tvm, shape_of
+
+_BYTES: Final = ("uint8", "int8")
+_ROUNDER: Final = 1.5 * 2**23
+
+
+def quantize(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
+    """Legalise a quantisation to bytes with one scale; a scale of 1 is not divided by. Else TVM's."""
+    x, scale, zero = call.args
+    dtype = str(call.ty.dtype)
+    if dtype not in _BYTES or str(x.ty.dtype) != "float32" or not (_is_one(scale) and _is_one(zero)):
+        return legalise_as_tvm(bb, call)
+    info = np.iinfo(dtype)
+    factor = constant_of(scale)
+    divides = factor is None or factor.item() != 1.0
+
+    def compute(data: te.Tensor, point: te.Tensor, *divisor: te.Tensor) -> te.Tensor:
+        def element(*i: tirx.Var) -> tirx.Expr:
+            offset = point(*[0] * len(point.shape)).astype("int32")
+            quotient = data(*i)
+            if divisor:
+                quotient = quotient / divisor[0](*[0] * len(divisor[0].shape))
+            low = (tirx.const(info.min, "int32") - offset).astype("float32")
+            high = (tirx.const(info.max, "int32") - offset).astype("float32")
+            return (_rounded(_limited(quotient, low, high)) + offset).astype(dtype)
+
+        return te.compute(data.shape, element, name="quantize")
+
+    divisor = [scale] if divides else []
+    return bb.call_te(compute, x, zero, *divisor, primfunc_name_hint="quantize")
+
+
+def _limited(x: tirx.Expr, low: tirx.Expr, high: tirx.Expr) -> tirx.Expr:
+    return tirx.max(tirx.min(x, high), low)
+
+
+def _rounded(x: tirx.Expr) -> tirx.Expr:
+    """Return a number below 2^22 as int32, but for a constant in the bits above its lowest byte."""
+    return tirx.reinterpret("int32", x + tirx.const(_ROUNDER, "float32"))
+
+
+def dequantize(bb: relax.BlockBuilder, call: Call) -> relax.Expr:
+    """Legalise a dequantisation of integers to float32 with one scale; else TVM's."""
+    x, scale, zero = call.args
+    whole = str(x.ty.dtype) in (*_BYTES, "int16", "uint16")
+    if not whole or str(call.ty.dtype) != "float32" or not (_is_one(scale) and _is_one(zero)):
+        return legalise_as_tvm(bb, call)
+
+    def compute(data: te.Tensor, factor: te.Tensor, point: te.Tensor) -> te.Tensor:
+        def element(*i: tirx.Var) -> tirx.Expr:
+            offset = point(*[0] * len(point.shape)).astype("int32")
+            steps = (data(*i).astype("int32") - offset).astype("float32")
+            return steps * factor(*[0] * len(factor.shape))
+
+        return te.compute(data.shape, element, name="dequantize")
+
+    return bb.call_te(compute, x, scale, zero, primfunc_name_hint="dequantize")
+
+
+def _is_one(tensor: relax.Expr) -> bool:
+    return int(np.prod(shape_of(tensor))) == 1

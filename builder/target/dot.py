@@ -1,0 +1,64 @@
+"""Which instruction of a core multiplies small integers and adds the products to int32 sums."""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Dot:
+    """Sums of products: each lane of a vector of int32 sums takes the products of one group.
+
+    Attributes
+    ----------
+    name
+        The instruction, as LLVM names it without `llvm.`; "" for arithmetic that any core has.
+    lanes
+        int32 sums in a vector.
+    group
+        Adjacent elements of both factors that a step adds to one sum.
+    data
+        The left factor's dtype: `uint8`, `int8`, or `int16` for values of either. The right one's is int8.
+    block
+        Adjacent channels of a value, a multiple of `lanes` and of `group`.
+    tile
+        Vectors of sums that are kept in registers while the products are added.
+    held
+        Whether a block of the left factor is held in a vector register, whose elements are factors.
+    """
+
+    name: str
+    lanes: int
+    group: int
+    data: str
+    block: int
+    tile: int
+    held: bool = False
+
+    @classmethod
+    def of(cls, arch: str, features: AbstractSet[str]) -> Dot:
+        """The instruction of a core.
+
+        Parameters
+        ----------
+        arch
+            `x86_64`, `aarch64`, `armv7l` or `riscv64`.
+        features
+            The core's features, as LLVM names them.
+        """
+        if arch == "x86_64":
+            if "avx512vnni" in features and "avx512f" in features:
+                return cls("x86.avx512.vpdpbusd.512", 16, 4, "uint8", 16, 16)
+            if "avxvnni" in features:
+                return cls("x86.avx512.vpdpbusd.256", 8, 4, "uint8", 8, 12)
+            if "avx512bw" in features:
+                return cls("x86.avx512.pmaddw.d.512", 16, 2, "int16", 16, 16)
+            if "avx2" in features:
+                return cls("x86.avx2.pmadd.wd", 8, 2, "int16", 8, 12)
+            return cls("x86.sse2.pmadd.wd", 4, 2, "int16", 8, 12)
+        if arch == "aarch64":
+            if "dotprod" in features:
+                return cls("aarch64.neon.sdot.v4i32.v16i8", 4, 4, "int8", 16, 20, held=True)
+            return cls("", 8, 1, "int16", 8, 8, held=True)
+        return cls("", 8, 1, "int16", 8, 4, held=arch == "armv7l")
