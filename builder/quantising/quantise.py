@@ -52,6 +52,8 @@ MAX_DROP: Final = 0.5  # percentage points
 GOOD_SQNR_DB: Final = 20.0
 # If it cannot be reached, blocks are left in float only while that still adds as much.
 _WORTHWHILE_DB: Final = 1.0
+# And no more than these for an aim that nobody stated: functions in float cost no multiply-adds, but time.
+_MOST_FOR_THE_AIM: Final = 8
 # Share of the multiply-adds that may be left in float to reach the accuracy, in percent.
 MAX_FLOAT: Final = 5.0
 _QUANTISED: Final = frozenset(
@@ -342,6 +344,9 @@ class _Work:
         for unit in rank(units, isolated, gain, self._progress):
             if sum(other.macs for other in candidates) + unit.macs <= budget:
                 candidates.append(unit)
+        aimed = first.agreement.drop is None and self._limits.min_sqnr_db is None
+        if aimed:
+            candidates = candidates[:_MOST_FOR_THE_AIM]
         attempts: dict[int, _Attempt] = {0: first}
 
         def passes(count: int) -> bool:
@@ -350,12 +355,12 @@ class _Work:
             return self._is_enough(attempts[count].agreement)
 
         count = fewest(len(candidates), passes) if candidates else None
-        if count is None and first.agreement.drop is None and self._limits.min_sqnr_db is None:
+        if count is None and aimed:
             reached = {number: attempt.agreement.sqnr_db or 0.0 for number, attempt in attempts.items()}
             count = min(n for n, db in reached.items() if db >= max(reached.values()) - _WORTHWHILE_DB)
             self._warn(
                 f"much noise: {reached[count]:.1f} dB; compare the model's answers before you use it, "
-                "or leave more in float with --max-float"
+                "or state what you need with --min-sqnr"
             )
         if count is None:
             raise self._too_inaccurate(attempts[max(attempts)], len(candidates))

@@ -92,7 +92,6 @@ def test_compile_quantises_first(terminal: Terminal, arrays: Path, tmp_path: Pat
     out, model = tmp_path / "digits.bundle", tmp_path / "model.onnx"
     done = terminal(
         "compile", MODEL, "--precision", "int8", "--calibration", arrays, "--target", "rpi4", "-o", out,
-        "--tolerance", "0.3",
     )  # fmt: skip
     assert done.code == 0, done
     assert "work in int8    100.0 %" in done.out
