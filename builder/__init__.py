@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from builder.compiling.identity import Identity
     from builder.compiling.repack import repack
     from builder.importer import ImportedModel, load
+    from builder.quantising.quantise import Limits, QuantisedModel, quantize
     from builder.records.best_records import pick_best
     from builder.records.folder import Records
     from builder.records.task import Task
@@ -46,7 +47,9 @@ _MODULE_OF: Final = {
     "DeviceTarget": "builder.target.device_target",
     "Identity": "builder.compiling.identity",
     "ImportedModel": "builder.importer",
+    "Limits": "builder.quantising.quantise",
     "Package": "builder.bundles.package",
+    "QuantisedModel": "builder.quantising.quantise",
     "Records": "builder.records.folder",
     "RunResult": "builder.running.local_run",
     "RunnerOptions": "builder.boards.measuring_process",
@@ -57,6 +60,7 @@ _MODULE_OF: Final = {
     "load": "builder.importer",
     "pick_best": "builder.records.best_records",
     "profile": "builder.running.local_run",
+    "quantize": "builder.quantising.quantise",
     "read_private": "builder.bundles.key_files",
     "repack": "builder.compiling.repack",
     "resolve": "builder.target.device_target",
@@ -68,7 +72,9 @@ __all__ = [
     "DeviceTarget",
     "Identity",
     "ImportedModel",
+    "Limits",
     "Package",
+    "QuantisedModel",
     "Records",
     "RunResult",
     "RunnerOptions",
@@ -79,6 +85,7 @@ __all__ = [
     "load",
     "pick_best",
     "profile",
+    "quantize",
     "read_private",
     "repack",
     "resolve",

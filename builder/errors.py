@@ -9,6 +9,7 @@
     │   │   └── ShapeError                input names, shapes, dtypes
     │   ├── TargetError               an unknown or impossible target
     │   ├── ParityError               the compiled model disagrees with the reference
+    │   ├── AccuracyError             a quantised model is less accurate than allowed
     │   ├── KeyFileError              a key file is missing, malformed or readable by others
     │   ├── RecordsError              tuning records do not fit
     │   ├── PackageError              a bundle cannot be read, written or run
@@ -110,6 +111,10 @@ class TargetError(InputFault):
 
 class ParityError(InputFault):
     """The compiled model disagrees with the reference beyond the tolerance."""
+
+
+class AccuracyError(InputFault):
+    """A quantised model is less accurate than allowed."""
 
 
 class KeyFileError(InputFault):

@@ -44,6 +44,7 @@ VERB_MODULES: Final = (
     *(
         "keys",
         "compile",
+        "quantize",
         "check",
         "repack",
         "run",

@@ -20,12 +20,14 @@ from builder.cli.arguments import (
 )
 from builder.cli.early_checks import check_folder_of, check_model, check_records
 from builder.cli.progress import show_steps
+from builder.cli.quantize import add_quantising, check_flags, quantise
 from builder.compiling import tolerances
 from builder.compiling.identity import Identity
 
 if TYPE_CHECKING:
     from builder.bundles.package import Package, UncoveredKernel
     from builder.compiling.recognition import Proposal
+    from builder.quantising.report import QuantisationReport
 
 _NAMED: Final = 3  # kernels without a design space that the summary names
 
@@ -35,6 +37,7 @@ EXAMPLES: Final = """examples:
   edgebundle compile model.onnx --preprocess imagenet --postprocess softmax,top5 --labels synset.txt
   edgebundle compile yolox_nano.onnx --preprocess yolox --postprocess yolox,score_threshold=0.4 --labels coco
   edgebundle compile model.onnx --report nodes.html
+  edgebundle compile model.onnx --preprocess imagenet --precision int8 --calibration pictures/
 """
 
 
@@ -60,6 +63,12 @@ def add_parsers(subparsers: SubParsers) -> None:
         "that come with edgebundle; `none` uses neither",
     )
     parser.add_argument("-O", "--opt-level", type=int, choices=range(4), default=3, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--precision",
+        choices=["int8"],
+        help="quantise the model first, as `edgebundle quantize` does (default: compile the model as it is)",
+    )
+    add_quantising(parser)
     manifest = parser.add_argument_group("manifest")
     manifest.add_argument("--name", help="the model's name on devices (default: from the file's name)")
     manifest.add_argument(
@@ -117,6 +126,7 @@ def _compile(args: argparse.Namespace) -> int:
     check_model(args)
     check_records(args.tuning_records)
     key = read_private(args.sign_key) if args.sign_key else None
+    check_flags(args)
     output = _output(args)
     if args.report:
         _check_report(args.report)
@@ -134,6 +144,10 @@ def _compile(args: argparse.Namespace) -> int:
         target = resolve(args.target)
         progress(f"importing {args.model}")
         model = load_model(args, progress)
+        quantisation = None
+        if args.precision is not None:
+            quantised = quantise(args, model, target, progress)
+            model, quantisation = quantised.imported(progress), quantised.report
         if proposal is None and not args.postprocess:  # the file did not say its shapes
             proposal = recognise(model.inputs, model.outputs)
         package = compile(
@@ -155,7 +169,7 @@ def _compile(args: argparse.Namespace) -> int:
         from builder.bundles.node_report import write_report
 
         write_report(package, args.report)
-    _report(package, output, proposal, as_json=args.json)
+    _report(package, output, proposal, quantisation, as_json=args.json)
     return 0
 
 
@@ -229,7 +243,14 @@ def _check_report(path: str) -> None:
     check_folder_of(path)
 
 
-def _report(package: Package, output: str, proposal: Proposal | None, *, as_json: bool) -> None:
+def _report(
+    package: Package,
+    output: str,
+    proposal: Proposal | None,
+    quantisation: QuantisationReport | None,
+    *,
+    as_json: bool,
+) -> None:
     manifest = package.manifest
     size = sum(len(data) for data in package.members.values())
     if as_json:
@@ -249,6 +270,7 @@ def _report(package: Package, output: str, proposal: Proposal | None, *, as_json
             else asdict(manifest.provenance.shipped_records),
             "no_design_space": [asdict(kernel) for kernel in package.uncovered],
             "proposal": None if proposal is None else asdict(proposal),
+            "quantisation": None if quantisation is None else quantisation.document(),
         }
         print(json.dumps(document))
         return
@@ -258,6 +280,8 @@ def _report(package: Package, output: str, proposal: Proposal | None, *, as_json
         f"needs {manifest.resources.needed_bytes(1) / 1e6:.1f} MB of memory to run"
     )
     print(f"  agrees with {manifest.provenance.reference} to {manifest.provenance.parity_error:.1e}")
+    if quantisation is not None:
+        print("\n".join(quantisation.lines()))
     if tuning := manifest.provenance.tuning:
         print(
             f"  tuned on {tuning.board}: {tuning.tuned_ms:.3f} ms instead of {tuning.untuned_ms:.3f} ms, "

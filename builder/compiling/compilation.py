@@ -122,6 +122,7 @@ def compile(
         model = load(model, input_shapes=input_shapes, progress=progress)
     before = declarations.preprocess(preprocess, model.inputs) if preprocess else model.preprocess
     after = declarations.postprocess(postprocess, model.outputs, model.inputs) if postprocess else None
+    label_lines: bytes | None
     if labels is None and model.labels and after is None:
         label_lines = "".join(f"{label}\n" for label in model.labels).encode()  # for a postprocess to come
     else:

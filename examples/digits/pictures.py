@@ -1,5 +1,7 @@
 """scikit-learn's digits as pictures, and the split into training and held-out data.
 
+    python examples/digits/pictures.py FOLDER      # writes 128 training pictures and their classes.csv
+
 The data set has 1797 scans of 8x8 grey levels. They are enlarged to pictures as from a scanner: 64x64 pixels,
 grey, white on black. The model is trained on pictures after the declared preprocessing (`preprocess.toml`),
 and tested on PNG files after the same preprocessing. It never sees the 8x8 originals.
@@ -7,6 +9,7 @@ and tested on PNG files after the same preprocessing. It never sees the 8x8 orig
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -70,3 +73,20 @@ def write_samples(folder: Path) -> list[Path]:
         images[int(np.flatnonzero(classes == digit)[which])].save(path, optimize=True)
         written.append(path)
     return written
+
+
+def write_calibration(folder: Path, count: int = 128) -> None:
+    """Write training pictures as `0000.png` and so on, and their classes as `classes.csv`."""
+    images, classes, _, _ = load()
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = ["picture,class"]
+    for index, (image, digit) in enumerate(zip(images[:count], classes, strict=False)):
+        image.save(folder / f"{index:04}.png")
+        lines.append(f"{index:04}.png,{digit}")
+    (folder / "classes.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python pictures.py FOLDER")
+    write_calibration(Path(sys.argv[1]))

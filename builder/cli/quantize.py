@@ -1,0 +1,220 @@
+"""The verb `quantize`: turn a float model into a model in int8."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from builder.cli import Parser, SubParsers
+from builder.cli.arguments import add_json, add_model, load_model
+from builder.cli.progress import show_steps
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from builder.importer import ImportedModel
+    from builder.quantising.quantise import QuantisedModel
+    from builder.target.device_target import DeviceTarget
+
+EXAMPLES: Final = """examples:
+  edgebundle quantize model.onnx --calibration pictures/ --preprocess imagenet -o model-int8.onnx
+  edgebundle quantize model.onnx --calibration samples.npz --max-drop 1 --report model-int8.html
+  edgebundle quantize model.onnx --calibration pictures/ --preprocess imagenet --labels classes.csv
+"""
+_WANTED: Final = (
+    "give --calibration a folder of about 100 to 300 pictures (with --preprocess), or an .npz file with an "
+    "array for each input, samples along its first axis"
+)
+
+
+def add_parsers(subparsers: SubParsers) -> None:
+    """Add the verb."""
+    parser = subparsers.add_parser(
+        "quantize",
+        help="turn a float model into a model in int8",
+        description="Turn a float model into a model in int8 (ONNX with QuantizeLinear and\n"
+        "DequantizeLinear), which `edgebundle compile` takes like any other model. Calibration data are\n"
+        "samples of what the model will see; nothing is trained.",
+        epilog=EXAMPLES,
+    )
+    add_model(parser)
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="OUT",
+        help="the model to write (default: MODEL-int8.onnx in this folder, for a file MODEL.onnx)",
+    )
+    parser.add_argument(
+        "--precision", choices=["int8"], default="int8", help="what to quantise to (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--preprocess",
+        metavar="PRESET|TOML",
+        help="how to turn a picture into the input: a preset (such as imagenet) or a TOML file",
+    )
+    add_quantising(parser, labels=("--labels", "--calibration-labels"))
+    parser.add_argument(
+        "--report", metavar="HTML", help="also write a page with a picture of each block's noise"
+    )
+    parser.add_argument("-q", "--quiet", action="store_true", help="do not show progress")
+    add_json(parser)
+    parser.set_defaults(handler=_quantize)
+
+
+def add_quantising(parser: Parser, labels: tuple[str, ...] = ("--calibration-labels",)) -> None:
+    """Add the flags that say how to quantise, which `compile` has too."""
+    group = parser.add_argument_group("quantising")
+    group.add_argument(
+        "--calibration",
+        metavar="FOLDER|NPZ",
+        help="samples of what the model will see: a folder of JPEG and PNG pictures, an .npz file with an "
+        "array for each input (samples along its first axis), or a folder of such files",
+    )
+    group.add_argument(
+        *labels,
+        dest="calibration_labels",
+        metavar="CSV",
+        help="classes of the samples: lines such as seven.png,7; --max-drop is then about accuracy",
+    )
+    group.add_argument(
+        "--max-drop",
+        type=_percent,
+        metavar="POINTS",
+        help="percentage points of samples whose best class may differ from the float model's, or of "
+        "accuracy that may be lost (default: 0.5); sensitive blocks stay in float until that is met",
+    )
+    group.add_argument(
+        "--min-sqnr",
+        type=_decibels,
+        metavar="DB",
+        help="least signal to noise of a model without class scores, such as a detector (default: 20 is "
+        "aimed at, and a warning says if it is not reached)",
+    )
+    group.add_argument(
+        "--max-float",
+        type=_percent,
+        metavar="PERCENT",
+        help="largest share of the multiply-adds to leave in float for that (default: 5)",
+    )
+    group.add_argument(
+        "--metric",
+        choices=["auto", "top1", "sqnr"],
+        help="what to compare: best classes, or signal to noise (default: best classes if the only output "
+        "looks like class scores)",
+    )
+    group.add_argument(
+        "--activations",
+        choices=["uint8", "int8"],
+        help="type of activations (default: uint8 for x86 targets, int8 for others)",
+    )
+
+
+def quantise(
+    args: argparse.Namespace,
+    model: ImportedModel,
+    target: DeviceTarget,
+    progress: Callable[[str], None],
+) -> QuantisedModel:
+    """Quantise a model as the flags of `add_quantising` say."""
+    from builder.quantising.quantise import MAX_DROP, MAX_FLOAT, Limits, quantize
+
+    limits = Limits(
+        MAX_DROP if args.max_drop is None else args.max_drop,
+        args.min_sqnr,
+        MAX_FLOAT if args.max_float is None else args.max_float,
+        args.metric or "auto",
+    )
+    return quantize(
+        model,
+        args.calibration,
+        preprocess=args.preprocess,
+        labels=args.calibration_labels,
+        target=target,
+        activations=args.activations,
+        limits=limits,
+        progress=progress,
+    )
+
+
+def check_flags(args: argparse.Namespace) -> None:
+    """Refuse quantising without calibration data, and the flags of `add_quantising` without quantising."""
+    from builder.errors import ModelError
+
+    if args.precision is not None:
+        if args.calibration is None:
+            raise ModelError("expected calibration data to quantise with, got none", hint=_WANTED)
+        return
+    flags = (
+        "calibration",
+        "calibration_labels",
+        "max_drop",
+        "min_sqnr",
+        "max_float",
+        "metric",
+        "activations",
+    )
+    given = [f"--{name.replace('_', '-')}" for name in flags if getattr(args, name) is not None]
+    if given:
+        raise ModelError(
+            f"{given[0]}: expected --precision int8 beside it, got none", hint="add --precision int8"
+        )
+
+
+def _quantize(args: argparse.Namespace) -> int:
+    from builder.errors import ModelError
+
+    # Check the paths first: quantising takes minutes.
+    output = Path(args.output or f"{Path(args.model).stem}-int8.onnx")
+    for path in [output] if args.report is None else [output, Path(args.report)]:
+        if path.is_dir():
+            raise ModelError(f"{path}: expected a file, got a folder", hint=f"name the file: {path}/NAME")
+        if not path.parent.is_dir():
+            raise ModelError(
+                f"{path}: the folder {path.parent} does not exist", hint=f"create it: mkdir -p {path.parent}"
+            )
+    if output.resolve() == Path(args.model).resolve():
+        raise ModelError(
+            f"{output}: expected another file than the model itself", hint="name another with -o"
+        )
+    check_flags(args)
+    with show_steps(quiet=args.quiet or args.json) as progress:
+        progress("loading the compiler")
+        from builder.quantising.picture import write_picture
+        from builder.target.device_target import resolve
+
+        target = resolve(args.target)
+        progress(f"importing {args.model}")
+        result = quantise(args, load_model(args, progress), target, progress)
+        result.save(output)
+        if args.report is not None:
+            write_picture(result.report, args.report)
+    if args.json:
+        print(json.dumps({"model": str(output), "report": result.report.document()}))
+        return 0
+    print(f"{output}: {result.name} in int8, activations in {result.report.activations}")
+    print("\n".join(result.report.lines()))
+    return 0
+
+
+def _percent(text: str) -> float:
+    value = _number(text)
+    if not 0 <= value <= 100:
+        raise argparse.ArgumentTypeError(f"expected a number from 0 to 100, got {text[:40]!r}")
+    return value
+
+
+def _decibels(text: str) -> float:
+    value = _number(text)
+    if not -200 <= value <= 200:
+        raise argparse.ArgumentTypeError(f"expected decibels from -200 to 200, got {text[:40]!r}")
+    return value
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
