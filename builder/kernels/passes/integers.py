@@ -313,7 +313,8 @@ class _Integers:
         """Emit the quantisation of `x`; a layer before it is computed in units of the scale."""
         bb, scale = table.bb, float(goal.scale)
         zero = relax.const(goal.zero.astype(dtype))
-        if isinstance(x, relax.Var) and x in table.sums and self._users[x] == 1:
+        # ONNX wants positive scales, but does not check it: bounds divided by others are no bounds.
+        if isinstance(x, relax.Var) and x in table.sums and self._users[x] == 1 and scale > 0:
             layer = table.sums[x].divided(scale)
             lowest = np.iinfo(dtype).min - goal.zero
             if layer.low <= lowest:

@@ -14,7 +14,7 @@ import pytest
 from tvm import relax
 
 from builder.kernels.spaces import integer_convolution, integer_matmul
-from tests.builder.kernels.integer_machines import any_bytes, const, device, run_here
+from tests.builder.kernels.integer_machines import any_bytes, const, device, lower_for, run_here
 from tests.builder.kernels.machines import Result, conv2d
 
 _HALF = 1e-4
@@ -237,6 +237,7 @@ LAYERS: dict[str, Layer] = {
     "bounds outside the type": bounded((-9.0, 9.0)),
     "bounds beyond the first bounds": bounded(None, (-2.0, -1.0)),
     "bounds below the first bounds": bounded((1.0, 2.0), (-1.0, 0.5)),
+    "a negative scale": lambda o, x: o.q(o.clip(conv(o, x), -1.0, 0.5), -0.02, 100, "uint8"),
     "read twice": read_twice,
     "residual of the input itself": residual,
     "concatenation of one scale": concatenated(0.03),
@@ -258,3 +259,35 @@ def test_bytes_are_those_of_the_model(name: str) -> None:
     result = both(LAYERS[name], images(), DEVICES[at % len(DEVICES)])
     kinds = {integer_convolution.KIND, integer_matmul.KIND}
     assert bool(kinds & result.schedules) == (name not in FLOATS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "dtype", "zero"), [("cascadelake", "int8", -128), ("rpi5", "uint8", 255), ("host", "int8", 127)]
+)
+def test_inputs_of_the_byte_that_the_instruction_does_not_take(name: str, dtype: str, zero: int) -> None:
+    result = both(lambda o, x: o.q(conv(o, x, dtype, zero), 0.0313, zero, dtype), images(dtype), name)
+    assert integer_convolution.KIND in result.schedules
+
+
+def test_scales_that_are_inputs_stay_as_the_model_has_them() -> None:
+    x, s = any_bytes(_RANDOM, (3, 10), "uint8"), np.asarray(0.0313, "f4")
+
+    def build(v: relax.Expr, scale: relax.Expr) -> relax.Expr:
+        y = relax.op.matmul(
+            relax.op.dequantize(v, scale, const(117, "uint8"), axis=0), _Graph().dq(M, 0.002, 0, "int8")
+        )
+        return relax.op.quantize(y, scale, const(120, "uint8"), axis=0, out_dtype="uint8")
+
+    (got,) = run_here(build, {"x": x, "s": s}, device("host")).outputs
+    o = _Numbers()
+    assert np.array_equal(
+        got, o.q(o.dq(x, s, 117, "uint8") @ o.dq(M, 0.002, 0, "int8"), float(s), 120, "uint8")
+    )
+
+
+def test_a_scale_of_zero_is_no_traceback() -> None:
+    x = images()
+    lower_for(
+        lambda v: _Graph().q(relax.op.nn.relu(conv(_Graph(), v)), 0.0, 3, "uint8"), {"x": x}, device("host")
+    )
