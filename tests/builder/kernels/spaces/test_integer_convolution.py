@@ -79,9 +79,7 @@ def test_a_point_with_several_incomplete_tiles() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "seed"), [("rpi5", 5), ("cascadelake", 2), ("x86-64-v3", 3), ("rpi-armv7", 4)]
-)
+@pytest.mark.parametrize(("name", "seed"), [("cascadelake", 2), ("rpi-armv7", 4)])
 def test_every_point_of_the_space_is_valid(name: str, seed: int) -> None:
     random = np.random.default_rng(seed)
     x, w = any_bytes(random, (1, 20, 7, 9), "uint8"), any_bytes(random, (44, 20, 2, 2), "int8")
